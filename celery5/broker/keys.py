@@ -47,6 +47,9 @@ class QueueKeys:
     dead: str
     dead_causes: Expiring
     worker_deaths: Expiring
+    job_deaths_prefix: Expiring
+    lost_workers: Expiring
+    lost_work: Expiring
     leases: str
     unique: str
     wake: Expiring
@@ -105,6 +108,10 @@ class QueueKeys:
     def result(self, job_id: str) -> Expiring:
         """STRING  the job's document, with a time to live; the channel of the same name announces it."""
         return self.result_prefix + job_id
+
+    def job_deaths(self, job_id: str) -> Expiring:
+        """LIST    the last workers that a job took down, with a time to live."""
+        return self.job_deaths_prefix + job_id
 
     def progress(self, job_id: str) -> Expiring:
         """HASH    what a running job has reported of its progress, with a time to live."""
@@ -345,6 +352,10 @@ class Keys:
         """HASH    the Controller that leads, with a time to live."""
         return f"celery5:{{{self.app}}}:leader"
 
+    def member_end(self, member: str) -> Expiring:
+        """STRING  what a Controller knows of the last end of a member's process, with a time to live."""
+        return f"celery5:{{{self.app}}}:member-end:{member}"
+
     @property
     def recycling(self) -> Expiring:
         """STRING  the worker process that is recycled, until this is gone."""
@@ -536,7 +547,10 @@ class Keys:
             waiting=f"{tag}:waiting",  # HASH    their Commands
             dead=f"{tag}:dead",  # STREAM  dead-letter queue
             dead_causes=f"{tag}:dead:causes",  # HASH    how many jobs died of each cause, the first and the last
-            worker_deaths=f"{tag}:dead:deaths",  # HASH    how many workers the jobs of each task took down
+            worker_deaths=f"{tag}:dead:deaths",  # HASH    how many workers the jobs of each task took down, and when
+            job_deaths_prefix=f"{tag}:dead:job:",
+            lost_workers=f"{tag}:dead:lost",  # ZSET    workers that were lost in the last hour, by when, in ms
+            lost_work=f"{tag}:dead:lost-work",  # HASH    what they had begun, and what became of it
             leases=f"{tag}:leases",  # ZSET    live workers, by the end of their lease in ms
             unique=f"{tag}:unique",  # HASH    the live job of each task and key
             wake=f"{tag}:wake",  # channel: a job became due earlier than all others

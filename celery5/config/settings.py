@@ -450,6 +450,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     alert_dead: Annotated[
         int, Meta(description="new dead letters of a queue within 10 minutes that alert; 0: none", ge=0)
     ] = 10
+    alert_worker_deaths: Annotated[
+        int,
+        Meta(
+            description="workers that the jobs of a task take down within 10 minutes that alert; 0: none",
+            ge=0,
+        ),
+    ] = 1
+    alert_worker_lost: Annotated[
+        float,
+        Meta(description="how long a worker that was lost alerts; 0: not at all", ge=0, le=3600),
+    ] = 600.0
     alert_stream_lag: Annotated[
         float,
         Meta(description="how far a group of a stream is behind that alerts; 0: none", ge=0, le=LONGEST),
@@ -557,6 +568,8 @@ class SettingOptions(TypedDict, total=False):
     alert_failures: float | None
     alert_no_workers: float | None
     alert_dead: int | None
+    alert_worker_deaths: int | None
+    alert_worker_lost: float | None
     alert_stream_lag: float | None
     alert_loop_lag: float | None
     alert_memory: float | None
@@ -604,6 +617,7 @@ _TEXT_KINDS: Mapping[str, TextKind[Any]] = {
             "unknown_task_grace",
             "alert_oldest",
             "alert_no_workers",
+            "alert_worker_lost",
             "alert_stream_lag",
             "alert_loop_lag",
         ),

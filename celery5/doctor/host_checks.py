@@ -23,6 +23,7 @@ from celery5.protocol.health import host_diagnosis as diagnosis
 from celery5.protocol.health.broker_diagnosis import Finding
 from celery5.protocol.health.host_diagnosis import Credential, SystemdUnit, WorkerVersion
 from celery5.protocol.job.states import JobState
+from celery5.protocol.observability.overview import format_lost
 from celery5.protocol.publisher.address import parse_daemon_address
 from celery5.protocol.publisher.frames import ClientHello, ConnectionRefusal, Welcome
 from celery5.protocol.streams.diagnosis import ArchiveHealth, GroupHealth, diagnose_streams
@@ -166,6 +167,7 @@ class HostChecks:
             stored = [one for one in app.schedule.list() if one.state in ("active", "paused")]
             is_scheduled = not (needs_scheduler(app) or stored)
             foreign_schedule = _find_foreign_schedule(app, stored)
+        standings = app.metrics.workers()
         return diagnosis.diagnose_workers(
             workers,
             celery5.__version__,
@@ -175,6 +177,8 @@ class HostChecks:
             foreign_schedule=foreign_schedule,
             unread=unread,
             foreign=_find_foreign(app, unread[: diagnosis.MAX_QUEUES]),
+            lost=[format_lost(one) for one in standings.lost],
+            silent=[f"{one.name} {one.health}" for one in standings.workers if one.standing == "silent"],
         )
 
     def check_alerts(self, app: "App") -> Finding:

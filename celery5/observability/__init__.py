@@ -35,6 +35,8 @@ if TYPE_CHECKING:
         no_workers,
         oldest,
         stream_lag,
+        worker_deaths,
+        worker_lost,
     )
     from celery5.protocol.observability.alerting import (
         AlertCondition,
@@ -126,6 +128,8 @@ __all__ = [
     "no_workers",
     "oldest",
     "stream_lag",
+    "worker_deaths",
+    "worker_lost",
 ]
 
 if not TYPE_CHECKING:
@@ -191,5 +195,7 @@ if not TYPE_CHECKING:
             "no_workers": "celery5.protocol.observability.alert_rules",
             "oldest": "celery5.protocol.observability.alert_rules",
             "stream_lag": "celery5.protocol.observability.alert_rules",
+            "worker_deaths": "celery5.protocol.observability.alert_rules",
+            "worker_lost": "celery5.protocol.observability.alert_rules",
         },
     )

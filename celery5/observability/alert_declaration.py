@@ -73,6 +73,8 @@ def _get_thresholds(settings: "Settings") -> AlertThresholds:
         failures=settings.alert_failures,
         no_workers=settings.alert_no_workers,
         dead=settings.alert_dead,
+        worker_deaths=settings.alert_worker_deaths,
+        worker_lost=settings.alert_worker_lost,
         stream_lag=settings.alert_stream_lag,
         loop_lag=settings.alert_loop_lag,
         memory=settings.alert_memory,

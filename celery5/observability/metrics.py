@@ -12,7 +12,7 @@ from celery5.broker.calls import observability as calls
 from celery5.broker.colour import AwaitableConnections, BlockingConnections, run_blocking
 from celery5.broker.driver import AsyncDriver
 from celery5.observability.outlets import MetricsOutlet, StatsDOutlet
-from celery5.observability.overview import OverviewReader
+from celery5.observability.overview import OverviewReader, WorkerReader
 from celery5.observability.storage import read_storage
 from celery5.protocol.observability.families import (
     MetricFamily,
@@ -20,7 +20,7 @@ from celery5.protocol.observability.families import (
     make_counter,
     make_gauge,
 )
-from celery5.protocol.observability.overview import Overview
+from celery5.protocol.observability.overview import Overview, WorkersOverview
 from celery5.protocol.observability.report import Measurements, Series, get_labels
 from celery5.protocol.observability.rollup import (
     CLUSTER,
@@ -102,6 +102,7 @@ class Metrics:
         self._app = app
         self._outlets: list[MetricsOutlet] = []
         self._overview = OverviewReader(app)
+        self._workers = WorkerReader(app)
 
     @property
     def outlets(self) -> Sequence[MetricsOutlet]:
@@ -249,6 +250,20 @@ class Metrics:
     async def aoverview(self, *, since: float = HOUR) -> Overview:
         """`overview`, from Trio or asyncio."""
         return await self._overview.read(self._app.connections, self._get_async_driver, since)
+
+    def workers(self) -> WorkersOverview:
+        """Return the live workers and how each stands, and those that were lost in the last hour. For plain Python.
+
+        A frozen worker, and one whose event loop is blocked, is `silent`; one that ended in order is in neither.
+
+        Raises:
+            BrokerError: No broker can be reached.
+        """
+        return run_blocking(self._workers.read(BlockingConnections(self._app.connections)))
+
+    async def aworkers(self) -> WorkersOverview:
+        """`workers`, from Trio or asyncio."""
+        return await self._workers.read(self._app.connections)
 
     def storage(self) -> Storage:
         """Return what Redis holds for the application: servers, queues, streams, history. For plain Python.

@@ -1,16 +1,18 @@
 """Read the overview of an application: its queues, tasks and workers as one value, in a few trips."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from celery5.application import Application
+from celery5.broker.calls import cluster as cluster_calls
 from celery5.broker.calls import dead_letters as dead_letter_calls
 from celery5.broker.calls import observability as calls
 from celery5.broker.calls import scheduling as scheduling_calls
-from celery5.broker.calls.queues import QueueState
+from celery5.broker.calls.queues import QueueState, WorkerState
 from celery5.broker.colour import AwaitableConnections, sleep
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.routing.unreachable import UNREACHABLE, skip_unreachable
@@ -19,6 +21,7 @@ from celery5.observability.failure_onsets import FailureOnsetReader
 from celery5.observability.recent_history import RecentHistoryReader
 from celery5.observability.shown_values import mask_text
 from celery5.observability.storage import GetDriver, read_memory, read_storage
+from celery5.protocol.cluster.members import MemberEnd
 from celery5.protocol.commands.definitions import get_inbox_name
 from celery5.protocol.health.server_memory import ServerMemory
 from celery5.protocol.job.dead_letters import make_dead_job
@@ -27,16 +30,21 @@ from celery5.protocol.observability.overview import (
     DueSchedule,
     LastError,
     LeftOut,
+    LostWorker,
     Overview,
     OverviewTotals,
     QueueOverview,
     TaskOverview,
     UnreachableBroker,
     WorkerOverview,
+    WorkersOverview,
+    add_deaths,
     get_rate_window,
     group_starts,
     judge_worker,
+    merge_lost,
 )
+from celery5.protocol.observability.queue_depth import sum_deaths
 from celery5.protocol.observability.recent import (
     RecentHistory,
     find_first_minute,
@@ -55,6 +63,7 @@ from celery5.protocol.observability.rollup import (
     STALE_AFTER,
 )
 from celery5.protocol.observability.storage import describe_filling
+from celery5.protocol.process.standing import LOST_SHOWN, MAX_LOST, judge_standing, make_lost
 from celery5.protocol.scheduling.periodic import decode_schedule
 from celery5.results.job_details import AppState, read_app_state
 
@@ -121,98 +130,31 @@ class DeadNews(NamedTuple):
     errors: Mapping[str, LastError]
 
 
-class OverviewReader:
-    """Reads overviews of one application, and remembers of its history what does not change any more."""
+class WorkerReader:
+    """Reads how the workers of an application stand: the live ones, and those that were lost in the last hour."""
 
     def __init__(self, app: Application) -> None:
         self._app = app
-        self._history = RecentHistoryReader(app.keys)
-        self._onsets = FailureOnsetReader(app.keys)
         self._processes: dict[str, ProcessNews] = {}
         self._last_report: str = ""
-        self._dead: dict[str, DeadNews] = {}
-        # What fills each server that is almost full, and when that was read.
-        self._filled_by: dict[str, str] = {}
-        self._filled_at = 0.0
 
-    async def read(self, connections: AwaitableConnections, get_driver: GetDriver, since: float) -> Overview:
-        """Return the overview. Raises BrokerError when no broker can be reached, Misconfigured for a wrong time."""
-        if not MINUTE <= since <= MAX_SINCE:
-            raise Misconfigured(f"since is {since!r}: give seconds, {MINUTE} to {MAX_SINCE}")
+    async def read(self, connections: AwaitableConnections) -> WorkersOverview:
+        """Return them. Raises BrokerError when no broker can be reached."""
         redis = await connections.get_async_driver()
-        with skip_unreachable() as unreachable:
+        with skip_unreachable():
             state = await read_app_state(self._app, redis, None, most=MAX_QUEUES)
-            # Minutes and reports have their times from there, too.
             now = await redis.perform(dead_letter_calls.get_server_time()) / 1000
-            try:
-                busiest = sorted(state.queues.values(), key=lambda queue: -queue.backlog - queue.running)
-                names = [queue.queue for queue in busiest]
-                histories = await self._history.read(
-                    redis, names, most=MAX_HISTORIES, begin=now - since, now=now
-                )
-                earlier = await self._onsets.read(
-                    redis, find_open_failures(histories, now), begin=now - since, now=now
-                )
-                await self._read_reports(redis, now)
-            except UNREACHABLE:  # the default broker, which has the history
-                histories, earlier = {}, {}
-            errors = await self._read_last_errors(redis, state, now)
-            schedules = await self._read_schedules(redis, now)
-            memory = await self._read_memory(get_driver, now)
-        return self._assemble(
-            state,
-            histories,
-            now,
-            since=now - since,
-            tasks=make_task_overviews(histories, errors, now, earlier),
-            schedules=schedules,
-            memory=memory,
-            unreachable=tuple(
-                UnreachableBroker(broker, get_error_text(error)) for broker, error in unreachable.items()
-            ),
-        )
+            with suppress(*UNREACHABLE):  # the default broker, which has the reports
+                await self.read_reports(redis, now)
+            lost = await self.read_lost(redis, state, now)
+        return WorkersOverview(tuple(self.list_workers(state, now)), tuple(lost))
 
-    def _assemble(
-        self,
-        state: AppState,
-        histories: Mapping[str, RecentHistory],
-        now: float,
-        *,
-        since: float,
-        tasks: Sequence[TaskOverview],
-        schedules: tuple[DueSchedule, ...],
-        memory: tuple[ServerMemory, ...],
-        unreachable: tuple[UnreachableBroker, ...],
-    ) -> Overview:
-        queues = [_make_queue(queue) for queue in state.queues.values()]
-        workers = self._make_workers(state, now)
-        workers.sort(key=lambda worker: (worker.health == "ok", worker.name))
-        left_out = LeftOut(
-            queues=state.left_out,
-            tasks=max(0, len(tasks) - MAX_TASKS),
-            workers=max(0, len(workers) - MAX_WORKERS),
-            histories=max(0, len(state.queues) - MAX_HISTORIES),
-        )
-        begin, end = get_rate_window(find_first_minute(histories, now), now)
-        starts = [news.started for news in self._processes.values()]
-        return Overview(
-            app=self._app.name,
-            at=now,
-            since=since,
-            totals=_make_totals(state, queues, tasks, len(workers)),
-            queues=tuple(queues),
-            tasks=tuple(tasks[:MAX_TASKS]),
-            workers=tuple(sorted(workers[:MAX_WORKERS], key=lambda worker: worker.name)),
-            schedules=schedules,
-            starts=group_starts(at for at in starts if at),
-            unreachable=unreachable,
-            memory=memory,
-            left_out=left_out,
-            rates_since=begin,
-            rates_until=end,
-        )
+    @property
+    def starts(self) -> list[float]:
+        """When the processes started that have reported lately, in seconds since 1970."""
+        return [news.started for news in self._processes.values() if news.started]
 
-    async def _read_reports(self, redis: AsyncDriver, now: float) -> None:
+    async def read_reports(self, redis: AsyncDriver, now: float) -> None:
         """Read the reports that have come since the last overview, and forget processes that are silent."""
         processes = dict(self._processes)
         seen, looked_at, newest, before = set[str](), 0, "", ""
@@ -241,23 +183,164 @@ class OverviewReader:
     def _get_stale_after(self) -> float:
         return max(STALE_AFTER, 3 * self._app.settings.metrics_interval)
 
-    def _make_workers(self, state: AppState, now: float) -> list[WorkerOverview]:
+    def list_workers(self, state: AppState, now: float) -> list[WorkerOverview]:
         """Return the live workers: the incarnations of a process on several brokers are one."""
-        brokers = self._app.brokers.names
-        queues: defaultdict[str, list[str]] = defaultdict(list)
-        running: defaultdict[str, int] = defaultdict(int)
+        found: defaultdict[str, list[tuple[str, WorkerState]]] = defaultdict(list)
         for queue in state.queues.values():
             for worker in queue.workers:
                 if worker.alive:
-                    name, at, broker = get_inbox_name(worker.name).rpartition("@")
-                    name = name if at and broker in brokers else get_inbox_name(worker.name)
-                    queues[name].append(queue.queue)
-                    running[name] += worker.running
+                    found[self._get_name(worker.name)].append((queue.queue, worker))
         news = {one.name: one for one in self._processes.values()}
+        settings = self._app.settings
         return [
-            _make_worker(name, queues[name], running[name], news.get(name), now, self._get_stale_after())
-            for name in queues
+            _make_worker(name, on_queues, news.get(name), now, settings.lease, settings.metrics_interval)
+            for name, on_queues in found.items()
         ]
+
+    async def read_lost(self, redis: AsyncDriver, state: AppState, now: float) -> list[LostWorker]:
+        """Return the workers and Routers that were lost, the last ones first, with what Controllers know of them."""
+        lost = self._list_lost(state, now)
+        names = list(dict.fromkeys(one.name for one in lost[:MAX_LOST]))
+        ends: Mapping[str, MemberEnd] = {}
+        if names:
+            with suppress(*UNREACHABLE):
+                ends = await redis.perform(cluster_calls.read_member_ends(self._app.keys, names))
+        # A Controller knows of the last end of each name.
+        last = {one.name: one.worker for one in reversed(lost)}
+        return [
+            replace(one, controller=ends[one.name].text)
+            if one.name in ends and last[one.name] == one.worker
+            else one
+            for one in lost
+        ]
+
+    def _list_lost(self, state: AppState, now: float) -> list[LostWorker]:
+        others = (*state.schedulers, *state.controllers, *state.publishers)
+        live = {self._get_name(name) for name in (*state.workers, *state.routers, *others)}
+        lost: dict[str, LostWorker] = {}
+        for queue in (*state.queues.values(), state.events):
+            kind = "router" if queue is state.events else "worker"
+            for part in _list_lost_of(queue, kind, now):
+                before = lost.get(part.worker)
+                lost[part.worker] = part if before is None else merge_lost(before, part)
+        for kind, found in state.lost.items():
+            for process, over in found.items():
+                if self._get_name(process) not in live:  # it has begun anew after an outage
+                    lost[process] = LostWorker(
+                        worker=process, kind=kind, at=now - over, standing=make_lost(over).text
+                    )
+        names = {worker: self._get_name(worker) for worker in lost}
+        return sorted(
+            (
+                replace(one, name=names[worker], is_back=names[worker] in live)
+                for worker, one in lost.items()
+                if worker not in state.workers and worker not in state.routers
+            ),
+            key=lambda one: -one.at,
+        )
+
+    def _get_name(self, worker: str) -> str:
+        """Return the name of the inbox of a process, without that of its broker."""
+        inbox = get_inbox_name(worker)
+        name, at, broker = inbox.rpartition("@")
+        return name if at and broker in self._app.brokers.names else inbox
+
+
+class OverviewReader:
+    """Reads overviews of one application, and remembers of its history what does not change any more."""
+
+    def __init__(self, app: Application) -> None:
+        self._app = app
+        self._history = RecentHistoryReader(app.keys)
+        self._onsets = FailureOnsetReader(app.keys)
+        self._workers = WorkerReader(app)
+        self._dead: dict[str, DeadNews] = {}
+        # What fills each server that is almost full, and when that was read.
+        self._filled_by: dict[str, str] = {}
+        self._filled_at = 0.0
+
+    async def read(self, connections: AwaitableConnections, get_driver: GetDriver, since: float) -> Overview:
+        """Return the overview. Raises BrokerError when no broker can be reached, Misconfigured for a wrong time."""
+        if not MINUTE <= since <= MAX_SINCE:
+            raise Misconfigured(f"since is {since!r}: give seconds, {MINUTE} to {MAX_SINCE}")
+        redis = await connections.get_async_driver()
+        with skip_unreachable() as unreachable:
+            state = await read_app_state(self._app, redis, None, most=MAX_QUEUES)
+            # Minutes and reports have their times from there, too.
+            now = await redis.perform(dead_letter_calls.get_server_time()) / 1000
+            try:
+                busiest = sorted(state.queues.values(), key=lambda queue: -queue.backlog - queue.running)
+                names = [queue.queue for queue in busiest]
+                histories = await self._history.read(
+                    redis, names, most=MAX_HISTORIES, begin=now - since, now=now
+                )
+                earlier = await self._onsets.read(
+                    redis, find_open_failures(histories, now), begin=now - since, now=now
+                )
+                await self._workers.read_reports(redis, now)
+            except UNREACHABLE:  # the default broker, which has the history
+                histories, earlier = {}, {}
+            lost = await self._workers.read_lost(redis, state, now)
+            errors = await self._read_last_errors(redis, state, now)
+            schedules = await self._read_schedules(redis, now)
+            memory = await self._read_memory(get_driver, now)
+        return self._assemble(
+            state,
+            histories,
+            now,
+            since=now - since,
+            lost=lost,
+            tasks=add_deaths(
+                make_task_overviews(histories, errors, now, earlier), sum_deaths(state.queues), now
+            ),
+            schedules=schedules,
+            memory=memory,
+            unreachable=tuple(
+                UnreachableBroker(broker, get_error_text(error)) for broker, error in unreachable.items()
+            ),
+        )
+
+    def _assemble(
+        self,
+        state: AppState,
+        histories: Mapping[str, RecentHistory],
+        now: float,
+        *,
+        since: float,
+        lost: Sequence[LostWorker],
+        tasks: Sequence[TaskOverview],
+        schedules: tuple[DueSchedule, ...],
+        memory: tuple[ServerMemory, ...],
+        unreachable: tuple[UnreachableBroker, ...],
+    ) -> Overview:
+        queues = [_make_queue(queue) for queue in state.queues.values()]
+        workers = self._workers.list_workers(state, now)
+        workers.sort(key=lambda worker: (worker.health == "ok", worker.name))
+        left_out = LeftOut(
+            queues=state.left_out,
+            tasks=max(0, len(tasks) - MAX_TASKS),
+            workers=max(0, len(workers) - MAX_WORKERS),
+            histories=max(0, len(state.queues) - MAX_HISTORIES),
+            lost=max(0, len(lost) - MAX_LOST),
+        )
+        begin, end = get_rate_window(find_first_minute(histories, now), now)
+        return Overview(
+            app=self._app.name,
+            at=now,
+            since=since,
+            totals=_make_totals(state, queues, tasks, len(workers), len(lost)),
+            queues=tuple(queues),
+            tasks=tuple(tasks[:MAX_TASKS]),
+            workers=tuple(sorted(workers[:MAX_WORKERS], key=lambda worker: worker.name)),
+            schedules=schedules,
+            lost=tuple(lost[:MAX_LOST]),
+            starts=group_starts(self._workers.starts),
+            unreachable=unreachable,
+            memory=memory,
+            left_out=left_out,
+            rates_since=begin,
+            rates_until=end,
+        )
 
     async def _read_last_errors(
         self, redis: AsyncDriver, state: AppState, now: float
@@ -363,24 +446,63 @@ def _make_queue(queue: QueueState) -> QueueOverview:
     )
 
 
+def _list_lost_of(queue: QueueState, kind: str, now: float) -> Iterator[LostWorker]:
+    """Yield the workers of a queue that were lost, those included whose jobs nobody has put back yet."""
+    queues = () if kind == "router" else (queue.queue,)
+    for record in queue.lost:
+        yield LostWorker(
+            worker=record.worker,
+            kind=kind,
+            queues=queues,
+            at=record.at,
+            standing=make_lost(now - record.at).text,
+            why=record.why,
+            put_back=record.put_back,
+            dead=record.dead,
+            jobs=record.jobs,
+        )
+    for worker in queue.workers:
+        if worker.lapsed is not None and (worker.lapsed <= LOST_SHOWN or worker.running):
+            yield LostWorker(
+                worker=worker.name,
+                kind=kind,
+                queues=queues,
+                at=now - worker.lapsed,
+                standing=make_lost(worker.lapsed).text,
+                held=worker.running,
+            )
+
+
 def _make_worker(
-    name: str, queues: Sequence[str], running: int, news: ProcessNews | None, now: float, stale_after: float
+    name: str,
+    on_queues: Sequence[tuple[str, WorkerState]],
+    news: ProcessNews | None,
+    now: float,
+    lease: float,
+    interval: float,
 ) -> WorkerOverview:
+    queues, states = tuple(queue for queue, _ in on_queues), [state for _, state in on_queues]
+    latest = max(states, key=lambda state: state.lease)
+    reported = None if news is None else max(0.0, now - news.at)
+    standing = judge_standing(
+        lease_left=latest.lease,
+        lease=lease,
+        reported=reported,
+        interval=interval,
+        is_blocked=latest.is_blocked,
+    )
+    running = sum(state.running for state in states)
     if news is None:
-        health = judge_worker(reported=None, stale_after=stale_after, is_ready=False, lag=0.0, breakers=())
-        return WorkerOverview(name=name, queues=tuple(queues), running=running, health=health)
-    reported = max(0.0, now - news.at)
+        health = judge_worker(standing, has_reported=False)
+        return WorkerOverview(
+            name=name, queues=queues, running=running, health=health, standing=standing.condition
+        )
     return WorkerOverview(
         name=name,
-        queues=tuple(queues),
+        queues=queues,
         running=running,
-        health=judge_worker(
-            reported=reported,
-            stale_after=stale_after,
-            is_ready=news.is_ready,
-            lag=news.lag,
-            breakers=news.breakers,
-        ),
+        health=judge_worker(standing, is_ready=news.is_ready, lag=news.lag, breakers=news.breakers),
+        standing=standing.condition,
         host=news.host,
         uptime=now - news.started if news.started else None,
         slots_used=news.running,
@@ -426,6 +548,7 @@ def _make_totals(
     queues: Sequence[QueueOverview],
     tasks: Sequence[TaskOverview],
     workers: int,
+    lost: int,
 ) -> OverviewTotals:
     return OverviewTotals(
         ended_per_second=sum(queue.flow.outgoing for queue in queues if queue.flow is not None),
@@ -437,6 +560,7 @@ def _make_totals(
         scheduled=sum(queue.scheduled for queue in queues),
         dead=state.dead,
         workers=workers,
+        lost=lost,
         routers=len(state.routers),
         schedulers=len(state.schedulers),
         controllers=len(state.controllers),

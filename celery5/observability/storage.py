@@ -180,6 +180,8 @@ def _get_parts(keys: QueueKeys) -> tuple[tuple[str, ...], ...]:
             keys.idle_runs,
             keys.dead_causes,
             keys.worker_deaths,
+            keys.lost_workers,
+            keys.lost_work,
         ),
     )
 

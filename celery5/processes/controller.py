@@ -72,6 +72,7 @@ from celery5.services.commands.log_again import LogRetry
 from celery5.services.controller.foreman import ClusterReady, Foreman, MemberDefaults, get_end_limit
 from celery5.services.controller.foreman_commands import ForemanCommands
 from celery5.services.controller.leadership import Leadership, LocalLeadership
+from celery5.services.controller.member_ends import MemberEnds
 from celery5.services.health.vital_sources import QueueDepths
 from celery5.services.health.vitals import StatusPhase, StatusSource
 from celery5.services.observability.metrics_reporter import MetricsReporter
@@ -285,6 +286,7 @@ class ControllerBootTable(ForemanBootTable):
     foreman: Foreman = step("foreman", requires=("vitals", "log-again", "leadership"))
     queue_depths: QueueDepths = step("depths", requires=("redis",))
     metrics_reporter: MetricsReporter = step("metrics", requires=("redis",))
+    member_ends: MemberEnds = step("member-ends", requires=("foreman",))
     foreman_commands: ForemanCommands = step("hangup", requires=("foreman",))
     cluster_ready: ClusterReady = step("all-up", requires=("foreman",), start_limit=NO_LIMIT)
     systemd: SystemdNotify = step("systemd", requires=("all-up",))
@@ -329,6 +331,7 @@ class ControllerParts(AuxiliaryParts):
     leader = made_by(make_leader)
     member_defaults = MemberDefaults
     foreman = Foreman
+    member_ends = MemberEnds
     foreman_commands = ForemanCommands
     cluster_ready = ClusterReady
     depth_brokers = made_by(make_broker_connections)

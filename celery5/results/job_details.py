@@ -61,6 +61,8 @@ class AppState(msgspec.Struct, frozen=True):
     leader: str = ""
     # How many more queues there are.
     left_out: int = 0
+    # The Schedulers, Controllers and publishers that were lost in the last hour, by kind, and how many seconds ago.
+    lost: dict[str, dict[str, float]] = {}
 
     @property
     def unfinished(self) -> int:
@@ -110,7 +112,7 @@ async def _state_of_app(
     replies: list[Any] = await redis.perform_all(calls) if calls else []
     states: list[QueueState] = replies[: len(names)]
     runs = dict(zip(names, replies[len(names) :], strict=True))
-    events, schedulers, controllers, publishers, record, scaled = await _beside(app, redis)
+    events, schedulers, controllers, publishers, record, *lost, scaled = await _beside(app, redis)
     leader = record.leader if record.leader in controllers else ""  # the record outlives its Controller
     documents = await _documents(app, redis, names)
     held_by = await LimitHolds(app).describe(redis, {state.queue: state.held_tasks for state in states})
@@ -126,7 +128,18 @@ async def _state_of_app(
     ]
     queues = {state.queue: replace(state, verdict=state.judge()) for state in known}
     left_out = len(known_queues) - len(names) if queue is None else 0
-    return AppState(app.name, queues, scaled, events, schedulers, controllers, publishers, leader, left_out)
+    return AppState(
+        app.name,
+        queues,
+        scaled,
+        events,
+        schedulers,
+        controllers,
+        publishers,
+        leader,
+        left_out,
+        dict(zip(LEASED_PROCESS_KINDS, lost, strict=True)),
+    )
 
 
 async def _beside(app: "Application", redis: AsyncDriver) -> Sequence[Any]:
@@ -141,6 +154,7 @@ async def _beside(app: "Application", redis: AsyncDriver) -> Sequence[Any]:
         queue_calls.get_queue_state(app.queue(EVENTS)),
         *process_calls,
         cluster.get_leader(app.keys),
+        *[cluster.list_lost_processes(app.keys, kind) for kind in LEASED_PROCESS_KINDS],
     ]
     if is_scaled(app.settings):
         calls.append(scaling_calls.get_scaling(app.keys))
@@ -149,7 +163,7 @@ async def _beside(app: "Application", redis: AsyncDriver) -> Sequence[Any]:
     except UNREACHABLE:
         if not get_unreachable():
             raise
-        return (_no_events(), (), (), (), LeaderRecord(), None)
+        return (_no_events(), (), (), (), LeaderRecord(), {}, {}, {}, None)
     return replies if is_scaled(app.settings) else [*replies, None]
 
 
@@ -217,6 +231,7 @@ def _story(app: "Application", job_id: str, queue: str, inspection: JobInspectio
         taken=0.0 if inspection.held_for is None else inspection.now - inspection.held_for,
         due=inspection.due or 0.0,
         deliveries=inspection.deliveries,
+        deaths=inspection.deaths,
         jobs_ahead=inspection.jobs_ahead,
         progress=inspection.progress,
         limit=app.settings.message_limit,

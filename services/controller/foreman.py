@@ -6,6 +6,7 @@ routers, workers, publishers.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,7 +24,9 @@ from celery5.protocol.cluster.members import (
     Kill,
     Kind,
     Member,
+    MemberEnd,
     MemberEvent,
+    MemberState,
     Phase,
     Start,
     Stop,
@@ -34,6 +37,8 @@ DECISION_PERIOD = 1.0
 """Seconds between two decisions when nothing happens."""
 RESIGN_LIMIT = 2.0
 """Seconds that giving up the lead may take."""
+MAX_ENDS = 100
+"""Ends of members that wait to be noted."""
 END_MARGIN = 20.0
 """Seconds beyond what all members may take to end after which the Foreman ends without them."""
 
@@ -116,6 +121,9 @@ class Foreman:
         self._grace = member_defaults.grace
         self._log = log
         self._on_status = on_status
+        self._send_end, self.member_ends = trio.open_memory_channel[MemberEnd](MAX_ENDS)
+        # The last end of each member that was out of order, until it is up again.
+        self._ends: dict[str, MemberEnd] = {}
         self._is_acting = False
         self._stamp: Mapping[str, str] = {}
         self._scale: dict[str, int] = {}
@@ -338,7 +346,28 @@ class Foreman:
         self.cluster_state.handle_event(event, trio.current_time(), is_excused=self._excused)
         if state is not None and state.phase is not before:
             self._log_change(event, state.phase, is_expected=before is Phase.STOPPING)
+        if state is not None:
+            self._note_end(event, state)
         self._changed.set()
+
+    def _note_end(self, event: MemberEvent, state: MemberState) -> None:
+        """Pass on how the process of a member ended, and later that it was started again."""
+        name = event.name
+        if isinstance(event, Ended):
+            if not state.failures:  # one that ends in order has none
+                self._ends.pop(name, None)
+                return
+            given_up = state.phase is Phase.GIVEN_UP
+            then = f"given up: {state.end_reason}" if given_up else "it is started again"
+            end = self._ends[name] = MemberEnd(name, event.how, then)
+        elif state.phase is Phase.UP and name in self._ends:
+            end = replace(
+                self._ends.pop(name), then=f"started again as process {self._platform.pid_of(name)}"
+            )
+        else:
+            return
+        with suppress(trio.WouldBlock):  # who reads them is behind: the last ones are lost
+            self._send_end.send_nowait(end)
 
     def _log_change(self, event: MemberEvent, phase: Phase, *, is_expected: bool) -> None:
         if phase is Phase.GIVEN_UP:

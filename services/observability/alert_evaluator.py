@@ -157,7 +157,7 @@ class AlertEvaluator:
 
     async def _measure_broker(self, name: str, redis: AsyncDriver, now: float) -> MeasuredCluster:
         queues: dict[str, MeasuredQueue] = {}
-        if self._measures & {"oldest", "no-workers", "dead-letters"}:
+        if self._measures & {"oldest", "no-workers", "dead-letters", "worker-deaths", "worker-lost"}:
             names = sorted(await redis.perform(queue_calls.list_queues(self._keys)))[:MAX_SUBJECTS]
             for start in range(0, len(names), QUEUES_AT_ONCE):
                 queues |= await self._measure_queues(redis, names[start : start + QUEUES_AT_ONCE])
@@ -183,6 +183,11 @@ class AlertEvaluator:
                 held_by=held_by.get(name, ""),
                 flow=depth.flow,
                 idle=depth.idle,
+                deaths=depth.deaths,
+                poisoned=depth.poisoned,
+                last_deaths=depth.last_deaths,
+                lost_workers=depth.lost_workers,
+                lost=depth.lost,
             )
             for name, depth in zip(names, depths, strict=True)
         }

@@ -151,6 +151,13 @@ SERIES: dict[str, tuple[Samples, Samples]] = {
             'celery5_worker_deaths{job="shop",instance="b",queue="q",task="t"}': "_x50 4x10",
         },
     ),
+    "Celery5WorkerLost": (
+        {'celery5_queue_workers_lost{job="shop",instance="a",queue="q"}': "0x50 1x10"},
+        {
+            'celery5_queue_workers_lost{job="shop",instance="a",queue="q"}': "4x60",
+            'celery5_queue_workers_lost{job="shop",instance="b",queue="q"}': "_x50 4x10",
+        },
+    ),
     "Celery5BrokerMemoryFull": (
         {'celery5_broker_memory_used_share{job="shop",instance="a",broker="default"}': "0.95x60"},
         {'celery5_broker_memory_used_share{job="shop",instance="a",broker="default"}': "0.85x60"},

@@ -1,14 +1,20 @@
 """Build the calls by which processes renew their presence, and Controllers elect a leader."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
+
+import msgspec
 
 from celery5.broker.call import Call, Script, decode_text, merge_name_tuples, parse_int, script_call, to_ms
 from celery5.broker.keys import Keys
 from celery5.protocol.cluster.leadership import LeaderRecord
+from celery5.protocol.cluster.members import MemberEnd
+from celery5.protocol.process.standing import LOST_SHOWN
 
 RENEW_PRESENCE = Script.load("cluster/renew_presence", "clock")
 LIST_PRESENCE = Script.load("cluster/list_presence", "clock")
+LIST_LOST = Script.load("cluster/list_lost", "clock")
 
 
 def renew_presence(keys: Keys, kind: str, name: str, *, lease: float) -> Call[tuple[str, ...]]:
@@ -92,3 +98,36 @@ def _counted(raw: bytes | None) -> int:
     """Return the number of a field as `claim_leadership.lua` reads it: both must see the same record."""
     number = parse_int(raw)
     return number if 0 <= number < 2**53 else 0
+
+
+def list_lost_processes(keys: Keys, kind: str) -> Call[dict[str, float]]:
+    """Return the processes of a kind that were lost in the last hour, and how many seconds ago."""
+    return script_call(LIST_LOST, (keys.live_processes(kind),), (), _lost, repeatable=True, merge=_merge_lost)
+
+
+def _merge_lost(found: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {name: over for each in found for name, over in each.items()}
+
+
+def _lost(raw: Any) -> dict[str, float]:
+    return {decode_text(name): parse_int(over) / 1000 for name, over in raw}
+
+
+def note_member_end(keys: Keys, end: MemberEnd) -> Call[object]:
+    """Note how the process of a member ended, for an hour."""
+    words = ("SET", keys.member_end(end.member), msgspec.json.encode(end), "PX", to_ms(LOST_SHOWN))
+    return Call(words, lambda reply: reply, repeatable=True)
+
+
+def read_member_ends(keys: Keys, members: Sequence[str]) -> Call[dict[str, MemberEnd]]:
+    """Return what Controllers know of the last ends of these members, those of which they know something."""
+
+    def decode(raw: Any) -> dict[str, MemberEnd]:
+        found: dict[str, MemberEnd] = {}
+        for member, packed in zip(members, raw, strict=True):
+            with suppress(ValueError, RecursionError):
+                if packed is not None:
+                    found[member] = msgspec.json.decode(packed, type=MemberEnd)
+        return found
+
+    return Call(("MGET", *[keys.member_end(member) for member in members]), decode, repeatable=True)

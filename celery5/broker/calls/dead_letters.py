@@ -8,7 +8,7 @@ import msgspec
 from celery5.broker.call import Call, Script, Word, decode_text, script_call
 from celery5.broker.keys import QueueKeys
 from celery5.protocol.job.dead_letters import get_death_time
-from celery5.protocol.job.error_text import is_group_id
+from celery5.protocol.job.error_text import parse_cause
 from celery5.protocol.job.failure_groups import DeathCause
 from celery5.protocol.job.states import Place
 
@@ -101,8 +101,9 @@ def _causes(raw: Any) -> dict[str, DeathCause]:
     for name, value in fields.items():
         what, _, cause = name.partition(" ")
         first, last = (get_death_time(fields.get(f"{word} {cause}", "")) for word in ("first", "last"))
-        if what == "count" and value.isdecimal() and is_group_id(cause) and first and last:
-            causes[cause] = DeathCause(
+        group = parse_cause(cause)
+        if what == "count" and value.isdecimal() and group and first and last:
+            causes[group] = DeathCause(
                 int(value), first, last, (fields[f"last {cause}"], fields[f"first {cause}"])
             )
     return causes

@@ -226,6 +226,8 @@ def _all_of(keys: Keys, queue: QueueKeys, sinks: Collection[str]) -> Iterator[st
         queue.dead,
         queue.dead_causes,
         queue.worker_deaths,
+        queue.lost_workers,
+        queue.lost_work,
         queue.leases,
         queue.unique,
         queue.replication_mark,

@@ -10,6 +10,7 @@ import msgspec
 from celery5.broker.call import Call, Script, Word, decode_text, parse_int, parse_seconds, script_call, to_ms
 from celery5.broker.keys import GROUP, QueueKeys
 from celery5.protocol.job.delivery import MIN_DOCUMENT_TTL, Settlement, SinkDocument
+from celery5.protocol.job.messages import WorkerDeath, read_deaths
 from celery5.protocol.job.progress import Progress, ProgressReport, parse_progress
 from celery5.protocol.job.states import ADMITTED, get_state, get_stream_id
 
@@ -77,6 +78,8 @@ class JobInspection(msgspec.Struct, frozen=True):
     jobs_ahead: int | None = None
     # What the worker that has it has stored of it.
     progress: Progress | None = None
+    # The last workers that it took down.
+    deaths: tuple[WorkerDeath, ...] = ()
 
 
 def publish(keys: QueueKeys, jobs: Sequence[tuple[str, bytes]]) -> Call[int]:
@@ -363,6 +366,7 @@ def inspect_job(keys: QueueKeys, job_id: str) -> Call[JobInspection]:
         keys.dead,
         keys.waiting_list_prefix,
         keys.progress(job_id),
+        keys.job_deaths(job_id),
         *keys.other_streams,
     )
     return script_call(INSPECT_JOB, named, (GROUP, job_id), _inspection, repeatable=True)
@@ -473,7 +477,7 @@ def _delivered(keys: QueueKeys, raw: Any) -> list[Entry] | None:
 
 
 def _inspection(raw: Any) -> JobInspection:
-    place, document, message, worker, held, due, deliveries, now, before, progress = raw
+    place, document, message, worker, held, due, deliveries, now, before, progress, deaths = raw
     return JobInspection(
         place.decode(errors="replace"),
         document,
@@ -485,4 +489,5 @@ def _inspection(raw: Any) -> JobInspection:
         now / 1000,
         None if before < 0 else before,
         _progress(progress) if progress else None,
+        read_deaths(deaths),
     )

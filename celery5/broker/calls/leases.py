@@ -7,12 +7,13 @@ import msgspec
 
 from celery5.broker.call import Call, Script, decode_text, parse_seconds, script_call, to_ms
 from celery5.broker.keys import GROUP, QueueKeys
+from celery5.protocol.job.error_text import make_death_pattern
 from celery5.protocol.job.foreign import CodeVersion
 from celery5.protocol.job.messages import SIZE_MARGIN
 
 JOIN = Script.load("cluster/join")
 RENEW_LEASE = Script.load("cluster/renew_lease", "clock", "lane")
-RECOVER = Script.load("job/recover", "clock", "lane", "ending", "member", "admission")
+RECOVER = Script.load("job/recover", "clock", "lane", "ending", "member", "admission", "causes")
 LEAVE = Script.load("cluster/leave")
 ANNOUNCE_CODE = Script.load("cluster/announce_code", "clock", "foreign")
 MAX_CAUSE = 1000
@@ -66,12 +67,14 @@ def join_queue(keys: QueueKeys, worker: str, *, lease: float) -> Call[int]:
     return script_call(JOIN, named, (GROUP, worker, to_ms(lease)), int, repeatable=True)
 
 
-def renew_lease(keys: QueueKeys, worker: str, *, lease: float) -> Call[HeartbeatReply]:
-    """Renew the lease for so many seconds."""
+def renew_lease(
+    keys: QueueKeys, worker: str, *, lease: float, by_sidecar: bool = False
+) -> Call[HeartbeatReply]:
+    """Renew the lease for so many seconds. That its sidecar does it is a half of a millisecond in the lease."""
     return script_call(
         RENEW_LEASE,
         (keys.leases, keys.due, keys.limited_counts, keys.jobs, *keys.streams),
-        (worker, to_ms(lease), GROUP),
+        (worker, to_ms(lease) + (0.5 if by_sidecar else 0), GROUP),
         _heartbeat_reply,
         repeatable=True,
     )
@@ -88,6 +91,7 @@ def recover(
     begun_entries: Sequence[bytes] | None = None,
     evidence: HeartbeatEvidence | None = None,
     cause: str = "",
+    has_left: bool = False,
 ) -> Call[RecoveryResult]:
     """Put back what a dead worker held; `worker` '' takes the first whose lease has lapsed, or who has none.
 
@@ -97,6 +101,7 @@ def recover(
         evidence: The worker that decided this from its heartbeat. When that is too old as the script runs, nobody is
             recovered. None: the caller knows that the process has ended.
         cause: Why the worker ended, for the dead letters of what it had begun; "" when nobody knows.
+        has_left: It ended in order, though it could not leave the queue: nothing has taken it down, and it is not lost.
         message_limit: A message of more bytes than this and a margin is not decoded: only its id is read.
     """
     return script_call(
@@ -120,13 +125,14 @@ def recover(
             max_deliveries,
             limit,
             to_ms(ttl),
-            "*" if begun_entries is None else "-",
+            "." if has_left else "*" if begun_entries is None else "-",
             keys.slots_freed,
             "" if evidence is None else evidence.name,
             0 if evidence is None else evidence.at,
             0 if evidence is None else to_ms(evidence.lease),
             message_limit + SIZE_MARGIN + 1,
             cause[:MAX_CAUSE],
+            make_death_pattern(cause[:MAX_CAUSE]),
             *(begun_entries or ()),
         ),
         _recovered,

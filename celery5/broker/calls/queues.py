@@ -27,6 +27,7 @@ from celery5.protocol.observability.queue_flow import (
     pack_looks,
     read_flow,
 )
+from celery5.protocol.process.standing import LostRecord, read_lost
 
 MEASURE = Script.load("scaling/measure", "clock", "lane")
 GET_QUEUE_STATE = Script.load("scaling/get_queue_state", "clock", "lane")
@@ -100,6 +101,7 @@ def _measure(keys: QueueKeys, decode: Callable[[Any], T]) -> Call[T]:
         keys.jobs,
         keys.leases,
         keys.worker_deaths,
+        keys.lost_workers,
         *keys.streams,
     )
     return script_call(MEASURE, named, (GROUP,), decode, repeatable=True)
@@ -112,7 +114,7 @@ def _names(raw: Iterable[bytes]) -> list[str]:
 
 
 def _depth(raw: Any) -> QueueDepth:
-    *counts, limited, deaths, seen = raw
+    *counts, limited, deaths, seen, lost_count, lost = raw
     total, in_workers, due, dead, held, oldest, runs, overdue, backlog, workers = map(int, counts)
     reading = _flow(seen, backlog=backlog, running=in_workers)
     return QueueDepth(
@@ -127,6 +129,10 @@ def _depth(raw: Any) -> QueueDepth:
         _held_tasks(limited),
         workers,
         **_count_deaths(deaths),
+        lost=int(lost_count),
+        lost_workers={
+            decode_text(name): float(at) / 1000 for name, at in zip(lost[::2], lost[1::2], strict=True)
+        },
         flow=reading.flow,
         idle=reading.idle,
     )
@@ -137,16 +143,17 @@ def _flow(raw: Any, *, backlog: int, running: int) -> FlowReading:
     return read_flow(now, (ended, at, since), looks, backlog=backlog, running=running)
 
 
-def _count_deaths(flat: Any) -> dict[str, dict[str, int]]:
-    """Return how many workers the jobs of each task took down, and how many jobs were given up for it."""
+def _count_deaths(flat: Any) -> dict[str, Any]:
+    """Return what is counted of workers that jobs took down, by the name of a field of QueueDepth, and by task."""
     # RESP3 has maps.
     words = [word for pair in flat.items() for word in pair] if hasattr(flat, "items") else flat
-    found: dict[str, dict[str, int]] = {"deaths": {}, "poisoned": {}}
+    found: dict[str, dict[str, float]] = {"deaths": {}, "poisoned": {}, "last": {}}
     for name, count in zip(words[::2], words[1::2], strict=True):
         what, _, task = decode_text(name).partition(" ")
         if what in found:
             found[what][task] = parse_int(count)
-    return found
+    last = {task: at / 1000 for task, at in found.pop("last").items()}
+    return {**found, "last_deaths": last}
 
 
 def _held_tasks(limited: Iterable[Any]) -> dict[str, int]:
@@ -164,6 +171,10 @@ class WorkerState(msgspec.Struct, frozen=True):
     name: str
     lease: float
     running: int
+    # Seconds for which the lease is over, while nobody has put the jobs of the worker back; None when it is not over.
+    lapsed: float | None = None
+    # Its sidecar renews the lease, since its event loop does not.
+    is_blocked: bool = False
 
     @property
     def alive(self) -> bool:
@@ -214,6 +225,14 @@ class QueueState(msgspec.Struct, frozen=True):
     # Whether it keeps up.
     verdict: QueueVerdict = QueueVerdict("unknown", "not measured yet")
 
+    # As QueueDepth has them.
+    deaths: dict[str, int] = {}
+    poisoned: dict[str, int] = {}
+    last_deaths: dict[str, float] = {}
+    # The last workers that were lost in the last hour, and how many there were.
+    lost: tuple[LostRecord, ...] = ()
+    lost_count: int = 0
+
     def judge(self) -> QueueVerdict:
         """Return whether it keeps up."""
         return judge_queue(
@@ -253,6 +272,9 @@ def get_queue_state(keys: QueueKeys) -> Call[QueueState]:
         keys.limited_counts,
         keys.waiting_list_prefix,
         keys.jobs,
+        keys.worker_deaths,
+        keys.lost_workers,
+        keys.lost_work,
         *keys.streams,
     )
     return script_call(GET_QUEUE_STATE, named, (GROUP,), state, repeatable=True)
@@ -273,9 +295,17 @@ def _queue_state(queue: str, raw: Any) -> QueueState:
         overdue,
         backlog,
         seen,
+        deaths,
+        lost_count,
+        lost,
     ) = raw
     reading = _flow(seen, backlog=backlog, running=running)
-    states = [WorkerState(name.decode(errors="replace"), lease / 1000, jobs) for name, lease, jobs in workers]
+    states = [
+        WorkerState(
+            name.decode(errors="replace"), lease / 1000, jobs, None if over < 0 else over / 1000, blocked == 1
+        )
+        for name, lease, jobs, over, blocked in workers
+    ]
     return QueueState(
         queue=queue,
         waiting=max(0, normal + high + low + handed),
@@ -295,4 +325,7 @@ def _queue_state(queue: str, raw: Any) -> QueueState:
         held_tasks=_held_tasks(limited),
         flow=reading.flow,
         idle=reading.idle,
+        **_count_deaths(deaths),
+        lost=tuple(read_lost(queue, decode_text(name), float(at) / 1000, work) for name, at, work in lost),
+        lost_count=lost_count,
     )

@@ -19,13 +19,22 @@ from celery5.cli.terminal.output import echo, format_fields, format_table, to_js
 from celery5.cli.terminal.target import Target
 from celery5.errors import BrokerError, Misconfigured
 from celery5.observability.alerts import summarize_alerts
+from celery5.protocol.commands.definitions import get_inbox_name
 from celery5.protocol.durations import format_age, format_duration
 from celery5.protocol.masking import get_error_text
+from celery5.protocol.observability.overview import format_lost
+from celery5.protocol.process.standing import make_lost
 
 if TYPE_CHECKING:
     from celery5.app import App
+    from celery5.broker.calls.queues import WorkerState
     from celery5.protocol.health.broker_diagnosis import Finding
+    from celery5.protocol.observability.overview import WorkerOverview, WorkersOverview
     from celery5.results.job_details import AppState
+
+
+LOST_LISTED = 5
+"""Lost workers that `info` names."""
 
 
 @click.command()
@@ -38,11 +47,13 @@ def info(target: Target, queue: str | None, *, wants_json: bool) -> None:
     app = target.load()
     with skip_unreachable(app, wants_json=wants_json, queues=[queue] if queue else []) as reached:
         state = app.info(queue)
+        standings = app.metrics.workers()
         streams = [] if queue else app.streams.info()
         if wants_json:
-            echo(to_json({**_to_json_fields(app, state, reached), "streams": make_summaries(streams)}))
+            fields = {**_to_json_fields(app, state, reached), "lost": standings.lost}
+            echo(to_json({**fields, "streams": make_summaries(streams)}))
         else:
-            _show(app, state)
+            _show(app, state, standings)
             if streams:
                 echo("\n" + format_table(make_rows(streams), empty=""))
 
@@ -64,7 +75,7 @@ def _to_json_fields(app: "App", state: "AppState", reached: ReachedBrokers) -> d
     }
 
 
-def _show(app: "App", state: "AppState") -> None:
+def _show(app: "App", state: "AppState", standings: "WorkersOverview") -> None:
     """Print the state for people."""
     echo(f"{state.app} at {app.connections.masked_url}\n")
     echo(format_table(_queues(state), empty="no queues yet: nothing was sent"))
@@ -83,12 +94,22 @@ def _show(app: "App", state: "AppState") -> None:
         fields["alerts"] = f"{text}: celery5 alert list"
     if text := format_unread_warning(app, list(state.queues.values())):
         fields["unread"] = text
+    fields |= _format_lost(standings)
     if fields:
         echo("\n" + format_fields(fields))
     if state.queues:
-        echo("\n" + format_table(_workers(state), empty="no workers"))
+        echo("\n" + format_table(_workers(state, standings), empty="no workers"))
     if state.scaling is not None:
         echo("\n" + format_fields(format_scaling(state.scaling, state.schedulers)))
+
+
+def _format_lost(standings: "WorkersOverview") -> dict[str, object]:
+    """Return a field on the workers that were lost in the last hour; none where none was."""
+    named = [format_lost(one) for one in standings.lost[:LOST_LISTED]]
+    more = len(standings.lost) - LOST_LISTED
+    if more > 0:
+        named.append(f"and {more} more: celery5 worker list")
+    return {"lost": "; ".join(named)} if named else {}
 
 
 def _format_processes(state: "AppState", *, events: bool) -> dict[str, object]:
@@ -142,10 +163,23 @@ def _documents(state: "AppState") -> list[dict[str, object]]:
     ]
 
 
-def _workers(state: "AppState") -> list[dict[str, object]]:
+def _workers(state: "AppState", standings: "WorkersOverview") -> list[dict[str, object]]:
+    seen = {worker.name: worker for worker in standings.workers}
+
+    def get(worker: "WorkerState") -> "WorkerOverview | None":
+        return seen.get(get_inbox_name(worker.name)) if worker.alive else None
+
+    def describe(worker: "WorkerState") -> str:
+        if not worker.alive:
+            return "" if worker.lapsed is None else make_lost(worker.lapsed).text
+        known = get(worker)
+        return "working" if known is None or known.standing == "working" else known.health
+
     return [
         {
             "worker": worker.name,
+            "standing": describe(worker),
+            "report": format_age(0.0, known.reported) if (known := get(worker)) and known.reported else "",
             "queue": queue.queue,
             "running": worker.running,
             "lease": f"{format_duration(worker.lease)} to go"

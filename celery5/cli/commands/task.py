@@ -23,14 +23,14 @@ from celery5.cli.terminal.output import (
 from celery5.cli.terminal.target import Target
 from celery5.errors import BrokerUnavailable, CeleryError
 from celery5.protocol.durations import format_age, format_duration
-from celery5.protocol.job.story import explain_awaited_code
+from celery5.protocol.job.story import describe_deaths, explain_awaited_code
 from celery5.protocol.text_values import parse_json_array, parse_json_object
 from celery5.protocol.workflows.member_ids import MemberId, parse_member_id
 from celery5.sending.sender import without_backlog
 
 if TYPE_CHECKING:
     from celery5.app import App
-    from celery5.protocol.job.messages import Failure
+    from celery5.protocol.job.messages import Failure, WorkerDeath
     from celery5.protocol.job.story import JobDetails
     from celery5.results.async_result import AsyncResult
 
@@ -191,6 +191,9 @@ def format_job_details(details: "JobDetails", now: float, suspension: str = "") 
     yield format_fields({name: value for name, value in fields if value not in ("", None)})
     if details.failure is not None and details.failure.traceback:
         yield f"\n{clean_lines(details.failure.traceback)}"
+    if details.deaths:
+        yield "\nworkers that it took down"
+        yield from (f"  {format_cell(_format_death(death, now))}" for death in details.deaths)
     earlier = [failure for failure in details.failures if failure != details.failure]
     if details.attempts:
         yield "\nattempts in the history"
@@ -209,7 +212,7 @@ def _fields(details: "JobDetails", now: float) -> Iterator[tuple[str, object]]:
     yield "attempt", _format_attempt(details)
     yield "sections", ", ".join(f"{count} for {name}" for name, count in (details.sections or {}).items())
     yield "replays", details.replays or None
-    yield "deliveries", f"{details.deliveries} workers died with it" if details.deliveries else None
+    yield "deliveries", describe_deaths(details.deliveries) or None
     yield "event", details.event
     yield "key", details.key
     yield "priority", details.priority if details.priority != "normal" else ""
@@ -272,6 +275,11 @@ def _format_moment(moment: float, now: float) -> str:
     if not time_text:
         return ""
     return f"{time_text} ({format_age(moment, now)})"
+
+
+def _format_death(death: "WorkerDeath", now: float) -> str:
+    why = f": {death.why}" if death.why else ""
+    return f"{_format_moment(death.at, now)}  {death.worker}{why}"
 
 
 def _format_failure(failure: "Failure") -> str:

@@ -31,7 +31,7 @@ from celery5.protocol.commands.definitions import (
     STATS,
     CommandDefinition,
 )
-from celery5.protocol.durations import format_duration
+from celery5.protocol.durations import format_age, format_duration
 from celery5.protocol.process.recycling import format_mib
 from celery5.protocol.scaling.budget import KINDS, is_full_task_name
 from celery5.protocol.similar_names import did_you_mean
@@ -40,6 +40,7 @@ from celery5.protocol.text_values import parse_json_array, parse_json_object, pa
 if TYPE_CHECKING:
     from celery5.app import App
     from celery5.commands.control import Reply
+    from celery5.protocol.observability.overview import LostWorker, WorkerOverview
 
 Row = dict[str, object]
 
@@ -373,11 +374,21 @@ def start(target: Target, /, **flags: Any) -> int:
 @reply_flags
 @click.pass_obj
 def list_workers(target: Target, /, *, wants_json: bool, timeout: float) -> None:
-    """Show each worker: how long it has run, what it has done, the memory it takes, and when it is recycled."""
+    """Show each worker: how long it has run, what it has done, the memory it takes, and when it is recycled.
+
+    A worker that is silent says for how long; one that was lost in the last hour is there with what it held.
+    """
     app = target.load()
     with skip_unreachable(app, wants_json=wants_json):
         replies = app.control.send("stats", timeout=timeout)
-        rows = [_row(reply, wants_json=wants_json) for reply in replies if _is_worker(reply)]
+        found = app.metrics.workers()
+        by_name = {worker.name: worker for worker in found.workers}
+        rows = [
+            _row(reply, by_name.get(reply.worker), wants_json=wants_json)
+            for reply in replies
+            if _is_worker(reply)
+        ]
+        rows += [_make_lost_row(one, wants_json=wants_json) for one in found.lost]
         echo(to_json(rows) if wants_json else format_table(rows, empty=NO_WORKER))
 
 
@@ -386,10 +397,29 @@ def _is_worker(reply: "Reply") -> bool:
     return not reply.ok or reply.answer.get("kind") == "worker"
 
 
-def _row(reply: "Reply", *, wants_json: bool) -> dict[str, object]:
+def _make_lost_row(lost: "LostWorker", *, wants_json: bool) -> dict[str, object]:
+    """Return the row of a worker that was lost."""
+    if wants_json:
+        return {"worker": lost.name, "state": "lost", "standing": lost.standing, "lost": lost}
+    return {
+        "worker": lost.name,
+        "state": lost.standing,
+        "up": "",
+        "jobs": "",
+        "running": lost.held or "",
+        "memory": "",
+        "report": "",
+        "what it held": f"{lost.controller}{'; ' if lost.controller else ''}{lost.work}",
+    }
+
+
+def _row(reply: "Reply", seen: "WorkerOverview | None", *, wants_json: bool) -> dict[str, object]:
+    """Return the row of a worker from its answer, and from what is known of it without asking."""
     stats: dict[str, Any] = reply.answer if reply.ok else {}
     max_jobs = stats.get("max_jobs")
     state = ("recycling" if stats.get("recycling") else "up") if reply.ok else reply.reason
+    is_silent = seen is not None and seen.standing == "silent"
+    reported = None if seen is None else seen.reported
     if wants_json:
         fields = ("uptime", "done", "running", "memory", "max_jobs", "max_memory")
         host = stats.get("process", {})
@@ -398,15 +428,19 @@ def _row(reply: "Reply", *, wants_json: bool) -> dict[str, object]:
             "worker": reply.worker,
             "state": state,
             **of_host,
+            "standing": seen.health if is_silent and seen else "working" if reply.ok else state,
+            "reported": reported,
             **{name: stats.get(name) for name in fields},
         }
     return {
         "worker": reply.worker,
-        "state": state,
+        "state": seen.health if is_silent and seen else state,
         "up": format_duration(stats["uptime"]) if stats else "",
         "jobs": f"{stats['done']} of {max_jobs}" if max_jobs else stats.get("done", ""),
         "running": stats.get("running", ""),
         "memory": _format_memory(stats.get("memory"), stats.get("max_memory")),
+        "report": "" if reported is None else format_age(0.0, reported),
+        "what it held": "",
     }
 
 

@@ -12,13 +12,16 @@ from celery5.protocol.durations import format_age, format_duration
 from celery5.protocol.job.dead_letters import DeadJob
 from celery5.protocol.job.failure_groups import DeadJobGroup
 from celery5.protocol.observability.overview import (
+    LostWorker,
     Overview,
     QueueOverview,
     TaskOverview,
     WorkerOverview,
+    describe_deaths,
     describe_flow,
     format_share,
 )
+from celery5.protocol.observability.queue_depth import TaskDeaths
 from celery5.protocol.observability.recent import FAILED_STATES
 from celery5.protocol.observability.rollup import MINUTE
 from celery5.protocol.process.recycling import format_mib
@@ -53,6 +56,8 @@ def make_details(view: View, key: str, reading: Reading, width: int) -> list[Lin
     elif view is View.WORKERS and (worker := _find(overview.workers, key)) is not None:
         jobs = None if reading.jobs is None else [job for job in reading.jobs if job.worker == key]
         lines = _describe_worker(worker, jobs, reading.jobs_note)
+    elif view is View.WORKERS and (lost := next((one for one in overview.lost if one.worker == key), None)):
+        lines = _describe_lost(lost, overview.at)
     elif view is View.DEAD:
         group = next((group for group in reading.dead or () if group.id == key), None)
         lines = None if group is None else _describe_group(group, overview.at)
@@ -116,6 +121,9 @@ def _describe_task(
     ]
     if since is not None:
         lines.append(_field("fails since", f"{format_time(since)} ({format_age(since, overview.at)})", "bad"))
+    if task.deaths:
+        deaths = TaskDeaths(task.deaths, task.poisoned, task.last_death or 0.0)
+        lines.append(_field("workers", describe_deaths(deaths, overview.at), "bad" if task.kills else ""))
     if task.last_error is not None:
         error = task.last_error
         lines.append(_field("last error", f"{error.type}: {error.message}"))
@@ -155,6 +163,20 @@ def _describe_worker(worker: WorkerOverview, jobs: Sequence[ActiveJob] | None, n
         if jobs
         else [*lines, _plain(note or "nothing", "dim")]
     )
+
+
+def _describe_lost(lost: LostWorker, now: float) -> list[Line]:
+    return [
+        _title(f"{lost.kind} {lost.worker}"),
+        _field("health", lost.standing, "bad"),
+        _field("lost", f"{format_time(lost.at)} ({format_age(min(lost.at, now), now)})"),
+        *([_field("controller", lost.controller)] if lost.controller else []),
+        _field("queues", ", ".join(lost.queues)),
+        _field("jobs", lost.work),
+        (),
+        _title("what it had begun" if lost.jobs else "it had begun nothing"),
+        *(_plain(to_one_line(f"{job.task}  {job.id}  {job.fate}")) for job in lost.jobs),
+    ]
 
 
 def _describe_group(group: DeadJobGroup, now: float) -> list[Line]:

@@ -167,6 +167,7 @@ def _draw_totals(overview: Overview) -> Line:
         ("running", f"{totals.running:,}", False),
         ("dead", f"{totals.dead:,}", False),
         ("workers", f"{totals.workers:,}", not totals.workers),
+        *([("lost", f"{totals.lost:,}", True)] if totals.lost else []),
     ):
         segments.append((f"{label} ", "dim"))
         segments.append((value, "bad" if is_bad else ""))
@@ -177,8 +178,9 @@ def _draw_totals(overview: Overview) -> Line:
 
 def _draw_attention(overview: Overview) -> Line:
     queues = sum(queue.verdict.needs_attention for queue in overview.queues)
-    tasks = sum(task.failing_since is not None for task in overview.tasks)
+    tasks = sum(task.needs_attention for task in overview.tasks)
     workers = sum(worker.health not in ("ok", "no report yet") for worker in overview.workers)
+    workers += len(overview.lost)
     problems = [
         f"{count} {noun}{'' if count == 1 else 's'}"
         for count, noun in ((queues, "queue"), (tasks, "task"), (workers, "worker"))

@@ -10,6 +10,7 @@ from celery5.cli.top.readings import ActiveJob
 from celery5.protocol.durations import format_age, format_duration
 from celery5.protocol.job.failure_groups import DeadJobGroup
 from celery5.protocol.observability.overview import (
+    LostWorker,
     Overview,
     QueueOverview,
     TaskOverview,
@@ -154,8 +155,10 @@ def _make_queue_row(queue: QueueOverview) -> Row:
 
 def make_task_table(overview: Overview, now: float) -> TopTable:
     """Return the tasks: those that fail first, then the busiest."""
+    kills = any(task.deaths for task in overview.tasks)
     columns = (
         Column("task", may_shrink=True),
+        *([Column("killed", is_number=True)] if kills else []),
         Column("per min", 1, is_number=True),
         Column("failed", is_number=True),
         Column("run p50", 3, is_number=True),
@@ -167,13 +170,14 @@ def make_task_table(overview: Overview, now: float) -> TopTable:
     )
     return TopTable(
         columns,
-        tuple(_make_task_row(task, now) for task in overview.tasks),
+        tuple(_make_task_row(task, now, kills=kills) for task in overview.tasks),
         empty="no attempt has ended lately, as far as metrics are stored",
         note=_join_notes(_note_left_out(overview.left_out.tasks, "task"), "per min", overview.task_window),
     )
 
 
-def _make_task_row(task: TaskOverview, now: float) -> Row:
+def _make_task_row(task: TaskOverview, now: float, *, kills: bool) -> Row:
+    """Return the row of a task. `kills`: whether there is a column for workers that tasks took down."""
     is_failing = task.failing_since is not None
     share = task.failed_share
     since = None if task.failing_since is None else max(0.0, now - task.failing_since)
@@ -181,6 +185,11 @@ def _make_task_row(task: TaskOverview, now: float) -> Row:
     text = "" if error is None else f"{error.type}: {error.message}" if error.message else error.type
     cells = (
         _text(task.name),
+        *(
+            [Cell(f"{task.deaths:,}" if task.deaths else "", "bad" if task.kills else "", float(task.deaths))]
+            if kills
+            else []
+        ),
         Cell(f"{task.ended_per_minute:,.0f}", "" if task.ended_per_minute else "dim", task.ended_per_minute),
         Cell(
             "" if share is None else format_share(share),
@@ -194,7 +203,7 @@ def _make_task_row(task: TaskOverview, now: float) -> Row:
         Cell("" if since is None else format_duration(since), "bad", since or 0.0),
         _text(text, "" if is_failing else "dim"),
     )
-    return Row(task.name, cells, is_failing)
+    return Row(task.name, cells, task.needs_attention)
 
 
 def make_worker_table(overview: Overview) -> TopTable:
@@ -209,14 +218,27 @@ def make_worker_table(overview: Overview) -> TopTable:
         Column("lag", 4, is_number=True),
         Column("memory", 3, is_number=True),
         Column("queues", 5, may_shrink=True),
+        Column("report", 4, is_number=True),
         Column("health"),
     )
     return TopTable(
         columns,
-        tuple(map(_make_worker_row, workers)),
+        (*map(_make_lost_row, overview.lost), *map(_make_worker_row, workers)),
         empty="no worker is running; celery5 worker start starts one",
         note=_note_left_out(overview.left_out.workers, "worker"),
     )
+
+
+def _make_lost_row(lost: LostWorker) -> Row:
+    known = f"; {lost.controller}" if lost.controller else ""
+    cells = (
+        _text(lost.name),
+        *(_text("") for _ in range(6)),
+        _text(", ".join(lost.queues), "dim"),
+        _text(""),
+        _text(f"{lost.standing}{known}; {lost.work}", "bad"),
+    )
+    return Row(lost.worker, cells, needs_attention=True)
 
 
 def _make_worker_row(worker: WorkerOverview) -> Row:
@@ -237,6 +259,7 @@ def _make_worker_row(worker: WorkerOverview) -> Row:
         ),
         Cell(memory, "", float(worker.memory or 0)),
         _text(", ".join(worker.queues), "dim"),
+        _span(worker.reported),
         _text(worker.health, style),
     )
     return Row(worker.name, cells, style == "bad")

@@ -16,7 +16,7 @@ from celery5.protocol.durations import format_duration
 from celery5.protocol.job.history import JobRecord
 from celery5.protocol.job.messages import Failure
 from celery5.protocol.job.states import JobState
-from celery5.protocol.job.story import JobDetails, explain_awaited_code
+from celery5.protocol.job.story import JobDetails, describe_deaths, explain_awaited_code
 from celery5.protocol.masking import MASK
 from celery5.protocol.workflows.member_ids import parse_member_id
 
@@ -89,6 +89,9 @@ def _tell(job: JobDetails, now: float) -> Iterator[StoryLine]:
         key = f", with the key {job.key}" if job.key else ""
         priority = f", with {job.priority} priority" if job.priority != "normal" else ""
         yield StoryLine(job.sent, f"sent to queue {job.queue}{priority}{key}")
+    for death in job.deaths:
+        why = f": {death.why}" if death.why else ""
+        yield StoryLine(death.at, f"took worker {death.worker} down{why}", "bad")
     # The last traceback is shown by itself.
     tracebacks = {failure.attempt: failure.traceback for failure in job.failures if failure != job.failure}
     for attempt in job.attempts:
@@ -154,8 +157,10 @@ def _tell_now(job: JobDetails, now: float) -> Iterator[StoryLine]:
         word = "its next attempt" if job.state is JobState.RETRY else "its time"
         yield StoryLine(job.due, f"waits for {word}")
     elif job.worker:
-        deaths = f"; {job.deliveries} workers died with it" if job.deliveries else ""
-        yield StoryLine(job.taken, f"attempt {job.attempt} runs on {job.worker}{deaths}")
+        deaths = describe_deaths(job.deliveries)
+        yield StoryLine(
+            job.taken, f"attempt {job.attempt} runs on {job.worker}{'; ' if deaths else ''}{deaths}"
+        )
     else:
         yield StoryLine(0.0, f"waits on queue {job.queue} for a worker")
 

@@ -13,6 +13,9 @@ async def load_workers(request: PageRequest) -> Mapping[str, Any]:
     return {
         "workers": overview.workers,
         "left_out": overview.left_out.workers,
+        "lost": overview.lost,
+        "lost_left_out": overview.left_out.lost,
+        "at": overview.at,
         "state": await request.read("info:show", most=0),
     }
 
@@ -30,6 +33,8 @@ async def load_worker(request: PageRequest) -> Mapping[str, Any]:
     return {
         "name": name,
         "worker": next((one for one in overview.workers if one.name == name), None),
+        "lost": [one for one in overview.lost if name in (one.name, one.worker)],
+        "at": overview.at,
         "stats": stats,
         "stack": None,
         **replies,

@@ -404,7 +404,10 @@ class _Watch:
         if not liveness.is_alive:
             return liveness
         lease, renewed_at = self._app.settings.lease, now()
-        beats = [leases.renew_lease(keys, self._report.worker, lease=lease) for keys in self._queues()]
+        beats = [
+            leases.renew_lease(keys, self._report.worker, lease=lease, by_sidecar=True)
+            for keys in self._queues()
+        ]
         try:
             pulses = self._broker(self._reply_timing).perform_all(beats)
             if self._report.memberships:
@@ -458,6 +461,7 @@ class _Watch:
                     ttl=settings.results_ttl,
                     message_limit=settings.message_limit,
                     begun_entries=begun.get(keys.queue, []),
+                    has_left=left,
                     cause="" if self._freeze is None else self._freeze.end_reason,
                 )
                 # Once more than it seems to need: where a job has forked, the dead worker's last read may still stand

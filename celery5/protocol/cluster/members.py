@@ -63,6 +63,22 @@ class Ended(msgspec.Struct, frozen=True):
     code: int | None = None
 
 
+class MemberEnd(msgspec.Struct, frozen=True):
+    """How the process of a member ended out of order, and what its Controller does then, for those who miss it."""
+
+    # Its name, which its process has for an inbox.
+    member: str
+    # How it ended, for people.
+    how: str
+    # What follows: `it is started again`, `given up: ...`, `started again as process 4712`.
+    then: str
+
+    @property
+    def text(self) -> str:
+        """Return it in a line."""
+        return f"{self.member} {self.how}; {self.then}"
+
+
 class Beat(msgspec.Struct, frozen=True):
     """A heartbeat of its event loop, with its status."""
 

@@ -211,6 +211,10 @@ MAX_QUEUES = 20
 """Queues that are named of many."""
 
 
+def _more(texts: Sequence[str]) -> str:
+    return f" and {len(texts) - 1} more" if len(texts) > 1 else ""
+
+
 def diagnose_workers(
     found: Sequence[WorkerVersion],
     own_version: str,
@@ -221,8 +225,10 @@ def diagnose_workers(
     foreign_schedule: str = "",
     unread: Sequence[str] = (),
     foreign: Mapping[str, str] = MappingProxyType({}),
+    lost: Sequence[str] = (),
+    silent: Sequence[str] = (),
 ) -> Finding:
-    """Diagnose the live workers.
+    """Diagnose the workers.
 
     Args:
         found: The live workers.
@@ -233,7 +239,46 @@ def diagnose_workers(
         foreign_schedule: A schedule that the code here does not declare, but other code has; '' for none.
         unread: The queues on which jobs wait, and that no worker reads.
         foreign: Of these, the ones with a job of a task that the code here does not declare, and that task.
+        lost: Workers and other processes that were lost in the last hour, each in a line.
+        silent: Live workers that are silent, likewise.
     """
+    finding = _diagnose_live(
+        found,
+        own_version,
+        is_version_known=is_version_known,
+        unrouted=unrouted,
+        unscheduled=unscheduled,
+        foreign_schedule=foreign_schedule,
+        unread=unread,
+        foreign=foreign,
+    )
+    parts, remedies = [finding.summary], [finding.remedy] if finding.state != "ok" else []
+    if lost:
+        parts.append(f"{len(lost)} lost in the last hour: {lost[0]}{_more(lost)}")
+        remedies.append("celery5 worker list shows all that were lost; their logs say more")
+    if silent:
+        parts.append(f"{silent[0]}{_more(silent)}")
+        remedies.append(
+            "celery5 worker stack shows where the code of a silent one stands, unless it is frozen"
+        )
+    if len(parts) == 1:
+        return finding
+    state = "warn" if finding.state == "ok" else finding.state
+    return Finding("workers", state, "; ".join(parts), "; ".join(filter(None, remedies)))
+
+
+def _diagnose_live(
+    found: Sequence[WorkerVersion],
+    own_version: str,
+    *,
+    is_version_known: bool,
+    unrouted: bool,
+    unscheduled: bool,
+    foreign_schedule: str,
+    unread: Sequence[str],
+    foreign: Mapping[str, str],
+) -> Finding:
+    """Diagnose the live workers, and what they do not read."""
     if unread:
         finding = _diagnose_unread(len(found), unread, foreign)
         if found or foreign:
@@ -298,10 +343,10 @@ def _diagnose_versions(found: Sequence[WorkerVersion], own_version: str, summary
             "with the certificate of this host's authority"
         )
         return Finding("workers", "fail", f"{summary}; {names}: {refused[0].refusal}", remedy)
-    silent = [each.name for each in found if not each.version]
-    if silent:
+    unanswered = [each.name for each in found if not each.version]
+    if unanswered:
         remedy = "look at their logs; a worker without an inbox does not answer"
-        return Finding("workers", "warn", f"{summary}; no answer from {', '.join(silent)}", remedy)
+        return Finding("workers", "warn", f"{summary}; no answer from {', '.join(unanswered)}", remedy)
     others = [each for each in found if each.version != own_version]
     if others:
         shown = ", ".join(f"{each.name} {each.version}" for each in others)

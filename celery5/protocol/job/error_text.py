@@ -63,6 +63,25 @@ def make_group_id(task: str, error_type: str, pattern: str) -> str:
     return hashlib.blake2s(text, digest_size=6).hexdigest()
 
 
+def parse_cause(cause: str) -> str:
+    """Return the id of the group of a cause, as scripts name it; '' for none.
+
+    `recover.lua` has no such hash, and names what `make_group_id` makes it of.
+    """
+    parts = cause.split("\0")
+    return make_group_id(*parts) if len(parts) == 3 else cause if is_group_id(cause) else ""
+
+
+def make_death_pattern(why: str) -> str:
+    """Return the normalised message of jobs that are dead because they took workers down.
+
+    Args:
+        why: Why the last of them ended; '' when nobody knows.
+    """
+    # Any number of workers is the same placeholder.
+    return normalise_message("took its worker down 2 times" + (f"; at last: {why}" if why else ""))
+
+
 def is_group_id(text: str) -> bool:
     """Return whether `text` is the id of a group."""
     return _GROUP_ID.fullmatch(text) is not None

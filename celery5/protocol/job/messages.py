@@ -6,7 +6,8 @@ Fields that this version does not know survive every hop. Never pickle.
 
 import re
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from itertools import accumulate
 from typing import Annotated, Any
 
@@ -42,6 +43,14 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     attempt: int = 1
     worker: str = ""
     at: float = 0.0  # seconds since 1970
+
+
+class WorkerDeath(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """A worker that a job took down."""
+
+    worker: str
+    at: float = 0.0  # seconds since 1970
+    why: str = ""  # why it ended, for people; '' when nobody knows
 
 
 class Refusal(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -107,6 +116,8 @@ class Document(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     started: float = 0.0
     finished: float = 0.0
     replays: int = 0  # how often the job came back from the dead-letter queue before it ended so
+    deliveries: int = 0  # how many workers died with it, when it is dead for that
+    deaths: tuple[WorkerDeath, ...] = ()  # the last of these
 
 
 def format_lock(task: str, key: str) -> str:
@@ -350,6 +361,15 @@ def try_read_failure(raw: bytes) -> Failure | None:
         return json.decode(raw, type=Failure)
     except (ValueError, RecursionError):
         return None
+
+
+def read_deaths(entries: Iterable[bytes]) -> tuple[WorkerDeath, ...]:
+    """Return the workers that a job took down, as `recover.lua` has noted them; what cannot be read is left out."""
+    found: list[WorkerDeath] = []
+    for entry in entries:
+        with suppress(ValueError, RecursionError):
+            found.append(json.decode(entry, type=WorkerDeath))
+    return tuple(found)
 
 
 def try_decode_value(raw: Raw) -> Any:

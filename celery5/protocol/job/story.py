@@ -11,6 +11,7 @@ from celery5.protocol.job.messages import (
     Document,
     Failure,
     Refusal,
+    WorkerDeath,
     try_decode_value,
     try_read_command,
     try_read_document,
@@ -38,8 +39,9 @@ class JobDetails(msgspec.Struct, frozen=True):
     # Attempts made for `retry` sections, by the section's name.
     sections: Mapping[str, int] | None = None
     replays: int = 0
-    # How many workers died with it.
+    # How many workers died with it, and the last of them.
     deliveries: int = 0
+    deaths: tuple[WorkerDeath, ...] = ()
     revoked: bool = False
     key: str = ""
     priority: str = "normal"
@@ -100,6 +102,7 @@ def make_job_details(
     taken: float = 0.0,
     due: float = 0.0,
     deliveries: int = 0,
+    deaths: tuple[WorkerDeath, ...] = (),
     jobs_ahead: int | None = None,
     progress: Progress | None = None,
     limit: int | None = None,
@@ -124,7 +127,8 @@ def make_job_details(
         worker=worker,
         taken=taken,
         due=due,
-        deliveries=deliveries,
+        deliveries=max(deliveries, len(deaths)),
+        deaths=deaths,
         revoked=letter == Place.REVOKED or state is JobState.REVOKED,
         dead_entry=place[1:] if letter == Place.DEAD else "",
         limit=format_limit(place) if letter == Place.LIMITED else "",
@@ -230,6 +234,11 @@ def _make_from_record(record: JobRecord) -> JobDetails:
     )
 
 
+def describe_deaths(count: int) -> str:
+    """Return how many workers died with a job, in words; '' for none."""
+    return f"{count} worker{'' if count == 1 else 's'} died with it" if count else ""
+
+
 def explain_awaited_code(details: JobDetails, due: str) -> str:
     """Return which code a foreign job waits for, and what becomes of it when it is `due`; '' for other jobs."""
     refusal = details.waits_for_code
@@ -283,4 +292,6 @@ def _with_end(story: JobDetails, end: Document) -> JobDetails:
         value=try_decode_value(end.value),
         reason=end.reason,
         failure=end.failure,
+        deliveries=max(story.deliveries, end.deliveries),
+        deaths=story.deaths or end.deaths,
     )

@@ -8,6 +8,7 @@ import msgspec
 
 from celery5.errors import Misconfigured
 from celery5.protocol.byte_counts import format_bytes
+from celery5.protocol.commands.definitions import get_inbox_name
 from celery5.protocol.durations import format_duration
 from celery5.protocol.health.server_memory import ServerMemory
 from celery5.protocol.observability.alerting import (
@@ -19,10 +20,16 @@ from celery5.protocol.observability.alerting import (
     Measure,
     Severity,
 )
-from celery5.protocol.observability.overview import describe_flow, get_stalled_time
+from celery5.protocol.observability.overview import (
+    describe_deaths,
+    describe_flow,
+    get_stalled_time,
+)
+from celery5.protocol.observability.queue_depth import TaskDeaths, sum_deaths
 from celery5.protocol.observability.queue_flow import QueueFlow
 from celery5.protocol.observability.report import compress, decompress, get_labels
 from celery5.protocol.observability.rollup import MetricsGroup
+from celery5.protocol.process.standing import make_lost
 from celery5.protocol.similar_names import did_you_mean
 from celery5.protocol.text_values import DURATION
 
@@ -40,6 +47,12 @@ ENDED = (*FAILED, "SUCCESS")
 """The states of attempts that count."""
 MEMORY_RESOLVES = 0.95
 """The share of its threshold at which the built-in rule on memory resolves."""
+COUNTED = ("failures", "dead-letters", "worker-deaths")
+"""What is counted over some time."""
+WITHOUT_THRESHOLD = ("no-workers", "worker-deaths", "worker-lost")
+"""What alerts from the first on unless a rule says otherwise."""
+MAX_LOST_SUBJECTS = 20
+"""Lost workers with an alert of their own, the last ones; further ones have one together."""
 MAX_NAME = 100
 """Characters of the name of a rule."""
 
@@ -74,6 +87,21 @@ def dead_letters(
 ) -> AlertCondition:
     """Return the condition that more than `above` dead letters were added to a queue, or to any, within a time."""
     return AlertCondition(measure="dead-letters", queue=queue, above=above, below=below, within=within)
+
+
+def worker_deaths(task: str = "", *, above: float = 0, within: float = 600.0) -> AlertCondition:
+    """Return the condition that jobs of a task, or of any, took more than `above` workers down within a time.
+
+    It counts from the first one on: each death is noted where the jobs of the worker are put back.
+    """
+    return AlertCondition(measure="worker-deaths", task=task, above=above, within=within)
+
+
+def worker_lost(queue: str = "", *, within: float = 600.0) -> AlertCondition:
+    """Return the condition that a worker of a queue, or of any, was lost within a time: it died, or was frozen or cut
+    off for longer than its lease. One that ends in order is not lost.
+    """
+    return AlertCondition(measure="worker-lost", queue=queue, above=0, within=within)
 
 
 def stream_lag(
@@ -182,7 +210,7 @@ def _parse_rule(name: str, text: str) -> AlertRule:
             hint = did_you_mean(option, _OPTIONS, otherwise=f"known: {', '.join(_OPTIONS)}")
             raise Misconfigured(f"alert {name!r}: {word!r} is no option=value; {hint}")
         values[option] = value if option in _TEXTS else _parse_number(name, option, value)
-    if "above" not in values and measure != "no-workers":
+    if "above" not in values and measure not in WITHOUT_THRESHOLD:
         raise Misconfigured(f"alert {name!r}: it has no threshold: add above=")
     rest: dict[str, Any] = {
         option: values.pop(option) for option in ("severity", "keep_firing_for") if option in values
@@ -216,6 +244,8 @@ class AlertThresholds(msgspec.Struct, frozen=True, kw_only=True):
     stream_lag: float
     loop_lag: float
     memory: float = 0.0
+    worker_deaths: float = 0
+    worker_lost: float = 0
 
 
 def make_builtin_rules(thresholds: AlertThresholds) -> tuple[AlertRule, ...]:
@@ -233,6 +263,18 @@ def make_builtin_rules(thresholds: AlertThresholds) -> tuple[AlertRule, ...]:
         )
     if thresholds.dead:
         rules.append(AlertRule(name="dead-letters", condition=dead_letters(above=thresholds.dead), for_=0.0))
+    if thresholds.worker_deaths:
+        rules.append(
+            AlertRule(
+                name="worker-deaths",
+                condition=worker_deaths(above=thresholds.worker_deaths - 1),
+                severity="critical",
+                for_=0.0,
+            )
+        )
+    if thresholds.worker_lost:
+        condition = worker_lost(within=min(thresholds.worker_lost, MAX_WITHIN))
+        rules.append(AlertRule(name="worker-lost", condition=condition, severity="critical", for_=0.0))
     if thresholds.stream_lag:
         rules.append(AlertRule(name="stream-lag", condition=stream_lag(above=thresholds.stream_lag)))
     if thresholds.loop_lag:
@@ -260,6 +302,13 @@ class MeasuredQueue(msgspec.Struct, frozen=True, kw_only=True):
     flow: QueueFlow | None = None
     # Seconds since an attempt ended; None when none did within a day.
     idle: float | None = None
+    # The workers that jobs took down, as QueueDepth has them.
+    deaths: Mapping[str, int] = {}
+    poisoned: Mapping[str, int] = {}
+    last_deaths: Mapping[str, float] = {}
+    # The last workers that were lost, and when, in seconds since 1970; and how many there were in an hour.
+    lost_workers: Mapping[str, float] = {}
+    lost: int = 0
 
 
 class TaskCount(msgspec.Struct, frozen=True, array_like=True):
@@ -297,6 +346,11 @@ class MeasuredCluster(msgspec.Struct, frozen=True, kw_only=True):
     # How full the servers are.
     memory: tuple[ServerMemory, ...] = ()
 
+    @property
+    def deaths(self) -> Mapping[str, TaskDeaths]:
+        """The workers that the jobs of each task took down."""
+        return sum_deaths(self.queues)
+
 
 class CounterSample(msgspec.Struct, frozen=True, array_like=True):
     """The counters at an earlier time."""
@@ -304,6 +358,7 @@ class CounterSample(msgspec.Struct, frozen=True, array_like=True):
     at: float
     tasks: dict[str, TaskCount]
     dead: dict[str, int]
+    deaths: dict[str, int] = {}
 
 
 class StoredAlerts(msgspec.Struct, frozen=True, array_like=True):
@@ -329,14 +384,15 @@ def add_sample(
     samples: Sequence[CounterSample], measured: MeasuredCluster, rules: Sequence[AlertRule]
 ) -> tuple[CounterSample, ...]:
     """Return the samples that are needed from now on: with a new one when it is time for that."""
-    times = [one.condition.within for one in rules if one.condition.measure in ("failures", "dead-letters")]
+    times = [one.condition.within for one in rules if one.condition.measure in COUNTED]
     if not times:
         return ()
     step = max(min(times) / SAMPLES_WITHIN, max(times) / (MAX_SAMPLES - SAMPLES_WITHIN))
     past = [one for one in samples if one.at <= measured.at]
     if not past or measured.at - past[-1].at >= step:
         dead = {name: queue.dead for name, queue in measured.queues.items()}
-        past.append(CounterSample(measured.at, dict(measured.tasks), dead))
+        deaths = {task: one.workers for task, one in measured.deaths.items()}
+        past.append(CounterSample(measured.at, dict(measured.tasks), dead, deaths))
     old = [number for number, one in enumerate(past) if one.at <= measured.at - max(times)]
     return tuple(past[old[-1] if old else 0 :][-MAX_SAMPLES:])
 
@@ -365,15 +421,12 @@ def _read(
             for task, count in measured.tasks.items():
                 if condition.task in ("", task):
                     yield f"task {task}", _read_failures(condition, task, count, base)
+        case "worker-deaths":
+            yield from _read_all_deaths(condition, measured, samples)
+        case "worker-lost":
+            yield from _read_lost(condition, measured)
         case "memory":
-            for server in measured.memory:
-                limit = (
-                    "no limit"
-                    if server.limit is None
-                    else f"{format_bytes(server.limit)} ({server.share:.0%})"
-                )
-                words = f"broker {server.broker} uses {format_bytes(server.used)} of {limit}"
-                yield f"broker {server.broker}", AlertReading(server.share, words)
+            yield from _read_memory(measured)
         case _:
             yield from _read_lags(condition, measured)
 
@@ -420,6 +473,51 @@ def _read_failures(
     failed, ended = max(0.0, count.failed - before.failed), count.ended - before.ended
     share = failed / ended if ended and ended >= condition.least else 0.0
     return AlertReading(share, f"{failed:.0f} of {ended:.0f} attempts of task {task} failed ({share:.0%})")
+
+
+def _read_memory(measured: MeasuredCluster) -> Iterator[tuple[str, AlertReading]]:
+    for server in measured.memory:
+        limit = "no limit" if server.limit is None else f"{format_bytes(server.limit)} ({server.share:.0%})"
+        words = f"broker {server.broker} uses {format_bytes(server.used)} of {limit}"
+        yield f"broker {server.broker}", AlertReading(server.share, words)
+
+
+def _read_all_deaths(
+    condition: AlertCondition, measured: MeasuredCluster, samples: Sequence[CounterSample]
+) -> Iterator[tuple[str, AlertReading]]:
+    base = _find_base(samples, measured.at - condition.within)
+    for task, deaths in measured.deaths.items():
+        if condition.task in ("", task):
+            yield f"task {task}", _read_deaths(condition, task, deaths, base, measured.at)
+
+
+def _read_deaths(
+    condition: AlertCondition, task: str, deaths: TaskDeaths, base: CounterSample | None, now: float
+) -> AlertReading:
+    """Return how many workers the jobs of a task took down lately.
+
+    When the last one was is known: so the first counts that came before anything was sampled.
+    """
+    before = deaths.workers if base is None else base.deaths.get(task, 0)
+    count = max(1, deaths.workers - before) if now - deaths.last <= condition.within else 0
+    return AlertReading(count, f"jobs of task {task} {describe_deaths(deaths, now)}")
+
+
+def _read_lost(condition: AlertCondition, measured: MeasuredCluster) -> Iterator[tuple[str, AlertReading]]:
+    """Yield whether each of the last workers that were lost was lost lately; the others together."""
+    lost: dict[str, float] = {}
+    for name, queue in measured.queues.items():
+        if condition.queue in ("", name):
+            for worker, at in queue.lost_workers.items():
+                lost[worker] = min(at, lost.get(worker, at))
+    in_order = sorted(lost.items(), key=lambda item: -item[1])
+    for worker, at in in_order[:MAX_LOST_SUBJECTS]:
+        is_recent = measured.at - at <= condition.within
+        words = f"worker {worker} was {make_lost(measured.at - at).text}"
+        yield f"worker {get_inbox_name(worker)}", AlertReading(float(is_recent), words)
+    others = [at for _, at in in_order[MAX_LOST_SUBJECTS:] if measured.at - at <= condition.within]
+    if len(in_order) > MAX_LOST_SUBJECTS:
+        yield "further workers", AlertReading(len(others), f"{len(others)} further workers were lost lately")
 
 
 def _find_base(samples: Sequence[CounterSample], at: float) -> CounterSample | None:

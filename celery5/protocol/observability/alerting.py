@@ -17,7 +17,17 @@ import msgspec
 Severity = Literal["warning", "critical"]
 AlertStatus = Literal["inactive", "pending", "firing", "silenced"]
 Change = Literal["fired", "resolved"]
-Measure = Literal["oldest", "failures", "no-workers", "dead-letters", "stream-lag", "loop-lag", "memory"]
+Measure = Literal[
+    "oldest",
+    "failures",
+    "no-workers",
+    "dead-letters",
+    "worker-deaths",
+    "worker-lost",
+    "stream-lag",
+    "loop-lag",
+    "memory",
+]
 
 KEPT_UNMEASURED = 300.0
 """Seconds after which an alert is given up of which nothing is measured any more."""
@@ -43,7 +53,7 @@ class AlertCondition(msgspec.Struct, frozen=True, kw_only=True):
     task: str = ""
     stream: str = ""
     group: str = ""
-    # Seconds over which failures and dead letters are counted.
+    # Seconds over which failures, dead letters and deaths of workers are counted.
     within: float = 300.0
     # Jobs that must have ended within that time for a failure rate to count.
     least: int = 20

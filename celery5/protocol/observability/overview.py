@@ -1,16 +1,18 @@
 """What the overview of an application says, and how it judges queues and tasks by their last minutes."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Literal, NamedTuple
 
 import msgspec
 
-from celery5.protocol.durations import format_duration
+from celery5.protocol.durations import format_age, format_duration
 from celery5.protocol.health.server_memory import ServerMemory
+from celery5.protocol.observability.queue_depth import TaskDeaths
 from celery5.protocol.observability.queue_flow import QueueFlow
 from celery5.protocol.observability.rollup import MINUTE
+from celery5.protocol.process.standing import LostJob, ProcessCondition, ProcessStanding
 
 RATE_MINUTES = 1
 """Whole minutes by which the rates of tasks are measured."""
@@ -32,6 +34,13 @@ HEALED_MINUTES = 3
 """Minutes in a row without failures after which a task does not fail any more."""
 FAILS_LATELY = 10 * MINUTE
 """Seconds: a task whose last failure is older does not fail now."""
+KILLS_LATELY = 3600.0
+"""Seconds after the last worker that a task took down in which a person should look at it."""
+NO_WORK = "it held no jobs"
+LOST_JOBS_NAMED = 3
+"""Jobs of a lost worker that a line names."""
+DEATHS_SHOWN = 86_400.0
+"""Seconds after that in which a task is shown that has ended nothing."""
 
 QueueCondition = Literal["steady", "empties", "grows", "stalled", "paused", "unserved", "unknown"]
 
@@ -118,6 +127,18 @@ class TaskOverview(msgspec.Struct, frozen=True, kw_only=True):
     # The minute in which it began to fail, in seconds since 1970, however long ago; None when it does not fail now.
     failing_since: int | None = None
     last_error: LastError | None = None
+    # How many workers its jobs took down, how many jobs were given up for that, and when it was last, in seconds since
+    # 1970.
+    deaths: int = 0
+    poisoned: int = 0
+    last_death: float | None = None
+    # The same in words, for an hour after the last one; '' for nothing that a person should look at.
+    kills: str = ""
+
+    @property
+    def needs_attention(self) -> bool:
+        """Whether a person should look at it: it fails, or takes workers down."""
+        return self.failing_since is not None or bool(self.kills)
 
 
 class WorkerOverview(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,6 +167,66 @@ class WorkerOverview(msgspec.Struct, frozen=True, kw_only=True):
     breakers: tuple[str, ...] = ()
     # Seconds since its last report.
     reported: float | None = None
+    # Whether it is `working` or `silent`.
+    standing: ProcessCondition = "working"
+
+
+class LostWorker(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker or a Router that was lost: it died, or was frozen or cut off for longer than its lease."""
+
+    # Its whole name, and that of its inbox.
+    worker: str
+    name: str = ""
+    # `worker`, `router`, `scheduler`, `controller` or `publisher`.
+    kind: str = "worker"
+    queues: tuple[str, ...] = ()
+    # When, in seconds since 1970, and in words: `lost 3 min ago`.
+    at: float
+    standing: str
+    # Why it ended, for people; '' when nobody knows.
+    why: str = ""
+    # Jobs that it holds still, since nobody has put them back; that were put back; and that became dead letters.
+    held: int = 0
+    put_back: int = 0
+    dead: int = 0
+    # Some of the jobs that it had begun, and what became of them.
+    jobs: tuple[LostJob, ...] = ()
+    # Whether a process of its name lives again.
+    is_back: bool = False
+    # What its Controller knows of its end, and has done then; '' when there is none.
+    controller: str = ""
+
+    @property
+    def work(self) -> str:
+        """What it held, and what became of that, in words."""
+        return describe_lost_work(self)
+
+
+class WorkersOverview(NamedTuple):
+    """The live workers, and those that were lost in the last hour, the last ones first."""
+
+    workers: tuple[WorkerOverview, ...]
+    lost: tuple[LostWorker, ...]
+
+
+def describe_lost_work(lost: LostWorker) -> str:
+    """Return what a lost worker held, and what became of that, in words."""
+    counts = (
+        (lost.held, "not put back yet: no other worker reads its queues"),
+        (lost.put_back, "put back"),
+        (lost.dead, "became dead letters"),
+    )
+    parts = [f"{count} job{'' if count == 1 else 's'} {fate}" for count, fate in counts if count]
+    begun = ", ".join(f"{job.task} {job.id} ({job.fate})" for job in lost.jobs[:LOST_JOBS_NAMED])
+    more = len(lost.jobs) - LOST_JOBS_NAMED
+    had_begun = f"it had begun {begun}{f' and {more} more' if more > 0 else ''}" if begun else ""
+    return "; ".join(filter(None, (lost.why, *parts, had_begun))) or NO_WORK
+
+
+def format_lost(lost: LostWorker) -> str:
+    """Return a lost worker in a line: its name, when it was lost, and what it held."""
+    known = f" ({lost.controller})" if lost.controller else ""
+    return f"{lost.kind} {lost.name} {lost.standing}{known}: {lost.work}"
 
 
 class DueSchedule(msgspec.Struct, frozen=True):
@@ -178,6 +259,8 @@ class OverviewTotals(msgspec.Struct, frozen=True, kw_only=True):
     scheduled: int
     dead: int
     workers: int
+    # Those that were lost in the last hour.
+    lost: int = 0
     routers: int
     schedulers: int
     controllers: int
@@ -192,6 +275,7 @@ class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
     workers: int = 0
     # Queues that are shown without their history.
     histories: int = 0
+    lost: int = 0
 
 
 class ProcessStarts(msgspec.Struct, frozen=True):
@@ -213,6 +297,8 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     queues: tuple[QueueOverview, ...]
     tasks: tuple[TaskOverview, ...]
     workers: tuple[WorkerOverview, ...]
+    # Workers and Routers that were lost in the last hour, the last ones first.
+    lost: tuple[LostWorker, ...] = ()
     # The next ones first.
     schedules: tuple[DueSchedule, ...] = ()
     # When the processes started that live now, the last ones first.
@@ -365,27 +451,90 @@ def fails_now(onset: FailureOnset | None, now: float) -> bool:
     return onset is not None and now - onset.last <= FAILS_LATELY + MINUTE
 
 
+def add_deaths(
+    tasks: Iterable[TaskOverview], deaths: Mapping[str, TaskDeaths], now: float
+) -> list[TaskOverview]:
+    """Return the overviews of tasks with the workers that their jobs took down; first those that need a person.
+
+    A job that takes its worker down has ended no attempt: its task may have no overview yet.
+    """
+    found = {task.name: task for task in tasks}
+    for name, one in deaths.items():
+        before = found.get(name)
+        if before is None:
+            if now - one.last > DEATHS_SHOWN:
+                continue
+            before = TaskOverview(
+                name=name,
+                queues=one.queues,
+                ended=0,
+                failed=0,
+                failed_share=None,
+                ended_per_minute=0.0,
+                failed_per_minute=0.0,
+                run=None,
+                wait=None,
+            )
+        found[name] = msgspec.structs.replace(
+            before,
+            deaths=one.workers,
+            poisoned=one.poisoned,
+            last_death=one.last or None,
+            kills=describe_deaths(one, now) if now - one.last <= KILLS_LATELY else "",
+        )
+    return sorted(found.values(), key=lambda task: not task.needs_attention)
+
+
+def describe_deaths(deaths: TaskDeaths, now: float) -> str:
+    """Return what is counted of a task whose jobs took workers down, in words."""
+    workers = f"took {deaths.workers} worker{'' if deaths.workers == 1 else 's'} down"
+    given_up = (
+        f"; {deaths.poisoned} job{'' if deaths.poisoned == 1 else 's'} given up" if deaths.poisoned else ""
+    )
+    last = f", the last {format_age(min(deaths.last, now), now)}" if deaths.last else ""
+    return f"{workers}{last}{given_up}"
+
+
 def judge_worker(
-    *, reported: float | None, stale_after: float, is_ready: bool, lag: float, breakers: Sequence[str]
+    standing: ProcessStanding,
+    *,
+    has_reported: bool = True,
+    is_ready: bool = True,
+    lag: float = 0.0,
+    breakers: Sequence[str] = (),
 ) -> str:
-    """Return what a person should know of the health of a live worker: `ok`, or what is wrong.
+    """Return what a person should know of the health of a worker: `ok`, or what is wrong.
 
     Args:
-        reported: Seconds since its last report; None when there is none.
-        stale_after: Seconds after which a report says nothing any more.
+        standing: How it stands. What a silent one has reported says nothing any more.
+        has_reported: Whether it has reported yet.
         is_ready: Whether it was ready for work.
         lag: Seconds by which its event loop woke up late.
         breakers: Its circuit breakers that are not closed.
     """
-    if reported is None:
+    if standing.condition != "working":
+        return standing.text
+    if not has_reported:
         return "no report yet"
-    if reported > stale_after:
-        return f"no report for {format_duration(reported)}"
     if not is_ready:
         return "not ready"
     if breakers:
         return f"breaker open: {', '.join(breakers)}"
     return f"loop late by {format_duration(lag)}" if lag >= LATE_LOOP else "ok"
+
+
+def merge_lost(one: LostWorker, other: LostWorker) -> LostWorker:
+    """Return what is known of a lost process on two queues as one."""
+    first, _ = sorted((one, other), key=lambda part: part.at)
+    return msgspec.structs.replace(
+        first,
+        queues=tuple(dict.fromkeys((*one.queues, *other.queues))),
+        why=one.why or other.why,
+        held=one.held + other.held,
+        put_back=one.put_back + other.put_back,
+        dead=one.dead + other.dead,
+        jobs=(*one.jobs, *other.jobs),
+    )
 
 
 LATE_LOOP = 1.0

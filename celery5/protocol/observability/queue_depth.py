@@ -1,7 +1,7 @@
 """How far behind a queue is: the one definition of its backlog, and of its metrics."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -35,13 +35,54 @@ class QueueDepth(msgspec.Struct, frozen=True):
     held_tasks: Mapping[str, int] = {}
     # Workers that read the queue, and live.
     workers: int = 0
-    # How many workers the jobs of each task took down, and how many jobs were given up for it.
+    # How many workers the jobs of each task took down, how many jobs were given up for it, and when it was last, in
+    # seconds since 1970.
     deaths: Mapping[str, int] = {}
     poisoned: Mapping[str, int] = {}
     # How fast jobs come and leave; None while there was no earlier look.
     flow: QueueFlow | None = None
     # Seconds since an attempt ended; None when none did within a day.
     idle: float | None = None
+    last_deaths: Mapping[str, float] = {}
+    # Workers that were lost in the last hour, and of the last of them when, in seconds since 1970.
+    lost: int = 0
+    lost_workers: Mapping[str, float] = {}
+
+
+class CountedDeaths(Protocol):
+    """What is counted on a queue of workers that jobs took down: see QueueDepth."""
+
+    @property
+    def deaths(self) -> Mapping[str, int]: ...
+    @property
+    def poisoned(self) -> Mapping[str, int]: ...
+    @property
+    def last_deaths(self) -> Mapping[str, float]: ...
+
+
+class TaskDeaths(NamedTuple):
+    """How many workers the jobs of a task took down, how many jobs were given up for it, and when it was last."""
+
+    workers: int = 0
+    poisoned: int = 0
+    # In seconds since 1970; 0 when it is not known.
+    last: float = 0.0
+    queues: tuple[str, ...] = ()
+
+
+def sum_deaths(queues: Mapping[str, CountedDeaths]) -> dict[str, TaskDeaths]:
+    """Return what is counted on these queues, by task."""
+    total: dict[str, TaskDeaths] = {}
+    for name, queue in queues.items():
+        for task, count in queue.deaths.items():
+            before = total.get(task, TaskDeaths())
+            total[task] = TaskDeaths(
+                before.workers + count,
+                before.poisoned + queue.poisoned.get(task, 0),
+                max(before.last, queue.last_deaths.get(task, 0.0)),
+                (*before.queues, name),
+            )
+    return total
 
 
 class QueueGauge(NamedTuple):
@@ -76,6 +117,9 @@ def list_gauges(depth: QueueDepth) -> list[QueueGauge]:
         ),
         QueueGauge("celery5_queue_scheduled", "Jobs of the queue that wait for their time.", depth.scheduled),
         QueueGauge("celery5_queue_workers", "Live workers that read the queue.", depth.workers),
+        QueueGauge(
+            "celery5_queue_workers_lost", "Workers of the queue that were lost in the last hour.", depth.lost
+        ),
         QueueGauge("celery5_queue_runs", "Live runs of workflows whose home is the queue.", depth.runs),
         *_list_flow_gauges(depth),
         *[

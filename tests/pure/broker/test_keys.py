@@ -122,6 +122,7 @@ def made() -> dict[str, str]:
         "limit_rules_turn": SHOP.limit_rules_turn,
         "live_processes": SHOP.live_processes("<kind>"),
         "leader": SHOP.leader,
+        "member_end": SHOP.member_end("<member>"),
         "recycling": SHOP.recycling,
         "scaling": SHOP.scaling,
         "scaling_turn": SHOP.scaling_turn,

@@ -32,6 +32,8 @@ from celery5.protocol.observability.alert_rules import (
     oldest,
     parse_rules,
     read_conditions,
+    worker_deaths,
+    worker_lost,
 )
 from celery5.protocol.observability.alerting import (
     KEPT_UNMEASURED,
@@ -41,6 +43,7 @@ from celery5.protocol.observability.alerting import (
     AlertTransition,
     decide_alerts,
 )
+from celery5.protocol.observability.report import compress
 
 RULE = AlertRule(name="late", condition=oldest(above=100), for_=60, keep_firing_for=30)
 
@@ -217,10 +220,58 @@ def test_dead_letters_count_by_how_many_were_added() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("samples", "deaths", "last", "value"),
+    [
+        ((), 1, 145.0, 1),  # nothing was sampled before: it counts all the same
+        ((), 5, 145.0, 1),  # all but one may be old
+        ((CounterSample(0, {}, {}),), 1, 145.0, 1),
+        ((CounterSample(0, {}, {}, {"pay": 2}),), 5, 145.0, 3),
+        ((CounterSample(0, {}, {}, {"pay": 7}),), 1, 145.0, 1),  # the totals have begun anew
+        ((CounterSample(0, {}, {}, {"pay": 1}),), 1, 20.0, 0),  # long ago
+    ],
+)
+def test_workers_that_jobs_take_down_are_counted_from_the_first(
+    samples: tuple[CounterSample, ...], deaths: int, last: float, value: float
+) -> None:
+    rule = AlertRule(name="kills", condition=worker_deaths(within=100))
+    queue = msgspec.structs.replace(make_queue(), deaths={"pay": deaths}, last_deaths={"pay": last})
+    measured = MeasuredCluster(at=150, queues={"mail": queue, "web": make_queue()})
+    (reading,) = read_conditions([rule], measured, samples).values()
+    assert reading.value == value
+    assert reading.description.startswith(f"jobs of task pay took {deaths} worker")
+    other = AlertRule(name="other", condition=worker_deaths("fetch", within=100))
+    assert read_conditions([other], measured, samples) == {}
+
+
+def test_each_lost_worker_has_an_alert_and_of_very_many_the_last_ones() -> None:
+    rule = AlertRule(name="lost", condition=worker_lost(within=100))
+    lost = {f"host:{number}:x": 100.0 + number for number in range(23)}
+    queue = msgspec.structs.replace(make_queue(), lost_workers=lost)
+    again = msgspec.structs.replace(make_queue(), lost_workers={"host:22:x": 121.0, "old:1:x": 10.0})
+    measured = MeasuredCluster(at=150, queues={"mail": queue, "web": again})
+    readings = {subject: one.value for (_, subject), one in read_conditions([rule], measured, ()).items()}
+    assert readings == {
+        **{f"worker host:{number}": 1 for number in range(3, 23)},
+        "further workers": 3,
+    }
+    later = MeasuredCluster(at=230, queues={"web": again})
+    readings = {subject: one.value for (_, subject), one in read_conditions([rule], later, ()).items()}
+    assert readings == {"worker host:22": 0, "worker old:1": 0}
+    only = AlertRule(name="lost", condition=worker_lost("mail", within=100))
+    assert read_conditions([only], later, ()) == {}
+
+
+def test_samples_written_before_deaths_were_counted_are_read() -> None:
+    packed = compress([[], [[1.0, {"pay": [1, 2]}, {"mail": 3}]]])
+    assert StoredAlerts.unpack(packed).samples == (CounterSample(1.0, {"pay": TaskCount(1, 2)}, {"mail": 3}),)
+
+
 def test_samples_are_bounded_and_reach_back_far_enough() -> None:
     rules = [
         AlertRule(name="short", condition=failures(above=0.5, within=60)),
         AlertRule(name="long", condition=dead_letters(above=5, within=3600)),
+        AlertRule(name="kills", condition=worker_deaths(within=600)),
     ]
     samples: tuple[CounterSample, ...] = ()
     for at in range(0, 20_000, 5):

@@ -15,6 +15,7 @@ from celery5.protocol.observability.overview import (
     judge_worker,
 )
 from celery5.protocol.observability.queue_flow import QueueFlow
+from celery5.protocol.process.standing import ProcessStanding
 
 NOON = 1_800_000_000 // 3600 * 3600
 
@@ -109,8 +110,8 @@ def test_it_is_certain_since_when_a_task_fails_once_it_did_well_before() -> None
     ("state", "text"),
     [
         ({}, "ok"),
-        ({"reported": None}, "no report yet"),
-        ({"reported": 90.0}, "no report for 2 min"),
+        ({"has_reported": False}, "no report yet"),
+        ({"standing": ProcessStanding("silent", "silent for 1 min 30 s", 90.0)}, "silent for 1 min 30 s"),
         ({"is_ready": False}, "not ready"),
         ({"breakers": ("shop.pay",)}, "breaker open: shop.pay"),
         ({"lag": 2.0}, "loop late by 2 s"),
@@ -118,8 +119,7 @@ def test_it_is_certain_since_when_a_task_fails_once_it_did_well_before() -> None
 )
 def test_the_health_of_a_worker_is_one_sentence(state: dict[str, Any], text: str) -> None:
     usual: dict[str, Any] = {
-        "reported": 5.0,
-        "stale_after": 45.0,
+        "standing": ProcessStanding("working", "working"),
         "is_ready": True,
         "lag": 0.0,
         "breakers": (),

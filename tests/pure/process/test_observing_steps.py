@@ -22,7 +22,7 @@ TABLES: tuple[type[BootTable], ...] = (
     BrokerBootTable,
 )
 OBSERVE = {
-    *("progress", "metrics", "history", "alerts", "notices"),
+    *("progress", "metrics", "history", "alerts", "notices", "member-ends"),
     *("log-again", "depths", "lags", "reporter", "vitals", "systemd"),
 }
 ACT = {

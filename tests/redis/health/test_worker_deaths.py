@@ -2,11 +2,13 @@
 
 import pytest
 
-from celery5.broker.calls import leases
+from celery5.broker.calls import dead_letters, jobs, leases
 from celery5.broker.calls import queues as queue_calls
+from celery5.protocol.job.dead_letters import make_dead_job
+from celery5.protocol.job.messages import Command, encode
 from celery5.protocol.observability.exposition import format_exposition
 from celery5.services.health.vitals import ProcessStatus
-from tests.redis.worker.one_queue import Queue
+from tests.redis.worker.one_queue import Queue, command
 
 
 def kill(queue: Queue, worker: str) -> None:
@@ -38,6 +40,67 @@ def test_deaths_and_poisoned_jobs_are_counted_by_task_from_the_first_on(
     assert f'celery5_worker_deaths{{queue="mail",task="{task}"}} {deaths}' in shown
     assert (f'celery5_jobs_poisoned{{queue="mail",task="{task}"}} 1' in shown) == bool(poisoned)
     assert 0 < queue.client.ttl(queue.keys.worker_deaths) <= 90 * 86_400
+
+
+@pytest.mark.parametrize(
+    "why",
+    [
+        "",
+        "the time limit of the job passed 5 s ago",
+        "it was told to stop at once",
+        "/usr/lib/x.py:12 in été",
+        "x" * 2000,
+    ],
+)
+@pytest.mark.parametrize("task", ["shop.t", "été.tâche"])
+def test_a_poisoned_job_is_counted_under_the_group_that_readers_give_it(
+    queue: Queue, task: str, why: str
+) -> None:
+    message = encode(Command(v=1, id="a", task=task))
+    queue(jobs.publish(queue.keys, [("a", message)]))
+    queue.join("w")
+    queue.read("w")
+    call = leases.recover(
+        queue.keys, worker="w", max_deliveries=0, limit=100, ttl=60, message_limit=1_000_000, cause=why
+    )
+    assert queue(call).dead_lettered == 1
+    (entry,) = queue(dead_letters.list_entries(queue.keys, first="-", last="+", count=2))
+    dead = make_dead_job("mail", entry.entry, entry.message, entry.document)
+    assert {group: cause.dead for group, cause in queue(dead_letters.read_causes(queue.keys)).items()} == {
+        dead.group: 1
+    }
+    assert queue(dead_letters.purge_jobs(queue.keys, [(entry.entry, "a")])) == [1]
+    assert queue(dead_letters.read_causes(queue.keys)) == {}
+
+
+def test_a_job_is_told_of_the_last_twenty_workers_that_it_took_down(queue: Queue) -> None:
+    queue.publish("a")
+    for number in range(23):
+        queue.join(f"w{number}")
+        queue.read(f"w{number}")
+        queue.recover(f"w{number}", deliveries=100)
+    found = queue(jobs.inspect_job(queue.keys, "a"))
+    assert found.deliveries == 23
+    assert [death.worker for death in found.deaths] == [f"w{number}" for number in range(3, 23)]
+    assert 0 < queue.client.ttl(queue.keys.job_deaths("a")) <= 86_400
+
+
+@pytest.mark.parametrize("begun", ["all", "none", "the other"])
+def test_only_what_had_begun_is_told_to_have_taken_the_worker_down(queue: Queue, begun: str) -> None:
+    queue.publish("a", "b")
+    queue.join("w")
+    entries = {entry.message: entry.id for entry in queue.read("w")}
+    blamed = {"all": None, "none": [], "the other": [entries[command("b")]]}[begun]
+    queue.recover("w", begun=blamed)
+    told = {job: len(queue(jobs.inspect_job(queue.keys, job)).deaths) for job in "ab"}
+    assert (
+        told
+        == {
+            "all": {"a": 1, "b": 1},
+            "none": {"a": 0, "b": 0},
+            "the other": {"a": 0, "b": 1},
+        }[begun]
+    )
 
 
 def test_a_worker_that_left_in_order_has_not_been_taken_down(queue: Queue) -> None:

@@ -19,6 +19,8 @@ QUICK: dict[str, Any] = {
     "alert_failures": 0,
     "alert_no_workers": 0,
     "alert_dead": 0,
+    "alert_worker_deaths": 0,
+    "alert_worker_lost": 0,
     "alert_stream_lag": 0,
     "alert_loop_lag": 0,
 }

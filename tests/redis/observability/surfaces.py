@@ -92,3 +92,8 @@ def find_row(text: str, name: str) -> list[str]:
     """The cells of the one line of a table that begins with this name."""
     (line,) = (line for line in text.splitlines() if line.startswith(f"{name} "))
     return re.split(r"\s{2,}", line.strip())
+
+
+async def get(answer: Awaitable[Any], pick: Callable[[Any], Any]) -> Any:
+    """What is picked of an answer."""
+    return pick(await answer)

@@ -1,6 +1,8 @@
 """The application whose facts every surface is asked for: `declare` in the test's process, `app` in a command's."""
 
 import os
+import signal
+import time
 from typing import Any
 
 import trio
@@ -38,6 +40,18 @@ def declare(app: App) -> App:
     @app.task(name="break", queue="crm", max_retries=0)
     async def fail(why: str, request: str) -> None:
         raise ValueError(f"{why}: request {request}")
+
+    @app.task(name="crash", queue="deadly")
+    async def crash() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    @app.task(name="linger", queue="frail")
+    async def linger() -> None:
+        await trio.sleep(600)
+
+    @app.task(name="stick", queue="frail")
+    async def stick(seconds: float) -> None:
+        time.sleep(seconds)  # noqa: ASYNC251  what it is for
 
     app.alert("old", oldest(above=0.2), for_=0.0)
     app.alert("unread", no_workers("nobody"), for_=0.0)

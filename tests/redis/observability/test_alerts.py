@@ -176,6 +176,8 @@ async def test_the_built_in_rules_are_inactive_while_all_is_well(app: App) -> No
         ("failure-rate", "inactive", 0.25),
         ("no-workers", "inactive", 0.0),
         ("dead-letters", "inactive", 10),
+        ("worker-deaths", "inactive", 0),
+        ("worker-lost", "inactive", 0),
         ("stream-lag", "inactive", 300.0),
         ("loop-lag", "inactive", 1.0),
         ("memory-full", "inactive", 0.9),

@@ -40,7 +40,7 @@ def seeded(url: str, app_name: str) -> App:
     return declare(App(app_name, broker=url, **SETTINGS))
 
 
-async def show(app: App, staff: Staff, *queues: str, reads: Sequence[str] = ()) -> Surfaces:
+async def show(app: App, staff: Staff, *queues: str, reads: Sequence[str] = (), **settings: Any) -> Surfaces:
     """Start a worker whose reports are rolled up ten times a second; return what shows the application.
 
     It reads `reads`, by default `queues`, all of which have been measured then.
@@ -57,7 +57,7 @@ async def show(app: App, staff: Staff, *queues: str, reads: Sequence[str] = ()) 
         "--queues",
         ",".join(reads or queues),
     ]
-    start = partial(staff.launch, command, status_port=port, **QUICK)
+    start = partial(staff.launch, command, status_port=port, **{**QUICK, **settings})
     worker = await trio.to_thread.run_sync(start)
     surfaces = Surfaces(app, port)
 

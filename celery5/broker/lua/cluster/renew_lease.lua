@@ -5,7 +5,7 @@
 --       4 where its jobs are; lists of runs of workflows are named after it
 --       5.. streams of its lanes: normal, high, low, handed
 -- ARGV  1 this worker's name
---       2 lease in ms
+--       2 lease in ms; with a half more when its sidecar renews it, since its event loop does not
 --       3 consumer group
 -- Returns whether the worker still had its lease, how many others have let theirs lapse or hold jobs without one, in how
 -- many ms the next scheduled job falls due (-1 when none waits), and in how many ms the next lease of another would

@@ -7,14 +7,16 @@
 --       6 dead-letter queue
 --       7 prefix of the waiting lists
 --       8 progress of the job
---       9.. streams of its other lanes: high, low, handed
+--       9 workers that the job took down
+--       10.. streams of its other lanes: high, low, handed
 -- ARGV  1 consumer group
 --       2 job id
 -- Returns its place (as in the hash, or ''), its document, its message, the worker that has it (each may be ''), for how
 -- many ms that has had it, when it is due in ms since 1970 (-1 each when that is not so), how many workers died with
--- it, the time in ms since 1970, how many are ahead of it in its waiting list (-1 when it is in none), and the fields of its
--- progress while a worker has it (none where another worker has stored it). A dead job's document is found in the dead-letter queue when it has expired.
-local results = {'', redis.call('GET', KEYS[3]) or '', '', '', -1, -1, 0, now_ms(), -1, {}}
+-- it, the time in ms since 1970, how many are ahead of it in its waiting list (-1 when it is in none), the fields of its
+-- progress while a worker has it (none where another worker has stored it), and the last workers that it took down. A dead job's document is found in the dead-letter queue when it has expired.
+local deaths = redis.call('LRANGE', KEYS[9], 0, -1)
+local results = {'', redis.call('GET', KEYS[3]) or '', '', '', -1, -1, 0, now_ms(), -1, {}, deaths}
 local place = redis.call('HGET', KEYS[2], ARGV[2])
 if not place then return results end
 local kind, entry, lane = string.match(place, '^(.)([%d-]*)(%a?)')
@@ -25,7 +27,7 @@ local function read(stream)
   return fields
 end
 if kind == 'S' or kind == 'V' then
-  local stream = ({h = KEYS[9], l = KEYS[10], g = KEYS[11]})[lane] or KEYS[1]
+  local stream = ({h = KEYS[10], l = KEYS[11], g = KEYS[12]})[lane] or KEYS[1]
   results[7] = tonumber(read(stream).deliveries) or 0
   local pending = redis.pcall('XPENDING', stream, ARGV[1], entry, entry, 1)
   if not pending.err and pending[1] then

@@ -16,20 +16,25 @@
 --       3 deliveries after which a job counts as poisonous
 --       4 how many jobs at most
 --       5 ttl of a document in ms
---       6 '*' when all that it held is counted as having taken it down, '-' when only these are:
+--       6 '*' when all that it held is counted as having taken it down, '-' when only ARGV 14 and further are; '.' when it ended
+--         in order: then it is not lost
 --       7 channel that notifies workers of free slots
 --       8 name of the worker that decided this from its heartbeat; '' for one that knows it without (its process ended)
 --       9 the time of that heartbeat in ms, as renew_lease.lua returned it
 --       10 lease of that worker in ms
 --       11 bytes from which a message is not decoded: only its id is read
 --       12 why it ended, for people; '' when nobody knows
---       13.. stream entries that it had begun, each with the letter of its lane
+--       13 what dead letters of this have in common: the pattern of their message, as groups of dead jobs have it
+--       14.. stream entries that it had begun, each with the letter of its lane
 -- Returns the worker's name ('' when there is none to recover), how many jobs were put back, how many were dead-lettered,
 -- and 1 when there is more to do. Only a worker whose lease had lapsed at the time of the heartbeat is recovered. Nothing
 -- is done for a worker whose own lease has lapsed since, or that names itself: this script may run long after it was sent,
 -- when the server was frozen, and then all leases have lapsed. A job that was revoked while the worker had it (its place
 -- begins with V) ends as REVOKED. A place with a different entry is that of another copy of the job, and stays as it is; a
--- copy of a job that was revoked or has ended is deleted.
+-- copy of a job that was revoked or has ended is deleted. Beside the dead-letter queue stand `:deaths`, a hash of how many
+-- workers the jobs of each task took down, how many of its jobs were given up for it, and when it was last; and `:job:<id>`, a
+-- list of the workers that a job took down; and for an hour `:lost`, a sorted set of the workers that were lost, by when in ms,
+-- and `:lost-work`, a hash of what each had begun: of two hundred workers at most.
 local jobs, leases, dead, unique = KEYS[2], KEYS[3], KEYS[4], KEYS[6]
 local streams = {[''] = KEYS[1], h = KEYS[11], l = KEYS[12], g = KEYS[13]}
 local at, freed = use_keys {slots = KEYS[8], taken = KEYS[9], prefix = KEYS[10]}, {}
@@ -80,9 +85,11 @@ end
 -- left in order, with a lease of 0. The calls that follow know both by the fence.
 local lease = redis.call('ZSCORE', leases, name)
 if lease == '-2' or lease == '0' then fence = -2 end
+-- Without a lease it was recovered before, or has left.
+local is_lost = lease and fence == -1 and ARGV[6] ~= '.'
 redis.call('ZADD', leases, fence, name)
 local back, dead_lettered, begun = 0, 0, {}
-for n = 13, #ARGV do begun[ARGV[n]] = true end -- bound: the entries that one worker had begun
+for n = 14, #ARGV do begun[ARGV[n]] = true end -- bound: the entries that one worker had begun
 -- Count by task what has taken its worker down, and what was given up for it.
 local deaths, poisoned = {}, {}
 local function count_death(task, is_poisoned)
@@ -90,7 +97,7 @@ local function count_death(task, is_poisoned)
   deaths[named] = (deaths[named] or 0) + 1
   if is_poisoned then poisoned[named] = (poisoned[named] or 0) + 1 end
 end
--- Add what was counted to the hash of it, which has a thousand fields at most.
+-- Add what was counted to the hash of it, which has some thousand fields at most.
 local function write_deaths()
   if next(deaths) == nil then return end
   local key = dead .. ':deaths'
@@ -99,9 +106,60 @@ local function write_deaths()
     local field = named
     if is_full and redis.call('HEXISTS', key, 'deaths ' .. named) == 0 then field = '(others)' end
     redis.call('HINCRBY', key, 'deaths ' .. field, times)
+    redis.call('HSET', key, 'last ' .. field, string.format('%.0f', now))
     if poisoned[named] then redis.call('HINCRBY', key, 'poisoned ' .. field, poisoned[named]) end
   end
   redis.call('PEXPIRE', key, 90 * 86400000)
+end
+-- Note that a job took this worker down, for those who look at the job: the last twenty times.
+local function note_death(id)
+  if id == '' then return end
+  local key = dead .. ':job:' .. id
+  local times = redis.call('RPUSH', key, cjson.encode({worker = name, at = now / 1000, why = ARGV[12]}))
+  if times > 20 then redis.call('LTRIM', key, -20, -1) end
+  redis.call('PEXPIRE', key, string.format('%.0f', math.max(tonumber(ARGV[5]), 86400000)))
+end
+-- Return the workers that a job took down.
+local function read_deaths(id)
+  local found = {}
+  for n, one in ipairs(id ~= '' and redis.call('LRANGE', dead .. ':job:' .. id, 0, -1) or {}) do -- bound: twenty
+    found[n] = cjson.decode(one)
+  end
+  return found[1] and found or nil
+end
+-- Note what became of a job that the lost worker had begun.
+local lost_jobs = {}
+local function note_fate(id, task, fate)
+  if #lost_jobs < 10 then lost_jobs[#lost_jobs + 1] = {id = id, task = task, fate = fate} end
+end
+-- Forget workers that were lost more than an hour ago, and those beyond two hundred.
+local function forget_lost()
+  local surplus = redis.call('ZCARD', dead .. ':lost') - 200
+  local old = redis.call('ZRANGEBYSCORE', dead .. ':lost', '-inf', string.format('%.0f', now - 3600000), 'LIMIT', 0, 200)
+  if surplus > #old then old = redis.call('ZRANGE', dead .. ':lost', 0, surplus - 1) end
+  if old[1] then
+    redis.call('ZREM', dead .. ':lost', unpack(old))
+    redis.call('HDEL', dead .. ':lost-work', unpack(old))
+  end
+end
+-- Note that the worker was lost, and add to what is noted of it.
+local function write_lost(put_back, dead_lettered)
+  local known = redis.call('HGET', dead .. ':lost-work', name)
+  local work = known and cjson.decode(known) or {put_back = 0, dead = 0, why = ARGV[12]}
+  work.put_back, work.dead = work.put_back + put_back, work.dead + dead_lettered
+  if lost_jobs[1] then
+    work.jobs = work.jobs or {}
+    for _, job in ipairs(lost_jobs) do -- bound: ten
+      if #work.jobs < 10 then work.jobs[#work.jobs + 1] = job end
+    end
+  end
+  redis.call('HSET', dead .. ':lost-work', name, cjson.encode(work))
+  if not known then
+    redis.call('ZADD', dead .. ':lost', string.format('%.0f', now), name)
+    forget_lost()
+  end
+  redis.call('PEXPIRE', dead .. ':lost', 3600000)
+  redis.call('PEXPIRE', dead .. ':lost-work', 3600000)
 end
 -- Put back or dead-letter one entry of a lane's pending list.
 local function undo(one, lane)
@@ -117,9 +175,15 @@ local function undo(one, lane)
   local over = id ~= '' and place == '' and redis.call('EXISTS', KEYS[5] .. id) == 1
   local document = {v = 1, id = id, task = task, worker = name, finished = now / 1000, attempt = as_whole(command.attempt, 1),
     replays = as_whole(command.replays, 0)}
-  if entry and blamed then count_death(task, not over and not revoked and deliveries > tonumber(ARGV[3])) end
+  if entry and blamed then
+    count_death(task, not over and not revoked and deliveries > tonumber(ARGV[3]))
+    note_death(id)
+  end
+  local fate = 'put back'
   if not entry or over or (revoked and not here) then -- there is nothing to run
+    fate = 'had ended'
   elseif revoked then
+    fate = 'revoked'
     document.state = 'REVOKED'
     redis.call('HDEL', jobs, id)
     end_job(id, lock, cjson.encode(document), 'REVOKED', task)
@@ -128,13 +192,17 @@ local function undo(one, lane)
     local message = 'took its worker down ' .. deliveries .. ' times'
     if ARGV[12] ~= '' then message = message .. '; at last: ' .. ARGV[12] end
     document.failure = {type = 'WorkerDied', message = message, worker = name}
+    document.deliveries, document.deaths = deliveries, read_deaths(id)
     local words = cjson.encode(document)
-    local dead_entry = redis.call('XADD', dead, '*', 'job', fields.job or '', 'document', words)
+    -- What the id of the group is made of: `parse_cause` of protocol/job/error_text.py reads it.
+    local cause = task .. '\0' .. 'WorkerDied' .. '\0' .. ARGV[13]
+    local dead_entry = add_dead(dead, fields.job or '', words, cause)
     if id ~= '' and (here or place == '') then
       redis.call('HSET', jobs, id, 'X' .. dead_entry)
       end_job(id, lock, words, 'DEAD', task)
     end
     dead_lettered = dead_lettered + 1
+    fate = 'dead letter'
   else
     -- A job on the lane `handed` goes to the lane of its priority.
     if lane == 'g' then lane = lane_of(command) end
@@ -142,6 +210,7 @@ local function undo(one, lane)
     if id ~= '' and (here or place == '') then redis.call('HSET', jobs, id, 'S' .. again .. lane) end
     back = back + 1
   end
+  if entry and blamed then note_fate(id, task, fate) end
 end
 -- Remove entries from a lane, and free their slots.
 local function take_off(entries, lane)
@@ -165,6 +234,7 @@ for _, lane in ipairs({'h', '', 'l', 'g'}) do -- bound: the four lanes
   left = left - #entries
 end
 write_deaths()
+if is_lost then write_lost(back, dead_lettered) end
 write(at)
 for task in pairs(freed) do redis.call('PUBLISH', ARGV[7], task) end -- bound: ARGV 4
 if left == 0 then return {name, back, dead_lettered, 1} end

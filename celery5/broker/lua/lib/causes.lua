@@ -1,6 +1,6 @@
 -- Causes: how many dead jobs each cause has, counted where jobs die and where they leave the dead-letter queue: a part of the
 -- scripts that do, and note the end of the job. `letters` is that queue; beside it stands the hash `<letters>:causes`: for each cause `count <cause>`, and as
--- entries of the queue `first <cause>` and `last <cause>`. A cause is the id of a group, which whoever settles the job computes.
+-- entries of the queue `first <cause>` and `last <cause>`. A cause is the id of a group, which whoever settles the job computes, or what that is made of (recover.lua).
 local MOST_CAUSES = 1000 -- further ones are counted together
 local CAUSES_KEPT = 90 * 86400000 -- ms after the last death: then a look at the dead letters tells what is left
 -- Put a job into the dead-letter queue. Returns its entry.

@@ -6,24 +6,30 @@
 --       5 how many jobs wait at limits
 --       6 prefix of the waiting lists
 --       7 where its jobs are
---       8.. streams of its lanes
+--       8 by which tasks workers were taken down
+--       9 workers that were lost in the last hour, by when
+--       10 what these had begun
+--       11.. streams of its lanes
 -- ARGV  1 consumer group
 -- Returns how many jobs wait on each lane (on the normal one with those in waiting lists that wait for nothing but a worker
 -- with a slot), how many jobs of all lanes workers have, how many wait for their time, in how
 -- many ms the next of these is due (-1 when there is none), how many are dead, for how many ms the oldest of these has
 -- been dead (-1 when there is none), how many keys live jobs have, and the workers: the name of each, the ms that its lease
--- still lasts (0 when it has lapsed), and how many jobs it has. Then each task whose jobs wait at limits, and how many do.
+-- still lasts (0 when it has lapsed), how many jobs it has, for how many ms its lease is over (-1 when it is not, or it has
+-- left, or is being recovered), and 1 when its sidecar has renewed the lease. Then each task whose jobs wait at limits, and how many do.
 -- Last, the age in ms of the oldest job of the backlog (-1 when there is none), how many of those that wait for their time are
 -- overdue, the backlog: the jobs that no worker has and whose time has come, and what its flow is measured by.
+-- Then what KEYS 8 has.
+-- Last, how many workers were lost, and of the last twenty the name, when in ms since 1970, and what it had begun, packed.
 local due, dead, leases, unique = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local now = now_ms()
 local held, all, waiting, workers, oldest_waiting = {}, 0, {}, {}, -1
-for lane = 8, #KEYS do -- bound: the four lanes
+for lane = 11, #KEYS do -- bound: the four lanes
   local here = 0
   for _, consumer in ipairs(consumers_of(KEYS[lane], ARGV[1])) do -- bound: the workers of the queue
     held[consumer.name], here = (held[consumer.name] or 0) + consumer.pending, here + consumer.pending
   end
-  waiting[lane - 7], all = redis.call('XLEN', KEYS[lane]) - here, all + here
+  waiting[lane - 10], all = redis.call('XLEN', KEYS[lane]) - here, all + here
   local _, age = measure_lane(KEYS[lane], ARGV[1], now)
   oldest_waiting = math.max(oldest_waiting, age)
 end
@@ -33,11 +39,18 @@ waiting[1] = waiting[1] + lists.unlimited
 local standing = redis.call('ZRANGE', leases, 0, -1, 'WITHSCORES')
 for n = 1, #standing, 2 do -- bound: the workers of the queue
   local name = standing[n]
-  workers[#workers + 1] = {name, math.max(0, math.ceil(standing[n + 1] - now)), held[name] or 0}
+  local ends = tonumber(standing[n + 1])
+  local over = ends > 0 and ends <= now and math.floor(now - ends) or -1
+  workers[#workers + 1] = {name, math.max(0, math.ceil(ends - now)), held[name] or 0, over, ends % 1 > 0 and 1 or 0}
   held[name] = nil
 end
 for name, count in pairs(held) do -- bound: the workers of the queue; jobs of nobody: they are about to be recovered
-  if count > 0 then workers[#workers + 1] = {name, 0, count} end
+  if count > 0 then workers[#workers + 1] = {name, 0, count, -1, 0} end
+end
+local since, lost = '(' .. string.format('%.0f', now - 3600000), {}
+local found = redis.call('ZRANGE', KEYS[9], '+inf', since, 'BYSCORE', 'REV', 'LIMIT', 0, 20, 'WITHSCORES')
+for n = 1, #found, 2 do -- bound: twenty
+  lost[#lost + 1] = {found[n], found[n + 1], redis.call('HGET', KEYS[10], found[n]) or ''}
 end
 local next_one, oldest = redis.call('ZRANGE', due, 0, 0, 'WITHSCORES'), redis.call('XRANGE', dead, '-', '+', 'COUNT', 1)
 return {
@@ -54,4 +67,7 @@ return {
   lists.overdue,
   backlog,
   flow_of(KEYS[7], now),
+  redis.call('HGETALL', KEYS[8]),
+  redis.call('ZCOUNT', KEYS[9], since, '+inf'),
+  lost,
 }

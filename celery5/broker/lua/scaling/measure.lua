@@ -7,22 +7,30 @@
 --       6 where the queue's jobs are
 --       7 leases of its workers
 --       8 by which tasks workers were taken down
---       9.. streams of its lanes
+--       9 workers that were lost in the last hour, by when
+--       10.. streams of its lanes
 -- ARGV  1 consumer group
 -- Returns how many jobs are on the streams, or in waiting lists for nothing but a worker with a slot; how many of those a
 -- worker has, how many wait for their time, how many are dead, how many wait at limits, the age in ms of the oldest job
 -- of the backlog (-1 when there is none), how many runs are live, how many scheduled jobs are overdue, and the backlog: the
 -- jobs that no worker has and whose time has come. How many workers live. Then each
 -- task whose jobs wait at limits, and how many do. Then what KEYS 8 has. Last, what the queue's flow is measured by.
+-- Last, how many workers were lost in the last hour, those included whose lease is over and whose jobs nobody has put back
+-- yet, and the name of the last of them and when in ms since 1970: twenty of each at most.
 local there, running, oldest, waiting = 0, 0, -1, {}
 local now = now_ms()
-for n = 9, #KEYS do -- bound: the four lanes
+for n = 10, #KEYS do -- bound: the four lanes
   local pending, age = measure_lane(KEYS[n], ARGV[1], now)
   running, oldest = running + pending, math.max(oldest, age)
   local length = redis.call('XLEN', KEYS[n])
-  there, waiting[n - 8] = there + length, length - pending
+  there, waiting[n - 9] = there + length, length - pending
 end
 local lists = measure_lists(KEYS[1], KEYS[6], KEYS[3], KEYS[5], now)
+local since, until_now = '(' .. string.format('%.0f', now - 3600000), string.format('%.0f', now)
+-- Of leases, 0 and less are no times.
+local lapsed = redis.call('ZRANGE', KEYS[7], until_now, '(0', 'BYSCORE', 'REV', 'LIMIT', 0, 20, 'WITHSCORES')
+local lost = redis.call('ZRANGE', KEYS[9], '+inf', since, 'BYSCORE', 'REV', 'LIMIT', 0, 20, 'WITHSCORES')
+for n = 1, #lapsed do lost[#lost + 1] = lapsed[n] end -- bound: forty
 return {
   there + lists.unlimited,
   running,
@@ -37,4 +45,6 @@ return {
   lists.limited,
   redis.call('HGETALL', KEYS[8]),
   flow_of(KEYS[6], now),
+  redis.call('ZCOUNT', KEYS[9], since, '+inf') + redis.call('ZCOUNT', KEYS[7], '(0', until_now),
+  lost,
 }

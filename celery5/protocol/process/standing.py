@@ -1,0 +1,138 @@
+"""Standing: whether a process works, is silent, is lost, or has ended in order. The one definition of it.
+
+Three things tell of a process: its lease, which its event loop renews three times in each lease, its reports on
+metrics, and whether it has left in order. A process whose loop is blocked lives: its sidecar renews its lease, and says
+so. A lost one is shown for an hour, whoever has put its jobs back.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from celery5.protocol.durations import format_age, format_duration
+
+ProcessCondition = Literal["working", "silent", "lost", "ended"]
+
+LOST_SHOWN = 3600.0
+"""Seconds for which a lost process is shown."""
+MAX_LOST = 100
+"""Lost processes that are shown, the last ones."""
+SILENT_SHARE = 0.5
+"""The part of a lease without a renewal after which a process is silent. It renews it after a third."""
+SHORTEST_SILENCE = 2.0
+"""Seconds without a renewal that are none yet, however short the lease is."""
+LATE_REPORT = 5.0
+"""Seconds by which a report may be late, beside half of the time between two."""
+HAS_LEFT, IS_RECOVERED = 0.0, -1.0
+"""What a lease is in Redis instead of a time: of a worker that has left, and, or less, of one that is recovered."""
+
+
+class ProcessStanding(msgspec.Struct, frozen=True):
+    """What is known of a process at one time."""
+
+    condition: ProcessCondition
+    # In words: `working`, `silent for 8 s`, `lost 3 min ago`, `ended in order`.
+    text: str
+    # Seconds since the last sign of life of a silent one, and since a lost one was lost.
+    seconds: float = 0.0
+
+    @property
+    def needs_attention(self) -> bool:
+        """Whether a person should look at it."""
+        return self.condition in ("silent", "lost")
+
+
+def judge_standing(
+    *,
+    lease_left: float | None,
+    lease: float,
+    reported: float | None = None,
+    interval: float = 0.0,
+    is_blocked: bool = False,
+    has_left: bool = False,
+) -> ProcessStanding:
+    """Return how a process stands.
+
+    Args:
+        lease_left: Seconds that its lease still lasts; negative: for how long it is over; None: not known.
+        lease: Seconds of a lease.
+        reported: Seconds since its last report; None when there is none.
+        interval: Seconds between two reports; 0: it makes none.
+        is_blocked: Its sidecar renews the lease, since its event loop does not.
+        has_left: It has ended in order.
+    """
+    if has_left:
+        return ProcessStanding("ended", "ended in order")
+    if lease_left is not None and lease_left <= 0:
+        return make_lost(-lease_left)
+    # Its last sign of life is a renewal or a report. Leases of other lengths than here are renewed as often.
+    signs = [] if lease_left is None or is_blocked else [max(lease - lease_left, 0.0)]
+    silence = min([*signs, reported] if reported is not None else signs, default=0.0)
+    if is_blocked and (reported is None or silence > SHORTEST_SILENCE):
+        span = f" for {_format_seconds(silence)}" if silence else ""
+        return ProcessStanding("silent", f"silent{span}: its event loop is blocked, or cut off", silence)
+    if silence > max(lease * SILENT_SHARE, SHORTEST_SILENCE):
+        return ProcessStanding("silent", f"silent for {_format_seconds(silence)}", silence)
+    if reported is not None and interval and reported > get_report_limit(interval):
+        return ProcessStanding("silent", f"no report for {_format_seconds(reported)}", reported)
+    return ProcessStanding("working", "working")
+
+
+def _format_seconds(seconds: float) -> str:
+    return format_duration(int(seconds))
+
+
+def make_lost(seconds: float) -> ProcessStanding:
+    """Return how a process stands that was lost so many seconds ago."""
+    return ProcessStanding("lost", f"lost {format_age(0.0, max(seconds, 0.0))}", max(seconds, 0.0))
+
+
+def get_report_limit(interval: float) -> float:
+    """Return the seconds without a report after which a process is silent."""
+    return interval * 1.5 + LATE_REPORT
+
+
+class LostJob(msgspec.Struct, frozen=True):
+    """A job that a lost process had begun, and what became of it."""
+
+    id: str
+    task: str
+    # `put back`, `dead letter`, `revoked`, or `had ended`.
+    fate: str
+    queue: str = ""
+
+
+class LostRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What is noted of a lost process where its jobs are put back, on one queue."""
+
+    # Its whole name, and when its jobs were put back, in seconds since 1970.
+    worker: str
+    at: float
+    # Why it ended, for people; '' when nobody knows.
+    why: str = ""
+    # Jobs of it that were put back, and that became dead letters.
+    put_back: int = 0
+    dead: int = 0
+    # Some of the jobs that it had begun.
+    jobs: tuple[LostJob, ...] = ()
+
+
+class _LostWork(msgspec.Struct, frozen=True):
+    """What `recover.lua` has packed."""
+
+    why: str = ""
+    put_back: int = 0
+    dead: int = 0
+    jobs: tuple[dict[str, str], ...] = ()
+
+
+def read_lost(queue: str, worker: str, at: float, packed: bytes) -> LostRecord:
+    """Return what is noted of a lost worker on a queue; what cannot be read is left out."""
+    try:
+        work = msgspec.json.decode(packed, type=_LostWork)
+    except (ValueError, RecursionError):
+        work = _LostWork()
+    jobs = tuple(
+        LostJob(job.get("id", ""), job.get("task", ""), job.get("fate", ""), queue) for job in work.jobs
+    )
+    return LostRecord(worker=worker, at=at, why=work.why, put_back=work.put_back, dead=work.dead, jobs=jobs)

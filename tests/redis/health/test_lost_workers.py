@@ -1,0 +1,130 @@
+"""A worker whose jobs are put back, though it has not left, was lost: that is noted for an hour, with what it held."""
+
+import pytest
+
+from celery5.broker.calls import leases
+from celery5.broker.calls import queues as queue_calls
+from celery5.broker.calls.queues import QueueState
+from celery5.protocol.observability.queue_depth import QueueDepth
+from tests.redis.worker.one_queue import Queue
+
+
+def get_state(queue: Queue) -> QueueState:
+    """The state of the queue."""
+    state = queue(queue_calls.get_queue_state(queue.keys))
+    assert isinstance(state, QueueState)
+    return state
+
+
+def get_depth(queue: Queue) -> QueueDepth:
+    """What is measured of the queue."""
+    depth = queue(queue_calls.get_queue_depth(queue.keys))
+    assert isinstance(depth, QueueDepth)
+    return depth
+
+
+@pytest.mark.parametrize("held", [0, 1, 25])
+def test_a_lost_worker_is_noted_once_with_what_became_of_its_jobs(queue: Queue, held: int) -> None:
+    ids = [f"job-{number}" for number in range(held)]
+    if ids:
+        queue.publish(*ids)
+    queue.join("w")
+    begun = [entry.id for entry in queue.read("w")] if ids else []
+    while queue.recover("w", limit=16, begun=begun[:3]).has_more:
+        pass
+    (record,) = get_state(queue).lost
+    assert (record.worker, record.put_back, record.dead) == ("w", held, 0)
+    assert [(job.id, job.fate) for job in record.jobs] == [(one, "put back") for one in ids[:3]]
+    depth = get_depth(queue)
+    assert (depth.lost, list(depth.lost_workers)) == (1, ["w"])
+    queue.recover("w")  # safe to repeat: it has no lease any more
+    assert get_depth(queue).lost == 1
+
+
+def test_what_became_of_each_job_is_noted(queue: Queue) -> None:
+    queue.publish("back", "gone", "revoked")
+    queue.join("w")
+    entries = dict(zip(("back", "gone", "revoked"), queue.read("w"), strict=True))
+    queue.client.hset(queue.keys.jobs, "revoked", b"V" + entries["revoked"].id)
+    queue.client.hdel(queue.keys.jobs, "gone")
+    queue.client.set(queue.keys.result("gone"), b"{}", ex=60)
+    queue.recover("w")
+    (record,) = get_state(queue).lost
+    fates = {job.id: job.fate for job in record.jobs}
+    assert fates == {"back": "put back", "gone": "had ended", "revoked": "revoked"}
+    queue.join("v")
+    queue.read("v")
+    queue.recover("v", deliveries=1)
+    newest, _ = get_state(queue).lost
+    assert [(job.id, job.fate) for job in newest.jobs] == [("back", "dead letter")]
+    assert newest.dead == 1
+
+
+@pytest.mark.parametrize("how", ["left", "left and holding", "never joined", "jobs of nobody"])
+def test_a_worker_that_left_is_not_lost(queue: Queue, how: str) -> None:
+    queue.publish("a")
+    if how != "never joined":
+        queue.join("w")
+    if how in ("left and holding", "jobs of nobody"):
+        queue.read("w")
+    if how == "jobs of nobody":
+        queue.client.zrem(queue.keys.leases, "w")
+    elif how != "never joined":
+        queue(leases.leave_queue(queue.keys, "w"))
+    queue.recover("w" if how != "jobs of nobody" else "")
+    assert get_state(queue).lost == ()
+    assert (get_depth(queue).lost, get_depth(queue).lost_workers) == (0, {})
+
+
+def test_a_worker_that_ended_in_order_and_could_not_leave_is_not_lost(queue: Queue) -> None:
+    queue.publish("a")
+    queue.join("w")
+    queue.read("w")
+    call = leases.recover(
+        queue.keys, worker="w", max_deliveries=0, limit=10, ttl=60, message_limit=1_000_000, has_left=True
+    )
+    assert queue(call).requeued == 1
+    assert (get_state(queue).lost, get_depth(queue).deaths) == ((), {})
+
+
+def test_a_worker_whose_lease_is_over_is_lost_before_anybody_puts_its_jobs_back(queue: Queue) -> None:
+    queue.publish("a")
+    queue.join("w")
+    queue.read("w")
+    queue.lapse("w")
+    state = get_state(queue)
+    assert [worker.lapsed is not None for worker in state.workers] == [True]
+    assert (state.workers[0].running, state.lost) == (1, ())
+    assert get_depth(queue).lost == 1
+    queue.recover("w")
+    assert get_depth(queue).lost == 1
+    assert get_state(queue).lost[0].put_back == 1
+
+
+def test_the_lease_says_that_a_sidecar_renews_it_until_the_worker_does(queue: Queue) -> None:
+    queue.join("w")
+    for by_sidecar in (False, True, False):
+        assert queue(leases.renew_lease(queue.keys, "w", lease=30, by_sidecar=by_sidecar)).alive
+        (worker,) = get_state(queue).workers
+        assert worker.is_blocked == by_sidecar
+        assert worker.alive
+    assert get_depth(queue).lost == 0
+
+
+def test_two_hundred_lost_workers_are_noted_at_most_and_none_for_longer_than_an_hour(queue: Queue) -> None:
+    for number in range(205):
+        queue.join(f"w{number}")
+        queue.recover(f"w{number}")
+    for size in (queue.client.zcard(queue.keys.lost_workers), queue.client.hlen(queue.keys.lost_work)):
+        assert size == 200
+    assert get_depth(queue).lost == 200
+    state = get_state(queue)
+    assert (state.lost_count, len(state.lost), state.lost[0].worker) == (200, 20, "w204")
+    hour_ago = state.lost[0].at * 1000 - 3_601_000
+    queue.client.zadd(queue.keys.lost_workers, {f"w{number}": hour_ago for number in range(150)})
+    assert get_depth(queue).lost == 55
+    queue.join("last")
+    queue.recover("last")
+    assert queue.client.hlen(queue.keys.lost_work) == queue.client.zcard(queue.keys.lost_workers) == 56
+    for key in (queue.keys.lost_workers, queue.keys.lost_work):
+        assert 0 < queue.client.ttl(key) <= 3600

@@ -1,0 +1,291 @@
+"""A frozen, a blocked and a killed worker are shown as such by every surface; one that ends in order is not."""
+
+import os
+import re
+import signal
+import socket
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import trio
+
+from celery5 import App
+from celery5.broker.calls import queues as queue_calls
+from celery5.protocol.observability.overview import LostWorker
+from tests.redis.commands.staff import Employee, Staff
+from tests.redis.observability.surfaces import TARGET, Surfaces, get
+from tests.redis.observability.surfaces_app import SETTINGS, declare
+from tests.redis.observability.test_surfaces_agree import Read, ask_all, show
+from tests.redis.worker.workers import until_async
+
+QUEUE = "frail"
+
+
+@pytest.fixture
+def frail(url: str, app_name: str) -> App:
+    """The application, with nothing on its queues."""
+    return declare(App(app_name, broker=url, **SETTINGS))
+
+
+async def start(staff: Staff, *words: str) -> Employee:
+    """Start a worker that reads the queue; its reports come as seldom as by default."""
+    command = [sys.executable, "-m", "celery5", "-A", TARGET, *(words or ("worker", "start"))]
+    command += [] if words else ["--queues", QUEUE]
+    worker = await trio.to_thread.run_sync(lambda: staff.launch(command))
+
+    async def works() -> bool:
+        assert worker.process.poll() is None, worker.output.read_text()
+        return bool(worker.lines("worker:started") or words)
+
+    await until_async(works)
+    return worker
+
+
+async def begin(app: App, task: str, *args: Any) -> str:
+    """Send a job and wait until a worker runs it; return its id."""
+    sent = await app.tasks[task].adelay(*args)
+
+    async def runs() -> bool:
+        details = await app.afind(sent.id)
+        return details is not None and bool(details.worker)
+
+    await until_async(runs)
+    return sent.id
+
+
+def name_of(worker: Employee) -> str:
+    """The name of the inbox of a worker."""
+    return f"{socket.gethostname()}:{worker.process.pid}"
+
+
+async def until_lost(app: App) -> LostWorker:
+    """The worker that was lost, once one is."""
+    found: list[LostWorker] = []
+
+    async def is_lost() -> bool:
+        found[:] = (await app.metrics.aworkers()).lost
+        return bool(found)
+
+    await until_async(is_lost)
+    (lost,) = found
+    return lost
+
+
+async def until_fires(app: App, *subjects: str) -> None:
+    """Wait until the rule has fired for these, and for nothing else."""
+
+    async def fires() -> bool:
+        states = await app.alerts.alist()
+        return {one.subject for one in states if one.name == "worker-lost" and one.fires} == set(subjects)
+
+    await until_async(fires)
+
+
+def read_lost() -> dict[str, Read]:
+    """How each surface is asked which workers were lost."""
+
+    def pick(lost: Iterable[Mapping[str, Any]]) -> list[str]:
+        return [one["name"] for one in lost]
+
+    def find(text: str) -> list[str]:
+        """The names in a text before or after the word."""
+        names = re.findall(r"(\S+:\d+)(?::\w+)? (?:\(worker\) )?(?:was )?lost ", " ".join(text.split()))
+        return sorted(set(names))
+
+    return {
+        "app.metrics.workers": lambda s: get(
+            s.app.metrics.aworkers(), lambda found: [one.name for one in found.lost]
+        ),
+        "app.metrics.overview": lambda s: get(
+            s.app.metrics.aoverview(), lambda shown: [one.name for one in shown.lost]
+        ),
+        "worker list": lambda s: get(s.run("worker", "list", "--timeout", "1"), find),
+        "worker list --json": lambda s: get(
+            s.run_json("worker", "list", "--timeout", "1"),
+            lambda rows: [row["worker"] for row in rows if row["state"] == "lost"],
+        ),
+        "info": lambda s: get(s.run("info"), find),
+        "info --json": lambda s: get(s.run_json("info"), lambda info: pick(info["lost"])),
+        "top --json": lambda s: get(s.run_json("top"), lambda top: pick(top["lost"])),
+        "top --once": lambda s: get(
+            s.run("top", "--once"),
+            lambda text: [
+                line.split()[0]
+                for line in text.splitlines()
+                if " lost " in line[3:] and ":" in line.split()[0]
+            ],
+        ),
+        "JSON API, top:show": lambda s: get(s.ask("top:show"), lambda top: pick(top["lost"])),
+        "JSON API, doctor:run": lambda s: get(
+            s.ask("doctor:run"),
+            lambda found: find(next(one["summary"] for one in found if one["check"] == "workers")),
+        ),
+        "JSON API, alert:list": lambda s: get(
+            s.ask("alert:list"),
+            lambda rows: [
+                row["subject"].split()[1] for row in rows if row["name"] == "worker-lost" and row["subject"]
+            ],
+        ),
+        "overview page": lambda s: get(s.look(""), find),
+        "workers page": lambda s: get(s.look("workers"), find),
+    }
+
+
+def read_metrics() -> dict[str, Read]:
+    """How the metrics are asked how many workers of the queue were lost."""
+    name = f'celery5_queue_workers_lost{{queue="{QUEUE}"}}'
+    return {
+        "/metrics/cluster": lambda s: get(s.measure("/metrics/cluster"), lambda found: found.get(name)),
+        "measured": lambda s: get(
+            s.app.aperform(queue_calls.get_queue_depth(s.app.queue(QUEUE))), lambda depth: depth.lost
+        ),
+    }
+
+
+async def check_held(surfaces: Surfaces, lost: LostWorker, words: str) -> None:
+    """Every surface that has words says what the worker held and what became of that."""
+    texts = {
+        "worker list": await surfaces.run("worker", "list", "--timeout", "1"),
+        "info": await surfaces.run("info"),
+        "top": await surfaces.run("top", "--once"),
+        "overview": await surfaces.look(""),
+    }
+    assert {name: words in text for name, text in texts.items()} == dict.fromkeys(texts, True), texts
+    for path in ("workers", f"workers/{lost.name}"):
+        text = await surfaces.look(path)
+        assert lost.worker in text
+        assert re.search(r"lost (just now|\d)", text), text
+
+
+async def test_a_killed_worker_is_lost_everywhere_with_what_it_held(
+    frail: App, staff: Staff, redis_client: "redis.Redis"
+) -> None:
+    worker = await start(staff)
+    job = await begin(frail, "linger")
+    worker.signal(signal.SIGKILL)
+    lost = await until_lost(frail)
+    assert (lost.put_back, lost.held, lost.queues) == (1, 0, (QUEUE,))
+    assert [(one.id, one.task, one.fate) for one in lost.jobs] == [(job, "linger", "put back")]
+    surfaces = await show(frail, staff, "crm", QUEUE, reads=["crm"], alert_worker_lost=600)
+    await until_fires(frail, f"worker {name_of(worker)}")
+    await ask_all(surfaces, [name_of(worker)], read_lost())
+    await ask_all(surfaces, 1, read_metrics())
+    await check_held(surfaces, lost, "1 job put back")
+    assert job in await surfaces.look("workers")
+    keys = frail.queue(QUEUE)
+    for key in (keys.lost_workers, keys.lost_work):
+        assert 0 < redis_client.ttl(key) <= 3600
+    await frail.aempty(QUEUE)
+
+
+async def test_a_frozen_worker_is_lost_everywhere_when_its_lease_is_over_and_stays_so_when_it_is_back(
+    frail: App, staff: Staff
+) -> None:
+    worker = await start(staff)
+    await begin(frail, "linger")
+    worker.signal(signal.SIGSTOP)
+    lost = await until_lost(frail)
+    assert (lost.name, lost.held, lost.is_back) == (name_of(worker), 1, False)
+    surfaces = await show(frail, staff, "crm", QUEUE, reads=["crm"], alert_worker_lost=600)
+    await until_fires(frail, f"worker {name_of(worker)}")
+    await ask_all(surfaces, [name_of(worker)], read_lost())
+    await ask_all(surfaces, 1, read_metrics())
+    await check_held(surfaces, lost, "1 job not put back yet")
+    other = await start(staff)  # it puts the job back, and runs it
+
+    async def is_recovered() -> bool:
+        return [(one.held, one.put_back) for one in (await frail.metrics.aworkers()).lost] == [(0, 1)]
+
+    await until_async(is_recovered)
+    worker.signal(signal.SIGCONT)
+
+    async def is_back() -> bool:
+        found = await frail.metrics.aworkers()
+        return [one.is_back for one in found.lost] == [True] and len(found.workers) == 3
+
+    await until_async(is_back)
+    assert other.process.poll() is None
+
+
+async def test_a_worker_whose_loop_is_blocked_is_silent_everywhere_and_not_lost(
+    frail: App, staff: Staff
+) -> None:
+    worker = await start(staff)
+    surfaces = await show(frail, staff, "crm", QUEUE, reads=["crm"], alert_worker_lost=600)
+    await begin(frail, "stick", 120.0)
+
+    async def is_silent() -> bool:
+        found = (await frail.metrics.aworkers()).workers
+        return [one.standing for one in found if one.name == name_of(worker)] == ["silent"]
+
+    await until_async(is_silent)
+    texts = {
+        "worker list": await surfaces.run("worker", "list", "--timeout", "1"),
+        "info": await surfaces.run("info"),
+        "top --once": await surfaces.run("top", "--once"),
+        "top --json": str(await surfaces.run_json("top")),
+        "top:show": str(await surfaces.ask("top:show")),
+        "doctor:run": str(await surfaces.ask("doctor:run")),
+        "overview page": await surfaces.look(""),
+        "workers page": await surfaces.look("workers"),
+        "worker page": await surfaces.look(f"workers/{name_of(worker)}"),
+    }
+    said = {
+        name: bool(re.search("silent[^;]*: its event loop is blocked", text)) for name, text in texts.items()
+    }
+    assert said == dict.fromkeys(texts, True), texts
+    await ask_all(
+        surfaces, [], {name: read for name, read in read_lost().items() if name != "JSON API, alert:list"}
+    )
+    worker.signal(signal.SIGKILL)
+
+
+async def test_a_worker_that_ends_in_order_is_not_lost(frail: App, staff: Staff) -> None:
+    worker = await start(staff)
+    await begin(frail, "linger")
+    worker.signal(signal.SIGTERM)
+    worker.signal(signal.SIGTERM)  # at once, though a job runs
+    await trio.to_thread.run_sync(lambda: worker.wait(60))
+    found = await frail.metrics.aworkers()
+    assert found.lost == (), worker.output.read_text()
+    surfaces = await show(frail, staff, "crm", QUEUE, reads=["crm"], alert_worker_lost=600)
+    await ask_all(surfaces, [], read_lost())
+    await ask_all(surfaces, 0, read_metrics())
+    await frail.aempty(QUEUE)
+
+
+async def test_what_its_controller_knows_is_shown_with_a_lost_worker(
+    frail: App, staff: Staff, tmp_path: Path
+) -> None:
+    description = tmp_path / "cluster.toml"
+    description.write_text(f'[workers.frail]\ncount = 1\nqueues = ["{QUEUE}"]\n')
+    controller = await start(staff, "controller", "start", "--cluster", str(description))
+    await begin(frail, "linger")
+    (name,) = (worker.name for worker in (await frail.metrics.aworkers()).workers)
+    (reply,) = await frail.control.asend("stats", to=[name])
+    os.kill(reply.answer["process"]["pid"], signal.SIGKILL)
+    lost = await until_lost(frail)
+    assert lost.name == name
+
+    async def is_restarted() -> bool:
+        found = (await frail.metrics.aworkers()).lost
+        return ["started again as process" in one.controller for one in found] == [True]
+
+    await until_async(is_restarted)
+    surfaces = Surfaces(frail)
+    texts = [
+        await surfaces.run("worker", "list", "--timeout", "1"),
+        await surfaces.run("info"),
+        await surfaces.run("top", "--once"),
+        await surfaces.look(""),
+        await surfaces.look("workers"),
+        await surfaces.look(f"workers/{name}"),
+    ]
+    for text in texts:
+        assert "started again as process" in text
+        assert "SIGKILL" in text
+    controller.signal(signal.SIGTERM)
