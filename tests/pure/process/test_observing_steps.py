@@ -22,7 +22,7 @@ TABLES: tuple[type[BootTable], ...] = (
     BrokerBootTable,
 )
 OBSERVE = {
-    *("progress", "metrics", "history", "alerts", "notices", "member-ends"),
+    *("progress", "metrics", "history", "alerts", "notices", "member-ends", "ended"),
     *("log-again", "depths", "lags", "reporter", "vitals", "systemd"),
 }
 ACT = {
