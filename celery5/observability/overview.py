@@ -109,6 +109,8 @@ class ProcessNews(NamedTuple):
     name: str
     # When it started, in seconds since 1970; 0: not known.
     started: float
+    # What its kind of process runs: which code.
+    code: str
     ended: int
     is_ready: bool
     # Seconds by which its event loop woke up late.
@@ -150,9 +152,9 @@ class WorkerReader:
         return WorkersOverview(tuple(self.list_workers(state, now)), tuple(lost))
 
     @property
-    def starts(self) -> list[float]:
-        """When the processes started that have reported lately, in seconds since 1970."""
-        return [news.started for news in self._processes.values() if news.started]
+    def starts(self) -> list[tuple[str, float]]:
+        """The code of the processes that have reported lately, and when each started, in seconds since 1970."""
+        return [(news.code, news.started) for news in self._processes.values() if news.started]
 
     async def read_reports(self, redis: AsyncDriver, now: float) -> None:
         """Read the reports that have come since the last overview, and forget processes that are silent."""
@@ -523,6 +525,7 @@ def _read_news(at: float, report: MetricsReport) -> ProcessNews:
         host=report.process.rsplit(":", 2)[0],
         name=get_inbox_name(origin.name),
         started=origin.started,
+        code=f"{report.kind} {origin.code}",
         ended=origin.ended,
         is_ready=bool(gauges.get(("celery5_process_ready",))),
         lag=gauges.get(("celery5_loop_lag_seconds",), 0.0),

@@ -288,12 +288,12 @@ def make_incarnation_values(
     if options.is_secondary:  # the first one reports the jobs of all
         process_values = replace(process_values, metrics_interval=0.0)
     queues, budgets = list_queues(app, options), resolve_budgets(app)
+    code = make_code_version({name: task.parameters.make_digest() for name, task in app.tasks.items()})
+    status.set_code(code.version)
     return process_values, WorkerValues(
         tasks=app.tasks,
         broker=options.broker,
-        code_version=make_code_version(
-            {name: task.parameters.make_digest() for name, task in app.tasks.items()}
-        ),
+        code_version=code,
         consumed=tuple(app.queue(name) for name in queues),
         measured_queues=queues,
         find_broker=app.brokers.broker_of_queue,

@@ -80,6 +80,7 @@ class ProcessStatus:
         self._waits_for = ""
         self._sources: Sequence[StatusSource] = ()
         self._started_at = time.time()
+        self._code = ""
         self._incarnations: dict[str, ProcessStatus] = {}
         self._observer_failures: Counter[str] = Counter()
 
@@ -110,6 +111,10 @@ class ProcessStatus:
     def mark_waiting(self, why: str) -> None:
         """Note why the next incarnation does not start yet."""
         self._waits_for = why
+
+    def set_code(self, version: str) -> None:
+        """Set the version of the code that this process runs."""
+        self._code = version
 
     def set_memory(self, broker: str, memory: ServerMemory | None) -> None:
         """Set how full the memory of a broker's server is; None: not known."""
@@ -206,7 +211,9 @@ class ProcessStatus:
 
     def get_origin(self) -> ReportOrigin:
         """Return what reports on metrics say of this process."""
-        return ReportOrigin(self.worker, self._started_at, sum(self.jobs.count_by_state().values()))
+        return ReportOrigin(
+            self.worker, self._started_at, sum(self.jobs.count_by_state().values()), self._code
+        )
 
     def format_summary(self) -> str:
         """Return the status in one line, for `systemctl status`."""

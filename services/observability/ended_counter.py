@@ -32,7 +32,7 @@ class EndedCounter:
         redis: The broker of the queues.
         consumed: The queues that this worker reads.
         process_status: What has counted the attempts that end in this process.
-        metrics_interval: Seconds between two reports on metrics; 0: nothing is stored, counts neither.
+        metrics_interval: Seconds between two reports on metrics; 0: this incarnation makes none.
     """
 
     only_observes: ClassVar = True
@@ -49,7 +49,8 @@ class EndedCounter:
         self._redis = redis
         self._consumed = consumed
         self._jobs = process_status.jobs
-        self._interval = min(INTERVAL, metrics_interval)
+        # 0 where another incarnation of the process reports its metrics: the queues are on this one's broker.
+        self._interval = min(INTERVAL, metrics_interval or INTERVAL)
         self._outages = OutageLog(log, "flow:count-failed")
         self._sent: Counter[str] = Counter()
 
@@ -57,8 +58,6 @@ class EndedCounter:
         """Count until cancelled."""
         self._sent = self._count()
         task_status.started()
-        if not self._interval:
-            await trio.sleep_forever()
         try:
             await self._send(every=True)
             while True:

@@ -147,8 +147,8 @@ def _queues(state: "AppState") -> list[dict[str, object]]:
             "oldest dead": "" if queue.oldest_dead is None else format_age(0.0, queue.oldest_dead),
             "keys": queue.keys,
             "workers": sum(worker.alive for worker in queue.workers),
-            "paused": "yes" if queue.paused else "",
             **format_flow(queue),
+            "paused": "yes" if queue.paused else "",
         }
         for queue in state.queues.values()
     ]

@@ -543,15 +543,35 @@ STARTED_TOGETHER = 120.0
 """Seconds between two starts that belong together."""
 
 
-def group_starts(times: Iterable[float]) -> tuple[ProcessStarts, ...]:
-    """Return the starts of processes, those together that follow each other closely; the last ones first."""
+def group_starts(processes: Iterable[tuple[str, float]]) -> tuple[ProcessStarts, ...]:
+    """Return when code was deployed, as far as live processes tell: the last one first.
+
+    A process that starts again with code that others have run before, since it has crashed, is no deployment: of each
+    code the first start counts, and those that follow it closely.
+
+    Args:
+        processes: The code of each process, and when it started, in seconds since 1970.
+    """
+    times: dict[str, list[float]] = {}
+    for code, at in processes:
+        times.setdefault(code, []).append(at)
+    deployed = [at for found in times.values() for at in _take_together(sorted(found))]
     groups: list[list[float]] = []
-    for at in sorted(times):
-        if groups and at - groups[-1][-1] <= STARTED_TOGETHER:
-            groups[-1].append(at)
-        else:
-            groups.append([at])
+    left = sorted(deployed)
+    while left:
+        groups.append(_take_together(left))
+        left = left[len(groups[-1]) :]
     return tuple(ProcessStarts(group[0], len(group)) for group in reversed(groups))
+
+
+def _take_together(times: Sequence[float]) -> list[float]:
+    """Return the first of sorted times, and those that follow each other closely."""
+    taken = list(times[:1])
+    for at in times[1:]:
+        if at - taken[-1] > STARTED_TOGETHER:
+            break
+        taken.append(at)
+    return taken
 
 
 def format_rate(per_second: float) -> str:

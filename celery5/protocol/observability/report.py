@@ -89,6 +89,8 @@ class ReportOrigin(NamedTuple):
     started: float = 0.0
     # Attempts that have ended in it.
     ended: int = 0
+    # The version of its code: the same for workers whose tasks are the same; '': not known.
+    code: str = ""
 
 
 UNKNOWN_ORIGIN = ReportOrigin()
@@ -149,12 +151,13 @@ def _unpack(packed: bytes, *, gauges_only: bool) -> MetricsReport | None:
 
 def _read_origin(packed: Any) -> ReportOrigin:
     """Return what a report says of its process: nothing when an earlier version has made it."""
-    words: list[Any] = [*_as_list(packed), None, None, None]
-    name, started, ended = words[:3]
+    words: list[Any] = [*_as_list(packed), None, None, None, None]
+    name, started, ended, code = words[:4]
     return ReportOrigin(
         name[:MAX_NAME] if isinstance(name, str) else "",
         float(started) if _is_number(started) else 0.0,
         ended if type(ended) is int else 0,
+        code[:MAX_NAME] if isinstance(code, str) else "",
     )
 
 

@@ -128,7 +128,27 @@ def test_the_health_of_a_worker_is_one_sentence(state: dict[str, Any], text: str
 
 
 def test_processes_that_start_after_each_other_are_one_deployment() -> None:
-    assert [(one.at, one.processes) for one in group_starts([500, 10, 20, 100])] == [(500, 1), (10, 3)]
+    assert [
+        (one.at, one.processes) for one in group_starts([("b", 500), ("a", 10), ("a", 20), ("a", 100)])
+    ] == [(500, 1), (10, 3)]
+
+
+@pytest.mark.parametrize(
+    ("processes", "deployed"),
+    [
+        # One of three has crashed and started again.
+        ([("a", 10), ("a", 20), ("a", 5000)], [(10, 2)]),
+        # Other code has come since, and one of its processes has crashed.
+        ([("a", 10), ("b", 2000), ("b", 2050), ("b", 9000)], [(2000, 2), (10, 1)]),
+        # Workers and Routers of one deployment, and a Router that has crashed.
+        ([("worker a", 10), ("router a", 60), ("router a", 7000)], [(10, 2)]),
+        ([], []),
+    ],
+)
+def test_a_process_that_starts_again_with_the_same_code_is_no_deployment(
+    processes: list[tuple[str, float]], deployed: list[tuple[float, int]]
+) -> None:
+    assert [(one.at, one.processes) for one in group_starts(processes)] == deployed
 
 
 def test_rates_are_short() -> None:

@@ -5,7 +5,10 @@ import trio
 
 from celery5 import App, RetryPolicy
 from celery5.broker.calls import queues as queue_calls
+from celery5.logs.log import Log
 from celery5.protocol.observability.queue_flow import FlowReading
+from celery5.services.health.vitals import ProcessStatus
+from celery5.services.observability.ended_counter import EndedCounter
 from tests.redis.worker.workers import until_async, working
 
 
@@ -104,3 +107,21 @@ async def test_a_queue_drained_by_a_worker_has_the_rate_at_which_it_is_drained(a
     assert 400 < state.flow.outgoing * state.flow.seconds <= 501.5
     shown = await app.metrics.aoverview()
     assert shown.totals.ended_per_second > 0
+
+
+async def test_attempts_are_counted_where_another_incarnation_reports_the_metrics(app: App) -> None:
+    status, log = ProcessStatus(app=app.name), Log(worker="second", app=app.name)
+    redis = await app.connections.get_async_driver()
+    counter = EndedCounter(
+        redis=redis, consumed=[app.queue("mixed")], process_status=status, metrics_interval=0.0, log=log
+    )
+
+    async def has_ended() -> bool:
+        return (await look(app)).look.ended == 3
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(counter.run)
+        status.jobs.count_unstarted("mixed", "good", "SUCCESS", 3)
+        await until_async(has_ended)
+        nursery.cancel_scope.cancel()
+    log.finish()
