@@ -21,6 +21,12 @@ SETTINGS: dict[str, Any] = {
 }
 
 
+def note_begun() -> None:
+    """Write down that a job has begun."""
+    with open(os.environ["HISTORY"], "a") as history:
+        history.write("begun\n")
+
+
 def declare(app: App) -> App:
     """Declare the tasks on an application."""
 
@@ -47,10 +53,12 @@ def declare(app: App) -> App:
 
     @app.task(name="linger", queue="frail")
     async def linger() -> None:
+        note_begun()
         await trio.sleep(600)
 
     @app.task(name="stick", queue="frail")
     async def stick(seconds: float) -> None:
+        note_begun()
         time.sleep(seconds)  # noqa: ASYNC251  what it is for
 
     app.alert("old", oldest(above=0.2), for_=0.0)

@@ -45,13 +45,13 @@ async def start(staff: Staff, *words: str) -> Employee:
     return worker
 
 
-async def begin(app: App, task: str, *args: Any) -> str:
-    """Send a job and wait until a worker runs it; return its id."""
+async def begin(app: App, staff: Staff, task: str, *args: Any) -> str:
+    """Send a job and wait until it has begun; return its id."""
+    before = staff.history.stat().st_size
     sent = await app.tasks[task].adelay(*args)
 
     async def runs() -> bool:
-        details = await app.afind(sent.id)
-        return details is not None and bool(details.worker)
+        return staff.history.stat().st_size > before
 
     await until_async(runs)
     return sent.id
@@ -93,7 +93,7 @@ def read_lost() -> dict[str, Read]:
 
     def find(text: str) -> list[str]:
         """The names in a text before or after the word."""
-        names = re.findall(r"(\S+:\d+)(?::\w+)? (?:\(worker\) )?(?:was )?lost ", " ".join(text.split()))
+        names = re.findall(r"(\S+:\d+)(?::[\w-]+)? (?:\(worker\) )?(?:was )?lost ", " ".join(text.split()))
         return sorted(set(names))
 
     return {
@@ -165,7 +165,7 @@ async def test_a_killed_worker_is_lost_everywhere_with_what_it_held(
     frail: App, staff: Staff, redis_client: "redis.Redis"
 ) -> None:
     worker = await start(staff)
-    job = await begin(frail, "linger")
+    job = await begin(frail, staff, "linger")
     worker.signal(signal.SIGKILL)
     lost = await until_lost(frail)
     assert (lost.put_back, lost.held, lost.queues) == (1, 0, (QUEUE,))
@@ -186,7 +186,7 @@ async def test_a_frozen_worker_is_lost_everywhere_when_its_lease_is_over_and_sta
     frail: App, staff: Staff
 ) -> None:
     worker = await start(staff)
-    await begin(frail, "linger")
+    await begin(frail, staff, "linger")
     worker.signal(signal.SIGSTOP)
     lost = await until_lost(frail)
     assert (lost.name, lost.held, lost.is_back) == (name_of(worker), 1, False)
@@ -216,7 +216,7 @@ async def test_a_worker_whose_loop_is_blocked_is_silent_everywhere_and_not_lost(
 ) -> None:
     worker = await start(staff)
     surfaces = await show(frail, staff, "crm", QUEUE, reads=["crm"], alert_worker_lost=600)
-    await begin(frail, "stick", 120.0)
+    await begin(frail, staff, "stick", 120.0)
 
     async def is_silent() -> bool:
         found = (await frail.metrics.aworkers()).workers
@@ -246,7 +246,7 @@ async def test_a_worker_whose_loop_is_blocked_is_silent_everywhere_and_not_lost(
 
 async def test_a_worker_that_ends_in_order_is_not_lost(frail: App, staff: Staff) -> None:
     worker = await start(staff)
-    await begin(frail, "linger")
+    await begin(frail, staff, "linger")
     worker.signal(signal.SIGTERM)
     worker.signal(signal.SIGTERM)  # at once, though a job runs
     await trio.to_thread.run_sync(lambda: worker.wait(60))
@@ -264,7 +264,7 @@ async def test_what_its_controller_knows_is_shown_with_a_lost_worker(
     description = tmp_path / "cluster.toml"
     description.write_text(f'[workers.frail]\ncount = 1\nqueues = ["{QUEUE}"]\n')
     controller = await start(staff, "controller", "start", "--cluster", str(description))
-    await begin(frail, "linger")
+    await begin(frail, staff, "linger")
     (name,) = (worker.name for worker in (await frail.metrics.aworkers()).workers)
     (reply,) = await frail.control.asend("stats", to=[name])
     os.kill(reply.answer["process"]["pid"], signal.SIGKILL)
