@@ -74,7 +74,12 @@ def get_queue_depth(keys: QueueKeys) -> Call[QueueDepth]:
 
 def look_at_queue(keys: QueueKeys) -> Call[FlowReading]:
     """Return a look at the counters by which a queue's flow is measured, and the earlier looks."""
-    return _measure(keys, lambda raw: _flow(raw[-1], backlog=int(raw[8]), running=int(raw[1])))
+
+    def read(raw: Any) -> FlowReading:
+        _, running, _, _, _, _, _, _, backlog, _, _, _, seen, _, _ = raw
+        return _flow(seen, backlog=int(backlog), running=int(running))
+
+    return _measure(keys, read)
 
 
 def keep_looks(keys: QueueKeys, looks: Sequence[QueueLook]) -> Call[bool]:
