@@ -96,6 +96,12 @@ OPTIONAL_FEATURES: tuple[OptionalFeature, ...] = (
         afterwards="missed times are caught up as the misfire policy of each schedule says",
     ),
     OptionalFeature(
+        name="rates of queues",
+        event="flow:count-failed",
+        lost="what has ended since, on this worker",
+        afterwards="counted",
+    ),
+    OptionalFeature(
         name="queue depths",
         event="depths:read-failed",
         lost="the gauges of queues on `/metrics`",

@@ -12,7 +12,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from celery5.application import Application
-from celery5.broker.calls import health as health_calls
 from celery5.broker.calls import jobs as jobs_calls
 from celery5.broker.colour import (
     AwaitableConnections,
@@ -324,6 +323,10 @@ class Sender:
 
     async def _describe_memory(self, connections: AwaitableConnections, jobs: Jobs) -> str:
         """Return how full the server is that has refused jobs; '' where that cannot be read."""
+        from celery5.broker.calls import (
+            health as health_calls,  # it loads a client, which most producers do not need
+        )
+
         broker = self._app.brokers.broker_of_queue(jobs[0].queue)
         of_broker: AwaitableConnections = self._app.brokers.get(broker)
         if isinstance(connections, BlockingConnections):

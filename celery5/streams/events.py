@@ -22,7 +22,7 @@ from celery5.protocol.streams.groups import split_id
 from celery5.protocol.streams.windows import WindowKey, WindowShape
 from celery5.streams.codec import RecordCodec, read_record_headers
 from celery5.streams.feed import RecordFeed
-from celery5.streams.stream import Stream
+from celery5.streams.stream import Stream, surround_sending
 from celery5.streams.windows import WindowOptions, Windows, WindowSettings
 
 R = TypeVar("R")
@@ -113,7 +113,7 @@ class Outputs:
             raise Misconfigured(
                 f"processor {self._feed.group} declares no stream to send to: give into=... there, or to=... here"
             )
-        with stream.sending([stream.encode(record) for record in records]) as encoded:
+        with surround_sending(stream, [stream.encode(record) for record in records]) as encoded:
             for each in encoded:
                 self._feed.add_output(
                     msgspec.msgpack.encode({"stream": stream.name, "key": each.key, "words": each.words})

@@ -243,22 +243,6 @@ class Stream(Generic[R]):
                 self.app.check_message_size(raw, f"a record of stream {self.name}")
         return EncodedRecord(self.codec.key(record), words, time)
 
-    @contextmanager
-    def sending(self, records: Sequence["EncodedRecord"]) -> Iterator[Sequence["EncodedRecord"]]:
-        """Surround the sending of records by the application's middleware; yield them with the headers that it adds."""
-        middleware = self.app.middleware
-        if not middleware.operates:
-            yield records
-            return
-        operation = MessageOperation("send", "stream", self.name, len(records), [{} for _ in records])
-        with middleware.operating(operation):
-            yield [
-                each._replace(words=(*each.words, HEADERS_FIELD, msgspec.json.encode(headers)))
-                if headers
-                else each
-                for each, headers in zip(records, operation.headers, strict=True)
-            ]
-
     def find_partition(self, record: R) -> int:
         """Return the partition of a record by the number of partitions that is known here. Raises BadRecord."""
         key = self.codec.key(record)
@@ -360,10 +344,29 @@ def _refuse_options(unknown: Mapping[str, object]) -> None:
         raise Misconfigured(f"send: {describe_option('send option', option, ['times'])}")
 
 
+@contextmanager
+def surround_sending(
+    stream: Stream[Any], records: Sequence[EncodedRecord]
+) -> Iterator[Sequence[EncodedRecord]]:
+    """Surround the sending of records by the application's middleware; yield them with the headers that it adds."""
+    middleware = stream.app.middleware
+    if not middleware.operates:
+        yield records
+        return
+    operation = MessageOperation("send", "stream", stream.name, len(records), [{} for _ in records])
+    with middleware.operating(operation):
+        yield [
+            each._replace(words=(*each.words, HEADERS_FIELD, msgspec.json.encode(headers)))
+            if headers
+            else each
+            for each, headers in zip(records, operation.headers, strict=True)
+        ]
+
+
 async def _send(
     _app: Application, redis: AsyncDriver, stream: Stream[Any], records: Sequence[EncodedRecord]
 ) -> list[RecordId]:
-    with stream.sending(records) as records:
+    with surround_sending(stream, records) as records:
         return await _append(redis, stream, records)
 
 

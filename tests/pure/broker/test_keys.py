@@ -86,12 +86,27 @@ def made_for_metrics() -> dict[str, str]:
     }
 
 
+def made_for_processes() -> dict[str, str]:
+    """Those about processes and how many there are to be."""
+    return {
+        "live_processes": SHOP.live_processes("<kind>"),
+        "leader": SHOP.leader,
+        "member_end": SHOP.member_end("<member>"),
+        "recycling": SHOP.recycling,
+        "scaling": SHOP.scaling,
+        "scaling_turn": SHOP.scaling_turn,
+        "report": SHOP.report("<worker>"),
+        "inbox": SHOP.inbox("<process>"),
+    }
+
+
 def made() -> dict[str, str]:
     """Every key and channel that the code makes, by its name in the code."""
     return {
         **made_for_streams(),
         **made_for_metrics(),
         **made_for_queues(),
+        **made_for_processes(),
         "run": MAIL.run("<id>"),
         "run_items": MAIL.run_items("<id>", "<node>"),  # type: ignore[arg-type]
         "workflow_plan": MAIL.plan("<hash>"),
@@ -120,14 +135,6 @@ def made() -> dict[str, str]:
         "suspended": SHOP.suspended,
         "imposed_limits": SHOP.imposed_limits,
         "limit_rules_turn": SHOP.limit_rules_turn,
-        "live_processes": SHOP.live_processes("<kind>"),
-        "leader": SHOP.leader,
-        "member_end": SHOP.member_end("<member>"),
-        "recycling": SHOP.recycling,
-        "scaling": SHOP.scaling,
-        "scaling_turn": SHOP.scaling_turn,
-        "report": SHOP.report("<worker>"),
-        "inbox": SHOP.inbox("<process>"),
         "nonce": SHOP.nonce("<id>"),
         "reply": SHOP.reply("<id>"),
         "documents_for": MAIL.documents_for("<sink>"),
