@@ -79,9 +79,10 @@ class EndedCounter:
         counts = self._count()
         new = {keys: counts[keys.queue] - self._sent[keys.queue] for keys in self._consumed}
         calls = [queue_calls.count_ended(keys, count) for keys, count in new.items() if count or every]
+        if not calls:
+            return
         try:
-            if calls:
-                await self._redis.perform_all(calls)
+            await self._redis.perform_all(calls)
         except BrokerError as error:
             self._outages.record_error(error)
         else:

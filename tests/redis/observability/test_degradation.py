@@ -182,6 +182,22 @@ async def test_while_a_key_of_a_queue_cannot_be_measured_all_jobs_are_done_and_o
     check_warned_once(lines, "depths:read-failed")
 
 
+async def test_while_ended_attempts_cannot_be_counted_all_jobs_are_done_and_one_event_warns(
+    app: App, own_client: "redis.Redis"
+) -> None:
+    status = ProcessStatus(app=app.name)
+    own_client.set(app.queue("default").flow, "no hash")
+    with Lines() as lines:
+        async with working(app, process_status=status):
+            for _ in range(TRIES):
+                before = count_wrong_types(own_client)
+                await do_jobs(app)
+                await until(lambda before=before: count_wrong_types(own_client) > before)  # type: ignore[misc]
+            assert status.get_readiness().ok
+    own_client.delete(app.queue("default").flow)
+    check_warned_once(lines, "flow:count-failed")
+
+
 class BrokenOutlet:
     """An outlet that cannot send anything."""
 
@@ -379,6 +395,7 @@ BROKEN_HERE: dict[str, Callable[..., Any]] = {
     "audit:write-failed": test_an_action_whose_audit_entry_is_refused_is_done_and_warns_once,
     "log:dropped": test_while_the_log_cannot_be_written_jobs_are_done_and_the_losses_are_logged_once,
     "timetable:interrupted": test_while_schedules_cannot_be_read_jobs_are_done_and_afterwards_they_catch_up,
+    "flow:count-failed": test_while_ended_attempts_cannot_be_counted_all_jobs_are_done_and_one_event_warns,
     "status:open-failed": test_while_the_status_port_is_taken_jobs_are_done_and_one_event_warns,
 }
 """The test that breaks each feature."""
