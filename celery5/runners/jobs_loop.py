@@ -23,15 +23,16 @@ def make_loop() -> asyncio.AbstractEventLoop:
     return JobsLoop()
 
 
-class JobTask(asyncio.Task[None]):
-    """The asyncio task of one job. Other jobs cannot cancel it, as one does that cancels `asyncio.all_tasks()`.
+class JobTask(asyncio.Task[Any]):
+    """The asyncio task of one job, or one that the job has made. Other jobs cannot cancel it, as one does that cancels
+    `asyncio.all_tasks()`.
 
-    Make it by itself, not by the loop's `create_task`, which asks a task factory of somebody.
+    Make that of a job by itself, not by the loop's `create_task`, which asks a task factory of somebody.
     """
 
-    def __init__(self, coroutine: Any, *, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, coroutine: Any, *, loop: asyncio.AbstractEventLoop, **options: Any) -> None:
         self._owner = OWNER.get()
-        super().__init__(coroutine, loop=loop)
+        super().__init__(coroutine, loop=loop, **options)
 
     def cancel(self, msg: Any | None = None) -> bool:
         """Cancel the task, unless another job asks for it."""
@@ -58,7 +59,9 @@ class JobsLoop(asyncio.SelectorEventLoop):
         """Return a new task, made by the factory of the job that calls this."""
         factory = _TASK_FACTORY.get()
         if factory is None:
-            return super().create_task(coro, **options)
+            if self.is_closed():
+                raise RuntimeError("Event loop is closed")
+            return JobTask(coro, loop=self, **options)
         name = options.pop("name", None)
         task: asyncio.Task[Any] = factory(self, coro, **options)
         if name is not None and hasattr(task, "set_name"):

@@ -5,6 +5,7 @@ from datetime import datetime
 from celery5.application import Application
 from celery5.audit.recording import AuditedAction, perform_audited
 from celery5.broker.calls import streams as calls
+from celery5.broker.calls.streams import MAX_PARTITIONS
 from celery5.broker.driver import AsyncDriver
 from celery5.connections.long_operations import persist
 from celery5.errors import CeleryError, Misconfigured
@@ -126,8 +127,8 @@ async def reshard(
     app: Application, redis: AsyncDriver, stream: str, partitions: int, force: bool
 ) -> StreamMap:
     """Change the number of partitions: `Streams.reshard` explains it."""
-    if not 1 <= partitions <= 4096:
-        raise Misconfigured(f"reshard to {partitions!r}: give 1 to 4096 partitions")
+    if not 1 <= partitions <= MAX_PARTITIONS:
+        raise Misconfigured(f"reshard to {partitions!r}: give 1 to {MAX_PARTITIONS} partitions")
     how = {"partitions": partitions, "force": force}
     async with AuditedAction(app, redis, "stream:reshard", stream, how):
         return await _reshard(app, redis, stream, partitions, force)

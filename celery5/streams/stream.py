@@ -18,7 +18,7 @@ import msgspec
 from celery5.application import Application
 from celery5.broker.call import Call
 from celery5.broker.calls import streams as calls
-from celery5.broker.calls.streams import RecordToAppend
+from celery5.broker.calls.streams import MAX_PARTITIONS, RecordToAppend
 from celery5.broker.colour import run_in_event_loop, run_in_plain_python
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import StreamKeys
@@ -35,7 +35,6 @@ R = TypeVar("R")
 S = TypeVar("S")
 F = TypeVar("F", bound=Callable[..., Any])
 
-MAX_PARTITIONS = 4096
 SEND_BATCH = 200
 """Records in one call: Redis does nothing else in that time."""
 MAX_MAP_CHANGES = 5

@@ -56,6 +56,8 @@ GET_GROUP = Script.load("streams/get_group", "clock", "record_id", "stream_group
 REPLY_KEPT = 60.0
 """Seconds for which the reply to a sending is kept, so that the sending may be repeated."""
 
+MAX_PARTITIONS = 4096
+"""The most partitions of a stream."""
 RawEntry = tuple[bytes, Sequence[bytes]]
 """An entry of a log: its id, and its fields and values in turns."""
 
@@ -126,7 +128,7 @@ def append(
 def _read_appended(stream: str, raw: Any, most: int) -> AppendReply:
     outcome = raw[0]
     if outcome == b"stale":
-        return StaleMap(StreamMap(raw[1], raw[2]))
+        return StaleMap(StreamMap(_read_partitions(raw[1]), raw[2]))
     if outcome == b"full" and raw[5] > most:
         return RefusedAppend(
             f"{int(raw[5])} records at once for partition {int(raw[1])} of stream {stream}, which keeps {most}: "
@@ -209,7 +211,11 @@ def _read_attendance(raw: Any) -> Attendance | None:
         for row in raw[5]
     ]
     return Attendance(
-        StreamMap(raw[1], raw[2]), raw[3], tuple(assigned), parse_seconds(raw[4]), tuple(map(int, raw[6]))
+        StreamMap(_read_partitions(raw[1]), raw[2]),
+        raw[3],
+        tuple(assigned),
+        parse_seconds(raw[4]),
+        tuple(map(int, raw[6])),
     )
 
 
@@ -624,11 +630,19 @@ def count_waiting_for_archive(keys: StreamKeys, partition: int) -> Call[int]:
     return Call(("XLEN", keys.archive(partition)), int, repeatable=True)
 
 
+def _read_partitions(word: Any) -> int:
+    """Return how many partitions a stream has. Raises ValueError for a number that no stream has: each is looked at."""
+    partitions = int(word or 0)
+    if not 0 <= partitions <= MAX_PARTITIONS:
+        raise ValueError(f"a stream has 0 to {MAX_PARTITIONS} partitions, not {partitions}")
+    return partitions
+
+
 def get_map(keys: StreamKeys) -> Call[StreamMap | None]:
     """Return the map of a stream; None when nothing was ever sent to it."""
 
     def read_map(raw: Any) -> StreamMap | None:
-        return None if raw[0] is None else StreamMap(int(raw[0]), int(raw[1] or 1))
+        return None if raw[0] is None else StreamMap(_read_partitions(raw[0]), int(raw[1] or 1))
 
     return Call(("HMGET", keys.map, "partitions", "version"), read_map, repeatable=True)
 
@@ -637,7 +651,8 @@ def get_totals(keys: StreamKeys) -> Call[StreamTotals]:
     """Return how many partitions a stream has and has had, and how many unread records it has dropped or archived."""
 
     def read_totals(raw: Any) -> StreamTotals:
-        partitions, most, dropped, archived = (int(word or 0) for word in raw)
+        partitions, most = map(_read_partitions, raw[:2])
+        dropped, archived = (int(word or 0) for word in raw[2:])
         return StreamTotals(partitions, max(partitions, most), dropped, archived)
 
     return Call(
@@ -654,7 +669,7 @@ def count_partitions(keys: StreamKeys) -> Call[int]:
     """Return how many partitions a stream has or has ever had."""
     return Call(
         ("HMGET", keys.map, "partitions", "most"),
-        lambda raw: max(int(each or 0) for each in raw),
+        lambda raw: max(map(_read_partitions, raw)),
         repeatable=True,
     )
 

@@ -450,7 +450,10 @@ class _Watch:
         name, left = self._report.worker, self._report.left
         begun: Mapping[str, Sequence[bytes]] = {} if left else self._get_begun_entries()
         back = buried = 0
-        settings = self._app.settings
+        settings, freeze = self._app.settings, self._freeze
+        cause = "" if freeze is None else freeze.end_reason
+        # Whoever was asked to stop, and told once more to do so at once, is not lost.
+        has_left = left or (freeze is not None and freeze.stop_requested and not cause)
         try:
             for keys in self._queues():
                 call = leases.recover(
@@ -461,8 +464,8 @@ class _Watch:
                     ttl=settings.results_ttl,
                     message_limit=settings.message_limit,
                     begun_entries=begun.get(keys.queue, []),
-                    has_left=left,
-                    cause="" if self._freeze is None else self._freeze.end_reason,
+                    has_left=has_left,
+                    cause=cause,
                 )
                 # Once more than it seems to need: where a job has forked, the dead worker's last read may still stand
                 # at the server, and takes what was put back.

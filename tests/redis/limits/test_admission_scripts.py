@@ -493,7 +493,7 @@ def test_one_trip_of_a_recovery_makes_few_commands_however_many_keys_and_jobs_wa
         done_so_far = gate.recover("dead", limit=RECOVERED)
         most, trips = max(most, gate.commands()), trips + 1
     assert trips == 200 // RECOVERED + 1
-    assert most <= 180, most
+    assert most <= 220, most  # two or three for each job that had begun say which worker it took down
     assert gate.slots() == gate.taken() == {}
 
 

@@ -20,7 +20,7 @@ from tests.redis.commands.staff import Employee, Staff
 from tests.redis.observability.surfaces import TARGET, Surfaces, get
 from tests.redis.observability.surfaces_app import SETTINGS, declare
 from tests.redis.observability.test_surfaces_agree import Read, ask_all, show
-from tests.redis.worker.workers import until_async
+from tests.redis.worker.workers import until, until_async
 
 QUEUE = "frail"
 
@@ -248,6 +248,7 @@ async def test_a_worker_that_ends_in_order_is_not_lost(frail: App, staff: Staff)
     worker = await start(staff)
     await begin(frail, staff, "linger")
     worker.signal(signal.SIGTERM)
+    await until(lambda: bool(worker.lines("process:stop-requested")))
     worker.signal(signal.SIGTERM)  # at once, though a job runs
     await trio.to_thread.run_sync(lambda: worker.wait(60))
     found = await frail.metrics.aworkers()

@@ -329,7 +329,7 @@ async def test_a_revocation_that_races_with_the_end_is_never_told_wrongly(
     left = {
         kind
         for key, kind in leftovers(redis_client, stage.app).items()
-        if not any(part in key for part in (":revoked", ":code", ":audit"))
+        if not any(part in key for part in (":revoked", ":code", ":audit", ":flow"))
     }
     # Besides those that were revoked while they waited, the versions of code and the audit trail: they expire.
     assert left <= {"stream", "string", "set"}
