@@ -16,11 +16,17 @@ import trio
 from celery5.boot_step import BootStep
 from celery5.errors import Misconfigured
 from celery5.protocol.masking import describe_error
+from celery5.runners.jobs_loop import OWNER
+from celery5.runners.on_asyncio import AsyncioRunner
+from celery5.runners.running_job import RunningJob
 from celery5.runners.surrounding import surround_call
 from celery5.runners.user_errors import call_in_thread, reraise_cancellation
 
 ProvidedValues = MutableMapping[str, Any]
 """The values that code may ask for by name. Values of steps are added under their names, with _ for -."""
+
+ASYNCIO_RUNNER = "asyncio runner"
+"""Where these values have what runs code on asyncio. It is no name of a parameter, so that no code can ask for it."""
 
 _PASSED_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -31,6 +37,9 @@ class StepCode:
     def __init__(self, *, step: BootStep, offered: ProvidedValues) -> None:
         self._step = step
         self._offered = offered
+        self._asyncio_runner: AsyncioRunner | None = (
+            offered.get(ASYNCIO_RUNNER) if step.loop == "asyncio" else None
+        )
 
     async def run(self, *, task_status: trio.TaskStatus[Any] = trio.TASK_STATUS_IGNORED) -> None:
         """Run the code until it ends, or until cancelled when there is something to undo.
@@ -53,17 +62,29 @@ class StepCode:
         finally:
             if undo is not None and up.is_up:
                 with trio.move_on_after(step.stop_limit, shield=True):
-                    await _call(undo, values | {_get_parameter_name(step.name): up.value})
+                    await self._call(undo, values | {_get_parameter_name(step.name): up.value})
 
     async def _run_body(self, body: Callable[..., Any], values: dict[str, Any], up: "_Up") -> None:
         if "task_status" in inspect.signature(body).parameters:
-            await _call(body, values | {"task_status": up})
+            await self._call(body, values | {"task_status": up})
         elif self._step.stays:
             up.started()
-            await _call(body, values)
+            await self._call(body, values)
         else:
-            value = await _call(body, values)
+            value = await self._call(body, values)
             up.started(value)
+
+    async def _call(self, code: Callable[..., Any], values: Mapping[str, Any]) -> Any:
+        """Call code where it belongs: on Trio, on asyncio or in a thread."""
+        if self._step.loop == "asyncio" and self._asyncio_runner is None:
+            raise Misconfigured(
+                f"boot step {self._step.name!r}: loop='asyncio': only workers have such a loop"
+            )
+        if self._asyncio_runner is not None and _is_async(code):
+            return await _call_on_asyncio(
+                self._asyncio_runner, partial(code, **_select_arguments(code, values))
+            )
+        return await _call(code, values)
 
     def _collect_values(self) -> dict[str, Any]:
         logger = logging.getLogger(
@@ -95,7 +116,11 @@ def check_step(step: BootStep, offered: Mapping[str, Any], names: set[str]) -> N
         names: The steps of the application; a step may ask for the values of those that it requires.
     """
     target = _load(step, step.run)
-    available = {*offered, "logger", *(_get_parameter_name(each) for each in step.requires if each in names)}
+    available = {
+        *filter(str.isidentifier, offered),
+        "logger",
+        *(_get_parameter_name(each) for each in step.requires if each in names),
+    }
     body = getattr(target, "run", None) if inspect.isclass(target) or hasattr(target, "run") else target
     if not callable(body):
         raise Misconfigured(f"boot step {step.name!r}: {target!r} has no run(): give it one, or a function")
@@ -106,6 +131,10 @@ def check_step(step: BootStep, offered: Mapping[str, Any], names: set[str]) -> N
         method = inspect.isclass(target) and step.undo is None
         callables.append(
             (partial(undo, None) if method else undo, available | {_get_parameter_name(step.name)})
+        )
+    if step.loop == "asyncio" and "task_status" in _list_parameters(body):
+        raise Misconfigured(
+            f"boot step {step.name!r}: task_status is Trio's, and this runs on asyncio: return a value"
         )
     for callable_, allowed in callables:
         for name, parameter in _list_parameters(callable_).items():
@@ -139,9 +168,32 @@ def _load(step: BootStep, reference: Any) -> Any:
 async def _call(code: Callable[..., Any], values: Mapping[str, Any]) -> Any:
     """Call code with the values it asks for. Blocking code runs in a thread, which is abandoned when cancelled."""
     call = partial(code, **_select_arguments(code, values))
-    if inspect.iscoroutinefunction(code) or inspect.iscoroutinefunction(type(code).__call__):
+    if _is_async(code):
         return await call()
     return await call_in_thread(surround_call(call, "thread"))
+
+
+def _is_async(code: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(code) or inspect.iscoroutinefunction(type(code).__call__)
+
+
+async def _call_on_asyncio(runner: AsyncioRunner, call: Callable[[], Any]) -> Any:
+    """Call code in the asyncio loop of the worker. What it makes there belongs to no job."""
+    results, errors = list[Any](), list[Exception]()
+
+    async def run() -> None:
+        OWNER.set(None)
+        try:
+            results.append(await call())
+        except Exception as error:
+            errors.append(error)
+
+    outcome = await runner.execute(run, (), {}, RunningJob())
+    if errors:
+        raise errors[0]
+    if not results:
+        raise RuntimeError(f"it has ended without a result: {outcome!r}"[:1000])
+    return results[0]
 
 
 def _select_arguments(code: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:

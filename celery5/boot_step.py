@@ -7,7 +7,7 @@ A service is a boot step that keeps running.
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from celery5.errors import Misconfigured
 from celery5.health.health_check import HealthCheck, validate_checks
@@ -55,6 +55,9 @@ class BootStep:
     checks: Sequence[HealthCheck] = ()
     # The kinds of processes that it runs in: worker, router, scheduler, controller.
     process_kinds: Sequence[str] = ("worker",)
+    # The event loop of its `async def` functions: `asyncio` is the one of the worker's asyncio tasks, for a pool of
+    # connections that these share.
+    loop: Literal["trio", "asyncio"] = "trio"
 
     def __post_init__(self) -> None:
         name: Any = self.name
@@ -82,6 +85,8 @@ class BootStep:
         if not (self.undo is None or callable(self.undo) or _is_place(self.undo)):
             raise Misconfigured(f"boot step {name!r}: undo is {self.undo!r}: give a function")
         object.__setattr__(self, "process_kinds", _check_process_kinds(name, self.process_kinds))
+        if self.loop == "asyncio":
+            object.__setattr__(self, "requires", (*requires, "asyncio"))
         object.__setattr__(self, "checks", _guard(self))
 
     @property
@@ -104,6 +109,7 @@ def service(
     breaker: BreakerPolicy | None = None,
     checks: Sequence[HealthCheck] = (),
     process_kinds: Sequence[str] = ("worker",),
+    loop: Literal["trio", "asyncio"] = "trio",
 ) -> BootStep:
     """Return a step that runs until the process stops, and is restarted when it crashes.
 
@@ -126,6 +132,7 @@ def service(
         breaker=breaker,
         checks=checks,
         process_kinds=process_kinds,
+        loop=loop,
     )
 
 
@@ -166,6 +173,10 @@ def _check_process_kinds(name: str, kinds: Any) -> tuple[str, ...]:
 def _guard(step: BootStep) -> tuple[HealthCheck, ...]:
     """Return the health checks of a step. Raises Misconfigured if they or its breaker do not fit it."""
     checks = validate_checks(step.checks, step.breaker, f"boot step {step.name!r}")
+    if step.loop not in ("trio", "asyncio"):
+        raise Misconfigured(f"boot step {step.name!r}: loop is {step.loop!r}: give 'trio' or 'asyncio'")
+    if step.loop == "asyncio" and step.process_kinds != ("worker",):
+        raise Misconfigured(f"boot step {step.name!r}: loop='asyncio': only workers have such a loop")
     if checks and "worker" not in step.process_kinds:
         raise Misconfigured(f"service {step.name!r} has health checks, which only workers perform")
     if not step.stays and (step.breaker is not None or checks):

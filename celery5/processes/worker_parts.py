@@ -17,6 +17,7 @@ import trio
 
 from celery5.app import App
 from celery5.boot_step import BootStep
+from celery5.bootsteps.own_steps import ASYNCIO_RUNNER
 from celery5.bootsteps.worker_steps import (
     ChannelHandler,
     ChannelSubscriptions,
@@ -43,6 +44,7 @@ from celery5.processes.process_parts import (
     ReconnectObserver,
     make_alert_rules,
     make_alert_webhook,
+    make_injectable_values,
     make_reader,
 )
 from celery5.processes.watch.sidecar import Sidecar
@@ -73,7 +75,7 @@ from celery5.runners.in_thread import ThreadRunner
 from celery5.runners.on_asyncio import AsyncioRunner
 from celery5.runners.on_trio import TrioRunner
 from celery5.scheduling.timers import Timer
-from celery5.services.commands.dispatcher import CommandHandler, handle
+from celery5.services.commands.dispatcher import CommandHandler, SelfCommandSender, handle
 from celery5.services.commands.inbox import Inbox
 from celery5.services.commands.log_again import LogRetry, log_handlers
 from celery5.services.commands.paused_queues import PausedQueues
@@ -518,6 +520,13 @@ def make_subscriptions(
     )
 
 
+def make_worker_values(
+    app: App, worker: str, self_commands: SelfCommandSender, asyncio_runner: AsyncioRunner
+) -> dict[str, Any]:
+    """Return what boot steps in a worker get: some of them run on asyncio."""
+    return {**make_injectable_values(app, worker, self_commands), ASYNCIO_RUNNER: asyncio_runner}
+
+
 @dataclass(frozen=True, kw_only=True)
 class WorkerBootTable(BootTable):
     """The boot graph of a worker: up from the top, down from the bottom."""
@@ -603,6 +612,7 @@ class WorkerParts(ProcessParts):
     """Every part of a worker."""
 
     boot_table = WorkerBootTable
+    offered = made_by(make_worker_values)
     # connections and channels
     reader = made_by(make_reader)
     publishing = LentConnection

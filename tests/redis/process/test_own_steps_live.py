@@ -1,6 +1,8 @@
 """Own steps live: what an application adds to a worker sends jobs, outlives an outage, and begins anew with its
 worker."""
 
+import asyncio
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +23,7 @@ from celery5.processes.lifecycle.incarnations import ProcessKind
 from celery5.processes.process_parts import Incarnation
 from celery5.processes.router import ROUTER
 from celery5.processes.scheduler import SCHEDULER
-from celery5.processes.worker import WorkerOptions, make_incarnation_values
+from celery5.processes.worker import WorkerOptions, check, make_incarnation_values
 from celery5.processes.worker_parts import WorkerParts
 from celery5.services.process.reloader import NextIncarnation
 from celery5.wiring import build
@@ -130,6 +132,85 @@ def test_who_has_steps_for_a_router_or_a_scheduler_needs_one(app_name: str) -> N
     for kind, needed in (("router", router.is_needed), ("scheduler", scheduler.is_needed)):
         assert not needed(App(app_name))
         assert needed(App(app_name, services=[service(stay, process_kinds=[kind])]))
+
+
+class Pool:
+    """A pool of connections, bound to the loop in which it is opened, as those of asyncpg are."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.keeper = asyncio.ensure_future(asyncio.sleep(3600))
+
+    async def fetch(self) -> int:
+        assert self.loop is asyncio.get_running_loop()
+        return await asyncio.wait_for(asyncio.sleep(0, 1), 10)
+
+    async def close(self) -> None:
+        assert self.loop is asyncio.get_running_loop()
+        self.keeper.cancel()
+        with suppress(asyncio.CancelledError):
+            await self.keeper
+
+
+async def test_a_step_on_asyncio_opens_a_pool_that_the_jobs_there_share(url: str, app_name: str) -> None:
+    pools, notes = list[Pool](), list[str]()
+
+    async def open_pool() -> Pool:
+        pools.append(Pool())
+        return pools[-1]
+
+    async def close_pool(pool: Pool) -> None:
+        await pool.close()
+        notes.append("closed")
+
+    async def watch(pool: Pool) -> None:
+        notes.append(f"watched {await pool.fetch()}")
+        await asyncio.sleep(3600)
+
+    app = App(
+        app_name,
+        broker=url,
+        bootsteps=[BootStep("pool", open_pool, undo=close_pool, loop="asyncio")],
+        services=[service(watch, requires=["pool"], loop="asyncio")],
+    )
+
+    @app.task(loop="asyncio")
+    async def query() -> int:
+        return await pools[-1].fetch()
+
+    async with working(app):
+        assert [await each.aget(timeout=30) for each in await app.asend_many([query.s()] * 20)] == [1] * 20
+        await until(lambda: notes == ["watched 1"])
+    assert notes == ["watched 1", "closed"]
+    assert len(pools) == 1
+    assert pools[0].keeper.cancelled()
+    app.close()
+
+
+async def test_a_step_on_asyncio_that_fails_ends_the_worker_in_one_line(url: str, app_name: str) -> None:
+    async def fail() -> None:
+        await asyncio.sleep(0)
+        raise OSError("no such database")
+
+    app = App(app_name, broker=url, bootsteps=[BootStep("pool", fail, loop="asyncio")])
+    with pytest.RaisesGroup(
+        pytest.RaisesExc(BootStepFailed, match="pool.*no such database"), flatten_subgroups=True
+    ):
+        async with working(app):
+            pass
+    app.close()
+
+
+def test_steps_on_asyncio_are_those_of_workers(url: str, app_name: str) -> None:
+    async def wait(task_status: object) -> None: ...
+
+    with pytest.raises(Misconfigured, match="only workers have such a loop"):
+        BootStep("one", wait, loop="asyncio", process_kinds=["router"])
+    with pytest.raises(Misconfigured, match="give 'trio' or 'asyncio'"):
+        BootStep("one", wait, loop="curio")  # type: ignore[arg-type]
+    app = App(app_name, broker=url, bootsteps=[BootStep("one", wait, loop="asyncio")])
+    with pytest.raises(Misconfigured, match="task_status is Trio's"):
+        check(app)
 
 
 async def test_celery5s_own_services_are_registered_as_an_applications_are(url: str, app_name: str) -> None:
