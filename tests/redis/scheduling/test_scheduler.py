@@ -3,7 +3,7 @@
 import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import redis
 import trio
@@ -58,7 +58,7 @@ async def test_it_does_what_it_is_told_by_its_inbox(app: App) -> None:
         await one.stop()
 
 
-def test_a_process_of_its_own_ends_in_order_and_a_killed_one_is_forgotten(
+def test_a_process_of_its_own_ends_in_order_and_a_killed_one_is_lost_for_an_hour(
     staff: Staff, redis_client: "redis.Redis"
 ) -> None:
     key = staff.app.keys.live_processes("scheduler")
@@ -69,7 +69,9 @@ def test_a_process_of_its_own_ends_in_order_and_a_killed_one_is_forgotten(
     assert redis_client.zcard(key) == 1
     killed.signal(signal.SIGKILL)
     killed.wait()
-    wait_until(lambda: not redis_client.exists(key))
+    wait_until(lambda: staff.app.perform(cluster.list_live_processes(staff.app.keys, "scheduler")) == ())
+    assert len(staff.app.perform(cluster.list_lost_processes(staff.app.keys, "scheduler"))) == 1
+    assert 0 < cast("Any", redis_client.pttl(key)) <= 3_700_000
 
 
 async def test_a_queue_that_only_schedules_publish_to_is_known(app: App) -> None:
