@@ -4,7 +4,7 @@ Sending, running and settling jobs have blocks of their own. These are for the r
 sinks, events in a Router, and what a Publisher daemon forwards.
 """
 
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Generator, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Literal
@@ -48,7 +48,7 @@ def operating(
     resource: str,
     count: int,
     headers: Callable[[], Sequence[Headers]] = tuple,
-) -> Iterator[MessageOperation]:
+) -> Generator[MessageOperation, None, None]:
     """Surround an operation by the middleware of this process; `headers` is called only when there is any."""
     surround = OPERATION_SURROUND.get()
     if surround is None:

@@ -5,7 +5,7 @@ topics on Redis Streams; see `docs/guide/streams.md`.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -346,7 +346,7 @@ def _refuse_options(unknown: Mapping[str, object]) -> None:
 @contextmanager
 def surround_sending(
     stream: Stream[Any], records: Sequence[EncodedRecord]
-) -> Iterator[Sequence[EncodedRecord]]:
+) -> Generator[Sequence[EncodedRecord], None, None]:
     """Surround the sending of records by the application's middleware; yield them with the headers that it adds."""
     middleware = stream.app.middleware
     if not middleware.operates:
