@@ -145,7 +145,8 @@ def _depth(raw: Any) -> QueueDepth:
 
 def _flow(raw: Any, *, backlog: int, running: int) -> FlowReading:
     now, ended, at, since, looks = raw
-    return read_flow(now, (ended, at, since), looks, backlog=backlog, running=running)
+    counts = parse_int(ended), parse_int(at), parse_int(since)
+    return read_flow(now, counts, looks, backlog=backlog, running=running)
 
 
 def _count_deaths(flat: Any) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The one definition of a queue's flow, how fast jobs come and leave: by differences of looks at its counters."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from operator import attrgetter
 
 import msgspec
@@ -12,6 +13,10 @@ SHORTEST_WINDOW = 1.0
 """Seconds between two looks, at least: over less, a rate is made of single jobs."""
 MAX_LOOKS = 8
 """Looks that are kept."""
+MAX_LOOKS_BYTES = 4096
+"""Bytes of looks that are read, at most."""
+MAX_NUMBER = 2**53
+"""What the numbers of a look are below: Redis' scripts count no further."""
 LOOK_INTERVAL = 10.0
 """Seconds between two looks that are kept, at most: more often where metrics are reported more often."""
 LOOKS_KEPT = 86400.0
@@ -96,6 +101,12 @@ def _is_recent(at: float, look: QueueLook) -> bool:
     return SHORTEST_WINDOW <= look.at - at <= LONGEST_WINDOW
 
 
+def _is_usable(look: QueueLook) -> bool:
+    """Return whether the numbers of a look can be ones of celery5: who reckons with others fails."""
+    numbers = (look.at, look.ended, look.backlog, look.running)
+    return all(-MAX_NUMBER < number < MAX_NUMBER for number in numbers)
+
+
 def add_look(reading: FlowReading, interval: float) -> tuple[QueueLook, ...] | None:
     """Return the looks to keep, with this one; None while the last one is not `interval` seconds ago yet."""
     last = max(reading.looks, key=_AT, default=None)
@@ -111,7 +122,7 @@ def pack_looks(looks: Sequence[QueueLook]) -> bytes:
 
 
 def read_flow(
-    now_ms: int, counts: tuple[bytes, bytes, bytes], looks: bytes, *, backlog: int, running: int
+    now_ms: int, counts: tuple[int, int, int], looks: bytes, *, backlog: int, running: int
 ) -> FlowReading:
     """Return a reading from what stands in Redis. What cannot be read, of another version say, counts as missing.
 
@@ -122,11 +133,11 @@ def read_flow(
         backlog: Jobs that no worker has and whose time has come.
         running: Jobs that workers have.
     """
-    ended, at, since = (int(word) if word.isdigit() else 0 for word in counts)
-    try:
-        before = msgspec.json.decode(looks, type=tuple[QueueLook, ...]) if looks else ()
-    except (msgspec.DecodeError, msgspec.ValidationError):
-        before = ()
+    ended, at, since = counts
+    before: tuple[QueueLook, ...] = ()
+    if 0 < len(looks) <= MAX_LOOKS_BYTES:
+        with suppress(msgspec.DecodeError):
+            before = tuple(filter(_is_usable, msgspec.json.decode(looks, type=tuple[QueueLook, ...])))
     return FlowReading(
         QueueLook(now_ms / 1000, ended, backlog, running),
         at / 1000 if at else None,

@@ -71,15 +71,16 @@ def test_looks_are_kept_one_interval_apart_and_no_more_than_a_few() -> None:
 
 def test_a_look_survives_redis_and_what_cannot_be_read_counts_as_missing() -> None:
     looks = (look(0, 5, 6, 7),)
-    reading = read_flow(1000, (b"12", b"900", b"100"), pack_looks(looks), backlog=3, running=4)
+    reading = read_flow(1000, (12, 900, 100), pack_looks(looks), backlog=3, running=4)
     assert reading == FlowReading(QueueLook(1.0, 12, 3, 4), 0.9, looks, 0.1)
-    for ended, packed in (
-        ((b"", b"", b""), b""),
-        ((b"x", b"\xff", b"-1"), b"{"),
-        ((b"", b"", b""), b"[[1]]"),
-        ((b"", b"1.5", b""), b"7"),
+    for packed in (
+        *(b"", b"{", b"[[1]]", b"7", b"\xff", b"[" * 5000, b"[[1e18,1,1,1]]", b"[[1e400,1,1,1]]"),
+        *(b"[[0.5,1,1,%d]]" % number for number in (2**53, -(2**70), 10**400)),
+        pack_looks(looks * 1000),
     ):
-        assert read_flow(1000, ended, packed, backlog=3, running=4) == FlowReading(QueueLook(1.0, 0, 3, 4))
+        assert read_flow(1000, (0, 0, 0), packed, backlog=3, running=4) == FlowReading(
+            QueueLook(1.0, 0, 3, 4)
+        )
 
 
 PACES = st.lists(st.tuples(st.sampled_from([0, 0, 1, 50, 4000]), st.integers(1, 12)), min_size=1, max_size=8)

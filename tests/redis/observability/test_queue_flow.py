@@ -1,6 +1,9 @@
 """What a queue's flow is measured by: attempts are counted where they are settled, and looks at that are kept."""
 
+import math
+
 import pytest
+import redis
 import trio
 
 from celery5 import App, RetryPolicy
@@ -125,3 +128,26 @@ async def test_attempts_are_counted_where_another_incarnation_reports_the_metric
         await until_async(has_ended)
         nursery.cancel_scope.cancel()
     log.finish()
+
+
+@pytest.mark.parametrize("odd", [b"9" * 400, b"-1", b"nan", b"\xff", b"", b"[" * 3000, b"[[1e18,1,1,1]]"])
+def test_whatever_stands_in_the_keys_about_flow_and_lost_workers_a_queue_is_measured(
+    app: App, redis_client: "redis.Redis", odd: bytes
+) -> None:
+    keys = app.queue("mixed")
+    for field in ("ended", "at", "since", "looks"):
+        redis_client.hset(keys.flow, field, odd)
+        depth, state = (
+            app.perform(queue_calls.get_queue_depth(keys)),
+            app.perform(queue_calls.get_queue_state(keys)),
+        )
+        assert (depth.backlog, state.backlog) == (0, 0)
+        redis_client.delete(keys.flow)
+    for name in ("deaths", "poisoned", "last"):
+        redis_client.hset(keys.worker_deaths, f"{name} task", odd)
+    for score in (math.inf, 1e300, -1.0, 0.5):
+        redis_client.zadd(keys.lost_workers, {odd: score})
+        redis_client.hset(keys.lost_work, odd, odd)
+        assert app.perform(queue_calls.get_queue_depth(keys)).lost_workers == {}
+        assert app.perform(queue_calls.get_queue_state(keys)).lost == ()
+    redis_client.delete(keys.worker_deaths, keys.lost_workers, keys.lost_work)

@@ -47,8 +47,8 @@ end
 for name, count in pairs(held) do -- bound: the workers of the queue; jobs of nobody: they are about to be recovered
   if count > 0 then workers[#workers + 1] = {name, 0, count, -1, 0} end
 end
-local since, lost = '(' .. string.format('%.0f', now - 3600000), {}
-local found = redis.call('ZRANGE', KEYS[9], '+inf', since, 'BYSCORE', 'REV', 'LIMIT', 0, 20, 'WITHSCORES')
+local since, until_now, lost = '(' .. string.format('%.0f', now - 3600000), string.format('%.0f', now), {}
+local found = redis.call('ZRANGE', KEYS[9], until_now, since, 'BYSCORE', 'REV', 'LIMIT', 0, 20, 'WITHSCORES')
 for n = 1, #found, 2 do -- bound: twenty
   lost[#lost + 1] = {found[n], found[n + 1], redis.call('HGET', KEYS[10], found[n]) or ''}
 end
@@ -68,6 +68,6 @@ return {
   backlog,
   flow_of(KEYS[7], now),
   redis.call('HGETALL', KEYS[8]),
-  redis.call('ZCOUNT', KEYS[9], since, '+inf'),
+  redis.call('ZCOUNT', KEYS[9], since, until_now),
   lost,
 }
