@@ -234,8 +234,8 @@ async def count_causes(
 ) -> DeadJobGroups:
     """Return groups with what was counted where their jobs died, on these queues.
 
-    Conditions that select some jobs of a cause are met only by the jobs that were looked at: then nothing changes. Jobs
-    that took workers down, and events, are not counted where they die, so of those only what was looked at counts.
+    Conditions that select some jobs of a cause are met only by the jobs that were looked at: then nothing changes. Dead
+    events are not counted where they die, so of those only what was looked at counts.
     """
     if not query.selects_whole_causes:
         return found

@@ -4,11 +4,22 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextvars import ContextVar
-from typing import Any, TypeVar, TypeVarTuple
+from typing import Any, Protocol, TypeVar, TypeVarTuple
 
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
-OWNER: ContextVar[object] = ContextVar("celery5_asyncio_job", default=None)
+
+
+class TaskOwner(Protocol):
+    """A job that makes tasks."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        ...
+
+
+OWNER: ContextVar[TaskOwner | None] = ContextVar("celery5_asyncio_job", default=None)
 """The job that code in the loop runs for; None for the runner itself."""
 _TASK_FACTORY: ContextVar[Any] = ContextVar("celery5_task_factory", default=None)
 _EXECUTOR: ContextVar[Executor | None] = ContextVar("celery5_default_executor", default=None)
@@ -24,8 +35,10 @@ def make_loop() -> asyncio.AbstractEventLoop:
 
 
 class JobTask(asyncio.Task[Any]):
-    """The asyncio task of one job, or one that the job has made. Other jobs cannot cancel it, as one does that cancels
-    `asyncio.all_tasks()`.
+    """The asyncio task of one job, or one that the job has made.
+
+    While the job runs, no other can cancel it, as one does that cancels `asyncio.all_tasks()`. Afterwards any may: a
+    client that one job has opened, another one closes.
 
     Make that of a job by itself, not by the loop's `create_task`, which asks a task factory of somebody.
     """
@@ -35,8 +48,12 @@ class JobTask(asyncio.Task[Any]):
         super().__init__(coroutine, loop=loop, **options)
 
     def cancel(self, msg: Any | None = None) -> bool:
-        """Cancel the task, unless another job asks for it."""
-        return OWNER.get() in (None, self._owner) and super().cancel(msg)
+        """Cancel the task, unless another job asks for it while its own runs."""
+        asks, owner = OWNER.get(), self._owner
+        is_foreign = asks is not None and asks is not owner
+        if is_foreign and (owner is None or owner.is_running):
+            return False
+        return super().cancel(msg)
 
 
 class JobsLoop(asyncio.SelectorEventLoop):

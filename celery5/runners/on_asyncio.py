@@ -245,6 +245,7 @@ class _AsyncioJob:
         self._task: asyncio.Task[None] | None = None
         self._soft_limit = AsyncioSoftLimit() if running_job.has_soft_limit else None
         self.outcome: Outcome | None = None
+        self.is_running = True
         self._is_cancelled = False
         self._is_parked = False
         self._is_over = False
@@ -351,6 +352,7 @@ class _AsyncioJob:
     def _done(self, task: asyncio.Task[None]) -> None:
         with contextlib.suppress(asyncio.CancelledError):
             task.result()
+        self.is_running = False
         self._task = None  # it refers to this job: no cycle is left to the garbage collector
         if isinstance(self._loop, JobsLoop):
             self._loop.end_job(self)

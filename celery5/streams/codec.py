@@ -67,12 +67,18 @@ MAX_HEADERS = 64 * 1024
 _HEADERS = msgspec.json.Decoder(dict[str, str])
 
 
+def get_headers_field(fields: Sequence[bytes]) -> Sequence[bytes]:
+    """Return the field with the headers of an entry and its value; nothing without any."""
+    return fields[-2:] if len(fields) >= 2 and fields[-2] == HEADERS_FIELD else ()
+
+
 def read_record_headers(fields: Sequence[bytes]) -> dict[str, str]:
     """Return the headers of an entry, whose fields and values come in turns; none for what can be none."""
-    if len(fields) < 2 or fields[-2] != HEADERS_FIELD or len(fields[-1]) > MAX_HEADERS:
+    found = get_headers_field(fields)
+    if not found or len(found[1]) > MAX_HEADERS:
         return {}
     try:
-        return _HEADERS.decode(fields[-1])
+        return _HEADERS.decode(found[1])
     except (msgspec.DecodeError, UnicodeDecodeError):
         return {}
 

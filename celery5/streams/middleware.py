@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 from celery5.broker.calls.streams import RawEntry
 from celery5.errors import BadRecord, CeleryError, Misconfigured
 from celery5.runners.operations import MessageOperation, OperationSurround
-from celery5.streams.codec import RecordCodec, read_record_headers
+from celery5.streams.codec import RecordCodec, get_headers_field, read_record_headers
 from celery5.streams.events import StreamEntry
 from celery5.streams.feed import RecordFeed
 
@@ -218,7 +218,9 @@ class SurroundedFeed:
             for each in self._middleware:
                 changed = await _call(each.before, entry)
                 if changed is not None:
-                    entry = self._make_entry((raw[0], self._encode(changed, each)))
+                    entry = self._make_entry(
+                        (raw[0], [*self._encode(changed, each), *get_headers_field(raw[1])])
+                    )
                     self._entries[-1] = entry
         except RecordSkipped as skipped:
             self._entries.pop()

@@ -5,21 +5,20 @@ document that comes twice is one job, also when a Router died between two tasks.
 after a delay that grows.
 """
 
-import math
 import random
+import threading
 import time
+from collections import deque
 from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
     Generator,
     Iterable,
-    Iterator,
     Mapping,
     Sequence,
 )
 from contextlib import suppress
-from functools import partial
 from typing import Any, cast
 
 import msgspec
@@ -49,10 +48,8 @@ MAX_DELAY = 60.0
 """The most seconds until then after any failure."""
 STABLE_SECONDS = 60.0
 """Seconds of running after which earlier failures no longer count."""
-PORTION = 1000
-"""The most bodies that a plain function gives at once."""
-PORTION_SECONDS = 0.1
-"""Seconds after the first of them until they are published: one that comes later is waited for."""
+MAX_AHEAD = 1000
+"""Bodies of a plain function that wait to be published, at most: then it waits."""
 STOP_LIMIT = 5.0
 """Seconds that closing a source, or releasing its lease, may take."""
 
@@ -236,24 +233,19 @@ class _SourceRunner:
             await self._publish_from_thread(run)
 
     async def _publish_from_thread(self, run: Callable[[], Any]) -> None:
-        """Publish the bodies of a plain function, some at a time: it may yield without end."""
-        bodies = await call_in_thread(surround_call(partial(_start_bodies, run), "thread"))
+        """Publish the bodies of a plain function as it yields them, which may be without end. It runs in one thread."""
+        bodies = _ThreadBodies(run)
         try:
-            while True:
-                portion, error = await call_in_thread(surround_call(partial(_take_bodies, bodies), "thread"))
-                for body in portion:
-                    await self._publish_or_log(body)
-                if error is not None:
-                    raise error
-                if not portion:
-                    return
-        finally:
-            if isinstance(bodies, Generator):
-                with (
-                    trio.move_on_after(STOP_LIMIT, shield=True),
-                    suppress(ValueError),
-                ):  # its thread is in it still
-                    await call_in_thread(bodies.close)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(bodies.run)
+                try:
+                    async for body in bodies:
+                        await self._publish_or_log(body)
+                finally:
+                    bodies.end()
+        except BaseExceptionGroup as errors:
+            reraise_cancellation(errors)
+            raise next(iterate_leaves(errors)) from None
 
     async def _publish_or_log(self, body: object) -> None:
         """Publish a body; log one that can never be published, and go on with the next.
@@ -317,27 +309,68 @@ class _SourceRunner:
             self._log.event("source:release-failed", "debug", source=self.source.name, why=str(error))
 
 
-def _start_bodies(run: Callable[[], Any]) -> Iterator[object]:
-    """Call a plain function, and return its bodies. Raises Misconfigured."""
-    bodies: Any = run()
-    if isinstance(bodies, bytes | str) or not isinstance(bodies, Iterable):
-        raise Misconfigured(f"the source gave {get_type_name(bodies)}: give a list of bodies, or yield them")
-    return iter(cast("Iterable[object]", bodies))
+class _ThreadBodies:
+    """What a plain function yields in its thread, for the event loop: at most MAX_AHEAD bodies wait, then the thread.
 
+    A call into the event loop for each body would cost the thread a turn of the interpreter each time.
+    """
 
-def _take_bodies(bodies: Iterator[object]) -> tuple[list[object], BaseException | None]:
-    """Return the next bodies, and what the function has raised behind them; no bodies when there are no more."""
-    taken: list[object] = []
-    until = math.inf
-    try:
-        for body in bodies:
-            taken.append(body)
-            until = min(until, time.monotonic() + PORTION_SECONDS)
-            if len(taken) >= PORTION or time.monotonic() >= until:
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self._function = function
+        self._token = trio.lowlevel.current_trio_token()
+        self._bodies = deque[object]()
+        self._room = threading.Semaphore(MAX_AHEAD)
+        self._change = trio.Event()
+        self._has_ended = False
+        self._error: BaseException | None = None
+        self._is_wanted = True
+
+    async def run(self) -> None:
+        """Run the function to its end. What it raises, iteration raises after the bodies that it has yielded before."""
+        try:
+            await call_in_thread(surround_call(self._run_in_thread, "thread"))
+        except BaseException as error:
+            reraise_cancellation(error)
+            self._error = error
+        finally:
+            self._has_ended = True
+            self._change.set()
+
+    def __aiter__(self) -> "_ThreadBodies":
+        return self
+
+    async def __anext__(self) -> object:
+        while not self._bodies:
+            if self._has_ended:
+                raise self._error or StopAsyncIteration
+            self._change = trio.Event()
+            await self._change.wait()
+        self._room.release()
+        return self._bodies.popleft()
+
+    def end(self) -> None:
+        """Want no more bodies: the thread ends at the next one."""
+        self._is_wanted = False
+        self._room.release()
+
+    def _run_in_thread(self) -> None:
+        bodies: Any = self._function()
+        if isinstance(bodies, bytes | str) or not isinstance(bodies, Iterable):
+            raise Misconfigured(
+                f"the source gave {get_type_name(bodies)}: give a list of bodies, or yield them"
+            )
+        for body in cast("Iterable[object]", bodies):
+            self._room.acquire()
+            if not self._is_wanted:
                 break
-    except BaseException as error:
-        return taken, error
-    return taken, None
+            self._bodies.append(body)
+            with suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(self._wake, idempotent=True)
+        if isinstance(bodies, Generator):
+            bodies.close()
+
+    def _wake(self) -> None:
+        self._change.set()
 
 
 _LOST = "another Router may run it now; this one stops it, and waits for the lease"

@@ -19,6 +19,8 @@ INTERVAL = 1.0
 
 Where jobs are settled it would be one more command for each of them, which jobs behind limits have no room for.
 """
+EVERY = 3600.0
+"""Seconds after which queues on which nothing ends are counted, too: else it is forgotten that anybody counts."""
 ENDED = ("SUCCESS", "RETRY", "DEAD", "REVOKED", "EXPIRED", "REJECTED")
 """The states in which attempts end: those that a worker gives back have not."""
 LAST_TIMEOUT = 1.0
@@ -59,10 +61,12 @@ class EndedCounter:
         self._sent = self._count()
         task_status.started()
         try:
-            await self._send(every=True)
             while True:
-                await trio.sleep(self._interval)
-                await self._send()
+                await self._send(every=True)
+                due = trio.current_time() + EVERY
+                while trio.current_time() < due:
+                    await trio.sleep(self._interval)
+                    await self._send()
         finally:
             with trio.move_on_after(LAST_TIMEOUT, shield=True):
                 await self._send()

@@ -140,6 +140,8 @@ async def run_incarnations(
         if outage is not None and outage.degraded is not None:
             outage.log_degraded(log)
             await _run_degraded(outage.degraded, new_incarnation_name(name), try_write, status)
+            # What is written to may not be all that an incarnation needs: it does not begin again at once each time.
+            await _pause(next(attempts), None)
         else:
             await _pause(next(attempts), try_write if outage is not None and outage.is_refused else None)
 

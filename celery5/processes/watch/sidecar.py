@@ -448,12 +448,12 @@ class _Watch:
     def _recover(self) -> None:
         """Put back the jobs that the worker held. Those not begun are not counted, nor any once it had left."""
         name, left = self._report.worker, self._report.left
-        begun: Mapping[str, Sequence[bytes]] = {} if left else self._get_begun_entries()
         back = buried = 0
         settings, freeze = self._app.settings, self._freeze
         cause = "" if freeze is None else freeze.end_reason
-        # Whoever was asked to stop, and told once more to do so at once, is not lost.
+        # Who was asked to stop, and did not come to its end, is not lost, and no job has taken it down.
         has_left = left or (freeze is not None and freeze.stop_requested and not cause)
+        begun: Mapping[str, Sequence[bytes]] = {} if has_left else self._get_begun_entries()
         try:
             for keys in self._queues():
                 call = leases.recover(

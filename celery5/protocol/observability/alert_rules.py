@@ -504,17 +504,24 @@ def _read_deaths(
 
 
 def _read_lost(condition: AlertCondition, measured: MeasuredCluster) -> Iterator[tuple[str, AlertReading]]:
-    """Yield whether each of the last workers that were lost was lost lately; the others together."""
+    """Yield whether each of the last workers that were lost was lost lately; the others together.
+
+    A worker that keeps its name when it is started again may be lost several times: its newest loss counts.
+    """
     lost: dict[str, float] = {}
     for name, queue in measured.queues.items():
         if condition.queue in ("", name):
             for worker, at in queue.lost_workers.items():
                 lost[worker] = min(at, lost.get(worker, at))
-    in_order = sorted(lost.items(), key=lambda item: -item[1])
-    for worker, at in in_order[:MAX_LOST_SUBJECTS]:
+    newest: dict[str, tuple[float, str]] = {}
+    for worker, at in lost.items():
+        subject = get_inbox_name(worker)
+        newest[subject] = max((at, worker), newest.get(subject, (at, worker)))
+    in_order = sorted(((subject, at) for subject, (at, _) in newest.items()), key=lambda item: -item[1])
+    for subject, at in in_order[:MAX_LOST_SUBJECTS]:
         is_recent = measured.at - at <= condition.within
-        words = f"worker {worker} was {make_lost(measured.at - at).text}"
-        yield f"worker {get_inbox_name(worker)}", AlertReading(float(is_recent), words)
+        words = f"worker {newest[subject][1]} was {make_lost(measured.at - at).text}"
+        yield f"worker {subject}", AlertReading(float(is_recent), words)
     others = [at for _, at in in_order[MAX_LOST_SUBJECTS:] if measured.at - at <= condition.within]
     if len(in_order) > MAX_LOST_SUBJECTS:
         yield "further workers", AlertReading(len(others), f"{len(others)} further workers were lost lately")

@@ -59,7 +59,9 @@ class FlowReading(msgspec.Struct, frozen=True):
 
     @property
     def flow(self) -> QueueFlow | None:
-        """How fast jobs come and leave; None while there was no earlier look."""
+        """How fast jobs come and leave; None while there was no earlier look, or nobody counts what ends."""
+        if self.counted_since is None:
+            return None  # its workers are of an older version, say
         return measure_flow(self.look, self.looks, self.counted_since)
 
     @property

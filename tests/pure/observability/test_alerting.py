@@ -262,6 +262,15 @@ def test_each_lost_worker_has_an_alert_and_of_very_many_the_last_ones() -> None:
     assert read_conditions([only], later, ()) == {}
 
 
+def test_of_a_worker_that_keeps_its_name_the_newest_loss_counts() -> None:
+    rule = AlertRule(name="lost", condition=worker_lost(within=100))
+    queue = msgspec.structs.replace(make_queue(), lost_workers={"web1:old": 10.0, "web1:new": 120.0})
+    measured = MeasuredCluster(at=150, queues={"mail": queue})
+    ((subject, reading),) = ((key[1], one) for key, one in read_conditions([rule], measured, ()).items())
+    assert (subject, reading.value) == ("worker web1", 1)
+    assert "web1:new" in reading.description
+
+
 def test_samples_written_before_deaths_were_counted_are_read() -> None:
     packed = compress([[], [[1.0, {"pay": [1, 2]}, {"mail": 3}]]])
     assert StoredAlerts.unpack(packed).samples == (CounterSample(1.0, {"pay": TaskCount(1, 2)}, {"mail": 3}),)

@@ -61,6 +61,11 @@ def test_the_time_since_which_attempts_are_counted_is_a_look() -> None:
     assert measure_flow(look(3600, 40), [], NOON) is None
 
 
+def test_where_nobody_counts_what_ends_no_rate_is_known() -> None:
+    assert FlowReading(look(60), looks=(look(0),)).flow is None
+    assert FlowReading(look(60), looks=(look(0),), counted_since=NOON - 900).flow is not None
+
+
 def test_looks_are_kept_one_interval_apart_and_no_more_than_a_few() -> None:
     looks: tuple[QueueLook, ...] = ()
     for second in range(400):
@@ -97,7 +102,7 @@ def test_a_verdict_is_never_older_than_one_look_whatever_the_pace_was(
             at += interval
             ended += int(pace * interval)
             ended_at = NOON + at if pace else ended_at
-            reading = FlowReading(look(at, ended, 1_000_000), ended_at, looks)
+            reading = FlowReading(look(at, ended, 1_000_000), ended_at, looks, NOON - 900)
             looks = add_look(reading, interval) or looks
             verdict = judge_queue(
                 backlog=1_000_000, upcoming=0, oldest=at, workers=1, is_paused=False,

@@ -1,5 +1,6 @@
 """Sources: what a Data Source brings becomes a job of each task that has subscribed, once."""
 
+import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -92,6 +93,29 @@ async def test_a_function_that_yields_without_end_is_published_as_it_yields(app:
             assert len(yielded) < 100_000, "it is no faster than what is published"
         await until(lambda: closed == [True])
     assert {"1", "1000", "1001"} <= set(seen)
+
+
+async def test_a_function_runs_in_one_thread_and_each_body_is_published_at_once(app: App) -> None:
+    threads = set[int]()
+    go_on = threading.Event()
+
+    @source(every=60)
+    def patient() -> Iterator[bytes]:
+        for number in range(2500):
+            threads.add(threading.get_ident())
+            yield b"%d" % number
+        go_on.wait(60)  # for its next body, for ever so long
+
+    seen: list[str] = []
+
+    @app.task(source=patient)
+    async def take(document: SourceDocument) -> None:
+        seen.append(document.text())
+
+    async with working(app), sourcing(app):
+        await until(lambda: "2499" in seen)
+        assert len(threads) == 1
+        go_on.set()
 
 
 async def test_what_a_function_has_yielded_before_it_fails_is_published(app: App) -> None:

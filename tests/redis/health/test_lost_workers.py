@@ -1,5 +1,7 @@
 """A worker whose jobs are put back, though it has not left, was lost: that is noted for an hour, with what it held."""
 
+from typing import Any, cast
+
 import pytest
 
 from celery5.broker.calls import leases
@@ -99,6 +101,15 @@ def test_a_worker_whose_lease_is_over_is_lost_before_anybody_puts_its_jobs_back(
     queue.recover("w")
     assert get_depth(queue).lost == 1
     assert get_state(queue).lost[0].put_back == 1
+
+
+def test_a_lease_that_nobody_recovers_is_forgotten_after_an_hour(queue: Queue) -> None:
+    queue.join("w")
+    now = cast("Any", queue.client.time())[0] * 1000
+    queue.client.zadd(queue.keys.leases, {"w": now - 3_700_000})
+    assert (get_depth(queue).lost, get_depth(queue).lost_workers) == (0, {})
+    queue.client.zadd(queue.keys.leases, {"w": now - 3_500_000})
+    assert (get_depth(queue).lost, list(get_depth(queue).lost_workers)) == (1, ["w"])
 
 
 def test_the_lease_says_that_a_sidecar_renews_it_until_the_worker_does(queue: Queue) -> None:

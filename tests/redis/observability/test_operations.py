@@ -15,7 +15,7 @@ from celery5.errors import StreamFull
 from celery5.observability import MessageOperation, Middleware, OpenTelemetryMiddleware
 from celery5.processes.publisher import PUBLISHER
 from celery5.processes.router import ROUTER
-from celery5.streams import BlockingEvents, Keep, Record, StreamEvents
+from celery5.streams import BlockingEvents, Keep, ProcessorMiddleware, Record, StreamEntry, StreamEvents
 from celery5.streams.codec import MAX_HEADERS, read_record_headers
 from tests.redis.events.sinking import Kept
 from tests.redis.worker.workers import Lines, start, until, working
@@ -160,6 +160,25 @@ async def test_a_batch_is_one_operation_and_a_failure_is_noted(app: App, noted: 
     assert first.count == len(first.headers) == batches[0] > 1
     assert isinstance(first.error, ValueError)
     assert second.error is None
+
+
+async def test_headers_stay_where_middleware_passes_on_another_record(app: App, noted: Noted) -> None:
+    class Doubles(ProcessorMiddleware[Number]):
+        def before(self, entry: StreamEntry[Number]) -> Number:
+            return Number(n=entry.record.n * 2)
+
+    numbers, seen = app.stream("numbers", Number), list[tuple[int, str]]()
+
+    @app.processor(numbers, middleware=[Doubles()])
+    async def note(events: StreamEvents[Number]) -> None:
+        async for entry in events:
+            seen.append((entry.record.n, entry.headers["tenant"]))
+
+    async with working(app):
+        TENANT.set("acme")
+        await numbers.asend(Number(n=2))
+        await until(lambda: bool(seen))
+    assert seen == [(4, "acme")]
 
 
 async def test_a_router_surrounds_documents_and_events(app: App, noted: Noted) -> None:

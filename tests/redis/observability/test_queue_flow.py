@@ -130,6 +130,14 @@ async def test_attempts_are_counted_where_another_incarnation_reports_the_metric
     log.finish()
 
 
+def test_who_keeps_looks_does_not_begin_to_count(app: App, redis_client: "redis.Redis") -> None:
+    keys = app.queue("mixed")
+    app.perform(queue_calls.keep_looks(keys, [app.perform(queue_calls.look_at_queue(keys)).look]))
+    assert app.perform(queue_calls.look_at_queue(keys)).counted_since is None
+    app.perform(queue_calls.count_ended(keys, 0))
+    assert app.perform(queue_calls.look_at_queue(keys)).counted_since is not None
+
+
 @pytest.mark.parametrize("odd", [b"9" * 400, b"-1", b"nan", b"\xff", b"", b"[" * 3000, b"[[1e18,1,1,1]]"])
 def test_whatever_stands_in_the_keys_about_flow_and_lost_workers_a_queue_is_measured(
     app: App, redis_client: "redis.Redis", odd: bytes

@@ -253,6 +253,8 @@ async def test_a_worker_that_ends_in_order_is_not_lost(frail: App, staff: Staff)
     await trio.to_thread.run_sync(lambda: worker.wait(60))
     found = await frail.metrics.aworkers()
     assert found.lost == (), worker.output.read_text()
+    overview = await frail.metrics.aoverview()
+    assert [task for task in overview.tasks if task.deaths] == []  # no job has taken it down
     surfaces = await show(frail, staff, "crm", QUEUE, reads=["crm"], alert_worker_lost=600)
     await ask_all(surfaces, [], read_lost())
     await ask_all(surfaces, 0, read_metrics())

@@ -218,6 +218,26 @@ HARM: list[Callable[[], Any]] = [
 ]
 
 
+async def test_what_a_job_has_left_behind_another_one_may_close(app: App) -> None:
+    kept = list[asyncio.Task[None]]()
+
+    async def open_client() -> None:
+        kept.append(asyncio.ensure_future(asyncio.sleep(3600)))
+
+    async def close_client() -> bool:
+        kept[0].cancel()
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait_for(asyncio.shield(kept[0]), 10)
+        return kept[0].cancelled()
+
+    declare: Any = app.task
+    opens = declare(name="opens", loop="asyncio")(open_client)
+    closes = declare(name="closes", loop="asyncio")(close_client)
+    async with working(app):
+        await (await opens.adelay()).aget(LIMIT)
+        assert await (await closes.adelay()).aget(LIMIT) is True
+
+
 @pytest.mark.parametrize("harm", HARM, ids=lambda harm: harm.__name__)
 async def test_what_a_job_does_to_its_asyncio_loop_harms_no_other(app: App, harm: Callable[[], Any]) -> None:
     declare: Any = app.task

@@ -1,5 +1,6 @@
 """One queue: every trip to it as a method, for tests of the scripts."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -72,7 +73,7 @@ class Queue:
 
     def lapse(self, worker: str) -> None:
         """End a worker's lease, as time would."""
-        self.client.zadd(self.keys.leases, {worker: 1})
+        self.client.zadd(self.keys.leases, {worker: time.time() * 1000 - 1000})
 
     def judge(self, worker: str, *, lease: float = 30.0, ago: float = 0.0) -> leases.HeartbeatEvidence:
         """Let a worker's heartbeat be answered so many seconds `ago`; gives what it may judge others by."""

@@ -249,8 +249,9 @@ async def test_a_service_starts_is_cancelled_at_once_and_starts_again(
                     await nursery.start(one.run)
                     await wait_all_tasks_blocked(0.01)
                     nursery.cancel_scope.cancel()
-            await wait_all_tasks_blocked(0.01)
-            assert trio.lowlevel.current_statistics().tasks_living == tasks
+            with trio.fail_after(30):  # those of the others come and go
+                while trio.lowlevel.current_statistics().tasks_living > tasks:
+                    await trio.sleep(0.01)
         around.cancel_scope.cancel()
     with trio.fail_after(30):
         while ours(threads):

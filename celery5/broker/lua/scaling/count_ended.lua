@@ -5,7 +5,7 @@
 --       3 for how many ms all of it is kept
 -- Returns 1.
 local now = string.format('%.0f', now_ms())
-redis.call('HSETNX', KEYS[1], 'since', now)
+if ARGV[2] == '' then redis.call('HSETNX', KEYS[1], 'since', now) end -- who looks counts nothing
 redis.call('HINCRBY', KEYS[1], 'ended', ARGV[1])
 if tonumber(ARGV[1]) > 0 then redis.call('HSET', KEYS[1], 'at', now) end
 if ARGV[2] ~= '' then redis.call('HSET', KEYS[1], 'looks', ARGV[2]) end

@@ -27,8 +27,8 @@ for n = 10, #KEYS do -- bound: the four lanes
 end
 local lists = measure_lists(KEYS[1], KEYS[6], KEYS[3], KEYS[5], now)
 local since, until_now = '(' .. string.format('%.0f', now - 3600000), string.format('%.0f', now)
--- Of leases, 0 and less are no times.
-local lapsed = redis.call('ZRANGE', KEYS[7], until_now, '(0', 'BYSCORE', 'REV', 'LIMIT', 0, 20, 'WITHSCORES')
+-- Leases that nobody has recovered for an hour, as on a queue that no worker reads, are forgotten, too.
+local lapsed = redis.call('ZRANGE', KEYS[7], until_now, since, 'BYSCORE', 'REV', 'LIMIT', 0, 20, 'WITHSCORES')
 local lost = redis.call('ZRANGE', KEYS[9], until_now, since, 'BYSCORE', 'REV', 'LIMIT', 0, 20, 'WITHSCORES')
 for n = 1, #lapsed do lost[#lost + 1] = lapsed[n] end -- bound: forty
 return {
@@ -45,6 +45,6 @@ return {
   lists.limited,
   redis.call('HGETALL', KEYS[8]),
   flow_of(KEYS[6], now),
-  redis.call('ZCOUNT', KEYS[9], since, until_now) + redis.call('ZCOUNT', KEYS[7], '(0', until_now),
+  redis.call('ZCOUNT', KEYS[9], since, until_now) + redis.call('ZCOUNT', KEYS[7], since, until_now),
   lost,
 }
