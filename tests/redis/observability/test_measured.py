@@ -2,10 +2,16 @@
 
 import time
 
+import pytest
 import redis
 
 from celery5 import App
+from celery5.processes.lifecycle.foreground import WORKER
+from celery5.processes.lifecycle.incarnations import ProcessKind
+from celery5.processes.router import ROUTER
+from celery5.processes.scheduler import SCHEDULER
 from celery5.protocol.observability.job_tally import UNKNOWN_TASK, JobTally
+from celery5.protocol.observability.report import MetricsReport
 from celery5.services.health.vitals import ProcessStatus
 from tests.redis.worker.workers import until, working
 
@@ -71,3 +77,21 @@ async def test_a_clock_that_is_behind_makes_no_negative_waits(app: App, redis_cl
     redis_client.xadd(app.queue("default").stream, {"job": job.message}, id=f"{ahead}-0")
     tally = await tally_of(app, 1)
     assert tally.tallies["default", "quick"].wait_times.total == 0
+
+
+@pytest.mark.parametrize(("kind", "page"), [("worker", WORKER), ("router", ROUTER), ("scheduler", SCHEDULER)])
+async def test_each_kind_of_process_publishes_what_it_measures(
+    app: App, kind: str, page: ProcessKind
+) -> None:
+    app.configure(metrics_interval=0.1)
+    reports = list[MetricsReport]()
+
+    class Outlet:
+        async def send(self, report: MetricsReport) -> None:
+            reports.append(report)
+
+    app.metrics.add_outlet(Outlet())
+    async with working(app, page=page, name="one"):
+        await until(lambda: bool(reports))
+    assert {report.kind for report in reports} == {kind}
+    assert reports[0].measurements.gauges["process_resident_memory_bytes",] > 1_000_000

@@ -1,11 +1,16 @@
 """Getting: what a job returned is waited for as long as it takes, read as often as one likes, or not kept at all."""
 
+import inspect
+import time
+from functools import partial
+
 import msgspec
 import pytest
 import redis
 import trio
+from trio.testing import MockClock
 
-from celery5 import App, AsyncResult, JobState, ResultTimeout, TaskFailed, agather
+from celery5 import App, AsyncResult, JobState, ResultTimeout, TaskFailed, agather, gather
 from celery5.errors import ResultsDisabled
 from celery5.protocol.job.messages import Document, encode
 from tests.redis.worker.workers import working
@@ -109,3 +114,32 @@ async def test_an_application_may_keep_no_results_but_for_those_that_say_otherwi
             await app.result(failed.id).aget()
     assert 0 < int(redis_client.pttl(fine.key)) <= 60_000  # that it ran is remembered for a minute
     app.close()
+
+
+async def test_a_result_is_waited_for_ten_seconds_unless_another_limit_is_given(
+    app: App, mock_clock: MockClock
+) -> None:
+    @app.task
+    async def nothing() -> None: ...
+
+    handle, ended = await nothing.adelay(), list[float]()
+    began = trio.current_time()
+
+    async def wait() -> None:
+        with pytest.raises(ResultTimeout, match=r"no result after 10\.0 s"):
+            await handle.aget()
+        ended.append(trio.current_time() - began)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait)
+        while not ended:
+            mock_clock.jump(0.1)
+            await trio.to_thread.run_sync(
+                partial(time.sleep, 0.01)
+            )  # what is sent to Redis takes its real time
+    assert 10 <= ended[0] < 30
+    limits = {
+        inspect.signature(way).parameters["timeout"].default
+        for way in (AsyncResult.get, AsyncResult.aget, gather, agather)
+    }
+    assert limits == {10.0}

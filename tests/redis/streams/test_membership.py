@@ -226,6 +226,20 @@ def test_the_share_of_one_who_is_absent_is_kept_and_then_goes_to_the_others(
     assert group.deaths(redis_client) == [0, 0, 0, 0]
 
 
+def test_a_partition_is_got_when_it_is_given_back_however_often_it_was_waited_for(group: Group) -> None:
+    group.attend("one", joins=True)
+    share = {one.partition for one in group.attend("two", joins=True).assigned}
+    assert len(share) == 2
+    for _ in range(100):
+        assert group.owned(group.attend("two")) == set()
+    group.redis.perform(
+        calls.yield_partitions(
+            group.keys, "bill", member="one", incarnation="one:1", partitions=sorted(share)
+        )
+    )
+    assert group.owned(group.attend("two")) == share
+
+
 # ---- many members in one process
 
 

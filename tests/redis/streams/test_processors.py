@@ -272,6 +272,61 @@ async def test_batches_have_at_most_so_many_records_and_are_acknowledged_as_a_wh
     assert seen.is_ordered
 
 
+async def test_a_batch_waits_for_more_records_until_it_is_full_or_its_time_is_over(app: App) -> None:
+    orders, sizes = orders_of(app, partitions=1), list[int]()
+
+    @app.processor(orders)
+    async def bill(events: StreamEvents[Order]) -> None:
+        async for batch in events.take(3, within=20).records():
+            sizes.append(len(batch))
+
+    @app.processor(orders)
+    async def book(events: StreamEvents[Order]) -> None:
+        async for _ in events.take(3, within=0.1).records():
+            booked.set()
+
+    booked = trio.Event()
+    async with working(app):
+        await orders.asend(*make_orders(1))
+        with trio.fail_after(30):
+            await booked.wait()
+        assert sizes == []
+        for order in make_orders(2):
+            await orders.asend(order)
+        await until(lambda: bool(sizes))
+    assert sizes == [3]
+
+
+async def test_a_record_is_acknowledged_when_the_next_one_is_asked_for_and_not_before(app: App) -> None:
+    orders, release, seen = orders_of(app, partitions=2), trio.Event(), list[int]()
+    slow, quick = sorted({orders.find_partition(Order(key, 0)): key for key in range(20)}.items())
+
+    @app.processor(orders, absence=0)
+    async def bill(events: StreamEvents[Order]) -> None:
+        async for order in events.records():
+            seen.append(order.order_id)
+            if order.order_id == slow[1]:
+                await release.wait()
+
+    async def get_lags() -> list[int]:
+        (stream,) = await app.streams.ainfo()
+        return [one.lag for group in stream.groups for one in group.partitions]
+
+    async def is_at(*lags: int) -> bool:
+        return await get_lags() == list(lags)
+
+    async with working(app):
+        await orders.asend(Order(slow[1], 1))
+        await until(lambda: seen == [slow[1]])
+        await orders.asend(Order(quick[1], 2))
+        await until_async(
+            lambda: is_at(1, 0)
+        )  # what was in hand earlier would have been acknowledged earlier
+        release.set()
+        await until_async(lambda: is_at(0, 0))
+    assert seen == [slow[1], quick[1]]
+
+
 async def test_records_of_other_keys_go_on_while_one_is_slow_and_each_key_keeps_its_order(app: App) -> None:
     orders, seen, release = orders_of(app, partitions=1), Seen(), trio.Event()
 

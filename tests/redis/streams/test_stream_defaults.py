@@ -8,8 +8,8 @@ import trio
 
 from celery5 import App
 from celery5.broker.servers.embedded import EmbeddedServer
-from celery5.streams import Record, StreamEvents
-from tests.redis.worker.workers import until, until_async, working
+from celery5.streams import Record, Stream, StreamEvents
+from tests.redis.worker.workers import start, until, until_async, working
 
 
 class Order(Record):
@@ -134,3 +134,102 @@ async def test_a_record_that_has_begun_may_end_when_its_worker_stops(app: App) -
     assert ended == [1]
     (info,) = await app.streams.ainfo()
     assert [each.lag for each in info.groups] == [0]
+
+
+async def test_a_silent_member_keeps_its_partitions_for_ten_seconds(
+    own_app: App, own_server: EmbeddedServer
+) -> None:
+    orders = own_app.stream("orders", Order, partitions=1)
+
+    @own_app.processor(orders)
+    async def total(events: StreamEvents[Order]) -> None:
+        async for _ in events.records():
+            pass
+
+    with redis.Redis.from_url(own_server.url) as client:
+        async with working(own_app):
+            await until(lambda: bool(client.zcard(orders.keys.members("total"))))
+            found: Any = client.zrange(orders.keys.members("total"), 0, 0, withscores=True)
+            now: Any = client.time()
+    ((_, ends),) = found
+    assert 3 < ends / 1000 - now[0] <= 10  # it is renewed each third of that
+
+
+def _declare(app: App, partitions: int) -> tuple[Stream[Order], list[Order]]:
+    """Return a stream with keys, and what its processor has seen."""
+    orders, seen = app.stream("orders", Order, by="customer", partitions=partitions), list[Order]()
+
+    @app.processor(orders)
+    async def total(events: StreamEvents[Order]) -> None:
+        async for order in events.records():
+            seen.append(order)
+
+    return orders, seen
+
+
+def _find_customers(orders: Stream[Order], partitions: int) -> list[str]:
+    """Return a customer for each partition."""
+    found: dict[int, str] = {}
+    for number in range(100 * partitions):
+        found.setdefault(orders.find_partition(Order(customer=f"c{number}", number=0)), f"c{number}")
+    return [found[number] for number in range(partitions)]
+
+
+async def test_a_partition_is_read_at_once_while_records_of_another_are_waited_for(app: App) -> None:
+    orders, seen = _declare(app, 2)
+    customer, _ = _find_customers(orders, 2)
+    for first in range(0, 6_000, 200):
+        await orders.asend(*[Order(customer=customer, number=first + n) for n in range(200)])
+    async with working(app):
+        # More than is read ahead: who waited for the end of the read of the other one would need a minute.
+        await until(lambda: len(seen) == 6_000, within=25)
+
+
+async def test_one_read_waits_for_all_partitions(own_app: App, own_server: EmbeddedServer) -> None:
+    orders, seen = _declare(own_app, 64)
+    customers = _find_customers(orders, 64)
+    with redis.Redis.from_url(own_server.url) as client:
+        async with working(own_app):
+
+            async def is_owner_of_all() -> bool:
+                (info,) = await own_app.streams.ainfo()
+                return [all(each.owner for each in lag.partitions) for lag in info.groups] == [True]
+
+            await until_async(is_owner_of_all)
+            await until(lambda: _count_blocked(client) == 2)  # beside it, that of jobs
+            await orders.asend(*[Order(customer=customer, number=1) for customer in customers])
+            await until(lambda: len(seen) == 64)
+
+
+def _count_blocked(client: "redis.Redis") -> int:
+    info: Any = client.info("clients")
+    return int(info["blocked_clients"])
+
+
+@pytest.fixture
+def slow_app(url: str, app_name: str) -> Any:
+    """An application whose workers look for changes of a group, unasked, each 200 seconds only."""
+    app = App(app_name, broker=url, lease=600)
+    yield app
+    app.close()
+
+
+async def test_partitions_go_to_a_worker_that_comes_at_once_and_are_free_when_it_ends(slow_app: App) -> None:
+    orders, seen = _declare(slow_app, 8)
+    records = [Order(customer=customer, number=1) for customer in _find_customers(orders, 8)]
+
+    async def is_shared(members: int) -> bool:
+        (info,) = await slow_app.streams.ainfo()
+        owners = [each.owner for lag in info.groups for each in lag.partitions]
+        return "" not in owners and len(set(owners)) == members
+
+    async with trio.open_nursery() as nursery:
+        first = await start(nursery, slow_app)
+        await until_async(lambda: is_shared(1))
+        second = await start(nursery, slow_app)
+        await until_async(lambda: is_shared(2))
+        await second.stop()
+        await until_async(lambda: is_shared(1))
+        await orders.asend(*records)
+        await until(lambda: len(seen) == 8)
+        await first.stop()
