@@ -70,7 +70,7 @@ from celery5.protocol.scaling.budget import Budget, check_budgets
 from celery5.results.async_result import ANY_RESULT, AsyncResult
 from celery5.results.job_details import AppState, empty_queue, find_job, read_app_state
 from celery5.scheduling.schedules import Schedules
-from celery5.scheduling.timers import DeclareTimer
+from celery5.scheduling.timers import DeclareStart, DeclareTimer
 from celery5.sending.memory_backlog import Backlog
 from celery5.sending.own_backlog import OwnBacklog, split_own_backlog
 from celery5.sending.sender import (
@@ -194,6 +194,11 @@ class App:
         self.schedule: Schedules = Schedules(self)
         self.timer, self.alert = DeclareTimer(), DeclareAlert()
         _APPS.add(self)
+
+    @lazy_property
+    def on_start(self) -> DeclareStart:
+        """The decorator of functions that run once when a worker process, or the cluster, has started."""
+        return DeclareStart(self.timer)
 
     def _set_settings(
         self,

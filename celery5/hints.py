@@ -220,11 +220,11 @@ RUNNEL: Mapping[NameKind, Mapping[str, str]] = {
         "ExtendPartitionLockFailed": "nothing: there are no locks",
     },
     "app": {
-        "crontab": '@app.task(schedule=cron("0 3 * * *")), or @app.timer(cron("0 3 * * *")) in each worker',
+        "crontab": '@app.task(schedule=cron("0 3 * * *")), or @app.timer(cron("0 3 * * *"), on_leader=True)',
         "run": "celery5 -A shop worker start, or celery5.testing.running_worker(app)",
     },
     "option": {
-        "on_leader": "@app.task(schedule=cron(...)), which runs once in the cluster and not in each worker"
+        "on_leader": "@app.on_start(on_leader=True), or @app.task(schedule=cron(...)) for jobs by the clock"
     },
     "stream option": {
         "record": 'the second argument: app.stream("orders", Order)',

@@ -366,6 +366,16 @@ class Keys:
         return f"celery5:{{{self.app}}}:source:{name}"
 
     @property
+    def timer_leader(self) -> Expiring:
+        """STRING  the worker process that runs the timers with `on_leader`, until this is gone."""
+        return f"celery5:{{{self.app}}}:timer-leader"
+
+    @property
+    def timer_candidates(self) -> Expiring:
+        """ZSET    the worker processes that would run them, by the time in ms until which that counts."""
+        return f"celery5:{{{self.app}}}:timer-candidates"
+
+    @property
     def scaling(self) -> Expiring:
         """STRING  the state of the scaling of the application, with a time to live."""
         return f"celery5:{{{self.app}}}:scaling"

@@ -41,6 +41,7 @@ from celery5.protocol.limits import parse_kind_rates
 from celery5.protocol.process.recycling import RecyclingLimits
 from celery5.protocol.scaling.budget import KINDS
 from celery5.protocol.scaling.prefetch import DurationEstimate
+from celery5.protocol.scheduling.timers import TimerStanding
 from celery5.protocol.streams.groups import GroupMembership
 from celery5.protocol.text_values import SIZE
 from celery5.results.sinks import get_all_recipients
@@ -69,6 +70,8 @@ class WorkerOptions(ProcessOptions):
     burst: bool = False
     # The queues that are paused: kept over incarnations.
     paused_queues: set[str] = field(default_factory=set[str])
+    # What this process knows of the leader of the timers: kept over incarnations.
+    timer_standing: TimerStanding = field(default_factory=TimerStanding)
     # A Router runs in the same process: a burst waits for its events.
     has_router: bool = False
     # The broker that an incarnation works on, by name.
@@ -333,6 +336,7 @@ def make_incarnation_values(
         archived_streams=_archived_streams(app, options),
         declared_timers=() if options.is_secondary else app.timer.list_timers(settings.timezone),
         timer_counts=status.timers,
+        timer_standing=options.timer_standing,
         recycle_at=RecyclingLimits(settings.max_jobs, SIZE.parse_optional(settings.max_memory) or 0),
         restart_mode=options.restart_mode,
         breaker_suspends=settings.breaker_suspends,

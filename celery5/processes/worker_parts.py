@@ -30,7 +30,7 @@ from celery5.broker.connection.push import PushRedis
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.endpoint import Endpoint
-from celery5.broker.keys import QueueKeys
+from celery5.broker.keys import Keys, QueueKeys
 from celery5.broker.timing import Timing
 from celery5.commands.declaration import make_own_handlers
 from celery5.health.event_loop import LoopBlocks
@@ -69,7 +69,7 @@ from celery5.protocol.observability.job_tally import JobTally
 from celery5.protocol.process.recycling import RecyclingLimits
 from celery5.protocol.scaling.budget import KINDS, Budget
 from celery5.protocol.scaling.prefetch import DurationEstimate
-from celery5.protocol.scheduling.timers import TimerCounts
+from celery5.protocol.scheduling.timers import TimerCounts, TimerStanding
 from celery5.runners.boxes.boxed import BoxedRunner, BoxLimits
 from celery5.runners.in_thread import ThreadRunner
 from celery5.runners.on_asyncio import AsyncioRunner
@@ -114,6 +114,7 @@ from celery5.services.process.systemd_notify import SystemdNotify
 from celery5.services.scaling.observer import TimeLimitedDriver
 from celery5.services.scaling.preferences import Preferences
 from celery5.services.scaling.reporter import ReportedLoad, ReportedWorker, Reporter
+from celery5.services.scheduling.timer_leadership import TimerLeadership
 from celery5.services.scheduling.timers import TimerRuns, Timers
 from celery5.services.streams.group_lags import GroupLags
 from celery5.services.streams.outbox_relay import OutboxRelay
@@ -217,6 +218,8 @@ class WorkerValues:
     # The timers that it runs, and what has become of each in this process, by name.
     declared_timers: Sequence[Timer]
     timer_counts: dict[str, TimerCounts]
+    # What the process knows of the leader of the timers, kept over incarnations.
+    timer_standing: TimerStanding
     # When the process is replaced by a fresh one, and how.
     recycle_at: RecyclingLimits
     restart_mode: RestartMode
@@ -496,6 +499,25 @@ def make_kind_rates_redis(app: App, redis: TrioRedis, broker: str) -> AsyncDrive
     return TimeLimitedDriver(redis=RemoteRedis(app, DEFAULT_BROKER), broker=DEFAULT_BROKER)
 
 
+def make_timer_leadership(
+    metrics_redis: AsyncDriver,
+    declared_timers: Sequence[Timer],
+    keys: Keys,
+    worker: str,
+    timer_standing: TimerStanding,
+    log: Log,
+) -> TimerLeadership:
+    """Return what elects the leader of the timers, on the default broker as the history of metrics."""
+    return TimerLeadership(
+        declared_timers=declared_timers,
+        redis=metrics_redis,
+        keys=keys,
+        worker=worker,
+        timer_standing=timer_standing,
+        log=log,
+    )
+
+
 def make_recheck(pauses: PausedQueues) -> Callable[[], None]:
     """Return what is looked at again when a command came too late to be performed."""
     return pauses.recheck
@@ -565,9 +587,11 @@ class WorkerBootTable(BootTable):
     # Which tasks are suspended must be known before any job is admitted.
     foreign_jobs: ForeignJobs = step("foreign", requires=("join", "results"))
     admission_control: AdmissionControl = step("admission", requires=("results", "limits"))
+    # It stops after what runs there on the leader only.
+    timer_leadership: TimerLeadership = step("timer-leader", requires=("redis",))
     timer_runs: TimerRuns = step(
         "timer-runs",
-        requires=("publishing", "asyncio"),
+        requires=("publishing", "asyncio", "timer-leader"),
         stop_limit=math.inf,  # it has limits of its own
     )
     stream_processors: StreamProcessors = step(
@@ -698,6 +722,7 @@ class WorkerParts(ProcessParts):
     group_lags = GroupLags
     stream_archives = made_by(make_stream_archives)
     # timers
+    timer_leadership = made_by(make_timer_leadership)
     timer_runs = TimerRuns
     timers = Timers
     # commands

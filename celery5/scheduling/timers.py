@@ -1,14 +1,14 @@
-"""Declare timers: functions that each worker process runs every so many seconds, `@app.timer(interval=60)`.
+"""Declare timers: functions that worker processes run by the clock, `@app.timer(interval=60)`, or when they start.
 
-A timer is no job: nothing of it is in Redis, and each process runs its own.
+A timer is no job: no run of it is in Redis. Each process runs its own, or one process at a time does (`on_leader`).
 """
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, Literal, Never, TypeVar, cast
+from typing import Any, Literal, Never, TypeVar, cast, overload
 
 from celery5.errors import Misconfigured
 from celery5.hints import find_hint
@@ -24,23 +24,26 @@ TimerKind = Literal["trio", "asyncio", "thread"]
 MIN_INTERVAL = 0.001
 """Seconds. A shorter interval is a busy loop."""
 _LARGEST = 1e18
-_OPTIONS = ("interval", "overlap", "jitter", "name", "loop")
+_OPTIONS = ("interval", "overlap", "jitter", "name", "loop", "on_leader")
+_START_OPTIONS = ("name", "loop", "on_leader")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timer:
-    """A function that each worker process runs by the clock."""
+    """A function that worker processes run by the clock, or when they start."""
 
     name: str
     function: Callable[[], Any]
     # Where the function runs.
     kind: TimerKind
-    # Seconds between two runs, or a trigger.
-    interval: float | AnyTrigger
+    # Seconds between two runs, or a trigger; None: it runs once, at the start.
+    interval: float | AnyTrigger | None
     # What happens when it is due while a run of it has not ended.
-    overlap: OverlapPolicy
+    overlap: OverlapPolicy = "skip"
     # The most seconds by which each run is delayed.
-    jitter: float
+    jitter: float = 0.0
+    # Whether one process of the cluster runs it.
+    on_leader: bool = False
 
 
 class DeclareTimer:
@@ -57,6 +60,7 @@ class DeclareTimer:
         jitter: float | timedelta = 0.0,
         name: str | None = None,
         loop: Literal["trio", "asyncio"] = "trio",
+        on_leader: bool = False,
         **unknown: Never,
     ) -> Callable[[F], F]:
         """Declare a timer: each worker process runs the function, which takes no arguments.
@@ -71,12 +75,13 @@ class DeclareTimer:
             jitter: Each run is delayed by a random time of up to so many seconds.
             name: Its name in logs and metrics; by default that of the function.
             loop: The event loop of an `async def`.
+            on_leader: Whether one worker process of the cluster runs it, and not each. When that process dies,
+                another one takes over.
 
         Raises:
             Misconfigured: An option makes no sense, another timer has the name, or it is no function.
         """
-        for option in unknown:
-            raise Misconfigured(f"@app.timer: {option} is no option{_suggest_option(option)}")
+        _refuse_unknown("@app.timer", unknown, _OPTIONS)
 
         def declare(function: F) -> F:
             label = name if name is not None else str(getattr(function, "__name__", ""))
@@ -88,18 +93,83 @@ class DeclareTimer:
                 interval=_parse_interval(interval, where),
                 overlap=_check_overlap(overlap, where),
                 jitter=_parse_jitter(jitter, interval, where),
+                on_leader=_check_on_leader(on_leader, where),
             )
-            if self.known.setdefault(timer.name, timer) is not timer:
-                raise Misconfigured(f"two timers are named {timer.name!r}: give one another name")
+            self.add(timer)
             return function
 
         if callable(interval):
             raise Misconfigured("@app.timer: every how many seconds? Write @app.timer(interval=60)")
         return declare
 
+    def add(self, timer: Timer) -> None:
+        """Add a timer. Raises Misconfigured if there is one of that name."""
+        if self.known.setdefault(timer.name, timer) is not timer:
+            raise Misconfigured(f"two timers are named {timer.name!r}: give one another name")
+
     def list_timers(self, timezone: str) -> tuple[Timer, ...]:
         """Return all timers, with `timezone` for triggers that name none."""
         return tuple(_set_zone(timer, timezone) for timer in self.known.values())
+
+
+class DeclareStart:
+    """The decorator `@app.on_start`."""
+
+    def __init__(self, timers: DeclareTimer) -> None:
+        self._timers = timers
+
+    @overload
+    def __call__(self, function: F, /) -> F: ...
+    @overload
+    def __call__(
+        self,
+        /,
+        *,
+        on_leader: bool = False,
+        name: str | None = None,
+        loop: Literal["trio", "asyncio"] = "trio",
+    ) -> Callable[[F], F]: ...
+    def __call__(
+        self,
+        function: F | None = None,
+        /,
+        *,
+        on_leader: bool = False,
+        name: str | None = None,
+        loop: Literal["trio", "asyncio"] = "trio",
+        **unknown: Never,
+    ) -> F | Callable[[F], F]:
+        """Declare a function that each worker process runs once when it has started. It takes no arguments.
+
+        An `async def` runs on Trio, or with `loop="asyncio"` on asyncio; a `def` runs in a thread. Jobs do not wait for
+        its end. What it raises is logged.
+
+        Args:
+            function: The function, where the decorator is written without parentheses.
+            on_leader: Whether it runs once when the cluster starts: in one worker process, when no other one runs. It
+                runs at most once: not again if it fails, or if its process dies.
+            name: Its name in logs and metrics, where it stands among the timers; by default that of the function.
+            loop: The event loop of an `async def`.
+
+        Raises:
+            Misconfigured: An option makes no sense, a timer has the name, or it is no function.
+        """
+        _refuse_unknown("@app.on_start", unknown, _START_OPTIONS)
+
+        def declare(function: F) -> F:
+            label = name if name is not None else str(getattr(function, "__name__", ""))
+            where = f"start function {label}"
+            timer = Timer(
+                name=_check_name(label),
+                kind=_find_kind(function, loop, where),
+                function=function,
+                interval=None,
+                on_leader=_check_on_leader(on_leader, where),
+            )
+            self._timers.add(timer)
+            return function
+
+        return declare if function is None else declare(function)
 
 
 def _set_zone(timer: Timer, timezone: str) -> Timer:
@@ -108,10 +178,18 @@ def _set_zone(timer: Timer, timezone: str) -> Timer:
     return replace(timer, interval=with_zone(timer.interval, timezone))
 
 
-def _suggest_option(option: str) -> str:
-    known = f"; there are {', '.join(_OPTIONS)}"
-    meant = did_you_mean(option, _OPTIONS)
-    return find_hint("option", option) or (f"; {meant}" if meant else known)
+def _refuse_unknown(decorator: str, unknown: Iterable[str], known: Sequence[str]) -> None:
+    for option in unknown:
+        meant = did_you_mean(option, known) or f"there are {', '.join(known)}"
+        raise Misconfigured(
+            f"{decorator}: {option} is no option{find_hint('option', option) or f'; {meant}'}"
+        )
+
+
+def _check_on_leader(on_leader: object, where: str) -> bool:
+    if not isinstance(on_leader, bool):
+        raise Misconfigured(f"{where}: on_leader is {on_leader!r}: give True or False")
+    return on_leader
 
 
 def _check_name(name: Any) -> str:

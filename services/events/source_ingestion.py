@@ -24,7 +24,6 @@ from typing import Any, cast
 import msgspec
 import trio
 
-from celery5.broker.calls import events as events_calls
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys
 from celery5.errors import BadArguments, BrokerError, MessageTooLarge, Misconfigured
@@ -38,10 +37,9 @@ from celery5.protocol.job.verdict import iterate_leaves
 from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error, get_error_text, get_type_name
 from celery5.runners.surrounding import surround_call
 from celery5.runners.user_errors import call_in_thread, call_user_code, reraise_cancellation
+from celery5.services.worker.exclusive_lease import ExclusiveLease
 from celery5.tasks.task import Task
 
-LEASE = 5.0
-"""Seconds of the lease of a source that runs in one Router at a time; it is renewed three times in each."""
 FIRST_DELAY = 0.5
 """The most seconds until a source is started again after its first failure."""
 MAX_DELAY = 60.0
@@ -175,10 +173,10 @@ class _SourceRunner:
     ) -> None:
         self.source = source
         self.publish = publish
-        self._redis = redis
-        self._lease_key = lease_key
         self._log = log
-        self._worker = worker
+        self._lease = ExclusiveLease(
+            redis=redis, key=lease_key, holder=worker, on_renew_failed=self._report_renew_failed
+        )
         self._failures = 0
 
     async def run(self) -> None:
@@ -266,12 +264,10 @@ class _SourceRunner:
 
     async def _run_single(self) -> None:
         """Wait for the lease of the source, and run it while the lease is held."""
-        while wait := await self._acquire_lease():  # noqa: ASYNC110  it is Redis that changes
-            await trio.sleep(min(wait + 0.05, LEASE / 2))
+        await self._lease.wait_acquired()
         try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._keep_lease, nursery.cancel_scope)
-                await self._run_again()
+            await self._lease.run_while_held(self._run_again)
+            self._log.event("source:lease-lost", "warning", source=self.source.name, hint=_LOST)
         except BaseExceptionGroup as errors:
             reraise_cancellation(errors)
             raise next(iterate_leaves(errors)) from None
@@ -279,32 +275,12 @@ class _SourceRunner:
             with trio.move_on_after(STOP_LIMIT, shield=True):
                 await self._release_lease()
 
-    async def _acquire_lease(self) -> float:
-        """Acquire or renew the lease; return 0, or the seconds until it may be free."""
-        return await self._redis.perform(
-            events_calls.acquire_lease(self._lease_key, self._worker, lease=LEASE)
-        )
-
-    async def _keep_lease(self, scope: trio.CancelScope) -> None:
-        """Renew the lease; cancel `scope` if that fails for too long, since another Router may have it then."""
-        until = trio.current_time() + LEASE
-        while True:
-            await trio.sleep(LEASE / 3)
-            renewed_at, lost = trio.current_time(), False
-            with trio.move_on_at(until):
-                try:
-                    lost = bool(await self._acquire_lease())
-                    until = until if lost else renewed_at + LEASE
-                except BrokerError as error:
-                    self._log.event("source:renew-failed", "warning", source=self.source.name, why=str(error))
-            if lost or trio.current_time() >= until:
-                self._log.event("source:lease-lost", "warning", source=self.source.name, hint=_LOST)
-                scope.cancel()
-                return
+    def _report_renew_failed(self, error: BrokerError) -> None:
+        self._log.event("source:renew-failed", "warning", source=self.source.name, why=str(error))
 
     async def _release_lease(self) -> None:
         try:
-            await self._redis.perform(events_calls.release_lease(self._lease_key, self._worker))
+            await self._lease.release()
         except BrokerError as error:
             self._log.event("source:release-failed", "debug", source=self.source.name, why=str(error))
 

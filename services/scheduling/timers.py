@@ -30,6 +30,7 @@ from celery5.runners.running_job import RunningJob
 from celery5.runners.user_errors import call_user_code, reraise_cancellation
 from celery5.scheduling.fire_times import get_next_fire_time, validate_trigger
 from celery5.scheduling.timers import Timer, TimerKind
+from celery5.services.scheduling.timer_leadership import TimerLeadership
 from celery5.services.worker.concurrency_budget import Runner
 
 LONGEST_SLEEP = 30.0
@@ -48,9 +49,11 @@ class TimerRuns:
         declared_timers: Sequence[Timer],
         timer_counts: dict[str, TimerCounts],
         asyncio_runner: AsyncioRunner,
+        timer_leadership: TimerLeadership,
         grace_period: float,
         log: Log,
     ) -> None:
+        self._leadership = timer_leadership
         self._runners: Mapping[TimerKind, Runner] = {
             "trio": TrioRunner(),
             "asyncio": asyncio_runner,
@@ -102,10 +105,15 @@ class TimerRuns:
             self._scope.deadline = trio.current_time() + self._grace_period
 
     def fire(self, timer: Timer) -> None:
-        """Run a timer that is due, have it wait, or leave it out, as its policy says."""
-        if self._is_stopping or self._nursery is None:
+        """Run a timer that is due, have it wait, or leave it out, as its policy says.
+
+        Where another process leads, one for the leader is not due.
+        """
+        if self._is_stopping or self._nursery is None or not self._may_run(timer):
             return
         counts = self._counts[timer.name]
+        if timer.interval is None and counts.runs:  # in an earlier incarnation of this process
+            return
         match decide_run(timer.overlap, running=counts.running, is_waiting=timer.name in self._waiting):
             case "run":
                 counts.change_running(1)
@@ -115,35 +123,56 @@ class TimerRuns:
             case "skip":
                 self.skip(timer, 1)
 
+    def _may_run(self, timer: Timer) -> bool:
+        return not timer.on_leader or self._leadership.is_leader
+
     def skip(self, timer: Timer, count: int) -> None:
         """Count runs that are left out."""
+        if not self._may_run(timer):
+            return
         self._counts[timer.name].add_skipped(count)
         self._log.event("timer:skipped", "debug", timer=timer.name, count=count)
 
     async def _run_timer(self, timer: Timer, counts: TimerCounts) -> None:
         """Run it once, and once more for a run that has come to wait meanwhile, and so on."""
         try:
-            while True:
+            while self._may_run(timer):
                 counts.add_run()
-                await self._run_once(timer, counts)
+                if timer.on_leader:
+                    await self._run_as_leader(timer, counts)
+                else:
+                    await self._run_once(timer, counts, RunningJob(), self._scope)
                 if timer.name not in self._waiting or self._is_stopping:
                     break
                 self._waiting.discard(timer.name)
         finally:
             counts.change_running(-1)
 
-    async def _run_once(self, timer: Timer, counts: TimerCounts) -> None:
+    async def _run_as_leader(self, timer: Timer, counts: TimerCounts) -> None:
+        """Run it once, and cancel it when this process does not lead any more.
+
+        A thread cannot be cancelled: until it ends, it counts as running here.
+        """
+        running_job = RunningJob()
+        with self._leadership.cancel_when_lost() as scope:
+            await self._run_once(timer, counts, running_job, scope)
+        if running_job.thread_ended is not None:
+            await running_job.thread_ended.wait()
+
+    async def _run_once(
+        self, timer: Timer, counts: TimerCounts, running_job: RunningJob, scope: trio.CancelScope
+    ) -> None:
         start = trio.current_time()
         try:
             execute = self._runners[timer.kind].execute
-            outcome = await call_user_code(execute, _drop_result(timer), (), {}, RunningJob())
+            outcome = await call_user_code(execute, _drop_result(timer), (), {}, running_job)
         except trio.Cancelled:
             self._report_cancelled(timer, start)
             raise
         except BaseException as error:
             reraise_cancellation(error)
             outcome = get_error_outcome(error)
-        if self._scope.cancel_called:
+        if self._scope.cancel_called or scope.cancel_called:
             # An error after the cancellation is how it ended, not a failure.
             self._report_cancelled(timer, start)
             return
@@ -203,10 +232,12 @@ class Timers:
         *,
         declared_timers: Sequence[Timer],
         timer_runs: TimerRuns,
+        timer_leadership: TimerLeadership,
         get_wall_time: Callable[[], float] = time.time,
     ) -> None:
         self._timers = declared_timers
         self._runs = timer_runs
+        self._leadership = timer_leadership
         self._get_wall_time = get_wall_time
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -214,14 +245,23 @@ class Timers:
         async with trio.open_nursery() as nursery:
             try:
                 for timer in self._timers:
-                    if isinstance(timer.interval, Trigger):
+                    if timer.interval is None:
+                        nursery.start_soon(self._fire_at_start, timer)
+                    elif isinstance(timer.interval, Trigger):
                         nursery.start_soon(self._fire_by_trigger, timer, timer.interval)
                     else:
                         nursery.start_soon(self._fire_regularly, timer, timer.interval)
                 task_status.started()
+                self._leadership.begin()
                 await trio.sleep_forever()
             finally:
                 self._runs.stop()
+
+    async def _fire_at_start(self, timer: Timer) -> None:
+        """Fire when this process starts, or when the cluster has started with it."""
+        if timer.on_leader:
+            await self._leadership.wait_cluster_started()
+        self._runs.fire(timer)
 
     async def _fire_regularly(self, timer: Timer, interval: float) -> None:
         """Fire `interval` seconds after the start, and so on. How long a run takes delays nothing."""

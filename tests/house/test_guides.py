@@ -270,6 +270,7 @@ def test_every_option_and_setting_of_ours_is_there(page: str) -> None:
         "error_args",
         "within",
         "interval",
+        "on_leader",
     }
     assert len(keywords) > 6
     assert sorted(keywords - KNOWN - more) == []

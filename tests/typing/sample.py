@@ -233,7 +233,8 @@ def drive() -> None:
 
 async def mistaken() -> None:
     app.timer(interval=60, overlap="skipp")  # type: ignore[arg-type]
-    app.timer(60, on_leader=True)  # type: ignore[arg-type]
+    app.timer(60, on_leader="yes")  # type: ignore[arg-type]
+    app.on_start(in_place)  # type: ignore[type-var]
     app.timer(60)(in_place)  # type: ignore[type-var]
     App("shop", concurency=3)  # type: ignore[call-arg]
     App("shop", concurrency="many")  # type: ignore[arg-type]

@@ -59,6 +59,43 @@ def claim_recycling(keys: Keys, worker: str, *, seconds: float) -> Call[bool]:
     return Call(("SET", keys.recycling, worker, "NX", "PX", ms), bool, repeatable=True)
 
 
+ACQUIRE_LEASE = Script.load("cluster/acquire_lease", "clock")
+RELEASE_LEASE = Script.load("cluster/release_lease")
+
+
+class ExclusiveLeaseReply(msgspec.Struct, frozen=True):
+    """What became of the request for a lease that one process holds at a time."""
+
+    # Seconds until it may be free; 0 when it is held by the process that asked.
+    wait: float
+    # How many other processes have asked for it within the time of a lease.
+    others: int
+
+
+def acquire_lease(key: str, holder: str, *, lease: float, candidates: str = "") -> Call[ExclusiveLeaseReply]:
+    """Acquire or renew a lease that one process holds at a time.
+
+    Args:
+        key: The lease.
+        holder: The process.
+        lease: For how many seconds.
+        candidates: The key with the processes that ask for it; '' if they are not counted.
+    """
+    keys = (key, *([candidates] if candidates else []))
+    return script_call(ACQUIRE_LEASE, keys, (holder, to_ms(lease)), _exclusive_lease_reply, repeatable=True)
+
+
+def release_lease(key: str, holder: str, *, candidates: str = "") -> Call[int]:
+    """Release that lease, and ask for it no more."""
+    keys = (key, *([candidates] if candidates else []))
+    return script_call(RELEASE_LEASE, keys, (holder,), int, repeatable=True)
+
+
+def _exclusive_lease_reply(raw: Any) -> ExclusiveLeaseReply:
+    wait, others = raw
+    return ExclusiveLeaseReply(wait / 1000, others)
+
+
 def _names(raw: Iterable[bytes]) -> tuple[str, ...]:
     return tuple(word.decode(errors="replace") for word in raw)
 

@@ -176,8 +176,6 @@ DEFER_DOCUMENTS = Script.load("events/defer_documents", "clock")
 BURY_DOCUMENT = Script.load("events/bury_document")
 REDELIVER_DOCUMENTS = Script.load("events/redeliver_documents")
 DECLARE_RECIPIENTS = Script.load("events/declare_recipients")
-ACQUIRE_LEASE = Script.load("events/acquire_lease")
-RELEASE_LEASE = Script.load("events/release_lease")
 
 RECIPIENTS_TTL = 30 * 86400.0
 """Seconds for which the recipients of documents are kept after their last declaration."""
@@ -249,24 +247,10 @@ def count_documents(keys: QueueKeys, sink: str) -> Call[int]:
     return Call(("XLEN", keys.documents_for(sink)), int, repeatable=True)
 
 
-def acquire_lease(key: str, holder: str, *, lease: float) -> Call[float]:
-    """Acquire a lease that one process holds at a time. Return 0, or the seconds until it may be free."""
-    return script_call(ACQUIRE_LEASE, (key,), (holder, to_ms(lease)), _seconds, repeatable=True)
-
-
-def release_lease(key: str, holder: str) -> Call[int]:
-    """Release that lease."""
-    return script_call(RELEASE_LEASE, (key,), (holder,), int, repeatable=True)
-
-
 def _claimed_documents(raw: Any) -> ClaimedDocuments:
     found, next_in = raw
     taken = [ClaimedDocument(decode_text(entry), document, tries) for entry, document, tries in found]
     return ClaimedDocuments(taken, None if next_in < 0 else next_in / 1000)
-
-
-def _seconds(raw: int) -> float:
-    return raw / 1000
 
 
 def _verdicts(raw: Any) -> list[int]:

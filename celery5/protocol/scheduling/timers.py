@@ -42,6 +42,22 @@ class TimerCounts:
         self.running += by
 
 
+@dataclass(slots=True)
+class TimerStanding:
+    """What a process knows of the leader of the timers, kept over its incarnations."""
+
+    # Whether it has asked for the lead before.
+    has_asked: bool = False
+
+    def record_request(self, *, is_leader: bool, others: int) -> bool:
+        """Note an answer to a request for the lead. Return whether the cluster has started with this process.
+
+        It has if the process is the first one: it never asked before, nobody leads, and no other one asks.
+        """
+        is_first, self.has_asked = not self.has_asked, True
+        return is_first and is_leader and not others
+
+
 def decide_run(overlap: OverlapPolicy, *, running: int, is_waiting: bool) -> TimerAction:
     """Return what happens when a timer is due.
 

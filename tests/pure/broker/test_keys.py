@@ -141,6 +141,8 @@ def made() -> dict[str, str]:
         "claimed_documents": MAIL.claimed_documents("<sink>"),
         "document_progress": MAIL.document_progress("<sink>"),
         "source_lease": SHOP.source_lease("<name>"),
+        "timer_leader": SHOP.timer_leader,
+        "timer_candidates": SHOP.timer_candidates,
         "progress": MAIL.progress("<id>"),
         "result": MAIL.result("<id>"),
         "unique_window": MAIL.unique_window("<task> <key>"),

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from celery5.broker.calls import cluster, jobs
 from celery5.broker.calls import events as events_calls
-from celery5.broker.calls import jobs
 from celery5.broker.calls.dead_letters import DONE, GONE
 from celery5.protocol.job.delivery import Settlement, SinkDocument
 from tests.redis.worker.one_queue import Queue, buried, command, done, failed
@@ -178,11 +178,11 @@ def test_a_dead_job_is_no_document_that_could_be_given_again(queue: Queue) -> No
 
 def test_what_one_holds_no_other_does(queue: Queue) -> None:
     key = queue.keys.documents_for("lease")
-    assert queue(events_calls.acquire_lease(key, "one", lease=60)) == 0
-    assert 30 < queue(events_calls.acquire_lease(key, "two", lease=60)) <= 60
-    assert queue(events_calls.acquire_lease(key, "one", lease=120)) == 0
+    assert queue(cluster.acquire_lease(key, "one", lease=60)).wait == 0
+    assert 30 < queue(cluster.acquire_lease(key, "two", lease=60)).wait <= 60
+    assert queue(cluster.acquire_lease(key, "one", lease=120)).wait == 0
     assert queue.client.pttl(key) > 60_000
-    assert queue(events_calls.release_lease(key, "two")) == 0
-    assert queue(events_calls.release_lease(key, "one")) == 1
-    assert queue(events_calls.acquire_lease(key, "two", lease=5)) == 0
-    assert queue(events_calls.release_lease(key, "two")) == 1
+    assert queue(cluster.release_lease(key, "two")) == 0
+    assert queue(cluster.release_lease(key, "one")) == 1
+    assert queue(cluster.acquire_lease(key, "two", lease=5)).wait == 0
+    assert queue(cluster.release_lease(key, "two")) == 1

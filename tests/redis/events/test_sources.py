@@ -17,6 +17,7 @@ from celery5.logs.log import Log
 from celery5.protocol.events.documents import SourceDocument
 from celery5.services.events import source_ingestion
 from celery5.services.events.source_ingestion import SourceIngestion
+from celery5.services.worker import exclusive_lease
 from tests.redis.worker.workers import Lines, until, working
 
 
@@ -299,7 +300,7 @@ async def test_the_log_says_which_router_has_a_single_source(app: App) -> None:
 async def test_a_single_source_runs_in_one_router_and_another_takes_over(
     app: App, redis_client: "redis.Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(source_ingestion, "LEASE", 0.5)
+    monkeypatch.setattr(exclusive_lease, "LEASE", 0.5)
     running: list[str] = []
 
     @source(single=True)
@@ -330,7 +331,7 @@ async def test_a_single_source_runs_in_one_router_and_another_takes_over(
 async def test_who_loses_a_single_source_stops_it(
     app: App, redis_client: "redis.Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(source_ingestion, "LEASE", 0.3)
+    monkeypatch.setattr(exclusive_lease, "LEASE", 0.3)
     running: list[str] = []
 
     @source(single=True)

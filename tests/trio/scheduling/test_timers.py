@@ -12,17 +12,26 @@ import trio
 from trio.testing import MockClock
 
 from celery5 import App, Reject, cron
+from celery5.broker.keys import Keys
 from celery5.errors import Misconfigured
 from celery5.logs.log import Log
 from celery5.protocol.scheduling.periodic import OverlapPolicy
-from celery5.protocol.scheduling.timers import MAX_RUNS_AT_ONCE, decide_run, get_next_tick
+from celery5.protocol.scheduling.timers import (
+    MAX_RUNS_AT_ONCE,
+    TimerCounts,
+    TimerStanding,
+    decide_run,
+    get_next_tick,
+)
 from celery5.runners.on_asyncio import AsyncioRunner
-from celery5.scheduling.timers import DeclareTimer
+from celery5.scheduling.timers import DeclareStart, DeclareTimer
+from celery5.services.scheduling.timer_leadership import TimerLeadership
 from celery5.services.scheduling.timers import TimerRuns, Timers
 from tests.redis.worker.workers import Lines
 from tests.trio.cluster.desk import told
 
 GRACE = 5.0
+_NO_REDIS: Any = None  # what runs in each process asks nobody
 
 
 @pytest.fixture
@@ -32,18 +41,33 @@ def timer() -> DeclareTimer:
 
 @asynccontextmanager
 async def firing(
-    timer: DeclareTimer, loop: AsyncioRunner, *, get_wall_time: Callable[[], float] | None = None
+    timer: DeclareTimer,
+    loop: AsyncioRunner,
+    *,
+    get_wall_time: Callable[[], float] | None = None,
+    counts: dict[str, TimerCounts] | None = None,
 ) -> AsyncGenerator[TimerRuns]:
     """Both steps while the block lasts; then they stop as a worker stops them."""
+    leadership = TimerLeadership(
+        declared_timers=timer.list_timers("UTC"),
+        redis=_NO_REDIS,
+        keys=Keys("shop"),
+        worker="w1",
+        timer_standing=TimerStanding(),
+        log=Log(worker="w1", app="shop"),
+    )
     runs = TimerRuns(
         declared_timers=timer.list_timers("UTC"),
-        timer_counts={},
+        timer_counts={} if counts is None else counts,
         asyncio_runner=loop,
+        timer_leadership=leadership,
         grace_period=GRACE,
         log=Log(worker="w1", app="shop"),
     )
     more: dict[str, Any] = {} if get_wall_time is None else {"get_wall_time": get_wall_time}
-    timers = Timers(declared_timers=timer.list_timers("UTC"), timer_runs=runs, **more)
+    timers = Timers(
+        declared_timers=timer.list_timers("UTC"), timer_runs=runs, timer_leadership=leadership, **more
+    )
     async with trio.open_nursery() as holding:
         await holding.start(runs.run)
         async with trio.open_nursery() as ticking:
@@ -294,11 +318,8 @@ async def a_task() -> None: ...
         (fine, {"interval": 1, "loop": "curio"}, "loop is 'curio': give trio or asyncio"),
         (fine, {"interval": 1, "name": "a b"}, "timer name 'a b': use 1 to 200 characters"),
         (fine, {"interval": 1, "jiter": 2}, "jiter is no option; did you mean 'jitter'"),
-        (
-            fine,
-            {"interval": 1, "on_leader": True},
-            r"on_leader is no option; for Runnel's.*@app.task\(schedule=cron",
-        ),
+        (fine, {"interval": 1, "on_leader": "yes"}, "timer fine: on_leader is 'yes': give True or False"),
+        (fine, {"interval": 1, "onleader": True}, "onleader is no option; did you mean 'on_leader'"),
         (print, {"interval": 1, "loop": "asyncio"}, "is for `async def` functions"),
         (takes_one, {"interval": 1}, "timer takes_one is called without arguments: missing .*_rate"),
         (yields, {"interval": 1}, "timer yields: it has a yield"),
@@ -312,6 +333,62 @@ def test_a_mistake_is_said_in_one_line(
     with pytest.raises(Misconfigured, match=f"(?i){error}") as caught:
         timer(**options)(function)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "error"),
+    [
+        (takes_one, {}, "start function takes_one is called without arguments: missing .*_rate"),
+        (fine, {"on_leader": 1}, "start function fine: on_leader is 1: give True or False"),
+        (fine, {"interval": 1}, "@app.on_start: interval is no option; there are name, loop, on_leader"),
+        (a_task, {}, r"is a task"),
+    ],
+)
+def test_a_mistake_of_a_start_function_is_said_in_one_line(
+    timer: DeclareTimer, function: Any, options: dict[str, Any], error: str
+) -> None:
+    on_start: Any = DeclareStart(timer)
+    with pytest.raises(Misconfigured, match=error) as caught:
+        on_start(**options)(function) if options else on_start(function)
+    assert "\n" not in str(caught.value)
+    assert timer.known == {}
+
+
+async def test_a_start_function_runs_once_in_each_process_and_may_fail(
+    timer: DeclareTimer, loop: AsyncioRunner, lines: Lines, autojump_clock: MockClock
+) -> None:
+    times: list[float] = []
+    on_start = DeclareStart(timer)
+
+    @on_start
+    async def warm_up() -> None:
+        times.append(trio.current_time())
+
+    @on_start(name="broken")
+    async def fails() -> None:
+        raise SystemExit("no rates")
+
+    counts: dict[str, TimerCounts] = {}
+    for _ in range(2):  # two incarnations of one process
+        async with firing(timer, loop, counts=counts):
+            await trio.sleep(60)
+    assert len(times) == 1
+    assert {name: (count.runs, count.failures) for name, count in counts.items()} == {
+        "warm_up": (1, 0),
+        "broken": (1, 1),
+    }
+    assert [each["timer"] for each in told(lines, "timer:failed")] == ["broken"]
+
+
+def test_a_cluster_starts_with_a_process_that_asks_first_and_finds_nobody() -> None:
+    assert TimerStanding().record_request(is_leader=True, others=0)
+    assert not TimerStanding().record_request(is_leader=True, others=1)
+    waiting = TimerStanding()
+    assert not waiting.record_request(is_leader=False, others=0)  # the last leader is dead, or about to be
+    assert not waiting.record_request(is_leader=True, others=0)
+    leading = TimerStanding()
+    assert leading.record_request(is_leader=True, others=0)
+    assert not leading.record_request(is_leader=True, others=0)  # it lost the lead, and has it again
 
 
 def test_two_timers_of_one_name_are_refused(timer: DeclareTimer) -> None:
@@ -330,5 +407,5 @@ def test_the_decorator_returns_the_function(timer: DeclareTimer) -> None:
 def test_runnels_crontab_is_answered_with_what_to_write() -> None:
     with pytest.raises(AttributeError, match=r"@app\.task\(schedule=cron\("):
         getattr(app, "crontab")  # noqa: B009  a type checker knows that it is not there
-    with pytest.raises(Exception, match=r"on_leader.*schedule=cron\("):
+    with pytest.raises(Exception, match=r"on_leader.*@app\.on_start\(on_leader=True\)"):
         app.task(on_leader=True)(fine)  # type: ignore[call-overload]  # pyright: ignore
