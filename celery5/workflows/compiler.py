@@ -227,6 +227,7 @@ class Compiler:
             end=number,
             inputs=self._inputs,
             waits=waits,
+            has_undo=any(node.undo is not None for node in self.nodes),
         )
         return Compiled(plan, tuple(self._sources))
 

@@ -12,7 +12,7 @@ from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import QueueKeys
 from celery5.protocol.bounded_decoding import decode_msgpack
 from celery5.protocol.workflows.member_ids import MemberId
-from celery5.protocol.workflows.status import NODE_STATES, NodeState
+from celery5.protocol.workflows.status import ENDED, NODE_STATES, RUN_STATES, NodeState
 
 MAX_DRAWN = 500
 """Nodes of a drawing: nobody can look at more."""
@@ -79,6 +79,8 @@ _CLASSES = (
 
 _WITHOUT_JOB = (NodeState.PENDING, NodeState.SKIPPED, NodeState.WAITING)
 """States of nodes whose job was not sent, or was stopped."""
+_NOT_BEGUN = (NodeState.PENDING, NodeState.WAITING)
+"""States of nodes that are skipped when their run ends."""
 
 
 async def read_graph(redis: AsyncDriver, keys: QueueKeys, run_id: str) -> RunGraph:
@@ -125,10 +127,33 @@ def try_decode_node(raw: bytes) -> dict[str, Any] | None:
         return None
 
 
+def is_undo(node: Mapping[str, Any]) -> bool:
+    """Return whether a node undoes another one. Such a job runs when its run fails: it is not stopped with it."""
+    return node["k"] == "job" and bool(node.get("h"))
+
+
 def get_node_state(fields: Mapping[str, bytes], number: int) -> NodeState:
     """Return the state of a node from the fields of its run."""
     word = fields.get(f"node:{number}", b"").decode(errors="replace").partition(" ")[0]
-    return NODE_STATES.get(word, NodeState.PENDING)
+    state = NODE_STATES.get(word, NodeState.PENDING)
+    if RUN_STATES.get(fields.get("state", b"").decode(errors="replace")) not in ENDED:
+        return state
+    if state in _NOT_BEGUN:
+        return NodeState.SKIPPED
+    if state is NodeState.ACTIVE and _has_stopped(fields, number):
+        return NodeState.FAILED if _count(fields, "failed", number) else NodeState.SKIPPED
+    return state
+
+
+def _has_stopped(fields: Mapping[str, bytes], number: int) -> bool:
+    """Return whether no member of a map runs any more; False for what is no map."""
+    ended = sum(_count(fields, name, number) for name in ("done", "failed", "held", "again"))
+    return f"total:{number}" in fields and _count(fields, "sent", number) <= ended
+
+
+def _count(fields: Mapping[str, bytes], name: str, number: int) -> int:
+    digits = fields.get(f"{name}:{number}", b"0")
+    return int(digits) if digits.isdigit() else 0
 
 
 def _make_node(
@@ -145,7 +170,7 @@ def _make_node(
     )
 
     def count(name: str) -> int:
-        return int(fields.get(f"{name}:{number}", b"0")) if node["k"] == "map" else 0
+        return _count(fields, name, number) if node["k"] == "map" else 0
 
     return GraphNode(
         id=number,

@@ -17,13 +17,13 @@ from celery5.observability.middleware import ObservedApplication
 from celery5.protocol.job.job import Job, new_id
 from celery5.protocol.job.messages import TRACEPARENT, add_headers, read_headers
 from celery5.protocol.workflows.member_ids import MemberId, check_run_id
-from celery5.protocol.workflows.plan import DEFAULT_LIFE, OnError
+from celery5.protocol.workflows.plan import DEFAULT_LIFE, OnError, check_on_error
 from celery5.protocol.workflows.status import RunStatus, make_status
 from celery5.workflows.compiler import Compiled, compile_workflow
 from celery5.workflows.compose import Workflow, check_workflow
 from celery5.workflows.declared import DeclaredWorkflow
 from celery5.workflows.event_waits import EventWaits
-from celery5.workflows.graph import decode_node, scan_all
+from celery5.workflows.graph import decode_node, is_undo, scan_all
 from celery5.workflows.launching import make_launcher
 from celery5.workflows.result_types import RunResultType
 from celery5.workflows.run import STATUS_FIELDS, WorkflowRun
@@ -95,6 +95,7 @@ class Workflows:
         deadline: float | None,
         on_error: OnError | None,
     ) -> WorkflowRun[R]:
+        check_on_error(on_error, "start")
         tree = check_workflow(workflow).tree
         life = DEFAULT_LIFE if deadline is None else deadline
         first = get_first_call(tree)
@@ -116,9 +117,9 @@ class Workflows:
             home = await redis.perform(calls.claim_home(self._app.keys, run_id, compiled.plan.home))
             compiled = compiled if home == compiled.plan.home else compile_at(home)
         is_new = await self.launch(redis, compiled, terms)
-        return WorkflowRun(
-            self._app, terms.run_id, home=compiled.plan.home, type=RunResultType(tree), is_new=is_new
-        )
+        # With "continue" its last step gives an Outcome, and so may each that is in its value.
+        result_type = RunResultType() if on_error == "continue" else RunResultType(tree)
+        return WorkflowRun(self._app, terms.run_id, home=compiled.plan.home, type=result_type, is_new=is_new)
 
     def declare(self, function: Any, **options: Any) -> "DeclaredWorkflow[..., Any]":
         """Declare a workflow: `@app.workflow`. Raises Misconfigured."""
@@ -305,13 +306,14 @@ class Workflows:
 
         Args:
             home: The queue where the run lives.
-            fields: `revoke` is its id; `from` and `to` limit that to some nodes.
+            fields: `revoke` is its id; `from` and `to` limit that to some nodes. `retries` is how often the run had
+                been retried by then: what a later retry has begun is left alone.
         """
         redis = await self._app.connections.get_async_driver()
         keys = self._app.queue(home)
         run_id = fields["revoke"].decode()
         run = await scan_all(redis, partial(calls.scan_run, keys, run_id))
-        if "def" not in run:
+        if "def" not in run or run.get("retries", b"0") != fields.get("retries", b"0"):
             return
         first, last = int(fields.get("from", b"0")), int(fields.get("to", b"1000000000"))
         numbers = [
@@ -327,11 +329,9 @@ class Workflows:
                 await self.apply(home, [calls.pack_record("cancel", child.decode())])
                 continue
             node = await redis.perform(calls.read_plan(keys, run["def"].decode(), [str(number)]))
-            if not node:
+            if not node or is_undo(found := decode_node(node[str(number)])):
                 continue
-            queue, ids = await self._list_members(
-                redis, home, run_id, number, run, decode_node(node[str(number)])
-            )
+            queue, ids = await self._list_members(redis, home, run_id, number, run, found)
             by_queue.setdefault(queue, []).extend(ids)
         for queue, ids in by_queue.items():
             await self.revoke_jobs(queue, ids)
@@ -382,7 +382,7 @@ def _merge_bits(bitmaps: Sequence[bytes]) -> bytes:
 
 
 def _type_of(declared: "DeclaredWorkflow[..., Any]") -> RunResultType:
-    return RunResultType(task=declared)
+    return RunResultType() if declared.on_error == "continue" else RunResultType(task=declared)
 
 
 def check_life(life: object) -> float:

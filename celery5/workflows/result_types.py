@@ -34,6 +34,8 @@ class RunResultType:
         return tree.task.result_type.decode(raw)
 
     def _decode(self, raw: bytes) -> Any:
+        if bytes(raw) == b"null":
+            return None  # its last step was skipped, say, whatever the annotation
         if self._task is not None:
             return self._task.result_type.decode(raw)
         if self._tree is None:

@@ -18,7 +18,7 @@ import pytest
 
 from celery5.protocol.job.states import Place
 from tests.house.lua import SCRIPTS, body
-from tests.house.sources import files, name, tree
+from tests.house.sources import HERE, files, name, tree
 
 CALLS = [path for path in files("celery5/broker") if " = Script.load(" in path.read_text()]
 
@@ -241,3 +241,32 @@ def test_a_script_that_ends_jobs_counts_those_of_workflows(path: Path) -> None:
     ends = re.search(r"HDEL', jobs\b", text) or re.search(r"XADD', dead, '\*', 'job'", text)
     if ends and path.stem not in NO_MEMBERS:
         assert "note_end(jobs" in text
+
+
+READS = {"cjson.decode", "HGET", "HGETALL", "HMGET", "XINFO", "XPENDING", "XRANGE", "ZRANGE"}
+SWALLOWED = {
+    ("cluster/join.lua", "XGROUP"): "all errors but that the group is there are returned",
+    ("cluster/leave.lua", "XGROUP"): "the lease is changed behind it, which is refused then",
+    ("cluster/renew_lease.lua", "XGROUP"): "the lease is written before",
+    ("diagnosis/probe_permissions.lua", "..."): "it is asked what is refused",
+    ("job/direct.lua", "XGROUP"): "the job is written behind it, which is refused then",
+    ("job/recover.lua", "XGROUP"): "the lease is changed behind it, which is refused then",
+    ("job/revoke.lua", "XDEL"): "where the job is is written behind it, which is refused then",
+    ("job/take_foreign.lua", "XGROUP"): "the jobs are written before",
+    ("lib/admission.lua", "XGROUP"): "the jobs are written before",
+    ("lib/admission.lua", "XREADGROUP"): "the jobs are written before",
+    ("streams/append.lua", "XADD"): "the records are written behind it, which is refused then",
+    ("workflows/advance.lua", "handler"): "a refusal is raised again: tests/redis/workflows/test_refused.py",
+}
+"""Calls whose errors are caught, and why no refusal is lost: Redis refuses the first write of a script, or none."""
+
+
+def test_no_caught_error_hides_that_redis_refuses_to_write() -> None:
+    root = HERE / "celery5/broker/lua"
+    found = {
+        (str(path.relative_to(root)), command)
+        for path in files("celery5/broker/lua", suffix=".lua")
+        for command in re.findall(r"\bpcall\('?([\w.]*)", body(path))
+        if command not in READS
+    }
+    assert found == SWALLOWED.keys()

@@ -15,7 +15,7 @@ from celery5.protocol.job.messages import encode
 from celery5.protocol.job.names import is_queue_name
 from celery5.protocol.job.retry_policy import LONGEST, Errors, RetryPolicy
 from celery5.protocol.job.states import LANES, Priority, get_lane
-from celery5.protocol.workflows.plan import OnError
+from celery5.protocol.workflows.plan import OnError, check_ignore, check_on_error
 
 DEDUPLICATION_WINDOW = 7 * 86400.0
 """The `unique_for` in seconds of a job that is derived from an event or document, which may come again in that time."""
@@ -135,8 +135,17 @@ class Options(msgspec.Struct, frozen=True):
                 raise Misconfigured(
                     f"{name} is {getattr(self, name)!r}: give a text of 1 to 200 characters that is valid Unicode"
                 )
+        self._check_in_workflow()
         self.get_retry_policy(RetryPolicy()).checked()
         return self
+
+    def _check_in_workflow(self) -> None:
+        check_on_error(self.on_error)
+        check_ignore(self.ignore)
+        if self.undo is not None and not hasattr(self.undo, "send_options"):
+            raise Misconfigured(f"undo is {self.undo!r}: give the task that undoes this one")
+        if not isinstance(cast("object", self.dynamic), bool | None):
+            raise Misconfigured(f"dynamic is {self.dynamic!r}: give True or False")
 
     def get_retry_policy(self, fallback: RetryPolicy) -> RetryPolicy:
         """Return the retry policy: these options over `fallback`."""

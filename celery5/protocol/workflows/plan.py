@@ -4,7 +4,7 @@
 """
 
 from base64 import urlsafe_b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Literal, TypeAlias, cast
@@ -276,10 +276,13 @@ class Plan:
     inputs: Mapping[str, int]
     # The waits for events whose values are known when a run begins.
     waits: tuple[int, ...] = ()
+    # Whether a node is undone when the run fails.
+    has_undo: bool = False
 
     def encode_head(self, name: str) -> bytes:
         """Return what all runs share that have the plan under the name of a workflow, as the scripts read it."""
-        return msgspec.msgpack.encode({"name": name, "end": self.end, "all": self.size, "maps": self.maps})
+        head = {"name": name, "end": self.end, "all": self.size, "maps": self.maps}
+        return msgspec.msgpack.encode(head | {"undo": True} if self.has_undo else head)
 
     def make_digest(self, name: str) -> str:
         """Return the hash under which it is kept: the same for the same graph of a workflow of that name."""
@@ -289,11 +292,30 @@ class Plan:
         return urlsafe_b64encode(digest.digest()[:12]).decode()
 
 
-def check_on_error(value: object, what: str) -> None:
-    """Raise Misconfigured when `value` is no way to handle an error."""
+UNSUCCESSFUL = ("DEAD", "EXPIRED", "REJECTED", "REVOKED")
+"""The states in which a job ends that has not succeeded: those that `ignore` takes."""
+
+
+def check_ignore(value: object) -> None:
+    """Raise Misconfigured when `value` is no set of end states that count as success."""
+    if value is None:
+        return
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Collection):
+        raise Misconfigured(f"ignore is {value!r}: give a set of end states, such as {{'REVOKED'}}")
+    for state in cast("Collection[object]", value):
+        if state not in UNSUCCESSFUL:
+            meant = did_you_mean(str(state), UNSUCCESSFUL)
+            raise Misconfigured(
+                f"ignore has {state!r}: give some of {', '.join(UNSUCCESSFUL)}; {meant}".rstrip("; ")
+            )
+
+
+def check_on_error(value: object, what: str = "") -> None:
+    """Raise Misconfigured when `value` is no way to handle an error; `what` takes it, where that is not clear."""
     known = ("fail", "continue", "skip", "hold")
     if value is not None and value not in known:
         meant = did_you_mean(str(value), known)
+        place = f"{what}: " if what else ""
         raise Misconfigured(
-            f"{what}: on_error is {value!r}: give fail, continue, skip or hold; {meant}".rstrip("; ")
+            f"{place}on_error is {value!r}: give fail, continue, skip or hold; {meant}".rstrip("; ")
         )

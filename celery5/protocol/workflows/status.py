@@ -124,6 +124,9 @@ def make_status(run_id: str, home: str, fields: Mapping[str, bytes]) -> RunStatu
     if state is RunState.RUNNING and held:
         state = RunState.HELD
     total, done, failed, skipped, active = map(number, ("all", "done", "bad", "skipped", "active"))
+    pending = max(0, total - done - failed - skipped - active - held)
+    if state in ENDED:  # what has not begun never will, unless the run is retried
+        skipped, pending = skipped + pending, 0
     return RunStatus(
         id=run_id,
         name=text("name"),
@@ -135,7 +138,7 @@ def make_status(run_id: str, home: str, fields: Mapping[str, bytes]) -> RunStatu
         skipped=skipped,
         active=active,
         held=held,
-        pending=max(0, total - done - failed - skipped - active - held),
+        pending=pending,
         created=number("created") / 1000,
         ended=number("ended") / 1000 if "ended" in fields and state in ENDED else None,
         deadline=number("until") / 1000 if "until" in fields else None,

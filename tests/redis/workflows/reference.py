@@ -118,7 +118,7 @@ class Reference:
                 else:
                     bad += 1
         need = len(jobs) if tree.options.need is None else math.ceil(tree.options.need * len(jobs) - 1e-9)
-        if len(jobs) - bad >= need or (bad and policy == "skip"):
+        if len(jobs) - bad >= need or (bad and policy == "skip" and tree.options.need is None):
             return results
         return self._fail(policy)
 

@@ -8,7 +8,7 @@ import redis
 from celery5 import App, first, group
 from celery5.errors import Misconfigured, RunNotRetried, WorkflowCancelled, WorkflowExpired, WorkflowFailed
 from celery5.protocol.workflows.member_ids import parse_member_id
-from celery5.workflows import RunState, WorkflowRun
+from celery5.workflows import Flow, RunState, WorkflowRun
 from tests.redis.worker.workers import until_async, working
 from tests.redis.workflows.sample_tasks import QUEUES, SampleTasks
 
@@ -114,6 +114,42 @@ async def test_what_start_says_of_failures_holds_where_nothing_else_is_said(
     async with working(app, queues=QUEUES):
         found = await result_of(group(tasks.fail.s(2), skipped, tasks.add.s(1, 2)), on_error="continue")
     assert [outcome["state"] for outcome in found] == ["DEAD", "SUCCESS"]
+
+
+async def test_a_map_too_few_of_whose_members_succeed_is_skipped_where_it_may_be(
+    app: App, tasks: SampleTasks
+) -> None:
+    enough = tasks.fail.map([1, 2], on_error="skip", need=0.0)
+    too_few = tasks.fail.map([1, 2], on_error="skip", need=0.5)
+    async with working(app, queues=QUEUES):
+        assert await result_of(enough | tasks.total.s()) == 0
+        assert await result_of(too_few | tasks.total.s()) is None
+
+
+@pytest.mark.parametrize("on_error", ["continue", "skip"])
+async def test_a_run_that_succeeds_has_a_value_whatever_the_annotations_say(
+    app: App, tasks: SampleTasks, on_error: Any
+) -> None:
+    typed: Any = tasks.add
+
+    @app.workflow(on_error=on_error)
+    def declared(flow: Flow) -> int:
+        last: int = flow.call(tasks.fail, 1)
+        return last
+
+    async with working(app, queues=QUEUES):
+        last = await result_of(typed.s(1, 2), on_error=on_error)
+        behind = await result_of(tasks.fail.options(on_error=on_error).s(1) >> typed.s(1, 2))
+        step = await result_of(declared)
+    assert last == ({"state": "SUCCESS", "value": 3} if on_error == "continue" else 3)
+    assert behind == (3 if on_error == "continue" else None)
+    assert step is None if on_error == "skip" else step["state"] == "DEAD"
+
+
+def test_what_becomes_of_failures_is_checked_where_a_run_starts(app: App, tasks: SampleTasks) -> None:
+    wrong: Any = "skp"
+    with pytest.raises(Misconfigured, match=r"^start: on_error is 'skp'.*did you mean 'skip'"):
+        tasks.add.s(1, 2).start(on_error=wrong)
 
 
 async def test_a_revoked_job_counts_as_success_where_that_is_ignored(app: App, tasks: SampleTasks) -> None:
@@ -293,7 +329,7 @@ async def test_the_graph_shows_each_node_and_its_state(app: App, tasks: SampleTa
         ("double", "SUCCESS"),
         ("total", "SUCCESS"),
         ("fail", "FAILED"),
-        ("double", "PENDING"),
+        ("double", "SKIPPED"),
     ]
     assert (graph.nodes[0].total, graph.nodes[0].done) == (3, 3)
     assert '    n0["double<br/>3 of 3"]:::success' in graph.to_mermaid()

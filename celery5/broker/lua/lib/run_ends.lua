@@ -69,7 +69,8 @@ local function undo_next(run)
     local n = redis.call('RPOP', run.key .. ':undo')
     if not n then return end_run(run, target) end
     local node = node_of(run, tonumber(n))
-    if node and node.u and not get(run, 'node:' .. node.u) then
+    local undo_state = node and node.u and state_of(run, node.u)
+    if node and node.u and (not undo_state or undo_state == 'cut') then -- cut with the others of a `first`
       put(run, 'undone', 1)
       set_state(run, node.u, 'active')
       add(run, 'active', 1)
@@ -89,8 +90,10 @@ local function fail_run(run, state, error)
   if get(run, 'state') ~= LIVE then return end
   if error and not get(run, 'error') then put(run, 'error', error) end
   put(run, 'wakes', false)
-  if number(run, 'active') > 0 then to_outbox('revoke', run.id) end
-  if redis.call('EXISTS', run.key .. ':undo') == 1 then
+  local is_active = number(run, 'active') > 0
+  if is_active then to_outbox('revoke', run.id, 'retries', number(run, 'retries')) end
+  -- What runs still may succeed, and is undone then.
+  if redis.call('EXISTS', run.key .. ':undo') == 1 or (is_active and head_of(run).undo) then
     put(run, 'state', UNDOING .. ' ' .. state)
     go_on_failing(run)
   else

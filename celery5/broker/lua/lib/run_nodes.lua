@@ -6,12 +6,15 @@ local function feed_all(run, node, is_bad)
 end
 -- Return whether people count a node: of a map they count the members.
 local function is_counted(node) return not node.h and node.k ~= 'map' end
+-- Keep the value of a node that has succeeded. It is undone if the run fails, whether or not the run waited for it.
+local function keep_value(run, n, node, value)
+  put(run, 'value:' .. n, node.o == 'continue' and node.k ~= 'map' and '{"state":"SUCCESS","value":' .. value .. '}' or value)
+  if node.u then redis.call('RPUSH', run.key .. ':undo', n) end
+end
 local function succeed(run, n, node, generation, value)
   set_state(run, n, 'done', generation)
-  if node.o == 'continue' and node.k ~= 'map' then value = '{"state":"SUCCESS","value":' .. value .. '}' end
-  put(run, 'value:' .. n, value)
+  keep_value(run, n, node, value)
   if is_counted(node) then add(run, 'done', 1) end
-  if node.u then redis.call('RPUSH', run.key .. ':undo', n) end
   feed_all(run, node, false)
 end
 local function skip(run, n, node)

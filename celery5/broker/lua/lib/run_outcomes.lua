@@ -8,13 +8,15 @@ end
 local function end_late(run, n, node, generation, state, value)
   local node_state, current = state_of(run, n)
   if current ~= generation or not (node_state == 'active' or node_state == 'failed' or node_state == 'held' or node_state == 'ending') then return end
-  if node_state == 'active' or node_state == 'ending' then add(run, 'active', -1) end
+  if node_state == 'failed' then
+    if is_counted(node) then add(run, 'bad', -1) end
+  else
+    add(run, node_state == 'held' and 'held' or 'active', -1)
+  end
   local is_success = state == 'SUCCESS'
   set_state(run, n, is_success and 'late' or 'failed', generation)
-  if is_success then
-    put(run, 'value:' .. n, node.o == 'continue' and '{"state":"SUCCESS","value":' .. value .. '}' or value)
-    if node.u and is_undoing(run) then redis.call('RPUSH', run.key .. ':undo', n) end
-  end
+  if is_counted(node) then add(run, is_success and 'done' or 'bad', 1) end
+  if is_success then keep_value(run, n, node, value) end
   go_on_failing(run)
 end
 local function end_single(run, n, generation, state, value)
@@ -25,6 +27,7 @@ local function end_single(run, n, generation, state, value)
   if current ~= generation then return end
   if node_state == 'ending' then
     add(run, 'active', -1)
+    if state == 'SUCCESS' then keep_value(run, n, node, value) end
     return set_state(run, n, 'cut', generation)
   end
   if node_state == 'held' then

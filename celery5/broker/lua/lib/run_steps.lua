@@ -63,22 +63,22 @@ local function feed(run, n, is_bad)
   local state = state_of(run, n)
   if state and state ~= 'again' then return end
   local left = tonumber(get(run, 'left:' .. n) or node.n) - 1
-  local is_gate = node.k == 'gate' or node.k == 'end'
   put(run, 'left:' .. n, left)
   if is_bad then
-    if not is_gate then return skip(run, n, node) end
     add(run, 'bad:' .. n, 1)
   elseif node.first then
     set_state(run, n, 'done')
     put(run, 'value:' .. n, 'null')
-    to_outbox('revoke', run.id, 'from', node.from, 'to', node.to)
+    to_outbox('revoke', run.id, 'retries', number(run, 'retries'), 'from', node.from, 'to', node.to)
     for other = node.from, node.to - 1 do -- bound: the nodes of a `first`, 1000 at most
       local its_state, generation = state_of(run, other)
       if not its_state or its_state == 'waiting' then set_state(run, other, 'cut') elseif its_state == 'active' then set_state(run, other, 'ending', generation) end
     end
     return feed_all(run, node, false)
   end
-  if left <= 0 then begin(run, n, node) end
+  if left > 0 then return end -- also what will be skipped waits for all before it: the run ends when they have ended
+  local is_gate = node.k == 'gate' or node.k == 'end'
+  if is_gate or number(run, 'bad:' .. n) <= 0 then begin(run, n, node) else skip(run, n, node) end
 end
 -- Do the work of a run that is at hand, as far as the budget goes.
 local function work_on(run)

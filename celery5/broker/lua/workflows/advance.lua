@@ -209,14 +209,12 @@ local function reset(run, n, node)
   if not node_state or node_state == 'done' or node_state == 'again' or node_state == 'cut' then return end
   if node_state == 'late' then
     set_state(run, n, 'done', generation)
-    if is_counted(node) then add(run, 'done', 1) end
     return feed_all(run, node, false)
   end
   if node_state == 'counted' or node_state == 'skipped' then
     for _, after in ipairs(node.f or {}) do -- bound: the feeds of a node, 100 at most
-      local other = node_of(run, after)
       add(run, 'left:' .. after, get(run, 'left:' .. after) and 1 or 0)
-      if other and (other.k == 'gate' or other.k == 'end') then add(run, 'bad:' .. after, -1) end
+      add(run, 'bad:' .. after, -1)
     end
   end
   if is_counted(node) then
@@ -258,6 +256,7 @@ function handlers.again(id, from)
   if from + PAGE < size then return from + PAGE end
   put(run, 'state', LIVE)
   put(run, 'error', false)
+  add(run, 'retries', 1)
   put(run, 'life', life_of(run))
   put(run, 'until', now + run.fields.life)
   keep_definition(run)
@@ -268,14 +267,24 @@ function handlers.again(id, from)
   work_on(run)
   return 0
 end
--- Apply a record. One that raises an error ends its run: nobody knows what is true of it any more.
+-- Return whether Redis refuses to write. It does so before the first write of a script or not at all.
+local function is_refusal(why)
+  for _, code in ipairs({'OOM ', 'MISCONF ', 'READONLY ', 'NOREPLICAS '}) do -- bound: four
+    if string.find(why, code, 1, true) then return true end
+  end
+  return false
+end
+-- Apply a record. One that raises an error ends its run: nobody knows what is true of it any more. Where Redis refuses to write, nothing
+-- has changed, and the whole call fails: it is made again.
 local problem = ''
 local function apply(record)
   local handler = handlers[record[1]]
   if not handler then return 0 end
   local done, reply = pcall(handler, unpack(record, 2))
   if done then return reply or 0 end
-  problem = tostring(record[1]) .. ' ' .. tostring(record[2]) .. ': ' .. tostring(type(reply) == 'table' and reply.err or reply)
+  local why = tostring(type(reply) == 'table' and reply.err or reply)
+  if is_refusal(why) then error(reply, 0) end
+  problem = tostring(record[1]) .. ' ' .. tostring(record[2]) .. ': ' .. why
   local run = run_of(string.match(tostring(record[2]), '^[^~]*'))
   if run and get(run, 'state') == LIVE then
     put(run, 'error', cjson.encode({v = 1, id = run.id, task = head_of(run).name or '', state = 'DEAD', failure = {type = 'ScriptError', message = problem}}))

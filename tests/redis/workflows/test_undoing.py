@@ -1,0 +1,233 @@
+"""Undoing: whatever succeeds in a run that fails is undone, once, whenever it succeeds, and nothing stops the undo."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import trio
+
+from celery5 import App, chain, first, fork, group
+from celery5.errors import WorkflowCancelled, WorkflowFailed
+from celery5.workflows import Flow, RunState, WorkflowRun
+from celery5.workflows.compose import Workflow
+from tests.redis.worker.workers import until, until_async, working
+from tests.redis.workflows.sample_tasks import QUEUES, SampleTasks
+
+
+class Charges(SampleTasks):
+    """Tasks with an undo. A `charge` cannot be interrupted: it succeeds once `gate` is open."""
+
+    def __init__(self, app: App) -> None:
+        super().__init__(app)
+        self.undo_gate = trio.Event()
+        self.undo_gate.set()
+        self.undo_begun = trio.Event()
+
+        @app.task(name="refund")
+        async def refund(number: int) -> None:
+            self.undo_begun.set()
+            await self.undo_gate.wait()
+            self.done.append(("refund", number))
+
+        @app.task(name="charge", undo=refund)
+        async def charge(number: int) -> int:
+            self.begun.set()
+            with trio.CancelScope(shield=True):
+                await self.gate.wait()
+            self.done.append(("charge", number))
+            return number
+
+        @app.task(name="reserve", undo=refund)
+        async def reserve(number: int) -> int:
+            self.done.append(("reserve", number))
+            return number
+
+        @app.task(name="break", max_retries=0)
+        async def break_(number: int = 0) -> int:
+            await self.begun.wait()
+            raise ValueError(number)
+
+        @app.task(name="wait")
+        async def wait() -> None:
+            await trio.sleep_forever()
+
+        self.charge, self.reserve, self.break_, self.wait = charge, reserve, break_, wait
+
+    def undone(self) -> list[int]:
+        """What has been undone, in order."""
+        return [number for name, number in self.done if name == "refund"]
+
+
+@pytest.fixture
+def tasks(app: App) -> Charges:
+    """The tasks of the application."""
+    return Charges(app)
+
+
+async def until_ended(run: WorkflowRun[Any]) -> RunState:
+    """Wait until a run has ended, and return its state."""
+    with pytest.raises((WorkflowFailed, WorkflowCancelled)):
+        await run.aget(30)
+    return (await run.astatus()).state
+
+
+CASES: dict[str, tuple[Callable[[Charges], Workflow[Any]], list[int]]] = {
+    "alone": (lambda t: t.charge.s(1) | t.double.s(), [1]),
+    "after another": (lambda t: t.reserve.s(1) >> t.charge.s(2) | t.double.s(), [2, 1]),
+    "beside others": (lambda t: group(t.charge.s(1), t.charge.s(1)), [1, 1]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+async def test_what_succeeds_after_the_run_was_cancelled_is_undone(
+    app: App, tasks: Charges, name: str
+) -> None:
+    make, undone = CASES[name]
+    async with working(app, queues=QUEUES):
+        run = await make(tasks).astart()
+        await tasks.begun.wait()
+        assert await run.acancel()
+        tasks.gate.set()
+        assert await until_ended(run) is RunState.CANCELLED
+    assert (tasks.undone(), tasks.count("double")) == (undone, 0)
+
+
+async def test_what_succeeds_after_another_step_has_failed_is_undone(app: App, tasks: Charges) -> None:
+    async with working(app, queues=QUEUES):
+        run = await group(tasks.charge.s(1), tasks.break_.s()).astart()
+
+        async def has_failed() -> bool:
+            return (await run.astatus()).failed == 1
+
+        await until_async(has_failed)
+        tasks.gate.set()
+        assert await until_ended(run) is RunState.FAILED
+        status = await run.astatus()
+    assert tasks.undone() == [1]
+    assert (status.done, status.failed, status.skipped, status.pending, status.active) == (1, 1, 0, 0, 0)
+
+
+async def test_the_winner_of_a_first_is_undone_and_so_is_a_loser_that_succeeds(
+    app: App, tasks: Charges
+) -> None:
+    async with working(app, queues=QUEUES):
+        run = await (first(tasks.reserve.s(1), tasks.charge.s(2)) >> tasks.wait.s()).astart()
+        await tasks.begun.wait()
+        tasks.gate.set()
+        await until(lambda: tasks.count("charge") == 1)
+
+        async def nothing_else_runs() -> bool:
+            return (await run.astatus()).active <= 1
+
+        await until_async(nothing_else_runs)
+        await run.acancel()
+        await until_ended(run)
+    assert sorted(tasks.undone()) == [1, 2]
+
+
+async def test_the_run_itself_never_stops_the_undo_of_its_steps(app: App, tasks: Charges) -> None:
+    """Who revokes what ran when the run failed may come late, and again: the undo runs by then."""
+    tasks.undo_gate = trio.Event()
+    tasks.gate.set()
+    async with working(app, queues=QUEUES):
+        run = await (tasks.charge.s(1) >> tasks.break_.s()).astart()
+        await tasks.undo_begun.wait()
+        for entry in ({}, {"retries": b"0"}, {"from": b"0", "to": b"9"}):
+            await app.workflows.revoke_members(run.queue, {"revoke": run.id.encode(), **entry})
+        tasks.undo_gate.set()
+        assert await until_ended(run) is RunState.FAILED
+    assert tasks.undone() == [1]
+
+
+async def test_a_late_revocation_does_not_stop_what_a_retry_has_begun(app: App, tasks: Charges) -> None:
+    flaky = tasks.fail
+    async with working(app, queues=QUEUES):
+        run = await (flaky.s(1) >> tasks.block.s(2)).astart()
+        assert await until_ended(run) is RunState.FAILED
+        tasks.is_broken = False
+        await run.aretry()
+        await tasks.begun.wait()
+        await app.workflows.revoke_members(run.queue, {"revoke": run.id.encode(), "retries": b"0"})
+        tasks.gate.set()
+        assert await run.aget(30) == 2
+
+
+async def test_what_a_retried_run_has_done_is_undone_when_it_fails_again(app: App, tasks: Charges) -> None:
+    async with working(app, queues=QUEUES):
+        run = await (tasks.fail.s(1) >> tasks.reserve.s(2) >> tasks.double.s(3) >> tasks.break_.s()).astart()
+        assert await until_ended(run) is RunState.FAILED
+        tasks.is_broken = False
+        await run.aretry()
+        tasks.begun.set()
+        assert await until_ended(run) is RunState.FAILED
+        status = await run.astatus()
+    assert tasks.undone() == [2]
+    assert (status.done, status.failed, status.pending) == (3, 1, 0)
+
+
+async def test_a_step_that_will_be_skipped_waits_for_all_that_is_before_it(app: App, tasks: Charges) -> None:
+    skipping = tasks.fail.options(on_error="skip")
+
+    @app.workflow
+    def order(flow: Flow) -> object:
+        with flow.parallel():
+            slow = flow.call(tasks.block, 1)
+            other = flow.call(skipping, 2)
+        flow.call(tasks.double, other)
+        return slow
+
+    async with working(app, queues=QUEUES):
+        run = await order.astart()
+        await until(lambda: tasks.count("fail") == 1)
+        assert (await run.astatus()).state is RunState.RUNNING
+        tasks.gate.set()
+        assert await run.aget(30) == 1
+        status = await run.astatus()
+    assert (status.done, status.failed, status.skipped, tasks.count("double")) == (1, 1, 1, 0)
+
+
+@pytest.mark.parametrize("is_in_the_middle", [False, True])
+async def test_the_branches_of_a_fork_go_on_when_one_fails(
+    app: App, tasks: Charges, is_in_the_middle: bool
+) -> None:
+    total: Any = tasks.total
+    branches: Any = tasks.add.s(1, 1) | fork(tasks.fail.partial(), tasks.block.partial() | tasks.double.s())
+    async with working(app, queues=QUEUES):
+        run = await (branches | total.s() if is_in_the_middle else branches).astart()
+        await tasks.begun.wait()
+        await until(lambda: tasks.count("fail") == 1)
+        tasks.gate.set()
+        assert await until_ended(run) is RunState.FAILED
+        status = await run.astatus()
+    assert tasks.count("double") == 1
+    assert (status.done, status.failed, status.skipped) == (3, 1, int(is_in_the_middle))
+
+
+ENDS: dict[str, Callable[[Any], Workflow[Any]]] = {
+    "succeeded": lambda t: t.add.s(1, 2) | t.double.s(),
+    "failed": lambda t: chain(t.fail.s(1), t.fail.s(), t.double.s()),
+    "failed beside others": lambda t: group(t.block.s(1), t.fail.s(1) | t.double.s(), t.add.s(1, 2)),
+    "skipped": lambda t: group(t.fail.s(1) | t.double.s() | t.double.s(), t.add.s(1, 2), on_error="skip"),
+    "first": lambda t: first(t.add.s(1, 2), t.block.s(2) | t.double.s()) | t.double.s(),
+    "a first of failures": lambda t: first(t.fail.s(1) | t.double.s(), t.fail.s(2)),
+    "a map that fails": lambda t: t.fail.map(range(5)) | t.double.s(),
+    "a map too few of which succeed": lambda t: t.fail.map(range(5), need=0.5) | t.double.s(),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+async def test_when_a_run_has_ended_its_counts_add_up(app: App, tasks: Charges, name: str) -> None:
+    tasks.begun.set()
+    async with working(app, queues=QUEUES):
+        run = await ENDS[name](tasks).astart()
+
+        async def has_ended() -> bool:
+            status = await run.astatus()
+            return status.ended is not None and status.active == 0
+
+        await until_async(has_ended)
+        status = await run.astatus()
+        states = {node.state.value for node in (await run.agraph()).nodes}
+    assert status.pending == 0
+    assert status.done + status.failed + status.skipped == status.total
+    assert not states & {"PENDING", "ACTIVE", "WAITING"}
