@@ -10,7 +10,7 @@ import trio
 
 from celery5.health.health_check import HealthCheck
 from celery5.logs.log import Log
-from celery5.protocol.health.breaker import Breaker, BreakerPolicy, BreakerState
+from celery5.protocol.health.breaker import SERVICE_PREFIX, Breaker, BreakerPolicy, BreakerState
 
 AFTER_PROBE_DELAY = 1.0
 """Seconds between the job that will be the probe and the other held jobs, so that the probe may have ended before."""
@@ -19,8 +19,6 @@ MIN_HOLD = 0.1
 PROBE_ALLOWED_STATE = "degraded"
 """The one bad state in which a probe may run: a degraded service may still work."""
 
-SERVICE_PREFIX = "service:"
-"""Begins the name of the breaker of a service."""
 _EFFECTS: Mapping[str, str] = {
     "watch": "none: it only watches, its jobs run on",
     "delay": "its jobs wait in Redis",

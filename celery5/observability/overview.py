@@ -96,8 +96,6 @@ MAX_DUE = 10
 MAX_MESSAGE = 200
 """Characters of an error's message."""
 
-BREAKERS = ("celery5_breaker_state", "celery5_connection_breaker_state")
-
 
 class ProcessNews(NamedTuple):
     """What the last report of a process says of the process itself: a hundredth of the report."""
@@ -541,8 +539,8 @@ def _find_open_breakers(gauges: Mapping[Series, float]) -> tuple[str, ...]:
     open_ones: set[str] = set()
     for series, value in gauges.items():
         labels = get_labels(series)
-        if value and series[0] in BREAKERS and labels.get("mode") != "watch":
-            open_ones.add(labels.get("of") or labels.get("breaker", ""))
+        if value and series[0] == "celery5_breaker_state" and labels.get("mode") != "watch":
+            open_ones.add(labels.get("of", ""))
     return tuple(sorted(open_ones))
 
 

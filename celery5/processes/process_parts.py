@@ -343,7 +343,6 @@ def make_sources(
     push: PushRedis,
     command_counts: Mapping[str, int],
     log: Log,
-    metrics_reporter: MetricsReporter,
     circuit_breakers: CircuitBreakers,
     extra_sources: Sequence[StatusSource],
 ) -> tuple[StatusSource, ...]:
@@ -353,7 +352,6 @@ def make_sources(
         BreakerMetrics(circuit_breakers),
         CommandMetrics(command_counts),
         LogMetrics(log),
-        metrics_reporter,
         *extra_sources,
     )
 

@@ -278,7 +278,6 @@ def make_sources(
     group_lags: GroupLags,
     stream_archives: StreamArchives,
     timer_counts: Mapping[str, TimerCounts],
-    metrics_reporter: MetricsReporter,
     alert_delivery: AlertDelivery,
     log: Log,
 ) -> tuple[StatusSource, ...]:
@@ -293,7 +292,6 @@ def make_sources(
         stream_archives,
         TimerMetrics(timer_counts),
         LogMetrics(log),
-        metrics_reporter,
         alert_delivery,
     )
 

@@ -13,10 +13,10 @@ from typing import Any
 import trio
 
 from celery5.errors import CircuitOpen
-from celery5.health.circuit_breaker import SERVICE_PREFIX, BreakerReading, CircuitBreaker
+from celery5.health.circuit_breaker import BreakerReading, CircuitBreaker
 from celery5.health.health_check import HealthCheck
 from celery5.logs.log import Log
-from celery5.protocol.health.breaker import BreakerPolicy, BreakerState
+from celery5.protocol.health.breaker import SERVICE_PREFIX, BreakerPolicy, BreakerState
 from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.job.messages import Failure
 from celery5.protocol.job.names import get_class_names
@@ -36,7 +36,9 @@ class BreakerTrip:
 
 
 class CircuitBreakers:
-    """All breakers of one worker.
+    """All breakers of one process: of its tasks and services, of the webhook and of outlets for metrics.
+
+    Whatever shows breakers asks it. Those of connections are part of these, and shown beside (`ConnectionStatus`).
 
     `not_closed` has the breakers of tasks that are not closed, `needing_success` the tasks whose breakers would change
     with a success.
@@ -46,7 +48,7 @@ class CircuitBreakers:
         self._tasks = tasks
         self._log = log
         self._by_task: dict[str, CircuitBreaker | None] = {}
-        self._services: dict[str, CircuitBreaker] = {}
+        self._others: dict[str, CircuitBreaker] = {}
         self._trips: trio.MemorySendChannel[BreakerTrip] | None = None
         self._sent_trips: dict[str, int] = {}
         self.not_closed: dict[str, CircuitBreaker] = {}
@@ -72,8 +74,21 @@ class CircuitBreakers:
         if policy.mode == "off":
             return None
         name = f"{SERVICE_PREFIX}{name}"
-        self._services[name] = CircuitBreaker(name=name, policy=policy, log=self._log, checks=checks)
-        return self._services[name]
+        self._others[name] = CircuitBreaker(name=name, policy=policy, log=self._log, checks=checks)
+        return self._others[name]
+
+    def add(self, name: str, policy: BreakerPolicy, *, effect: str) -> CircuitBreaker:
+        """Return the breaker of something else that this process calls, such as `outlet:StatsD`.
+
+        Args:
+            name: What it protects. A second one of this name gets a number.
+            policy: When it opens, and for how long.
+            effect: What it does while it is open, as a phrase.
+        """
+        number = sum(other.split("#")[0] == name for other in self._others)
+        name = f"{name}#{number + 1}" if number else name
+        self._others[name] = CircuitBreaker(name=name, policy=policy, log=self._log, effect=effect)
+        return self._others[name]
 
     def try_bar(self, delivery: Delivery, task: str) -> CircuitBlocked | None:
         """Return the outcome of a job whose task is in `not_closed`; None when it may run."""
@@ -109,14 +124,14 @@ class CircuitBreakers:
             if circuit is not None and check.name in circuit.checks:
                 circuit.record_check(check, state, why)
                 self._update_collections(name, circuit)
-        for circuit in self._services.values():
+        for circuit in self._others.values():
             if check.name in circuit.checks:
                 circuit.record_check(check, state, why)
 
     def get_readings(self) -> dict[str, BreakerReading]:
-        """Return the current state of each breaker, by the name of its task or service."""
+        """Return the current state of each breaker but those of connections, by the name of what it protects."""
         of_tasks = {name: circuit for name, circuit in self._by_task.items() if circuit is not None}
-        return {name: circuit.get_reading() for name, circuit in (of_tasks | self._services).items()}
+        return {name: circuit.get_reading() for name, circuit in (of_tasks | self._others).items()}
 
     def _make_circuit(self, task: str) -> CircuitBreaker | None:
         declared = self._tasks[task]

@@ -13,7 +13,7 @@ from celery5.broker.routing.broker_router import run_all_async
 from celery5.errors import BrokerError
 from celery5.logs.log import Log
 from celery5.observability.storage import read_broker_memory
-from celery5.protocol.health.breaker import STATE_NUMBERS, BreakerState
+from celery5.protocol.health.breaker import CONNECTION_PREFIX, STATE_NUMBERS, BreakerState
 from celery5.protocol.observability.families import MetricFamily, make_counter, make_gauge
 from celery5.protocol.observability.queue_depth import QueueDepth
 from celery5.protocol.scheduling.timers import TimerCounts
@@ -53,15 +53,20 @@ class ConnectionStatus:
                 for name, connection in self._connections.items()
             ],
         )
-        yield make_gauge(
-            "celery5_connection_breaker_state",
-            "Circuit breakers of connections to the broker: 0 closed, 1 half-open, 2 open.",
-            *[
-                (STATE_NUMBERS[connection.breaker], {"breaker": name})
-                for name, connection in self._connections.items()
-            ],
-            merge="max",
+        yield _make_breaker_gauge(
+            (f"{CONNECTION_PREFIX}{name}", "delay", connection.breaker)
+            for name, connection in self._connections.items()
         )
+
+
+def _make_breaker_gauge(breakers: Iterable[tuple[str, str, BreakerState]]) -> MetricFamily:
+    """Return the states of breakers, of which each is given by what it protects, its mode and its state."""
+    return make_gauge(
+        "celery5_breaker_state",
+        "Circuit breakers of tasks, services, connections, the webhook and outlets: 0 closed, 1 half-open, 2 open.",
+        *[(float(STATE_NUMBERS[state]), {"of": name, "mode": mode}) for name, mode, state in breakers],
+        merge="max",
+    )
 
 
 def _get_problem(connection: StatusConnection) -> str:
@@ -115,7 +120,7 @@ class DocumentMetrics:
 
 
 class BreakerMetrics:
-    """Reports the circuit breakers of tasks and services."""
+    """Reports all circuit breakers but those of connections."""
 
     def __init__(self, circuit_breakers: CircuitBreakers) -> None:
         self._circuit_breakers = circuit_breakers
@@ -127,14 +132,8 @@ class BreakerMetrics:
     def metric_families(self) -> Iterable[MetricFamily]:
         """Yield the state and the trips of each."""
         readings = self._circuit_breakers.get_readings()
-        yield make_gauge(
-            "celery5_breaker_state",
-            "Circuit breakers of tasks and services: 0 closed, 1 half-open, 2 open.",
-            *[
-                (STATE_NUMBERS[BreakerState(reading.state)], {"of": name, "mode": reading.mode})
-                for name, reading in readings.items()
-            ],
-            merge="max",
+        yield _make_breaker_gauge(
+            (name, reading.mode, BreakerState(reading.state)) for name, reading in readings.items()
         )
         yield make_counter(
             "celery5_breaker_trips_total",

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import trio
 
@@ -15,10 +15,11 @@ from celery5.errors import BrokerError
 from celery5.health.circuit_breaker import CircuitBreaker
 from celery5.logs.log import Log
 from celery5.observability.webhook import AlertWebhook, WebhookRefused
-from celery5.protocol.health.breaker import STATE_NUMBERS, BreakerPolicy
+from celery5.protocol.health.breaker import WEBHOOK_PREFIX, BreakerPolicy
 from celery5.protocol.observability.alert_messages import make_alert_message
 from celery5.protocol.observability.alerting import AlertKey, AlertTransition, UndeliveredNotification
 from celery5.protocol.observability.families import MetricFamily, make_gauge
+from celery5.services.health.circuits import CircuitBreakers
 from celery5.services.observability.alert_evaluator import AlertEvaluator
 from celery5.services.process.broker_outages import OutageLog
 
@@ -44,6 +45,13 @@ class _Attempts:
     due: float = 0.0
 
 
+class _Receiver(NamedTuple):
+    """The webhook, and its circuit breaker."""
+
+    webhook: AlertWebhook
+    circuit: CircuitBreaker
+
+
 class AlertDelivery:
     """Sends the notifications of each alert in their order, at least once, with an id by which repetitions are dropped.
 
@@ -66,21 +74,21 @@ class AlertDelivery:
         keys: Keys,
         alert_evaluator: AlertEvaluator,
         alert_webhook: AlertWebhook | None,
+        circuit_breakers: CircuitBreakers,
         log: Log,
     ) -> None:
         self._redis = metrics_redis
         self._keys = keys
         self._evaluated = alert_evaluator.evaluated
-        self._webhook = alert_webhook
         self._log = log
         self._outages = OutageLog(log, "alerts:delivery-interrupted", level="debug")
         self._attempts: dict[AlertKey, _Attempts] = {}
-        self._circuit = CircuitBreaker(
-            name="alert webhook",
-            policy=WEBHOOK_BREAKER,
-            log=log,
-            effect="notifications of alerts wait in Redis",
-        )
+        self._receiver = None
+        if alert_webhook is not None:
+            circuit = circuit_breakers.add(
+                f"{WEBHOOK_PREFIX}alerts", WEBHOOK_BREAKER, effect="notifications of alerts wait in Redis"
+            )
+            self._receiver = _Receiver(alert_webhook, circuit)
         # The notification that this process has logged last.
         self._logged = ""
 
@@ -106,7 +114,7 @@ class AlertDelivery:
         held_up = set[AlertKey]()
         end = trio.current_time() + ROUND_TIMEOUT
         for one in waiting:
-            if self._webhook is None and _split_id(one.id) > _split_id(stored):
+            if self._receiver is None and _split_id(one.id) > _split_id(stored):
                 return  # it is in the log of this process, and perhaps not written yet
             if one.alert in held_up:
                 continue
@@ -118,11 +126,11 @@ class AlertDelivery:
     async def _deliver_one(self, one: WaitingNotification) -> bool:
         """Send a notification if it is due. Return whether it is done with: it was taken, or is dropped."""
         failure: UndeliveredNotification | None = None
-        if self._webhook is not None and one.transition is not None:
+        if self._receiver is not None and one.transition is not None:
             attempts = self._attempts.get(one.alert, _Attempts(one.id))
-            if trio.current_time() < attempts.due or self._circuit.try_pass(self) is not None:
+            if trio.current_time() < attempts.due or self._receiver.circuit.try_pass(self) is not None:
                 return False
-            why, is_permanent = await self._try_to_send(self._webhook, one.transition)
+            why, is_permanent = await self._try_to_send(self._receiver, one.transition)
             if why:
                 failure = self._count_failure(one, one.transition, why, is_permanent=is_permanent)
             else:
@@ -130,14 +138,14 @@ class AlertDelivery:
         await self._redis.perform(calls.note_delivery(self._keys, one, failure))
         return failure is None or failure.is_dropped
 
-    async def _try_to_send(self, webhook: AlertWebhook, transition: AlertTransition) -> tuple[str, bool]:
+    async def _try_to_send(self, receiver: "_Receiver", transition: AlertTransition) -> tuple[str, bool]:
         """Send a notification. Return why it was not taken, '' if it was, and whether it never will be."""
         body = make_alert_message(self._keys.app, transition)
         outcome, has_answered = ("", False), None
         try:
             with trio.fail_after(DELIVERY_TIMEOUT):
                 await trio.to_thread.run_sync(
-                    webhook.post, transition.id, body, time.time(), abandon_on_cancel=True
+                    receiver.webhook.post, transition.id, body, time.time(), abandon_on_cancel=True
                 )
             has_answered = True
         except WebhookRefused as error:
@@ -145,7 +153,7 @@ class AlertDelivery:
         except trio.TooSlowError:
             outcome, has_answered = ("it did not answer in time", False), False
         finally:
-            self._circuit.record_result(self, succeeded=has_answered, why=outcome[0])
+            receiver.circuit.record_result(self, succeeded=has_answered, why=outcome[0])
         return outcome
 
     def _count_failure(
@@ -157,8 +165,8 @@ class AlertDelivery:
         now = time.time()
         is_dropped = is_permanent or attempts.tries > len(RETRY_DELAYS) or now - one.at > MAX_AGE
         alert, subject = transition.name, transition.subject
-        if attempts.tries == 1 and self._webhook is not None:
-            to = self._webhook.masked_url
+        if attempts.tries == 1 and self._receiver is not None:
+            to = self._receiver.webhook.masked_url
             self._log.event("alerts:webhook-failed", "warning", alert=alert, subject=subject, to=to, why=why)
         if is_dropped:
             self._attempts.pop(one.alert, None)
@@ -189,19 +197,13 @@ class AlertDelivery:
         return {}
 
     def metric_families(self) -> Iterable[MetricFamily]:
-        """Yield what waits for the webhook after a failure, and the state of its circuit breaker."""
-        if self._webhook is None:
+        """Yield what waits for the webhook after a failure."""
+        if self._receiver is None:
             return
         yield make_gauge(
             "celery5_alert_notifications_failing",
             "Alerts whose notification the webhook has not taken, and that is sent again.",
             (float(len(self._attempts)), {}),
-            merge="max",
-        )
-        yield make_gauge(
-            "celery5_alert_webhook_breaker_state",
-            "Circuit breaker of the webhook of alerts: 0 closed, 1 half-open, 2 open.",
-            (float(STATE_NUMBERS[self._circuit.breaker.state]), {}),
             merge="max",
         )
 

@@ -1,7 +1,7 @@
 """Send the metrics of this process to Redis and to outlets, every 15 seconds what has changed, and what has ended."""
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import trio
@@ -14,11 +14,11 @@ from celery5.errors import BrokerError
 from celery5.health.circuit_breaker import CircuitBreaker
 from celery5.logs.log import Log
 from celery5.observability.outlets import MetricsOutlet
-from celery5.protocol.health.breaker import STATE_NUMBERS, BreakerPolicy
+from celery5.protocol.health.breaker import OUTLET_PREFIX, BreakerPolicy
 from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
-from celery5.protocol.observability.families import MetricFamily, make_gauge
 from celery5.protocol.observability.report import MetricsReport
 from celery5.runners.user_errors import call_user_code, reraise_cancellation
+from celery5.services.health.circuits import CircuitBreakers
 from celery5.services.health.vitals import ProcessStatus
 
 SEND_TIMEOUT = 5.0
@@ -56,6 +56,7 @@ class MetricsReporter:
         metrics_interval: float,
         outlets: Sequence[MetricsOutlet],
         history_limit: int,
+        circuit_breakers: CircuitBreakers,
         log: Log,
     ) -> None:
         self._redis = metrics_redis
@@ -68,11 +69,8 @@ class MetricsReporter:
         self._log = log
         self._failing: set[str] = set()
         self._circuits = [
-            CircuitBreaker(
-                name=f"outlet {type(outlet).__name__}",
-                policy=OUTLET_BREAKER,
-                log=log,
-                effect="it gets no metrics",
+            circuit_breakers.add(
+                f"{OUTLET_PREFIX}{type(outlet).__name__}", OUTLET_BREAKER, effect="it gets no metrics"
             )
             for outlet in outlets
         ]
@@ -162,23 +160,6 @@ class MetricsReporter:
             succeeded = True
         finally:
             circuit.record_result(self, succeeded=succeeded, why=why)
-
-    def conditions(self) -> Mapping[str, str]:
-        """Return no problem: the process does its work without outlets."""
-        return {}
-
-    def metric_families(self) -> Iterable[MetricFamily]:
-        """Yield the states of the circuit breakers of outlets."""
-        if self._circuits:
-            yield make_gauge(
-                "celery5_outlet_breaker_state",
-                "Circuit breakers of outlets for metrics: 0 closed, 1 half-open, 2 open.",
-                *[
-                    (float(STATE_NUMBERS[circuit.breaker.state]), {"outlet": type(outlet).__name__})
-                    for outlet, circuit in zip(self._outlets, self._circuits, strict=True)
-                ],
-                merge="max",
-            )
 
     def _note(self, name: str, error: BaseException) -> None:
         """Log the first failure of several in a row."""

@@ -181,15 +181,15 @@ SERIES: dict[str, tuple[Samples, Samples]] = {
         {'celery5_loop_blocked_seconds{job="shop",instance="a"}': "3x60"},
     ),
     "Celery5BreakerOpen": (
-        {'celery5_breaker_state{job="shop",instance="a",of="t",mode="hold"}': "2x60"},
+        {'celery5_breaker_state{job="shop",instance="a",of="webhook:alerts",mode="delay"}': "2x60"},
         {
-            'celery5_breaker_state{job="shop",instance="a",of="t",mode="hold"}': "1x60",
+            'celery5_breaker_state{job="shop",instance="a",of="t",mode="delay"}': "1x60",
             'celery5_breaker_state{job="shop",instance="a",of="w",mode="watch"}': "2x60",
         },
     ),
     "Celery5RedisBreakerOpen": (
-        {'celery5_connection_breaker_state{job="shop",instance="a",breaker="push"}': "2x60"},
-        {'celery5_connection_breaker_state{job="shop",instance="a",breaker="push"}': "1x60"},
+        {'celery5_breaker_state{job="shop",instance="a",of="connection:push",mode="delay"}': "2x60"},
+        {'celery5_breaker_state{job="shop",instance="a",of="connection:push",mode="delay"}': "1x60"},
     ),
     "Celery5NotReady": (
         {

@@ -8,6 +8,7 @@ from celery5.dashboard.page import Page, PageRequest
 from celery5.observability.alerts import AlertState
 from celery5.observability.metrics import HistoryPoint, select_over
 from celery5.protocol.commands.definitions import get_inbox_name
+from celery5.protocol.health.breaker import describe_held
 from celery5.protocol.observability.overview import Overview
 
 SHOWN_QUEUES = 5
@@ -41,9 +42,20 @@ def find_own_alerts(alerts: Sequence[AlertState], overview: Overview) -> list[Al
     return sorted(own, key=lambda alert: (alert.severity != "critical", alert.name, alert.subject))
 
 
-def count_breakers(overview: Overview) -> dict[str, int]:
+class OpenBreakers(NamedTuple):
+    """The circuit breakers of one thing that are open."""
+
+    of: str
+    # What they hold up, as a phrase.
+    held: str
+    # On how many workers they are open.
+    workers: int
+
+
+def count_breakers(overview: Overview) -> list[OpenBreakers]:
     """Return what open circuit breakers hold back, and on how many workers."""
-    return dict(Counter(name for worker in overview.workers for name in worker.breakers))
+    counts = Counter(name for worker in overview.workers for name in worker.breakers)
+    return [OpenBreakers(name, describe_held(name), count) for name, count in counts.items()]
 
 
 async def load_overview(request: PageRequest) -> Mapping[str, Any]:

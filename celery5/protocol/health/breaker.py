@@ -34,6 +34,28 @@ STATE_NUMBERS: Mapping[BreakerState, int] = {
 """The states as metrics show them."""
 
 
+SERVICE_PREFIX = "service:"
+"""Begins the name of the breaker of a service."""
+CONNECTION_PREFIX = "connection:"
+"""Begins that of a connection to the broker."""
+WEBHOOK_PREFIX = "webhook:"
+"""Begins that of a webhook."""
+OUTLET_PREFIX = "outlet:"
+"""Begins that of an outlet for metrics."""
+_HELD: Mapping[str, str] = {
+    SERVICE_PREFIX: "it is not started again",
+    CONNECTION_PREFIX: "nothing is sent to Redis by it",
+    WEBHOOK_PREFIX: "notifications of alerts wait",
+    OUTLET_PREFIX: "it gets no metrics",
+}
+
+
+def describe_held(of: str) -> str:
+    """Return what a breaker that is open holds up, as a phrase, by the name of what it protects."""
+    prefix, colon, _ = of.partition(":")
+    return _HELD.get(prefix + colon, "its jobs are held back")
+
+
 class BreakerEvent(Enum):
     """What can happen to a breaker."""
 

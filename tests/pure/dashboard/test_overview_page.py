@@ -4,6 +4,7 @@ from typing import Any
 
 from celery5.dashboard.pages.overview import count_breakers, find_own_alerts
 from celery5.observability.alerts import AlertState
+from celery5.protocol.health.breaker import describe_held
 from celery5.protocol.observability.overview import (
     Overview,
     OverviewTotals,
@@ -60,4 +61,8 @@ def test_breakers_are_counted_over_all_workers() -> None:
         WorkerOverview(name=f"w{number}", queues=("mail",), running=0, health="ok", breakers=breakers)
         for number, breakers in enumerate([("pay",), ("pay", "mail"), ()])
     )
-    assert count_breakers(make_overview(workers=workers)) == {"pay": 2, "mail": 1}
+    held = "its jobs are held back"
+    assert count_breakers(make_overview(workers=workers)) == [("pay", held, 2), ("mail", held, 1)]
+    assert describe_held("webhook:alerts") == "notifications of alerts wait"
+    assert describe_held("outlet:StatsD") == "it gets no metrics"
+    assert describe_held("shop.pay:v2") == held  # a task

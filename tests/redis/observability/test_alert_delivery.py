@@ -164,7 +164,7 @@ async def test_a_receiver_that_does_not_answer_is_tried_by_a_probe_only(
         receiver.hung.set()
     (tripped,) = lines.of("breaker:tripped")
     assert (tripped["breaker"], tripped["effect"]) == (
-        "alert webhook",
+        "webhook:alerts",
         "notifications of alerts wait in Redis",
     )
     assert at_the_trip == 3

@@ -226,14 +226,28 @@ async def test_an_outlet_that_fails_three_times_gets_no_metrics_until_a_probe_su
     monkeypatch.setattr(metrics_reporter, "OUTLET_BREAKER", BreakerPolicy(reset=0.5))
     outlet = FailingOutlet()
     app.metrics.add_outlet(outlet)
+    status = ProcessStatus(app=app.name)
+
+    def read_state() -> dict[str, float]:
+        families = [each for each in status.metric_families() if each.name == "celery5_breaker_state"]
+        return {one.labels["of"]: one.value for each in families for one in each.samples}
+
     with Lines() as lines:
-        async with working(app):
+        async with working(app, name="w1", process_status=status):
             await until(lambda: lines.of("breaker:tripped") != [])
             assert outlet.calls == 3
+            found = read_state()
+            assert found["outlet:FailingOutlet"] == 2
+            assert {"connection:redis", "connection:reader", "connection:push"} < found.keys()
+            assert "webhook:alerts" not in found
+            (reply,) = await app.control.asend("health", to="w1")
+            assert ("outlet:FailingOutlet", "open", "it gets no metrics") in [
+                (one["of"], one["state"], one["effect"]) for one in reply.answer["breakers"]
+            ]
             outlet.fails = False
             await until(lambda: lines.of("breaker:closed") != [])
             await until(lambda: outlet.calls >= 5)
-    assert lines.of("breaker:tripped")[0]["breaker"] == "outlet FailingOutlet"
+    assert lines.of("breaker:tripped")[0]["breaker"] == "outlet:FailingOutlet"
 
 
 class FailingOutlet:

@@ -128,7 +128,7 @@ async def test_all_workers_that_have_reported_are_known_however_many_pages_their
         ("celery5_loop_lag_seconds",): 0.25,
         ("celery5_slots", "task", "pay"): 3.0,
         ("celery5_slots", "task", "mail"): 4.0,
-        ("celery5_breaker_state", "breaker", "pay"): 1.0,
+        ("celery5_breaker_state", "of", "pay"): 1.0,
     }
     counters: dict[Series, float] = {("celery5_jobs_total", "queue", "mail"): 5.0}
     for number in range(10):
