@@ -6,7 +6,7 @@ All drivers pass what they catch through `translate_error`, so that no other lay
 import os
 import re
 import ssl
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import hiredis
 import redis.exceptions
@@ -23,7 +23,8 @@ from celery5.errors import (
     BrokerUnsupported,
     UnreadableReply,
 )
-from celery5.protocol.health.server_memory import MORE_MEMORY, OUT_OF_MEMORY
+from celery5.protocol.byte_counts import format_bytes
+from celery5.protocol.health.server_memory import MORE_MEMORY, OUT_OF_MEMORY, read_server_memory
 from celery5.protocol.masking import MAX_ERROR_LENGTH, collapse_whitespace, escape_text, get_error_text
 
 # Redis 6.2 wraps the error of a command inside a script; later servers return it as it is.
@@ -99,6 +100,10 @@ def _make_unreachable(where: str, reason: str, *, maybe_done: bool) -> BrokerUna
     return BrokerUnavailable(f"broker {where} cannot be reached: {reason}{hint}", maybe_done=maybe_done)
 
 
+ASK_MEMORY: Final = ("INFO", "memory")
+"""The command that reads how full the memory of a server is."""
+
+
 def translate_reply(text: str, *, where: str, script: Script | None = None) -> BrokerError:
     """Return the error for an error reply, whose first word decides (`-LOADING Redis is loading ...`).
 
@@ -146,6 +151,34 @@ def _make_other(text: str, *, code: str, where: str) -> BrokerReplied:
             code=code,
         )
     return BrokerReplied(f"broker {where} answered: {text}", code=code)
+
+
+def is_memory_refusal(error: BrokerError) -> bool:
+    """Return whether the server has refused a write since its memory is full: then ASK_MEMORY says how full it is."""
+    return isinstance(error, BrokerReplied) and error.code == OUT_OF_MEMORY
+
+
+def describe_memory_refusal(error: BrokerError, info: Any) -> BrokerError:
+    """Return the error of a write that was refused, with how full the server is, if that can be read.
+
+    Args:
+        error: An error of which `is_memory_refusal` is true.
+        info: The reply to ASK_MEMORY, which may be an error.
+    """
+    memory = read_server_memory("", parse_info(info)) if isinstance(info, bytes) else None
+    if memory is None or memory.limit is None:
+        return error
+    usage = f"Redis is full: {format_bytes(memory.used)} of {format_bytes(memory.limit)}"
+    described = BrokerReplied(f"{usage}; {error}", code=OUT_OF_MEMORY)
+    if error.maybe_done:
+        described.mark_maybe_done()
+    return described
+
+
+def parse_info(raw: bytes) -> dict[str, str]:
+    """Return the fields of an INFO."""
+    lines = raw.decode(errors="replace").splitlines()
+    return dict(line.split(":", 1) for line in lines if ":" in line and not line.startswith("#"))
 
 
 def _describe_denied(text: str, script: Script | None) -> str:

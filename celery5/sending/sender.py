@@ -24,15 +24,12 @@ from celery5.broker.driver import BlockingDriver
 from celery5.broker.keys import QueueKeys
 from celery5.errors import (
     BrokerError,
-    BrokerReplied,
     BrokerUnavailable,
     CircuitOpen,
     Misconfigured,
     NotReplicated,
 )
 from celery5.observability.middleware import ObservedApplication
-from celery5.protocol.byte_counts import format_bytes
-from celery5.protocol.health.server_memory import OUT_OF_MEMORY, read_server_memory
 from celery5.protocol.job.job import Job
 from celery5.results.async_result import AsyncResult
 from celery5.runners.context import CURRENT_JOB, CURRENT_PARTITION
@@ -313,32 +310,8 @@ class Sender:
             elif self._app.publisher_check.known and not all(job.lock for job in jobs):
                 self._raise_if_held()
         redis = await connections.get_async_driver()
-        try:
-            replies = await redis.perform_all(self._publisher.plan_calls(jobs))
-        except BrokerReplied as error:
-            if error.code == OUT_OF_MEMORY and (full := await self._describe_memory(connections, jobs)):
-                raise BrokerReplied(f"{full}; {error}", code=error.code) from error
-            raise
+        replies = await redis.perform_all(self._publisher.plan_calls(jobs))
         return self._publisher.record_published(jobs, replies)
-
-    async def _describe_memory(self, connections: AwaitableConnections, jobs: Jobs) -> str:
-        """Return how full the server is that has refused jobs; '' where that cannot be read."""
-        from celery5.broker.calls import (
-            health as health_calls,  # it loads a client, which most producers do not need
-        )
-
-        broker = self._app.brokers.broker_of_queue(jobs[0].queue)
-        of_broker: AwaitableConnections = self._app.brokers.get(broker)
-        if isinstance(connections, BlockingConnections):
-            of_broker = BlockingConnections(self._app.brokers.get(broker))
-        try:
-            redis = await of_broker.get_async_driver()
-            memory = read_server_memory(broker, await redis.perform(health_calls.get_memory_info()))
-        except BrokerError:  # it is unreachable by now, or does not say it to this user
-            return ""
-        if memory is None or memory.limit is None:
-            return ""
-        return f"Redis is full: {format_bytes(memory.used)} of {format_bytes(memory.limit)}"
 
     def _raise_if_held(self) -> None:
         """Raise CircuitOpen while the breaker of a publisher check is open. The first call starts the checks."""

@@ -14,6 +14,7 @@ from celery5.broker.connection.socket_link import dial
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import EVENTS, Keys, QueueKeys
 from celery5.broker.timing import Timing
+from celery5.broker.translate import ASK_MEMORY, parse_info
 from celery5.protocol.health.readings import CheckReading
 from celery5.protocol.observability.rollup import CLUSTER
 
@@ -80,12 +81,12 @@ class PermissionProbe(msgspec.Struct, frozen=True):
 
 def get_server_info() -> Call[dict[str, str]]:
     """Return the server's INFO."""
-    return Call(("INFO",), _fields, repeatable=True)
+    return Call(("INFO",), parse_info, repeatable=True)
 
 
 def get_memory_info() -> Call[dict[str, str]]:
     """Return what the server's INFO says of its memory."""
-    return Call(("INFO", "memory"), _fields, repeatable=True)
+    return Call(ASK_MEMORY, parse_info, repeatable=True)
 
 
 def get_parameter(name: str) -> Call[str | None]:
@@ -124,11 +125,6 @@ def probe_subscribe(endpoint: Endpoint, channel: str, timing: Timing) -> str:
         link.send(pack_commands([("SUBSCRIBE", channel)]))
         answer = link.receive()
         return str(answer) if isinstance(answer, ReplyError) else ""
-
-
-def _fields(raw: bytes) -> dict[str, str]:
-    lines = raw.decode(errors="replace").splitlines()
-    return dict(line.split(":", 1) for line in lines if ":" in line and not line.startswith("#"))
 
 
 def _parameter(raw: Any) -> str | None:

@@ -12,7 +12,14 @@ import hiredis
 from hiredis import ProtocolError, PushNotification, Reader, ReplyError
 
 from celery5.broker.call import Call, Word
-from celery5.broker.translate import translate_reply, unreadable_reply
+from celery5.broker.translate import (
+    ASK_MEMORY,
+    describe_memory_refusal,
+    is_memory_refusal,
+    translate_reply,
+    unreadable_reply,
+)
+from celery5.errors import BrokerError
 
 __all__ = [
     "NEED_DATA",
@@ -84,7 +91,7 @@ def exchange_one(call: Call[T], *, reply_within: float, where: str) -> Generator
             # It did not run, so this does not repeat it.
             (raw,) = yield WireRequest(pack_command(call.with_script_text), timeouts, call.repeatable)
         if type(raw) is ReplyError:
-            raise translate_reply(str(raw), where=where, script=call.script)
+            raise (yield from _make_error(call, raw, reply_within=reply_within, where=where))
     return read_reply(call, raw, where=where)
 
 
@@ -113,11 +120,22 @@ def exchange_all(
             raws[at] = raw
     for call, raw in zip(calls, raws, strict=True):
         if type(raw) is ReplyError:
-            error = translate_reply(str(raw), where=where, script=call.script)
+            error = yield from _make_error(call, raw, reply_within=reply_within, where=where)
             if any_succeeded(raws):
                 error.mark_maybe_done()
             raise error
     return [read_reply(call, raw, where=where) for call, raw in zip(calls, raws, strict=True)]
+
+
+def _make_error(
+    call: Call[Any], raw: ReplyError, *, reply_within: float, where: str
+) -> Generator[WireRequest, list[Any], BrokerError]:
+    """Return the error for an error reply. A server that is full is asked how full it is."""
+    error = translate_reply(str(raw), where=where, script=call.script)
+    if not is_memory_refusal(error):
+        return error
+    (info,) = yield WireRequest(pack_command(ASK_MEMORY), (reply_within,), repeatable=True)
+    return describe_memory_refusal(error, info)
 
 
 def read_reply(call: Call[T], raw: Any, *, where: str) -> T:

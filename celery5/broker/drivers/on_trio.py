@@ -19,7 +19,13 @@ from celery5.broker.connection.pipeline import PendingRequest
 from celery5.broker.connection.transport import Connect, connect
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.timing import Timing
-from celery5.broker.translate import translate_reply, unreadable_reply
+from celery5.broker.translate import (
+    ASK_MEMORY,
+    describe_memory_refusal,
+    is_memory_refusal,
+    translate_reply,
+    unreadable_reply,
+)
 from celery5.errors import BrokerError, BrokerReadOnly
 
 T = TypeVar("T")
@@ -99,7 +105,10 @@ class TrioRedis(SingleConnection):
     async def _decoded(self, call: Call[T], request: PendingRequest) -> T:
         reply = request.reply
         if type(reply) is ReplyError:
-            reply = await self._handle_error_reply(call, reply, maybe_done=request.sent_before)
+            try:
+                reply = await self._handle_error_reply(call, reply, maybe_done=request.sent_before)
+            except BrokerError as error:
+                raise await self._describe(error) from None
         try:  # inline, not by read_reply: the hot path
             return call.decode(reply)
         except Exception as error:
@@ -139,7 +148,7 @@ class TrioRedis(SingleConnection):
                 except BrokerError as error:
                     failure = failure or error
         if failure is not None:
-            raise failure
+            raise await self._describe(failure)
         return [
             read_reply(call, reply, where=self._where) for call, reply in zip(calls, replies, strict=True)
         ]
@@ -169,6 +178,17 @@ class TrioRedis(SingleConnection):
             if maybe_done:
                 failure.mark_maybe_done()
             raise
+
+    async def _describe(self, error: BrokerError) -> BrokerError:
+        """Return an error; that of a server that is full with how full it is."""
+        if not is_memory_refusal(error):
+            return error
+        request = PendingRequest(pack_command(ASK_MEMORY), self._link.deadline(), repeatable=True)
+        try:
+            await self._link.perform(request)
+        except BrokerError:  # the connection is lost by now
+            return error
+        return describe_memory_refusal(error, request.reply)
 
     def _check(self, call: Call[Any], *, alone: bool = True) -> None:
         word = call.words[0]

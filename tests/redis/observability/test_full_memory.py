@@ -1,8 +1,10 @@
 """A server that takes no writes, since its memory is full: every surface says so, and what fills it."""
 
+import asyncio
 import re
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from typing import Any, cast
 
 import pytest
 import redis
@@ -69,9 +71,56 @@ def test_a_refused_job_says_how_full_memory_is_and_what_to_do(filled: App) -> No
         filled.send_many([filled.tasks["pay"].s("x") for _ in range(3)])
 
 
-async def test_a_refused_job_says_how_full_memory_is_in_an_event_loop(filled: App) -> None:
+@dataclass
+class Paid:
+    """A record."""
+
+    note: str
+
+
+def make_writes(app: App) -> dict[str, tuple[Callable[[], object], Callable[[], Awaitable[object]]]]:
+    """Return what an application sends to Redis, in plain Python and in an event loop."""
+    pay: Any = app.tasks["pay"]
+
+    @app.event
+    class Announced:
+        note: str
+
+    stream = app.stream("payments", Paid, by="note")
+    announced: Any = Announced
+    steps = pay.s("x") >> pay.s("y")
+    return {
+        "job": (lambda: pay.delay("x"), lambda: pay.adelay("x")),
+        "later": (
+            lambda: pay.options(countdown=60).delay("x"),
+            lambda: pay.options(countdown=60).adelay("x"),
+        ),
+        "records": (lambda: stream.send(Paid("x")), lambda: stream.asend(Paid("x"))),
+        "run": (steps.start, steps.astart),
+        "event": (lambda: announced.delay(note="x"), lambda: announced.adelay(note="x")),
+        "schedule": (
+            lambda: app.schedule.add(pay.s("x"), 60, name="daily"),
+            lambda: app.schedule.aadd(pay.s("x"), 60, name="daily"),
+        ),
+        "command": (
+            lambda: app.control.send("ping", to="w1"),
+            lambda: app.control.asend("ping", to="w1"),
+        ),
+    }
+
+
+WRITES = ("job", "later", "records", "run", "event", "schedule", "command")
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_whatever_is_refused_says_how_full_memory_is_in_each_colour(filled: App, write: str) -> None:
+    send, asend = make_writes(filled)[write]
     with pytest.raises(BrokerReplied, match=REFUSED):
-        await filled.tasks["pay"].adelay("x")
+        send()
+    with pytest.raises(BrokerReplied, match=REFUSED):
+        trio.run(asend)
+    with pytest.raises(BrokerReplied, match=REFUSED):
+        asyncio.run(cast("Coroutine[Any, Any, object]", asend()))
 
 
 async def test_the_alert_and_the_metrics_say_that_memory_is_almost_full_before_it_is(
