@@ -325,6 +325,24 @@ async def test_a_maximum_may_be_a_function_of_either_colour(
         assert doors.most["trio"] == 3
 
 
+async def test_a_strategy_of_the_users_decides_how_many_jobs_run_at_once(
+    url: str, app_name: str, doors: BlockedJobs
+) -> None:
+    def four_or_none(demand: Demand) -> int:
+        return 4 if demand.queued or demand.executing else 0
+
+    budget = Budget(minimum=1, maximum=6, cooldown=SOON, strategy=four_or_none)
+    app = application(url, app_name, doors, budgets={"trio": budget})
+    async with parts_of_a_worker(app) as parts:
+        sent = await app.asend_many([app.tasks["coroutine"].s() for _ in range(20)])
+        await until(lambda: doors.inside["trio"] == 4)
+        assert parts.slots("trio") == 4
+        doors.open.set()
+        assert not any(await agather(sent, timeout=30))
+        await until(lambda: parts.slots("trio") == 1)
+    assert doors.most["trio"] == 4
+
+
 async def test_a_function_that_fails_is_told_of_once_and_leaves_the_budget_as_it_was(
     url: str, app_name: str, doors: BlockedJobs
 ) -> None:
