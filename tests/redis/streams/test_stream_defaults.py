@@ -233,3 +233,4 @@ async def test_partitions_go_to_a_worker_that_comes_at_once_and_are_free_when_it
         await orders.asend(*records)
         await until(lambda: len(seen) == 8)
         await first.stop()
+    await slow_app.streams.aseek("orders", "total", "earliest")  # it is refused while there is a member
