@@ -16,6 +16,7 @@ from celery5.observability import (
     Expired,
     IncomingJob,
     JobOutcome,
+    MessageOperation,
     Middleware,
     Rejected,
     Released,
@@ -109,6 +110,46 @@ async def test_the_first_middleware_is_the_outermost_and_a_job_is_received_run_a
     assert outer.outcomes == [(1, Succeeded())]
     assert outer.received_ids == outer.settled == [result.id]
     assert outer.unstarted_outcomes == []
+
+
+class Nested(Middleware):
+    """Notes the blocks that it opens and closes, under a name."""
+
+    def __init__(self, name: str, lines: list[str]) -> None:
+        self.name = name
+        self.lines = lines
+
+    @contextmanager
+    def _surround(self, what: str) -> Iterator[None]:
+        self.lines.append(f"{what}: {self.name} in")
+        yield
+        self.lines.append(f"{what}: {self.name} out")
+
+    def sending(self, batch: SendingBatch) -> Any:
+        return self._surround("sending")
+
+    def settling(self, batch: SettlingBatch) -> Any:
+        return self._surround("settling")
+
+    def operating(self, operation: MessageOperation) -> Any:
+        return self._surround(f"{operation.name} {operation.resource}")
+
+
+async def test_blocks_of_several_middleware_are_nested_in_each_other(app: App) -> None:
+    lines = list[str]()
+    app.add_middleware(Nested("outer", lines))
+    app.add_middleware(Nested("inner", lines))
+
+    @app.task
+    async def work() -> None: ...
+
+    await app.stream("numbers", int).asend(1)
+    async with working(app):
+        await (await work.adelay()).aget()
+        await until(lambda: "settling: outer out" in lines)
+    for what in ("send numbers", "sending", "settling"):
+        expected = [f"{what}: {each}" for each in ("outer in", "inner in", "inner out", "outer out")]
+        assert [line for line in lines if line.startswith(f"{what}:")] == expected
 
 
 @pytest.mark.parametrize("kind", ["trio", "asyncio", "thread"])
