@@ -78,7 +78,8 @@ class StepCode:
         """Call code where it belongs: on Trio, on asyncio or in a thread."""
         if self._step.loop == "asyncio" and self._asyncio_runner is None:
             raise Misconfigured(
-                f"boot step {self._step.name!r}: loop='asyncio': only workers have such a loop"
+                f"boot step {self._step.name!r}: loop='asyncio': "
+                "only workers have such a loop, so leave out process_kinds"
             )
         if self._asyncio_runner is not None and _is_async(code):
             return await _call_on_asyncio(
@@ -134,7 +135,8 @@ def check_step(step: BootStep, offered: Mapping[str, Any], names: set[str]) -> N
         )
     if step.loop == "asyncio" and "task_status" in _list_parameters(body):
         raise Misconfigured(
-            f"boot step {step.name!r}: task_status is Trio's, and this runs on asyncio: return a value"
+            f"boot step {step.name!r}: task_status is Trio's, and this runs on asyncio: "
+            "leave it out, and return the value that task_status.started() would take"
         )
     for callable_, allowed in callables:
         for name, parameter in _list_parameters(callable_).items():
@@ -192,7 +194,8 @@ async def _call_on_asyncio(runner: AsyncioRunner, call: Callable[[], Any]) -> An
     if errors:
         raise errors[0]
     if not results:
-        raise RuntimeError(f"it has ended without a result: {outcome!r}"[:1000])
+        why = f"it was stopped before it returned ({outcome!r})"[:1000]
+        raise RuntimeError(f"{why}: see what its code cancels or ends, in the log before this")
     return results[0]
 
 

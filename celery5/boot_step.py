@@ -176,9 +176,13 @@ def _guard(step: BootStep) -> tuple[HealthCheck, ...]:
     if step.loop not in ("trio", "asyncio"):
         raise Misconfigured(f"boot step {step.name!r}: loop is {step.loop!r}: give 'trio' or 'asyncio'")
     if step.loop == "asyncio" and step.process_kinds != ("worker",):
-        raise Misconfigured(f"boot step {step.name!r}: loop='asyncio': only workers have such a loop")
+        raise Misconfigured(
+            f"boot step {step.name!r}: loop='asyncio': only workers have such a loop, so leave out process_kinds"
+        )
     if checks and "worker" not in step.process_kinds:
-        raise Misconfigured(f"service {step.name!r} has health checks, which only workers perform")
+        raise Misconfigured(
+            f"service {step.name!r} has health checks, which only workers perform: add 'worker' to process_kinds"
+        )
     if not step.stays and (step.breaker is not None or checks):
         raise Misconfigured(f"boot step {step.name!r}: breaker and checks are for services, which stay")
     if step.breaker is not None and step.breaker.mode == "fail":

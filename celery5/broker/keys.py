@@ -557,7 +557,7 @@ class Keys:
             waiting=f"{tag}:waiting",  # HASH    their Commands
             dead=f"{tag}:dead",  # STREAM  dead-letter queue
             dead_causes=f"{tag}:dead:causes",  # HASH    how many jobs died of each cause, the first and the last
-            worker_deaths=f"{tag}:dead:deaths",  # HASH    how many workers the jobs of each task took down, and when
+            worker_deaths=f"{tag}:dead:deaths",  # HASH    how many workers died with jobs of each task, and when
             job_deaths_prefix=f"{tag}:dead:job:",
             lost_workers=f"{tag}:dead:lost",  # ZSET    workers that were lost in the last hour, by when, in ms
             lost_work=f"{tag}:dead:lost-work",  # HASH    what they had begun, and what became of it

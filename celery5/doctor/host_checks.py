@@ -179,6 +179,7 @@ class HostChecks:
             foreign=_find_foreign(app, unread[: diagnosis.MAX_QUEUES]),
             lost=[format_lost(one) for one in standings.lost],
             silent=[f"{one.name} {one.health}" for one in standings.workers if one.standing == "silent"],
+            paused={queue.queue: queue.backlog for queue in state.queues.values() if queue.paused},
         )
 
     def check_alerts(self, app: "App") -> Finding:

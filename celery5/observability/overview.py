@@ -227,7 +227,7 @@ class WorkerReader:
             for process, over in found.items():
                 if self._get_name(process) not in live:  # it has begun anew after an outage
                     lost[process] = LostWorker(
-                        worker=process, kind=kind, at=now - over, standing=make_lost(over).text
+                        worker=process, kind=kind, at=now - over, health=make_lost(over).text
                     )
         names = {worker: self._get_name(worker) for worker in lost}
         return sorted(
@@ -455,7 +455,7 @@ def _list_lost_of(queue: QueueState, kind: str, now: float) -> Iterator[LostWork
             kind=kind,
             queues=queues,
             at=record.at,
-            standing=make_lost(now - record.at).text,
+            health=make_lost(now - record.at).text,
             why=record.why,
             put_back=record.put_back,
             dead=record.dead,
@@ -468,7 +468,7 @@ def _list_lost_of(queue: QueueState, kind: str, now: float) -> Iterator[LostWork
                 kind=kind,
                 queues=queues,
                 at=now - worker.lapsed,
-                standing=make_lost(worker.lapsed).text,
+                health=make_lost(worker.lapsed).text,
                 held=worker.running,
             )
 
@@ -489,7 +489,7 @@ def _make_worker(
         lease=lease,
         reported=reported,
         interval=interval,
-        is_blocked=latest.is_blocked,
+        silent_for=latest.silent_for,
     )
     running = sum(state.running for state in states)
     if news is None:

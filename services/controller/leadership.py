@@ -199,8 +199,12 @@ class LocalLeadership:
         """Do nothing: nobody knows that it leads."""
 
 
-_LOCAL = "the default broker cannot be reached: it keeps its own members without knowing who leads"
-_NOT_LOCAL = "the default broker cannot be reached: it cannot tell who leads, and starts and ends nothing"
+_LOCAL = (
+    "the default broker cannot be reached: until it answers, this one keeps its own members, whoever leads"
+)
+_NOT_LOCAL = (
+    "the default broker cannot be reached: until it answers, this one starts and ends nothing, whoever leads"
+)
 _UNSURE = "it cannot tell whether it still leads: it does nothing"
 _UNHEARD = "while it cannot tell whether it leads it starts and ends nothing; what it has started goes on"
 _RESIGNED = "leads no more, and ends: another Controller takes over, if one stands by"

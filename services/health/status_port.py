@@ -344,10 +344,12 @@ class StatusPort:
         }.get(request.path)
         if make_response is None:
             if request.path == CLUSTER_PATH and request.method in ("GET", "HEAD"):
-                return _refused(503, "the event loop is blocked")
-            return _refused(404, f"there are {', '.join(PATHS)}")
+                return _refused(
+                    503, "the event loop is blocked: ask /livez, which says for how long and by what"
+                )
+            return _refused(404, f"there is no such path: ask for {', '.join(PATHS)}")
         if request.method not in ("GET", "HEAD"):
-            return _refused(405, "GET or HEAD", ("Allow", "GET, HEAD"))
+            return _refused(405, "ask by GET or HEAD", ("Allow", "GET, HEAD"))
         try:
             return make_response()
         except Exception as error:  # of a source: the probe gets an answer, and the worker runs on
@@ -376,7 +378,9 @@ class ClusterMetrics:
     async def respond(self, request: HttpRequest) -> HttpResponse:
         """Return the response to one request; 503 while Redis is unreachable."""
         if self._read is None:
-            return _refused(404, "this process reads no metrics of a cluster")
+            return _refused(
+                404, "this process reads no metrics of a cluster: ask a worker, a Router or a Scheduler"
+            )
         try:
             with trio.fail_after(CLUSTER_TIMEOUT):
                 async with self._lock:
@@ -384,7 +388,7 @@ class ClusterMetrics:
                         self._families = await self._read()
                         self._read_at = trio.current_time()
         except (CeleryError, trio.TooSlowError) as error:
-            return _refused(503, str(error) or "Redis takes too long")
+            return _refused(503, str(error) or "Redis takes too long: ask again later")
         return make_metrics_response(request, self._families)
 
 

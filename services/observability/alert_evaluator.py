@@ -1,23 +1,26 @@
 """Evaluate the rules of alerts whenever this process has rolled metrics up, so in one process at a time."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import trio
 
 from celery5.broker.call import Call
 from celery5.broker.calls import alerts as calls
+from celery5.broker.calls import cluster as cluster_calls
+from celery5.broker.calls import commands as command_calls
 from celery5.broker.calls import queues as queue_calls
 from celery5.broker.calls import streams as stream_calls
 from celery5.broker.calls.alerts import AlertsRead
 from celery5.broker.driver import AsyncDriver
-from celery5.broker.keys import Keys
+from celery5.broker.keys import EVENTS, Keys
 from celery5.broker.routing.broker_router import run_all_async
 from celery5.errors import BrokerError
 from celery5.limits.holds import LimitHolds
 from celery5.logs.log import Log
 from celery5.observability.storage import read_broker_memory
+from celery5.protocol.commands.definitions import get_inbox_name
 from celery5.protocol.health.server_memory import ServerMemory
 from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
 from celery5.protocol.observability.alert_rules import (
@@ -28,8 +31,9 @@ from celery5.protocol.observability.alert_rules import (
     add_sample,
     read_conditions,
 )
-from celery5.protocol.observability.alerting import AlertRule, decide_alerts
+from celery5.protocol.observability.alerting import AlertRule, Measure, decide_alerts
 from celery5.protocol.observability.queue_depth import QueueDepth
+from celery5.results.job_details import LEASED_PROCESS_KINDS
 from celery5.services.observability.history_rollup import CountedCluster, HistoryRollup
 from celery5.services.process.broker_outages import OutageLog
 from celery5.streams.lags import measure_group
@@ -38,6 +42,10 @@ QUEUES_AT_ONCE = 50
 """Queues that are measured in one trip."""
 MAX_GROUPS_MEASURED = 64
 """Groups of streams of one broker that are measured."""
+OF_QUEUES = frozenset[Measure](
+    {"oldest", "no-workers", "dead-letters", "worker-deaths", "worker-lost", "loop-lag"}
+)
+"""What is measured of queues."""
 
 
 class AlertEvaluator:
@@ -138,6 +146,7 @@ class AlertEvaluator:
         queues: dict[str, MeasuredQueue] = {}
         lags: dict[tuple[str, str], float] = {}
         memory: list[ServerMemory] = []
+        lost = await self._measure_lost(counted.now) if "worker-lost" in self._measures else {}
         measured = await run_all_async(
             [partial(self._measure_broker, name, redis, counted.now) for name, redis in self._brokers.items()]
         )
@@ -153,21 +162,48 @@ class AlertEvaluator:
             lags=lags,
             loop_lag=counted.loop_lag,
             memory=tuple(memory),
+            lost=lost,
         )
 
     async def _measure_broker(self, name: str, redis: AsyncDriver, now: float) -> MeasuredCluster:
         queues: dict[str, MeasuredQueue] = {}
-        if self._measures & {"oldest", "no-workers", "dead-letters", "worker-deaths", "worker-lost"}:
+        if self._measures & OF_QUEUES:
             names = sorted(await redis.perform(queue_calls.list_queues(self._keys)))[:MAX_SUBJECTS]
+            paused = await redis.perform(command_calls.list_paused_queues(self._keys))
             for start in range(0, len(names), QUEUES_AT_ONCE):
-                queues |= await self._measure_queues(redis, names[start : start + QUEUES_AT_ONCE])
+                queues |= await self._measure_queues(redis, names[start : start + QUEUES_AT_ONCE], paused)
         lags: dict[tuple[str, str], float] = {}
         if "stream-lag" in self._measures:
             lags = await self._measure_groups(redis)
         memory = await read_broker_memory(name, redis) if "memory" in self._measures else None
         return MeasuredCluster(at=now, queues=queues, lags=lags, memory=(memory,) if memory else ())
 
-    async def _measure_queues(self, redis: AsyncDriver, names: Sequence[str]) -> dict[str, MeasuredQueue]:
+    async def _measure_lost(self, now: float) -> dict[tuple[str, str], float]:
+        """Return when the Routers, Schedulers, Controllers and publishers were lost of which none of its name lives."""
+        kinds: list[Call[Any]] = [
+            cluster_calls.list_lost_processes(self._keys, one) for one in LEASED_PROCESS_KINDS
+        ]
+        live: list[Call[Any]] = [
+            cluster_calls.list_live_processes(self._keys, one) for one in LEASED_PROCESS_KINDS
+        ]
+        routers = queue_calls.get_queue_depth(self._keys.for_queue(EVENTS))
+        depth = await self._redis.perform(routers)
+        replies = await self._redis.perform_all([*kinds, *live])
+        lost = {("router", name): at for name, at in depth.lost_workers.items()}
+        for kind, over, names in zip(
+            LEASED_PROCESS_KINDS, replies[: len(kinds)], replies[len(kinds) :], strict=True
+        ):
+            alive = {get_inbox_name(name) for name in names}
+            lost |= {
+                (kind, name): now - seconds
+                for name, seconds in over.items()
+                if get_inbox_name(name) not in alive
+            }
+        return lost
+
+    async def _measure_queues(
+        self, redis: AsyncDriver, names: Sequence[str], paused: Collection[str]
+    ) -> dict[str, MeasuredQueue]:
         keys = [self._keys.for_queue(name) for name in names]
         depth_calls: list[Call[QueueDepth]] = [queue_calls.get_queue_depth(one) for one in keys]
         depths = await redis.perform_all(depth_calls)
@@ -181,6 +217,7 @@ class AlertEvaluator:
                 workers=depth.workers,
                 held=depth.held,
                 held_by=held_by.get(name, ""),
+                is_paused=name in paused,
                 flow=depth.flow,
                 idle=depth.idle,
                 deaths=depth.deaths,
@@ -188,6 +225,7 @@ class AlertEvaluator:
                 last_deaths=depth.last_deaths,
                 lost_workers=depth.lost_workers,
                 lost=depth.lost,
+                silent_workers=depth.silent_workers,
             )
             for name, depth in zip(names, depths, strict=True)
         }

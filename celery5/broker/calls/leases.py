@@ -10,6 +10,7 @@ from celery5.broker.keys import GROUP, QueueKeys
 from celery5.protocol.job.error_text import make_death_pattern
 from celery5.protocol.job.foreign import CodeVersion
 from celery5.protocol.job.messages import SIZE_MARGIN
+from celery5.protocol.process.standing import pack_silence
 
 JOIN = Script.load("cluster/join")
 RENEW_LEASE = Script.load("cluster/renew_lease", "clock", "lane")
@@ -68,13 +69,17 @@ def join_queue(keys: QueueKeys, worker: str, *, lease: float) -> Call[int]:
 
 
 def renew_lease(
-    keys: QueueKeys, worker: str, *, lease: float, by_sidecar: bool = False
+    keys: QueueKeys, worker: str, *, lease: float, silent_for: float | None = None
 ) -> Call[HeartbeatReply]:
-    """Renew the lease for so many seconds. That its sidecar does it is a half of a millisecond in the lease."""
+    """Renew the lease for so many seconds.
+
+    `silent_for`: seconds for which the event loop has not renewed it, where its sidecar does; it is a part of a
+    millisecond in the lease, which `read_silence` reads.
+    """
     return script_call(
         RENEW_LEASE,
         (keys.leases, keys.due, keys.limited_counts, keys.jobs, *keys.streams),
-        (worker, to_ms(lease) + (0.5 if by_sidecar else 0), GROUP),
+        (worker, to_ms(lease) + pack_silence(silent_for), GROUP),
         _heartbeat_reply,
         repeatable=True,
     )

@@ -27,7 +27,7 @@ from celery5.protocol.observability.queue_flow import (
     pack_looks,
     read_flow,
 )
-from celery5.protocol.process.standing import LostRecord, read_lost
+from celery5.protocol.process.standing import LostRecord, read_lost, read_silence
 
 MEASURE = Script.load("scaling/measure", "clock", "lane")
 GET_QUEUE_STATE = Script.load("scaling/get_queue_state", "clock", "lane")
@@ -76,7 +76,7 @@ def look_at_queue(keys: QueueKeys) -> Call[FlowReading]:
     """Return a look at the counters by which a queue's flow is measured, and the earlier looks."""
 
     def read(raw: Any) -> FlowReading:
-        _, running, _, _, _, _, _, _, backlog, _, _, _, seen, _, _ = raw
+        _, running, _, _, _, _, _, _, backlog, _, _, _, seen, *_ = raw
         return _flow(seen, backlog=int(backlog), running=int(running))
 
     return _measure(keys, read)
@@ -119,7 +119,7 @@ def _names(raw: Iterable[bytes]) -> list[str]:
 
 
 def _depth(raw: Any) -> QueueDepth:
-    *counts, limited, deaths, seen, lost_count, lost = raw
+    *counts, limited, deaths, seen, lost_count, lost, silent = raw
     total, in_workers, due, dead, held, oldest, runs, overdue, backlog, workers = map(int, counts)
     reading = _flow(seen, backlog=backlog, running=in_workers)
     return QueueDepth(
@@ -138,6 +138,7 @@ def _depth(raw: Any) -> QueueDepth:
         lost_workers={
             decode_text(name): float(at) / 1000 for name, at in zip(lost[::2], lost[1::2], strict=True)
         },
+        silent_workers={decode_text(name): read_silence(part) or 0.0 for name, part in silent},
         flow=reading.flow,
         idle=reading.idle,
     )
@@ -179,8 +180,9 @@ class WorkerState(msgspec.Struct, frozen=True):
     running: int
     # Seconds for which the lease is over, while nobody has put the jobs of the worker back; None when it is not over.
     lapsed: float | None = None
-    # Its sidecar renews the lease, since its event loop does not.
+    # Its sidecar renews the lease, since its event loop does not; and for how many seconds, as of the last renewal.
     is_blocked: bool = False
+    silent_for: float | None = None
 
     @property
     def alive(self) -> bool:
@@ -286,6 +288,17 @@ def get_queue_state(keys: QueueKeys) -> Call[QueueState]:
     return script_call(GET_QUEUE_STATE, named, (GROUP,), state, repeatable=True)
 
 
+def _worker_state(name: bytes, lease: int, jobs: int, over: int, part: int) -> WorkerState:
+    return WorkerState(
+        name.decode(errors="replace"),
+        lease / 1000,
+        jobs,
+        None if over < 0 else over / 1000,
+        is_blocked=part > 0,
+        silent_for=read_silence(part),
+    )
+
+
 def _queue_state(queue: str, raw: Any) -> QueueState:
     (
         (normal, high, low, handed),
@@ -306,12 +319,7 @@ def _queue_state(queue: str, raw: Any) -> QueueState:
         lost,
     ) = raw
     reading = _flow(seen, backlog=backlog, running=running)
-    states = [
-        WorkerState(
-            name.decode(errors="replace"), lease / 1000, jobs, None if over < 0 else over / 1000, blocked == 1
-        )
-        for name, lease, jobs, over, blocked in workers
-    ]
+    states = [_worker_state(*worker) for worker in workers]
     return QueueState(
         queue=queue,
         waiting=max(0, normal + high + low + handed),

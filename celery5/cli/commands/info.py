@@ -22,7 +22,7 @@ from celery5.observability.alerts import summarize_alerts
 from celery5.protocol.commands.definitions import get_inbox_name
 from celery5.protocol.durations import format_age, format_duration
 from celery5.protocol.masking import get_error_text
-from celery5.protocol.observability.overview import format_lost
+from celery5.protocol.observability.overview import describe_loss
 from celery5.protocol.process.standing import make_lost
 
 if TYPE_CHECKING:
@@ -81,35 +81,44 @@ def _show(app: "App", state: "AppState", standings: "WorkersOverview") -> None:
     echo(format_table(_queues(state), empty="no queues yet: nothing was sent"))
     if undelivered := _documents(state):
         echo("\n" + format_table(undelivered, empty=""))
-    fields = _format_processes(state, events=app.events.has_own_events)
-    if state.runs:
-        fields["workflows"] = (
-            f"{state.runs} live {'run' if state.runs == 1 else 'runs'}: celery5 workflow list"
-        )
-    if text := format_suspensions(app):
-        fields["suspended"] = text
-    if text := format_rule_limits(app):
-        fields["limited"] = text
-    if text := summarize_alerts(app.alerts.list()):
-        fields["alerts"] = f"{text}: celery5 alert list"
-    if text := format_unread_warning(app, list(state.queues.values())):
-        fields["unread"] = text
-    fields |= _format_lost(standings)
-    if fields:
+    if fields := _format_state(app, state):
         echo("\n" + format_fields(fields))
+    if lost := _make_lost_rows(standings):
+        echo("\n" + format_table(lost, empty=""))
     if state.queues:
         echo("\n" + format_table(_workers(state, standings), empty="no workers"))
     if state.scaling is not None:
         echo("\n" + format_fields(format_scaling(state.scaling, state.schedulers)))
 
 
-def _format_lost(standings: "WorkersOverview") -> dict[str, object]:
-    """Return a field on the workers that were lost in the last hour; none where none was."""
-    named = [format_lost(one) for one in standings.lost[:LOST_LISTED]]
-    more = len(standings.lost) - LOST_LISTED
-    if more > 0:
-        named.append(f"and {more} more: celery5 worker list")
-    return {"lost": "; ".join(named)} if named else {}
+def _format_state(app: "App", state: "AppState") -> dict[str, object]:
+    """Return fields about processes, runs, limits, alerts and unread queues; none where there is nothing to say."""
+    fields = _format_processes(state, events=app.events.has_own_events)
+    if state.runs:
+        fields["workflows"] = (
+            f"{state.runs} live {'run' if state.runs == 1 else 'runs'}: celery5 workflow list"
+        )
+    alerts = summarize_alerts(app.alerts.list())
+    texts = {
+        "suspended": format_suspensions(app),
+        "limited": format_rule_limits(app),
+        "alerts": f"{alerts}: celery5 alert list" if alerts else "",
+        "unread": format_unread_warning(app, list(state.queues.values())),
+    }
+    return fields | {name: text for name, text in texts.items() if text}
+
+
+def _make_lost_rows(standings: "WorkersOverview") -> list[dict[str, object]]:
+    """Return a row for each of the last processes that were lost in the last hour."""
+    lost = standings.lost
+    rows: list[dict[str, object]] = [
+        {"lost": f"{one.kind} {one.name}", "when": one.health, "what it held": describe_loss(one)}
+        for one in lost[:LOST_LISTED]
+    ]
+    if len(lost) > LOST_LISTED:
+        more = f"{len(lost) - LOST_LISTED} more"
+        rows.append({"lost": more, "when": "", "what it held": "celery5 worker list shows all"})
+    return rows
 
 
 def _format_processes(state: "AppState", *, events: bool) -> dict[str, object]:
@@ -141,6 +150,7 @@ def _queues(state: "AppState") -> list[dict[str, object]]:
             "oldest": "" if queue.oldest_waiting is None else format_age(0.0, queue.oldest_waiting),
             "running": queue.running,
             "held": queue.held,
+            "held by": queue.held_by,
             "scheduled": queue.scheduled,
             "next due": "" if queue.next_due is None else f"in {format_duration(queue.next_due)}",
             "dead": queue.dead,

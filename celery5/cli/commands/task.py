@@ -192,7 +192,7 @@ def format_job_details(details: "JobDetails", now: float, suspension: str = "") 
     if details.failure is not None and details.failure.traceback:
         yield f"\n{clean_lines(details.failure.traceback)}"
     if details.deaths:
-        yield "\nworkers that it took down"
+        yield "\nworkers that died with it"
         yield from (f"  {format_cell(_format_death(death, now))}" for death in details.deaths)
     earlier = [failure for failure in details.failures if failure != details.failure]
     if details.attempts:

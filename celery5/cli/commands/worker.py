@@ -32,6 +32,7 @@ from celery5.protocol.commands.definitions import (
     CommandDefinition,
 )
 from celery5.protocol.durations import format_age, format_duration
+from celery5.protocol.observability.overview import describe_loss
 from celery5.protocol.process.recycling import format_mib
 from celery5.protocol.scaling.budget import KINDS, is_full_task_name
 from celery5.protocol.similar_names import did_you_mean
@@ -400,16 +401,22 @@ def _is_worker(reply: "Reply") -> bool:
 def _make_lost_row(lost: "LostWorker", *, wants_json: bool) -> dict[str, object]:
     """Return the row of a worker that was lost."""
     if wants_json:
-        return {"worker": lost.name, "state": "lost", "standing": lost.standing, "lost": lost}
+        return {
+            "worker": lost.name,
+            "state": "lost",
+            "standing": lost.standing,
+            "health": lost.health,
+            "lost": lost,
+        }
     return {
         "worker": lost.name,
-        "state": lost.standing,
+        "state": lost.health,
         "up": "",
         "jobs": "",
         "running": lost.held or "",
         "memory": "",
         "report": "",
-        "what it held": f"{lost.controller}{'; ' if lost.controller else ''}{lost.work}",
+        "what it held": describe_loss(lost),
     }
 
 
@@ -417,8 +424,10 @@ def _row(reply: "Reply", seen: "WorkerOverview | None", *, wants_json: bool) -> 
     """Return the row of a worker from its answer, and from what is known of it without asking."""
     stats: dict[str, Any] = reply.answer if reply.ok else {}
     max_jobs = stats.get("max_jobs")
-    state = ("recycling" if stats.get("recycling") else "up") if reply.ok else reply.reason
-    is_silent = seen is not None and seen.standing == "silent"
+    state = ("recycling" if stats.get("recycling") else "working") if reply.ok else str(reply.reason)
+    if seen is not None and seen.standing == "silent":
+        state = "silent"
+    health = state if seen is None or state not in ("working", "silent") else seen.health
     reported = None if seen is None else seen.reported
     if wants_json:
         fields = ("uptime", "done", "running", "memory", "max_jobs", "max_memory")
@@ -428,13 +437,14 @@ def _row(reply: "Reply", seen: "WorkerOverview | None", *, wants_json: bool) -> 
             "worker": reply.worker,
             "state": state,
             **of_host,
-            "standing": seen.health if is_silent and seen else "working" if reply.ok else state,
+            "standing": seen.standing if seen else "working" if reply.ok else None,
+            "health": health,
             "reported": reported,
             **{name: stats.get(name) for name in fields},
         }
     return {
         "worker": reply.worker,
-        "state": seen.health if is_silent and seen else state,
+        "state": health if state == "silent" else state,
         "up": format_duration(stats["uptime"]) if stats else "",
         "jobs": f"{stats['done']} of {max_jobs}" if max_jobs else stats.get("done", ""),
         "running": stats.get("running", ""),

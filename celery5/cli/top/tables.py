@@ -15,6 +15,7 @@ from celery5.protocol.observability.overview import (
     QueueOverview,
     TaskOverview,
     WorkerOverview,
+    describe_loss,
     format_rate,
     format_share,
 )
@@ -158,7 +159,7 @@ def make_task_table(overview: Overview, now: float) -> TopTable:
     kills = any(task.deaths for task in overview.tasks)
     columns = (
         Column("task", may_shrink=True),
-        *([Column("killed", is_number=True)] if kills else []),
+        *([Column("died", is_number=True)] if kills else []),
         Column("per min", 1, is_number=True),
         Column("failed", is_number=True),
         Column("run p50", 3, is_number=True),
@@ -177,7 +178,7 @@ def make_task_table(overview: Overview, now: float) -> TopTable:
 
 
 def _make_task_row(task: TaskOverview, now: float, *, kills: bool) -> Row:
-    """Return the row of a task. `kills`: whether there is a column for workers that tasks took down."""
+    """Return the row of a task. `kills`: whether there is a column for workers that died."""
     is_failing = task.failing_since is not None
     share = task.failed_share
     since = None if task.failing_since is None else max(0.0, now - task.failing_since)
@@ -230,13 +231,12 @@ def make_worker_table(overview: Overview) -> TopTable:
 
 
 def _make_lost_row(lost: LostWorker) -> Row:
-    known = f"; {lost.controller}" if lost.controller else ""
     cells = (
         _text(lost.name),
         *(_text("") for _ in range(6)),
         _text(", ".join(lost.queues), "dim"),
         _text(""),
-        _text(f"{lost.standing}{known}; {lost.work}", "bad"),
+        _text(f"{lost.health}; {describe_loss(lost)}", "bad"),
     )
     return Row(lost.worker, cells, needs_attention=True)
 

@@ -91,7 +91,7 @@ def _tell(job: JobDetails, now: float) -> Iterator[StoryLine]:
         yield StoryLine(job.sent, f"sent to queue {job.queue}{priority}{key}")
     for death in job.deaths:
         why = f": {death.why}" if death.why else ""
-        yield StoryLine(death.at, f"took worker {death.worker} down{why}", "bad")
+        yield StoryLine(death.at, f"worker {death.worker} died with it{why}", "bad")
     # The last traceback is shown by itself.
     tracebacks = {failure.attempt: failure.traceback for failure in job.failures if failure != job.failure}
     for attempt in job.attempts:

@@ -37,7 +37,7 @@ def find_own_alerts(alerts: Sequence[AlertState], overview: Overview) -> list[Al
     """Return the alerts on what the page has no line of its own for, the critical ones first."""
     told = {f"task {task.name}" for task in overview.tasks if task.needs_attention}
     told |= {f"queue {queue.name}" for queue in overview.queues if queue.verdict.needs_attention}
-    told |= {f"worker {get_inbox_name(lost.worker)}" for lost in overview.lost[:5]}
+    told |= {f"{lost.kind} {get_inbox_name(lost.worker)}" for lost in overview.lost[:5]}
     own = [alert for alert in alerts if alert.fires and alert.subject not in told]
     return sorted(own, key=lambda alert: (alert.severity != "critical", alert.name, alert.subject))
 

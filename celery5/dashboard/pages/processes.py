@@ -47,8 +47,11 @@ async def load_cluster(request: PageRequest) -> Mapping[str, Any]:
         replies = await request.read("controller:status")
     except NotFound as error:
         return {"replies": [], "none": str(error)}
-    return {"replies": replies, "none": ""}
+    return {"replies": replies, "none": "" if replies else NO_CONTROLLER}
 
+
+NO_CONTROLLER = "No Controller runs, so nobody starts members again: celery5 controller start starts one"
+"""What the page of the cluster says where no Controller lives."""
 
 PROCESS_PAGES = (
     Page(

@@ -325,6 +325,7 @@ class _Watch:
         self._interval = app.settings.lease / HEARTBEATS_PER_LEASE
         self._unread = b""
         self._report = BeatReport()
+        self._beat_at = now()
         self._observation = ProcessObservation(now())
         self._next_step_at = self._next_look_at = 0.0
         self._lost_worker = ""
@@ -388,6 +389,7 @@ class _Watch:
         if lines:
             self._report = msgspec.json.decode(lines[-1], type=BeatReport)
             self._observation, self._hung, self._renewal_failed = observe_heartbeat(now()), False, False
+            self._beat_at = now()
             self._next_step_at = now() + MISSED_BEATS * self._interval
             if self._freeze is not None and not self._freeze.is_looking:
                 self._next_look_at = now() + min(MISSED_BEATS * self._interval, MAX_SILENCE)
@@ -405,7 +407,7 @@ class _Watch:
             return liveness
         lease, renewed_at = self._app.settings.lease, now()
         beats = [
-            leases.renew_lease(keys, self._report.worker, lease=lease, by_sidecar=True)
+            leases.renew_lease(keys, self._report.worker, lease=lease, silent_for=renewed_at - self._beat_at)
             for keys in self._queues()
         ]
         try:
@@ -448,7 +450,7 @@ class _Watch:
     def _recover(self) -> None:
         """Put back the jobs that the worker held. Those not begun are not counted, nor any once it had left."""
         name, left = self._report.worker, self._report.left
-        back = buried = 0
+        back = dead = 0
         settings, freeze = self._app.settings, self._freeze
         cause = "" if freeze is None else freeze.end_reason
         # Who was asked to stop, and did not come to its end, is not lost, and no job has taken it down.
@@ -470,8 +472,8 @@ class _Watch:
                 # Once more than it seems to need: where a job has forked, the dead worker's last read may still stand
                 # at the server, and takes what was put back.
                 while (done := self._broker(RECOVERY_TIMING).perform(call)).has_more or done.requeued:
-                    back, buried = back + done.requeued, buried + done.dead_lettered
-                buried += done.dead_lettered
+                    back, dead = back + done.requeued, dead + done.dead_lettered
+                dead += done.dead_lettered
         except CeleryError as error:
             broker = self._report.broker
             own = broker is not None and broker.kind == "unix" and not os.path.exists(broker.path)
@@ -479,9 +481,11 @@ class _Watch:
                 return  # a server of the worker's own, which has ended with it; or the worker has said so itself
             _write_stderr(f"jobs of {name} (pid {self._pid}) are recovered when its lease lapses: {error}")
         else:
-            if not left or back or buried:
+            if not left or back or dead:
                 how = "had left" if left else "died"
-                _write_stderr(f"worker {name} (pid {self._pid}) {how}: {back} jobs put back, {buried} buried")
+                _write_stderr(
+                    f"worker {name} (pid {self._pid}) {how}: {back} jobs put back, {dead} dead letters"
+                )
 
     def _get_begun_entries(self) -> Mapping[str, Sequence[bytes]]:
         reported = self._report.begun_entries

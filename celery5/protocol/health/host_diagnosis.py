@@ -227,6 +227,7 @@ def diagnose_workers(
     foreign: Mapping[str, str] = MappingProxyType({}),
     lost: Sequence[str] = (),
     silent: Sequence[str] = (),
+    paused: Mapping[str, int] = MappingProxyType({}),
 ) -> Finding:
     """Diagnose the workers.
 
@@ -241,6 +242,7 @@ def diagnose_workers(
         foreign: Of these, the ones with a job of a task that the code here does not declare, and that task.
         lost: Workers and other processes that were lost in the last hour, each in a line.
         silent: Live workers that are silent, likewise.
+        paused: The queues that are paused, and how many jobs wait on each.
     """
     finding = _diagnose_live(
         found,
@@ -260,6 +262,14 @@ def diagnose_workers(
         parts.append(f"{silent[0]}{_more(silent)}")
         remedies.append(
             "celery5 worker stack shows where the code of a silent one stands, unless it is frozen"
+        )
+    if waiting := {name: count for name, count in paused.items() if count}:
+        names = [f"{name} ({count})" for name, count in waiting.items()]
+        more = f" and {len(names) - MAX_QUEUES} more" if len(names) > MAX_QUEUES else ""
+        parts.append(f"jobs wait on queues that are paused: {', '.join(names[:MAX_QUEUES])}{more}")
+        remedies.append(
+            f"celery5 worker resume-queue {shlex.quote(next(iter(waiting)))} when the reason is gone; "
+            "celery5 audit list --action worker:pause-queue says who paused it"
         )
     if len(parts) == 1:
         return finding

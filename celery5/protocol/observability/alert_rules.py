@@ -23,13 +23,13 @@ from celery5.protocol.observability.alerting import (
 from celery5.protocol.observability.overview import (
     describe_deaths,
     describe_flow,
-    get_stalled_time,
+    judge_queue,
 )
 from celery5.protocol.observability.queue_depth import TaskDeaths, sum_deaths
 from celery5.protocol.observability.queue_flow import QueueFlow
 from celery5.protocol.observability.report import compress, decompress, get_labels
 from celery5.protocol.observability.rollup import MetricsGroup
-from celery5.protocol.process.standing import make_lost
+from celery5.protocol.process.standing import BLOCKED, make_lost
 from celery5.protocol.similar_names import did_you_mean
 from celery5.protocol.text_values import DURATION
 
@@ -47,12 +47,14 @@ ENDED = (*FAILED, "SUCCESS")
 """The states of attempts that count."""
 MEMORY_RESOLVES = 0.95
 """The share of its threshold at which the built-in rule on memory resolves."""
+WHY_JOBS_WAIT = ("paused", "unserved", "stalled")
+"""Verdicts that say more of an old job than rates do."""
 COUNTED = ("failures", "dead-letters", "worker-deaths")
 """What is counted over some time."""
 WITHOUT_THRESHOLD = ("no-workers", "worker-deaths", "worker-lost")
 """What alerts from the first on unless a rule says otherwise."""
 MAX_LOST_SUBJECTS = 20
-"""Lost workers with an alert of their own, the last ones; further ones have one together."""
+"""Lost processes, and silent workers, with an alert of their own; further lost ones have one together."""
 MAX_NAME = 100
 """Characters of the name of a rule."""
 
@@ -98,8 +100,11 @@ def worker_deaths(task: str = "", *, above: float = 0, within: float = 600.0) ->
 
 
 def worker_lost(queue: str = "", *, within: float = 600.0) -> AlertCondition:
-    """Return the condition that a worker of a queue, or of any, was lost within a time: it died, or was frozen or cut
-    off for longer than its lease. One that ends in order is not lost.
+    """Return the condition that a worker of a queue, or any process, was lost within a time: it died, or was frozen or
+    cut off for longer than its lease. One that ends in order is not lost.
+
+    Without a queue, Routers, Schedulers, Controllers and publishers count, too: a Scheduler, Controller or publisher
+    until one of its name lives.
     """
     return AlertCondition(measure="worker-lost", queue=queue, above=0, within=within)
 
@@ -112,7 +117,10 @@ def stream_lag(
 
 
 def loop_lag(*, above: float, below: float | None = None) -> AlertCondition:
-    """Return the condition that the event loop of a process wakes up more than `above` seconds late."""
+    """Return the condition that the event loop of a process wakes up more than `above` seconds late.
+
+    A worker whose event loop is blocked cannot report it: its sidecar does, and it has an alert of its own.
+    """
     return AlertCondition(measure="loop-lag", above=above, below=below)
 
 
@@ -298,6 +306,8 @@ class MeasuredQueue(msgspec.Struct, frozen=True, kw_only=True):
     # Jobs of the backlog that limits hold, and what does, in words.
     held: int = 0
     held_by: str = ""
+    # No worker is to read it, until it is resumed.
+    is_paused: bool = False
     # How fast jobs come and leave; None while there was no earlier look.
     flow: QueueFlow | None = None
     # Seconds since an attempt ended; None when none did within a day.
@@ -309,6 +319,8 @@ class MeasuredQueue(msgspec.Struct, frozen=True, kw_only=True):
     # The last workers that were lost, and when, in seconds since 1970; and how many there were in an hour.
     lost_workers: Mapping[str, float] = {}
     lost: int = 0
+    # Live workers whose event loop is blocked, and for how many seconds.
+    silent_workers: Mapping[str, float] = {}
 
 
 class TaskCount(msgspec.Struct, frozen=True, array_like=True):
@@ -345,6 +357,8 @@ class MeasuredCluster(msgspec.Struct, frozen=True, kw_only=True):
     loop_lag: float | None = None
     # How full the servers are.
     memory: tuple[ServerMemory, ...] = ()
+    # When each process beside workers was lost, in seconds since 1970, by kind and name.
+    lost: Mapping[tuple[str, str], float] = {}
 
     @property
     def deaths(self) -> Mapping[str, TaskDeaths]:
@@ -434,13 +448,25 @@ def _read(
 def _read_lags(condition: AlertCondition, measured: MeasuredCluster) -> Iterator[tuple[str, AlertReading]]:
     if condition.measure == "loop-lag":
         if measured.loop_lag is not None:
-            words = f"the event loop of a process woke up {measured.loop_lag:.2f} s late"
+            words = f"the event loop of a process woke up {format_duration(measured.loop_lag)} late"
             yield "", AlertReading(measured.loop_lag, words)
+        yield from _read_silent(measured)
         return
     for (stream, group), age in measured.lags.items():
         if condition.stream in ("", stream) and condition.group in ("", group):
-            words = f"group {group} of stream {stream} is {age:.0f} s behind"
+            words = f"group {group} of stream {stream} is {format_duration(int(age))} behind"
             yield f"group {stream}:{group}", AlertReading(age, words)
+
+
+def _read_silent(measured: MeasuredCluster) -> Iterator[tuple[str, AlertReading]]:
+    """Yield for how long each worker has been silent whose event loop is blocked."""
+    silent: dict[str, float] = {}
+    for queue in measured.queues.values():
+        for worker, seconds in queue.silent_workers.items():
+            silent[worker] = max(seconds, silent.get(worker, 0.0))
+    for worker, seconds in sorted(silent.items(), key=lambda item: -item[1])[:MAX_LOST_SUBJECTS]:
+        words = f"worker {worker} has been silent for {format_duration(int(seconds))}: {BLOCKED}"
+        yield f"worker {get_inbox_name(worker)}", AlertReading(seconds, words)
 
 
 def _read_queue(
@@ -451,17 +477,36 @@ def _read_queue(
     samples: Sequence[CounterSample],
 ) -> AlertReading:
     if condition.measure == "oldest":
-        words = f"the oldest job of queue {name} has waited {queue.oldest:.0f} s"
+        words = f"the oldest job of queue {name} has waited {format_duration(int(queue.oldest))}"
         held = f"; {queue.held} of {queue.backlog} are held: {queue.held_by}" if queue.held_by else ""
-        stalled = get_stalled_time(oldest=queue.oldest, flow=queue.flow, idle=queue.idle)
-        pace = f"nothing ends, {format_duration(stalled)}" if stalled else describe_flow(queue.flow)
+        pace = _describe_pace(queue)
         return AlertReading(queue.oldest, words + held + (f"; {pace}" if pace else ""))
     if condition.measure == "no-workers":
         waiting = 0 if queue.workers else queue.backlog
-        return AlertReading(waiting, f"{waiting} jobs wait on queue {name}, and no worker reads it")
+        if not waiting:
+            return AlertReading(0, f"no job waits on queue {name} without a worker")
+        words = (
+            f"{waiting} job{' waits' if waiting == 1 else 's wait'} on queue {name}, and no worker reads it"
+        )
+        return AlertReading(waiting, words)
     base = _find_base(samples, measured.at - condition.within)
     added = max(0, queue.dead - (queue.dead if base is None else base.dead.get(name, 0)))
-    return AlertReading(added, f"queue {name} has {added} new dead letters in {condition.within:.0f} s")
+    letters = f"{added} new dead letter{'' if added == 1 else 's'}"
+    return AlertReading(added, f"queue {name} has {letters} in {format_duration(condition.within)}")
+
+
+def _describe_pace(queue: MeasuredQueue) -> str:
+    """Return why jobs of a queue wait, as its verdict has it, or else how fast they come and leave."""
+    verdict = judge_queue(
+        backlog=queue.backlog,
+        upcoming=0,
+        oldest=queue.oldest,
+        workers=queue.workers,
+        is_paused=queue.is_paused,
+        flow=queue.flow,
+        idle=queue.idle,
+    )
+    return verdict.text if verdict.condition in WHY_JOBS_WAIT else describe_flow(queue.flow)
 
 
 def _read_failures(
@@ -500,31 +545,35 @@ def _read_deaths(
     """
     before = deaths.workers if base is None else base.deaths.get(task, 0)
     count = max(1, deaths.workers - before) if now - deaths.last <= condition.within else 0
-    return AlertReading(count, f"jobs of task {task} {describe_deaths(deaths, now)}")
+    return AlertReading(count, describe_deaths(deaths, now, f"jobs of task {task}"))
 
 
 def _read_lost(condition: AlertCondition, measured: MeasuredCluster) -> Iterator[tuple[str, AlertReading]]:
-    """Yield whether each of the last workers that were lost was lost lately; the others together.
+    """Yield whether each of the last processes that were lost was lost lately; the others together.
 
-    A worker that keeps its name when it is started again may be lost several times: its newest loss counts.
+    One that keeps its name when it is started again may be lost several times: its newest loss counts.
     """
-    lost: dict[str, float] = {}
+    lost: dict[tuple[str, str], float] = {} if condition.queue else dict(measured.lost)
     for name, queue in measured.queues.items():
         if condition.queue in ("", name):
             for worker, at in queue.lost_workers.items():
-                lost[worker] = min(at, lost.get(worker, at))
+                key = ("worker", worker)
+                lost[key] = min(at, lost.get(key, at))
     newest: dict[str, tuple[float, str]] = {}
-    for worker, at in lost.items():
-        subject = get_inbox_name(worker)
-        newest[subject] = max((at, worker), newest.get(subject, (at, worker)))
+    for (kind, process), at in lost.items():
+        subject = f"{kind} {get_inbox_name(process)}"
+        newest[subject] = max((at, f"{kind} {process}"), newest.get(subject, (at, "")))
     in_order = sorted(((subject, at) for subject, (at, _) in newest.items()), key=lambda item: -item[1])
     for subject, at in in_order[:MAX_LOST_SUBJECTS]:
         is_recent = measured.at - at <= condition.within
-        words = f"worker {newest[subject][1]} was {make_lost(measured.at - at).text}"
-        yield f"worker {subject}", AlertReading(float(is_recent), words)
+        words = f"{newest[subject][1]} was {make_lost(measured.at - at).text}"
+        yield subject, AlertReading(float(is_recent), words)
     others = [at for _, at in in_order[MAX_LOST_SUBJECTS:] if measured.at - at <= condition.within]
     if len(in_order) > MAX_LOST_SUBJECTS:
-        yield "further workers", AlertReading(len(others), f"{len(others)} further workers were lost lately")
+        yield (
+            "further processes",
+            AlertReading(len(others), f"{len(others)} further processes were lost lately"),
+        )
 
 
 def _find_base(samples: Sequence[CounterSample], at: float) -> CounterSample | None:

@@ -127,7 +127,7 @@ class TaskOverview(msgspec.Struct, frozen=True, kw_only=True):
     # The minute in which it began to fail, in seconds since 1970, however long ago; None when it does not fail now.
     failing_since: int | None = None
     last_error: LastError | None = None
-    # How many workers its jobs took down, how many jobs were given up for that, and when it was last, in seconds since
+    # How many workers died with its jobs, how many jobs were given up for that, and when it was last, in seconds since
     # 1970.
     deaths: int = 0
     poisoned: int = 0
@@ -182,7 +182,8 @@ class LostWorker(msgspec.Struct, frozen=True, kw_only=True):
     queues: tuple[str, ...] = ()
     # When, in seconds since 1970, and in words: `lost 3 min ago`.
     at: float
-    standing: str
+    standing: ProcessCondition = "lost"
+    health: str
     # Why it ended, for people; '' when nobody knows.
     why: str = ""
     # Jobs that it holds still, since nobody has put them back; that were put back; and that became dead letters.
@@ -214,19 +215,26 @@ def describe_lost_work(lost: LostWorker) -> str:
     counts = (
         (lost.held, "not put back yet: no other worker reads its queues"),
         (lost.put_back, "put back"),
-        (lost.dead, "became dead letters"),
+        (lost.dead, "became a dead letter" if lost.dead == 1 else "became dead letters"),
     )
     parts = [f"{count} job{'' if count == 1 else 's'} {fate}" for count, fate in counts if count]
     begun = ", ".join(f"{job.task} {job.id} ({job.fate})" for job in lost.jobs[:LOST_JOBS_NAMED])
     more = len(lost.jobs) - LOST_JOBS_NAMED
     had_begun = f"it had begun {begun}{f' and {more} more' if more > 0 else ''}" if begun else ""
-    return "; ".join(filter(None, (lost.why, *parts, had_begun))) or NO_WORK
+    is_worker = lost.kind in ("worker", "router")
+    return "; ".join(filter(None, (lost.why, *parts, had_begun))) or (
+        NO_WORK if is_worker else f"a {lost.kind}"
+    )
 
 
 def format_lost(lost: LostWorker) -> str:
     """Return a lost worker in a line: its name, when it was lost, and what it held."""
-    known = f" ({lost.controller})" if lost.controller else ""
-    return f"{lost.kind} {lost.name} {lost.standing}{known}: {lost.work}"
+    return f"{lost.kind} {lost.name} {lost.health}: {describe_loss(lost)}"
+
+
+def describe_loss(lost: LostWorker) -> str:
+    """Return what is known of the loss of a worker: whether it is back, what its Controller knows, what it held."""
+    return "; ".join(filter(None, (IS_BACK if lost.is_back else "", lost.controller, lost.work)))
 
 
 class DueSchedule(msgspec.Struct, frozen=True):
@@ -485,9 +493,9 @@ def add_deaths(
     return sorted(found.values(), key=lambda task: not task.needs_attention)
 
 
-def describe_deaths(deaths: TaskDeaths, now: float) -> str:
-    """Return what is counted of a task whose jobs took workers down, in words."""
-    workers = f"took {deaths.workers} worker{'' if deaths.workers == 1 else 's'} down"
+def describe_deaths(deaths: TaskDeaths, now: float, jobs: str = "its jobs") -> str:
+    """Return how many workers died with the jobs of a task, in words. It does not say that these were the cause."""
+    workers = f"{deaths.workers} worker{'' if deaths.workers == 1 else 's'} died with {jobs}"
     given_up = (
         f"; {deaths.poisoned} job{'' if deaths.poisoned == 1 else 's'} given up" if deaths.poisoned else ""
     )
@@ -537,6 +545,8 @@ def merge_lost(one: LostWorker, other: LostWorker) -> LostWorker:
     )
 
 
+IS_BACK = "one of this name works again"
+"""What is said of a lost process whose name lives."""
 LATE_LOOP = 1.0
 """Seconds by which an event loop that wakes up late is worth a look."""
 STARTED_TOGETHER = 120.0

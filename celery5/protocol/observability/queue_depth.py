@@ -35,7 +35,7 @@ class QueueDepth(msgspec.Struct, frozen=True):
     held_tasks: Mapping[str, int] = {}
     # Workers that read the queue, and live.
     workers: int = 0
-    # How many workers the jobs of each task took down, how many jobs were given up for it, and when it was last, in
+    # How many workers died with jobs of each task, how many jobs were given up for it, and when it was last, in
     # seconds since 1970.
     deaths: Mapping[str, int] = {}
     poisoned: Mapping[str, int] = {}
@@ -47,10 +47,12 @@ class QueueDepth(msgspec.Struct, frozen=True):
     # Workers that were lost in the last hour, and of the last of them when, in seconds since 1970.
     lost: int = 0
     lost_workers: Mapping[str, float] = {}
+    # Live workers whose event loop does not renew their lease, and for how many seconds.
+    silent_workers: Mapping[str, float] = {}
 
 
 class CountedDeaths(Protocol):
-    """What is counted on a queue of workers that jobs took down: see QueueDepth."""
+    """What is counted on a queue of workers that died with jobs: see QueueDepth."""
 
     @property
     def deaths(self) -> Mapping[str, int]: ...
@@ -61,7 +63,7 @@ class CountedDeaths(Protocol):
 
 
 class TaskDeaths(NamedTuple):
-    """How many workers the jobs of a task took down, how many jobs were given up for it, and when it was last."""
+    """How many workers died with jobs of a task, how many jobs were given up for it, and when it was last."""
 
     workers: int = 0
     poisoned: int = 0
@@ -118,6 +120,11 @@ def list_gauges(depth: QueueDepth) -> list[QueueGauge]:
         QueueGauge("celery5_queue_scheduled", "Jobs of the queue that wait for their time.", depth.scheduled),
         QueueGauge("celery5_queue_workers", "Live workers that read the queue.", depth.workers),
         QueueGauge(
+            "celery5_queue_workers_silent",
+            "Live workers of the queue whose event loop is blocked, or cut off: their sidecar renews their lease.",
+            len(depth.silent_workers),
+        ),
+        QueueGauge(
             "celery5_queue_workers_lost", "Workers of the queue that were lost in the last hour.", depth.lost
         ),
         QueueGauge("celery5_queue_runs", "Live runs of workflows whose home is the queue.", depth.runs),
@@ -125,7 +132,7 @@ def list_gauges(depth: QueueDepth) -> list[QueueGauge]:
         *[
             QueueGauge(
                 "celery5_worker_deaths",
-                "How often a job of the task took its worker down.",
+                "Workers that died with jobs of the task.",
                 count,
                 {"task": task},
             )
@@ -134,7 +141,7 @@ def list_gauges(depth: QueueDepth) -> list[QueueGauge]:
         *[
             QueueGauge(
                 "celery5_jobs_poisoned",
-                "Jobs of the task that took too many workers down.",
+                "Jobs of the task that were given up, since too many workers died with each.",
                 count,
                 {"task": task},
             )

@@ -25,6 +25,21 @@ LATE_REPORT = 5.0
 """Seconds by which a report may be late, beside half of the time between two."""
 HAS_LEFT, IS_RECOVERED = 0.0, -1.0
 """What a lease is in Redis instead of a time: of a worker that has left, and, or less, of one that is recovered."""
+SILENCE_PARTS = 4096
+"""Parts of a millisecond: the end of a lease has one more than the seconds of silence, or none."""
+
+
+def pack_silence(seconds: float | None) -> float:
+    """Return the part of a millisecond by which the end of a lease says for how long its worker has been silent."""
+    return 0.0 if seconds is None else min(1 + int(seconds), SILENCE_PARTS - 1) / SILENCE_PARTS
+
+
+def read_silence(part: int) -> float | None:
+    """Return the seconds of silence from that part, in 4096ths; None where the worker renews its lease itself.
+
+    More than 68 minutes are 68 minutes.
+    """
+    return part - 1.0 if part > 0 else None
 
 
 class ProcessStanding(msgspec.Struct, frozen=True):
@@ -48,7 +63,7 @@ def judge_standing(
     lease: float,
     reported: float | None = None,
     interval: float = 0.0,
-    is_blocked: bool = False,
+    silent_for: float | None = None,
     has_left: bool = False,
 ) -> ProcessStanding:
     """Return how a process stands.
@@ -58,7 +73,7 @@ def judge_standing(
         lease: Seconds of a lease.
         reported: Seconds since its last report; None when there is none.
         interval: Seconds between two reports; 0: it makes none.
-        is_blocked: Its sidecar renews the lease, since its event loop does not.
+        silent_for: Seconds for which its event loop had not renewed the lease when its sidecar did; None: it renews it.
         has_left: It has ended in order.
     """
     if has_left:
@@ -66,11 +81,10 @@ def judge_standing(
     if lease_left is not None and lease_left <= 0:
         return make_lost(-lease_left)
     # Its last sign of life is a renewal or a report. Leases of other lengths than here are renewed as often.
-    signs = [] if lease_left is None or is_blocked else [max(lease - lease_left, 0.0)]
+    signs = [] if lease_left is None else [max(lease - lease_left, 0.0) + (silent_for or 0.0)]
     silence = min([*signs, reported] if reported is not None else signs, default=0.0)
-    if is_blocked and (reported is None or silence > SHORTEST_SILENCE):
-        span = f" for {_format_seconds(silence)}" if silence else ""
-        return ProcessStanding("silent", f"silent{span}: its event loop is blocked, or cut off", silence)
+    if silent_for is not None and silence > SHORTEST_SILENCE:
+        return ProcessStanding("silent", f"silent for {_format_silence(silence)}: {BLOCKED}", silence)
     if silence > max(lease * SILENT_SHARE, SHORTEST_SILENCE):
         return ProcessStanding("silent", f"silent for {_format_seconds(silence)}", silence)
     if reported is not None and interval and reported > get_report_limit(interval):
@@ -80,6 +94,14 @@ def judge_standing(
 
 def _format_seconds(seconds: float) -> str:
     return format_duration(int(seconds))
+
+
+def _format_silence(seconds: float) -> str:
+    return f"{'more than ' if seconds >= SILENCE_PARTS - 2 else ''}{_format_seconds(seconds)}"
+
+
+BLOCKED = "its event loop is blocked, or cut off"
+"""What is wrong with a worker whose sidecar renews its lease."""
 
 
 def make_lost(seconds: float) -> ProcessStanding:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 import pytest
@@ -28,6 +29,7 @@ from celery5.protocol.observability.alert_rules import (
     check_rule,
     dead_letters,
     failures,
+    loop_lag,
     make_builtin_rules,
     oldest,
     parse_rules,
@@ -239,7 +241,7 @@ def test_workers_that_jobs_take_down_are_counted_from_the_first(
     measured = MeasuredCluster(at=150, queues={"mail": queue, "web": make_queue()})
     (reading,) = read_conditions([rule], measured, samples).values()
     assert reading.value == value
-    assert reading.description.startswith(f"jobs of task pay took {deaths} worker")
+    assert reading.description.startswith(f"{deaths} worker")
     other = AlertRule(name="other", condition=worker_deaths("fetch", within=100))
     assert read_conditions([other], measured, samples) == {}
 
@@ -253,13 +255,67 @@ def test_each_lost_worker_has_an_alert_and_of_very_many_the_last_ones() -> None:
     readings = {subject: one.value for (_, subject), one in read_conditions([rule], measured, ()).items()}
     assert readings == {
         **{f"worker host:{number}": 1 for number in range(3, 23)},
-        "further workers": 3,
+        "further processes": 3,
     }
     later = MeasuredCluster(at=230, queues={"web": again})
     readings = {subject: one.value for (_, subject), one in read_conditions([rule], later, ()).items()}
     assert readings == {"worker host:22": 0, "worker old:1": 0}
     only = AlertRule(name="lost", condition=worker_lost("mail", within=100))
     assert read_conditions([only], later, ()) == {}
+
+
+def test_processes_of_every_kind_that_were_lost_have_an_alert_unless_the_rule_is_of_a_queue() -> None:
+    rule = AlertRule(name="lost", condition=worker_lost(within=100))
+    queue = msgspec.structs.replace(make_queue(), lost_workers={"web1:a": 120.0})
+    kinds = ("router", "scheduler", "controller", "publisher")
+    measured = MeasuredCluster(
+        at=150, queues={"mail": queue}, lost={(kind, "vm:7:x"): 140.0 for kind in kinds}
+    )
+    found = {subject: one for (_, subject), one in read_conditions([rule], measured, ()).items()}
+    assert {subject: one.value for subject, one in found.items()} == {
+        "worker web1": 1,
+        **{f"{kind} vm:7": 1 for kind in kinds},
+    }
+    assert found["scheduler vm:7"].description == "scheduler vm:7:x was lost 10 s ago"
+    only = AlertRule(name="lost", condition=worker_lost("mail", within=100))
+    assert [key[1] for key in read_conditions([only], measured, ())] == ["worker web1"]
+
+
+def test_a_worker_whose_event_loop_is_blocked_has_an_alert_though_it_reports_no_lag() -> None:
+    rule = AlertRule(name="lag", condition=loop_lag(above=1))
+    queues = {
+        name: msgspec.structs.replace(make_queue(), silent_workers={"web1:a": seconds})
+        for name, seconds in (("mail", 94.0), ("web", 95.0))
+    }
+    found = read_conditions([rule], MeasuredCluster(at=150, queues=queues, loop_lag=0.004), ())
+    assert {key[1]: (one.value, one.description) for key, one in found.items()} == {
+        "": (0.004, "the event loop of a process woke up 4 ms late"),
+        "worker web1": (
+            95.0,
+            "worker web1:a has been silent for 2 min: its event loop is blocked, or cut off",
+        ),
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"is_paused": True, "idle": 700.0}, "; paused"),
+        ({"workers": 0}, "; nobody works on it"),
+        ({"idle": 700.0}, "; nothing ends, 12 min"),
+        ({}, ""),
+    ],
+)
+def test_an_old_job_is_explained_as_the_verdict_of_its_queue_explains_it(
+    changes: dict[str, Any], words: str
+) -> None:
+    rule = AlertRule(name="old", condition=oldest(above=300))
+    queue = msgspec.structs.replace(make_queue(), backlog=5, oldest=750.0, **changes)
+    if not words:
+        queue = msgspec.structs.replace(queue, oldest=3.0)
+    (reading,) = read_conditions([rule], MeasuredCluster(at=150, queues={"mail": queue}), ()).values()
+    age = "12 min" if words else "3 s"
+    assert reading.description == f"the oldest job of queue mail has waited {age}{words}"
 
 
 def test_of_a_worker_that_keeps_its_name_the_newest_loss_counts() -> None:

@@ -22,9 +22,18 @@ USUAL: dict[str, Any] = {"lease_left": 9.0, "lease": 10.0, "reported": 4.0, "int
         ({"lease_left": 3.0, "reported": 1.0}, "working", "working"),  # its lease is shorter than here
         ({"lease_left": 25.0, "reported": 12.0}, "working", "working"),  # its lease is longer than here
         ({"lease_left": 1.0, "lease": 2.0}, "working", "working"),
-        ({"is_blocked": True}, "silent", "silent for 4 s: its event loop is blocked, or cut off"),
-        ({"is_blocked": True, "reported": None}, "silent", "silent: its event loop is blocked, or cut off"),
-        ({"is_blocked": True, "reported": 1.0}, "working", "working"),
+        ({"silent_for": 7.0}, "silent", "silent for 4 s: its event loop is blocked, or cut off"),
+        (
+            {"silent_for": 95.0, "reported": None},
+            "silent",
+            "silent for 2 min: its event loop is blocked, or cut off",
+        ),
+        (
+            {"silent_for": 4094.0, "reported": None},
+            "silent",
+            "silent for more than 68 min: its event loop is blocked, or cut off",
+        ),
+        ({"silent_for": 7.0, "reported": 1.0}, "working", "working"),
         ({"reported": 90.0}, "silent", "no report for 2 min"),
         ({"reported": 90.0, "interval": 0.0}, "working", "working"),  # it makes none
         ({"lease_left": 0.0}, "lost", "lost just now"),
@@ -44,18 +53,18 @@ def test_how_a_process_stands_follows_from_its_lease_its_reports_and_its_goodbye
     lease=st.floats(0.5, 60),
     left=st.floats(-100, 60),
     reported=st.none() | st.floats(0, 1000),
-    is_blocked=st.booleans(),
+    silent_for=st.none() | st.floats(0, 5000),
     has_left=st.booleans(),
 )
 def test_a_process_with_a_lease_is_never_lost_and_one_without_always_is(
-    lease: float, left: float, reported: float | None, is_blocked: bool, has_left: bool
+    lease: float, left: float, reported: float | None, silent_for: float | None, has_left: bool
 ) -> None:
     standing = judge_standing(
         lease_left=left,
         lease=lease,
         reported=reported,
         interval=15.0,
-        is_blocked=is_blocked,
+        silent_for=silent_for,
         has_left=has_left,
     )
     assert (standing.condition == "ended") == has_left

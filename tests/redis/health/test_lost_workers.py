@@ -114,10 +114,13 @@ def test_a_lease_that_nobody_recovers_is_forgotten_after_an_hour(queue: Queue) -
 
 def test_the_lease_says_that_a_sidecar_renews_it_until_the_worker_does(queue: Queue) -> None:
     queue.join("w")
-    for by_sidecar in (False, True, False):
-        assert queue(leases.renew_lease(queue.keys, "w", lease=30, by_sidecar=by_sidecar)).alive
+    for silent_for in (None, 0.0, 3.9, 95.0, 4093.0, 1e6, None):
+        assert queue(leases.renew_lease(queue.keys, "w", lease=30, silent_for=silent_for)).alive
         (worker,) = get_state(queue).workers
-        assert worker.is_blocked == by_sidecar
+        assert worker.is_blocked == (silent_for is not None)
+        expected = None if silent_for is None else min(int(silent_for), 4094)
+        assert worker.silent_for == expected
+        assert get_depth(queue).silent_workers == ({} if expected is None else {"w": expected})
         assert worker.alive
     assert get_depth(queue).lost == 0
 

@@ -112,3 +112,18 @@ def test_a_worker_that_left_in_order_has_not_been_taken_down(queue: Queue) -> No
     )
     queue(call)
     assert queue(queue_calls.get_queue_depth(queue.keys)).deaths == {}
+
+
+@pytest.mark.parametrize("limit", [1, 2, 100])
+def test_a_worker_counts_once_for_a_task_however_many_of_its_jobs_it_ran(queue: Queue, limit: int) -> None:
+    for worker in range(2):
+        queue.publish(*(f"{worker}-{number}" for number in range(5)))
+        queue.join(f"w{worker}")
+        held = len(queue.read(f"w{worker}"))
+        assert held == 5 * (worker + 1)
+        call = leases.recover(
+            queue.keys, worker=f"w{worker}", max_deliveries=3, limit=limit, ttl=60, message_limit=1_000_000
+        )
+        while queue(call).has_more:
+            pass
+        assert list(queue(queue_calls.get_queue_depth(queue.keys)).deaths.values()) == [worker + 1]

@@ -52,8 +52,11 @@ async def count_deaths(app: App) -> int:
 
 
 def pick_words(text: str) -> tuple[int, int]:
-    """The numbers of `took 4 workers down, the last 3 s ago; 1 given up`."""
-    found = re.search(r"took (\d+) workers? down ?, the last [^.;]*(?:; (\d+) (?:job )?given up)?", text)
+    """The numbers of `4 workers died with its jobs, the last 3 s ago; 1 given up`."""
+    found = re.search(
+        r"(\d+) workers? died with (?:its jobs|jobs of (?:task )?\S+) ?, the last [^.;]*(?:; (\d+) (?:job )?given up)?",
+        text,
+    )
     assert found, text
     return int(found[1]), int(found[2] or 0)
 

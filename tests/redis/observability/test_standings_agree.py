@@ -215,7 +215,16 @@ async def test_a_worker_whose_loop_is_blocked_is_silent_everywhere_and_not_lost(
     frail: App, staff: Staff
 ) -> None:
     worker = await start(staff)
-    surfaces = await show(frail, staff, "crm", QUEUE, reads=["crm"], alert_worker_lost=600)
+    surfaces = await show(
+        frail,
+        staff,
+        "crm",
+        QUEUE,
+        reads=["crm"],
+        alert_worker_lost=600,
+        alert_loop_lag=1,
+        metrics_interval=0.1,
+    )
     await begin(frail, staff, "stick", 120.0)
 
     async def is_silent() -> bool:
@@ -235,13 +244,68 @@ async def test_a_worker_whose_loop_is_blocked_is_silent_everywhere_and_not_lost(
         "worker page": await surfaces.look(f"workers/{name_of(worker)}"),
     }
     said = {
-        name: bool(re.search("silent[^;]*: its event loop is blocked", text)) for name, text in texts.items()
+        name: bool(re.search(r"silent for \d+ s: its event loop is blocked", text))
+        for name, text in texts.items()
     }
     assert said == dict.fromkeys(texts, True), texts
     await ask_all(
         surfaces, [], {name: read for name, read in read_lost().items() if name != "JSON API, alert:list"}
     )
+    silent = 'celery5_queue_workers_silent{queue="frail"}'
+
+    async def is_told_of() -> bool:
+        alerts = {one.subject: one for one in await frail.alerts.alist() if one.name == "loop-lag"}
+        found = await surfaces.measure("/metrics/cluster")
+        return f"worker {name_of(worker)}" in alerts and found.get(silent) == 1
+
+    await until_async(is_told_of)
     worker.signal(signal.SIGKILL)
+
+
+async def test_a_killed_scheduler_and_router_are_lost_and_fire_the_alert(frail: App, staff: Staff) -> None:
+    killed = [await start(staff, "scheduler", "start"), await start(staff, "router", "start")]
+
+    async def live() -> bool:
+        state = await frail.ainfo()
+        return bool(state.schedulers and state.routers)
+
+    await until_async(live)
+    for process in killed:
+        process.signal(signal.SIGKILL)
+
+    async def are_lost() -> bool:
+        return {one.kind for one in (await frail.metrics.aworkers()).lost} == {"scheduler", "router"}
+
+    await until_async(are_lost)
+    surfaces = await show(frail, staff, "crm", alert_worker_lost=600)
+    names = [
+        f"{kind} {name_of(process)}" for kind, process in zip(("scheduler", "router"), killed, strict=True)
+    ]
+    await until_fires(frail, *names)
+    for name, read in read_lost().items():
+        if name != "JSON API, doctor:run":  # it names one, and how many more there are
+            assert sorted(await read(surfaces)) == sorted(map(name_of, killed)), name
+    assert "2 lost in the last hour" in str(await surfaces.ask("doctor:run"))
+
+
+async def test_how_a_process_stands_is_one_word_in_json_and_health_says_more(
+    frail: App, staff: Staff
+) -> None:
+    worker = await start(staff)
+    worker.signal(signal.SIGKILL)
+    await until_lost(frail)
+    surfaces = await show(frail, staff, "crm")
+    found = {
+        "worker list": await surfaces.run_json("worker", "list", "--timeout", "1"),
+        "info": (await surfaces.run_json("info"))["lost"],
+        "top": [*(top := await surfaces.run_json("top"))["workers"], *top["lost"]],
+        "top:show": [*(top := await surfaces.ask("top:show"))["workers"], *top["lost"]],
+    }
+    for name, rows in found.items():
+        words = {row["standing"]: row["health"] for row in rows}
+        assert set(words) <= {"working", "lost"}, name
+        assert words["lost"].startswith("lost "), name
+    assert {row["state"] for row in found["worker list"]} == {"working", "lost"}
 
 
 async def test_a_worker_that_ends_in_order_is_not_lost(frail: App, staff: Staff) -> None:

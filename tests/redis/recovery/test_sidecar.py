@@ -84,7 +84,7 @@ def test_what_a_dead_worker_held_is_put_back_at_once_also_when_there_is_no_other
     wait_until(lambda: held(redis_client, staff.app) == {})  # there is nobody else who could have
     assert gate.status() is JobState.SENT
     wait_until(lambda: not is_alive(worker.sidecar))
-    assert "jobs put back, 0 buried" in worker.output.read_text()
+    assert "jobs put back, 0 dead letters" in worker.output.read_text()
 
 
 def test_where_there_is_neither_a_process_handle_nor_proc_the_end_of_the_pipe_tells(

@@ -5,7 +5,7 @@
 --       4 where its jobs are; lists of runs of workflows are named after it
 --       5.. streams of its lanes: normal, high, low, handed
 -- ARGV  1 this worker's name
---       2 lease in ms; with a half more when its sidecar renews it, since its event loop does not
+--       2 lease in ms; when its sidecar renews it, since its event loop does not, with a part of a ms that says for how long
 --       3 consumer group
 -- Returns whether the worker still had its lease, how many others have let theirs lapse or hold jobs without one, in how
 -- many ms the next scheduled job falls due (-1 when none waits), and in how many ms the next lease of another would
@@ -18,7 +18,7 @@ local now = now_ms()
 local mine = redis.call('ZSCORE', leases, ARGV[1])
 -- 0: it has left (leave.lua). Below: it is being recovered.
 if not mine or tonumber(mine) <= 0 then return {0, 0, -1, -1, '', {}, now, 0, 0} end
-redis.call('ZADD', leases, now + ARGV[2], ARGV[1])
+redis.call('ZADD', leases, string.format('%.4f', now + ARGV[2]), ARGV[1])
 local lapsed = redis.call('ZCOUNT', leases, '-inf', now)
 -- A read that was under way while its worker was recovered may have been served later: jobs without a live worker.
 local function look(stream)

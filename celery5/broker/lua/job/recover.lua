@@ -32,7 +32,7 @@
 -- when the server was frozen, and then all leases have lapsed. A job that was revoked while the worker had it (its place
 -- begins with V) ends as REVOKED. A place with a different entry is that of another copy of the job, and stays as it is; a
 -- copy of a job that was revoked or has ended is deleted. Beside the dead-letter queue stand `:deaths`, a hash of how many
--- workers the jobs of each task took down, how many of its jobs were given up for it, and when it was last; and `:job:<id>`, a
+-- workers died with jobs of each task, how many of its jobs were given up for it, and when it was last; and `:job:<id>`, a
 -- list of the workers that a job took down; and for an hour `:lost`, a sorted set of the workers that were lost, by when in ms,
 -- and `:lost-work`, a hash of what each had begun: of two hundred workers at most.
 local jobs, leases, dead, unique = KEYS[2], KEYS[3], KEYS[4], KEYS[6]
@@ -90,24 +90,36 @@ local is_lost = lease and fence == -1 and ARGV[6] ~= '.'
 redis.call('ZADD', leases, fence, name)
 local back, dead_lettered, begun = 0, 0, {}
 for n = 14, #ARGV do begun[ARGV[n]] = true end -- bound: the entries that one worker had begun
--- Count by task what has taken its worker down, and what was given up for it.
+local function read_lost_work()
+  local known = redis.call('HGET', dead .. ':lost-work', name)
+  return known and cjson.decode(known)
+end
+-- Count by task that a worker was lost with its jobs, once however many of them it ran, and what was given up for it. The
+-- tasks that an earlier portion of this worker has counted stand with what is noted of it.
 local deaths, poisoned = {}, {}
+local counted = (is_lost and read_lost_work() or {}).tasks or {}
 local function count_death(task, is_poisoned)
   local named = task ~= '' and task or '(unknown)'
-  deaths[named] = (deaths[named] or 0) + 1
+  if not counted[named] then
+    deaths[named], counted[named] = 1, true
+  end
   if is_poisoned then poisoned[named] = (poisoned[named] or 0) + 1 end
 end
 -- Add what was counted to the hash of it, which has some thousand fields at most.
 local function write_deaths()
-  if next(deaths) == nil then return end
+  if next(deaths) == nil and next(poisoned) == nil then return end
   local key = dead .. ':deaths'
   local is_full = redis.call('HLEN', key) >= 1000
-  for named, times in pairs(deaths) do -- bound: ARGV 4
-    local field = named
-    if is_full and redis.call('HEXISTS', key, 'deaths ' .. named) == 0 then field = '(others)' end
-    redis.call('HINCRBY', key, 'deaths ' .. field, times)
+  local function name_field(named)
+    return is_full and redis.call('HEXISTS', key, 'deaths ' .. named) == 0 and '(others)' or named
+  end
+  for named in pairs(deaths) do -- bound: ARGV 4
+    local field = name_field(named)
+    redis.call('HINCRBY', key, 'deaths ' .. field, 1)
     redis.call('HSET', key, 'last ' .. field, string.format('%.0f', now))
-    if poisoned[named] then redis.call('HINCRBY', key, 'poisoned ' .. field, poisoned[named]) end
+  end
+  for named, times in pairs(poisoned) do -- bound: ARGV 4
+    redis.call('HINCRBY', key, 'poisoned ' .. name_field(named), times)
   end
   redis.call('PEXPIRE', key, 90 * 86400000)
 end
@@ -144,8 +156,14 @@ local function forget_lost()
 end
 -- Note that the worker was lost, and add to what is noted of it.
 local function write_lost(put_back, dead_lettered)
-  local known = redis.call('HGET', dead .. ':lost-work', name)
-  local work = known and cjson.decode(known) or {put_back = 0, dead = 0, why = ARGV[12]}
+  local known = read_lost_work()
+  local work = known or {put_back = 0, dead = 0, why = ARGV[12]}
+  work.tasks = work.tasks or {}
+  local size = 0
+  for _ in pairs(work.tasks) do size = size + 1 end -- bound: a hundred
+  for named in pairs(deaths) do -- bound: ARGV 4
+    if size < 100 then work.tasks[named], size = true, size + 1 end
+  end
   work.put_back, work.dead = work.put_back + put_back, work.dead + dead_lettered
   if lost_jobs[1] then
     work.jobs = work.jobs or {}

@@ -16,7 +16,7 @@
 -- many ms the next of these is due (-1 when there is none), how many are dead, for how many ms the oldest of these has
 -- been dead (-1 when there is none), how many keys live jobs have, and the workers: the name of each, the ms that its lease
 -- still lasts (0 when it has lapsed), how many jobs it has, for how many ms its lease is over (-1 when it is not, or it has
--- left, or is being recovered), and 1 when its sidecar has renewed the lease. Then each task whose jobs wait at limits, and how many do.
+-- left, or is being recovered), and the part of a ms in the lease, in 4096ths: above 0 when its sidecar has renewed it. Then each task whose jobs wait at limits, and how many do.
 -- Last, the age in ms of the oldest job of the backlog (-1 when there is none), how many of those that wait for their time are
 -- overdue, the backlog: the jobs that no worker has and whose time has come, and what its flow is measured by.
 -- Then what KEYS 8 has.
@@ -41,7 +41,7 @@ for n = 1, #standing, 2 do -- bound: the workers of the queue
   local name = standing[n]
   local ends = tonumber(standing[n + 1])
   local over = ends > 0 and ends <= now and math.floor(now - ends) or -1
-  workers[#workers + 1] = {name, math.max(0, math.ceil(ends - now)), held[name] or 0, over, ends % 1 > 0 and 1 or 0}
+  workers[#workers + 1] = {name, math.max(0, math.ceil(ends - now)), held[name] or 0, over, math.floor(ends % 1 * 4096 + 0.5)}
   held[name] = nil
 end
 for name, count in pairs(held) do -- bound: the workers of the queue; jobs of nobody: they are about to be recovered

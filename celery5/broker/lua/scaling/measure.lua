@@ -16,7 +16,8 @@
 -- jobs that no worker has and whose time has come. How many workers live. Then each
 -- task whose jobs wait at limits, and how many do. Then what KEYS 8 has. Last, what the queue's flow is measured by.
 -- Last, how many workers were lost in the last hour, those included whose lease is over and whose jobs nobody has put back
--- yet, and the name of the last of them and when in ms since 1970: twenty of each at most.
+-- yet, and the name of the last of them and when in ms since 1970: twenty of each at most. Last, the name of each worker whose
+-- lease its sidecar has renewed, with the part of a ms in the lease, in 4096ths: of five hundred live workers at most.
 local there, running, oldest, waiting = 0, 0, -1, {}
 local now = now_ms()
 for n = 10, #KEYS do -- bound: the four lanes
@@ -31,6 +32,12 @@ local since, until_now = '(' .. string.format('%.0f', now - 3600000), string.for
 local lapsed = redis.call('ZRANGE', KEYS[7], until_now, since, 'BYSCORE', 'REV', 'LIMIT', 0, 20, 'WITHSCORES')
 local lost = redis.call('ZRANGE', KEYS[9], until_now, since, 'BYSCORE', 'REV', 'LIMIT', 0, 20, 'WITHSCORES')
 for n = 1, #lapsed do lost[#lost + 1] = lapsed[n] end -- bound: forty
+local silent = {}
+local live = redis.call('ZRANGE', KEYS[7], '(' .. until_now, '+inf', 'BYSCORE', 'LIMIT', 0, 500, 'WITHSCORES')
+for n = 1, #live, 2 do -- bound: five hundred
+  local part = math.floor(tonumber(live[n + 1]) % 1 * 4096 + 0.5)
+  if part > 0 then silent[#silent + 1] = {live[n], part} end
+end
 return {
   there + lists.unlimited,
   running,
@@ -47,4 +54,5 @@ return {
   flow_of(KEYS[6], now),
   redis.call('ZCOUNT', KEYS[9], since, until_now) + redis.call('ZCOUNT', KEYS[7], since, until_now),
   lost,
+  silent,
 }
