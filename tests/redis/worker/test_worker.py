@@ -15,6 +15,7 @@ import trio.lowlevel
 
 from celery5 import App, JobState, TaskFailed, agather, current_job
 from celery5.errors import ResultsDisabled
+from celery5.services.worker.result_publisher import ResultPublisher
 from celery5.tasks import CurrentJob
 from tests.redis.worker.workers import LEASE, Lines, held, leftovers, of_kind, start, until_async, working
 
@@ -362,3 +363,34 @@ async def test_of_two_workers_in_one_run_either_may_end_first(app: App, nursery:
         assert await (await echo.adelay(1)).aget() == 1
         await two[1 - first].stop()
         assert await (await echo.adelay(2)).astatus() is JobState.SENT
+
+
+async def test_jobs_whose_outcomes_wait_to_be_settled_count_as_held(
+    app: App, redis_client: "redis.Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app.configure(concurrency=2)
+    ended, settling = list[int](), trio.Event()
+
+    @app.task
+    async def number(n: int) -> int:
+        await trio.sleep(0.2)
+        ended.append(n)
+        return n
+
+    settle = ResultPublisher.settle
+
+    async def settle_later(publisher: ResultPublisher, outcomes: Any) -> None:
+        await settling.wait()
+        await settle(publisher, outcomes)
+
+    monkeypatch.setattr(ResultPublisher, "settle", settle_later)
+    sent = await app.asend_many([number.s(n) for n in range(8)])
+    async with working(app):
+        before = -1
+        while before != len(ended):  # no job has ended for five times as long as one takes
+            before = len(ended)
+            await trio.sleep(1)
+        assert len(ended) == 2  # as many as it has slots for
+        assert sum(held(redis_client, app).values()) == len(ended)
+        settling.set()
+        assert await agather(sent, timeout=60) == list(range(8))
