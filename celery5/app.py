@@ -69,6 +69,7 @@ from celery5.protocol.job.story import JobDetails
 from celery5.protocol.scaling.budget import Budget, check_budgets
 from celery5.results.async_result import ANY_RESULT, AsyncResult
 from celery5.results.job_details import AppState, empty_queue, find_job, read_app_state
+from celery5.runners.context import CURRENT_JOB
 from celery5.scheduling.schedules import Schedules
 from celery5.scheduling.timers import DeclareStart, DeclareTimer
 from celery5.sending.memory_backlog import Backlog
@@ -453,7 +454,12 @@ class App:
         return self.streams.declare_processor(stream, dict(options))
 
     def configure(self, **settings: Any) -> None:
-        """Change settings, with precedence over all others, as a command's flags do. Raises Misconfigured."""
+        """Change settings, with precedence over all others, as a command's flags do.
+
+        Raises:
+            Misconfigured: A setting is wrong; or a job of this application called it, whose worker has these settings.
+        """
+        self._check_outside_of_jobs("configure")
         own_backlog, values = split_own_backlog(settings)
         if own_backlog is not None:
             self.backlog.use_own(own_backlog)
@@ -463,7 +469,8 @@ class App:
         self.use_broker(self.settings.broker)
 
     def use_config(self, config: "str | Configuration | None") -> None:
-        """Use another configuration from now on, or none. Raises Misconfigured."""
+        """Use another configuration from now on, or none. Raises Misconfigured, as `configure` does."""
+        self._check_outside_of_jobs("use_config")
         self.config = config
         self.__dict__.pop("configuration", None)
         self.configure()
@@ -511,8 +518,9 @@ class App:
         """Use a different broker from now on; connections to the previous one are closed.
 
         Raises:
-            Misconfigured: What is sent is recorded at the moment.
+            Misconfigured: What is sent is recorded at the moment; or a job of this application called it.
         """
+        self._check_outside_of_jobs("use_broker")
         if self._is_recorded:
             raise Misconfigured(
                 f"recorded(app) is in force for application {self.name!r}, which opens no connection: end it before "
@@ -522,6 +530,18 @@ class App:
             self.connections.close()
         self.__dict__["connections"] = self.brokers.connect(url)
         self._sender.reset()
+
+    def _check_outside_of_jobs(self, method: str) -> None:
+        """Raise Misconfigured in a job of this application: its worker, and all other jobs there, share the settings.
+
+        A job may well do that to another application, of which it is a client only.
+        """
+        job = CURRENT_JOB.get()
+        if job is not None and job.task in self.tasks:
+            raise Misconfigured(
+                f"app.{method}() in a job would change application {self.name!r} for all jobs of its worker: start the "
+                "worker with other settings, or make another App for what is sent elsewhere"
+            )
 
     def queue(self, name: str) -> QueueKeys:
         """Return the keys of one of the application's queues."""
@@ -581,7 +601,7 @@ class App:
         Its own workers would not have it otherwise. A task that is only imported here is its owner's alone.
         """
         if self._may_share("task", task.name, task.__module__, task.app, free=task.had_no_app):
-            self.tasks.setdefault(task.name, task.copy_for(self))
+            self.tasks.add_missing(task.name, lambda: task.copy_for(self))
 
     def _adopt_events(self) -> None:
         """Adopt included free events. One that two applications include stays with the first: there is one class."""
@@ -774,7 +794,11 @@ class App:
         Args:
             receiver: What takes the jobs.
             check: Raises for each other use of a connection that is not to be made.
+
+        Raises:
+            Misconfigured: A job of this application called it: what other jobs of its worker send would be lost.
         """
+        self._check_outside_of_jobs("redirect")
         is_outermost = not self._is_recorded
         reads_hash = is_outermost and self.config == "redis" and "settings" not in self.__dict__
         if reads_hash:  # no connection is opened for the settings, either: those of the code are used

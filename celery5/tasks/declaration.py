@@ -64,6 +64,9 @@ R = TypeVar("R")
 class TaskRegistry(dict[str, Task[Any, Any]]):
     """The tasks of an application by name. A missing name raises UnknownTask, which suggests a similar one.
 
+    Tasks are added by their declarations, and never removed: a worker looks each job's task up here, so whatever a job
+    did to `app.tasks` would be done to all jobs after it.
+
     A subclass of dict, since each job makes four lookups: a Mapping of our own takes three times as long.
     """
 
@@ -72,9 +75,24 @@ class TaskRegistry(dict[str, Task[Any, Any]]):
 
     def add(self, task: Task[Any, Any]) -> None:
         """Add a task. Raises DuplicateTask when another function has its name."""
-        registered = self.setdefault(task.name, task)
+        registered = self.add_missing(task.name, lambda: task)
         if registered.__wrapped__ is not task.__wrapped__:
             raise DuplicateTask(f"two tasks are named {task.name!r}: give one of them @task(name=...)")
+
+    def add_missing(self, name: str, make: Callable[[], Task[Any, Any]]) -> Task[Any, Any]:
+        """Return the task of that name; add the one that `make` returns when there is none."""
+        if name not in self:
+            super().__setitem__(name, make())
+        return self[name]
+
+    def _refuse(self, *_arguments: object, **_named: object) -> Never:
+        raise TypeError(
+            "the tasks of an application are read-only: declare one by @app.task, and leave modules out of include"
+        )
+
+    if not TYPE_CHECKING:  # a type checker would ask for the signatures of dict
+        __setitem__ = __delitem__ = __ior__ = _refuse
+        clear = pop = popitem = setdefault = update = _refuse
 
 
 class TaskOptions(TypedDict, total=False):

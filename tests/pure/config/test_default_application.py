@@ -48,7 +48,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> DefaultApp:
     monkeypatch.setattr(app, "_is_chosen", False)
     monkeypatch.setattr(app, "_searched_modules", 0)
     monkeypatch.setattr(app, "module", app.module)
-    app.tasks.clear()  # of other tests
+    dict.clear(app.tasks)  # of other tests
     app.__dict__.pop("streams", None)
     monkeypatch.setenv("CELERY5_BROKER", NOBODY)
     return app

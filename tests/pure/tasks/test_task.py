@@ -398,3 +398,25 @@ def test_type_checkers_know_every_option_and_every_setting() -> None:
     assert sorted(SendOptions.__annotations__) == sorted(Options.__struct_fields__)
     of_their_own = {"broker", "budgets", "when_unpublishable"}  # parameters of App
     assert sorted({*SettingOptions.__annotations__, *of_their_own}) == sorted(Settings.__struct_fields__)
+
+
+READS = {"copy", "fromkeys", "get", "items", "keys", "values"}
+"""The public methods of a dict that change nothing."""
+
+
+def test_no_method_of_a_dict_changes_the_tasks_of_an_application() -> None:
+    app = App("steady", broker="redis://nobody")
+    app.task(add)
+    before = dict(app.tasks)
+    (name,) = before
+    arguments: dict[str, tuple[Any, ...]] = {"pop": (name,), "setdefault": ("new", None), "update": ({},)}
+    for method in {name for name in dir(dict) if not name.startswith("_")} - READS:
+        with pytest.raises(TypeError, match="read-only"):
+            getattr(app.tasks, method)(*arguments.get(method, ()))
+    with pytest.raises(TypeError, match="read-only"):
+        app.tasks["new"] = before[name]
+    with pytest.raises(TypeError, match="read-only"):
+        del app.tasks[name]
+    with pytest.raises(TypeError, match="read-only"):
+        app.tasks |= {}
+    assert dict(app.tasks) == before

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,8 @@ from celery5 import App, RetryPolicy, TaskFailed, current_job
 from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.errors import BrokerUnavailable
 from celery5.services.worker import judgement, task_execution
-from tests.redis.worker.workers import Lines, held, until, working
+from celery5.testing import recorded
+from tests.redis.worker.workers import Lines, held, of_kind, until, working
 
 
 @dataclass
@@ -208,6 +209,57 @@ async def test_a_job_that_cannot_reach_another_broker_has_failed(
             await (await near.adelay()).aget(timeout=30)
     assert caught.value.attempt == 2
     elsewhere.close()
+
+
+CHANGES: dict[str, Callable[[App], object]] = {
+    "clear": lambda app: app.tasks.clear(),
+    "delete": lambda app: app.tasks.pop("other"),
+    "replace": lambda app: app.tasks.update(dict.fromkeys(app.tasks)),
+    "configure": lambda app: app.configure(broker="unix:///nonexistent/nobody.sock"),
+    "broker": lambda app: app.use_broker("unix:///nonexistent/nobody.sock"),
+    "configuration": lambda app: app.use_config("nowhere.toml"),
+    "record": lambda app: recorded(app).__enter__(),
+    "close": lambda app: app.close(),
+}
+"""What a job may try with its own application."""
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("kind", ["trio", "asyncio", "thread"])
+async def test_a_job_cannot_change_its_application_for_the_jobs_after_it(
+    app: App, kind: str, change: str
+) -> None:
+    task = of_kind(app, kind, lambda: CHANGES[change](app) and None)
+
+    @app.task(name="other")
+    def other() -> int:
+        return 1
+
+    @app.task(name="sends")
+    def sends() -> int:
+        return other.delay().get(timeout=30)
+
+    async with working(app) as one:
+        sent = await task.options(max_retries=0).adelay()
+        if change == "close":
+            await sent.aget(timeout=30)
+        else:
+            with pytest.raises(TaskFailed, match=r"read-only|for all jobs of its worker"):
+                await sent.aget(timeout=30)
+        assert await (await sends.adelay()).aget(timeout=30) == 1
+        assert not one.ended.is_set()
+
+
+async def test_a_job_may_change_another_application(app: App) -> None:
+    elsewhere = App("elsewhere", broker="unix:///nonexistent/nobody.sock")
+
+    @app.task
+    def configure() -> int:
+        elsewhere.configure(concurrency=7)
+        return elsewhere.settings.concurrency
+
+    async with working(app):
+        assert await (await configure.adelay()).aget(timeout=30) == 7
 
 
 @contextmanager

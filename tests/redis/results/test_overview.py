@@ -36,7 +36,7 @@ async def test_how_often_a_job_may_be_tried_again_is_told_whoever_says_it(app: A
     of_the_call = await plain.options(max_retries=1).adelay()
     stories = [await found(app, job.id) for job in (by_default, declared, of_the_call)]
     assert [story.max_retries for story in stories] == [app.retry_policy.max_retries, 7, 1]
-    del app.tasks["plain"]
+    dict.pop(app.tasks, "plain")
     assert (await found(app, by_default.id)).max_retries is None  # only whoever declares it can know
 
 

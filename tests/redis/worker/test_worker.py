@@ -227,8 +227,9 @@ async def test_a_job_knows_itself_in_every_kind_of_task(app: App) -> None:
     tasks = []
     for kind in ("trio", "asyncio", "thread"):
         tasks.append(of_kind(app, kind, body))
-        app.tasks[f"flaky-{kind}"] = app.tasks.pop("flaky")
         tasks[-1].name = f"flaky-{kind}"
+        app.tasks.add(tasks[-1])
+        dict.pop(app.tasks, "flaky")
     async with working(app, name="knower"):
         for task in tasks:
             sent = await task.adelay()
