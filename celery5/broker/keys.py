@@ -613,23 +613,36 @@ _NAMES = ("queue", "stream", "lane", "_lanes", "app", "pattern")
 @cache
 def _compile_patterns() -> list[tuple[re.Pattern[str], KeyLifetime]]:
     """Return what the keys of an application look like, from those that the classes make; keys that stay first."""
-    app = Keys(_APP_SIGN)
     shapes: dict[KeyLifetime, set[str]] = {"stays": set(), "expires": set()}
-    for owner in (app, app.for_queue(_QUEUE_SIGN), app.for_queue(EVENTS), app.for_stream(_QUEUE_SIGN)):
-        for shape, lifetime in _list_shapes(owner):
-            shapes[lifetime].add(shape)
+    for _, shape, lifetime in _list_all_shapes():
+        shapes[lifetime].add(shape)
     return [
         (re.compile("|".join(map(_to_pattern, sorted(shapes[lifetime]))), re.DOTALL), lifetime)
         for lifetime in ("stays", "expires")
     ]
 
 
-def _list_shapes(owner: Any) -> Iterator[tuple[str, KeyLifetime]]:
-    """Yield each key that an object of keys has or makes, with signs in the place of names, and its lifetime."""
+def list_key_shapes() -> Iterator[tuple[str, re.Pattern[str]]]:
+    """Yield the name of each key in the three classes, and what the keys of that name look like."""
+    for name, shape, _ in _list_all_shapes():
+        yield name, re.compile(_to_pattern(shape), re.DOTALL)
+
+
+def _list_all_shapes() -> Iterator[tuple[str, str, KeyLifetime]]:
+    app = Keys(_APP_SIGN)
+    for owner in (app, app.for_queue(_QUEUE_SIGN), app.for_queue(EVENTS), app.for_stream(_QUEUE_SIGN)):
+        yield from _list_shapes(owner)
+
+
+def _list_shapes(owner: Any) -> Iterator[tuple[str, str, KeyLifetime]]:
+    """Yield the name of each key that an object of keys has or makes, the key, and its lifetime.
+
+    Signs stand in the key in place of the names of applications, queues and streams, and of anything else.
+    """
     kind = cast("type[object]", type(owner))
     for name, hint in get_type_hints(kind, include_extras=True).items():
         if name not in _NAMES:
-            yield _as_shape(getattr(owner, name)), _get_lifetime(hint)
+            yield name, _as_shape(getattr(owner, name)), _get_lifetime(hint)
     for name, member in vars(kind).items():
         getter = member.fget if isinstance(member, property) else member
         if name.startswith("_") or name in _NAMES or not inspect.isfunction(getter):
@@ -642,7 +655,7 @@ def _list_shapes(owner: Any) -> Iterator[tuple[str, KeyLifetime]]:
         key = (
             getattr(owner, name) if isinstance(member, property) else getter(owner, *[sign] * len(parameters))
         )
-        yield _as_shape(cast("str", key)), _get_lifetime(hint)
+        yield name, _as_shape(cast("str", key)), _get_lifetime(hint)
 
 
 def _get_lifetime(hint: Any) -> KeyLifetime:

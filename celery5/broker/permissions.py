@@ -30,7 +30,7 @@ _CONNECTING = _words("auth hello ping select client|unblock eval evalsha subscri
 _PLAIN = _words("del hdel sadd set srem unlink wait xautoclaim xdel xgroup|create xreadgroup xtrim")
 """Commands beside the reading ones that calls make without a script."""
 _INSPECTING = _words("info memory|usage")
-_OPERATING = _words("scan")
+_OPERATING = _words("scan type")
 """Commands that only `celery5 doctor` uses. Nobody gets CONFIG GET, which shows passwords: it does without."""
 
 

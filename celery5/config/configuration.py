@@ -27,6 +27,8 @@ FILE_POLL_INTERVAL = 1.0
 """Seconds between two checks of a file."""
 REDIS_POLL_INTERVAL = 10.0
 """Seconds between two reads of a hash in Redis: an idle worker may send one command a second at most, in all."""
+MAX_DESCRIBED = 10
+"""Fields that are named of those that were skipped."""
 MAX_REPORTS = 50
 """The most faults of one reading of a hash that are written."""
 _HINT = "correct the field, or remove it by HDEL"
@@ -149,6 +151,8 @@ class RedisConfiguration:
         self._filter_fields = filter_fields
         self._last_state: object = None
         self._usable: dict[str, str] = {}
+        # What is wrong with fields that were skipped the last time.
+        self.faults: Sequence[str] = ()
         self._reported: set[str] = set()
 
     def load(self) -> Mapping[str, Any]:
@@ -165,6 +169,7 @@ class RedisConfiguration:
         return self._usable
 
     def _report(self, faults: Sequence[str]) -> None:
+        self.faults = faults
         for fault in [each for each in faults if each not in self._reported][:MAX_REPORTS]:
             self._reported.add(fault)
             LOG_EVENT.get()("configuration:field-skipped", "warning", where=self.where, why=fault, hint=_HINT)
@@ -186,6 +191,13 @@ class RedisConfiguration:
             return redis.perform(jobs.read_hash(self._key))
         finally:
             redis.close()
+
+
+def describe_skipped_fields(configuration: "Configuration | None") -> list[str]:
+    """Return a line for each field of a configuration in Redis that was skipped when it was read, ten at most."""
+    if not isinstance(configuration, RedisConfiguration):
+        return []
+    return [f"{configuration.where}: {fault}: skipped" for fault in configuration.faults[:MAX_DESCRIBED]]
 
 
 def make_configuration(

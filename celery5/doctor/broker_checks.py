@@ -1,14 +1,15 @@
 """Read what `celery5 doctor` checks of a broker. `protocol/health/broker_diagnosis.py` judges it."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
 from celery5.broker.call import Call
 from celery5.broker.calls import health as health_calls
-from celery5.broker.calls import jobs
+from celery5.broker.calls import jobs, limits
 from celery5.broker.drivers.blocking import BlockingRedis
 from celery5.broker.endpoint import Endpoint
+from celery5.broker.key_types import find_types, list_shared_keys
 from celery5.broker.keys import Keys, find_lifetime
 from celery5.broker.timing import Timing
 from celery5.errors import BrokerDenied, BrokerError, BrokerReplied
@@ -106,7 +107,10 @@ class BrokerChecks:
         return broker_diagnosis.diagnose_permissions(user, first.tried + 3, refused)
 
     def check_keys(self) -> Finding:
-        """Check for keys that never expire and should, or that nobody knows: of a part, if there are many keys."""
+        """Check for keys that never expire and should, that nobody knows, or that another program has made.
+
+        If there are many keys, a part is looked at, and those of which an application has one.
+        """
         names, cursor, scans = set[str](), 0, 0
         while True:
             cursor, batch = self._redis.perform(
@@ -126,7 +130,26 @@ class BrokerChecks:
             not cursor and len(examined) == len(names),
             [name for name in lasting if lifetimes[name] is None],
             [name for name in lasting if lifetimes[name] == "expires"],
+            mistyped=self._find_mistyped({*examined, *list_shared_keys(self._keys)}),
+            unreadable=self._find_unreadable_overrides(),
         )
+
+    def _find_mistyped(self, names: Collection[str]) -> list[str]:
+        """Return the keys whose type is not the one that celery5 gives them, each with both types."""
+        types_by_name = {name: types for name in sorted(names) if (types := find_types(name))}
+        found = self._redis.perform_all([health_calls.get_type(name) for name in types_by_name])
+        return [
+            f"{name} is a {kind} instead of a {' or '.join(sorted(types))}"
+            for (name, types), kind in zip(types_by_name.items(), found, strict=True)
+            if kind not in ("none", *types)
+        ]
+
+    def _find_unreadable_overrides(self) -> Sequence[str]:
+        """Return the tasks whose limit or suspension that somebody has set cannot be read, and so does not hold."""
+        try:
+            return self._redis.perform(limits.list_overrides(self._keys)).unreadable
+        except BrokerReplied:  # a key of another type
+            return ()
 
     def close(self) -> None:
         """Close the connections."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 import celery5
+from celery5.config.configuration import describe_skipped_fields
 from celery5.config.settings import find_warnings, get_origins
 from celery5.doctor.needed_processes import needs_router, needs_scheduler
 from celery5.errors import Corrupt
@@ -96,7 +97,8 @@ class HostChecks:
     def check_settings(self, app: "App") -> Finding:
         """Check the application's settings."""
         changed = sum(setting.origin != "default" for setting in get_origins(app))
-        return diagnosis.diagnose_settings(changed, find_warnings(app.settings, self._environ))
+        oddities = [*find_warnings(app.settings, self._environ), *describe_skipped_fields(app.configuration)]
+        return diagnosis.diagnose_settings(changed, oddities)
 
     def check_key_folder(self, app: "App") -> Finding:
         """Check who may read the folder of the keys."""
@@ -138,7 +140,7 @@ class HostChecks:
             why = f"no answer within {REPLY_TIMEOUT:g} s" if isinstance(error, TimeoutError) else str(error)
             return diagnosis.diagnose_unreachable_publisher(str(address), why)
         if isinstance(reply, Welcome):
-            return diagnosis.diagnose_publisher(str(address), reply.waiting, reply.trouble)
+            return diagnosis.diagnose_publisher(str(address), reply.waiting, reply.trouble, reply.outage)
         why = reply.why if isinstance(reply, ConnectionRefusal) else "it answers with something else"
         return diagnosis.diagnose_refusing_publisher(str(address), why)
 

@@ -41,6 +41,7 @@ from celery5.protocol.publisher.frames import (
     get_frame_limit,
 )
 from celery5.services.process.client_connections import accept_connections, get_host, limit_places
+from celery5.services.publisher.message_publisher import MessagePublisher
 from celery5.services.publisher.messages_store import MessagesStore
 from celery5.services.publisher.sockets import PublisherSockets
 
@@ -182,6 +183,7 @@ class Listener:
     Args:
         sockets: what to listen on.
         stores: the message store of each broker.
+        publishers: what publishes to each broker.
         broker_of: returns the broker of a queue.
     """
 
@@ -191,6 +193,7 @@ class Listener:
         app_name: str,
         sockets: PublisherSockets,
         stores: Mapping[str, MessagesStore],
+        publishers: Mapping[str, MessagePublisher],
         broker_of: Callable[[str], str],
         message_limit: int,
         log: Log,
@@ -200,6 +203,7 @@ class Listener:
         self._app = app_name
         self._sockets = sockets
         self._stores = stores
+        self._publishers = publishers
         self._broker_of = broker_of
         self._message_limit = message_limit
         self._frame_limit = get_frame_limit(message_limit)
@@ -286,7 +290,7 @@ class Listener:
     def make_welcome(self) -> Welcome:
         """Return the first message to an accepted client."""
         waiting = sum(store.size for store in self._stores.values())
-        return Welcome(waiting=waiting, trouble=self._format_problems())
+        return Welcome(waiting=waiting, trouble=self._format_problems(), outage=self._format_outages())
 
     @property
     def frame_limit(self) -> int:
@@ -366,6 +370,11 @@ class Listener:
     def _format_problems(self) -> str:
         """Return why the backlogs cannot be written; '' when they can."""
         return "; ".join(store.problem for store in self._stores.values() if store.problem)
+
+    def _format_outages(self) -> str:
+        """Return why nothing is published to a broker now; '' when all brokers accept messages."""
+        problems = [why for one in self._publishers.values() for why in one.conditions().values() if why]
+        return "; ".join(dict.fromkeys(problems))
 
     # ---- health and metrics
 

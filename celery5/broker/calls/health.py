@@ -114,6 +114,15 @@ def get_ttl(key: str) -> Call[int]:
     return Call(("PTTL", key), int, repeatable=True)
 
 
+def get_type(key: str) -> Call[str]:
+    """Return the type of a key, such as `hash`; `none` for a missing key."""
+    return Call(("TYPE", key), _decode_type, repeatable=True)
+
+
+def _decode_type(raw: bytes | str) -> str:
+    return raw if isinstance(raw, str) else raw.decode()
+
+
 def probe_unblock() -> Call[int]:
     """End the wait of a connection that there is not: whether that is permitted."""
     return Call(("CLIENT", "UNBLOCK", 0), int, repeatable=True)

@@ -207,6 +207,7 @@ class StoredOverrides(msgspec.Struct, frozen=True):
     suspended: dict[str, Suspension]
     imposed: ImposedLimits = ImposedLimits()
     lapse: float = 0.0  # seconds until the Scheduler's limits lapse, unless it renews them
+    unreadable: tuple[str, ...] = ()  # the tasks whose override cannot be read, and does not hold
 
     @property
     def effective_limits(self) -> Mapping[str, LimitOverride]:
@@ -308,12 +309,13 @@ def _read_imposed(raw: bytes) -> ImposedLimits:
 
 
 def _overrides(raw: Sequence[Any]) -> StoredOverrides:
-    imposed = _read_imposed(raw[2])
+    imposed, unreadable = _read_imposed(raw[2]), list[str]()
     return StoredOverrides(
-        _read(raw[0], LimitOverride),
-        _read(raw[1], Suspension),
+        _read(raw[0], LimitOverride, unreadable),
+        _read(raw[1], Suspension, unreadable),
         imposed,
         max(0, raw[3]) / 1000 if imposed.rules else 0.0,
+        tuple(unreadable),
     )
 
 
@@ -322,19 +324,22 @@ def _merge_overrides(replies: Sequence[StoredOverrides]) -> StoredOverrides:
     limits: dict[str, LimitOverride] = {}
     suspended: dict[str, Suspension] = {}
     imposed, lapse = ImposedLimits(), 0.0
+    unreadable = [task for reply in replies for task in reply.unreadable]
     for reply in reversed(replies):
         limits |= reply.limits
         suspended |= reply.suspended
         if reply.imposed.rules:
             imposed, lapse = reply.imposed, reply.lapse
-    return StoredOverrides(limits, suspended, imposed, lapse)
+    return StoredOverrides(limits, suspended, imposed, lapse, tuple(unreadable))
 
 
-def _read(words: Sequence[bytes], kind: type[T]) -> dict[str, T]:
+def _read(words: Sequence[bytes], kind: type[T], unreadable: list[str]) -> dict[str, T]:
+    """Return the overrides by their tasks; the tasks of those that cannot be read are added to `unreadable`."""
     found: dict[str, T] = {}
     for task, what in zip(words[::2], words[1::2], strict=True):
+        name = task.decode(errors="replace")
         try:
-            found[task.decode(errors="replace")] = msgspec.json.decode(what, type=kind)
+            found[name] = msgspec.json.decode(what, type=kind)
         except msgspec.DecodeError:
-            continue
+            unreadable.append(name)
     return found

@@ -75,13 +75,13 @@ def check(target: Target, /, *, file: str, **flags: Any) -> None:
 
     Settings that are allowed, but probably a mistake, are reported as warnings.
     """
-    from celery5.config.configuration import check_usable
+    from celery5.config.configuration import check_usable, describe_skipped_fields
     from celery5.config.settings import find_warnings, get_origins
     from celery5.processes.lifecycle import foreground
 
     app = _load_configured(target, flags)
     settings = check_usable(app.settings, app.name, app.settings.broker)
-    for warning in find_warnings(settings, os.environ):
+    for warning in (*find_warnings(settings, os.environ), *describe_skipped_fields(app.configuration)):
         echo(f"Warning: {format_cell(warning)}", err=True)
     origins = get_origins(app)
     foreground.check(app)

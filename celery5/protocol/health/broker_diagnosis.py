@@ -47,6 +47,10 @@ CORRECT_CLOCK = (
     "have NTP correct both, that of the server by slewing: a step forward ends the leases of its workers"
 )
 LOOK_AT_KEY = "redis-cli TYPE and OBJECT IDLETIME tell more of one"
+PUT_KEY_ASIDE = (
+    "no process can use it: unless a newer celery5 runs here, another program has written there; stop that program, "
+    "and put the key aside, so that nothing is lost: redis-cli RENAMENX KEY aside:KEY"
+)
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -232,17 +236,34 @@ def diagnose_permissions(user: str, tried: int, refused: Mapping[str, str]) -> F
 
 
 def diagnose_keys(
-    key_count: int, is_complete: bool, orphans: Sequence[str], undying: Sequence[str] = ()
+    key_count: int,
+    is_complete: bool,
+    orphans: Sequence[str],
+    undying: Sequence[str] = (),
+    *,
+    mistyped: Sequence[str] = (),
+    unreadable: Sequence[str] = (),
 ) -> Finding:
-    """Diagnose whether keys stay for ever. No remedy deletes: a newer version, or another program, may need them.
+    """Diagnose whether keys stay for ever, or cannot be used. No remedy deletes: a newer version, or another program,
+    may need them.
 
     Args:
         key_count: How many keys were looked at.
         is_complete: Whether these are all.
         orphans: Those that this version does not know, and that have no time to live.
         undying: Those that should have a time to live, and have none.
+        mistyped: What is said of each key of a type that celery5 does not give it.
+        unreadable: The tasks of limits and suspensions that cannot be read.
     """
     scope = f"{key_count} keys looked at" + ("" if is_complete else ", of more")
+    if mistyped:
+        return Finding("keys", "fail", f"{_join_names(mistyped)} ({scope})", PUT_KEY_ASIDE)
+    if unreadable:
+        summary = (
+            f"limits or suspensions that do not hold, since they cannot be read: {_join_names(unreadable)}"
+        )
+        remedy = "set each again, or take it back: celery5 task limit NAME none, or celery5 task resume NAME"
+        return Finding("keys", "warn", f"{summary} ({scope})", remedy)
     if orphans:
         summary = f"{len(orphans)} have neither owner nor time to live: {_join_names(orphans)} ({scope})"
         remedy = (

@@ -368,8 +368,15 @@ def _diagnose_versions(found: Sequence[WorkerVersion], own_version: str, summary
     return Finding("workers", "ok", f"{summary}, of version {own_version}")
 
 
-def diagnose_publisher(address: str, waiting: int, trouble: str) -> Finding:
-    """Diagnose the Publisher daemon, which has answered: how many messages wait, and why it cannot write them."""
+def diagnose_publisher(address: str, waiting: int, trouble: str, outage: str = "") -> Finding:
+    """Diagnose the Publisher daemon, which has answered.
+
+    Args:
+        address: Where it answers.
+        waiting: How many messages wait there.
+        trouble: Why it cannot write its backlog; "" if it can.
+        outage: Why it publishes nothing; "" if it does.
+    """
     count = f"{waiting} message{'s' * (waiting != 1)} wait{'s' * (waiting == 1)}"
     if trouble:
         summary = f"{address}, has jobs in memory only: {trouble}; {count}"
@@ -379,10 +386,15 @@ def diagnose_publisher(address: str, waiting: int, trouble: str) -> Finding:
             summary,
             "let it write to the folder of its backlog, with room on that disk; the files there are jobs: keep them",
         )
-    if waiting >= MANY_WAITING_MESSAGES:
-        remedy = (
-            "see whether its broker answers; else give it more: celery5 publisher start --connections 1..4"
+    if outage:
+        return Finding(
+            "publisher",
+            "warn",
+            f"{address}, {count}, and nothing is published: {outage}",
+            "see from that host whether its broker answers: what waits is kept, and is sent when it does",
         )
+    if waiting >= MANY_WAITING_MESSAGES:
+        remedy = "give it more connections: celery5 publisher start --connections 1..4"
         return Finding(
             "publisher", "warn", f"{address}, {count}: jobs come faster than they are published", remedy
         )

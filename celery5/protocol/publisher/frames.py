@@ -65,6 +65,7 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
     version: int = VERSION
     waiting: int = 0  # messages in its backlogs
     trouble: str = ""  # why the backlogs cannot be written
+    outage: str = ""  # why nothing is published now
 
 
 class PublishRequest(msgspec.Struct, frozen=True, array_like=True, tag="hand"):

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from celery5.broker.key_types import find_types
 from celery5.broker.keys import EVENTS, Keys, QueueKeys, find_lifetime, is_owned
 
 PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "keys.md").read_text()
@@ -211,6 +212,22 @@ def test_every_key_that_the_code_makes_is_known_by_its_class() -> None:
         key = getattr(SHOP.for_queue(EVENTS), field.name)
         if field.name not in ("queue", "lane", "_lanes"):
             assert all(find_lifetime(one) for one in fill_in(key)), field.name
+
+
+REDIS_TYPES = {"sorted set": "zset"}
+"""What Redis calls a type, where the page has another word."""
+
+
+def test_every_key_of_the_page_may_have_the_type_that_the_page_says() -> None:
+    table = PAGE.split("Channels, which hold nothing")[0]
+    rows = re.findall(r"^\| `(\w+)` \| `([^`]+)` \| (\w[\w ]*) \|", table, re.MULTILINE)
+    assert len(rows) > 80
+    for name, key, kind in rows:
+        for one in fill_in(key):
+            types = find_types(one)
+            assert REDIS_TYPES.get(kind, kind) in types, name
+            assert len(types) == 1 or name in ("run", "run_items"), name
+    assert find_types("celery5:{shop}:what") == set()
 
 
 def test_no_other_key_is_known() -> None:

@@ -163,6 +163,12 @@ CASES: list[tuple[Finding, str, str]] = [
         "warn",
         "k0, k1, k2, k3, k4 and 2 more",
     ),
+    (
+        broker_diagnosis.diagnose_keys(9, True, ["k"], mistyped=["a is a string instead of a hash"]),
+        "fail",
+        "a is a string",
+    ),
+    (broker_diagnosis.diagnose_keys(9, True, [], unreadable=["add"]), "warn", "cannot be read: add"),
     (host_diagnosis.diagnose_key_folder("/k", None), "ok", "not there yet"),
     (host_diagnosis.diagnose_key_folder("/k", {".": 0o40700, "mine.pem": 0o100600}), "ok", "for nobody else"),
     (host_diagnosis.diagnose_key_folder("/k", {".": 0o40755}), "fail", "others may enter"),
@@ -485,6 +491,7 @@ def test_every_command_of_our_scripts_is_tried() -> None:
         "INFO",
         "CONFIG",
         "SCAN",
+        "TYPE",
         "CLIENT",
         "MEMORY",
     }  # tried as such, or not needed

@@ -18,6 +18,7 @@ from celery5 import App, Misconfigured, __version__
 from celery5.broker.keys import GROUP
 from celery5.broker.permissions import make_user
 from celery5.broker.servers.embedded import EmbeddedServer
+from celery5.doctor import broker_checks
 from celery5.doctor.broker_checks import BrokerChecks
 from celery5.doctor.examination import DoctorCheck, get_checks, run_checks
 from celery5.doctor.host_checks import HostChecks
@@ -161,11 +162,12 @@ def test_a_key_that_nobody_owns_is_found_among_those_that_somebody_does(
 @pytest.mark.plants
 def test_no_key_of_celery5_is_an_orphan_nor_is_any_to_be_deleted(own: App, second: "redis.Redis") -> None:
     queue, stream = own.queue("mail"), own.keys.for_stream("clicks")
-    for key in (queue.idle_runs, queue.jobs, queue.run("night"), stream.parked("bill"), stream.log(3)):
+    for key in (queue.idle_runs, queue.jobs, queue.run("night"), stream.parked("bill")):
         second.hset(key, "any", "1")
+    second.xadd(stream.log(3), {"record": "1"})
     second.xadd(f"{stream.parked_log_prefix}bill:key", {"record": "1"})
     assert broker_of(own).check_keys().state == "ok"
-    second.hset(own.keys.audit, "any", "1")  # has lost its time to live
+    second.xadd(own.keys.audit, {"any": "1"})  # has lost its time to live
     found = broker_of(own).check_keys()
     assert (
         found.state,
@@ -175,6 +177,61 @@ def test_no_key_of_celery5_is_an_orphan_nor_is_any_to_be_deleted(own: App, secon
         True,
     )
     assert "DEL" not in found.remedy
+
+
+@pytest.mark.plants
+def test_keys_that_another_program_has_made_are_found_and_put_aside(own: App, second: "redis.Redis") -> None:
+    queue = own.queue("mail")
+    second.hset(own.keys.suspended, "add", '{"by":')
+    found = broker_of(own).check_keys()
+    assert (found.state, "cannot be read: add" in found.summary) == ("warn", True)
+    second.delete(own.keys.suspended)
+    for key in (
+        own.keys.settings,
+        own.keys.limits,
+        own.keys.queues,
+        own.keys.paused,
+        queue.stream,
+        queue.jobs,
+    ):
+        second.set(key, "what only that program has")
+        found = broker_of(own).check_keys()
+        assert found.state == "fail"
+        assert f"{key} is a string instead of a " in found.summary
+        assert "RENAMENX KEY aside:KEY" in found.remedy
+        second.renamenx(key, f"aside:{key}")
+        assert broker_of(own).check_keys().state == "ok"
+
+
+@pytest.mark.plants
+def test_keys_of_an_application_are_looked_at_however_many_its_queues_have(
+    own: App, second: "redis.Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker_checks, "MAX_KEYS", 3)
+    for number in range(20):
+        second.sadd(own.keys.queues, "default")
+        second.xadd(own.queue(f"a{number}").stream, {"job": "1"})
+    second.set(own.keys.limits, "x")
+    found = broker_of(own).check_keys()
+    assert (found.state, "of more" in found.summary) == ("fail", True)
+
+
+def test_fields_of_the_configuration_in_redis_that_are_skipped_are_named(
+    url: str, app_name: str, redis_client: "redis.Redis", tmp_path: Path
+) -> None:
+    with closing(App(app_name, broker=url, config="redis")) as app:
+        host = HostChecks({}, root=tmp_path)
+        assert host.check_settings(app).state == "ok"
+        redis_client.hset(app.keys.settings, mapping={"concurrency": "many", "broker": "redis://else"})
+        found = host.check_settings(app)
+        assert found.state == "warn"
+        assert "concurrency" in found.summary
+        assert "broker" in found.summary
+        redis_client.delete(app.keys.settings)
+        redis_client.set(app.keys.settings, "x")
+        assert "cannot be read" in host.check_settings(app).summary
+        redis_client.delete(app.keys.settings)
+        assert host.check_settings(app).state == "ok"
 
 
 def test_jobs_of_other_code_that_a_dead_worker_had_are_left_to_that_code(

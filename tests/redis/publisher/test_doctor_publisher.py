@@ -12,6 +12,7 @@ from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.doctor.examination import get_checks, run_checks
 from celery5.protocol.health import host_diagnosis
 from celery5.protocol.health.broker_diagnosis import Finding
+from tests.redis.commands.staff import wait_until
 from tests.redis.publisher.publishing import Daemon, publishing
 from tests.redis.publisher.test_publisher_daemon_ways import free_port
 
@@ -43,11 +44,15 @@ def test_the_daemon_is_asked_whether_it_answers_and_what_waits(
     own_daemon.start()
     app: Any = own_daemon.app()
     app.send_many([app.tasks["number"].s(n) for n in range(3)])
-    assert found(app) == [Finding("publisher", "ok", f"{where}, 3 messages wait")]
+    wait_until(lambda: found(app)[0].state == "warn")
+    (unpublished,) = found(app)
+    assert unpublished.summary.startswith(f"{where}, 3 messages wait, and nothing is published: ")
+    assert own_server.url.partition("?")[0] in unpublished.summary
     (other,) = found(App("stranger", broker=own_daemon.url, publisher=where))
     assert (other.state, "it publishes for the application" in other.summary) == ("fail", True)
     assert found(App(own_daemon.name, broker=own_daemon.url)) == []
     own_server.revive()
+    wait_until(lambda: found(app) == [Finding("publisher", "ok", f"{where}, 0 messages wait")])
 
 
 def test_the_daemon_is_asked_over_tls_and_by_whom_it_trusts(own_daemon: Daemon) -> None:
@@ -63,14 +68,15 @@ def test_the_daemon_is_asked_over_tls_and_by_whom_it_trusts(own_daemon: Daemon) 
 
 
 @pytest.mark.parametrize(
-    ("waiting", "trouble", "told"),
+    ("waiting", "trouble", "outage", "told"),
     [
-        (1, "", ("ok", "1 message waits")),
-        (host_diagnosis.MANY_WAITING_MESSAGES, "", ("warn", "jobs come faster than they are published")),
-        (0, "disk full", ("warn", "has jobs in memory only: disk full")),
+        (1, "", "", ("ok", "1 message waits")),
+        (host_diagnosis.MANY_WAITING_MESSAGES, "", "", ("warn", "jobs come faster than they are published")),
+        (0, "disk full", "", ("warn", "has jobs in memory only: disk full")),
+        (0, "", "no answer", ("warn", "nothing is published: no answer")),
     ],
 )
-def test_what_waits_there_is_judged(waiting: int, trouble: str, told: tuple[str, str]) -> None:
-    finding = host_diagnosis.diagnose_publisher("unix://", waiting, trouble)
+def test_what_waits_there_is_judged(waiting: int, trouble: str, outage: str, told: tuple[str, str]) -> None:
+    finding = host_diagnosis.diagnose_publisher("unix://", waiting, trouble, outage)
     assert (finding.state, told[1] in finding.summary) == (told[0], True)
     assert bool(finding.remedy) == (finding.state != "ok")

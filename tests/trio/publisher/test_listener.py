@@ -75,6 +75,7 @@ class Host:
             app_name="shop",
             sockets=PublisherSockets(plan=plan, log=log),
             stores={"default": self.store},
+            publishers={},
             broker_of=lambda _queue: "default",
             message_limit=message_limit,
             log=log,
