@@ -14,7 +14,7 @@ import trio
 from celery5.boot_step import BootStep
 from celery5.bootsteps.own_steps import check_step
 from celery5.bootsteps.supervised import SupervisedStep
-from celery5.errors import CeleryError, Misconfigured
+from celery5.errors import BootStepFailed, CeleryError, Misconfigured
 from celery5.logs.log import Log
 from celery5.protocol.similar_names import did_you_mean
 from celery5.runners.context import LOG_EVENT
@@ -184,7 +184,7 @@ class BootGraph:
             try:
                 async with trio.open_nursery() as starting:
                     for step in self._steps:
-                        service = self._make_service(step, offered, working)
+                        service = self._make_service(step, offered, working, nursery)
                         running_step = _RunningStep(step, service, self._step_status.incarnation_end)
                         # The process does not wait for optional steps.
                         target = nursery if step.optional else starting
@@ -203,13 +203,21 @@ class BootGraph:
             self._log.event("step:stuck", "error", step=step.name, after=step.stop_limit, hint=_STUCK)
         self._on_stuck()
 
-    def _make_service(self, step: Step, offered: dict[str, Any], working: trio.Event) -> Service:
+    def _make_service(
+        self, step: Step, offered: dict[str, Any], working: trio.Event, nursery: trio.Nursery
+    ) -> Service:
         """Return the service of a step: celery5's own code as it is, all other steps supervised."""
         if step.name in self._own and not step.optional:
             own: Service = step.run
             return own
         if self._posts is None or self._log is None:
             raise TypeError("a step that is supervised needs somebody to post commands, and a log")
+
+        def end(error: BootStepFailed) -> None:
+            # What waits for the step itself may wait for ever.
+            self._on_stuck()
+            nursery.start_soon(_raise, error)
+
         return SupervisedStep(
             step=step,
             offered=offered,
@@ -218,6 +226,7 @@ class BootGraph:
             log=self._log,
             working=working,
             circuit_breakers=self._circuit_breakers,
+            on_deaf=end,
         )
 
     async def _bring_up(
@@ -250,6 +259,10 @@ class BootGraph:
         if not supervised:
             self._step_status.add_step(step.name, optional=False).set_up()
         ready[step.name].set()
+
+
+async def _raise(error: Exception) -> None:
+    raise error
 
 
 def _make_named_run(running_step: _RunningStep) -> Any:

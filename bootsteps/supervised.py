@@ -5,6 +5,7 @@ ends its worker.
 """
 
 import random
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import trio
@@ -45,7 +46,10 @@ class WorkingEvent(Protocol):
 
 
 class SupervisedStep:
-    """One supervised step. A deferred retry waits until its process is `working`."""
+    """One supervised step. A deferred retry waits until its process is `working`.
+
+    `on_deaf` is called when it was cancelled, since it was not up in time, and goes on all the same.
+    """
 
     def __init__(
         self,
@@ -57,8 +61,10 @@ class SupervisedStep:
         log: Log,
         working: WorkingEvent,
         circuit_breakers: CircuitBreakers | None = None,
+        on_deaf: Callable[[BootStepFailed], None] = lambda _error: None,
     ) -> None:
         self._step = step
+        self._on_deaf = on_deaf
         self._offered = offered
         self._self_commands = self_commands
         self._log = log
@@ -102,7 +108,7 @@ class SupervisedStep:
         try:
             with trio.move_on_after(self._step.start_limit) as limit:
                 up = _StepStarted(self, limit, first_start)
-                await self._run_as_probe(StepCode(step=self._step, offered=self._offered), up)
+                await self._run_watched(StepCode(step=self._step, offered=self._offered), up, limit)
             if limit.cancelled_caught:
                 return TimeoutError(f"not up after {self._step.start_limit:g} s")
         except BaseException as error:
@@ -196,6 +202,41 @@ class SupervisedStep:
             circuit.force_probe(self)
         self._retry_requested = False
 
+    async def _run_watched(self, code: StepCode, up: "_StepStarted", limit: trio.CancelScope) -> None:
+        """Run the step, and notice when it goes on for `stop_limit` seconds after the limit of its start."""
+        errors: list[BaseException] = []
+        watch = trio.CancelScope(shield=True)
+
+        async def watch_start() -> None:
+            with watch:
+                await trio.sleep(self._step.start_limit + self._step.stop_limit)
+                if limit.cancel_called:
+                    self._report_deaf()
+
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(watch_start)
+                try:
+                    await self._run_as_probe(code, up)
+                except BaseException as error:
+                    errors.append(error)
+                watch.cancel()
+        except BaseException:
+            if not errors:
+                raise
+        # As the code has raised it, which no nursery would: if that is a cancellation, or has one, it goes on so.
+        if errors:
+            raise errors[0]
+
+    def _report_deaf(self) -> None:
+        step = self._step
+        why = f"not up after {step.start_limit:g} s, and it takes no notice of being cancelled"
+        self._record.set_failed(StepState.GIVEN_UP, why, 1)
+        hint = _DEAF_OPTIONAL if step.optional else _DEAF
+        self._log.event("step:failed", "error", step=step.name, why=why, hint=hint, traceback="")
+        if not step.optional:
+            self._on_deaf(BootStepFailed(f"boot step {step.name!r} did not come up: {why}"))
+
     async def _run_as_probe(self, code: StepCode, up: "_StepStarted") -> None:
         """Run the step. A probe of the circuit breaker succeeds once it has been up for a while."""
         circuit = self._circuit
@@ -287,4 +328,6 @@ def _describe(error: BaseException) -> str:
 
 _DEFERRED = f"it is optional: the worker goes on without it, and tries it again ({RETRY_BOOT_STEP.name})"
 _GIVEN_UP = f"the worker goes on without it; the command {RETRY_BOOT_STEP.name} retries it"
+_DEAF = "it is mandatory: this process stops, and is ended should the step not end soon"
+_DEAF_OPTIONAL = "it is optional: the process goes on without it"
 _DIRECTLY = "it is tried again without the command"

@@ -14,6 +14,7 @@ import math
 import ssl
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -177,6 +178,15 @@ class _OpenConnections:
                 del hosts[connection.host]
 
 
+@dataclass(frozen=True, slots=True)
+class ClientLimits:
+    """How many connections there may be at a time, as far as the process has descriptors for them."""
+
+    clients: int = MAX_CLIENTS
+    # Those that have not said who they are yet.
+    unidentified: int = MAX_UNIDENTIFIED
+
+
 class Listener:
     """Serves the producers of one application.
 
@@ -197,8 +207,7 @@ class Listener:
         broker_of: Callable[[str], str],
         message_limit: int,
         log: Log,
-        max_clients: int = MAX_CLIENTS,
-        max_unidentified: int = MAX_UNIDENTIFIED,
+        limits: ClientLimits | None = None,
     ) -> None:
         self._app = app_name
         self._sockets = sockets
@@ -208,8 +217,10 @@ class Listener:
         self._message_limit = message_limit
         self._frame_limit = get_frame_limit(message_limit)
         self._log = log
+        limits = limits or ClientLimits()
         self._connections = _OpenConnections(
-            limit_places(max_clients, CLIENTS_SHARE), limit_places(max_unidentified, UNIDENTIFIED_SHARE)
+            limit_places(limits.clients, CLIENTS_SHARE),
+            limit_places(limits.unidentified, UNIDENTIFIED_SHARE),
         )
         self._shortage_logged_at = -math.inf
         self._evicted_logged_at = -LOG_PERIOD

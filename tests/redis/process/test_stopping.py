@@ -7,6 +7,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
+
 from celery5 import AsyncResult
 from tests.redis.commands.staff import Employee, Staff, wait_until
 
@@ -115,6 +117,34 @@ def test_a_worker_that_cannot_begin_anew_because_a_service_does_not_end_is_ended
     config.write_text("concurrency = 33")
     assert worker.wait(30) == 128 + signal.SIGTERM
     assert worker.lines("step:stuck")
+
+
+@pytest.mark.parametrize("deaf", ["shield", "swallow"])
+def test_a_mandatory_step_that_goes_on_after_its_start_limit_ends_its_worker(staff: Staff, deaf: str) -> None:
+    script = (
+        "import trio\n"
+        "from celery5 import BootStep\n"
+        "from celery5.processes.lifecycle import foreground\n"
+        "from tests.redis.events.historian import app\n"
+        "async def shield():\n"
+        "    with trio.CancelScope(shield=True):\n"
+        "        await trio.sleep(60)\n"
+        "async def swallow():\n"
+        "    while True:\n"
+        "        try:\n"
+        "            await trio.sleep(0.1)\n"
+        "        except trio.Cancelled:\n"
+        "            pass\n"
+        f"app.bootsteps = (BootStep('mine', {deaf}, start_limit=0.3, stop_limit=0.1),)\n"
+        "foreground.STOP_LIMIT = 0.3\n"
+        "foreground.serve(app, foreground.ServeOptions(name='w'))\n"
+    )
+    worker = staff.launch([sys.executable, "-c", script], grace_period=0.1)
+    assert worker.wait(30) == 128 + signal.SIGTERM
+    (failed,) = worker.lines("step:failed")
+    assert failed["why"] == "not up after 0.3 s, and it takes no notice of being cancelled"
+    assert failed["step"] == "mine"
+    assert "Traceback" not in worker.output.read_text()
 
 
 def test_a_worker_does_not_wait_for_threads_that_its_jobs_left_behind(staff: Staff) -> None:

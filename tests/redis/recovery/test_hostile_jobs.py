@@ -211,7 +211,7 @@ async def test_a_job_that_cannot_reach_another_broker_has_failed(
     elsewhere.close()
 
 
-CHANGES: dict[str, Callable[[App], object]] = {
+CHANGES: dict[str, Callable[[Any], object]] = {
     "clear": lambda app: app.tasks.clear(),
     "delete": lambda app: app.tasks.pop("other"),
     "replace": lambda app: app.tasks.update(dict.fromkeys(app.tasks)),

@@ -37,7 +37,7 @@ from celery5.sending.bounded_queue import BacklogCapacity
 from celery5.sending.messages_backlog import MemoryBacklog
 from celery5.sending.publisher_client import PublisherClient
 from celery5.services.publisher import listener as listening
-from celery5.services.publisher.listener import MAX_UNIDENTIFIED, Listener
+from celery5.services.publisher.listener import MAX_UNIDENTIFIED, ClientLimits, Listener
 from celery5.services.publisher.messages_store import MessagesStore
 from celery5.services.publisher.sockets import PublisherSockets, SocketPlan, get_inherited_sockets
 
@@ -79,8 +79,7 @@ class Host:
             broker_of=lambda _queue: "default",
             message_limit=message_limit,
             log=log,
-            max_clients=most,
-            max_unidentified=strangers,
+            limits=ClientLimits(most, strangers),
         )
 
     def count(self, name: str) -> float:
