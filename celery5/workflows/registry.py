@@ -356,9 +356,9 @@ class Workflows:
         """Return the queue of the jobs of a node that have not ended, and their ids."""
         generation = int(run[f"node:{number}"].partition(b" ")[2] or b"0")
         queue = str(node.get("p", {}).get("queue", home))
-        elsewhere = "" if queue == home else home
+        by_outbox = home if node.get("p") else ""
         if node["k"] != "map":
-            return queue, [str(MemberId(run_id, number, generation, None, elsewhere))]
+            return queue, [str(MemberId(run_id, number, generation, None, by_outbox))]
         keys = self._app.queue(home)
         bitmaps = await redis.perform_all(
             [calls.read_bits(keys, run_id, number, name) for name in ("done", "bad", "held", "again")]
@@ -366,7 +366,7 @@ class Workflows:
         ended = _merge_bits(bitmaps)
         sent = int(run.get(f"sent:{number}", b"0"))
         ids = [
-            str(MemberId(run_id, number, generation, member, elsewhere))
+            str(MemberId(run_id, number, generation, member, by_outbox))
             for member in range(sent)
             if not ended[member >> 3 : (member >> 3) + 1] or not ended[member >> 3] & (128 >> (member & 7))
         ]

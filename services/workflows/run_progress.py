@@ -22,7 +22,8 @@ from celery5.broker.keys import QueueKeys
 from celery5.errors import BrokerError, BrokerReplied, CeleryError
 from celery5.logs.log import Log
 from celery5.protocol.job.job import Job
-from celery5.protocol.workflows.member_ids import get_run_id
+from celery5.protocol.workflows.member_ids import MemberId, parse_member_id
+from celery5.workflows.graph import decode_node, is_undo
 
 OUTBOX_BATCH = 100
 """Entries of the outbox in one call."""
@@ -34,8 +35,8 @@ FIRST_PASS = 5.0
 """Seconds that a starting worker takes for what waits in the outboxes, before it reads jobs."""
 NEW_RUNS = b"runs"
 """The payload that notifies the workers of a queue of records or of the outbox."""
-_STOPPED = (b"failed", b"cancelled", b"expired")
-"""States of runs whose jobs are not sent any more. One that is being undone still sends jobs."""
+_END_BITS = ("done", "bad", "held")
+"""The bitmaps that say which members of a map have ended."""
 
 Action = Callable[[], Awaitable[Any]]
 
@@ -296,18 +297,46 @@ class RunRelay:
         await self._end(keys, rejected, "REJECTED", "another job has its key")
 
     async def _send_late(self, keys: QueueKeys, jobs: Sequence[Job]) -> None:
-        """Send jobs that were to be sent earlier. Those whose run has stopped meanwhile are revoked instead."""
-        runs = {get_run_id(job.id): b"" for job in jobs}
-        for run_id in runs:
-            fields = await self._redis.perform(calls.read_run(keys, run_id, ["state"]))
-            runs[run_id] = fields.get("state", b"")
-        stopped = [job for job in jobs if runs[get_run_id(job.id)] in _STOPPED]
+        """Send jobs that were to be sent earlier, but those that have ended since.
+
+        Those whose run has stopped meanwhile are revoked instead.
+        """
+        wanted: list[Job] = []
+        stopped: list[Job] = []
+        for job in jobs:
+            member = parse_member_id(job.id)
+            if member is not None and await self._is_active(keys, member):
+                (wanted if await self._is_sent(keys, member) else stopped).append(job)
         if stopped:
             # An earlier attempt may have sent them before it was cut off.
             await self._app.workflows.revoke_jobs(stopped[0].queue, [job.id for job in stopped])
             await self._end(keys, stopped, "REVOKED", "its run was stopped before it was sent")
-        if wanted := [job for job in jobs if job not in stopped]:
+        if wanted:
             await self._send_jobs(keys, wanted)
+
+    async def _is_active(self, keys: QueueKeys, member: MemberId) -> bool:
+        """Return whether a job of a run has not ended. What is remembered of its id itself is forgotten in time."""
+        name = f"node:{member.node}"
+        fields = await self._redis.perform(calls.read_run(keys, member.run, [name]))
+        word, _, generation = fields.get(name, b"").partition(b" ")
+        if word not in (b"active", b"ending") or (generation or b"0") != b"%d" % member.generation:
+            return False
+        if member.member is None:
+            return True
+        bits = [calls.read_bit(keys, member.run, member.node, bit, member.member) for bit in _END_BITS]
+        return not any(await self._redis.perform_all(bits))
+
+    async def _is_sent(self, keys: QueueKeys, member: MemberId) -> bool:
+        """Return whether a run sends such a job: while it is live, and where it undoes another one."""
+        name = f"node:{member.node}"
+        fields = await self._redis.perform(calls.read_run(keys, member.run, ["state", "def", name]))
+        if fields.get("state") == b"live":
+            return fields.get(name, b"").startswith(b"active")
+        plan = await self._redis.perform(
+            calls.read_plan(keys, fields.get("def", b"").decode(), [str(member.node)])
+        )
+        is_undone = fields.get("state", b"").startswith(b"undoing")
+        return is_undone and any(is_undo(decode_node(node)) for node in plan.values())
 
     async def _end(self, keys: QueueKeys, jobs: Sequence[Job], state: str, reason: str) -> None:
         """End jobs that do not run, in their runs."""

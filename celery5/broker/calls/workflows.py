@@ -156,6 +156,11 @@ def read_bits(keys: QueueKeys, run_id: str, node: int, name: str) -> Call[bytes]
     return Call(("GET", f"{keys.run(run_id)}:{node}:{name}"), _bytes, repeatable=True)
 
 
+def read_bit(keys: QueueKeys, run_id: str, node: int, name: str, member: int) -> Call[bool]:
+    """Return whether a member of a map is in a bitmap."""
+    return Call(("GETBIT", f"{keys.run(run_id)}:{node}:{name}", member), bool, repeatable=True)
+
+
 def add_watch(keys: Keys, index: str, waiter: str, *, life: float) -> Call[int]:
     """Note for `life` seconds at least that a node of a run waits for an event with certain values. Safe to repeat."""
     return script_call(WATCH, (keys.event_waits(index),), (waiter, to_ms(life)), int, repeatable=True)

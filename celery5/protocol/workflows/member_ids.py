@@ -1,8 +1,8 @@
 """The ids of jobs that are members of a run of a workflow.
 
-`<run>~<node>`, then `.<generation>` when the node was started again, `~<number>` for a member of a map, and `@<home>`
-on another queue than that where the run lives. So a job says what it
-belongs to without any index, whatever the graph is.
+`<run>~<node>`, then `.<generation>` when the node was started again, `~<number>` for a member of a map, and `@<home>`,
+the queue where the run lives, when the outbox of that sends it: to another queue, with a key or at a time. So a job
+says what it belongs to without any index, whatever the graph is.
 """
 
 import re

@@ -17,7 +17,7 @@
 --           retry:    Command, delay in ms, ttl of a document in ms
 --           bury:     Command, ttl in ms and its cause, document
 --           member:   result, number in the map (-1: none; -2: the result is a run that takes its place), the node of its
---                     run (`<run>~<node>`, and @ and the home of the run if that is another queue)
+--                     run (`<run>~<node>`, and @ and the home of the run if it has those in its id)
 --           ended:    document, or result of a success, ttl in ms, state and what its key is remembered under: of a member
 --           release:  Command, deliveries so far, ttl of a document in ms
 --           hold:     Command, delay in ms, ttl of a document in ms: waits as it is, with the deliveries that it had
@@ -51,7 +51,7 @@ for at = 5 + 6 * count, #ARGV, 3 do for_sinks[ARGV[at]] = at end -- bound: the d
 -- The members of runs that have succeeded, by their nodes.
 local nodes, members = {}, {}
 local function note_member(id, result, value, number, node)
-  if string.find(node, '@', 1, true) then -- it was published from another slot, and must not come again
+  if string.find(node, '@', 1, true) then -- it was sent by an outbox, and must not come again
     redis.call('SET', result, '{"v":1,"id":' .. cjson.encode(id) .. ',"task":"","state":"SUCCESS","reason":"ignored"}', 'PX', 600000)
   end
   local noted = members[node]

@@ -46,7 +46,7 @@ end
 -- Send one job: to a stream of this queue, or by the outbox when it goes elsewhere, has a key or a time.
 local function send_job(run, n, node, generation, member, item)
   local other = node.p
-  local id = member_id(run, n, generation, member, other and other.queue ~= home)
+  local id = member_id(run, n, generation, member, other)
   local parts = message_parts(run, node, item)
   parts[2] = cjson.encode(id)
   if not other then

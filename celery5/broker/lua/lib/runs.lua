@@ -118,9 +118,10 @@ end
 local function set_state(run, n, state, generation)
   put(run, 'node:' .. n, generation and generation > 0 and state .. ' ' .. generation or state)
 end
-local function member_id(run, n, generation, member, is_elsewhere)
+-- Return the id of a job. With the home at its end when the outbox sends it: such a job may be sent twice, and its end is remembered.
+local function member_id(run, n, generation, member, by_outbox)
   local id = run.id .. '~' .. n
   if generation > 0 then id = id .. '.' .. generation end
   if member then id = id .. '~' .. member end
-  return is_elsewhere and id .. '@' .. home or id
+  return by_outbox and id .. '@' .. home or id
 end

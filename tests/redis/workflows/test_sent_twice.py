@@ -1,0 +1,101 @@
+"""Sent twice: what an outbox sends again, since its worker died on the way, runs once, however long ago it ended."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+
+from celery5 import App, first
+from celery5.broker.calls import workflows as calls
+from celery5.broker.keys import QueueKeys
+from celery5.services.workflows import run_progress
+from celery5.workflows import WorkflowRun
+from celery5.workflows.compose import Workflow
+from tests.redis.worker.workers import until, until_async, working
+from tests.redis.workflows.sample_tasks import QUEUES, SampleTasks
+
+
+@pytest.fixture
+def tasks(app: App) -> SampleTasks:
+    """The tasks of the application."""
+    return SampleTasks(app)
+
+
+async def send_and_die(app: App, keys: QueueKeys) -> int:
+    """Do what a worker does that dies when it has sent what is in an outbox. Returns how many entries it leaves."""
+    driver = await app.connections.get_async_driver()
+    await driver.perform(calls.create_outbox(keys))
+    entries = await driver.perform(calls.read_outbox(keys, "dead", count=100))
+    await app.asend_jobs([run_progress._make_job(entry.fields) for entry in entries])
+    return len(entries)
+
+
+async def take_over(
+    app: App, keys: QueueKeys, redis_client: "redis.Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Let another worker do what a dead one has left, when what is remembered of the ids of jobs is forgotten."""
+    for key in redis_client.scan_iter("*~*"):
+        redis_client.delete(key)
+    monkeypatch.setattr(run_progress, "STALE_AFTER", 0.0)
+    async with working(app, queues=QUEUES):
+        await until(lambda: not redis_client.xlen(keys.run_outbox))
+        await until_async(lambda: nothing_else_waits(app))
+
+
+async def nothing_else_waits(app: App) -> bool:
+    """Whether there is no job but one that blocks."""
+    return sum([(await app.ainfo(queue)).unfinished for queue in QUEUES]) <= 1
+
+
+JOBS: dict[str, Callable[[SampleTasks], Workflow[Any]]] = {
+    "at a time": lambda t: t.add.options(countdown=0.01).s(1, 2),
+    "with a key": lambda t: t.add.options(key="order-7").s(1, 2),
+    "kept from others by its key": lambda t: t.add.options(key="order-8", unique_for=0.01).s(1, 2),
+    "members at a time": lambda t: t.add.options(countdown=0.01).starmap([(1, 2)]),
+}
+
+
+@pytest.mark.parametrize("name", JOBS)
+async def test_a_job_that_has_ended_is_not_sent_again(
+    app: App, tasks: SampleTasks, redis_client: "redis.Redis", monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    run: WorkflowRun[Any] = await (JOBS[name](tasks) >> tasks.block.s(5)).astart()
+    keys = app.queue(run.queue)
+    assert await send_and_die(app, keys) == 1
+    async with working(app, queues=QUEUES):
+        await tasks.begun.wait()
+        await take_over(app, keys, redis_client, monkeypatch)
+        tasks.gate.set()
+        assert await run.aget(20) == 5
+    assert tasks.count("add") == 1
+
+
+async def test_a_job_of_a_run_that_has_stopped_is_not_sent(
+    app: App, tasks: SampleTasks, redis_client: "redis.Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run: WorkflowRun[Any] = await tasks.add.options(key="order-9").s(1, 2).astart()
+    keys = app.queue(run.queue)
+    driver = await app.connections.get_async_driver()
+    await driver.perform(calls.create_outbox(keys))
+    await driver.perform(calls.read_outbox(keys, "dead", count=100))
+    await run.acancel()
+    await take_over(app, keys, redis_client, monkeypatch)
+    assert (tasks.count("add"), (await run.astatus()).active) == (0, 0)
+
+
+async def test_what_has_lost_a_first_before_it_was_sent_is_not_sent(
+    app: App, tasks: SampleTasks, redis_client: "redis.Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loser = tasks.add.options(key="order-10").s(1, 2)
+    run: WorkflowRun[Any] = await (first(tasks.total.s([4]), loser) >> tasks.block.s(5)).astart()
+    keys = app.queue(run.queue)
+    driver = await app.connections.get_async_driver()
+    await driver.perform(calls.create_outbox(keys))
+    await driver.perform(calls.read_outbox(keys, "dead", count=100))
+    async with working(app, queues=QUEUES):
+        await tasks.begun.wait()
+        await take_over(app, keys, redis_client, monkeypatch)
+        tasks.gate.set()
+        assert await run.aget(20) == 5
+    assert (tasks.count("add"), (await run.astatus()).active) == (0, 0)
