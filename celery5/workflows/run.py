@@ -185,7 +185,9 @@ class WorkflowRun(Generic[R_co]):
         return make_status(self.id, self.queue, fields)
 
     def cancel(self) -> bool:
-        """Cancel the run: nothing of it begins any more, what runs is revoked. For plain Python.
+        """Cancel the run: what waits is withdrawn, what runs is revoked. For plain Python.
+
+        It is CANCELLING while any of that is left; when it is CANCELLED, nothing of it begins any more.
 
         Returns:
             True when it was live; False when it had ended before, or is not known.

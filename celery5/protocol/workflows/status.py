@@ -16,6 +16,7 @@ class RunState(StrEnum):
 
     RUNNING = "RUNNING"
     HELD = "HELD"  # it runs, and waits for the replay of a dead letter
+    CANCELLING = "CANCELLING"  # what waits is withdrawn, and what runs is stopped
     UNDOING = "UNDOING"  # it fails: what runs is stopped, and what has ended is undone
     SUCCESS = "SUCCESS"
     FAILED = "FAILED"
@@ -43,7 +44,7 @@ RUN_STATES: Mapping[str, RunState] = {
     "cancelled": RunState.CANCELLED,
     "expired": RunState.EXPIRED,
     "undoing failed": RunState.UNDOING,
-    "undoing cancelled": RunState.UNDOING,
+    "undoing cancelled": RunState.CANCELLING,
     "undoing expired": RunState.UNDOING,
 }
 """What the field `state` of a run says."""
@@ -123,6 +124,8 @@ def make_status(run_id: str, home: str, fields: Mapping[str, bytes]) -> RunStatu
     held = number("held")
     if state is RunState.RUNNING and held:
         state = RunState.HELD
+    elif state is RunState.CANCELLING and "undone" in fields:
+        state = RunState.UNDOING
     total, done, failed, skipped, active = map(number, ("all", "done", "bad", "skipped", "active"))
     pending = max(0, total - done - failed - skipped - active - held)
     if state in ENDED:  # what has not begun never will, unless the run is retried

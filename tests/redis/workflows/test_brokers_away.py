@@ -41,7 +41,7 @@ async def test_a_broker_that_is_unreachable_holds_up_only_the_runs_that_live_the
         assert redis_client.xlen(keys.run_outbox) == 1
         await trio.to_thread.run_sync(own_server.revive)
         await until(lambda: not redis_client.xlen(keys.run_outbox))
-        assert (await far.astatus()).state is RunState.CANCELLED
+        assert (await far.astatus()).state is RunState.CANCELLING, "no worker reads its queue"
 
 
 async def test_a_job_for_a_broker_that_is_unreachable_is_not_sent_when_its_run_is_cancelled_meanwhile(

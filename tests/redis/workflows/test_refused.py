@@ -107,7 +107,7 @@ STEPS: list[tuple[Callable[[Parts], Step], RunState]] = [
     (end_first, RunState.RUNNING),
     (fail, RunState.FAILED),
     (end_members, RunState.SUCCESS),
-    (cancel, RunState.CANCELLED),
+    (cancel, RunState.CANCELLING),
     (signal, RunState.SUCCESS),
     (retry, RunState.RUNNING),
     (end_child, RunState.SUCCESS),

@@ -231,3 +231,34 @@ async def test_when_a_run_has_ended_its_counts_add_up(app: App, tasks: Charges, 
     assert status.pending == 0
     assert status.done + status.failed + status.skipped == status.total
     assert not states & {"PENDING", "ACTIVE", "WAITING"}
+
+
+async def test_when_a_run_is_cancelled_nothing_of_it_begins_any_more(app: App, tasks: Charges) -> None:
+    begun: list[int] = []
+
+    @app.task(name="nap", queue="far")
+    async def nap(number: int) -> None:
+        begun.append(number)
+        await trio.sleep(0.05)
+
+    app.configure(concurrency=5)
+    run: WorkflowRun[Any] = await nap.map(range(2000)).astart()
+    async with working(app, queues=QUEUES):
+        await until(lambda: bool(begun))
+        await run.acancel()
+        await until_ended(run)
+        status, count = await run.astatus(), len(begun)
+        # What is sent behind its jobs runs when those are gone.
+        assert await (await tasks.double.adelay(7)).aget(30) == 14
+    assert len(begun) == count < 2000
+    assert (status.state, status.active, status.pending) == (RunState.CANCELLED, 0, 0)
+
+
+async def test_a_run_is_cancelling_while_its_jobs_wait(app: App, tasks: Charges) -> None:
+    run = await group(tasks.add.s(1, 2), tasks.double.s(3)).astart()
+    assert await run.acancel()
+    assert (await run.astatus()).state is RunState.CANCELLING
+    assert not await run.acancel()
+    async with working(app, queues=QUEUES):
+        assert await until_ended(run) is RunState.CANCELLED
+    assert tasks.done == []

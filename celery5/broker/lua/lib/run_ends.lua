@@ -92,8 +92,8 @@ local function fail_run(run, state, error)
   put(run, 'wakes', false)
   local is_active = number(run, 'active') > 0
   if is_active then to_outbox('revoke', run.id, 'retries', number(run, 'retries')) end
-  -- What runs still may succeed, and is undone then.
-  if redis.call('EXISTS', run.key .. ':undo') == 1 or (is_active and head_of(run).undo) then
+  -- What runs still may succeed, and is undone then. A run is cancelled when nothing of it can begin any more.
+  if redis.call('EXISTS', run.key .. ':undo') == 1 or (is_active and (head_of(run).undo or state == CANCELLED)) then
     put(run, 'state', UNDOING .. ' ' .. state)
     go_on_failing(run)
   else
