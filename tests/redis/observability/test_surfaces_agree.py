@@ -17,10 +17,11 @@ from celery5.broker.call import Call
 from celery5.broker.calls import leases as lease_calls
 from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.health import BreakerPolicy
+from celery5.observability import failures, worker_lost
 from celery5.protocol.health.breaker import Mode
 from tests.redis.commands.staff import Staff
 from tests.redis.dashboard.client import looking_at
-from tests.redis.observability.alerted import QUICK
+from tests.redis.observability.alerted import QUICK, Receiver
 from tests.redis.observability.surfaces import TARGET, Surfaces, find_queue, find_row
 from tests.redis.observability.surfaces_app import SETTINGS, declare
 from tests.redis.worker.workers import until_async, working
@@ -395,6 +396,57 @@ async def test_a_breaker_is_red_where_it_holds_jobs_back_and_not_where_it_only_w
             shown = await app.metrics.aoverview()
             assert [worker.health for worker in shown.workers] == ["ok"]
             assert "circuit breaker of flaky" not in await client.look("")
+
+
+async def test_a_webhook_says_of_a_queue_a_task_and_a_worker_what_the_api_says(seeded: App) -> None:
+    with Receiver() as receiver:
+        seeded.configure(**QUICK, **receiver.settings)
+        seeded.alert("failing", failures("break", above=0.5, least=4), for_=0.0)
+        seeded.alert("lost", worker_lost("crm"), for_=0.0)
+        await seeded.asend_many([seeded.tasks["mail"].s() for _ in range(3)])
+        driver = await seeded.connections.get_async_driver()
+        await driver.perform(lease_calls.join_queue(seeded.queue("crm"), "frozen:1", lease=0.1))
+        bodies = dict[str, Any]()
+
+        async def are_sent(*names: str) -> bool:
+            bodies.update({one.body["data"]["name"]: one.body for one in receiver.received})
+            return {*names} <= bodies.keys()
+
+        async with working(seeded, queues=["crm"], name="first"):
+            await until_async(partial(are_sent, "unread", "lost"))
+            # What failed before the first evaluation would be no news.
+            await seeded.asend_many([seeded.tasks["break"].s("down", "r") for _ in range(4)])
+            await until_async(partial(are_sent, "failing"))
+            surfaces = Surfaces(seeded)
+            await check_bodies(surfaces, bodies)
+            top, rows = await surfaces.ask("top:show"), await surfaces.ask("queue:list")
+    told = {name: (body["data"]["subject"], body["data"]["value"]) for name, body in bodies.items()}
+    (task,) = (one for one in top["tasks"] if one["name"] == "break")
+    assert told["unread"] == ("queue nobody", find_queue(rows, "nobody")["backlog"]) == ("queue nobody", 3)
+    assert told["failing"] == ("task break", task["failed_share"]) == ("task break", 1.0)
+    assert f"{task['failed']} of {task['ended']} attempts" in bodies["failing"]["data"]["description"]
+    (lost,) = top["lost"]
+    assert told["lost"] == (f"worker {lost['name']}", 1.0)
+    assert f"worker {lost['worker']} was lost" in bodies["lost"]["data"]["description"]
+    await seeded.aempty("nobody")
+
+
+async def check_bodies(surfaces: Surfaces, bodies: Mapping[str, Any]) -> None:
+    """What a notification says of an alert is what the JSON API and the page of the alerts say of it."""
+    states, page = await surfaces.ask("alert:list"), await surfaces.look("alerts")
+    for name in ("unread", "failing", "lost"):
+        body, data = bodies[name], bodies[name]["data"]
+        (state,) = (one for one in states if (one["name"], one["subject"]) == (name, data["subject"]))
+        shown = {field: state[field] for field in ("severity", "status", "value", "above", "since")}
+        assert {field: data[field] for field in shown} == shown, name
+        assert (body["type"], body["timestamp"], data["app"]) == (
+            "alert.fired",
+            state["fired_at"],
+            surfaces.app.name,
+        )
+        words = data["description"].partition(" was lost ")[0]  # how long ago is said of now
+        assert state["description"].startswith(words)
+        assert words in page
 
 
 LIMIT = 1_000_000_000
