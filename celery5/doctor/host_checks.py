@@ -169,7 +169,7 @@ class HostChecks:
             stored = [one for one in app.schedule.list() if one.state in ("active", "paused")]
             is_scheduled = not (needs_scheduler(app) or stored)
             foreign_schedule = _find_foreign_schedule(app, stored)
-        standings = app.metrics.workers()
+        standings = app.metrics.workers(state)
         return diagnosis.diagnose_workers(
             workers,
             celery5.__version__,

@@ -38,6 +38,7 @@ from celery5.protocol.observability.rollup import (
 )
 from celery5.protocol.observability.sketch import Sketch
 from celery5.protocol.observability.storage import Storage
+from celery5.results.job_details import AppState
 
 FINE_HISTORY = 6 * HOUR
 """Seconds: the history of a longer time is given in hours."""
@@ -251,19 +252,22 @@ class Metrics:
         """`overview`, from Trio or asyncio."""
         return await self._overview.read(self._app.connections, self._get_async_driver, since)
 
-    def workers(self) -> WorkersOverview:
+    def workers(self, state: AppState | None = None) -> WorkersOverview:
         """Return the live workers and how each stands, and those that were lost in the last hour. For plain Python.
 
         A frozen worker, and one whose event loop is blocked, is `silent`; one that ended in order is in neither.
 
+        Args:
+            state: What `app.info()` has returned just now, so that it is not read a second time.
+
         Raises:
             BrokerError: No broker can be reached.
         """
-        return run_blocking(self._workers.read(BlockingConnections(self._app.connections)))
+        return run_blocking(self._workers.read(BlockingConnections(self._app.connections), state))
 
-    async def aworkers(self) -> WorkersOverview:
+    async def aworkers(self, state: AppState | None = None) -> WorkersOverview:
         """`workers`, from Trio or asyncio."""
-        return await self._workers.read(self._app.connections)
+        return await self._workers.read(self._app.connections, state)
 
     def storage(self) -> Storage:
         """Return what Redis holds for the application: servers, queues, streams, history. For plain Python.

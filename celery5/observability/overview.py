@@ -63,7 +63,13 @@ from celery5.protocol.observability.rollup import (
     STALE_AFTER,
 )
 from celery5.protocol.observability.storage import describe_filling
-from celery5.protocol.process.standing import LOST_SHOWN, MAX_LOST, judge_standing, make_lost
+from celery5.protocol.process.standing import (
+    LOST_SHOWN,
+    MAX_LOST,
+    count_unnamed_lost,
+    judge_standing,
+    make_lost,
+)
 from celery5.protocol.scheduling.periodic import decode_schedule
 from celery5.results.job_details import AppState, read_app_state
 
@@ -138,16 +144,20 @@ class WorkerReader:
         self._processes: dict[str, ProcessNews] = {}
         self._last_report: str = ""
 
-    async def read(self, connections: AwaitableConnections) -> WorkersOverview:
-        """Return them. Raises BrokerError when no broker can be reached."""
+    async def read(self, connections: AwaitableConnections, state: AppState | None = None) -> WorkersOverview:
+        """Return them, of a state that was read just now or else is read. Raises BrokerError when no broker can be
+        reached.
+        """
         redis = await connections.get_async_driver()
         with skip_unreachable():
-            state = await read_app_state(self._app, redis, None, most=MAX_QUEUES)
+            state = state or await read_app_state(self._app, redis, None, most=MAX_QUEUES)
             now = await redis.perform(dead_letter_calls.get_server_time()) / 1000
             with suppress(*UNREACHABLE):  # the default broker, which has the reports
                 await self.read_reports(redis, now)
             lost = await self.read_lost(redis, state, now)
-        return WorkersOverview(tuple(self.list_workers(state, now)), tuple(lost))
+        return WorkersOverview(
+            tuple(self.list_workers(state, now)), tuple(lost), count_unnamed_lost(state.list_lost_counts())
+        )
 
     @property
     def starts(self) -> list[tuple[str, float]]:
@@ -316,19 +326,20 @@ class OverviewReader:
         queues = [_make_queue(queue) for queue in state.queues.values()]
         workers = self._workers.list_workers(state, now)
         workers.sort(key=lambda worker: (worker.health == "ok", worker.name))
+        unnamed = count_unnamed_lost(state.list_lost_counts())
         left_out = LeftOut(
             queues=state.left_out,
             tasks=max(0, len(tasks) - MAX_TASKS),
             workers=max(0, len(workers) - MAX_WORKERS),
             histories=max(0, len(state.queues) - MAX_HISTORIES),
-            lost=max(0, len(lost) - MAX_LOST),
+            lost=max(0, len(lost) - MAX_LOST) + unnamed,
         )
         begin, end = get_rate_window(find_first_minute(histories, now), now)
         return Overview(
             app=self._app.name,
             at=now,
             since=since,
-            totals=_make_totals(state, queues, tasks, len(workers), len(lost)),
+            totals=_make_totals(state, queues, tasks, len(workers), len(lost) + unnamed),
             queues=tuple(queues),
             tasks=tuple(tasks[:MAX_TASKS]),
             workers=tuple(sorted(workers[:MAX_WORKERS], key=lambda worker: worker.name)),

@@ -64,6 +64,10 @@ class AppState(msgspec.Struct, frozen=True):
     # The Schedulers, Controllers and publishers that were lost in the last hour, by kind, and how many seconds ago.
     lost: dict[str, dict[str, float]] = {}
 
+    def list_lost_counts(self) -> list[tuple[int, int]]:
+        """Return of each queue how many workers were lost in the last hour, and of how many the names are known."""
+        return [(queue.lost_count, len(queue.lost)) for queue in (*self.queues.values(), self.events)]
+
     @property
     def unfinished(self) -> int:
         """The number of jobs that have not ended."""

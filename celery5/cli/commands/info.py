@@ -47,7 +47,7 @@ def info(target: Target, queue: str | None, *, wants_json: bool) -> None:
     app = target.load()
     with skip_unreachable(app, wants_json=wants_json, queues=[queue] if queue else []) as reached:
         state = app.info(queue)
-        standings = app.metrics.workers()
+        standings = app.metrics.workers(None if queue else state)
         streams = [] if queue else app.streams.info()
         if wants_json:
             fields = {**_to_json_fields(app, state, reached), "lost": standings.lost}
@@ -115,9 +115,8 @@ def _make_lost_rows(standings: "WorkersOverview") -> list[dict[str, object]]:
         {"lost": f"{one.kind} {one.name}", "when": one.health, "what it held": describe_loss(one)}
         for one in lost[:LOST_LISTED]
     ]
-    if len(lost) > LOST_LISTED:
-        more = f"{len(lost) - LOST_LISTED} more"
-        rows.append({"lost": more, "when": "", "what it held": "celery5 worker list shows all"})
+    if more := len(lost) - len(rows) + standings.further_lost:
+        rows.append({"lost": f"{more} more", "when": "", "what it held": "celery5 worker list shows all"})
     return rows
 
 

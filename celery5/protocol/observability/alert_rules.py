@@ -29,7 +29,7 @@ from celery5.protocol.observability.queue_depth import TaskDeaths, sum_deaths
 from celery5.protocol.observability.queue_flow import QueueFlow
 from celery5.protocol.observability.report import compress, decompress, get_labels
 from celery5.protocol.observability.rollup import MetricsGroup
-from celery5.protocol.process.standing import BLOCKED, make_lost
+from celery5.protocol.process.standing import BLOCKED, count_unnamed_lost, make_lost
 from celery5.protocol.similar_names import did_you_mean
 from celery5.protocol.text_values import DURATION
 
@@ -371,8 +371,20 @@ class CounterSample(msgspec.Struct, frozen=True, array_like=True):
 
     at: float
     tasks: dict[str, TaskCount]
+    # Of each queue that was measured.
     dead: dict[str, int]
-    deaths: dict[str, int] = {}
+    # On these queues; None in a sample from before they were counted.
+    deaths: dict[str, int] | None = None
+
+    def count_deaths_since(self, task: str, queues: Mapping[str, MeasuredQueue]) -> int:
+        """Return how many workers the jobs of a task took down since then, on queues that were measured then.
+
+        What a queue had before that could not be measured, or was not counted yet, is no news.
+        """
+        if self.deaths is None:
+            return 0
+        now = sum(queue.deaths.get(task, 0) for name, queue in queues.items() if name in self.dead)
+        return max(0, now - self.deaths.get(task, 0))
 
 
 class StoredAlerts(msgspec.Struct, frozen=True, array_like=True):
@@ -533,19 +545,11 @@ def _read_all_deaths(
     base = _find_base(samples, measured.at - condition.within)
     for task, deaths in measured.deaths.items():
         if condition.task in ("", task):
-            yield f"task {task}", _read_deaths(condition, task, deaths, base, measured.at)
-
-
-def _read_deaths(
-    condition: AlertCondition, task: str, deaths: TaskDeaths, base: CounterSample | None, now: float
-) -> AlertReading:
-    """Return how many workers the jobs of a task took down lately.
-
-    When the last one was is known: so the first counts that came before anything was sampled.
-    """
-    before = deaths.workers if base is None else base.deaths.get(task, 0)
-    count = max(1, deaths.workers - before) if now - deaths.last <= condition.within else 0
-    return AlertReading(count, describe_deaths(deaths, now, f"jobs of task {task}"))
+            # When the last one was is known: so the first counts that came before anything was sampled.
+            is_recent = measured.at - deaths.last <= condition.within
+            since = base.count_deaths_since(task, measured.queues) if base is not None else 0
+            words = describe_deaths(deaths, measured.at, f"jobs of task {task}")
+            yield f"task {task}", AlertReading(max(1, since) if is_recent else 0, words)
 
 
 def _read_lost(condition: AlertCondition, measured: MeasuredCluster) -> Iterator[tuple[str, AlertReading]]:
@@ -568,12 +572,21 @@ def _read_lost(condition: AlertCondition, measured: MeasuredCluster) -> Iterator
         is_recent = measured.at - at <= condition.within
         words = f"{newest[subject][1]} was {make_lost(measured.at - at).text}"
         yield subject, AlertReading(float(is_recent), words)
-    others = [at for _, at in in_order[MAX_LOST_SUBJECTS:] if measured.at - at <= condition.within]
-    if len(in_order) > MAX_LOST_SUBJECTS:
-        yield (
-            "further processes",
-            AlertReading(len(others), f"{len(others)} further processes were lost lately"),
-        )
+    others = sum(measured.at - at <= condition.within for _, at in in_order[MAX_LOST_SUBJECTS:])
+    others += _count_unnamed_lost(condition, measured)
+    if others or len(in_order) > MAX_LOST_SUBJECTS:
+        yield "further processes", AlertReading(others, f"{others} further processes were lost lately")
+
+
+def _count_unnamed_lost(condition: AlertCondition, measured: MeasuredCluster) -> int:
+    """Return how many workers more were lost lately. A queue names the last ones: others are no later than these."""
+    return count_unnamed_lost(
+        (queue.lost, len(queue.lost_workers))
+        for name, queue in measured.queues.items()
+        if condition.queue in ("", name)
+        and queue.lost_workers
+        and measured.at - min(queue.lost_workers.values()) <= condition.within
+    )
 
 
 def _find_base(samples: Sequence[CounterSample], at: float) -> CounterSample | None:

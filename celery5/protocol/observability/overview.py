@@ -208,6 +208,8 @@ class WorkersOverview(NamedTuple):
 
     workers: tuple[WorkerOverview, ...]
     lost: tuple[LostWorker, ...]
+    # How many more were lost on one queue: of very many the last ones are known by name.
+    further_lost: int = 0
 
 
 def describe_lost_work(lost: LostWorker) -> str:

@@ -5,6 +5,7 @@ metrics, and whether it has left in order. A process whose loop is blocked lives
 so. A lost one is shown for an hour, whoever has put its jobs back.
 """
 
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -40,6 +41,17 @@ def read_silence(part: int) -> float | None:
     More than 68 minutes are 68 minutes.
     """
     return part - 1.0 if part > 0 else None
+
+
+def count_unnamed_lost(counts: Iterable[tuple[int, int]]) -> int:
+    """Return how many lost workers are not known by name.
+
+    A worker may be lost on each of its queues, so those of one queue count: the one that leaves out the most.
+
+    Args:
+        counts: How many were lost on each queue, and of how many the names are known.
+    """
+    return max((max(0, total - named) for total, named in counts), default=0)
 
 
 class ProcessStanding(msgspec.Struct, frozen=True):

@@ -227,10 +227,18 @@ def test_dead_letters_count_by_how_many_were_added() -> None:
     [
         ((), 1, 145.0, 1),  # nothing was sampled before: it counts all the same
         ((), 5, 145.0, 1),  # all but one may be old
-        ((CounterSample(0, {}, {}),), 1, 145.0, 1),
-        ((CounterSample(0, {}, {}, {"pay": 2}),), 5, 145.0, 3),
-        ((CounterSample(0, {}, {}, {"pay": 7}),), 1, 145.0, 1),  # the totals have begun anew
-        ((CounterSample(0, {}, {}, {"pay": 1}),), 1, 20.0, 0),  # long ago
+        ((CounterSample(0, {}, {"mail": 0}, {}),), 1, 145.0, 1),
+        ((CounterSample(0, {}, {"mail": 0}, {}),), 5, 145.0, 5),
+        ((CounterSample(0, {}, {"mail": 0}),), 5, 145.0, 1),  # from before deaths were counted
+        (
+            (CounterSample(0, {}, {"web": 0}, {"pay": 2}),),
+            5,
+            145.0,
+            1,
+        ),  # the queue could not be measured then
+        ((CounterSample(0, {}, {"mail": 0}, {"pay": 2}),), 5, 145.0, 3),
+        ((CounterSample(0, {}, {"mail": 0}, {"pay": 7}),), 1, 145.0, 1),  # the totals have begun anew
+        ((CounterSample(0, {}, {"mail": 0}, {"pay": 1}),), 1, 20.0, 0),  # long ago
     ],
 )
 def test_workers_that_jobs_take_down_are_counted_from_the_first(
@@ -257,6 +265,12 @@ def test_each_lost_worker_has_an_alert_and_of_very_many_the_last_ones() -> None:
         **{f"worker host:{number}": 1 for number in range(3, 23)},
         "further processes": 3,
     }
+    # A queue names the last ones: the others are counted as long as those are recent.
+    many = msgspec.structs.replace(queue, lost=200)
+    for at, further in ((150, 3 + 177), (215, 177 * 0)):
+        crowded = MeasuredCluster(at=at, queues={"mail": many, "web": again})
+        readings = {one: reading.value for (_, one), reading in read_conditions([rule], crowded, ()).items()}
+        assert readings["further processes"] == further
     later = MeasuredCluster(at=230, queues={"web": again})
     readings = {subject: one.value for (_, subject), one in read_conditions([rule], later, ()).items()}
     assert readings == {"worker host:22": 0, "worker old:1": 0}

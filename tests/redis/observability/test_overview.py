@@ -1,19 +1,25 @@
 """The overview of an application: what waits, what fails and who works, in a few trips."""
 
+import re
 import time
 from typing import Any
 
 import pytest
+import redis
+from click.testing import CliRunner
 
 from celery5 import App
 from celery5.broker.calls import leases as lease_calls
 from celery5.broker.calls import observability as report_calls
 from celery5.broker.calls import queues as queue_calls
 from celery5.broker.servers.embedded import EmbeddedServer
+from celery5.cli.commands.info import info
+from celery5.doctor.examination import get_checks, run_checks
 from celery5.errors import BrokerUnavailable, Misconfigured
 from celery5.observability import overview as overview_module
 from celery5.protocol.observability.overview import Overview
 from celery5.protocol.observability.report import Measurements, MetricsReport, ReportOrigin, Series
+from celery5.results.job_details import read_app_state
 from tests.redis.worker.workers import until_async, working
 
 FAST: dict[str, Any] = {"metrics_interval": 0.1}
@@ -144,3 +150,39 @@ async def test_all_workers_that_have_reported_are_known_however_many_pages_their
         assert (worker.health, worker.lag, worker.slots, worker.ended, worker.host) == (
             "breaker open: pay", 0.25, 7, 7, "host",
         )  # fmt: skip
+
+
+def test_of_very_many_lost_workers_all_are_counted_and_the_state_is_read_once(
+    app: App, redis_client: "redis.Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app.perform(queue_calls.register_queue(app.keys, "mail"))
+    lost = {f"host:{number}:x": (time.time() - number) * 1000 for number in range(1, 26)}
+    redis_client.zadd(app.queue("mail").lost_workers, lost)
+    redis_client.expire(app.queue("mail").lost_workers, 3600)
+    reads: list[str] = []
+
+    def read_and_count(*args: Any, **options: Any) -> Any:
+        reads.append("read")
+        return read_app_state(*args, **options)
+
+    monkeypatch.setattr(overview_module, "read_app_state", read_and_count)
+    shown = app.metrics.overview()
+    assert (shown.totals.lost, len(shown.lost), shown.left_out.lost) == (25, 20, 5)
+    assert len(reads) == 1
+    printed = CliRunner().invoke(info, [], obj=_Loaded(app)).output
+    assert re.search(r"(?m)^20 more +celery5 worker list shows all$", printed), printed
+    (found,) = run_checks([check for check in get_checks(app) if check.name == "workers"])
+    assert "host:1" in found.summary
+    assert len(reads) == 1  # both give what they have read themselves
+    redis_client.delete(app.queue("mail").lost_workers)
+
+
+class _Loaded:
+    """What a command is given, whose application is loaded."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    def load(self) -> App:
+        """Return the application."""
+        return self._app
