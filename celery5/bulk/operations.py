@@ -62,6 +62,13 @@ class BulkOperation(Protocol[T]):
         ...
 
 
+_NOT_REPLAYED = {
+    "corrupt": "a job has no message to replay",
+    "run-ended": "a job belongs to a run of a workflow that has ended: retry the run",
+}
+"""Why dead jobs are not replayed, for people: what passes by itself, such as a key that is taken, is none of it."""
+
+
 class DeadJobOperation:
     """Replays or purges dead jobs: those that were dead when the action was asked for."""
 
@@ -82,12 +89,12 @@ class DeadJobOperation:
     async def perform(self, batch: Sequence[DeadJob]) -> BatchOutcome:
         """Replay or purge jobs of one queue."""
         tally: DeadLetterTally = await self._act(self._app, self._redis, batch)
-        corrupt = tally.left.get("corrupt", 0)
+        failed = {reason: tally.left[reason] for reason in _NOT_REPLAYED if tally.left.get(reason)}
         return BatchOutcome(
             done=tally.done,
-            failed=corrupt,
-            skipped=len(batch) - tally.done - corrupt,
-            error="a job has no message to replay" if corrupt else "",
+            failed=sum(failed.values()),
+            skipped=len(batch) - tally.done - sum(failed.values()),
+            error=_NOT_REPLAYED[next(iter(failed))] if failed else "",
         )
 
 

@@ -26,6 +26,7 @@ from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import QueueKeys
 from celery5.connections.long_operations import persist
 from celery5.dead_letters.reading import BATCH_SIZE, DeadJobReader, make_dead
+from celery5.dead_letters.run_members import find_jobs_of_ended_runs
 from celery5.errors import Corrupt, Misconfigured
 from celery5.protocol.audit import join_names
 from celery5.protocol.job.dead_letters import (
@@ -60,8 +61,13 @@ class DeadLetterTally(msgspec.Struct):
     # The same, by task, reason and error.
     causes: dict[str, int] = msgspec.field(default_factory=dict[str, int])
     # Jobs that were left alone, by reason: `gone` (already replayed or purged), `key-taken` (a live job has the key),
-    # `alive` (a job with this id is alive again), `corrupt` (there is no message to replay).
+    # `alive` (a job with this id is alive again), `corrupt` (there is no message to replay), `run-ended` (it belongs to
+    # a run of a workflow that has ended: `run.retry()` runs it again, with what depends on it).
     left: dict[str, int] = msgspec.field(default_factory=dict[str, int])
+
+    def leave(self, reason: str) -> None:
+        """Count a job that was left alone."""
+        self.left[reason] = self.left.get(reason, 0) + 1
 
 
 MAX_CAUSES_READ = 100
@@ -272,15 +278,10 @@ async def _replay(
 ) -> DeadLetterTally:
     redis = persist(redis, "dlq:replay")
     tally, reader, pace = DeadLetterTally(), DeadJobReader(app, redis, query), Pace(rate)
-    limit = app.settings.message_limit
     async with _audited(app, redis, "dlq:replay", query, dry_run, rate) as action:
         while jobs := await reader.read_batch():
             for part in split_into_trips(jobs, _size, pace.portion):
-                replays = [
-                    (job, message)
-                    for job in part
-                    if not job.sink and (message := _make_replay_message(job, limit, tally)) is not None
-                ]
+                replays = await _make_replays(app, redis, part, tally)
                 documents = [job for job in part if job.sink]
                 if not dry_run:
                     await pace.wait(len(replays) + len(documents))
@@ -293,12 +294,8 @@ async def _replay(
 
 async def replay_batch(app: "Application", redis: AsyncDriver, jobs: Sequence[DeadJob]) -> DeadLetterTally:
     """Send dead jobs of one queue to it again, and documents to their sinks. Whoever calls it records it."""
-    tally, limit = DeadLetterTally(matched=len(jobs)), app.settings.message_limit
-    replays = [
-        (job, message)
-        for job in jobs
-        if not job.sink and (message := _make_replay_message(job, limit, tally)) is not None
-    ]
+    tally = DeadLetterTally(matched=len(jobs))
+    replays = await _make_replays(app, redis, jobs, tally)
     await _put_back(redis, app.queue(jobs[0].queue), replays, [job for job in jobs if job.sink], tally)
     return tally
 
@@ -377,12 +374,23 @@ def _group_by_lane(replays: Sequence[tuple[DeadJob, bytes]]) -> dict[str, list[t
     return groups
 
 
-def _make_replay_message(job: DeadJob, limit: int, tally: DeadLetterTally) -> bytes | None:
-    try:
-        return make_replay(job.raw, limit)
-    except Corrupt:
-        tally.left["corrupt"] = tally.left.get("corrupt", 0) + 1
-        return None
+async def _make_replays(
+    app: "Application", redis: AsyncDriver, jobs: Sequence[DeadJob], tally: DeadLetterTally
+) -> list[tuple[DeadJob, bytes]]:
+    """Return the jobs that can be replayed with their messages, and count the others."""
+    ended = await find_jobs_of_ended_runs(app, redis, jobs)
+    replays: list[tuple[DeadJob, bytes]] = []
+    for job in jobs:
+        if job.sink:
+            continue
+        if job.id in ended:
+            tally.leave("run-ended")
+            continue
+        try:
+            replays.append((job, make_replay(job.raw, app.settings.message_limit)))
+        except Corrupt:
+            tally.leave("corrupt")
+    return replays
 
 
 def _note(tally: DeadLetterTally, jobs: Sequence[DeadJob], codes: Sequence[int]) -> None:
@@ -391,7 +399,7 @@ def _note(tally: DeadLetterTally, jobs: Sequence[DeadJob], codes: Sequence[int])
     add_counts(tally.causes, done, "cause")
     for code in codes:
         if code != DONE:
-            tally.left[_LEFT[code]] = tally.left.get(_LEFT[code], 0) + 1
+            tally.leave(_LEFT[code])
 
 
 def _size(job: DeadJob) -> int:

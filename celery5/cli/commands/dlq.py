@@ -46,6 +46,7 @@ LEFT_REASONS = {
     "alive": "a job of its id is alive again",
     "corrupt": "there is no message to replay",
     "gone": "somebody else was first",
+    "run-ended": "its workflow has ended: celery5 workflow retry RUN",
 }
 """The reasons for which a job is left unchanged, in words."""
 

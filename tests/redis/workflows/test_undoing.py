@@ -4,10 +4,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import redis
 import trio
 
 from celery5 import App, chain, first, fork, group
-from celery5.errors import WorkflowCancelled, WorkflowFailed
+from celery5.errors import TaskFailed, WorkflowCancelled, WorkflowFailed
 from celery5.workflows import Flow, RunState, WorkflowRun
 from celery5.workflows.compose import Workflow
 from tests.redis.worker.workers import until, until_async, working
@@ -262,3 +263,50 @@ async def test_a_run_is_cancelling_while_its_jobs_wait(app: App, tasks: Charges)
     async with working(app, queues=QUEUES):
         assert await until_ended(run) is RunState.CANCELLED
     assert tasks.done == []
+
+
+async def test_a_dead_step_of_a_run_that_has_ended_is_not_replayed_alone(app: App, tasks: Charges) -> None:
+    async with working(app, queues=QUEUES):
+        run = await (tasks.reserve.s(1) >> tasks.fail.s(2)).astart()
+        alone = await tasks.fail.adelay(3)
+        assert await until_ended(run) is RunState.FAILED
+        with pytest.raises(TaskFailed):
+            await alone.aget(30)
+        tasks.is_broken = False
+        for dry_run in (True, False):
+            tally = await app.dlq.areplay(dry_run=dry_run)
+            assert (tally.matched, tally.done, tally.left) == (2, int(not dry_run), {"run-ended": 1})
+        assert await alone.aget(30) == 3
+    assert [number for name, number in tasks.done if name == "fail"].count(2) == 1
+
+
+@pytest.mark.parametrize("is_forgotten", [False, True])
+async def test_an_undo_that_has_died_is_replayed_when_its_run_has_ended(
+    app: App, redis_client: "redis.Redis", is_forgotten: bool
+) -> None:
+    undone: list[int] = []
+    is_down = True
+
+    @app.task(name="give_back", max_retries=0)
+    async def give_back(number: int) -> None:
+        if is_down:
+            raise ConnectionError
+        undone.append(number)
+
+    @app.task(name="take", undo=give_back)
+    async def take(number: int) -> int:
+        return number
+
+    @app.task(name="stop", max_retries=0)
+    async def stop() -> None:
+        raise ValueError
+
+    async with working(app, queues=QUEUES):
+        run: WorkflowRun[Any] = await (take.s(4) >> stop.s()).astart()
+        await until_ended(run)
+        is_down = False
+        if is_forgotten:
+            redis_client.delete(app.queue(run.queue).run(run.id))
+        tally = await app.dlq.areplay()
+        assert (tally.done, tally.left) == (1, {"run-ended": 1})
+        await until(lambda: undone == [4])
