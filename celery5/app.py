@@ -505,11 +505,11 @@ class App:
 
     def read_configuration(self) -> LoadedConfiguration | None:
         """Return the current content of the configuration; None without one. Raises Misconfigured."""
-        return (
-            None
-            if self.configuration is None
-            else LoadedConfiguration(self.configuration.where, self.configuration.load())
-        )
+        if self.configuration is None:
+            return None
+        from celery5.config.configuration import load_values
+
+        return load_values(self.configuration)
 
     def _settled(self, found: LoadedConfiguration | None = None) -> Settings:
         return read_settings(self.explicit_settings, os.environ, found)

@@ -18,8 +18,9 @@ from celery5.broker.calls import jobs
 from celery5.broker.drivers.blocking import BlockingRedis
 from celery5.broker.endpoint import Endpoint
 from celery5.commands.keyring import get_key_folder
-from celery5.config.settings import Settings, find_hash_fault
-from celery5.errors import BadBrokerURL, BrokerError, BrokerReplied, Misconfigured
+from celery5.config.settings import LoadedConfiguration, Settings, find_hash_fault
+from celery5.errors import BadBrokerURL, BrokerError, BrokerReplied, CeleryError, Misconfigured
+from celery5.protocol.masking import describe_error
 from celery5.runners.context import LOG_EVENT
 from celery5.scaling.strategies import get_autoscale, get_prioritisation
 
@@ -228,6 +229,31 @@ def make_configuration(
             f"config is {source!r}: give a module's name (shop.settings), a .toml file, or 'redis'"
         )
     return ModuleConfiguration(source)
+
+
+def load_values(configuration: Configuration) -> LoadedConfiguration:
+    """Return the current content of a configuration. May block.
+
+    Raises:
+        Misconfigured: The code of a backend of the user's failed, or returned something else than settings by name.
+        BrokerError: Redis, where the configuration is, cannot be reached.
+    """
+    where = str(configuration.where)
+    try:
+        values = cast("object", configuration.load())
+        # A mapping of the user's own may fail when it is read, too.
+        items = dict(cast("Mapping[object, Any]", values)) if isinstance(values, Mapping) else None
+    except CeleryError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise Misconfigured(f"{where} fails: {describe_error(error)}") from error
+    if items is None:
+        kind = type(cast("object", values)).__name__
+        raise Misconfigured(f"{where}: load() returned {kind}: return a mapping of settings by name")
+    for name in items:
+        if not isinstance(name, str):
+            raise Misconfigured(f"{where}: load() returned the name {name!r}: names of settings are texts")
+    return LoadedConfiguration(where, cast("dict[str, Any]", items))
 
 
 def check_usable(settings: Settings, app: str, broker: str) -> Settings:
