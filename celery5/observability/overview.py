@@ -24,7 +24,7 @@ from celery5.observability.storage import GetDriver, read_memory, read_storage
 from celery5.protocol.cluster.members import MemberEnd
 from celery5.protocol.commands.definitions import get_inbox_name
 from celery5.protocol.health.server_memory import ServerMemory
-from celery5.protocol.job.dead_letters import make_dead_job
+from celery5.protocol.job.dead_letters import DeadJob, make_dead_job
 from celery5.protocol.masking import get_error_text
 from celery5.protocol.observability.overview import (
     DueSchedule,
@@ -386,24 +386,52 @@ class OverviewReader:
                 for one in reversed(entries)
                 if not one.sink
             ]
-            errors = {
-                job.task: LastError(
-                    type=job.type or job.reason,
-                    message=mask_text(self._app, job.message)[:MAX_MESSAGE],
-                    at=job.died,
-                    queue=queue.queue,
-                    job=job.id,
-                )
-                for job in jobs
-            }
+            errors = {job.task: self._make_last_error(job) for job in jobs}
             kept[queue.queue] = DeadNews(now, queue.dead, errors)
-        self._dead = kept
+        self._dead = await self._add_onsets(redis, kept)
         last: dict[str, LastError] = {}
-        for news in kept.values():
+        for news in self._dead.values():
             for task, error in news.errors.items():
                 if task not in last or last[task].at < error.at:
                     last[task] = error
         return last
+
+    def _make_last_error(self, job: DeadJob) -> LastError:
+        return LastError(
+            type=job.type or job.reason,
+            message=mask_text(self._app, job.message)[:MAX_MESSAGE],
+            at=job.died,
+            queue=job.queue,
+            job=job.id,
+            group=job.group,
+        )
+
+    async def _add_onsets(self, redis: AsyncDriver, kept: dict[str, DeadNews]) -> dict[str, DeadNews]:
+        """Add to each last error when the first job died of its cause. What is known of a cause is not read again."""
+        known = {
+            (name, error.group): error.first
+            for name, news in self._dead.items()
+            for error in news.errors.values()
+            if error.first is not None
+        }
+        unknown = [
+            name
+            for name, news in kept.items()
+            if any((name, error.group) not in known for error in news.errors.values())
+        ]
+        with suppress(*UNREACHABLE):
+            reads = [dead_letter_calls.read_causes(self._app.queue(name)) for name in unknown]
+            for name, causes in zip(unknown, await redis.perform_all(reads) if reads else [], strict=True):
+                known |= {(name, group): cause.first_died for group, cause in causes.items()}
+        return {
+            name: news._replace(
+                errors={
+                    task: replace(error, first=known.get((name, error.group)))
+                    for task, error in news.errors.items()
+                }
+            )
+            for name, news in kept.items()
+        }
 
     async def _read_memory(self, get_driver: GetDriver, now: float) -> tuple[ServerMemory, ...]:
         """Return how full the servers are, and what fills those that are almost full."""

@@ -125,8 +125,7 @@ def _describe_task(
         deaths = TaskDeaths(task.deaths, task.poisoned, task.last_death or 0.0)
         lines.append(_field("workers", describe_deaths(deaths, overview.at), "bad" if task.kills else ""))
     if task.last_error is not None:
-        error = task.last_error
-        lines.append(_field("last error", f"{error.type}: {error.message}"))
+        lines.append(_field("last error", task.last_error.describe(overview.at)))
     lines += [_field("run", _percentiles(task.run)), _field("wait", _percentiles(task.wait)), ()]
     if histories is None or failures is None:
         return [*lines, _plain("reading the history", "dim")]

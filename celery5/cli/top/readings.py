@@ -40,6 +40,8 @@ class Reading:
     failures: Sequence[DeadJob] | None = None
     # The row that the last two are about.
     details_of: str = ""
+    # What alerts fire, in a line; '' for none.
+    alerts: str = ""
     # Why the last reading failed; '' when it did not.
     error: str = ""
 

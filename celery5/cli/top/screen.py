@@ -138,7 +138,7 @@ def _draw_head(reading: Reading, age: float, width: int) -> list[Line]:
     if overview is None:
         lines += [()]
     else:
-        lines += [_draw_totals(overview), _draw_attention(overview)]
+        lines += [_draw_totals(overview), _draw_attention(overview, reading.alerts)]
     if reading.error:
         shown = f"shown is what was read {format_duration(age)} ago: " if overview else ""
         lines.append(_plain(f"{shown}{reading.error}", "bad"))
@@ -176,17 +176,21 @@ def _draw_totals(overview: Overview) -> Line:
     return (*segments, (f"({ended}failed: {overview.task_window})", "dim"))
 
 
-def _draw_attention(overview: Overview) -> Line:
+def _draw_attention(overview: Overview, alerts: str) -> Line:
     queues = sum(queue.verdict.needs_attention for queue in overview.queues)
     tasks = sum(task.needs_attention for task in overview.tasks)
     workers = sum(worker.health not in ("ok", "no report yet") for worker in overview.workers)
-    workers += len(overview.lost)
-    problems = [
-        f"{count} {noun}{'' if count == 1 else 's'}"
-        for count, noun in ((queues, "queue"), (tasks, "task"), (workers, "worker"))
-        if count
-    ]
-    line: Line = (("needs attention: ", "dim"), (", ".join(problems), "bad"))
+    workers += sum(one.kind == "worker" for one in overview.lost)
+    others = sum(one.kind != "worker" for one in overview.lost)
+    counts = (
+        (queues, "queue", "queues"),
+        (tasks, "task", "tasks"),
+        (workers, "worker", "workers"),
+        (others, "other process", "other processes"),
+    )
+    problems = [f"{count} {one if count == 1 else several}" for count, one, several in counts if count]
+    problems += [f"alerts: {alerts}"] if alerts else []
+    line: Line = (("needs attention: ", "dim"), (to_one_line(", ".join(problems)), "bad"))
     if not problems:
         line = (("nothing needs attention", "dim"),)
     if overview.schedules:

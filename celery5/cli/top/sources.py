@@ -1,13 +1,15 @@
 """Read what the screen shows, and perform what a person asks for."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING
 
 from celery5.cli.top.readings import ActiveJob, Reading, read_running_jobs
 from celery5.cli.top.tables import View
 from celery5.commands.control import find_failures
-from celery5.errors import CeleryError
+from celery5.errors import BrokerError, CeleryError
+from celery5.observability.alerts import summarize_alerts
 from celery5.observability.metrics import HistoryPoint
 from celery5.protocol.commands.definitions import ACTIVE, PAUSE_QUEUE, RESUME_QUEUE
 from celery5.protocol.job.dead_letters import DeadJob
@@ -67,7 +69,14 @@ class TopSources:
             histories=histories,
             failures=failures,
             details_of=details,
+            alerts=self._read_alerts(),
         )
+
+    def _read_alerts(self) -> str:
+        """Return what alerts fire, in a line; '' where the broker that has them cannot be reached."""
+        with suppress(BrokerError):
+            return summarize_alerts(self._app.alerts.list())
+        return ""
 
     def _read_histories(self, queues: Iterable[str]) -> dict[str, Sequence[HistoryPoint]]:
         return {queue: self._app.metrics.history(queue, step=60) for queue in queues}

@@ -183,7 +183,7 @@ def _make_task_row(task: TaskOverview, now: float, *, kills: bool) -> Row:
     share = task.failed_share
     since = None if task.failing_since is None else max(0.0, now - task.failing_since)
     error = task.last_error
-    text = "" if error is None else f"{error.type}: {error.message}" if error.message else error.type
+    text = "" if error is None else error.describe(now)
     cells = (
         _text(task.name),
         *(

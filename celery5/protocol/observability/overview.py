@@ -78,6 +78,21 @@ class LastError(msgspec.Struct, frozen=True, kw_only=True):
     at: float
     queue: str
     job: str
+    # The id of its cause, as groups of dead jobs have it, and when the first job died of it; None: not known. The task
+    # may have failed before, of another cause.
+    group: str = ""
+    first: float | None = None
+
+    @property
+    def text(self) -> str:
+        """Its class and its message."""
+        return f"{self.type}: {self.message}" if self.message else self.type
+
+    def describe(self, now: float) -> str:
+        """Return it in words, with when the first job died of its cause: `first 5 min ago: ValueError: no`."""
+        return (
+            self.text if self.first is None else f"first {format_age(min(self.first, now), now)}: {self.text}"
+        )
 
 
 class QueueOverview(msgspec.Struct, frozen=True, kw_only=True):

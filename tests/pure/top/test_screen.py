@@ -1,5 +1,8 @@
 """What `celery5 top` shows, at any size of the terminal."""
 
+from dataclasses import replace
+
+import msgspec
 import pytest
 from rich.cells import cell_len
 
@@ -9,6 +12,7 @@ from celery5.cli.top.screen import draw, draw_once, look
 from celery5.cli.top.state import Question, Quit, ScreenState, handle_key
 from celery5.cli.top.tables import Column, View, make_sparkline
 from celery5.observability.metrics import HistoryPoint, TaskNumbers
+from celery5.protocol.observability.overview import LostWorker
 from tests.pure.top.overviews import NOW, make_dead, make_overview, make_reading
 
 READING = make_reading()
@@ -67,6 +71,20 @@ def test_the_head_says_what_needs_attention_and_what_comes_next() -> None:
     shown = show()
     assert "needs attention: 1 queue, 1 task, 1 worker   next schedule nightly in 1 min" in shown
     assert "ended 40/s   failed 0.6/s   backlog 12,000   running 4   dead 6   workers 1" in shown
+
+
+def test_the_head_names_the_alerts_that_fire_and_lost_processes_apart_from_workers() -> None:
+    alerts = "stream-lag (group orders:billing)"
+    shown = show(reading=make_reading(alerts=alerts))
+    assert f"needs attention: 1 queue, 1 task, 1 worker, alerts: {alerts}" in shown
+    overview = make_reading().overview
+    assert overview is not None
+    lost = tuple(
+        LostWorker(worker=f"{kind}:x", kind=kind, at=0.0, health="lost")
+        for kind in ("worker", "scheduler", "router")
+    )
+    reading = replace(make_reading(), overview=msgspec.structs.replace(overview, lost=lost))
+    assert "1 queue, 1 task, 2 workers, 2 other processes" in show(reading=reading)
 
 
 def test_an_error_says_how_old_is_what_is_shown() -> None:

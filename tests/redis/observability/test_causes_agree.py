@@ -1,5 +1,6 @@
 """How many jobs died of a cause, and when the first did, is exact at once on every surface."""
 
+import re
 import time
 from typing import Any
 
@@ -12,6 +13,7 @@ from celery5.cli.top.sources import TopSources
 from celery5.cli.top.tables import View
 from celery5.protocol.job.failure_groups import DeadJobGroup
 from tests.redis.dashboard.client import looking_at
+from tests.redis.observability.seeding import Ended, seed_history
 from tests.redis.observability.surfaces import Surfaces
 from tests.redis.observability.surfaces_app import SETTINGS, declare
 from tests.redis.worker.workers import until_async, working
@@ -86,6 +88,39 @@ async def test_each_cause_has_the_same_count_and_beginning_everywhere(broken: Ap
             text = await client.look(path)
             assert "old: request #" in text, path
             assert f"{NEWER}" in text, path
+
+
+async def test_a_new_cause_is_not_said_to_last_as_long_as_its_task_fails(
+    broken: App, redis_client: "redis.Redis"
+) -> None:
+    now = time.time()
+    begin = int(now - 5400) // 60 * 60
+    minutes: dict[int, Ended] = {
+        at: {"break": (0, 5) if at >= begin else (20, 0)} for at in range(begin - 600, int(now) - 60, 60)
+    }
+    seed_history(redis_client, broken, "crm", minutes, now)
+    await bury(broken, why="new", count=3)
+    surfaces = Surfaces(broken)
+    shown = next(one for one in (await broken.metrics.aoverview()).tasks if one.name == "break")
+    assert shown.failing_since == begin
+    assert shown.last_error is not None
+    assert shown.last_error.first is not None
+    assert abs(shown.last_error.first - now) < 60
+    texts = {
+        "top --once": await surfaces.run("top", "--once"),
+        "overview page": await surfaces.look(""),
+        "tasks page": await surfaces.look("tasks"),
+        "task page": await surfaces.look("tasks/break"),
+    }
+    said = {
+        name: bool(re.search(r"first (just now|\d+ s ago) ?: ValueError: new", text))
+        for name, text in texts.items()
+    }
+    assert said == dict.fromkeys(texts, True), texts
+    for answer in (await surfaces.run_json("top"), await surfaces.ask("top:show")):
+        (task,) = (one for one in answer["tasks"] if one["name"] == "break")
+        assert (task["failing_since"], task["last_error"]["first"]) == (begin, shown.last_error.first)
+    await broken.dlq.apurge()
 
 
 async def test_causes_are_counted_down_as_their_jobs_leave(broken: App, redis_client: "redis.Redis") -> None:
