@@ -12,7 +12,7 @@ from celery5.broker.calls import observability as calls
 from celery5.broker.calls import queues as queue_calls
 from celery5.broker.calls.observability import Change, RollupTurn, StateChange
 from celery5.broker.driver import AsyncDriver
-from celery5.broker.keys import Keys
+from celery5.broker.keys import Keys, QueueKeys
 from celery5.broker.routing.broker_router import run_all_async
 from celery5.errors import BrokerError
 from celery5.logs.log import Log
@@ -21,7 +21,7 @@ from celery5.protocol.health.server_memory import ServerMemory
 from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
 from celery5.protocol.observability.alert_rules import TaskCount, count_tasks
 from celery5.protocol.observability.queue_depth import list_gauges
-from celery5.protocol.observability.queue_flow import LOOK_INTERVAL, SHORTEST_WINDOW, add_look
+from celery5.protocol.observability.queue_flow import LOOK_INTERVAL, SHORTEST_WINDOW, FlowReading, add_look
 from celery5.protocol.observability.report import Measurements, Series, compress, make_series, unpack_report
 from celery5.protocol.observability.rollup import (
     CLUSTER,
@@ -116,6 +116,7 @@ class HistoryRollup:
         self._keys = keys
         self._worker = worker
         self._interval = metrics_interval
+        self._look_interval = max(SHORTEST_WINDOW, min(LOOK_INTERVAL, metrics_interval))
         self._log = log
         self._outages = OutageLog(log, "metrics:rollup-interrupted")
         self._has_failed = False
@@ -133,6 +134,8 @@ class HistoryRollup:
         self._page_size = FIRST_PAGE
         self._packed = set[str]()
         self._measured_at = 0
+        # When the counters of queues are looked at again, on Trio's clock.
+        self._look_due = 0.0
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Roll up until cancelled."""
@@ -184,7 +187,6 @@ class HistoryRollup:
             await self._load_index()
         cursor, now = await self._read_reports(turn)
         await self._measure_queues(now)
-        await self._look_at_queues()
         gauges = dict[Series, float]()
         for _ in self._rollup.merge_gauges(now, gauges):
             await self._let_others_run()
@@ -277,34 +279,48 @@ class HistoryRollup:
                 await self._let_others_run()
 
     async def _measure_queues(self, now: float) -> None:
-        """Measure once a minute how far behind all queues are."""
-        minute = int(now // MINUTE)
-        if minute == self._measured_at:
+        """Look at the counters of all queues, and enter once a minute how far behind they are.
+
+        The flow of each is measured by the difference of two looks. While the last look is young nothing is read.
+        """
+        minute, is_entered = int(now // MINUTE), int(now // MINUTE) == self._measured_at
+        if is_entered and trio.current_time() < self._look_due:
             return
         self._measured_at = minute
-        measured = await run_all_async(
-            [partial(self._measure_broker, name, redis) for name, redis in self._brokers.items()]
-        )
-        for found in measured:
+        self._look_due = trio.current_time() + self._look_interval
+        measured = await run_all_async([partial(self._measure_broker, one) for one in self._brokers.values()])
+        for found in () if is_entered else measured:
             if not isinstance(found, dict):
                 continue  # a broker that is unreachable has no depths
             await self._load_groups(set(found))
             for queue, gauges in found.items():
                 self._rollup.add_gauges(now, queue if queue in self._rollup.groups else CLUSTER, gauges)
 
-    async def _measure_broker(self, name: str, redis: AsyncDriver) -> dict[str, dict[Series, float]]:
+    async def _measure_broker(self, redis: AsyncDriver) -> dict[str, dict[Series, float]]:
         queues = sorted(await redis.perform(queue_calls.list_queues(self._keys)))[:MAX_DEPTHS]
         measured: dict[str, dict[Series, float]] = {}
         for start in range(0, len(queues), QUEUES_AT_ONCE):
             part = queues[start : start + QUEUES_AT_ONCE]
-            depths = await redis.perform_all(
-                [queue_calls.get_queue_depth(self._keys.for_queue(queue)) for queue in part]
-            )
-            for queue, depth in zip(part, depths, strict=True):
+            keys = [self._keys.for_queue(queue) for queue in part]
+            found = await redis.perform_all([queue_calls.measure_depth_and_flow(one) for one in keys])
+            await self._keep_looks(redis, keys, [flow for _, flow in found])
+            for queue, (depth, _) in zip(part, found, strict=True):
                 measured[queue] = {
                     make_series(gauge.name, gauge.labels): float(gauge.value) for gauge in list_gauges(depth)
                 }
         return measured
+
+    async def _keep_looks(
+        self, redis: AsyncDriver, keys: Sequence[QueueKeys], readings: Sequence[FlowReading]
+    ) -> None:
+        kept = [add_look(reading, self._look_interval) for reading in readings]
+        new = [
+            queue_calls.keep_looks(one, looks)
+            for one, looks in zip(keys, kept, strict=True)
+            if looks is not None
+        ]
+        if new:
+            await redis.perform_all(new)
 
     async def _measure_memory(self) -> dict[Series, float]:
         """Return how full the servers are that can be reached and say it."""
@@ -317,25 +333,6 @@ class HistoryRollup:
             for family in families
             for sample in family.samples
         }
-
-    async def _look_at_queues(self) -> None:
-        """Look at the counters of all queues: the flow of each is measured by the difference of two looks."""
-        await run_all_async([partial(self._look_at_broker, redis) for redis in self._brokers.values()])
-
-    async def _look_at_broker(self, redis: AsyncDriver) -> None:
-        queues = sorted(await redis.perform(queue_calls.list_queues(self._keys)))[:MAX_DEPTHS]
-        interval = max(SHORTEST_WINDOW, min(LOOK_INTERVAL, self._interval))
-        for start in range(0, len(queues), QUEUES_AT_ONCE):
-            part = [self._keys.for_queue(queue) for queue in queues[start : start + QUEUES_AT_ONCE]]
-            readings = await redis.perform_all([queue_calls.look_at_queue(keys) for keys in part])
-            kept = [add_look(reading, interval) for reading in readings]
-            new = [
-                queue_calls.keep_looks(keys, looks)
-                for keys, looks in zip(part, kept, strict=True)
-                if looks is not None
-            ]
-            if new:
-                await redis.perform_all(new)
 
     async def _save(self, now: float) -> bool:
         """Save all groups that have changed. Return False if another process has saved one meanwhile."""

@@ -72,14 +72,18 @@ def get_queue_depth(keys: QueueKeys) -> Call[QueueDepth]:
     return _measure(keys, _depth)
 
 
-def look_at_queue(keys: QueueKeys) -> Call[FlowReading]:
-    """Return a look at the counters by which a queue's flow is measured, and the earlier looks."""
+def measure_depth_and_flow(keys: QueueKeys) -> Call[tuple[QueueDepth, FlowReading]]:
+    """Return how far behind a queue is, and a look at the counters by which its flow is measured."""
 
-    def read(raw: Any) -> FlowReading:
-        _, running, _, _, _, _, _, _, backlog, _, _, _, seen, *_ = raw
-        return _flow(seen, backlog=int(backlog), running=int(running))
+    def read(raw: Any) -> tuple[QueueDepth, FlowReading]:
+        return _depth(raw), _look(raw)
 
     return _measure(keys, read)
+
+
+def look_at_queue(keys: QueueKeys) -> Call[FlowReading]:
+    """Return a look at the counters by which a queue's flow is measured, and the earlier looks."""
+    return _measure(keys, _look)
 
 
 def keep_looks(keys: QueueKeys, looks: Sequence[QueueLook]) -> Call[bool]:
@@ -142,6 +146,11 @@ def _depth(raw: Any) -> QueueDepth:
         flow=reading.flow,
         idle=reading.idle,
     )
+
+
+def _look(raw: Any) -> FlowReading:
+    _, running, _, _, _, _, _, _, backlog, _, _, _, seen, *_ = raw
+    return _flow(seen, backlog=int(backlog), running=int(running))
 
 
 def _flow(raw: Any, *, backlog: int, running: int) -> FlowReading:

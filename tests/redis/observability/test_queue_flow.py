@@ -1,17 +1,23 @@
 """What a queue's flow is measured by: attempts are counted where they are settled, and looks at that are kept."""
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import redis
 import trio
 
 from celery5 import App, RetryPolicy
+from celery5.broker.call import Call
 from celery5.broker.calls import queues as queue_calls
+from celery5.broker.calls.queues import MEASURE
+from celery5.broker.driver import AsyncDriver
 from celery5.logs.log import Log
 from celery5.protocol.observability.queue_flow import FlowReading
 from celery5.services.health.vitals import ProcessStatus
 from celery5.services.observability.ended_counter import EndedCounter
+from celery5.services.observability.history_rollup import HistoryRollup
 from tests.redis.worker.workers import until_async, working
 
 
@@ -159,3 +165,44 @@ def test_whatever_stands_in_the_keys_about_flow_and_lost_workers_a_queue_is_meas
         assert app.perform(queue_calls.get_queue_depth(keys)).lost_workers == {}
         assert app.perform(queue_calls.get_queue_state(keys)).lost == ()
     redis_client.delete(keys.worker_deaths, keys.lost_workers, keys.lost_work)
+
+
+class CountingDriver:
+    """A driver that counts how often it is asked for the counters of queues."""
+
+    def __init__(self, redis: AsyncDriver) -> None:
+        self._redis = redis
+        self.measured = 0
+
+    async def perform(self, call: Call[Any], /) -> Any:
+        """Perform a call."""
+        return await self._redis.perform(call)
+
+    async def perform_all(self, calls: Sequence[Call[Any]], /) -> list[Any]:
+        """Perform several calls."""
+        self.measured += sum(call.script is not None and call.script.name == MEASURE.name for call in calls)
+        return await self._redis.perform_all(calls)
+
+
+async def test_queues_are_measured_once_for_flow_and_depth_and_not_while_a_look_is_young(app: App) -> None:
+    redis, log = await app.connections.get_async_driver(), Log(worker="one", app=app.name)
+    await redis.perform(queue_calls.register_queue(app.keys, "mixed"))
+    driver = CountingDriver(redis)
+    rollup = HistoryRollup(
+        metrics_redis=redis,
+        all_brokers={"default": driver},
+        keys=app.keys,
+        worker="one",
+        metrics_interval=0.02,
+        log=log,
+    )
+    began = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(rollup.run)
+        with trio.fail_after(30):
+            for _ in range(20):
+                await rollup.counted.receive()
+        nursery.cancel_scope.cancel()
+    # One look a second, the first one at once; a new minute may have begun.
+    assert 1 <= driver.measured <= 3 + (trio.current_time() - began)
+    log.finish()

@@ -3,10 +3,15 @@
 import json
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from celery5 import App
+from celery5.cli.terminal.loading import load_app
 from tests.story.cli.commands import COMMAND, Ended, Serving, environment
 from tests.story.cli.commands import until as soon
 
@@ -17,6 +22,16 @@ LIMIT = 150.0
 def until(condition: Callable[[], Any]) -> Any:
     """Wait until something is true."""
     return soon(condition, within=LIMIT)
+
+
+@contextmanager
+def working_in(folder: Path, module: str, source: str, monkeypatch: pytest.MonkeyPatch) -> Generator[App]:
+    """The application of a module in a folder, which is the working directory of the test from now on."""
+    (folder / f"{module}.py").write_text(source)
+    monkeypatch.chdir(folder)
+    app = load_app(module)
+    yield app
+    app.close()
 
 
 class Controlling(Serving):

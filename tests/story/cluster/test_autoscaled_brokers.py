@@ -10,8 +10,7 @@ from celery5 import App
 from celery5.broker.calls import scaling as scaling_calls
 from celery5.broker.calls.scaling import Scaling
 from celery5.broker.servers.embedded import EmbeddedServer
-from celery5.cli.terminal.loading import load_app
-from tests.story.cluster.controlling import LIMIT, Controlling, until
+from tests.story.cluster.controlling import LIMIT, Controlling, until, working_in
 from tests.story.conftest import fresh_modules
 
 pytestmark = pytest.mark.timeout(500)
@@ -68,11 +67,9 @@ def office(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[App]:
     """An application whose letters are on a second server, in a folder of its own."""
-    (tmp_path / "office.py").write_text(POST.format(name=app_name, url=url, second=own_server.url))
-    monkeypatch.chdir(tmp_path)
-    app = load_app("office")
-    yield app
-    app.close()
+    source = POST.format(name=app_name, url=url, second=own_server.url)
+    with working_in(tmp_path, "office", source, monkeypatch) as app:
+        yield app
 
 
 def where(app: App) -> Scaling:

@@ -7,8 +7,7 @@ import pytest
 
 from celery5 import App
 from celery5.broker.servers.embedded import EmbeddedServer
-from celery5.cli.terminal.loading import load_app
-from tests.story.cluster.controlling import LIMIT, Controlling, until
+from tests.story.cluster.controlling import LIMIT, Controlling, until, working_in
 from tests.story.conftest import fresh_modules
 
 pytestmark = pytest.mark.timeout(500)
@@ -49,11 +48,9 @@ def office(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[App]:
     """An application whose default broker is the test's own server, and whose letters are on another one."""
-    (tmp_path / "post.py").write_text(POST.format(name=app_name, url=own_server.url, second=url))
-    monkeypatch.chdir(tmp_path)
-    app = load_app("post")
-    yield app
-    app.close()
+    source = POST.format(name=app_name, url=own_server.url, second=url)
+    with working_in(tmp_path, "post", source, monkeypatch) as app:
+        yield app
 
 
 def test_its_members_do_the_work_of_the_broker_that_is_there(
