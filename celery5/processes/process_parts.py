@@ -61,7 +61,7 @@ from celery5.services.health.vital_sources import (
     LogMetrics,
 )
 from celery5.services.health.vitals import ProcessStatus, StatusPhase, StatusSource
-from celery5.services.observability.metrics_reporter import MetricsReporter
+from celery5.services.observability.metrics_reporter import MetricsReporter, guard_outlets
 from celery5.services.process.presence import Presence
 from celery5.services.process.reloader import NextIncarnation, Reloader, ReloadSignal
 from celery5.services.process.step_status import StepStatus
@@ -303,6 +303,7 @@ class ProcessParts:
     log_again = LogRetry
     status_phase = StatusPhase
     reloader = Reloader
+    guarded_outlets = made_by(guard_outlets)
     metrics_reporter = MetricsReporter
     steps = made_by(list_steps)
     offered = made_by(make_injectable_values)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import trio
 
@@ -31,6 +31,28 @@ OUTLET_BREAKER = BreakerPolicy(threshold=3, reset=30.0, growth="exponential", lo
 """When an outlet that fails gets no reports for a while."""
 
 
+class GuardedOutlet(NamedTuple):
+    """An outlet, and its circuit breaker."""
+
+    outlet: MetricsOutlet
+    circuit: CircuitBreaker
+
+
+def guard_outlets(
+    outlets: Sequence[MetricsOutlet], circuit_breakers: CircuitBreakers
+) -> tuple[GuardedOutlet, ...]:
+    """Return outlets, each with a circuit breaker of its own among those of the process."""
+    return tuple(
+        GuardedOutlet(
+            outlet,
+            circuit_breakers.add(
+                f"{OUTLET_PREFIX}{type(outlet).__name__}", OUTLET_BREAKER, effect="it gets no metrics"
+            ),
+        )
+        for outlet in outlets
+    )
+
+
 class MetricsReporter:
     """Reports until cancelled, and once more then. Nothing that fails here stops any work.
 
@@ -40,7 +62,7 @@ class MetricsReporter:
         metrics_redis: The default broker, where the history of the application is.
         kind: The kind of this process.
         metrics_interval: Seconds between two reports; 0: none are made.
-        outlets: Who gets each report besides Redis.
+        guarded_outlets: Who gets each report besides Redis.
         history_limit: How many failed jobs the history keeps, and as many others; 0: there is none.
     """
 
@@ -54,9 +76,8 @@ class MetricsReporter:
         process_status: ProcessStatus,
         kind: str,
         metrics_interval: float,
-        outlets: Sequence[MetricsOutlet],
+        guarded_outlets: Sequence[GuardedOutlet],
         history_limit: int,
-        circuit_breakers: CircuitBreakers,
         log: Log,
     ) -> None:
         self._redis = metrics_redis
@@ -64,16 +85,10 @@ class MetricsReporter:
         self._process_status = process_status
         self._kind = kind
         self._interval = metrics_interval
-        self._outlets = outlets
+        self._outlets = guarded_outlets
         self._history_limit = history_limit
         self._log = log
         self._failing: set[str] = set()
-        self._circuits = [
-            circuit_breakers.add(
-                f"{OUTLET_PREFIX}{type(outlet).__name__}", OUTLET_BREAKER, effect="it gets no metrics"
-            )
-            for outlet in outlets
-        ]
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Report until cancelled."""
@@ -102,7 +117,7 @@ class MetricsReporter:
                 self._note("measuring", error)
                 return
             if is_new:
-                for outlet, circuit in zip(self._outlets, self._circuits, strict=True):
+                for outlet, circuit in self._outlets:
                     if circuit.try_pass(self) is None:
                         await self._send_to(outlet, circuit, report)
             if not await self._store(report):
