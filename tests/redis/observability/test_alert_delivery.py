@@ -46,7 +46,7 @@ async def test_a_notification_is_signed_sent_and_logged_once(app: App, redis_cli
         "subject": "queue lonely",
         "severity": "warning",
         "status": "firing",
-        "description": "1 jobs wait on queue lonely, and no worker reads it",
+        "description": "1 job waits on queue lonely, and no worker reads it",
         "value": 1.0,
         "above": 0.0,
         "since": fired.body["data"]["since"],
