@@ -52,6 +52,8 @@ class Timetable:
         self._outages = OutageLog(log, "timetable:interrupted")
         self._logged: set[tuple[str, str]] = set()
         self._registered: set[str] = set()
+        # How many due schedules, the first ones of each queue, are passed over: nothing can be done about them.
+        self._stuck: dict[str, int] = {}
         self._counts = {"fired": 0, "missed": 0, "skipped": 0}
 
     # ---- notifications, health and metrics
@@ -98,7 +100,12 @@ class Timetable:
         wait = LOOK_AGAIN
         queues = await self._redis.perform(scheduling_calls.list_schedule_queues(self._keys))
         calls = [
-            scheduling_calls.get_due_schedules(self._keys, self._app.queue(queue), limit=SCHEDULES_PER_CALL)
+            scheduling_calls.get_due_schedules(
+                self._keys,
+                self._app.queue(queue),
+                limit=SCHEDULES_PER_CALL,
+                offset=self._stuck.get(queue, 0),
+            )
             for queue in queues
         ]
         replies: list[DueSchedules | str] = await self._perform(calls)
@@ -139,14 +146,14 @@ class Timetable:
 
     async def _fire_inside(self, queue: str, due_schedules: DueSchedules, sending: ExitStack) -> float:
         """Process the due schedules of one queue; enter the middleware around their jobs in `sending`."""
-        wait = LOOK_AGAIN
+        wait, stuck = LOOK_AGAIN, 0
         steps: list[tuple[Schedule, ScheduleStep | None, int | None]] = []
         calls: list[Call[bool]] = []
         for record, is_busy in due_schedules.due:
             schedule = periodic.decode_schedule(record, self._app.settings.message_limit)
             step = self._plan(schedule, due_schedules.now, is_busy=is_busy)
             if schedule is None or isinstance(step, str):
-                wait = min(wait, STUCK)
+                wait, stuck = min(wait, STUCK), stuck + 1
                 self._log_stuck(queue, record if schedule is None else schedule.name, str(step))
                 continue
             after = schedule if step is None else step.new_state
@@ -158,14 +165,23 @@ class Timetable:
         results = await self._perform_fires(queue, calls)
         for (schedule, step, look), result in zip(steps, results, strict=True):
             if isinstance(result, str):
-                wait = min(wait, STUCK)
+                wait, stuck = min(wait, STUCK), stuck + 1
                 self._log_stuck(queue, schedule.name, result)
                 continue
             if look is not None:
                 wait = min(wait, max(0.0, (look - due_schedules.now) / 1000))
             if step is not None and result:
                 self._log_step(schedule, step, due_schedules.now)
+        self._pass_over(queue, stuck, len(due_schedules.due))
         return wait
+
+    def _pass_over(self, queue: str, stuck: int, seen: int) -> None:
+        """Let the next pass begin behind the schedules that are stuck, and at the first one again after the last.
+
+        They stay due, before those that are due later: a hundred of them would hold up all others.
+        """
+        is_last = seen < SCHEDULES_PER_CALL
+        self._stuck[queue] = 0 if is_last else self._stuck.get(queue, 0) + stuck
 
     async def _perform_fires(self, queue: str, calls: Sequence[Call[bool]]) -> list[Any]:
         """Perform the calls that fire.

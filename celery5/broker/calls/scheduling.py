@@ -28,10 +28,10 @@ JobToSend = tuple[str, bytes, str, float | None]
 """A job: its id, its Command, what its key is remembered under, its `unique_for` in seconds."""
 
 
-def get_due_schedules(keys: Keys, queue: QueueKeys, *, limit: int) -> Call[DueSchedules]:
-    """Return which schedules of a queue are due."""
+def get_due_schedules(keys: Keys, queue: QueueKeys, *, limit: int, offset: int = 0) -> Call[DueSchedules]:
+    """Return which schedules of a queue are due, without the first ones by `offset`."""
     named = (keys.schedules(queue.queue), keys.schedule_times(queue.queue), queue.jobs)
-    return script_call(GET_DUE_SCHEDULES, named, (limit,), _upcoming, repeatable=True)
+    return script_call(GET_DUE_SCHEDULES, named, (limit, offset), _upcoming, repeatable=True)
 
 
 def fire_schedule(

@@ -18,6 +18,7 @@ from celery5.protocol.scheduling import periodic
 from celery5.scheduling.declaration import every
 from celery5.scheduling.schedules import make_fired_job, read_schedules
 from celery5.services.scheduling.declarations import RETIREMENT_GRACE_LEASES, ScheduleDeclarations
+from celery5.services.scheduling.timetable import SCHEDULES_PER_CALL
 from tests.redis.scheduling.test_schedules import akept, nothing, sent
 from tests.redis.worker.workers import Lines, start, until, until_async
 
@@ -34,6 +35,25 @@ async def test_a_queue_that_redis_refuses_holds_up_no_other(app: App, redis_clie
             await one.stop()
     redis_client.delete(key)
     assert {line["schedule"] for line in lines.of("schedule:stuck")} == {"refused"}
+
+
+async def test_schedules_that_cannot_be_read_hold_up_no_others_however_many_they_are(
+    app: App, redis_client: "redis.Redis"
+) -> None:
+    await app.schedule.aadd(nothing(app).s(), every(0.05), name="good")
+    schedules, times = app.keys.schedules("default"), app.keys.schedule_times("default")
+    names = [f"spoilt-{number}" for number in range(3 * SCHEDULES_PER_CALL)]
+    redis_client.hset(schedules, mapping=dict.fromkeys(names, "{'v': 1"))
+    redis_client.zadd(times, dict.fromkeys(names, 0))
+    with Lines() as lines:
+        async with trio.open_nursery() as nursery:
+            one = await start(nursery, app, page=SCHEDULER)
+            await until(lambda: len(sent(redis_client, app)) >= 3)
+            await one.stop()
+    assert lines.of("schedule:stuck")
+    assert redis_client.zcount(times, 0, 0) == len(names), "another Scheduler may be able to read them"
+    redis_client.hdel(schedules, *names)
+    redis_client.zrem(times, *names)
 
 
 async def test_a_job_that_is_known_or_has_ended_is_not_published_by_another_state_of_its_schedule(
