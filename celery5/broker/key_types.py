@@ -23,7 +23,7 @@ _NAMES_BY_TYPE: Mapping[str, str] = {
     "string": (
         "alert_logged bulk_lease check check_notice check_turn declared_schedules history_sent imposed_limits "
         "limit_rules_turn member_end metrics_sent metrics_turn nonce recycling replication_mark reply report result "
-        "run_home scaling scaling_turn sent signed_out source_lease unique_window"
+        "run_home scaling scaling_turn sent signed_out source_lease timer_leader unique_window"
     ),
     "zset": (
         "audit_entries bulk_actions claimed_documents code_versions due foreign_list leases live_processes live_runs "
