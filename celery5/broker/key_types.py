@@ -27,7 +27,8 @@ _NAMES_BY_TYPE: Mapping[str, str] = {
     ),
     "zset": (
         "audit_entries bulk_actions claimed_documents code_versions due foreign_list leases live_processes live_runs "
-        "lost_workers members past_runs revoked_jobs schedule_times subscription_deadlines waiting_list_prefix"
+        "lost_workers members past_runs revoked_jobs schedule_times subscription_deadlines timer_candidates "
+        "waiting_list_prefix"
     ),
 }
 """The names of keys in the three classes of keys.py, which say no two things."""
