@@ -31,7 +31,8 @@ ACT = {
     # jobs, and what decides on them
     *("recoverer", "mover", "inbox", "pauses", "limits", "budget", "asyncio", "boxes", "deadlines", "timer"),
     *("revocations", "health", "results", "runs", "foreign", "admission", "timer-runs", "processors"),
-    *("execution", "consumer", "timers", "processors-stop", "subscriptions", "burst", "archives"),
+    *("execution", "consumer", "timers", "timer-leader", "processors-stop", "subscriptions", "burst"),
+    *("archives",),
     *("events", "sinks", "sources"),
     # schedules and scaling
     *("declarations", "timetable", "expirations", "schedules", "autoscaler"),
