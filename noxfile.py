@@ -253,10 +253,10 @@ def _test(session: nox.Session, *arguments: str) -> None:
     _install(session, "test", project=True)
     paths = [argument for argument in arguments if Path(argument.partition("::")[0]).exists()]
     _compile(session, *(paths or ["tests"]))
-    # Most tests wait for something, so six processes on two cores take 8 minutes, and four 10. Each has its own server.
+    # Most tests wait for something, so eight processes are quickest on two cores. Each has its own server.
     # No `create_tmp`: it moves the tests' own folders into the checkout, and a socket's path has 107 bytes.
     cache = Path(session.virtualenv.location).resolve() / "pytest"
-    options = ("-n", "6", "--dist", "worksteal", "--durations", "25")
+    options = ("-n", "8", "--dist", "worksteal", "--durations", "25")
     # A test may replace a module within the same second, which stale bytecode would hide: so none is written.
     environ = {"PYTHONDONTWRITEBYTECODE": "1"}
     session.run("python", "tests/house/twice.py", str(cache), *options, *arguments, env=environ)
