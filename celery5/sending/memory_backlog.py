@@ -22,7 +22,7 @@ from celery5.broker.colour import check_may_block, run_blocking, run_in_thread
 from celery5.errors import BacklogFull, BrokerUnavailable
 from celery5.protocol.job.job import Job
 from celery5.protocol.job.retry_policy import full_jitter
-from celery5.sending.own_backlog import JobsInMemory, OwnBacklog, UnsentJob
+from celery5.sending.own_backlog import CheckedBacklog, JobsInMemory, OwnBacklog, UnsentJob
 
 if TYPE_CHECKING:
     import trio
@@ -174,7 +174,7 @@ class Backlog:
             self._store.put(unsent)
         except Exception as failure:  # it is full, or code of the user's own has failed
             is_full = isinstance(failure, BacklogFull)
-            why = f"{failure}" if is_full else f"the backlog {self._own!r} cannot store them: {failure!r}"
+            why = f"{failure}" if is_full else f"the backlog {self._store!r} cannot store them: {failure!r}"
             raise self._make_full_error(unsent, why, error, "send them later") from failure
         self._queues.update(dict.fromkeys(each.queue for each in unsent))
         self._size += len(unsent)
@@ -254,7 +254,7 @@ class Backlog:
         """Start anew with a new lock, as a forked child must: its parent publishes the waiting jobs."""
         self._changed = threading.Condition(threading.Lock())
         self._memory = JobsInMemory()
-        self._store: OwnBacklog = self._own or self._memory
+        self._store: OwnBacklog = self._memory if self._own is None else CheckedBacklog(self._own)
         self._opens_at = math.inf if self._own is None else 0.0
         self._queues = {}
         self._size = 0
@@ -270,7 +270,7 @@ class Backlog:
         if self._own is None:
             return f"celery5: {jobs} of {self._owner} could not be published and {are} lost: {self._why}"
         return (
-            f"celery5: {jobs} of {self._owner} could not be published and {are} left in {self._own!r}, for the next "
+            f"celery5: {jobs} of {self._owner} could not be published and {are} left in {self._store!r}, for the next "
             f"process that sends: {self._why}"
         )
 
@@ -306,7 +306,7 @@ class Backlog:
             self._why = self._describe(error)
 
     def _describe(self, error: Exception) -> str:
-        return f"the backlog {self._own!r}: {error!r}"
+        return f"the backlog {self._store!r}: {error!r}"
 
     def _take(self) -> Portions | None:
         """Return what one attempt takes of each queue; None when the backlog cannot be read."""

@@ -3,12 +3,80 @@
 `App(backlog=...)` takes an object with the methods of `OwnBacklog`.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, TypeVar, cast
 
+from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error, get_type_name
 from celery5.protocol.publisher.own_backlog import OwnBacklog, UnsentJob, split_own_backlog
 from celery5.sending.bounded_queue import BacklogCapacity, BoundedQueue
 
-__all__ = ["JobsInMemory", "OwnBacklog", "UnsentJob", "split_own_backlog"]
+__all__ = ["CheckedBacklog", "JobsInMemory", "OwnBacklog", "UnsentJob", "split_own_backlog"]
+
+T = TypeVar("T")
+
+
+class BacklogFailed(Exception):
+    """A backlog of the user's own has raised what is no Exception, or has returned what makes no sense."""
+
+
+class CheckedBacklog:
+    """A backlog of the user's own: whatever it raises is an Exception, and what it returns is what it should be."""
+
+    def __init__(self, own: OwnBacklog) -> None:
+        self._own = own
+
+    def __repr__(self) -> str:
+        try:
+            return repr(self._own)
+        except Exception:
+            return f"<{get_type_name(self._own)}>"
+
+    def open(self) -> Collection[str]:
+        """Open it, and return its queues."""
+        queues = _call(self._own.open)
+        if isinstance(queues, str | bytes) or not _is_list_of(str, queues):
+            raise BacklogFailed(
+                f"open() gave {get_type_name(queues)}: give the names of the queues that jobs wait for"
+            )
+        return queues
+
+    def count(self) -> int:
+        """Return how many jobs wait."""
+        count = _call(self._own.count)
+        if type(cast("object", count)) is not int or count < 0:
+            raise BacklogFailed(f"count() gave {get_type_name(count)}: give how many jobs wait, 0 or more")
+        return count
+
+    def put(self, jobs: Sequence[UnsentJob]) -> None:
+        """Store jobs."""
+        _call(lambda: self._own.put(jobs))
+
+    def first(self, queue: str, limit: int) -> Sequence[UnsentJob]:
+        """Return the first jobs of a queue."""
+        jobs = _call(lambda: self._own.first(queue, limit))
+        if not _is_list_of(UnsentJob, jobs):
+            raise BacklogFailed(f"first() gave {get_type_name(jobs)}: give a list of the jobs that were put")
+        return list(jobs)[:limit]
+
+    def remove(self, queue: str, ids: Sequence[str]) -> None:
+        """Remove jobs."""
+        _call(lambda: self._own.remove(queue, ids))
+
+
+def _call(function: Callable[[], T]) -> T:
+    """Call code of the user's own. What it raises that is no Exception would end the thread that publishes."""
+    try:
+        return function()
+    except (Exception, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise BacklogFailed(describe_error(error, MAX_ERROR_LENGTH)) from error
+
+
+def _is_list_of(kind: type, values: Any) -> bool:
+    return isinstance(values, Collection) and all(
+        isinstance(value, kind) for value in cast("Collection[object]", values)
+    )
 
 
 class JobsInMemory:

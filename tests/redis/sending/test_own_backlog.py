@@ -267,6 +267,62 @@ def test_a_backlog_that_fails_costs_no_job_and_ends_nothing(
     assert app.backlog.why == ""
 
 
+class Odd(BaseException):
+    """What a backlog raises that is no Exception."""
+
+
+def raise_odd(*_arguments: object) -> Any:
+    """Fail in a way that ends threads."""
+    raise Odd("of the backlog")
+
+
+ODD: dict[str, Any] = {
+    "raises": raise_odd,
+    "none": lambda *_: None,
+    "text": lambda *_: "text",
+    "negative": lambda *_: -1,
+    "list": lambda *_: [1],
+    "fraction": lambda *_: 1.5,
+}
+RETURNING = ("open", "count", "first")
+
+
+@pytest.mark.parametrize(
+    ("method", "odd"),
+    [
+        *((method, odd) for method in RETURNING for odd in ODD),
+        ("put", "raises"),
+        ("remove", "raises"),
+    ],
+)
+def test_whatever_a_backlog_does_no_job_is_lost_whose_caller_was_not_told(
+    kept: tuple[App, FileBacklog], own_server: EmbeddedServer, method: str, odd: str
+) -> None:
+    app, own = kept
+    number: Any = app.tasks["number"]
+    sent: list[int] = []
+
+    def send(value: int) -> None:
+        try:
+            number.delay(value)
+        except BrokerUnavailable:  # it was not sent, and its caller knows
+            return
+        sent.append(value)
+
+    if method != "open":
+        app.backlog.open()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(own, method, ODD[odd])
+        send(0)
+        own_server.kill()
+        send(1)
+        own_server.revive()
+        send(2)
+        app.backlog.flush(0.2)
+    assert app.backlog.flush(30)
+    assert sorted(numbers(app)) == sent
+
+
 async def test_a_coroutine_publishes_from_a_backlog_of_ones_own(
     kept: tuple[App, FileBacklog], own_server: EmbeddedServer
 ) -> None:
