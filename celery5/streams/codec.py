@@ -38,7 +38,7 @@ from celery5.protocol.job.json_values import (
     refuse_repetition,
     to_json,
 )
-from celery5.protocol.masking import MAX_ERROR_LENGTH, get_error_text, show_error
+from celery5.protocol.masking import MAX_ERROR_LENGTH, get_error_text, get_type_name, show_error
 from celery5.protocol.similar_names import did_you_mean
 from celery5.protocol.streams.routing import canonical_key
 from celery5.streams.record import (
@@ -115,6 +115,15 @@ class Compressor(Protocol):
     def decompress(self, raw: bytes, /) -> bytes:
         """Return the bytes that `compress` was given."""
         ...
+
+
+def _to_bytes(made: object, name: str, method: str) -> bytes:
+    """Return what an encoding of the user's own has made. Raises BadRecord for what cannot stand in an entry."""
+    if isinstance(made, str):
+        return made.encode()
+    if isinstance(made, bytes | bytearray | memoryview):
+        return bytes(made)
+    raise BadRecord(f"the encoding {name}: {method}() gave {get_type_name(made)}: give bytes")
 
 
 class _Json:
@@ -287,14 +296,16 @@ class RecordCodec(Generic[R]):
             check_json(plain)
             if self._is_plain:
                 return (self._field, plain)
-            raw = self._serializer.dumps(msgspec.json.decode(plain))
+            raw = _to_bytes(
+                self._serializer.dumps(msgspec.json.decode(plain)), self._serializer.name, "dumps"
+            )
             if self._compressor is None:
                 return (self._field, raw)
             if limit is not None:
                 check_bytes(raw, limit)
         except TooCostly as error:
             raise BadRecord(f"no {self._name}: {error}: {record!r}"[:500]) from None
-        return (self._field, self._compressor.compress(raw))
+        return (self._field, _to_bytes(self._compressor.compress(raw), self._compressor.name, "compress"))
 
     def _refuse_changes(self, record: R, arrived: Any) -> None:
         """Raise ValueError when a record would not arrive as it is."""

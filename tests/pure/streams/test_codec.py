@@ -412,3 +412,50 @@ def test_a_declaration_that_makes_no_sense_is_one_clear_line(arguments: dict[str
 )
 def test_keys_are_alike_in_every_language(value: object, key: bytes) -> None:
     assert canonical_key(value) == key
+
+
+class Encoding:
+    """A serializer and a compressor of a user's own that make whatever they are told to."""
+
+    name = "own"
+
+    def __init__(self, made: object) -> None:
+        self.made: Any = made
+
+    def dumps(self, _value: Any) -> Any:
+        return self.made
+
+    def loads(self, raw: bytes) -> Any:
+        return {"read": raw.decode()}
+
+    def compress(self, _raw: bytes) -> Any:
+        return self.made
+
+    def decompress(self, raw: bytes) -> bytes:
+        return b'{"read":"' + raw + b'"}'
+
+
+class Plain(Encoding):
+    """A serializer that makes bytes."""
+
+    name = "plain"
+
+    def __init__(self) -> None:
+        super().__init__(b"{}")
+
+
+@pytest.mark.parametrize("made", [None, 5, [1], object(), {"a": 1}], ids=lambda made: type(made).__name__)
+@pytest.mark.parametrize("method", ["dumps", "compress"])
+def test_an_encoding_that_makes_no_bytes_is_named_where_the_record_is_sent(method: str, made: Any) -> None:
+    own = Encoding(made)
+    codec = make_codec(dict, codec=own if method == "dumps" else (Plain(), own))
+    with pytest.raises(
+        BadRecord, match=rf"^the encoding own: {method}\(\) gave {type(made).__name__}: give bytes"
+    ):
+        codec.encode({"a": 1})
+
+
+@pytest.mark.parametrize("made", ["xyz", b"xyz", bytearray(b"xyz"), memoryview(b"xyz")])
+def test_an_encoding_may_make_text_and_whatever_else_has_bytes(made: Any) -> None:
+    codec = make_codec(dict, codec=Encoding(made))
+    assert codec.decode(words_of(codec, {"a": 1})) == {"read": "xyz"}
