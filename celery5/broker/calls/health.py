@@ -201,6 +201,8 @@ def _beside(keys: Keys) -> Iterator[str]:
         keys.imposed_limits,
         keys.limit_rules_turn,
         keys.leader,
+        keys.timer_leader,
+        keys.timer_candidates,
         keys.live_processes("scheduler"),
         keys.live_processes("controller"),
     )

@@ -196,6 +196,6 @@ def test_the_list_of_workers_shows_jobs_memory_and_limits(staff: Staff) -> None:
     assert "GiB" not in line
     assert " MiB of " in line
     (row,) = json.loads(plain.output.read_text())
-    assert (row["done"], row["running"], row["state"]) == (3, 0, "up")
+    assert (row["done"], row["running"], row["state"]) == (3, 0, "working")
     assert 800 <= row["max_jobs"] <= 1000
     assert row["memory"] < row["max_memory"] <= 2 * 2**30
