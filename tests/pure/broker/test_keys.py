@@ -218,15 +218,17 @@ REDIS_TYPES = {"sorted set": "zset"}
 """What Redis calls a type, where the page has another word."""
 
 
-def test_every_key_of_the_page_may_have_the_type_that_the_page_says() -> None:
+def test_every_key_of_the_page_has_the_type_that_the_page_says_or_is_left_alone() -> None:
     table = PAGE.split("Channels, which hold nothing")[0]
     rows = re.findall(r"^\| `(\w+)` \| `([^`]+)` \| (\w[\w ]*) \|", table, re.MULTILINE)
     assert len(rows) > 80
+    known = 0
     for name, key, kind in rows:
         for one in fill_in(key):
             types = find_types(one)
-            assert REDIS_TYPES.get(kind, kind) in types, name
-            assert len(types) == 1 or name in ("run", "run_items"), name
+            known += bool(types)
+            assert types <= {REDIS_TYPES.get(kind, kind)}, name
+    assert known > 60
     assert find_types("celery5:{shop}:what") == set()
 
 

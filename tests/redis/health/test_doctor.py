@@ -166,6 +166,9 @@ def test_no_key_of_celery5_is_an_orphan_nor_is_any_to_be_deleted(own: App, secon
         second.hset(key, "any", "1")
     second.xadd(stream.log(3), {"record": "1"})
     second.xadd(f"{stream.parked_log_prefix}bill:key", {"record": "1"})
+    second.rpush(f"{queue.run('night')}:undo", "1")
+    second.setbit(f"{queue.run('night')}:1:done", 1, 1)
+    second.sadd(f"{queue.waiting_list_prefix}unlimited", "task")
     assert broker_of(own).check_keys().state == "ok"
     second.xadd(own.keys.audit, {"any": "1"})  # has lost its time to live
     found = broker_of(own).check_keys()
