@@ -122,7 +122,7 @@ def _to_bytes(made: object, name: str, method: str) -> bytes:
     if isinstance(made, str):
         return made.encode()
     if isinstance(made, bytes | bytearray | memoryview):
-        return bytes(made)
+        return bytes(cast("bytes", made))
     raise BadRecord(f"the encoding {name}: {method}() gave {get_type_name(made)}: give bytes")
 
 
