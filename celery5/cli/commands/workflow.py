@@ -1,9 +1,11 @@
 """Show runs of workflows, and cancel, retry and signal them (`workflow`)."""
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec.structs import asdict
 
 from celery5.cli.terminal.errors import skip_unreachable
 from celery5.cli.terminal.output import echo, format_fields, format_table, format_time, to_json
@@ -69,12 +71,18 @@ def list_runs(target: Target, *, live: bool, count: int, wants_json: bool) -> No
 @JSON_FLAG
 @click.pass_obj
 def show(target: Target, run_id: str, *, wants_json: bool) -> None:
-    """Show the state of the run ID. Exits with 1 when nothing is known of it."""
-    status = _find(target.load(), run_id).status()
-    echo(to_json(status) if wants_json else format_fields(dict(_fields(status))))
+    """Show the state of the run ID, and what it waits for. Exits with 1 when nothing is known of it."""
+    run = _find(target.load(), run_id)
+    status = run.status()
+    waiting = [node.name for node in run.graph().nodes if node.state.value == "WAITING"]
+    waits = [name.removeprefix("wait for ") for name in waiting]
+    if wants_json:
+        echo(to_json({**asdict(status), "waits_for": waits}))
+    else:
+        echo(format_fields(dict(_fields(status, waits))))
 
 
-def _fields(status: "RunStatus") -> list[tuple[str, object]]:
+def _fields(status: "RunStatus", waits: Sequence[str]) -> list[tuple[str, object]]:
     fields: list[tuple[str, object]] = [
         ("run", status.id),
         ("workflow", status.name),
@@ -87,6 +95,7 @@ def _fields(status: "RunStatus") -> list[tuple[str, object]]:
         ("active", status.active),
         ("held", status.held),
         ("pending", status.pending),
+        ("waits for", ", ".join(waits)),
         ("started", format_time(status.created)),
         ("ended", format_time(status.ended or 0)),
         ("deadline", format_time(status.deadline or 0)),

@@ -4,6 +4,8 @@ import json
 import re
 import sys
 
+from celery5 import App
+from celery5.workflows import Flow
 from tests.story.cli.commands import Serving, celery5, until
 from tests.story.conftest import Desk
 
@@ -52,6 +54,7 @@ def test_runs_are_shown_cancelled_and_retried(desk: Desk) -> None:
             ("shop.stuck", "ACTIVE"),
         ]
         assert desk("workflow", "cancel", "night-1") == "night-1: cancelled\n"
+        until(lambda: running.status().state.value == "CANCELLED")
         assert "it is CANCELLED" in refused(desk, "workflow", "cancel", "night-1")
         assert "has not failed" in refused(desk, "workflow", "retry", ended.id)
         until(lambda: running.status().active == 0)
@@ -59,6 +62,7 @@ def test_runs_are_shown_cancelled_and_retried(desk: Desk) -> None:
         until(lambda: running.status().active == 1)
         assert desk("workflow", "signal", "night-1", "go", "--value", "7") == "night-1: signal go is given\n"
         assert desk("workflow", "cancel", "night-1") == "night-1: cancelled\n"
+        until(lambda: running.status().state.value == "CANCELLED")
         assert "takes no signal: it is CANCELLED" in refused(desk, "workflow", "signal", "night-1", "go")
 
 
@@ -69,3 +73,17 @@ def test_a_value_that_is_no_json_is_refused(desk: Desk) -> None:
     assert done.code == 2
     assert "--value is not JSON" in done.error
     run.cancel()
+
+
+def test_what_a_run_waits_for_is_shown(desk: Desk) -> None:
+    app: App = sys.modules["shop"].app
+
+    @app.workflow(name="approval")
+    def approval(flow: Flow) -> object:
+        return flow.wait_for("approved")
+
+    run = approval.start()
+    assert re.search(r"(?m)^waits for +approved$", desk("workflow", "show", run.id))
+    assert json.loads(desk("workflow", "show", run.id, "--json"))["waits_for"] == ["approved"]
+    run.signal("approved")
+    assert json.loads(desk("workflow", "show", run.id, "--json"))["waits_for"] == []
