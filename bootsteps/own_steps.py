@@ -195,7 +195,7 @@ async def _call_on_asyncio(runner: AsyncioRunner, call: Callable[[], Any]) -> An
         raise errors[0]
     if not results:
         why = f"it was stopped before it returned ({outcome!r})"[:1000]
-        raise RuntimeError(f"{why}: see what its code cancels or ends, in the log before this")
+        raise RuntimeError(f"{why}: look in the log before this for what cancelled it or ended its loop")
     return results[0]
 
 

@@ -328,6 +328,8 @@ def _describe(error: BaseException) -> str:
 
 _DEFERRED = f"it is optional: the worker goes on without it, and tries it again ({RETRY_BOOT_STEP.name})"
 _GIVEN_UP = f"the worker goes on without it; the command {RETRY_BOOT_STEP.name} retries it"
-_DEAF = "it is mandatory: this process stops, and is ended should the step not end soon"
-_DEAF_OPTIONAL = "it is optional: the process goes on without it"
+_DEAF = "it is mandatory, so this process stops: let its code end when it is cancelled, or raise start_limit"
+_DEAF_OPTIONAL = (
+    "it is optional, so the process goes on: let its code end when it is cancelled, or raise start_limit"
+)
 _DIRECTLY = "it is tried again without the command"

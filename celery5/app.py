@@ -459,7 +459,7 @@ class App:
         Raises:
             Misconfigured: A setting is wrong; or a job of this application called it, whose worker has these settings.
         """
-        self._check_outside_of_jobs("configure")
+        self._check_outside_of_jobs("app.configure()")
         own_backlog, values = split_own_backlog(settings)
         if own_backlog is not None:
             self.backlog.use_own(own_backlog)
@@ -470,7 +470,7 @@ class App:
 
     def use_config(self, config: "str | Configuration | None") -> None:
         """Use another configuration from now on, or none. Raises Misconfigured, as `configure` does."""
-        self._check_outside_of_jobs("use_config")
+        self._check_outside_of_jobs("app.use_config()")
         self.config = config
         self.__dict__.pop("configuration", None)
         self.configure()
@@ -520,7 +520,7 @@ class App:
         Raises:
             Misconfigured: What is sent is recorded at the moment; or a job of this application called it.
         """
-        self._check_outside_of_jobs("use_broker")
+        self._check_outside_of_jobs("app.use_broker()")
         if self._is_recorded:
             raise Misconfigured(
                 f"recorded(app) is in force for application {self.name!r}, which opens no connection: end it before "
@@ -531,7 +531,11 @@ class App:
         self.__dict__["connections"] = self.brokers.connect(url)
         self._sender.reset()
 
-    def _check_outside_of_jobs(self, method: str) -> None:
+    def _check_outside_of_jobs(
+        self,
+        what: str,
+        remedy: str = "start the worker with other settings, or make another App for what is sent elsewhere",
+    ) -> None:
         """Raise Misconfigured in a job of this application: its worker, and all other jobs there, share the settings.
 
         A job may well do that to another application, of which it is a client only.
@@ -539,8 +543,7 @@ class App:
         job = CURRENT_JOB.get()
         if job is not None and job.task in self.tasks:
             raise Misconfigured(
-                f"app.{method}() in a job would change application {self.name!r} for all jobs of its worker: start the "
-                "worker with other settings, or make another App for what is sent elsewhere"
+                f"{what} in a job would change application {self.name!r} for all jobs of its worker: {remedy}"
             )
 
     def queue(self, name: str) -> QueueKeys:
@@ -798,7 +801,7 @@ class App:
         Raises:
             Misconfigured: A job of this application called it: what other jobs of its worker send would be lost.
         """
-        self._check_outside_of_jobs("redirect")
+        self._check_outside_of_jobs("recorded(app)", "use it in tests, outside of jobs")
         is_outermost = not self._is_recorded
         reads_hash = is_outermost and self.config == "redis" and "settings" not in self.__dict__
         if reads_hash:  # no connection is opened for the settings, either: those of the code are used

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 
-from celery5.broker.keys import ANYTHING, Keys, list_key_shapes
+from celery5.broker.keys import Keys, list_key_shapes
 
 _NAMES_BY_TYPE: Mapping[str, str] = {
     "hash": (
@@ -50,8 +50,4 @@ def list_shared_keys(keys: Keys) -> Iterator[str]:
 
 @cache
 def _compile_types() -> list[tuple[re.Pattern[str], str]]:
-    return [
-        (pattern, _TYPES[name])
-        for name, pattern in list_key_shapes()
-        if name in _TYPES and ANYTHING not in pattern.pattern
-    ]
+    return [(pattern, _TYPES[name]) for name, pattern in list_key_shapes() if name in _TYPES]

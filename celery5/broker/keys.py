@@ -603,11 +603,9 @@ def is_owned(key: str) -> bool:
     return find_lifetime(key) == "stays"
 
 
-ANYTHING = r".*"
-"""Stands in the pattern of a key for what users or ids say."""
 _APP_SIGN, _QUEUE_SIGN, _PART_SIGN = "\x01", "\x02", "\x03"
 """What stands for the name of an application, that of a queue or a stream, and anything else, in a key."""
-_SIGNS = {_APP_SIGN: r"[^:{}]+", _QUEUE_SIGN: r"[^{}]+", _PART_SIGN: ANYTHING}
+_SIGNS = {_APP_SIGN: r"[^:{}]+", _QUEUE_SIGN: r"[^{}]+", _PART_SIGN: r".*"}
 _NAMES = ("queue", "stream", "lane", "_lanes", "app", "pattern")
 """Attributes that are no keys, but for the `stream` of a queue, which is there as `normal`, too."""
 

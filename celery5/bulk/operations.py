@@ -64,7 +64,7 @@ class BulkOperation(Protocol[T]):
 
 _NOT_REPLAYED = {
     "corrupt": "a job has no message to replay",
-    "run-ended": "a job belongs to a run of a workflow that has ended: retry the run",
+    "run-ended": "a job belongs to a run that has ended: retry the run if it failed, else start a new run",
 }
 """Why dead jobs are not replayed, for people: what passes by itself, such as a key that is taken, is none of it."""
 

@@ -243,6 +243,8 @@ class Backlog:
         check_may_block()
         self.open()
         with self._changed:
+            if not self._queues:  # a backlog of the user's own could not count when the last job went
+                self._update_size()
             self._changed.notify_all()
             return self._changed.wait_for(lambda: not self.size, timeout)
 

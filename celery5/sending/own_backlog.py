@@ -33,12 +33,12 @@ class CheckedBacklog:
 
     def open(self) -> Collection[str]:
         """Open it, and return its queues."""
-        queues = _call(self._own.open)
-        if isinstance(queues, str | bytes) or not _is_list_of(str, queues):
+        queues = _call(lambda: _to_list(self._own.open()))
+        if not _is_list_of(str, queues):
             raise BacklogFailed(
                 f"open() gave {get_type_name(queues)}: give the names of the queues that jobs wait for"
             )
-        return queues
+        return cast("list[str]", queues)
 
     def count(self) -> int:
         """Return how many jobs wait."""
@@ -53,10 +53,10 @@ class CheckedBacklog:
 
     def first(self, queue: str, limit: int) -> Sequence[UnsentJob]:
         """Return the first jobs of a queue."""
-        jobs = _call(lambda: self._own.first(queue, limit))
+        jobs = _call(lambda: _to_list(self._own.first(queue, limit)))
         if not _is_list_of(UnsentJob, jobs):
             raise BacklogFailed(f"first() gave {get_type_name(jobs)}: give a list of the jobs that were put")
-        return list(jobs)[:limit]
+        return cast("list[UnsentJob]", jobs)[:limit]
 
     def remove(self, queue: str, ids: Sequence[str]) -> None:
         """Remove jobs."""
@@ -73,10 +73,13 @@ def _call(function: Callable[[], T]) -> T:
         raise BacklogFailed(describe_error(error, MAX_ERROR_LENGTH)) from error
 
 
+def _to_list(values: Any) -> Any:
+    """Return a list of what a collection has, which may be made as it is read; anything else as it is."""
+    return list(values) if isinstance(values, Collection) and not isinstance(values, str | bytes) else values
+
+
 def _is_list_of(kind: type, values: Any) -> bool:
-    return isinstance(values, Collection) and all(
-        isinstance(value, kind) for value in cast("Collection[object]", values)
-    )
+    return isinstance(values, list) and all(isinstance(value, kind) for value in cast("list[object]", values))
 
 
 class JobsInMemory:

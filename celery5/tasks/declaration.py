@@ -81,13 +81,11 @@ class TaskRegistry(dict[str, Task[Any, Any]]):
 
     def add_missing(self, name: str, make: Callable[[], Task[Any, Any]]) -> Task[Any, Any]:
         """Return the task of that name; add the one that `make` returns when there is none."""
-        if name not in self:
-            super().__setitem__(name, make())
-        return self[name]
+        return self[name] if name in self else super().setdefault(name, make())
 
     def _refuse(self, *_arguments: object, **_named: object) -> Never:
         raise TypeError(
-            "the tasks of an application are read-only: declare one by @app.task, and leave modules out of include"
+            "app.tasks is read-only: to add a task, use @app.task; to remove one, leave its module out of include"
         )
 
     if not TYPE_CHECKING:  # a type checker would ask for the signatures of dict

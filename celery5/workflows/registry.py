@@ -334,15 +334,25 @@ class Workflows:
             queue, ids = await self._list_members(redis, home, run_id, number, run, found)
             by_queue.setdefault(queue, []).extend(ids)
         for queue, ids in by_queue.items():
-            await self.revoke_jobs(queue, ids)
+            for start in range(0, len(ids), REVOKED_AT_ONCE):
+                revoked = await self.revoke_jobs(queue, ids[start : start + REVOKED_AT_ONCE])
+                # Those of another queue tell it by the outbox of that, which perhaps no worker reads.
+                away = [
+                    calls.pack_record("end", job_id, "REVOKED", "") for job_id in revoked if "@" in job_id
+                ]
+                await self.apply(home, away)
         await self.apply(home, [])
 
-    async def revoke_jobs(self, queue: str, ids: Sequence[str]) -> None:
-        """Revoke jobs of a queue, from Trio. What is not there is left alone."""
+    async def revoke_jobs(self, queue: str, ids: Sequence[str]) -> list[str]:
+        """Revoke jobs of a queue, from Trio, and return those that have ended so. What is not there is left alone."""
         redis = await self._app.connections.get_async_driver()
         keys, ttl = self._app.queue(queue), self._app.settings.results_ttl
+        ended: list[str] = []
         for start in range(0, len(ids), REVOKED_AT_ONCE):
-            await redis.perform(jobs_calls.revoke(keys, ids[start : start + REVOKED_AT_ONCE], ttl=ttl))
+            part = ids[start : start + REVOKED_AT_ONCE]
+            states = await redis.perform(jobs_calls.revoke(keys, part, ttl=ttl))
+            ended += [job_id for job_id, state in zip(part, states, strict=True) if state == "REVOKED"]
+        return ended
 
     async def _list_members(
         self,

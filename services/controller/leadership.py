@@ -200,11 +200,10 @@ class LocalLeadership:
 
 
 _LOCAL = (
-    "the default broker cannot be reached: until it answers, this one keeps its own members, whoever leads"
+    "the default broker cannot be reached: until it answers, this Controller supervises its own members, even if "
+    "another one leads"
 )
-_NOT_LOCAL = (
-    "the default broker cannot be reached: until it answers, this one starts and ends nothing, whoever leads"
-)
+_NOT_LOCAL = "the default broker cannot be reached: until it answers, this Controller starts and ends nothing"
 _UNSURE = "it cannot tell whether it still leads: it does nothing"
 _UNHEARD = "while it cannot tell whether it leads it starts and ends nothing; what it has started goes on"
 _RESIGNED = "leads no more, and ends: another Controller takes over, if one stands by"

@@ -304,7 +304,9 @@ class _ThreadBodies:
     async def run(self) -> None:
         """Run the function to its end. What it raises, iteration raises after the bodies that it has yielded before."""
         try:
-            await call_in_thread(surround_call(self._run_in_thread, "thread"))
+            # A thread of its own: it may run for ever, and must not take one that others wait for.
+            limiter = trio.CapacityLimiter(1)
+            await call_in_thread(surround_call(self._run_in_thread, "thread"), limiter=limiter)
         except BaseException as error:
             reraise_cancellation(error)
             self._error = error

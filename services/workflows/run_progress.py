@@ -317,9 +317,14 @@ class RunRelay:
     async def _is_active(self, keys: QueueKeys, member: MemberId) -> bool:
         """Return whether a job of a run has not ended. What is remembered of its id itself is forgotten in time."""
         name = f"node:{member.node}"
-        fields = await self._redis.perform(calls.read_run(keys, member.run, [name]))
+        child = f"run:{member.node}"  # the run that its job has returned, which is in its place
+        fields = await self._redis.perform(calls.read_run(keys, member.run, [name, child]))
         word, _, generation = fields.get(name, b"").partition(b" ")
-        if word not in (b"active", b"ending") or (generation or b"0") != b"%d" % member.generation:
+        if (
+            child in fields
+            or word not in (b"active", b"ending")
+            or (generation or b"0") != b"%d" % member.generation
+        ):
             return False
         if member.member is None:
             return True

@@ -46,7 +46,7 @@ LEFT_REASONS = {
     "alive": "a job of its id is alive again",
     "corrupt": "there is no message to replay",
     "gone": "somebody else was first",
-    "run-ended": "its workflow has ended: celery5 workflow retry RUN",
+    "run-ended": "its run has ended: if the run failed, celery5 workflow retry RUN; else start a new run",
 }
 """The reasons for which a job is left unchanged, in words."""
 

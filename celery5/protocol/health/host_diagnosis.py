@@ -391,7 +391,7 @@ def diagnose_publisher(address: str, waiting: int, trouble: str, outage: str = "
             "publisher",
             "warn",
             f"{address}, {count}, and nothing is published: {outage}",
-            "see from that host whether its broker answers: what waits is kept, and is sent when it does",
+            "check from that host that its broker can be reached; what waits is kept, and sent once it answers",
         )
     if waiting >= MANY_WAITING_MESSAGES:
         remedy = "give it more connections: celery5 publisher start --connections 1..4"

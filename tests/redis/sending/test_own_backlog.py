@@ -323,6 +323,22 @@ def test_whatever_a_backlog_does_no_job_is_lost_whose_caller_was_not_told(
     assert sorted(numbers(app)) == sent
 
 
+def test_a_backlog_that_cannot_count_when_its_last_job_goes_is_counted_later(
+    kept: tuple[App, FileBacklog], own_server: EmbeddedServer
+) -> None:
+    app, own = kept
+    number: Any = app.tasks["number"]
+    count = own.count
+    own_server.kill()
+    number.delay(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(own, "count", raise_odd)
+        own_server.revive()
+        wait_until(lambda: count() == 0)
+        wait_until(lambda: "celery5-backlog" not in {each.name for each in threading.enumerate()})
+    assert app.backlog.flush(30)
+
+
 async def test_a_coroutine_publishes_from_a_backlog_of_ones_own(
     kept: tuple[App, FileBacklog], own_server: EmbeddedServer
 ) -> None:

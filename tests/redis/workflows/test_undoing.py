@@ -280,6 +280,34 @@ async def test_a_dead_step_of_a_run_that_has_ended_is_not_replayed_alone(app: Ap
     assert [number for name, number in tasks.done if name == "fail"].count(2) == 1
 
 
+async def test_a_run_whose_jobs_wait_where_nobody_works_is_cancelled_all_the_same(
+    app: App, tasks: Charges
+) -> None:
+    run = await group(tasks.add.s(1, 2), tasks.add.s(2, 3), tasks.double.s(3)).astart()
+    async with working(app, queues=["default"]):
+        await until(lambda: tasks.count("add") == 2)
+        await run.acancel()
+        assert await until_ended(run) is RunState.CANCELLED
+    assert (await run.astatus()).active == 0
+
+
+async def test_an_undo_that_comes_too_late_leaves_no_key_for_ever(
+    app: App, tasks: Charges, redis_client: "redis.Redis"
+) -> None:
+    async with working(app, queues=QUEUES):
+        run = await first(tasks.add.s(1, 2), tasks.charge.s(2)).astart()
+        await tasks.begun.wait()
+        assert await run.aget(30) == 3
+        tasks.gate.set()
+        await until(lambda: tasks.count("charge") == 1)
+
+        async def nothing_runs() -> bool:
+            return (await run.astatus()).active == 0
+
+        await until_async(nothing_runs)
+        assert redis_client.ttl(f"{app.queue(run.queue).run(run.id)}:undo") != -1
+
+
 @pytest.mark.parametrize("is_forgotten", [False, True])
 async def test_an_undo_that_has_died_is_replayed_when_its_run_has_ended(
     app: App, redis_client: "redis.Redis", is_forgotten: bool

@@ -17,6 +17,7 @@ local function end_late(run, n, node, generation, state, value)
   set_state(run, n, is_success and 'late' or 'failed', generation)
   if is_counted(node) then add(run, is_success and 'done' or 'bad', 1) end
   if is_success then keep_value(run, n, node, value) end
+  if is_success and node.u and not is_undoing(run) then redis.call('PEXPIRE', run.key .. ':undo', ttl) end -- it has ended
   go_on_failing(run)
 end
 local function end_single(run, n, generation, state, value)
