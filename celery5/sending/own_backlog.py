@@ -73,9 +73,11 @@ def _call(function: Callable[[], T]) -> T:
         raise BacklogFailed(describe_error(error, MAX_ERROR_LENGTH)) from error
 
 
-def _to_list(values: Any) -> Any:
+def _to_list(values: object) -> object:
     """Return a list of what a collection has, which may be made as it is read; anything else as it is."""
-    return list(values) if isinstance(values, Collection) and not isinstance(values, str | bytes) else values
+    if isinstance(values, str | bytes) or not isinstance(values, Collection):
+        return values
+    return list(cast("Collection[object]", values))
 
 
 def _is_list_of(kind: type, values: Any) -> bool:
