@@ -45,7 +45,7 @@ def test_a_scheduler_scales_what_workers_report_and_all_can_see_it(desk: Desk) -
         assert (words["jobs"], words["workers"], words["needed"]) == ("9", "1", "5")
         assert words["wanted"] == "3, from 1 to 3"
         assert words["prefetch"] == "2 for default"
-        assert "ago by s:" in words["decided"]
+        assert " by s:" in words["decided"]
         assert "3, from 1 to 3" in desk("info", **SCALE)
         assert json.loads(desk("info", "--json", **SCALE))["scaling"]["maximum"] == 3
         for each in jobs:
