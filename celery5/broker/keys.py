@@ -137,6 +137,10 @@ class QueueKeys:
         """LIST    the items of a map of a run."""
         return f"{self.run_prefix}{run_id}:{node}:items"
 
+    def run_arguments(self, run_id: str) -> str:
+        """HASH    the arguments of the calls of a run, when they are many or long."""
+        return f"{self.run_prefix}{run_id}:args"
+
     def documents_for(self, sink: str) -> str:
         """STREAM  the documents for a Data Sink."""
         return f"{self.documents}:{sink}"

@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from typing import Any, Protocol
 
 import msgspec
@@ -42,9 +43,12 @@ _ITEM = b"\x01item\x01"
 """Stands for the item of a map in a message that is made to a template."""
 _VALUE = b"\x01%d\x01"
 _ID = "\x02"
-_MARKS = re.compile(rb"(\x01[^\x01]*\x01|[\x03\x04\x05])")
+_ARGUMENT = b"\x06%b\x07"
+_MARKS = re.compile(rb"(\x01[^\x01]*\x01|\x06[^\x07]*\x07|[\x03\x04\x05])")
 RESOLVE, EXPAND, CHUNK = "arguments", "map", "chunk"
 """What `flow` in a message says: the worker reads the arguments; maps over them; has many items in one job."""
+_JOINED = 40
+"""Characters between two arguments that go with them, so that the arguments of most calls are one text."""
 
 
 class NodeTask(Protocol):
@@ -86,10 +90,11 @@ class MapSource:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A plan and the items that its runs begin with."""
+    """A plan, and what its runs begin with: the items of maps, and the arguments that are not in the plan."""
 
     plan: Plan
     sources: tuple[MapSource, ...]
+    arguments: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +125,12 @@ class _Part:
 
 
 class Compiler:
-    """Builds one plan."""
+    """Builds one plan.
+
+    Args:
+        has_constants: What its steps get is in the code of a declared workflow, so the same in all runs, and stands
+            in the plan. Else it is kept with the run.
+    """
 
     def __init__(
         self,
@@ -128,10 +138,13 @@ class Compiler:
         on_error: OnError | None = None,
         home: str | None = None,
         check_event: Callable[[Any, Mapping[str, Any]], str] | None = None,
+        has_constants: bool = False,
     ) -> None:
         self._check_event = check_event
         self.nodes: list[Node] = []
         self._sources: list[MapSource] = []
+        self._has_constants = has_constants
+        self._arguments: list[bytes] = []
         self._inputs: dict[str, int] = {}
         self._context = _Context(on_error)
         self._home = home
@@ -215,6 +228,7 @@ class Compiler:
         home = self._home or self._choose_home()
         for node in self.nodes:
             self._place(node, home)
+            self._move_arguments(node)
         maps = tuple(source.node for source in self._sources)
         if len(maps) > 500:
             raise Misconfigured(f"this workflow has {len(maps)} maps: 500 at most; make one map of them")
@@ -229,7 +243,7 @@ class Compiler:
             waits=waits,
             has_undo=any(node.undo is not None for node in self.nodes),
         )
-        return Compiled(plan, tuple(self._sources))
+        return Compiled(plan, tuple(self._sources), tuple(self._arguments))
 
     def _may_skip(self) -> bool:
         """Return whether a node may have no value at the end of a run that succeeds."""
@@ -406,7 +420,8 @@ class Compiler:
         node = Node(kind=kind, task=task.name, queue=fields.queue, lane=fields.lane)
         node.on_error = context.policy_of(options.on_error)
         node.ignore = frozenset(options.ignore or ())
-        node.expires = _get_expiry(options)
+        if not isinstance(options.expires, datetime):
+            node.expires = _to_ms(options.expires)
         if options.unique_for is not None and options.key is None:
             raise Misconfigured(
                 f"task {task.name}: in a workflow unique_for needs a key, since arguments may come later"
@@ -420,7 +435,7 @@ class Compiler:
                 lane=fields.lane,
                 lock=lock,
                 unique_for=fields.unique_for,
-                delay=to_seconds(options.countdown),
+                delay=_to_ms(options.countdown),
             )
         return node
 
@@ -438,14 +453,14 @@ class Compiler:
         """Set the template of a node's message, or from where the worker reads its arguments."""
         fields = self._make_fields(task)
         if self._is_inline([*args, *kwargs.values()]):
-            raw_args = b"[" + b",".join(map(_to_marked, args)) + b"]"
-            pairs = [msgspec.json.encode(name) + b":" + _to_marked(value) for name, value in kwargs.items()]
+            raw_args = b"[" + b",".join(map(_to_argument, args)) + b"]"
+            pairs = [msgspec.json.encode(name) + b":" + _to_argument(value) for name, value in kwargs.items()]
             raw_kwargs = b"{" + b",".join(pairs) + b"}"
             node.template = _split(_encode_message(task, fields, raw_args, raw_kwargs, "", keys))
             return
         node.arguments = {
-            "args": [encode_expression(value) for value in args],
-            "kwargs": {name: encode_expression(value) for name, value in kwargs.items()},
+            "args": [self._encode_argument(value) for value in args],
+            "kwargs": {name: self._encode_argument(value) for name, value in kwargs.items()},
         }
         node.template = _split(_encode_message(task, fields, b"[]", b"{}", RESOLVE, keys))
 
@@ -460,6 +475,36 @@ class Compiler:
             not ref.path and self.nodes[ref.node].kind != "map" and not self.nodes[ref.node].dynamic
             for ref in refs
         )
+
+    # what is kept with the run
+
+    def _encode_argument(self, expression: Expression) -> Any:
+        """Return an argument that a worker reads, as plain values."""
+        if isinstance(expression, Known) and not self._has_constants:
+            expression = Ref(self._add_argument(expression.raw))
+        return encode_expression(expression)
+
+    def _add_argument(self, text: bytes) -> int:
+        """Keep a text with the run. Returns the number that stands for it in the plan."""
+        self._arguments.append(text)
+        return -len(self._arguments)
+
+    def _move_arguments(self, node: Node) -> None:
+        """Put what a run may have of its own in the place of what the node says, and that into the run."""
+        if self._has_constants:
+            node.template = node.template and _join_texts(node.template)
+            return
+        if node.template is not None:
+            node.template = [
+                self._add_argument(part) if isinstance(part, bytes) else part
+                for part in _join_arguments(node.template)
+            ]
+        if node.expires:
+            node.expires = self._add_argument(b"%d" % node.expires)
+        if node.elsewhere and isinstance(node.elsewhere.lock, str) and node.elsewhere.lock:
+            node.elsewhere.lock = self._add_argument(node.elsewhere.lock.encode())
+        if node.elsewhere and node.elsewhere.delay:
+            node.elsewhere.delay = self._add_argument(b"%d" % node.elsewhere.delay)
 
     # the shape of the whole plan
 
@@ -552,11 +597,8 @@ def _is_complex(expression: Expression) -> bool:
     return isinstance(expression, First | Gated)
 
 
-def _get_expiry(options: Options) -> float | None:
-    expires: Any = options.expires
-    if expires is None or hasattr(expires, "tzinfo"):
-        return None
-    return to_seconds(expires)
+def _to_ms(span: float | timedelta | None) -> int:
+    return int((to_seconds(span) or 0) * 1000)
 
 
 def _encode_message(
@@ -568,14 +610,22 @@ def _encode_message(
     keys: tuple[str, str],
 ) -> bytes:
     """Return a message without its end, whose id and values are marked."""
-    if keys[0] or keys[1]:
-        fields["concurrency_key"], fields["fair_key"] = keys
-    expires: Any = task.send_options.expires
-    if hasattr(expires, "timestamp"):
-        fields["expires"] = expires.timestamp()
+    expires = task.send_options.expires
+    own = {
+        "key": fields.get("key"),
+        "concurrency_key": keys[0],
+        "fair_key": keys[1],
+        "expires": expires.timestamp() if isinstance(expires, datetime) else None,
+    }
+    fields |= {name: Raw(_ARGUMENT % encode(value)) for name, value in own.items() if value}
     raw_args = b"[" + args + b"]" if args is _ITEM or not args else args
     command = Command(VERSION, _ID, task.name, Raw(raw_args), Raw(kwargs), flow=flow, **fields)
     return encode(command)[:-1]
+
+
+def _to_argument(expression: Expression) -> bytes:
+    """Return an argument of a call for a message; what is known is marked."""
+    return _ARGUMENT % expression.raw if isinstance(expression, Known) else _to_marked(expression)
 
 
 def _to_marked(expression: Expression) -> bytes:
@@ -606,7 +656,10 @@ def _split(message: bytes) -> Template:
 
 
 def _parse(marked: bytes) -> list[Any]:
-    """Return the parts of a marked text. JSON has no control characters, so they are free to be marks."""
+    """Return the parts of a marked text. JSON has no control characters, so they are free to be marks.
+
+    An argument that is known is bytes, until the plan is finished.
+    """
     root: list[Any] = []
     stack: list[list[Any]] = [root]
     for part in _MARKS.split(marked):
@@ -618,9 +671,36 @@ def _parse(marked: bytes) -> list[Any]:
             stack.pop()
         elif part.startswith(b"\x01"):
             stack[-1].append(True if part == _ITEM else int(part[1:-1]))
+        elif part.startswith(b"\x06"):
+            stack[-1].append(part[1:-1])
         elif part and part != b"\x04":
             stack[-1].append(part.decode())
     return root
+
+
+def _join_arguments(template: Template) -> list[Any]:
+    """Return a template in which arguments that stand close together are one text with what is between them."""
+    joined: list[Any] = []
+    for part in template:
+        if isinstance(part, bytes) and len(joined) > 1 and isinstance(joined[-2], bytes):
+            between = joined[-1]
+            if isinstance(between, str) and len(between) <= _JOINED:
+                joined[-2:] = [joined[-2] + between.encode() + part]
+                continue
+        joined.append(part)
+    return joined
+
+
+def _join_texts(template: Template) -> list[Any]:
+    """Return a template whose arguments are texts as all others."""
+    joined: list[Any] = []
+    for part in template:
+        text = part.decode() if isinstance(part, bytes) else part
+        if joined and isinstance(joined[-1], str) and isinstance(text, str):
+            joined[-1] += text
+        else:
+            joined.append(text)
+    return joined
 
 
 def _widen_item(template: Template) -> list[Any]:

@@ -493,7 +493,9 @@ class DeclaredWorkflow(Generic[P, R_co]):
         return self._compiled
 
     def _trace(self) -> Compiled:
-        compiler = Compiler(on_error=self.on_error, check_event=self.app.workflows.check_event)
+        compiler = Compiler(
+            on_error=self.on_error, check_event=self.app.workflows.check_event, has_constants=True
+        )
         values = {
             name: LaterValue(compiler.add_input(name), f"the argument {name!r}")
             for name in self._signature.parameters

@@ -24,6 +24,9 @@ BYTES_PER_TRIP = 1024 * 1024
 """Bytes of items in one portion, unless one item alone has more."""
 NODES_PER_TRIP = 200
 """Nodes of a plan in one portion."""
+MOST_ARGUMENTS, MOST_ARGUMENT_BYTES = 40, 1024
+"""What a run has of arguments among its fields. More or longer ones have a hash of their own: so a run that is idle can
+be packed, and the record that starts a run stays short."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +56,8 @@ async def stage(redis: AsyncDriver, keys: QueueKeys, compiled: Compiled, terms: 
         StagingLost: Redis lost what was published before.
     """
     plan, counts = compiled.plan, dict[int, int]()
+    if has_long_arguments(compiled) and not await _stage_arguments(redis, keys, compiled, terms.run_id):
+        return None
     # The plan after the items: a generator may take longer to make them than the plan would stay.
     for source in compiled.sources:
         count = await _stage_items(redis, keys, source, terms.run_id)
@@ -73,6 +78,10 @@ def make_start(compiled: Compiled, terms: RunTerms, digest: str, counts: Mapping
     """Return the record that starts a run; `counts` are the items that were published, by the node of a map."""
     plan = compiled.plan
     fields: dict[str, Any] = {"def": digest}
+    if has_long_arguments(compiled):
+        fields["args"] = len(compiled.arguments)
+    else:
+        fields |= {f"arg:{number}": text.decode() for number, text in enumerate(compiled.arguments)}
     added = (("trace", terms.trace), ("headers", terms.headers))
     if tail := "".join(f',"{name}":{msgspec.json.encode(value).decode()}' for name, value in added if value):
         fields["tail"] = tail
@@ -81,6 +90,25 @@ def make_start(compiled: Compiled, terms: RunTerms, digest: str, counts: Mapping
     life, size = int(terms.life * 1000), len(plan.nodes)
     totals = [(number, counts[number]) for number in plan.maps]
     return calls.pack_record("start", terms.run_id, life, size, fields, plan.roots, totals, plan.waits)
+
+
+def has_long_arguments(compiled: Compiled) -> bool:
+    """Return whether the arguments of the calls of a run are published before it, as the items of its maps are."""
+    arguments = compiled.arguments
+    return len(arguments) > MOST_ARGUMENTS or sum(map(len, arguments)) > MOST_ARGUMENT_BYTES
+
+
+async def _stage_arguments(redis: AsyncDriver, keys: QueueKeys, compiled: Compiled, run_id: str) -> bool:
+    """Publish the arguments of a run. Returns whether the run is not live yet."""
+    before = 0
+    pending: list[Any] = []
+    for portion in split_items(compiled.arguments):
+        pending.append(calls.stage_arguments(keys, run_id, before, portion))
+        before += len(portion)
+    for first in range(0, len(pending), PORTIONS_PER_WRITE):
+        if -1 in await redis.perform_all(pending[first : first + PORTIONS_PER_WRITE]):
+            return False
+    return True
 
 
 async def _stage_items(redis: AsyncDriver, keys: QueueKeys, source: MapSource, run_id: str) -> int | None:

@@ -21,6 +21,7 @@ from celery5.protocol.workflows.plan import (
     Ref,
     decode_expression,
     find_refs,
+    get_field,
 )
 from celery5.workflows.nesting import walk_deeply
 
@@ -155,11 +156,13 @@ class RunValues:
     async def _read_values(self, run_id: str, nodes: Sequence[int], depth: int) -> dict[int, bytes]:
         values: dict[int, bytes] = {}
         for first in range(0, len(nodes), 500):
-            names = [f"value:{node}" for node in nodes[first : first + 500]]
-            found = await self._redis.perform(calls.read_run(self._keys, run_id, names))
-            values.update({int(name[6:]): value for name, value in found.items()})
+            names = {get_field(node): node for node in nodes[first : first + 500]}
+            found = await self._redis.perform(calls.read_run(self._keys, run_id, list(names)))
+            values.update({names[name]: value for name, value in found.items()})
+        if lost := [node for node in nodes if node < 0 and node not in values]:
+            raise ResultLost(f"run {run_id}: {len(lost)} of its arguments are lost")
         for node, value in values.items():
-            if value.startswith((b'{"$map":', b'{"$run":')):
+            if node >= 0 and value.startswith((b'{"$map":', b'{"$run":')):
                 values[node] = await self._follow(run_id, value, depth)
         return values
 

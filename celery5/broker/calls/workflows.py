@@ -17,6 +17,7 @@ ADVANCE = Script.load(
 )
 CLAIM_HOME = Script.load("workflows/claim_home")
 STAGE = Script.load("workflows/stage")
+STAGE_ARGUMENTS = Script.load("workflows/stage_arguments")
 WATCH = Script.load("workflows/watch")
 DEFINE = Script.load("workflows/define")
 FINISH = Script.load("workflows/finish")
@@ -122,6 +123,15 @@ def stage_items(keys: QueueKeys, run_id: str, node: int, before: int, items: Seq
     words: tuple[Word, ...] = tuple(items)
     named = (keys.run(run_id), keys.run_items(run_id, node), keys.idle_runs)
     return script_call(STAGE, named, (before, to_ms(STAGED_LIFE), run_id, *words), int, repeatable=True)
+
+
+def stage_arguments(keys: QueueKeys, run_id: str, first: int, texts: Sequence[bytes]) -> Call[int]:
+    """Put arguments beside a run that is not live yet, from the number `first` on. Safe to repeat."""
+    words: list[Word] = []
+    for number, text in enumerate(texts, first):
+        words += [number, text]
+    named = (keys.run(run_id), keys.run_arguments(run_id), keys.idle_runs)
+    return script_call(STAGE_ARGUMENTS, named, (to_ms(STAGED_LIFE), run_id, *words), int, repeatable=True)
 
 
 def read_run(keys: QueueKeys, run_id: str, names: Sequence[str]) -> Call[dict[str, bytes]]:

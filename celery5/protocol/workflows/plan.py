@@ -1,5 +1,8 @@
 """Plans: what a workflow is compiled to. A flat, frozen table of nodes, which Redis keeps under its hash.
 
+A plan has the graph and the options of its steps, so that runs of the same shape share it. The arguments of calls, and
+what else may differ from run to run (keys, expiries, countdowns), are kept with the run. A plan names them by number.
+
 `advance.lua` reads the short names of `Node.encode`, which stand in one table there.
 """
 
@@ -43,6 +46,7 @@ class Known:
 class Ref:
     """The value of a node, or what is at a path in it."""
 
+    # A negative number: an argument of the run, -1 for the first.
     node: int
     path: tuple[str | int, ...] = ()
 
@@ -99,6 +103,11 @@ def find_refs(expression: Expression) -> Iterator[Ref]:
             stack += current.fields.values()
 
 
+def get_field(number: int) -> str:
+    """Return the field of a run that has the value of a node, or for a negative number an argument."""
+    return f"value:{number}" if number >= 0 else f"arg:{-1 - number}"
+
+
 def encode_expression(expression: Expression) -> Any:
     """Return an expression as plain values.
 
@@ -136,7 +145,8 @@ def decode_expression(plain: Any) -> Expression:
 
 
 Template: TypeAlias = Sequence[Any]
-"""The parts of a message: a text; the number of a node, for its value; True, for the item; a list of templates."""
+"""The parts of a message: a text; the number of a node, for its value; a negative number, for an argument of the run;
+True, for the item; a list of templates."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -145,19 +155,18 @@ class Elsewhere:
 
     queue: str
     lane: str = ""
-    lock: str = ""
+    # A text, or the number of an argument of the run.
+    lock: str | int = ""
     unique_for: float | None = None
-    # Seconds from when it may run.
-    delay: float | None = None
+    # Milliseconds from when it may run, or the number of an argument of the run.
+    delay: int = 0
 
     def encode(self) -> dict[str, Any]:
         """Return the fields as the script takes them."""
         fields: dict[str, Any] = {"queue": self.queue}
-        for name in ("lane", "lock", "unique_for"):
+        for name in ("lane", "lock", "unique_for", "delay"):
             if value := getattr(self, name):
                 fields[name] = value
-        if self.delay:
-            fields["delay"] = int(self.delay * 1000)
         return fields
 
 
@@ -183,8 +192,8 @@ class Node:
     queue: str = ""
     lane: str = ""
     elsewhere: Elsewhere | None = None
-    # Seconds until a job expires.
-    expires: float | None = None
+    # Milliseconds until a job expires, or the number of an argument of the run.
+    expires: int = 0
     # How many members of a map are on the queue at once.
     window: int | None = None
     # The number (gate) or fraction (map) of those before it, or of its members, that must succeed.
@@ -231,7 +240,7 @@ class Node:
             "queue": self.queue,
             "l": self.lane,
             "p": self.elsewhere and self.elsewhere.encode(),
-            "x": self.expires and int(self.expires * 1000),
+            "x": self.expires or None,
             "w": self.window,
             "q": self.need,
             "first": self.first,

@@ -110,6 +110,7 @@ def made() -> dict[str, str]:
         **made_for_processes(),
         "run": MAIL.run("<id>"),
         "run_items": MAIL.run_items("<id>", "<node>"),  # type: ignore[arg-type]
+        "run_arguments": MAIL.run_arguments("<id>"),
         "workflow_plan": MAIL.plan("<hash>"),
         "run_home": SHOP.run_home("<id>"),
         "event_waits": SHOP.event_waits("<event>:<hash>"),

@@ -5,7 +5,7 @@ from dataclasses import fields
 
 import redis
 
-from celery5 import App
+from celery5 import App, group
 from celery5.broker.calls.health import erase_app
 from celery5.broker.keys import EVENTS, Keys, QueueKeys
 from celery5.protocol.limits import AdmissionRule
@@ -87,6 +87,8 @@ def test_runs_of_workflows_go_with_their_maps(queue: Queue, app: App, redis_clie
     assert redis_client.hexists(queue.keys.idle_runs, waits.id)
     assert redis_client.exists(queue.keys.run_items(waits.id, 1))
     run = one.map(range(300)).start()
+    long = group(one.s(number) for number in range(100)).start()
+    assert redis_client.exists(queue.keys.run_arguments(long.id))
     ended = one.map(range(3)).start()
     ended.cancel()
     assert redis_client.exists(queue.keys.run_items(run.id, 0))

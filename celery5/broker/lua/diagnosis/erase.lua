@@ -33,7 +33,7 @@ for _, list in ipairs({KEYS[4], KEYS[5]}) do -- bound: two
       local node = string.match(name, '^total:(%d+)$')
       if node then erase_map(key .. ':' .. node, tonumber(value)) end
     end
-    gone = gone + redis.call('DEL', key, key .. ':undo')
+    gone = gone + redis.call('DEL', key, key .. ':undo', key .. ':args')
   end
 end
 gone = gone + redis.call('DEL', KEYS[1], KEYS[2] .. 'unlimited', KEYS[4], KEYS[5], KEYS[6])

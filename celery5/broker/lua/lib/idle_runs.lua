@@ -4,7 +4,8 @@
 local MOST_FIELDS = 100 -- of a run that is packed
 local MOST_BYTES = 2048 -- of their values
 -- Return the words for which a number stands: names of fields of a run; those of its nodes, which `:` and the number of a node follow;
--- and states of nodes. New ones are put at the end: runs that are packed stay valid. A function, so that only calls that need them make them.
+-- and states of nodes. New ones are put at the end: runs that are packed stay valid. An argument of a run is the number -100 or less. A
+-- function, so that only calls that need them make them.
 local function list_words()
   return {'def', 'active', 'tail', 'until', 'parent', 'done', 'bad', 'skipped', 'error', 'wakes', 'created', 'held', 'life', 'all',
     'watched', 'undone'}, {'node', 'left', 'value', 'watched', 'bad', 'run'}, {'done', 'waiting', 'skipped', 'counted', 'held', 'cut', 'again'}
@@ -25,7 +26,7 @@ local function pack_run(fields)
       size = size + #text
       if size > MOST_BYTES or #packed >= 2 * MOST_FIELDS then return nil end
       local is_number = text == '0' or #text < 16 and string.find(text, '^[1-9]%d*$')
-      packed[#packed + 1] = names[name] and -names[name] or node_names[kind] and n * kinds + node_names[kind] - 1 or name
+      packed[#packed + 1] = names[name] and -names[name] or node_names[kind] and n * kinds + node_names[kind] - 1 or kind == 'arg' and -100 - n or name
       packed[#packed + 1] = is_number and tonumber(text) or states[text] and -states[text] or text
     end
   end
@@ -38,7 +39,7 @@ local function unpack_run(value)
   for at = 1, #packed, 2 do -- bound: MOST_FIELDS
     local name, content = packed[at], packed[at + 1]
     if type(name) == 'number' then
-      name = name < 0 and names[-name] or node_names[name % kinds + 1] .. ':' .. string.format('%.0f', math.floor(name / kinds))
+      name = name <= -100 and 'arg:' .. string.format('%.0f', -100 - name) or name < 0 and names[-name] or node_names[name % kinds + 1] .. ':' .. string.format('%.0f', math.floor(name / kinds))
     end
     if type(content) == 'number' then content = content < 0 and states[-content] or string.format('%.0f', content) end
     fields[name] = content

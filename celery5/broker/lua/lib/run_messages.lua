@@ -1,6 +1,17 @@
 -- Run messages: a part of advance.lua. The messages of jobs, made of the templates of nodes, and where they are sent.
--- Put the texts of a template into `parts`: a number stands for the value of that node, `true` for the item of a member, a
--- table for a list of templates, without those whose node was skipped.
+-- Return an argument of a run, which its plan names by a negative number. Long ones are in a hash of their own.
+local function argument_of(run, number)
+  local name = string.format('%.0f', -1 - number)
+  local text = get(run, 'arg:' .. name) or redis.call('HGET', run.key .. ':args', name)
+  return text or error('an argument of the run is lost')
+end
+-- Return what a plan says itself, or by the number of an argument.
+local function own_or_plain(run, value)
+  if type(value) == 'number' and value < 0 then return argument_of(run, value) end
+  return value
+end
+-- Put the texts of a template into `parts`: a number stands for the value of that node, a negative one for an argument of the run, `true`
+-- for the item of a member, a table for a list of templates, without those whose node was skipped.
 local function render(run, template, parts, item)
   for _, part in ipairs(template) do -- bound: the parts of a message, 100 at most
     if type(part) == 'string' then
@@ -8,12 +19,12 @@ local function render(run, template, parts, item)
     elseif part == true then
       parts[#parts + 1] = item
     elseif type(part) == 'number' then
-      parts[#parts + 1] = get(run, 'value:' .. part) or 'null'
+      parts[#parts + 1] = part < 0 and argument_of(run, part) or get(run, 'value:' .. part) or 'null'
     else
       parts[#parts + 1] = '['
       local is_first = true
       for _, element in ipairs(part) do -- bound: as above
-        if type(element) ~= 'number' or get(run, 'value:' .. element) then
+        if type(element) ~= 'number' or element < 0 or get(run, 'value:' .. element) then
           if not is_first then parts[#parts + 1] = ',' end
           is_first = false
           render(run, {element}, parts, item)
@@ -28,7 +39,7 @@ local function message_parts(run, node, item)
   local parts = {'{"v":1,"id":', ''}
   render(run, node.t, parts, item)
   parts[#parts + 1] = string.format(',"sent":%.3f', now / 1000)
-  if node.x then parts[#parts + 1] = string.format(',"expires":%.3f', (now + node.x) / 1000) end
+  if node.x then parts[#parts + 1] = string.format(',"expires":%.3f', (now + own_or_plain(run, node.x)) / 1000) end
   parts[#parts + 1] = (get(run, 'tail') or '') .. '}'
   return parts
 end
@@ -54,7 +65,8 @@ local function send_job(run, n, node, generation, member, item)
     return send_here(node, id, table.concat(parts))
   end
   to_outbox('job', id, 'message', table.concat(parts), 'queue', other.queue, 'task', node.task or '', 'lane', other.lane or '',
-    'lock', other.lock or '', 'unique_for', other.unique_for or '', 'at', other.delay and string.format('%.0f', now + other.delay) or '')
+    'lock', own_or_plain(run, other.lock) or '', 'unique_for', other.unique_for or '',
+    'at', other.delay and string.format('%.0f', now + own_or_plain(run, other.delay)) or '')
   budget = budget - 1
 end
 -- Send members of a map, from the one with the number `first` on. Their messages differ in id and item only, so the rest is

@@ -43,6 +43,10 @@ function handlers.start(id, life, size, fields, roots, totals, waits)
   for _, map in ipairs(totals) do -- bound: the maps of a plan, 500 at most
     if redis.call('LLEN', prefix .. id .. ':' .. map[1] .. ':items') ~= map[2] then return -1 end
   end
+  if fields.args then -- those of a long list are beside the run
+    if redis.call('HLEN', prefix .. id .. ':args') ~= fields.args then return -1 end
+    redis.call('PERSIST', prefix .. id .. ':args')
+  end
   local run = add_run(id, 'new', {})
   for name, value in pairs(fields) do put(run, name, value) end -- bound: the header of a run and its arguments
   put(run, 'state', LIVE)
@@ -190,6 +194,7 @@ function handlers.keep(id, stays, from)
   end
   visit('')
   visit(':undo')
+  visit(':args')
   for _, n in ipairs(run and head_of(run).maps or {}) do -- bound: the maps of a plan, 500 at most
     for _, name in ipairs({':items', ':done', ':bad', ':held', ':again'}) do visit(':' .. n .. name) end -- bound: five
     local buckets, base = math.ceil(number(run, 'total:' .. n) / BUCKET), position

@@ -19,6 +19,10 @@ for n = 2, #ARGV do -- bound: as above
     head = head or redis.call('HGET', KEYS[3] .. fields.def, 'head') or ''
     value = head ~= '' and tostring(cmsgpack.unpack(head)[name])
   end
+  if not value and fields.args then
+    local argument = string.match(name, '^arg:(%d+)$')
+    value = argument and redis.call('HGET', KEYS[1] .. ':args', argument)
+  end
   values[n - 1] = value or false
 end
 return values
