@@ -11,6 +11,7 @@ from celery5.broker.calls import queues as queue_calls
 from celery5.broker.calls import workflows as calls
 from celery5.broker.colour import AwaitableConnections, BlockingConnections, run_blocking
 from celery5.broker.driver import AsyncDriver
+from celery5.broker.keys import QueueKeys
 from celery5.errors import Misconfigured, StagingLost
 from celery5.logs.trace import get_current_trace
 from celery5.observability.middleware import ObservedApplication
@@ -27,7 +28,7 @@ from celery5.workflows.graph import decode_node, is_undo, scan_all
 from celery5.workflows.launching import make_launcher
 from celery5.workflows.result_types import RunResultType
 from celery5.workflows.run import STATUS_FIELDS, WorkflowRun
-from celery5.workflows.staging import RunTerms, stage
+from celery5.workflows.staging import PublishedPlans, RunTerms, stage
 from celery5.workflows.tree import get_first_call
 
 R = TypeVar("R")
@@ -51,6 +52,7 @@ class Workflows:
         self._known_queues: set[str] = set()
         self._declared: dict[str, DeclaredWorkflow[..., Any]] = {}
         self._waits = EventWaits(app)
+        self._published = PublishedPlans()
 
     def start(
         self,
@@ -213,21 +215,36 @@ class Workflows:
         if home not in self._known_queues:
             await redis.perform(queue_calls.register_queue(self._app.keys, home))
             self._known_queues.add(home)
-        record = await stage(redis, keys, compiled, terms)
-        if record is None:
+        reply = await self._stage_and_start(redis, keys, compiled, terms)
+        if reply is not None and int(reply.replies[0]) < 0:
+            self._published.forget()
+            # Items may come from a generator, which makes them once; all else is published again.
+            if not compiled.sources:
+                reply = await self._stage_and_start(redis, keys, compiled, terms)
+        if reply is None:
             return False
-        ttl = self._app.settings.results_ttl
-        start: list[Call[Any]] = [calls.advance(keys, [record], ttl=ttl)]
-        if terms.has_claim:  # in the same write, so that a producer that dies does both or neither
-            start.append(calls.keep_home(self._app.keys, terms.run_id, home, life=terms.life + 2 * ttl))
-        reply: calls.Advance = (await redis.perform_all(start))[0]
         if int(reply.replies[0]) < 0:
             raise StagingLost(f"run {terms.run_id} was lost before it was started: start it again")
-        pushes = 0
+        ttl, pushes = self._app.settings.results_ttl, 0
         while reply.left and pushes < MAX_PUSHES:
             reply = await redis.perform(calls.advance(keys, ttl=ttl))
             pushes += 1
         return int(reply.replies[0]) == 1 if pushes == 0 else True
+
+    async def _stage_and_start(
+        self, redis: AsyncDriver, keys: QueueKeys, compiled: Compiled, terms: RunTerms
+    ) -> calls.Advance | None:
+        """Publish what a run needs, and start it; None when a run of the id is there already."""
+        published = None if compiled.sources else self._published
+        record = await stage(redis, keys, compiled, terms, published)
+        if record is None:
+            return None
+        ttl = self._app.settings.results_ttl
+        start: list[Call[Any]] = [calls.advance(keys, [record], ttl=ttl)]
+        if terms.has_claim:  # in the same write, so that a producer that dies does both or neither
+            start.append(calls.keep_home(self._app.keys, terms.run_id, keys.queue, life=terms.life + 2 * ttl))
+        reply: calls.Advance = (await redis.perform_all(start))[0]
+        return reply
 
     def find(self, run_id: str) -> WorkflowRun[Any] | None:
         """Return the handle of a run; None when Redis has nothing on it. For plain Python."""

@@ -24,6 +24,8 @@ BYTES_PER_TRIP = 1024 * 1024
 """Bytes of items in one portion, unless one item alone has more."""
 NODES_PER_TRIP = 200
 """Nodes of a plan in one portion."""
+MOST_PLANS = 1000
+"""Plans that a process knows to be published."""
 MOST_ARGUMENTS, MOST_ARGUMENT_BYTES = 40, 1024
 """What a run has of arguments among its fields. More or longer ones have a hash of their own: so a run that is idle can
 be packed, and the record that starts a run stays short."""
@@ -48,8 +50,37 @@ class RunTerms:
     has_claim: bool = False
 
 
-async def stage(redis: AsyncDriver, keys: QueueKeys, compiled: Compiled, terms: RunTerms) -> bytes | None:
+class PublishedPlans:
+    """The plans that this process has published, so that each is not sent again with every run of its shape."""
+
+    def __init__(self) -> None:
+        self._digests: dict[str, None] = {}
+
+    def __contains__(self, digest: str) -> bool:
+        return digest in self._digests
+
+    def add(self, digest: str) -> None:
+        """Note that a plan is there."""
+        if len(self._digests) >= MOST_PLANS:
+            self._digests.clear()
+        self._digests[digest] = None
+
+    def forget(self) -> None:
+        """Forget all of them: Redis has lost one."""
+        self._digests.clear()
+
+
+async def stage(
+    redis: AsyncDriver,
+    keys: QueueKeys,
+    compiled: Compiled,
+    terms: RunTerms,
+    published: PublishedPlans | None = None,
+) -> bytes | None:
     """Publish what a run needs. Returns the record that starts it; None when a run of the id is there already.
+
+    Args:
+        published: Plans that are not published again. The start fails when one of them is gone.
 
     Raises:
         BadArguments: An item does not fit the task.
@@ -65,13 +96,23 @@ async def stage(redis: AsyncDriver, keys: QueueKeys, compiled: Compiled, terms: 
             return None
         counts[source.node] = count
     digest = plan.make_digest(terms.name)
+    if published is None or digest not in published:
+        await _publish_plan(redis, keys, compiled, digest, terms.name)
+    if published is not None:
+        published.add(digest)
+    return make_start(compiled, terms, digest, counts)
+
+
+async def _publish_plan(
+    redis: AsyncDriver, keys: QueueKeys, compiled: Compiled, digest: str, name: str
+) -> None:
+    plan = compiled.plan
     fields = {str(number): node for number, node in enumerate(plan.nodes)}
-    fields["head"] = plan.encode_head(terms.name)
+    fields["head"] = plan.encode_head(name)
     names = list(fields)
     for first in range(0, len(names), NODES_PER_TRIP):
         portion = {name: fields[name] for name in names[first : first + NODES_PER_TRIP]}
         await redis.perform(calls.define_plan(keys, digest, portion))
-    return make_start(compiled, terms, digest, counts)
 
 
 def make_start(compiled: Compiled, terms: RunTerms, digest: str, counts: Mapping[int, int]) -> bytes:

@@ -200,3 +200,28 @@ async def test_arguments_that_were_published_are_left_alone_once_their_run_is_li
     assert await stage(driver, keys, other, terms) is None
     assert redis_client.hgetall(keys.run_arguments("run-1")) == kept
     assert redis_client.ttl(keys.run_arguments("run-1")) == -1
+
+
+@pytest.mark.parametrize("text", ["", LONG])
+async def test_a_plan_that_redis_has_lost_is_published_again_with_the_next_start(
+    app: App, tasks: Shapes, redis_client: "redis.Redis", text: str
+) -> None:
+    async with working(app, queues=QUEUES):
+        for number in (1, 2):
+            run = await tasks.note.s(number, text=text).astart()
+            assert await run.aget() == number + len(text)
+            (plan,) = redis_client.keys(app.queue(run.queue).plan_prefix + "*")
+            redis_client.delete(plan)
+        run = await tasks.double.map([1, 2]).astart()
+        assert await run.aget() == [2, 4]
+
+
+async def test_a_plan_is_published_once_by_a_process(
+    app: App, tasks: Shapes, redis_client: "redis.Redis"
+) -> None:
+    await tasks.add.s(1, 2).astart()
+    before = redis_client.info("commandstats").get("cmdstat_hset", {"calls": 0})["calls"]
+    await tasks.add.s(3, 4).astart()
+    stats = redis_client.info("commandstats")
+    # The run, and the place of its job.
+    assert stats["cmdstat_hset"]["calls"] - before == 2

@@ -1,8 +1,8 @@
 -- Run messages: a part of advance.lua. The messages of jobs, made of the templates of nodes, and where they are sent.
 -- Return an argument of a run, which its plan names by a negative number. Long ones are in a hash of their own.
 local function argument_of(run, number)
-  local name = string.format('%.0f', -1 - number)
-  local text = get(run, 'arg:' .. name) or redis.call('HGET', run.key .. ':args', name)
+  local name, text = -1 - number, nil
+  if get(run, 'args') then text = redis.call('HGET', run.key .. ':args', name) else text = get(run, 'arg:' .. name) end
   return text or error('an argument of the run is lost')
 end
 -- Return what a plan says itself, or by the number of an argument.
