@@ -49,7 +49,7 @@ async def find(app: App, **filters: Any) -> list[JobRecord]:
 
 
 async def until_found(app: App, count: int, **filters: Any) -> list[JobRecord]:
-    """Wait until a search finds so many jobs: one that changes its place while the pages are read may be found twice."""
+    """Wait until a search finds so many jobs: one that moves while the pages are read may be found twice."""
     found: list[JobRecord] = []
 
     async def is_found() -> bool:
