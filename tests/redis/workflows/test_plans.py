@@ -121,7 +121,7 @@ async def test_what_a_declared_workflow_says_itself_stands_in_its_plan(
         idle = app.queue("default").idle_runs
         await until(lambda: redis_client.hlen(idle) == 2)
         for number, run in enumerate(runs, 1):
-            assert b"text" not in redis_client.hget(idle, run.id)
+            assert b"text" not in redis_client.hgetall(idle)[run.id.encode()]
             assert await run.asignal("go")
             assert await run.aget() == [number + 1000, number + 1004]
     assert measure_plans(app, redis_client)[0] == 1
@@ -212,8 +212,8 @@ async def test_a_plan_that_redis_has_lost_is_published_again_with_the_next_start
             assert await run.aget() == number + len(text)
             (plan,) = redis_client.keys(app.queue(run.queue).plan_prefix + "*")
             redis_client.delete(plan)
-        run = await tasks.double.map([1, 2]).astart()
-        assert await run.aget() == [2, 4]
+        doubled = await tasks.double.map([1, 2]).astart()
+        assert await doubled.aget() == [2, 4]
 
 
 async def test_a_plan_is_published_once_by_a_process(
