@@ -302,7 +302,9 @@ class Compiler:
             return
         node = self._make_node("job", undo, _Context("fail"))
         node.name, node.hidden = "undo", True
-        self._set_message(node, undo, [Ref(number)], {}, ("", ""))
+        # With "continue" what depends on the node gets an Outcome: its undo gets the result all the same.
+        path = ("value",) if self.nodes[number].on_error == "continue" else ()
+        self._set_message(node, undo, [Ref(number, path)], {}, ("", ""))
         self.nodes[number].undo = len(self.nodes)
         self.nodes.append(node)
 

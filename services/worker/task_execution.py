@@ -384,7 +384,7 @@ class TaskExecution:
         """Return the outcome of a job that could not reach the broker or be run by this code, or that was cancelled."""
         if type(outcome) is PermanentFailure:
             outcome = await self._foreign_jobs.resolve(delivery, outcome)
-        if type(outcome) is BrokerLost and await self._is_redis_reachable():
+        if type(outcome) is BrokerLost and not outcome.is_refused and await self._is_redis_reachable():
             outcome = outcome.raised or Raised(outcome.failure)
         return outcome if running_job.cancel_outcome is None else running_job.get_outcome(outcome)
 

@@ -14,11 +14,12 @@ from msgspec import Raw
 
 from celery5.app import App
 from celery5.broker.keys import QueueKeys
+from celery5.broker.transient_errors import is_outage
 from celery5.errors import BadArguments, BrokerError, CeleryError, Misconfigured, ResultLost
 from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.job.job import derive_job_id
 from celery5.protocol.job.messages import Command, Failure
-from celery5.protocol.job.verdict import Outcome, PermanentFailure, Reason, Returned
+from celery5.protocol.job.verdict import BrokerLost, Outcome, PermanentFailure, Raised, Reason, Returned
 from celery5.protocol.workflows.member_ids import MemberId, parse_member_id
 from celery5.protocol.workflows.plan import DEFAULT_LIFE, Expression, Known, Ref
 from celery5.runners.outcome import get_error_outcome
@@ -67,7 +68,7 @@ class MemberJobs:
                 Reason.UNENCODABLE_RESULT, Failure(type="Misconfigured", message=str(error))
             )
         except (BrokerError, CeleryError) as error:
-            return get_error_outcome(error)
+            return _make_own_outcome(error)
         return await self._run_function(delivery, command, member, task, runner, running_job, args, kwargs)
 
     async def _run_function(
@@ -95,7 +96,7 @@ class MemberJobs:
                 Reason.UNENCODABLE_RESULT, Failure(type="Misconfigured", message=str(error))
             )
         except Exception as error:
-            return get_error_outcome(error)
+            return _make_own_outcome(error)
         return outcome
 
     def _keys(self, delivery: Delivery, member: MemberId) -> QueueKeys:
@@ -172,6 +173,17 @@ class MemberJobs:
         if record is None:
             raise CeleryError(f"run {run_id} is live already")
         delivery.set_workflow(record)
+
+
+def _make_own_outcome(error: Exception) -> Outcome:
+    """Return the outcome of a job for which the worker itself could not read or write.
+
+    While Redis takes no writes the job is postponed, as while Redis is unreachable: no code of the user has failed.
+    """
+    outcome = get_error_outcome(error)
+    if type(outcome) is Raised and is_outage(error):
+        return BrokerLost(outcome.failure, outcome, is_refused=True)
+    return outcome
 
 
 async def _make_paged(

@@ -97,6 +97,8 @@ class BrokerLost(msgspec.Struct, frozen=True):
 
     failure: Failure
     raised: Raised | None = None
+    # Redis answers and takes no writes: what the runtime itself was to write for the job is written later.
+    is_refused: bool = False
 
 
 class Interrupted(msgspec.Struct, frozen=True):

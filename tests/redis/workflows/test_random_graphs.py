@@ -1,10 +1,8 @@
 """Random workflows over four queues come to what a reference interpreter says."""
 
-import json
 import os
 import random
 from typing import Any
-from zlib import crc32
 
 import pytest
 import redis
@@ -17,7 +15,7 @@ from celery5.protocol.workflows.plan import OnError
 from celery5.workflows.compose import Workflow
 from celery5.workflows.tree import describe
 from tests.redis.worker.workers import working
-from tests.redis.workflows.reference import Reference, RunFails
+from tests.redis.workflows.reference import Reference, RunFails, digest, plain
 
 SEEDS = range(*map(int, os.environ.get("CELERY5_WORKFLOW_SEEDS", "0:300").split(":")))
 AT_ONCE = 40
@@ -28,19 +26,6 @@ SETTINGS: dict[str, Any] = {
 }
 QUEUES = ("one", "two", "three", "four")
 POLICIES: tuple[OnError | None, ...] = (None, None, None, "skip", "continue")
-
-
-def plain(value: Any) -> Any:
-    """Return a value without what differs from run to run: errors."""
-    if isinstance(value, dict):
-        kept = {"state": value["state"]}
-        return kept | {"value": plain(value["value"])} if value.get("state") == "SUCCESS" else kept
-    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def digest(*args: Any) -> int:
-    """Return a number that depends on all arguments, and on their order."""
-    return crc32(json.dumps(plain(list(args)), sort_keys=True).encode()) % 997
 
 
 def mix(value: Any = 0, other: int = 0) -> int:

@@ -11,6 +11,7 @@ from celery5.broker.calls import workflows as calls
 from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.errors import BrokerError
 from celery5.workflows import Flow, RunState, WorkflowRun
+from tests.redis.worker.workers import until, working
 
 FAILURE = '{"v":1,"id":"x","task":"t","state":"DEAD","failure":{"type":"E","message":"m"}}'
 REFUSALS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -138,3 +139,26 @@ def test_a_step_that_redis_refuses_changes_nothing_and_is_made_again(
     assert run.status().state is state
     if state is RunState.SUCCESS:
         assert run.get(5) is not None
+
+
+async def test_a_dynamic_step_that_redis_refuses_to_store_is_not_failed(parts: Parts) -> None:
+    """Its worker was to publish the workflow that it has returned: no code of the user has failed."""
+    runs = 0
+    client: Any = parts.client
+
+    def is_refused() -> bool:
+        return "errorstat_OOM" in client.info("errorstats")
+
+    @parts.app.task(name="widen", dynamic=True, max_retries=0)
+    async def widen(number: int) -> Any:
+        nonlocal runs
+        runs += 1
+        if runs == 1:
+            parts.client.config_set("maxmemory", 1)
+        return parts.near.s(number)
+
+    async with working(parts.app):
+        run = await widen.s(4).astart()
+        await until(is_refused)
+        parts.client.config_set("maxmemory", 0)
+        assert await run.aget(30) == 4

@@ -126,6 +126,14 @@ async def test_the_winner_of_a_first_is_undone_and_so_is_a_loser_that_succeeds(
     assert sorted(tasks.undone()) == [1, 2]
 
 
+async def test_an_undo_gets_the_result_also_where_others_get_an_outcome(app: App, tasks: Charges) -> None:
+    tasks.begun.set()
+    async with working(app, queues=QUEUES):
+        run = await (tasks.reserve.options(on_error="continue").s(4) >> tasks.break_.s()).astart()
+        assert await until_ended(run) is RunState.FAILED
+    assert tasks.undone() == [4]
+
+
 async def test_the_run_itself_never_stops_the_undo_of_its_steps(app: App, tasks: Charges) -> None:
     """Who revokes what ran when the run failed may come late, and again: the undo runs by then."""
     tasks.undo_gate = trio.Event()
