@@ -5,9 +5,13 @@ A driver performs calls and is the only thing with a colour (blocking, asyncio, 
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from hashlib import sha1
 from importlib.resources import files
 from typing import Any, Generic, TypeVar
+
+from celery5.broker.keys import VIRTUAL_TIME
+from celery5.broker.wall_clock import WALL_CLOCK
 
 T = TypeVar("T", covariant=True)
 R = TypeVar("R")
@@ -52,8 +56,39 @@ class Script:
             body = f"local function {function}(KEYS, ARGV)\n{_lua(inner)}end\n{body}"
         if on_demand:
             body = body.replace(_ON_DEMAND, _read_libs(on_demand))
-        body = _read_libs(libs) + body
-        return cls(path.rpartition("/")[2], body, sha1(body.encode(), usedforsecurity=False).hexdigest())
+        return cls.of(path.rpartition("/")[2], _read_libs(libs) + body)
+
+    @classmethod
+    def of(cls, name: str, body: str) -> "Script":
+        """Return the script of that name with that text."""
+        return cls(name, body, sha1(body.encode(), usedforsecurity=False).hexdigest())
+
+
+VIRTUAL = frozenset(
+    {
+        "advance",
+        "claim",
+        "get_due_schedules",
+        "inspect_job",
+        "promote",
+        "record_progress",
+        "revoke",
+        "schedule",
+        "settle",
+        "settle_limited",
+    }
+)
+"""The scripts that go by virtual time where a test sets it: those that keep jobs, runs and schedules until their time.
+All others go by real time: leases above all."""
+
+
+@cache
+def make_virtual(script: Script) -> Script:
+    """Return a script that goes by the time that a test has set on the server."""
+    if script.name not in VIRTUAL:
+        return script
+    clock = f"local virtual_time = '{VIRTUAL_TIME}'\n{_lua('lib/virtual_clock')}"
+    return Script.of(script.name, script.body.replace(_lua("lib/clock"), clock))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +154,8 @@ def script_call(
     merge: Callable[[Sequence[R]], R] | None = None,
 ) -> Call[R]:
     """Return a call of `script` by its hash."""
+    if WALL_CLOCK.is_virtual:
+        script = make_virtual(script)
     words = ("EVALSHA", script.sha, len(keys), *keys, *args)
     return Call(words, reply, script, repeatable, merge=merge)
 

@@ -17,6 +17,8 @@ GROUP = "workers"
 """The one consumer group of every queue."""
 EVENTS = "{events}"
 """The queue of an application's events, which Routers consume. No task's queue can be named so."""
+VIRTUAL_TIME = "celery5:virtual-time"
+"""STRING  the time in ms since 1970 that a test has set on its server, while `celery5.testing.virtual_time` lasts."""
 
 
 EXPIRES = "has a time to live, or is a channel, which holds nothing"

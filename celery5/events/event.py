@@ -5,7 +5,6 @@ A sender does not know the subscribers: workers register these in Redis, and Rou
 
 import inspect
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import (
@@ -27,6 +26,7 @@ import msgspec
 
 from celery5.application import Application
 from celery5.broker.keys import EVENTS
+from celery5.broker.wall_clock import wall_time
 from celery5.errors import BadArguments, Misconfigured
 from celery5.logs.trace import get_current_trace
 from celery5.protocol.events.messages import VERSION, EventMessage, Subscription, encode, make_job_template
@@ -380,7 +380,7 @@ class EventDeclaration:
             event=self.name,
             version=self.version,
             fields=self.encode_fields(event),
-            sent=time.time(),
+            sent=wall_time(),
             trace=get_current_trace(),
         )
         return Job(

@@ -1,7 +1,6 @@
 """Read and change the schedules of an application in Redis: `app.schedule`."""
 
 import builtins
-import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -18,6 +17,7 @@ from celery5.broker.calls.scheduling import JobToSend
 from celery5.broker.colour import run_in_event_loop, run_in_plain_python
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.routing.unreachable import not_found_error, retry_without_unreachable, skip_unreachable
+from celery5.broker.wall_clock import wall_time
 from celery5.config.settings import Settings
 from celery5.errors import Misconfigured
 from celery5.observability.middleware import ObservedApplication
@@ -397,7 +397,7 @@ async def _trigger_schedule(app: TaskApplication, redis: AsyncDriver, name: str)
     for _ in range(TRIES):
         before, record = await find_schedule(app, redis, name)
         now = await get_broker_time(app, redis, before.of.queue)
-        after, sent = periodic.record_trigger(before, job), make_fired_job(before.of, job, time.time())
+        after, sent = periodic.record_trigger(before, job), make_fired_job(before.of, job, wall_time())
         with sending_fired(app, before.of, [sent]) as jobs:
             trips = [
                 queue_calls.register_queue(app.keys, before.of.queue),

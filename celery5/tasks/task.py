@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from typing import (
     TYPE_CHECKING,
@@ -21,6 +20,7 @@ from typing import (
 
 from msgspec import Raw
 
+from celery5.broker.wall_clock import wall_time
 from celery5.config.settings import Settings
 from celery5.errors import Misconfigured
 from celery5.events.sources import Source, parse_sources
@@ -299,7 +299,7 @@ class Task(Generic[P, R_co]):
         return self.limits.declared if self.limits else None
 
     def _job_of(self, raw_args: Raw, raw_kwargs: Raw, slot: str = "", turn: str = "") -> Job:
-        options, app, now = self.send_options, self._app or self.app, time.time()
+        options, app, now = self.send_options, self._app or self.app, wall_time()
         terms = self._terms
         if terms is None or self._settings is not app.settings:
             terms = self._compute_shared_fields(app.settings)

@@ -30,10 +30,21 @@ from celery5.services.health.circuits import CircuitBreakers
 from celery5.services.process.step_status import StepStatus
 from celery5.streams.erasing import erase_streams
 from celery5.tasks.task import Task
+from celery5.testing.clock import VirtualClock, set_clock
 from celery5.testing.recording import Recorded, SentJob, refuse_unrecorded
 from celery5.testing.virtual_time import unwrap
 
-__all__ = ["Recorded", "SentJob", "arunning_steps", "as_job", "recorded", "running_steps", "running_worker"]
+__all__ = [
+    "Recorded",
+    "SentJob",
+    "VirtualClock",
+    "arunning_steps",
+    "as_job",
+    "recorded",
+    "running_steps",
+    "running_worker",
+    "virtual_time",
+]
 
 START_LIMIT = 30.0
 """Seconds that a worker, or the boot steps, may take to come up."""
@@ -101,6 +112,32 @@ def running_worker(app: App, *, broker: str = "", queues: tuple[str, ...] = ()) 
             _erase(app)
         finally:
             app.use_broker(previous_url)
+
+
+@contextmanager
+def virtual_time(
+    app: App, *, broker: str = "", queues: tuple[str, ...] = (), start_time: float | None = None
+) -> Generator[VirtualClock, None, None]:
+    """Run a worker for `app` as `running_worker` does, and let its time stand still until the test lets it pass.
+
+    Yields the clock: after `clock.advance(86400)` a day has passed for scheduled jobs, retries, `expires`, schedules,
+    results, and for workflows: their sleeps, waits and deadlines. It takes milliseconds. Jobs run in real time.
+
+    Args:
+        broker: The URL of a server that nobody else uses meanwhile; by default a private one.
+        queues: The queues that the worker reads; by default all of the application.
+        start_time: Where the clock starts, in seconds since 1970; by default at the present.
+
+    Raises:
+        Misconfigured: Virtual time is in force in this process already, or as `running_worker`.
+        ServerNotFound: There is no server to start.
+    """
+    with (
+        _provide_server(broker) as url,
+        set_clock(app, url, start_time) as clock,
+        running_worker(app, broker=url, queues=queues),
+    ):
+        yield clock
 
 
 @asynccontextmanager

@@ -6,7 +6,6 @@ call (`settle_limited.lua`); this service is for all other cases.
 """
 
 import math
-import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -18,6 +17,7 @@ from celery5.broker.calls.leases import HeartbeatReply
 from celery5.broker.calls.limits import AdmissionReply, AdmissionRequest, AdmittedJobs
 from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.keys import QueueKeys
+from celery5.broker.wall_clock import wall_time
 from celery5.logs.log import Log
 from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.job.verdict import JOB_EXPIRED, JOB_REVOKED, JobExpired, JobRevoked, Release
@@ -253,7 +253,7 @@ class AdmissionControl:
         delivery.take_slot(rule, 0.0 if rule.slack is None else requested_at + rule.slack)
 
     def _end(self, delivery: Delivery, outcome: JobExpired | JobRevoked) -> None:
-        delivery.finish(time.time())
+        delivery.finish(wall_time())
         self._assume_slot(delivery)
         self._outcome_handler.handle_outcome(delivery, outcome)
 
@@ -314,7 +314,7 @@ class AdmissionControl:
             The starts by kind, and the time from which the jobs that are requested now have to begin in time (seconds
             since 1970).
         """
-        requested_at, wanted, rates = time.time(), Counter[str](), dict[str, Rate]()
+        requested_at, wanted, rates = wall_time(), Counter[str](), dict[str, Rate]()
         for task, count in jobs.items():
             rule = self._admission.get_rule(task)
             if rule.needs_start and rule.kind_rate is not None:

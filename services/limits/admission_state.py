@@ -4,7 +4,6 @@ JobIntake adds jobs that need admission, AdmissionControl requests it from Redis
 For a job of a task without a rule all of this is one look-up.
 """
 
-import time
 from collections import Counter, deque
 from collections.abc import Generator, Iterable, Mapping
 from collections.abc import Set as AbstractSet
@@ -14,6 +13,7 @@ from types import MappingProxyType
 
 import trio
 
+from celery5.broker.wall_clock import wall_time
 from celery5.logs.log import Log
 from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.limits import (
@@ -391,4 +391,4 @@ def _has_scarce_slot(delivery: Delivery) -> bool:
 def is_expired(delivery: Delivery) -> bool:
     """Return whether a job must not be started any more."""
     command = delivery.command
-    return command is not None and command.expires is not None and command.expires <= time.time()
+    return command is not None and command.expires is not None and command.expires <= wall_time()

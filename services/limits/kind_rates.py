@@ -7,7 +7,6 @@ worker died, counts as used: the rate is never exceeded.
 """
 
 import math
-import time
 from dataclasses import dataclass
 
 import trio
@@ -15,6 +14,7 @@ import trio
 from celery5.broker.calls import limits
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys
+from celery5.broker.wall_clock import wall_time
 from celery5.errors import BrokerError
 from celery5.logs.log import Log
 from celery5.protocol.limits import Rate
@@ -43,7 +43,7 @@ class _Starts:
 
     @property
     def is_stale(self) -> bool:
-        return time.time() - self.requested_at > STALE_SHARE * self.rate.slack
+        return wall_time() - self.requested_at > STALE_SHARE * self.rate.slack
 
 
 class KindRates:
@@ -74,7 +74,7 @@ class KindRates:
         """Return how many jobs of a kind may begin now, up to `want`. Takes what is missing if it can be had."""
         missing = min(want - self.count(kind, rate), MAX_TAKEN)
         if missing > 0 and trio.current_time() >= self.get_next_time(kind):
-            requested_at = time.time()
+            requested_at = wall_time()
             call = limits.take_starts(self._keys, kind, missing, rate)
             try:
                 taken = await self._redis.perform(call)
@@ -122,4 +122,4 @@ class KindRates:
 
     def _is_over(self, starts: _Starts) -> bool:
         """Return whether the period of these starts has passed."""
-        return time.time() - starts.requested_at > starts.rate.span + starts.rate.slack
+        return wall_time() - starts.requested_at > starts.rate.span + starts.rate.slack

@@ -16,6 +16,7 @@ import trio
 
 from celery5.broker.calls import jobs
 from celery5.broker.drivers.on_trio import TrioRedis
+from celery5.broker.wall_clock import wall_time
 from celery5.errors import BadArguments, BrokerError
 from celery5.logs.fence import FENCE
 from celery5.logs.log import Log
@@ -302,7 +303,7 @@ class TaskExecution:
         executor.running_job = None
         delivery = running_job.delivery
         if delivery is not None:
-            ended = time.time()
+            ended = wall_time()
             if delivery.started:
                 executor.estimate.record(max(ended - delivery.started, 0.0))
             self._handle_end(running_job, delivery, ended, running_job.get_cancel_outcome())
@@ -338,7 +339,7 @@ class TaskExecution:
                 await lease.wait_until_valid()
             if record is not None:
                 record(delivery)
-            delivery.start(time.time())
+            delivery.start(wall_time())
             began = clock()
             command = delivery.command
             assert command is not None, "the Consumer passes on only what it could read"
@@ -499,7 +500,7 @@ class TaskExecution:
             task = self._tasks[delivery.command.task]
             running_job.cancel(JOB_REVOKED, 0.0 if task.abandon_on_cancel else math.inf)
         elif self._isolated_jobs.remove(delivery) or (queue is not None and queue.remove(delivery)):
-            delivery.finish(time.time())
+            delivery.finish(wall_time())
             self._outcome_handler.handle_outcome(delivery, JOB_REVOKED)
 
     async def _finish_jobs(self) -> None:

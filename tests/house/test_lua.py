@@ -16,8 +16,10 @@ from pathlib import Path
 
 import pytest
 
+from celery5.broker.call import VIRTUAL, make_virtual
+from celery5.broker.keys import VIRTUAL_TIME
 from celery5.protocol.job.states import Place
-from tests.house.lua import SCRIPTS, body
+from tests.house.lua import SCRIPTS, body, loaded_scripts
 from tests.house.sources import HERE, files, name, tree
 
 CALLS = [path for path in files("celery5/broker") if " = Script.load(" in path.read_text()]
@@ -215,6 +217,19 @@ def test_no_script_makes_up_a_key(path: Path) -> None:
     for keys in re.findall(r"'STREAMS', ([^,)]+)", text):
         assert DECLARED.match(keys)
         assert "ARGV" not in keys
+
+
+REAL_TIME = {"recover": "it judges leases", "find_code": "it judges the code of live workers by their leases"}
+"""Scripts of jobs, runs and schedules that look at the clock and go by real time in tests of applications."""
+
+
+def test_virtual_time_reaches_every_script_that_keeps_jobs_until_their_time() -> None:
+    found = {script.name: script for script in loaded_scripts()}
+    for script_name in VIRTUAL:
+        assert VIRTUAL_TIME in make_virtual(found[script_name]).body
+    for path in SCRIPTS:
+        if path.parent.name in ("job", "workflows", "scheduling") and "now_ms()" in body(path):
+            assert (path.stem in VIRTUAL) != (path.stem in REAL_TIME), path.stem
 
 
 LOOP = re.compile(r"\b(for\b.*\bdo\b|while\b.*\bdo\b|repeat\b)")

@@ -1,0 +1,110 @@
+"""Build the calls by which a test lets time pass on its server: see `celery5.testing.virtual_time`."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from celery5.broker.call import Call, Script, decode_text, script_call
+from celery5.broker.keys import VIRTUAL_TIME, Keys, QueueKeys
+
+MEASURE_REST = Script.load("diagnosis/measure_rest")
+SHORTEN_LIVES = Script.load("diagnosis/shorten_lives")
+
+_PARTS = (
+    "jobs on it or running",
+    "jobs of high priority on it or running",
+    "jobs of low priority on it or running",
+    "jobs that a limit has admitted",
+    "ends of jobs that are not counted in their run",
+    "jobs of runs that are not sent",
+    "jobs that wait at a limit",
+    "scheduled jobs that are due",
+    "runs that are due",
+    "schedules that are due",
+)
+"""What it means that there is something at each key of a queue, in the order of the script."""
+
+
+class Rest(NamedTuple):
+    """What is left to do at a time."""
+
+    # The first queue that has something to do now, and what; '' when nothing is left.
+    queue: str
+    what: str
+    # The message of a job that is on the queue or runs; b"" for none.
+    message: bytes
+    # When the next thing falls due, in ms since 1970; None when nothing waits.
+    next_due: int | None
+
+
+def set_virtual_time(now: int) -> Call[bool]:
+    """Set the time by which the virtual scripts go on this server, in ms since 1970. Safe to repeat."""
+    return Call(("SET", VIRTUAL_TIME, now), bool, repeatable=True)
+
+
+def end_virtual_time() -> Call[int]:
+    """Let the virtual scripts go by the server's own time again. Safe to repeat."""
+    return Call(("DEL", VIRTUAL_TIME), int, repeatable=True)
+
+
+def measure_rest(keys: Keys, queues: Sequence[QueueKeys], now: int) -> Call[Rest]:
+    """Return what is left to do at a time, and when the next thing falls due."""
+    named = tuple([key for queue in queues for key in _list_parts(keys, queue)])
+
+    def read(raw: Any) -> Rest:
+        busy, message, next_due = int(raw[0]), msgspec.convert(raw[1], bytes), decode_text(raw[2])
+        at, part = divmod(busy - 1, len(_PARTS))
+        return Rest(
+            queues[at].queue if busy else "",
+            _PARTS[part] if busy else "",
+            message,
+            int(next_due) if next_due else None,
+        )
+
+    return script_call(MEASURE_REST, named, (now,), read, repeatable=True)
+
+
+def _list_parts(keys: Keys, queue: QueueKeys) -> tuple[str, ...]:
+    return (
+        *queue.streams,
+        queue.run_records,
+        queue.run_outbox,
+        queue.limited_counts,
+        queue.due,
+        queue.live_runs,
+        keys.schedule_times(queue.queue),
+    )
+
+
+def shorten_lives(names: Sequence[str], passed: int) -> Call[int]:
+    """Let `passed` ms pass for keys with a time to live. Return how many are gone."""
+    named = tuple(names)
+    return script_call(SHORTEN_LIVES, named, (passed,), int)
+
+
+def list_mortal_prefixes(keys: Keys, queues: Sequence[QueueKeys]) -> tuple[str, ...]:
+    """Return what the keys begin with whose time to live passes with the time of jobs and runs."""
+    return (
+        keys.run_home(""),
+        keys.event_waits(""),
+        *[
+            prefix
+            for queue in queues
+            for prefix in (
+                queue.result_prefix,
+                queue.window_prefix,
+                queue.run_prefix,
+                queue.plan_prefix,
+                queue.past_runs,
+                queue.revoked_jobs,
+                queue.revoked_documents,
+                queue.progress_prefix,
+            )
+        ],
+    )
+
+
+def wake(channel: str) -> Call[int]:
+    """Have the listeners of a channel look at what is due."""
+    return Call(("PUBLISH", channel, ""), int, repeatable=True)

@@ -1,0 +1,163 @@
+"""A clock that stands still until a test lets time pass, for jobs, runs and schedules on a real server.
+
+The scripts and the worker are those of production. Only the time by which they keep jobs and runs is set here: on the
+server, and in this process. A worker's lease and the timeouts of connections go by real time.
+"""
+
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from celery5.app import App
+from celery5.broker.calls import queues as queue_calls
+from celery5.broker.calls import virtual_time as calls
+from celery5.broker.calls.health import get_server_time, scan_keys
+from celery5.broker.calls.virtual_time import Rest
+from celery5.broker.drivers.blocking import BlockingRedis
+from celery5.broker.endpoint import Endpoint
+from celery5.broker.keys import EVENTS, QueueKeys
+from celery5.broker.wall_clock import WALL_CLOCK
+from celery5.errors import CeleryError, Misconfigured
+from celery5.protocol.job.messages import read_command
+
+STEP_LIMIT = 30.0
+"""Real seconds that what is due at one time may take."""
+LOOK_INTERVAL = 0.002
+"""Real seconds between two looks at what is left."""
+WAKE_INTERVAL = 0.05
+"""Real seconds after which the worker is woken again, in case it missed it: its connection may be new."""
+MAX_STEPS = 10_000
+"""The most times at which something falls due in one `advance`."""
+PAGE = 500
+
+
+class VirtualClock:
+    """The time by which jobs, runs and schedules of an application go while `virtual_time` lasts."""
+
+    def __init__(self, app: App, redis: BlockingRedis, now: int) -> None:
+        self._app = app
+        self._redis = redis
+        self._now = now
+
+    @property
+    def now(self) -> float:
+        """The virtual time in seconds since 1970."""
+        return self._now / 1000
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, and everything happen in its time: one after another, as it falls due.
+
+        Before each step in time, and at the end, everything that can happen has happened: it ends like
+        `wait_until_idle`.
+
+        Args:
+            seconds: How many, from 0 on.
+
+        Raises:
+            ValueError: It is negative, or no number.
+            TimeoutError: What is due at one time has not ended within 30 real seconds. The error names it.
+        """
+        if not 0 <= seconds < float("inf"):
+            raise ValueError(f"advance({seconds!r}): give seconds from 0 on")
+        end = self._now + round(seconds * 1000)
+        for _ in range(MAX_STEPS):
+            next_due = self._wait_until_idle().next_due
+            if next_due is None or next_due > end:
+                break
+            self._set(next_due)
+        else:
+            raise Misconfigured(
+                f"something fell due {MAX_STEPS} times: advance in shorter steps, or look at what repeats itself"
+            )
+        self._set(end)
+        self._wait_until_idle()
+
+    def wait_until_idle(self) -> None:
+        """Wait until no job is on a queue or runs, and nothing else is left to do at this time.
+
+        Raises:
+            TimeoutError: That has not come within 30 real seconds. The error names what is left.
+        """
+        self._wait_until_idle()
+
+    def _wait_until_idle(self) -> Rest:
+        """Wait until nothing is left, and return when something falls due next."""
+        end = time.monotonic() + STEP_LIMIT
+        next_wake = time.monotonic() + WAKE_INTERVAL
+        while (rest := self._measure()).queue:
+            now = time.monotonic()
+            if now > end:
+                raise TimeoutError(_describe(rest))
+            if now > next_wake:
+                next_wake = now + WAKE_INTERVAL
+                self._wake(self._list_queues())
+            time.sleep(LOOK_INTERVAL)
+        return rest
+
+    def _measure(self) -> Rest:
+        return self._redis.perform(calls.measure_rest(self._app.keys, self._list_queues(), self._now))
+
+    def _list_queues(self) -> list[QueueKeys]:
+        names = self._redis.perform(queue_calls.list_queues(self._app.keys))
+        return [self._app.queue(name) for name in (*names, EVENTS)]
+
+    def _set(self, now: int) -> None:
+        """Set the time: what it outlives is gone first, then the worker looks at what is due."""
+        queues = self._list_queues()
+        self._shorten_lives(queues, now - self._now)
+        self._redis.perform(calls.set_virtual_time(now))
+        self._now = now
+        WALL_CLOCK.set_virtual_time(now / 1000)
+        self._wake(queues)
+
+    def _shorten_lives(self, queues: list[QueueKeys], passed: int) -> None:
+        if passed <= 0:
+            return
+        prefixes, cursor = calls.list_mortal_prefixes(self._app.keys, queues), 0
+        names = set[str]()  # a scan may return a key twice, and its life is shortened once
+        while True:
+            cursor, found = self._redis.perform(scan_keys(cursor, self._app.keys.pattern, count=PAGE))
+            names.update(name for name in found if name.startswith(prefixes))
+            if cursor == 0:
+                break
+        ordered = sorted(names)
+        for first in range(0, len(ordered), PAGE):
+            self._redis.perform(calls.shorten_lives(ordered[first : first + PAGE], passed))
+
+    def _wake(self, queues: list[QueueKeys]) -> None:
+        channels = [*[queue.wake for queue in queues], self._app.keys.schedule_changes]
+        self._redis.perform_all([calls.wake(channel) for channel in channels])
+
+
+@contextmanager
+def set_clock(app: App, url: str, start_time: float | None) -> Generator[VirtualClock, None, None]:
+    """Let time stand still for jobs on the server at `url`, and in this process, while the block lasts."""
+    if WALL_CLOCK.is_virtual:
+        raise Misconfigured("virtual_time is in force already: a process has one clock")
+    redis = BlockingRedis(Endpoint.from_url(url))
+    try:
+        start = redis.perform(get_server_time()) if start_time is None else start_time
+        now = int(start * 1000)
+        redis.perform(calls.set_virtual_time(now))
+        WALL_CLOCK.set_virtual_time(now / 1000)
+        try:
+            yield VirtualClock(app, redis, now)
+        finally:
+            WALL_CLOCK.set_virtual_time(None)
+            redis.perform(calls.end_virtual_time())
+    finally:
+        redis.close()
+
+
+def _describe(rest: Rest) -> str:
+    """Return what is left, and the task of the first job of it."""
+    task = ""
+    if rest.message:
+        try:
+            task = f", the first one of task {read_command(rest.message).task}"
+        except CeleryError:
+            task = ", the first one of a message that cannot be read"
+    return (
+        f"after {STEP_LIMIT:g} s queue {rest.queue} still has {rest.what}{task}: virtual time passes only when all "
+        "jobs have ended; does one wait for real time, or does no worker of the test read that queue?"
+    )
