@@ -58,7 +58,7 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
         "apply_async": "task.options(countdown=5).s(...), then delay() or app.send_many([...])",
         "set": "task.options(queue=...).s(...)",
         "link": "a | b, which passes the value of a to b",
-        "link_error": "task.options(undo=...) and on_error",
+        "link_error": "task.options(on_failure=...), also of start(); undo and on_error",
     },
     "task": {
         "apply_async": "task.options(countdown=5).delay(...)",

@@ -25,7 +25,7 @@ _NAMES_BY_TYPE: Mapping[str, str] = {
     ),
     "zset": (
         "audit_entries bulk_actions code_versions due leases live_runs lost_workers past_runs revoked_jobs "
-        "schedule_times subscription_deadlines timer_candidates"
+        "schedule_times subscription_deadlines timer_candidates undoing_runs"
     ),
 }
 """The names of keys in the three classes of keys.py, of those that end with words of ours."""

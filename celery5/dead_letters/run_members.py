@@ -7,7 +7,7 @@ from celery5.broker.calls import workflows as calls
 from celery5.broker.driver import AsyncDriver
 from celery5.protocol.job.dead_letters import DeadJob
 from celery5.protocol.workflows.member_ids import MemberId, parse_member_id
-from celery5.workflows.graph import is_undo, try_decode_node
+from celery5.workflows.graph import is_hidden_job, read_node
 
 if TYPE_CHECKING:
     from celery5.application import Application
@@ -18,7 +18,7 @@ async def find_jobs_of_ended_runs(
 ) -> frozenset[str]:
     """Return the ids of those jobs whose run has ended. What such a job does, nothing follows and nothing undoes.
 
-    A job that undoes another one is none of them: it is wanted most when its run has ended.
+    A job that undoes another one, or is told of a failure, is none of them: it is wanted most when its run has ended.
     """
     members = {job.id: (member, job) for job in jobs if (member := parse_member_id(job.id)) is not None}
     homes = {(member.home or job.queue, member.run) for member, job in members.values()}
@@ -31,12 +31,12 @@ async def find_jobs_of_ended_runs(
     for member, job in members.values():
         home = member.home or job.queue
         run = runs[home, member.run]
-        if run.get("state") != b"live" and not await _undoes(app, redis, home, member, job, run):
+        if run.get("state") != b"live" and not await _outlasts_run(app, redis, home, member, job, run):
             found.add(job.id)
     return frozenset(found)
 
 
-async def _undoes(
+async def _outlasts_run(
     app: "Application",
     redis: AsyncDriver,
     home: str,
@@ -44,12 +44,9 @@ async def _undoes(
     job: DeadJob,
     run: Mapping[str, bytes],
 ) -> bool:
-    """Return whether a job undoes another one, by its plan; by the code, where that is gone."""
-    if digest := run.get("def", b"").decode(errors="replace"):
-        name = str(member.node)
-        raw = (await redis.perform(calls.read_plan(app.queue(home), digest, [name]))).get(name)
-        node = None if raw is None else try_decode_node(raw)
-        if node is not None:
-            return is_undo(node)
+    """Return whether a job is no step of its run, by the plan; by the code, where that is gone."""
+    node = await read_node(redis, app.queue(home), run, member.node)
+    if node is not None:
+        return is_hidden_job(node)
     undoing = [task.send_options.undo for task in app.tasks.values()]
     return any(undo is not None and undo.name == job.task for undo in undoing)

@@ -175,6 +175,7 @@ def _get_parts(keys: QueueKeys) -> tuple[tuple[str, ...], ...]:
             keys.run_outbox,
             keys.live_runs,
             keys.past_runs,
+            keys.undoing_runs,
             keys.revoked_jobs,
             keys.revoked_documents,
             keys.idle_runs,

@@ -122,6 +122,7 @@ class TaskOptions(TypedDict, total=False):
     on_error: OnError | None
     ignore: Collection[str] | None
     undo: Any
+    on_failure: Any
     dynamic: bool | None
     deduplicate: DeduplicationPolicy | None
     abandon_on_cancel: bool

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from celery5.lazy import exports
 
 if TYPE_CHECKING:
-    from celery5.protocol.workflows.status import NodeState, Outcome, RunState, RunStatus
+    from celery5.protocol.workflows.status import NodeState, Outcome, RunState, RunStatus, StepFailure
     from celery5.workflows.compose import Partial
     from celery5.workflows.declared import DeclaredWorkflow, Flow, WorkflowOptions
     from celery5.workflows.graph import GraphNode, RunGraph
@@ -24,6 +24,7 @@ __all__ = [
     "RunGraph",
     "RunState",
     "RunStatus",
+    "StepFailure",
     "WorkflowOptions",
     "WorkflowRun",
     "Workflows",
@@ -43,6 +44,7 @@ if not TYPE_CHECKING:
             "RunGraph": "celery5.workflows.graph",
             "RunState": "celery5.protocol.workflows.status",
             "RunStatus": "celery5.protocol.workflows.status",
+            "StepFailure": "celery5.protocol.workflows.status",
             "WorkflowOptions": "celery5.workflows.declared",
             "WorkflowRun": "celery5.workflows.run",
             "Workflows": "celery5.workflows.registry",

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import Raw
 
-from celery5.errors import Misconfigured
+from celery5.errors import BadArguments, Misconfigured
 from celery5.limits.declaration import LimitDeclaration
 from celery5.protocol.job.arguments import Parameters
 from celery5.protocol.job.job import Options, SharedFields, to_seconds
@@ -36,6 +36,7 @@ from celery5.protocol.workflows.plan import (
     encode_expression,
     find_refs,
 )
+from celery5.protocol.workflows.status import StepFailure
 from celery5.workflows.nesting import walk_deeply
 from celery5.workflows.tree import Chain, Map, StepGroup, TaskCall, Tree
 
@@ -139,8 +140,10 @@ class Compiler:
         home: str | None = None,
         check_event: Callable[[Any, Mapping[str, Any]], str] | None = None,
         has_constants: bool = False,
+        on_failure: Any = None,
     ) -> None:
         self._check_event = check_event
+        self._on_failure = on_failure
         self.nodes: list[Node] = []
         self._sources: list[MapSource] = []
         self._has_constants = has_constants
@@ -225,6 +228,7 @@ class Compiler:
         )
         if len(waits) > 100:
             raise Misconfigured(f"this workflow waits for {len(waits)} events from its start: 100 at most")
+        on_failure = self._add_on_failure(self._on_failure)
         home = self._home or self._choose_home()
         for node in self.nodes:
             self._place(node, home)
@@ -242,6 +246,7 @@ class Compiler:
             inputs=self._inputs,
             waits=waits,
             has_undo=any(node.undo is not None for node in self.nodes),
+            on_failure=on_failure,
         )
         return Compiled(plan, tuple(self._sources), tuple(self._arguments))
 
@@ -294,19 +299,52 @@ class Compiler:
         self._set_message(node, task, arguments, named, keys)
         number = self.add_node(node, (*after, *needed))
         self._add_undo(number, task)
+        self._add_step_hook(number, task)
         return number
 
     def _add_undo(self, number: int, task: NodeTask) -> None:
         undo: Any = task.send_options.undo
         if undo is None:
             return
-        node = self._make_node("job", undo, _Context("fail"))
-        node.name, node.hidden = "undo", True
+        node = self._make_hidden_job("undo", undo, number)
         # With "continue" what depends on the node gets an Outcome: its undo gets the result all the same.
         path = ("value",) if self.nodes[number].on_error == "continue" else ()
         self._set_message(node, undo, [Ref(number, path)], {}, ("", ""))
         self.nodes[number].undo = len(self.nodes)
         self.nodes.append(node)
+        self._add_step_hook(len(self.nodes) - 1, undo)
+
+    def _make_hidden_job(self, name: str, task: NodeTask, of: int | None) -> Node:
+        """Return a job that is no step of the run: `undo`, or `on_failure`. Its run does not stop it."""
+        if task.send_options.dynamic:
+            raise Misconfigured(
+                f"{name}={task.name}: that task is dynamic: nothing takes the workflow it returns"
+            )
+        node = self._make_node("job", task, _Context("fail"))
+        node.name, node.hidden, node.of = name, True, of
+        return node
+
+    def _add_step_hook(self, number: int, task: NodeTask) -> None:
+        """Add the job that is told when a step has failed."""
+        step = self.nodes[number]
+        step.on_failure = self._add_on_failure(task.send_options.on_failure, of=number)
+
+    def _add_on_failure(self, target: Any, *, of: int | None = None) -> int | None:
+        """Add a job that is told of failures: of a step, or of the run. Returns its number; None for no job."""
+        if target is None:
+            return None
+        call = _read_hook(target)
+        task: NodeTask = call.task
+        node = self._make_hidden_job("on_failure", task, of)
+        number = len(self.nodes)
+        self.nodes.append(node)
+        args = (Placeholder(Ref(number), is_before=True), *call.args) if call.is_partial else call.args
+        raw_args, raw_kwargs = task.parameters.encode_values(args, call.kwargs, _is_placeholder)
+        arguments = [_expression(value, raw) for value, raw in zip(args, raw_args, strict=True)]
+        named = {name: _expression(value, raw_kwargs[name]) for name, value in call.kwargs.items()}
+        _check_hook(task, arguments, named)
+        self._set_message(node, task, arguments, named, ("", ""))
+        return number
 
     def _add_chain(
         self, chain: Chain, value: Expression | None, after: Sequence[int], context: _Context
@@ -370,6 +408,7 @@ class Compiler:
         node = self._make_map_node(mapped, context.policy_of(_get_own_policy(mapped)))
         number = self.add_node(node, after)
         self._sources.append(MapSource(number, mapped, node.is_keyed))
+        self._add_step_hook(number, mapped.task)
         return _Part(Ref(number), (number,))
 
     def _make_map_node(self, mapped: Map, on_error: str) -> Node:
@@ -412,6 +451,7 @@ class Compiler:
             _encode_message(mapped.task, self._make_fields(mapped.task), b"", b"{}", EXPAND, ("", ""))
         )
         number = self.add_node(node, after)
+        self._add_step_hook(number, mapped.task)
         return _Part(Ref(number), (number,))
 
     # the messages of nodes
@@ -537,7 +577,7 @@ class Compiler:
     def _choose_home(self) -> str:
         """Return the queue where runs live: that of a map, for its members are counted there, or of the most nodes."""
         queues = Counter(node.queue for node in self.nodes if node.kind == "map") or Counter(
-            node.queue for node in self.nodes if node.queue
+            node.queue for node in self.nodes if node.queue and node.name != "on_failure"
         )
         return queues.most_common(1)[0][0] if queues else ""
 
@@ -549,12 +589,15 @@ class Compiler:
             self._place(node.later_map, home)
 
 
-def compile_workflow(tree: Tree, *, on_error: OnError | None = None, home: str | None = None) -> Compiled:
+def compile_workflow(
+    tree: Tree, *, on_error: OnError | None = None, home: str | None = None, on_failure: Any = None
+) -> Compiled:
     """Return the plan of a tree.
 
     Args:
         on_error: What becomes of the run when a node fails that does not say it.
         home: The queue where its runs live; None for the best one.
+        on_failure: The task, or the call of one, that is told when a run fails.
 
     Raises:
         Misconfigured: It cannot be a workflow.
@@ -562,7 +605,7 @@ def compile_workflow(tree: Tree, *, on_error: OnError | None = None, home: str |
     """
 
     def compile_tree() -> Compiled:
-        compiler = Compiler(on_error=on_error, home=home)
+        compiler = Compiler(on_error=on_error, home=home, on_failure=on_failure)
         return compiler.finish(compiler.add_tree(tree).value)
 
     return walk_deeply(compile_tree)
@@ -575,6 +618,30 @@ def make_later_map(plain: Mapping[str, Any], task: NodeTask, items: Sequence[Raw
     plan = Plan(nodes=(node, end.encode()), home=home, roots=(0,), maps=(0,), size=0, end=1, inputs={})
     mapped = Map(task=task, items=items, star=bool(plain.get("star")), chunk=plain.get("chunk"))
     return Compiled(plan, (MapSource(0, mapped, bool(plain.get("keyed"))),))
+
+
+_ANY_FAILURES = msgspec.json.encode([StepFailure(id="run~0", run="run", node=0)])
+
+
+def _read_hook(target: Any) -> TaskCall:
+    """Return the call that `on_failure` names. The failures are its first argument, unless it has all arguments."""
+    tree = getattr(target, "tree", None)
+    if isinstance(tree, TaskCall):
+        return tree
+    takes_failures = bool(target.parameters.signature.parameters)
+    return TaskCall(target, (), {}, is_partial=takes_failures)
+
+
+def _check_hook(task: NodeTask, args: Sequence[Expression], kwargs: Mapping[str, Expression]) -> None:
+    """Raise Misconfigured when a task cannot be called with failures."""
+    raw = [value.raw if isinstance(value, Known) else _ANY_FAILURES for value in args]
+    named = {name: Raw(value.raw) for name, value in kwargs.items() if isinstance(value, Known)}
+    try:
+        task.parameters.decode(Raw(b"[" + b",".join(raw) + b"]"), Raw(msgspec.json.encode(named)))
+    except BadArguments as error:
+        raise Misconfigured(
+            f"on_failure={task.name}: it is called with a list[StepFailure] first: {error}"
+        ) from None
 
 
 def _get_own_policy(mapped: Map) -> OnError | None:

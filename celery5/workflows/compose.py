@@ -86,6 +86,7 @@ class Workflow(Composed, Generic[R_co]):
         id: str | None = None,  # noqa: A002  the name of the option
         deadline: float | None = None,
         on_error: OnError | None = None,
+        on_failure: Any = None,
     ) -> "WorkflowRun[R_co]":
         """Start a run and return its handle. For plain Python; inside an event loop await `astart`.
 
@@ -94,6 +95,8 @@ class Workflow(Composed, Generic[R_co]):
             deadline: Seconds until the run expires; default 30 days.
             on_error: What becomes of the run when a node fails that does not say it: `fail`, `continue`, `skip` or
                 `hold`.
+            on_failure: The task, or the call of one, that is called once with a list of `StepFailure` when the run has
+                failed or expired.
 
         Raises:
             Misconfigured: It cannot be a workflow.
@@ -101,7 +104,8 @@ class Workflow(Composed, Generic[R_co]):
             BrokerUnavailable: Redis cannot be reached: the run has begun whole, or not at all.
         """
         return cast(
-            "WorkflowRun[R_co]", self._workflows.start(self, id=id, deadline=deadline, on_error=on_error)
+            "WorkflowRun[R_co]",
+            self._workflows.start(self, id=id, deadline=deadline, on_error=on_error, on_failure=on_failure),
         )
 
     async def astart(
@@ -110,11 +114,14 @@ class Workflow(Composed, Generic[R_co]):
         id: str | None = None,  # noqa: A002  the name of the option
         deadline: float | None = None,
         on_error: OnError | None = None,
+        on_failure: Any = None,
     ) -> "WorkflowRun[R_co]":
         """`start`, from Trio or asyncio."""
         return cast(
             "WorkflowRun[R_co]",
-            await self._workflows.astart(self, id=id, deadline=deadline, on_error=on_error),
+            await self._workflows.astart(
+                self, id=id, deadline=deadline, on_error=on_error, on_failure=on_failure
+            ),
         )
 
     @property

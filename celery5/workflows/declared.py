@@ -38,6 +38,7 @@ from celery5.protocol.workflows.plan import (
     OnError,
     Ref,
     check_on_error,
+    check_on_failure,
     encode_expression,
 )
 from celery5.workflows.compiler import Compiled, Compiler, Placeholder
@@ -369,6 +370,8 @@ class WorkflowOptions(TypedDict, total=False):
     deadline: float | None
     # What becomes of a run when a node fails that does not say it: `fail`, `continue`, `skip` or `hold`.
     on_error: OnError | None
+    # The task, or the call of one, that is called once with a list of `StepFailure` when a run has failed or expired.
+    on_failure: Any
     # Options of the task that starts runs: when, from which documents, on which queue.
     schedule: Any
     source: Any
@@ -416,6 +419,7 @@ class DeclaredWorkflow(Generic[P, R_co]):
         name: str | None = None,
         deadline: float | None = None,
         on_error: OnError | None = None,
+        on_failure: Any = None,
     ) -> None:
         signature = inspect.signature(function)
         first, *others = signature.parameters.values() or [None]
@@ -429,6 +433,8 @@ class DeclaredWorkflow(Generic[P, R_co]):
         self.deadline = deadline
         self.on_error: OnError | None = on_error
         check_on_error(on_error, f"workflow {self.name}")
+        check_on_failure(on_failure, f"workflow {self.name}")
+        self.on_failure: Any = on_failure
         self._signature = signature.replace(parameters=[parameter for parameter in others if parameter])
         self.parameters: Parameters = Parameters(self.name, self._make_stub())
         self.result_type: ResultType = self.parameters.result_type
@@ -494,7 +500,10 @@ class DeclaredWorkflow(Generic[P, R_co]):
 
     def _trace(self) -> Compiled:
         compiler = Compiler(
-            on_error=self.on_error, check_event=self.app.workflows.check_event, has_constants=True
+            on_error=self.on_error,
+            check_event=self.app.workflows.check_event,
+            has_constants=True,
+            on_failure=self.on_failure,
         )
         values = {
             name: LaterValue(compiler.add_input(name), f"the argument {name!r}")

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -37,6 +37,9 @@ class GraphNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     # The id of its job, and the queue of that; '' while it has none, and for a map.
     job: str = ""
     queue: str = ""
+    # The step that a job of kind `undo` undoes, or of whose failure one of kind `on_failure` is told; None where the
+    # run has failed. They are in the graph from the failure on.
+    of: int | None = None
 
 
 class RunGraph(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,8 +62,13 @@ class RunGraph(msgspec.Struct, frozen=True, kw_only=True):
             failed = f", {node.failed} failed" if node.failed else ""
             name = node.name.replace('"', "'")
             lines.append(f'    n{node.id}["{name}{count}{failed}"]:::{node.state.value.lower()}')
+        beside = {node.id: node for node in shown if node.kind in _BESIDE}
         for node in shown:
-            lines += [f"    n{node.id} --> n{after}" for after in node.feeds if after in drawn]
+            for after in node.feeds:
+                if after in beside:
+                    lines.append(f"    n{node.id} -.->|{beside[after].kind}| n{after}")
+                elif after in drawn:
+                    lines.append(f"    n{node.id} --> n{after}")
         if len(self.nodes) > MAX_DRAWN:
             lines.append(f'    more["{len(self.nodes) - MAX_DRAWN} more nodes"]')
         return "\n".join([*lines, *_CLASSES])
@@ -77,6 +85,8 @@ _CLASSES = (
 )
 
 
+_BESIDE = ("undo", "on_failure")
+"""The kinds of jobs that are no steps."""
 _WITHOUT_JOB = (NodeState.PENDING, NodeState.SKIPPED, NodeState.WAITING)
 """States of nodes whose job was not sent, or was stopped."""
 _NOT_BEGUN = (NodeState.PENDING, NodeState.WAITING)
@@ -93,12 +103,34 @@ async def read_graph(redis: AsyncDriver, keys: QueueKeys, run_id: str) -> RunGra
     plan = {
         int(name): node for name, raw in stored.items() if name.isdigit() and (node := try_decode_node(raw))
     }
-    visible = {number: node for number, node in plan.items() if not node.get("h")}
-    nodes = tuple(
-        _make_node(MemberId(run_id, number, home=keys.queue), node, plan, fields)
-        for number, node in sorted(visible.items())
+    beside = _find_jobs_beside(plan, fields)
+    return RunGraph(
+        id=run_id,
+        nodes=tuple(
+            _make_node(MemberId(run_id, number, home=keys.queue), node, plan, fields, beside)
+            for number, node in sorted(plan.items())
+            if number in beside or not node.get("h")
+        ),
     )
-    return RunGraph(id=run_id, nodes=nodes)
+
+
+def _find_jobs_beside(
+    plan: Mapping[int, Mapping[str, Any]], fields: Mapping[str, bytes]
+) -> dict[int, int | None]:
+    """Return the jobs that undo a step, or are told of its failure, with that step: what was sent, or will be."""
+    is_failing = fields.get("state", b"live") not in (b"live", b"success")
+    steps = {node[how]: number for number, node in plan.items() for how in ("u", "e") if how in node}
+    found: dict[int, int | None] = {}
+    for number, node in plan.items():
+        step = steps.get(number)
+        if not is_hidden_job(node):
+            continue
+        will_be_undone = is_undo(node) and is_failing and step is not None
+        if fields.get(f"node:{number}", b"cut") != b"cut" or (
+            will_be_undone and get_node_state(fields, cast("int", step)) is NodeState.SUCCESS
+        ):
+            found[number] = step
+    return found
 
 
 async def scan_all(
@@ -127,9 +159,25 @@ def try_decode_node(raw: bytes) -> dict[str, Any] | None:
         return None
 
 
-def is_undo(node: Mapping[str, Any]) -> bool:
-    """Return whether a node undoes another one. Such a job runs when its run fails: it is not stopped with it."""
+async def read_node(
+    redis: AsyncDriver, keys: QueueKeys, fields: Mapping[str, bytes], number: int
+) -> dict[str, Any] | None:
+    """Return a node of the plan that is the field `def` of a run; None where that is gone."""
+    digest, name = fields.get("def", b"").decode(errors="replace"), str(number)
+    if not digest:
+        return None
+    raw = (await redis.perform(calls.read_plan(keys, digest, [name]))).get(name)
+    return None if raw is None else try_decode_node(raw)
+
+
+def is_hidden_job(node: Mapping[str, Any]) -> bool:
+    """Return whether a node undoes a step, or is told of a failure: such a job is not stopped with its run."""
     return node["k"] == "job" and bool(node.get("h"))
+
+
+def is_undo(node: Mapping[str, Any]) -> bool:
+    """Return whether a node undoes another one."""
+    return is_hidden_job(node) and node.get("name") == "undo"
 
 
 def get_node_state(fields: Mapping[str, bytes], number: int) -> NodeState:
@@ -161,6 +209,7 @@ def _make_node(
     node: Mapping[str, Any],
     plan: Mapping[int, Mapping[str, Any]],
     fields: Mapping[str, bytes],
+    beside: Mapping[int, int | None],
 ) -> GraphNode:
     number, state = member.node, get_node_state(fields, member.node)
     generation = fields.get(f"node:{number}", b"").decode(errors="replace").partition(" ")[2]
@@ -169,21 +218,24 @@ def _make_node(
         generation=int(generation) if generation.isdigit() else 0, home=member.home if node.get("p") else ""
     )
 
+    own = [node[how] for how in ("u", "e") if how in node]
+
     def count(name: str) -> int:
         return _count(fields, name, number) if node["k"] == "map" else 0
 
     return GraphNode(
         id=number,
-        kind=node["k"],
+        kind=node["name"] if number in beside else node["k"],
         name=node.get("task") or node.get("name") or node["k"],
         state=state,
-        feeds=tuple(sorted(set(_find_visible(node, plan)))),
+        feeds=tuple(sorted({*_find_visible(node, plan), *(after for after in own if after in beside)})),
         total=count("total"),
         done=count("done"),
         failed=count("failed"),
         run=fields.get(f"run:{number}", b"").decode(errors="replace"),
         job=str(job) if has_job else "",
         queue=(node.get("queue") or member.home) if has_job else "",
+        of=beside.get(number),
     )
 
 

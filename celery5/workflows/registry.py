@@ -18,13 +18,13 @@ from celery5.observability.middleware import ObservedApplication
 from celery5.protocol.job.job import Job, new_id
 from celery5.protocol.job.messages import TRACEPARENT, add_headers, read_headers
 from celery5.protocol.workflows.member_ids import MemberId, check_run_id
-from celery5.protocol.workflows.plan import DEFAULT_LIFE, OnError, check_on_error
+from celery5.protocol.workflows.plan import DEFAULT_LIFE, OnError, check_on_error, check_on_failure
 from celery5.protocol.workflows.status import RunStatus, make_status
 from celery5.workflows.compiler import Compiled, compile_workflow
 from celery5.workflows.compose import Workflow, check_workflow
 from celery5.workflows.declared import DeclaredWorkflow
 from celery5.workflows.event_waits import EventWaits
-from celery5.workflows.graph import decode_node, is_undo, scan_all
+from celery5.workflows.graph import is_hidden_job, read_node, scan_all
 from celery5.workflows.launching import make_launcher
 from celery5.workflows.result_types import RunResultType
 from celery5.workflows.run import STATUS_FIELDS, WorkflowRun
@@ -61,6 +61,7 @@ class Workflows:
         id: str | None = None,  # noqa: A002
         deadline: float | None = None,
         on_error: OnError | None = None,
+        on_failure: Any = None,
     ) -> WorkflowRun[R]:
         """Start a run. For plain Python.
 
@@ -69,6 +70,8 @@ class Workflows:
             id: The id of the run: the same id is the same run. Default: a new one.
             deadline: Seconds until the run expires; default 30 days.
             on_error: What becomes of the run when a node fails that does not say it.
+            on_failure: The task, or the call of one, that is called once with a list of `StepFailure` when the run has
+                failed or expired.
 
         Raises:
             Misconfigured: It cannot be a workflow.
@@ -76,7 +79,7 @@ class Workflows:
             BrokerUnavailable: Redis cannot be reached. Nothing runs, or all of it does.
         """
         connections = BlockingConnections(self._app.connections)
-        return run_blocking(self._start(connections, workflow, id, deadline, on_error))
+        return run_blocking(self._start(connections, workflow, id, deadline, on_error, on_failure))
 
     async def astart(
         self,
@@ -85,9 +88,10 @@ class Workflows:
         id: str | None = None,  # noqa: A002
         deadline: float | None = None,
         on_error: OnError | None = None,
+        on_failure: Any = None,
     ) -> WorkflowRun[R]:
         """`start`, from Trio or asyncio."""
-        return await self._start(self._app.connections, workflow, id, deadline, on_error)
+        return await self._start(self._app.connections, workflow, id, deadline, on_error, on_failure)
 
     async def _start(
         self,
@@ -96,15 +100,17 @@ class Workflows:
         run_id: str | None,
         deadline: float | None,
         on_error: OnError | None,
+        on_failure: Any,
     ) -> WorkflowRun[R]:
         check_on_error(on_error, "start")
+        check_on_failure(on_failure, "start")
         tree = check_workflow(workflow).tree
         life = DEFAULT_LIFE if deadline is None else deadline
         first = get_first_call(tree)
 
         def compile_at(home: str | None) -> Compiled:
             home = home or (None if first else self._app.settings.default_queue)
-            return compile_workflow(tree, on_error=on_error, home=home)
+            return compile_workflow(tree, on_error=on_error, home=home, on_failure=on_failure)
 
         terms = RunTerms(
             run_id=new_id() if run_id is None else check_run_id(run_id),
@@ -125,7 +131,11 @@ class Workflows:
 
     def declare(self, function: Any, **options: Any) -> "DeclaredWorkflow[..., Any]":
         """Declare a workflow: `@app.workflow`. Raises Misconfigured."""
-        own = {name: options.pop(name) for name in ("name", "deadline", "on_error") if name in options}
+        own = {
+            name: options.pop(name)
+            for name in ("name", "deadline", "on_error", "on_failure")
+            if name in options
+        }
         if own.get("deadline") is not None:
             check_life(own["deadline"])
         declared = DeclaredWorkflow[..., Any](function, self._app, **own)
@@ -345,10 +355,10 @@ class Workflows:
             if child := run.get(f"run:{number}"):
                 await self.apply(home, [calls.pack_record("cancel", child.decode())])
                 continue
-            node = await redis.perform(calls.read_plan(keys, run["def"].decode(), [str(number)]))
-            if not node or is_undo(found := decode_node(node[str(number)])):
+            node = await read_node(redis, keys, run, number)
+            if node is None or is_hidden_job(node):
                 continue
-            queue, ids = await self._list_members(redis, home, run_id, number, run, found)
+            queue, ids = await self._list_members(redis, home, run_id, number, run, node)
             by_queue.setdefault(queue, []).extend(ids)
         for queue, ids in by_queue.items():
             for start in range(0, len(ids), REVOKED_AT_ONCE):

@@ -24,7 +24,7 @@ from celery5.protocol.job.arguments import encode_value
 from celery5.protocol.job.job import new_id
 from celery5.protocol.job.messages import Failure, read_document
 from celery5.protocol.workflows.member_ids import parse_member_id
-from celery5.protocol.workflows.status import RunState, RunStatus, make_status
+from celery5.protocol.workflows.status import RunState, RunStatus, make_status, read_inner
 from celery5.results.job_location import wait_for_documents
 from celery5.workflows.graph import RunGraph, read_graph
 from celery5.workflows.result_types import RunResultType
@@ -49,6 +49,12 @@ STATUS_FIELDS = (
     "error",
     "parent",
     "undone",
+    "failed_at",
+    "undos",
+    "undo_done",
+    "undo_bad",
+    "undo_error",
+    "undo_of",
 )
 
 
@@ -309,7 +315,7 @@ def make_run_error(document: _RunDocument) -> TaskFailed:
             job_id=document.id, task=document.task, type=kind.__name__, message=document.state.lower()
         )
     cause = bytes(document.cause)
-    while (inner := _read_inner(cause)) is not None:
+    while (inner := read_inner(cause)) is not None:
         cause = inner
     job = read_document(cause) if cause != b"null" and b'"id"' in cause else None
     failure = (job.failure if job else None) or Failure(
@@ -330,18 +336,6 @@ def make_run_error(document: _RunDocument) -> TaskFailed:
     )
     error.run, error.node = document.id, member.node if member else None
     return error
-
-
-def _read_inner(cause: bytes) -> bytes | None:
-    """Return the cause of a run that failed in the place of a node; None for a job."""
-    try:
-        inner = msgspec.json.decode(cause, type=dict[str, Raw])
-    except msgspec.DecodeError:
-        return None
-    for name in ("cause", "error"):
-        if name in inner and bytes(inner[name]) != b"null":
-            return bytes(inner[name])
-    return None
 
 
 def _has_bytes(text: str) -> bool:

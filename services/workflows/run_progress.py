@@ -23,7 +23,7 @@ from celery5.errors import BrokerError, BrokerReplied, CeleryError
 from celery5.logs.log import Log
 from celery5.protocol.job.job import Job
 from celery5.protocol.workflows.member_ids import MemberId, parse_member_id
-from celery5.workflows.graph import decode_node, is_undo
+from celery5.workflows.graph import is_hidden_job, read_node
 
 OUTBOX_BATCH = 100
 """Entries of the outbox in one call."""
@@ -332,16 +332,13 @@ class RunRelay:
         return not any(await self._redis.perform_all(bits))
 
     async def _is_sent(self, keys: QueueKeys, member: MemberId) -> bool:
-        """Return whether a run sends such a job: while it is live, and where it undoes another one."""
+        """Return whether a run sends such a job: while it is live, and where it is no step of the run."""
         name = f"node:{member.node}"
         fields = await self._redis.perform(calls.read_run(keys, member.run, ["state", "def", name]))
-        if fields.get("state") == b"live":
-            return fields.get(name, b"").startswith(b"active")
-        plan = await self._redis.perform(
-            calls.read_plan(keys, fields.get("def", b"").decode(), [str(member.node)])
-        )
-        is_undone = fields.get("state", b"").startswith(b"undoing")
-        return is_undone and any(is_undo(decode_node(node)) for node in plan.values())
+        if fields.get("state") == b"live" and fields.get(name, b"").startswith(b"active"):
+            return True
+        node = await read_node(self._redis, keys, fields, member.node)
+        return node is not None and is_hidden_job(node)
 
     async def _end(self, keys: QueueKeys, jobs: Sequence[Job], state: str, reason: str) -> None:
         """End jobs that do not run, in their runs."""

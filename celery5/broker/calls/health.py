@@ -240,6 +240,7 @@ def _all_of(keys: Keys, queue: QueueKeys, sinks: Collection[str]) -> Iterator[st
         queue.replication_mark,
         queue.run_records,
         queue.run_outbox,
+        queue.undoing_runs,
         queue.revoked_jobs,
         queue.revoked_documents,
     )

@@ -13,7 +13,17 @@ ADVANCE = Script.load(
     "workflows/advance",
     "clock",
     "idle_runs",
-    on_demand=("runs", "run_messages", "run_ends", "run_nodes", "run_maps", "run_steps", "run_outcomes"),
+    on_demand=(
+        "runs",
+        "run_messages",
+        "run_hooks",
+        "run_undo",
+        "run_ends",
+        "run_nodes",
+        "run_maps",
+        "run_steps",
+        "run_outcomes",
+    ),
 )
 CLAIM_HOME = Script.load("workflows/claim_home")
 STAGE = Script.load("workflows/stage")
@@ -84,6 +94,7 @@ def advance(
         keys.high,
         keys.low,
         keys.idle_runs,
+        keys.undoing_runs,
     )
     return script_call(
         ADVANCE,

@@ -59,7 +59,7 @@ def list_runs(target: Target, *, live: bool, count: int, wants_json: bool) -> No
                 "done": f"{run.done} of {run.total}",
                 "failed": run.failed,
                 "age": format_duration(max(0.0, time.time() - run.created)),
-                "error": run.error,
+                "error": "; ".join(filter(None, (run.failure, run.undo))),
             }
             for run in runs
         ]
@@ -100,7 +100,8 @@ def _fields(status: "RunStatus", waits: Sequence[str]) -> list[tuple[str, object
         ("ended", format_time(status.ended or 0)),
         ("deadline", format_time(status.deadline or 0)),
         ("part of", status.parent),
-        ("error", status.error),
+        ("error", status.failure),
+        ("undo", status.undo),
     ]
     return [(name, value) for name, value in fields if value != ""]
 

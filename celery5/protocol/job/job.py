@@ -15,7 +15,7 @@ from celery5.protocol.job.messages import encode
 from celery5.protocol.job.names import is_queue_name
 from celery5.protocol.job.retry_policy import LONGEST, Errors, RetryPolicy
 from celery5.protocol.job.states import LANES, Priority, get_lane
-from celery5.protocol.workflows.plan import OnError, check_ignore, check_on_error
+from celery5.protocol.workflows.plan import OnError, check_ignore, check_on_error, check_on_failure
 
 DEDUPLICATION_WINDOW = 7 * 86400.0
 """The `unique_for` in seconds of a job that is derived from an event or document, which may come again in that time."""
@@ -106,6 +106,8 @@ class Options(msgspec.Struct, frozen=True):
     ignore: frozenset[str] | None = None
     # In a workflow: the task that undoes this one when the run fails; it gets the result.
     undo: Any = None
+    # In a workflow: the task, or the call of one, that is told when this one has failed.
+    on_failure: Any = None
     # In a workflow: the job may return a workflow, which takes its place.
     dynamic: bool | None = None
 
@@ -144,6 +146,7 @@ class Options(msgspec.Struct, frozen=True):
         check_ignore(self.ignore)
         if self.undo is not None and not hasattr(self.undo, "send_options"):
             raise Misconfigured(f"undo is {self.undo!r}: give the task that undoes this one")
+        check_on_failure(self.on_failure)
         if not isinstance(cast("object", self.dynamic), bool | None):
             raise Misconfigured(f"dynamic is {self.dynamic!r}: give True or False")
 
@@ -240,6 +243,7 @@ class SendOptions(TypedDict, total=False):
     on_error: OnError | None
     ignore: Collection[str] | None
     undo: Any
+    on_failure: Any
     dynamic: bool | None
 
 

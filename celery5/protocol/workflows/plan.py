@@ -204,6 +204,10 @@ class Node:
     # The relay before the members of a gate: when that is skipped, the gate is, too.
     entry: int | None = None
     undo: int | None = None
+    # The job that is told when it fails.
+    on_failure: int | None = None
+    # Of a job that undoes a step, or is told of its failure: that step.
+    of: int | None = None
     # Seconds of a sleep, or until a wait gives up.
     seconds: float | None = None
     # What a wait waits for.
@@ -246,6 +250,8 @@ class Node:
             "first": self.first,
             "entry": self.entry,
             "u": self.undo,
+            "e": self.on_failure,
+            "of": self.of,
             "d": None if self.seconds is None else int(self.seconds * 1000),
             "name": self.name,
             "where": self.where,
@@ -287,11 +293,17 @@ class Plan:
     waits: tuple[int, ...] = ()
     # Whether a node is undone when the run fails.
     has_undo: bool = False
+    # The job that is told when the run fails.
+    on_failure: int | None = None
 
     def encode_head(self, name: str) -> bytes:
         """Return what all runs share that have the plan under the name of a workflow, as the scripts read it."""
-        head = {"name": name, "end": self.end, "all": self.size, "maps": self.maps}
-        return msgspec.msgpack.encode(head | {"undo": True} if self.has_undo else head)
+        head: dict[str, Any] = {"name": name, "end": self.end, "all": self.size, "maps": self.maps}
+        if self.has_undo:
+            head["undo"] = True
+        if self.on_failure is not None:
+            head["fail"] = self.on_failure
+        return msgspec.msgpack.encode(head)
 
     def make_digest(self, name: str) -> str:
         """Return the hash under which it is kept: the same for the same graph of a workflow of that name."""
@@ -328,3 +340,14 @@ def check_on_error(value: object, what: str = "") -> None:
         raise Misconfigured(
             f"{place}on_error is {value!r}: give fail, continue, skip or hold; {meant}".rstrip("; ")
         )
+
+
+def check_on_failure(value: Any, what: str = "") -> None:
+    """Raise Misconfigured when `value` is no job that can be told of a failure; `what` takes it."""
+    call = getattr(value, "tree", None)
+    if value is None or hasattr(call, "is_partial") or (call is None and hasattr(value, "send_options")):
+        return
+    place = f"{what}: " if what else ""
+    raise Misconfigured(
+        f"{place}on_failure is {value!r}: give a task, or one call of it: notify, or notify.partial('ops')"
+    )

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -82,6 +82,23 @@ class Outcome(msgspec.Struct, Generic[T], frozen=True):
         return self.state == "SUCCESS"
 
 
+class StepFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """What has failed in a run: the job of `on_failure=` gets a list of these, 20 at most."""
+
+    # The id of the job; of the run, when that has expired.
+    id: str
+    # The id of the run, and the number of the step in its graph; None when the whole run has expired.
+    run: str
+    node: int | None = None
+    # The task whose job has failed; where a step has returned a workflow, that of the job that failed in it.
+    task: str = ""
+    # DEAD, EXPIRED, REJECTED, REVOKED; PURGED when the dead letter of a held step was purged; LOST.
+    state: str = ""
+    # The type and the message of the error.
+    type: str = ""
+    message: str = ""
+
+
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a run, without looking at its nodes one by one. Times are seconds since 1970."""
 
@@ -106,8 +123,37 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     deadline: float | None = None
     # The type and message of the first failure; '' for none.
     error: str = ""
+    # The number of the step that has failed first; None for none. The task and the id of the job that failed there, or
+    # in the workflow that the step has returned.
+    failed_node: int | None = None
+    failed_task: str = ""
+    failed_job: str = ""
+    # Of a run that fails: how many steps are to be undone, how many are, and how many could not be; the first error of
+    # those, with its step.
+    undos: int = 0
+    undone: int = 0
+    undo_failed: int = 0
+    undo_error: str = ""
     # The node of another run in whose place it is; '' for none.
     parent: str = ""
+
+    @property
+    def failure(self) -> str:
+        """Where and why it has failed, on one line: `node 3, shop.ship: ValueError: no`; '' when it has not."""
+        place = "" if self.failed_node is None else f"node {self.failed_node}"
+        return ": ".join(filter(None, (", ".join(filter(None, (place, self.failed_task))), self.error)))
+
+    @property
+    def undo(self) -> str:
+        """What is undone, on one line: `undoing 2 of 5; refund of node 3 died: ValueError: no`; '' for nothing."""
+        if not self.undos:
+            return ""
+        words = f"undone {self.undone} of {self.undos}"
+        if self.state in (RunState.UNDOING, RunState.CANCELLING):
+            words = f"undoing {min(self.undos, self.undone + self.undo_failed + 1)} of {self.undos}"
+        if self.undo_error:
+            return f"{words}; {self.undo_error}"
+        return f"{words}; {self.undo_failed} failed" if self.undo_failed else words
 
 
 def make_status(run_id: str, home: str, fields: Mapping[str, bytes]) -> RunStatus:
@@ -121,41 +167,93 @@ def make_status(run_id: str, home: str, fields: Mapping[str, bytes]) -> RunStatu
         return fields.get(name, b"").decode(errors="replace")
 
     state = RUN_STATES.get(text("state"), RunState.UNKNOWN)
-    held = number("held")
-    if state is RunState.RUNNING and held:
+    if state is RunState.RUNNING and number("held"):
         state = RunState.HELD
     elif state is RunState.CANCELLING and "undone" in fields:
         state = RunState.UNDOING
-    total, done, failed, skipped, active = map(number, ("all", "done", "bad", "skipped", "active"))
-    pending = max(0, total - done - failed - skipped - active - held)
+    counts = {name: number(field) for name, field in _COUNTS.items()}
+    pending = max(0, counts["total"] - sum(counts[name] for name in _OF_TOTAL))
     if state in ENDED:  # what has not begun never will, unless the run is retried
-        skipped, pending = skipped + pending, 0
+        counts["skipped"], pending = counts["skipped"] + pending, 0
+    cause = _read_cause(fields.get("error", b""))
     return RunStatus(
         id=run_id,
         name=text("name"),
         home=home,
         state=state,
-        total=total,
-        done=done,
-        failed=failed,
-        skipped=skipped,
-        active=active,
-        held=held,
+        **counts,
         pending=pending,
         created=number("created") / 1000,
         ended=number("ended") / 1000 if "ended" in fields and state in ENDED else None,
         deadline=number("until") / 1000 if "until" in fields else None,
-        error=mask_lines(_describe_error(fields.get("error", b""))),
+        error=cause.error,
+        failed_node=number("failed_at") if "failed_at" in fields else None,
+        failed_task=cause.task,
+        failed_job=cause.job,
+        undo_error=_describe_undo_error(_read_cause(fields.get("undo_error", b"")), text("undo_of")),
         parent=text("parent"),
     )
 
 
-def _describe_error(raw: bytes) -> str:
-    if not raw:
+_COUNTS = {
+    "total": "all",
+    "done": "done",
+    "failed": "bad",
+    "skipped": "skipped",
+    "active": "active",
+    "held": "held",
+    "undos": "undos",
+    "undone": "undo_done",
+    "undo_failed": "undo_bad",
+}
+"""The fields of a run that count something, by the fields of its status."""
+_OF_TOTAL = ("done", "failed", "skipped", "active", "held")
+"""What of its total has begun, or ended."""
+
+
+class _Cause(NamedTuple):
+    """The innermost failure in a document."""
+
+    error: str = ""
+    task: str = ""
+    job: str = ""
+
+
+def _describe_undo_error(cause: _Cause, node: str) -> str:
+    if not cause.error:
         return ""
+    step = f" of node {node}" if node else ""
+    return f"{cause.task or 'the undo'}{step} died: {cause.error}"
+
+
+def _read_cause(raw: bytes) -> _Cause:
+    """Return the error of the innermost job that has failed, its task and its id; nothing for no document."""
+    if not raw:
+        return _Cause()
+    inner: bytes | None = raw
+    while inner is not None:
+        raw, inner = inner, read_inner(inner)
     try:
         document: Any = msgspec.json.decode(raw)
         failure: Any = document.get("failure") or {}
-        return f"{failure.get('type', document.get('state', ''))}: {failure.get('message', document.get('reason', ''))}"
-    except (msgspec.DecodeError, AttributeError):
-        return raw[:200].decode(errors="replace")
+        kind = failure.get("type", document.get("state", ""))
+        error = ": ".join(filter(None, (kind, failure.get("message", document.get("reason", "")))))
+        task, job = document.get("task", ""), document.get("id", "")
+    except (msgspec.DecodeError, AttributeError, TypeError):
+        return _Cause(mask_lines(raw[:200].decode(errors="replace")))
+    is_text = isinstance(task, str) and isinstance(job, str)
+    return _Cause(mask_lines(error), task if is_text else "", job if is_text else "")
+
+
+def read_inner(document: bytes) -> bytes | None:
+    """Return the failure inside the document of a failure: of a job in a run that was in the place of a node. None for
+    the document of a job.
+    """
+    try:
+        inner = msgspec.json.decode(document, type=dict[str, msgspec.Raw])
+    except msgspec.DecodeError:
+        return None
+    for name in ("cause", "error"):
+        if name in inner and bytes(inner[name]) != b"null":
+            return bytes(inner[name])
+    return None

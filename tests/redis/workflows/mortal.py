@@ -68,7 +68,12 @@ class MortalShop:
             self._note()
             raise ValueError(number)
 
+        @app.task(name="tell", queue="far")
+        async def tell() -> None:
+            self._note()
+
         self.near, self.far, self.total, self.grow, self.fail = near, far, total, grow, fail
+        self.tell = tell
 
     def _note(self) -> None:
         job = current_job()

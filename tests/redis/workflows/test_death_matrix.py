@@ -44,8 +44,8 @@ def make_dynamic(shop: MortalShop) -> Workflow[Any]:
 
 
 def make_undone(shop: MortalShop) -> Workflow[Any]:
-    """Fail, and undo what has been done."""
-    return shop.far.s(1) >> shop.far.s(2) >> shop.fail.s(3)
+    """Fail, tell of it, and undo what has been done."""
+    return shop.far.s(1) >> shop.far.s(2) >> shop.fail.options(on_failure=shop.tell).s(3)
 
 
 WORKFLOWS: dict[str, tuple[Callable[[MortalShop], Workflow[Any]], Any, int]] = {
@@ -91,7 +91,7 @@ async def let_die(
     """Have a worker die at a call while it runs a workflow. Returns what is wrong then; "" for nothing."""
     make, wanted, done = WORKFLOWS[what]
     async with mortal_worker(shop, url, folder, at, moment) as victim:
-        run = await make(shop).astart()
+        run = await make(shop).astart(on_failure=shop.tell if what == "undone" else None)
         with trio.move_on_after(1.0):
             await until(lambda: victim.poll() is not None)
         if victim.poll() is not None:
@@ -101,13 +101,13 @@ async def let_die(
             status = await run.astatus()
             left = await wait_until_idle(shop.app)
     ran = shop.count_runs()
-    undone = {job for job in ran if job.startswith("undo ")}
+    undone, told = ({job for job in ran if job.startswith(task)} for task in ("undo ", "tell "))
     state = RunState.FAILED if wanted == "ValueError" else RunState.SUCCESS
     is_right = (
         found == wanted
         and not left
         and (status.state, status.done, status.active) == (state, done, 0)
-        and len(undone) == (2 if what == "undone" else 0)
+        and len(undone) == len(told) == (2 if what == "undone" else 0)
         and max(ran.values()) <= 2
     )
     return "" if is_right else f"{what}, dead {moment} call {at}: {found!r} {left} {status} {ran}"

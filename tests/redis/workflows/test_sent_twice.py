@@ -9,8 +9,9 @@ import redis
 from celery5 import App, first
 from celery5.broker.calls import workflows as calls
 from celery5.broker.keys import QueueKeys
+from celery5.errors import WorkflowFailed
 from celery5.services.workflows import run_progress
-from celery5.workflows import WorkflowRun
+from celery5.workflows import StepFailure, WorkflowRun
 from celery5.workflows.compose import Workflow
 from tests.redis.worker.workers import until, until_async, working
 from tests.redis.workflows.sample_tasks import QUEUES, SampleTasks
@@ -69,6 +70,35 @@ async def test_a_job_that_has_ended_is_not_sent_again(
         tasks.gate.set()
         assert await run.aget(20) == 5
     assert tasks.count("add") == 1
+
+
+@pytest.mark.parametrize("has_ended", [True, False])
+async def test_a_job_of_on_failure_is_sent_once_though_its_run_has_ended(
+    app: App,
+    tasks: SampleTasks,
+    redis_client: "redis.Redis",
+    monkeypatch: pytest.MonkeyPatch,
+    has_ended: bool,
+) -> None:
+    told: list[int] = []
+
+    @app.task(name="tell_of", queue="far")
+    async def tell_of(failures: list[StepFailure]) -> None:
+        told.append(len(failures))
+
+    async with working(app, queues=["default"]):
+        run = await tasks.fail.s(1).astart(on_failure=tell_of)
+        with pytest.raises(WorkflowFailed):
+            await run.aget(20)
+    keys = app.queue(run.queue)
+    driver = await app.connections.get_async_driver()
+    if has_ended:
+        async with working(app, queues=QUEUES):
+            await until(lambda: told == [1])
+    record = calls.pack_record("end", f"{run.id}~0", "DEAD", "")  # its end comes again, too
+    await driver.perform(calls.advance(keys, [record], ttl=60))
+    await take_over(app, keys, redis_client, monkeypatch)
+    assert told == [1]
 
 
 async def test_a_job_of_a_run_that_has_stopped_is_not_sent(

@@ -8,8 +8,9 @@ import redis
 import trio
 
 from celery5 import App, chain, first, fork, group
+from celery5.broker.calls import workflows as calls
 from celery5.errors import TaskFailed, WorkflowCancelled, WorkflowFailed
-from celery5.workflows import Flow, RunState, WorkflowRun
+from celery5.workflows import Flow, RunGraph, RunState, WorkflowRun
 from celery5.workflows.compose import Workflow
 from tests.redis.worker.workers import until, until_async, working
 from tests.redis.workflows.sample_tasks import QUEUES, SampleTasks
@@ -340,9 +341,100 @@ async def test_an_undo_that_has_died_is_replayed_when_its_run_has_ended(
     async with working(app, queues=QUEUES):
         run: WorkflowRun[Any] = await (take.s(4) >> stop.s()).astart()
         await until_ended(run)
+        assert (await run.astatus()).undo == "undone 0 of 1; give_back of node 0 died: ConnectionError"
         is_down = False
         if is_forgotten:
             redis_client.delete(app.queue(run.queue).run(run.id))
         tally = await app.dlq.areplay()
         assert (tally.done, tally.left) == (1, {"run-ended": 1})
         await until(lambda: undone == [4])
+        if is_forgotten:
+            return
+
+        async def is_undone() -> bool:
+            return (await run.astatus()).undo == "undone 1 of 1"
+
+        await until_async(is_undone)
+        assert not redis_client.exists(app.queue(run.queue).undoing_runs)
+
+
+def describe_undos(graph: RunGraph) -> dict[int | None, tuple[str, str, str, str]]:
+    """Return the task, the job, the queue and the state of what undoes each step."""
+    undos = [node for node in graph.nodes if node.kind == "undo"]
+    steps = {node.id: node for node in graph.nodes}
+    assert all(one.of is not None and one.id in steps[one.of].feeds for one in undos)
+    return {one.of: (one.name, one.job, one.queue, one.state.value) for one in undos}
+
+
+async def test_what_is_undone_is_seen_while_it_is_and_afterwards(app: App, tasks: Charges) -> None:
+    tasks.undo_gate = trio.Event()
+    tasks.begun.set()
+    far: Any = tasks.reserve.options(undo=tasks.reserve.send_options.undo.options(queue="far"))
+    async with working(app, queues=QUEUES):
+        run = await (far.s(1) >> far.s(2) >> tasks.break_.s()).astart()
+        await tasks.undo_begun.wait()
+        status, graph = await run.astatus(), await run.agraph()
+        assert (status.state, status.undo) == (RunState.UNDOING, "undoing 1 of 2")
+        assert (status.undos, status.undone, status.undo_failed) == (2, 0, 0)
+        second, first_ = describe_undos(graph)[2], describe_undos(graph)[0]
+        assert second == ("refund", f"{run.id}~3@{run.queue}", "far", "ACTIVE")
+        assert first_ == ("refund", "", "", "PENDING")
+        assert "n2 -.->|undo| n3" in graph.to_mermaid()
+        tasks.undo_gate.set()
+        assert await until_ended(run) is RunState.FAILED
+        status = await run.astatus()
+    assert (status.undo, status.total, status.active) == ("undone 2 of 2", 3, 0)
+    assert (status.failed_node, status.failed_task) == (4, "break")
+    assert status.failure == "node 4, break: ValueError: 0"
+    assert {one[3] for one in describe_undos(await run.agraph()).values()} == {"SUCCESS"}
+
+
+async def test_a_run_that_succeeds_shows_nothing_to_undo(app: App, tasks: Charges) -> None:
+    async with working(app, queues=QUEUES):
+        run = await (tasks.reserve.s(1) >> tasks.reserve.s(2)).astart()
+        await run.aget(30)
+        status, graph = await run.astatus(), await run.agraph()
+    assert (status.undos, status.undo, len(graph.nodes)) == (0, "", 2)
+
+
+UNDO_ENDS: dict[str, tuple[dict[str, Any], str]] = {
+    "dies": ({}, "ValueError: nobody answers"),
+    "expires": ({"queue": "away", "expires": 0.01}, "EXPIRED"),
+    "is revoked": ({"queue": "away"}, "Revoked: "),
+}
+
+
+@pytest.mark.parametrize("name", UNDO_ENDS)
+async def test_an_undo_job_that_did_not_succeed_is_counted_and_named(
+    app: App, tasks: Charges, name: str
+) -> None:
+    options, why = UNDO_ENDS[name]
+
+    @app.task(name="give_back", max_retries=0)
+    async def give_back(number: int) -> None:
+        if number == 1:
+            raise ValueError("nobody answers")
+
+    reserve: Any = tasks.reserve
+    tasks.begun.set()
+    steps = reserve.options(undo=give_back.options(**options)).s(1) >> reserve.options(undo=give_back).s(2)
+    async with working(app, queues=QUEUES):
+        run = await (steps >> tasks.break_.s()).astart()
+        if options:
+
+            async def is_sent() -> bool:
+                undos = describe_undos(await run.agraph())
+                return 0 in undos and undos[0][3] == "ACTIVE"
+
+            await until_async(is_sent)
+            if name == "is revoked":
+                await app.workflows.revoke_jobs("away", [f"{run.id}~1@{run.queue}"])
+                await app.workflows.apply(
+                    run.queue, [calls.pack_record("end", f"{run.id}~1@{run.queue}", "REVOKED", "")]
+                )
+        async with working(app, queues=["away"] if name == "expires" else ["nothing"]):
+            assert await until_ended(run) is RunState.FAILED
+        status, states = await run.astatus(), describe_undos(await run.agraph())
+    assert (status.undos, status.undone, status.undo_failed) == (2, 1, 1)
+    assert status.undo.startswith(f"undone 1 of 2; give_back of node 0 died: {why}")
+    assert (states[0][3], states[2][3]) == ("FAILED", "SUCCESS")

@@ -1,7 +1,7 @@
 -- Run ends: a part of advance.lua. When a run is looked at again, and how it ends, fails and is undone.
 -- Ask for a run to be looked at again, at the earliest of its deadline and what it waits for.
 local function look_at(run)
-  local at = number(run, 'until')
+  local at = is_undoing(run) and now + LOOK or number(run, 'until')
   if get(run, 'state') == LIVE and run.fields.wakes then
     for _, one in ipairs(cmsgpack.unpack(run.fields.wakes)) do at = math.min(at, one[1]) end -- bound: the nodes that wait at once, 1000 at most
   end
@@ -61,42 +61,62 @@ local function end_run(run, state)
     local outcome = state == SUCCESS and (stored and value or '{"$run":' .. cjson.encode(run.id) .. '}') or text
     record_later('sub', run.fields.parent, STATES[state], outcome)
   end
+  note_run(run, state)
 end
--- Compensate: send the undo task of the node that has ended last, or end the run when there is none left.
-local function undo_next(run)
-  local target = string.sub(get(run, 'state'), #UNDOING + 2)
+-- Send the undo task of the node that has ended last. Returns whether one is left.
+local function send_undo(run)
   while budget > 0 do -- bound: ARGV 1
     local n = redis.call('RPOP', run.key .. ':undo')
-    if not n then return end_run(run, target) end
+    if not n then return false end
     local node = node_of(run, tonumber(n))
     local undo_state = node and node.u and state_of(run, node.u)
     if node and node.u and (not undo_state or undo_state == 'cut') then -- cut with the others of a `first`
       put(run, 'undone', 1)
       set_state(run, node.u, 'active')
       add(run, 'active', 1)
-      return send_job(run, node.u, node_of(run, node.u), 0)
+      send_job(run, node.u, node_of(run, node.u), 0)
+      return true
     end
   end
   record_later('move', run.id)
+  return true
 end
--- A run that is being undone has the state `undoing`, and that in which it will end.
-local function is_undoing(run) return string.find(get(run, 'state'), UNDOING, 1, true) == 1 end
+-- Compensate: undo the node that has ended last, or end the run when there is none left.
+local function undo_next(run)
+  if send_undo(run) then return end
+  end_run(run, string.sub(get(run, 'state'), #UNDOING + 2))
+  end_undo(run)
+end
 -- Go on with a run that fails, when all its jobs have ended.
 local function go_on_failing(run)
   if is_undoing(run) and number(run, 'active') <= 0 then undo_next(run) end
 end
--- Let a run fail: nothing more of it begins, what runs is revoked, and what has ended is undone.
-local function fail_run(run, state, error)
+-- Note why a run fails, and at which node.
+local function note_error(run, error, n)
+  if not error or get(run, 'error') then return end
+  put(run, 'error', error)
+  put(run, 'failed_at', n or false)
+end
+-- Let a run fail: nothing more of it begins, what runs is revoked, and what has ended is undone. `n` is the node for which it fails.
+local function fail_run(run, state, error, n)
   if get(run, 'state') ~= LIVE then return end
-  if error and not get(run, 'error') then put(run, 'error', error) end
+  note_error(run, error, n)
   put(run, 'wakes', false)
   local is_active = number(run, 'active') > 0
   if is_active then to_outbox('revoke', run.id, 'retries', number(run, 'retries')) end
   -- What runs still may succeed, and is undone then. A run is cancelled when nothing of it can begin any more.
   if redis.call('EXISTS', run.key .. ':undo') == 1 or (is_active and (head_of(run).undo or state == CANCELLED)) then
     put(run, 'state', UNDOING .. ' ' .. state)
+    begin_undo(run)
+    look_at(run)
     go_on_failing(run)
   else
     end_run(run, state)
   end
+end
+-- Undo a step that has succeeded when its run had ended: the run ends once.
+local function undo_after_end(run)
+  if get(run, 'state') == SUCCESS then return redis.call('PEXPIRE', run.key .. ':undo', ttl) end
+  note_undoing(run)
+  send_undo(run)
 end

@@ -9,7 +9,9 @@ local function is_counted(node) return not node.h and node.k ~= 'map' end
 -- Keep the value of a node that has succeeded. It is undone if the run fails, whether or not the run waited for it.
 local function keep_value(run, n, node, value)
   put(run, 'value:' .. n, node.o == 'continue' and node.k ~= 'map' and '{"state":"SUCCESS","value":' .. value .. '}' or value)
-  if node.u then redis.call('RPUSH', run.key .. ':undo', n) end
+  if not node.u then return end
+  redis.call('RPUSH', run.key .. ':undo', n)
+  note_late_success(run)
 end
 local function succeed(run, n, node, generation, value)
   set_state(run, n, 'done', generation)
@@ -36,6 +38,7 @@ local function fail_node(run, n, node, generation, state, document)
     return set_state(run, n, 'held', generation)
   end
   if is_counted(node) then add(run, 'bad', 1) end
+  note_failure(run, n, node, generation, state, document, policy == 'fail' or policy == 'apart' or policy == 'hold')
   if policy == 'continue' then
     set_state(run, n, 'done', generation)
     put(run, 'value:' .. n, outcome_of(state, document))
@@ -47,9 +50,9 @@ local function fail_node(run, n, node, generation, state, document)
     feed_all(run, node, true)
   elseif policy == 'apart' then
     set_state(run, n, 'counted', generation)
-    if not get(run, 'error') then put(run, 'error', document ~= '' and document or outcome_of(state, '')) end
+    note_error(run, failure_of(run, n, node, generation, state, document), n)
     feed_all(run, node, true)
   else
-    fail_run(run, FAILED, document ~= '' and document or outcome_of(state, ''))
+    fail_run(run, FAILED, failure_of(run, n, node, generation, state, document), n)
   end
 end

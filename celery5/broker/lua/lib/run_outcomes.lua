@@ -16,13 +16,15 @@ local function end_late(run, n, node, generation, state, value)
   local is_success = state == 'SUCCESS'
   set_state(run, n, is_success and 'late' or 'failed', generation)
   if is_counted(node) then add(run, is_success and 'done' or 'bad', 1) end
-  if is_success then keep_value(run, n, node, value) end
-  if is_success and node.u and not is_undoing(run) then redis.call('PEXPIRE', run.key .. ':undo', ttl) end -- it has ended
+  if is_undo(node) then count_undo(run, n, node, generation, node_state, state, value) end
+  if is_success then keep_value(run, n, node, value) else note_late(run, n, node, generation, state, value) end
+  if is_success and node.u and not is_undoing(run) then undo_after_end(run) end
   go_on_failing(run)
 end
 local function end_single(run, n, generation, state, value)
   local node = node_of(run, n)
   if not node then return end
+  if is_hook(node) then return end_hook(run, n, generation, state) end
   if get(run, 'state') ~= LIVE then return end_late(run, n, node, generation, state, value) end
   local node_state, current = state_of(run, n)
   if current ~= generation then return end
@@ -44,7 +46,8 @@ local function end_single(run, n, generation, state, value)
   elseif node_state == 'held' then
     add(run, 'bad', 1)
     set_state(run, n, 'failed', generation)
-    fail_run(run, FAILED, outcome_of(state, ''))
+    note_failure(run, n, node, generation, state, '', true)
+    fail_run(run, FAILED, failure_of(run, n, node, generation, state, ''), n)
   else
     fail_node(run, n, node, generation, state, value)
   end
@@ -122,7 +125,10 @@ local function fail_member(run, n, generation, member, state, document)
     return refill(run, n, node, generation)
   end
   if is_live and (is_ignored or node.o == 'continue') then
-    if not is_ignored then add(run, 'bad', 1) end
+    if not is_ignored then
+      add(run, 'bad', 1)
+      note_member(run, n, node, generation, member, state, document)
+    end
     redis.call('SETBIT', key .. ':done', member, 1)
     redis.call('HSET', key .. ':r' .. math.floor(member / BUCKET), member % BUCKET,
       not is_ignored and outcome_of(state, document) or node.o == 'continue' and '{"state":"SUCCESS","value":null}' or 'null')
@@ -134,14 +140,18 @@ local function fail_member(run, n, generation, member, state, document)
     add(run, 'failed:' .. n, 1)
     add(run, 'bad', 1)
     add(run, 'active', -1)
-    if not get(run, 'error:' .. n) then put(run, 'error:' .. n, document ~= '' and document or outcome_of(state, '')) end
+    if not get(run, 'error:' .. n) then put(run, 'error:' .. n, failure_of(run, n, node, generation, state, document, member)) end
+    if is_live or state == 'DEAD' then note_member(run, n, node, generation, member, state, document) end
     if not is_live then
       expire_late(run, n, {member})
       return go_on_failing(run)
     end
     local total = number(run, 'total:' .. n)
     local too_many = total - number(run, 'failed:' .. n) < need_of(node, total) and node.o ~= 'skip'
-    if too_many and (node.o or 'fail') == 'fail' and not node.q then return fail_run(run, FAILED, get(run, 'error:' .. n)) end
+    if too_many and (node.o or 'fail') == 'fail' and not node.q then
+      note_failure(run, n, node, generation, state, document, true)
+      return fail_run(run, FAILED, get(run, 'error:' .. n), n)
+    end
   end
   if get(run, 'state') ~= LIVE then return end
   refill(run, n, node, generation)

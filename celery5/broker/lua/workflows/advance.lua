@@ -11,6 +11,7 @@
 --       10 stream of its lane `high`
 --       11 stream of its lane `low`
 --       12 idle runs: lib/idle_runs.lua
+--       13 runs that are being undone, or were not undone whole
 -- ARGV  1 steps at most: a job that is sent is a step
 --       2 channel that wakes workers
 --       3 name of the queue
@@ -22,7 +23,7 @@
 -- A run lives in the slot of one queue, its home, and only this script changes it. States: protocol/workflows/status.py.
 -- A record may come twice: a node ends once, by its state; a member of a map once, by its bit.
 local ended, prefix, definitions, outbox, due, past = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local jobs, result_prefix, idle = KEYS[7], KEYS[8], KEYS[12]
+local jobs, result_prefix, idle, undoing = KEYS[7], KEYS[8], KEYS[12], KEYS[13]
 local streams = {[''] = KEYS[9], h = KEYS[10], l = KEYS[11]}
 local budget, wake, home, ttl = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4]
 local WINDOW = 8192 -- jobs of one map on the stream
@@ -102,8 +103,9 @@ end
 function handlers.move(id)
   local run = run_of(id)
   if not run then return end
+  local state = get(run, 'state')
   if is_undoing(run) then return go_on_failing(run) end
-  if get(run, 'state') == LIVE then work_on(run) end
+  if state == LIVE then work_on(run) elseif state ~= SUCCESS then send_undo(run) end
 end
 function handlers.due(id)
   local run = run_of(id)
@@ -211,6 +213,7 @@ end
 -- Reset a node for a retry: what failed, was skipped or waited begins again. What succeeded too late is counted now.
 local function reset(run, n, node)
   local node_state, generation = state_of(run, n)
+  if is_hook(node) then return end
   if not node_state or node_state == 'done' or node_state == 'again' or node_state == 'cut' then return end
   if node_state == 'late' then
     set_state(run, n, 'done', generation)
@@ -239,6 +242,7 @@ local function reset(run, n, node)
     put(run, 'failed:' .. n, 0)
     put(run, 'held:' .. n, 0)
     put(run, 'error:' .. n, false)
+    put(run, 'errors:' .. n, false)
   end
   if node_state ~= 'skipped' and node.k ~= 'end' and not (node.k == 'gate' and number(run, 'left:' .. n) > 0) then later(run, 'begin', n) end
 end
@@ -260,7 +264,7 @@ function handlers.again(id, from)
   end
   if from + PAGE < size then return from + PAGE end
   put(run, 'state', LIVE)
-  put(run, 'error', false)
+  for _, name in ipairs({'error', 'errors', 'failed_at'}) do put(run, name, false) end -- bound: three
   add(run, 'retries', 1)
   put(run, 'life', life_of(run))
   put(run, 'until', now + run.fields.life)

@@ -1,0 +1,45 @@
+-- Run undo: a part of advance.lua. Counts what is undone of a run that fails. `undoing` has the runs of which that is not finished: they
+-- stop, are undone, or an undo job of theirs is dead.
+local LOOK = 60000 -- ms until a run that stops is looked at again
+local function is_undo(node) return node.k == 'job' and node.h and node.name == 'undo' end
+-- A run that is being undone has the state `undoing`, and that in which it will end.
+local function is_undoing(run) return string.find(get(run, 'state'), UNDOING, 1, true) == 1 end
+-- Note that a run stops, from now on.
+local function note_undoing(run)
+  redis.call('ZADD', undoing, 'NX', now, run.id)
+  redis.call('ZREMRANGEBYRANK', undoing, 0, -KEPT - 1)
+  redis.call('PEXPIRE', undoing, math.max(tonumber(ttl), 60 * LOOK))
+end
+local function begin_undo(run)
+  local count = redis.call('LLEN', run.key .. ':undo')
+  if count > 0 then put(run, 'undos', count) end
+  note_undoing(run)
+end
+-- Forget a run that has ended, when none of its undo jobs is dead any more.
+local function end_undo(run)
+  if not is_undoing(run) and number(run, 'undo_bad') <= number(run, 'undo_purged') then redis.call('ZREM', undoing, run.id) end
+end
+-- Note that a step is to be undone that has succeeded when its run was not live any more.
+local function note_late_success(run)
+  local state = get(run, 'state')
+  if state ~= LIVE and state ~= SUCCESS then add(run, 'undos', 1) end
+end
+-- Count an undo job that has ended, and what it was before: `failed` when its dead letter was replayed, or purged.
+local function count_undo(run, n, node, generation, before, state, document)
+  if state == 'PURGED' and before == 'failed' then
+    add(run, 'undo_purged', 1)
+    set_state(run, n, 'counted', generation) -- it cannot be replayed any more
+    return end_undo(run)
+  end
+  if state ~= 'SUCCESS' and before ~= 'failed' then note_failure(run, n, node, generation, state, document, true) end
+  add(run, 'undo_bad', (state == 'SUCCESS' and 0 or 1) - (before == 'failed' and 1 or 0))
+  if state == 'SUCCESS' then
+    add(run, 'undo_done', 1)
+    if get(run, 'undo_failed_at') == tostring(n) then put(run, 'undo_error', false) end
+  elseif not get(run, 'undo_error') then
+    put(run, 'undo_error', failure_of(run, n, node, generation, state, document))
+    put(run, 'undo_failed_at', tostring(n))
+    put(run, 'undo_of', node.of or false)
+  end
+  end_undo(run)
+end
