@@ -1,8 +1,6 @@
 """Episode: many random runs at once, on workers that are killed, and a Redis that refuses to write now and then."""
 
 import random
-import signal
-import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
@@ -19,15 +17,14 @@ from celery5.broker.call import Call
 from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.errors import BrokerError, RunNotRetried, WorkflowCancelled, WorkflowExpired, WorkflowFailed
 from celery5.workflows import RunState, WorkflowRun
-from tests.faults.nemesis.verdict import Life, Record, Struck, runs_of
+from tests.faults.nemesis.verdict import Record, runs_of
 from tests.faults.workflows.application import QUEUES, NotedTasks, make_app
+from tests.faults.workflows.crew import Crew, Strikes
 from tests.faults.workflows.stories import CANCELLED, EXPIRED, FAILED, IS_ONE_RUN, Story, Storyteller
 from tests.faults.workflows.verdict import Quiet, RunHistory, sort_jobs, violations
-from tests.forking import Process, start_process
 from tests.leaks import leaks
 from tests.redis.worker.workers import LEASE
 from tests.redis.workflows.reference import plain
-from tests.story.cli.commands import environment
 
 AT_ONCE = 40
 """Runs at the same time."""
@@ -35,12 +32,8 @@ LIMIT = 60.0
 """Seconds that anything may take."""
 POLL = 0.05
 """Seconds between two looks at a run."""
-WORKERS = 2
 LONG, SHORT = 60.0, 1.0
 """Seconds that results are kept: more than a run takes, and less."""
-MOMENTS = ("before", "within", "after")
-REFUSALS = ({"maxmemory": 1}, {"min-replicas-to-write": 1})
-"""Why Redis takes no writes."""
 
 
 @dataclass
@@ -68,31 +61,36 @@ class Episode:
     """One episode, from its seed to its verdict."""
 
     def __init__(
-        self, seed: int, runs: int, folder: Path, server: EmbeddedServer, *, deaths: int, refusals: int
+        self,
+        seed: int,
+        runs: int,
+        folder: Path,
+        server: EmbeddedServer,
+        *,
+        strikes: Callable[[random.Random], Strikes],
+        make_story: Callable[[NotedTasks, int], Story] | None = None,
     ) -> None:
         self.outcome = Outcome(seed, runs)
         self._rnd = random.Random(seed)
         self._folder = folder
         self._server = server
-        self._deaths = [(self._rnd.randrange(1, 150), self._rnd.choice(MOMENTS)) for _ in range(deaths)]
-        self._refusals = refusals
-        self._ttl = self._rnd.choice((LONG, LONG, SHORT if IS_ONE_RUN else LONG))
-        self._app: App = make_app(f"w{seed}-{uuid4().hex[:8]}", server.url, results_ttl=self._ttl)
+        ttl = self._rnd.choice((LONG, LONG, SHORT if IS_ONE_RUN else LONG))
+        self._is_short = ttl == SHORT
+        self._app: App = make_app(f"w{seed}-{uuid4().hex[:8]}", server.url, results_ttl=ttl)
         self._tasks = NotedTasks(self._app, folder)
+        self._make_story = make_story or (lambda tasks, number: Storyteller(tasks).make(str(seed), number))
         self._record = Record(LEASE)
         self._histories: list[RunHistory] = []
-        self._is_over = False
+        self._crew = Crew(self._app.name, server, folder, self._record, strikes(self._rnd), ttl=ttl)
 
     async def play(self) -> Outcome:
         """Play it. Returns what has come of it."""
         began = time.monotonic()
         async with trio.open_nursery() as nursery:
-            for _ in range(WORKERS):
-                await nursery.start(self._keep_worker)
-            nursery.start_soon(self._refuse_now_and_then)
+            await nursery.start(self._crew.run, self._rnd)
             await self._follow_all()
             self.outcome.wrong += [f"left: {left}" for left in [await self._wait_until_idle()] if left]
-            self._is_over = True
+            self._crew.stop()
         took = time.monotonic() - began
         self._judge()
         self._app.close()
@@ -102,75 +100,14 @@ class Episode:
         }
         return self.outcome
 
-    # ---- workers
-
-    async def _keep_worker(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Keep a worker up until the episode is over: each dies where it is to, and the last one stays."""
-        is_first = True
-        while not self._is_over:
-            at, moment = self._deaths.pop() if self._deaths else (0, "")
-            output = self._folder / f"worker-{len(self._record.lives)}"
-            process = self._start_worker(output, at, moment)
-            life = Life(output.name, process.pid, time.monotonic())
-            self._record.lives.append(life)
-            try:
-                while is_first and b"worker:started" not in output.read_bytes() and process.poll() is None:
-                    await trio.sleep(0.02)
-                if is_first:
-                    task_status.started()
-                is_first = False
-                while process.poll() is None and not self._is_over:
-                    await trio.sleep(0.02)
-                if self._is_over and process.poll() is None:
-                    process.terminate()
-                await trio.to_thread.run_sync(process.wait, LIMIT)
-            finally:
-                if process.poll() is None:
-                    process.kill()
-                    process.wait()
-            life.code, life.ended = process.returncode, time.monotonic()
-            life.killed = bool(at) and life.code == -signal.SIGKILL
-            is_up = b"worker:started" in output.read_bytes()  # where Redis is full, a worker does not start
-            if life.code and not life.killed and is_up:
-                self.outcome.wrong.append(f"{life.name} ended with {life.code}: {output.read_text()[-500:]}")
-
-    def _start_worker(self, output: Path, at: int, moment: str) -> Process:
-        words = (self._app.name, self._server.url, str(self._folder), str(at), moment)
-        version = str(1 + len(self._record.lives) % 2)
-        command = [
-            sys.executable,
-            "-m",
-            "tests.faults.workflows.application",
-            *words,
-            version,
-            str(self._ttl),
-        ]
-        with output.open("wb") as log:
-            return start_process(command, cwd=Path.cwd(), env=environment(), stdout=log, stderr=log)
-
-    async def _refuse_now_and_then(self) -> None:
-        """Let Redis refuse to write, for a moment, again and again."""
-        with redis.Redis.from_url(self._server.url) as client:
-            for _ in range(self._refusals):
-                await trio.sleep(self._rnd.uniform(0.05, 0.6))
-                refusal = self._rnd.choice(REFUSALS)
-                began = time.monotonic()
-                for name, value in refusal.items():
-                    client.config_set(name, value)
-                await trio.sleep(self._rnd.uniform(0.005, 0.05))
-                for name in refusal:
-                    client.config_set(name, 0)
-                self._record.struck.append(Struck("fill memory", "redis", 0, began, time.monotonic()))
-
     # ---- runs
 
     async def _follow_all(self) -> None:
-        storyteller = Storyteller(self._tasks)
         limiter = trio.CapacityLimiter(AT_ONCE)
 
         async def follow(number: int) -> None:
             async with limiter:
-                history = RunHistory(storyteller.make(str(self.outcome.seed), number))
+                history = RunHistory(self._make_story(self._tasks, number))
                 self._histories.append(history)
                 await self._follow(history)
 
@@ -211,7 +148,7 @@ class Episode:
 
     async def _replay(self, run: WorkflowRun[Any], story: Story) -> None:
         """Heal a run after a while, and replay its dead letters until it has ended."""
-        await trio.sleep(story.pause + (2 * SHORT if self._ttl == SHORT else 0))
+        await trio.sleep(story.pause + (2 * SHORT if self._is_short else 0))
         self._tasks.heal(story.number)
         while True:
             await insist(lambda: self._app.dlq.areplay(message=f"run {story.number}."))
@@ -260,7 +197,7 @@ class Episode:
         jobs = sort_jobs(self._record.runs)
         for one in self._histories:
             one.jobs = jobs[one.story.number]
-        self.outcome.wrong += violations(self._record, self._histories)
+        self.outcome.wrong += self._crew.wrong + violations(self._record, self._histories)
         with redis.Redis.from_url(self._server.url) as client:
             self.outcome.wrong += [f"leak: {leak}" for leak in leaks(client)]
         found = [str(history.story.found[-1]) for history in self._histories if history.story.found]
@@ -303,5 +240,10 @@ def play(
     """Play one episode for each seed, on one server."""
     with EmbeddedServer.start(binary) as server:
         for seed in seeds:
-            episode = Episode(seed, runs, folders(seed), server, deaths=6, refusals=8)
+            episode = Episode(seed, runs, folders(seed), server, strikes=draw_strikes)
             yield trio.run(episode.play)
+
+
+def draw_strikes(rnd: random.Random) -> Strikes:
+    """Return what strikes in an episode that is played by hand."""
+    return Strikes.draw(rnd, deaths=6, refusals=8, partitions=rnd.choice((0, 0, 0, 2)))

@@ -3,6 +3,7 @@
 By hand, with other seeds and for longer: `python -m tests.faults.workflows --seed 7 --episodes 100`.
 """
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from celery5.protocol.workflows.status import RunStatus
 from celery5.workflows import RunState
 from tests.faults.nemesis.verdict import Life, Record, Run
 from tests.faults.workflows.application import NotedTasks, make_app
+from tests.faults.workflows.crew import Strikes
 from tests.faults.workflows.episode import Episode
 from tests.faults.workflows.stories import FAILED, Story, Storyteller, pairs_in_order
 from tests.faults.workflows.verdict import Quiet, RunHistory, violations
@@ -30,7 +32,10 @@ RUNS = 40
 def test_random_runs_end_as_the_reference_says_while_workers_die_and_redis_refuses(
     own_server: EmbeddedServer, tmp_path: Path, seed: int
 ) -> None:
-    outcome = trio.run(Episode(seed, RUNS, tmp_path, own_server, deaths=3, refusals=4).play)
+    def strikes(rnd: random.Random) -> Strikes:
+        return Strikes.draw(rnd, deaths=3, refusals=4, partitions=0)
+
+    outcome = trio.run(Episode(seed, RUNS, tmp_path, own_server, strikes=strikes).play)
     assert not outcome.wrong, f"\n{outcome}"
     assert outcome.numbers["killed"] > 1
 
@@ -172,8 +177,8 @@ def test_each_thing_that_is_wrong_in_a_history_is_found(
 
 def test_a_job_that_ended_on_a_killed_worker_may_run_again(tasks: NotedTasks) -> None:
     told = Told(tasks)
-    told.record.lives[0] = Life("W0", 10, 0.0, ended=3.5, killed=True, code=-9)
-    told.history.jobs.append(Run("doom/1003/7", "r~4", 1, 11, 4.0, 4.5))
+    told.record.lives[0] = Life("W0", 10, 0.0, ended=8.0, killed=True, code=-9)
+    told.history.jobs.append(Run("doom/1003/7", "r~4", 1, 11, 7.5, 7.6))
     assert told.judge() == []
 
 

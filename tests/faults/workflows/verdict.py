@@ -2,12 +2,12 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from celery5.protocol.workflows.member_ids import parse_member_id
 from celery5.protocol.workflows.status import RunState, RunStatus
-from tests.faults.nemesis.verdict import Record, Run, doubled
+from tests.faults.nemesis.verdict import Life, Record, Run, doubled
 from tests.faults.workflows.stories import IS_ONE_RUN, Story, pairs_in_order
 
 EFFECTS = ("book", "charge")
@@ -55,9 +55,13 @@ def sort_jobs(jobs: list[Run]) -> dict[int, list[Run]]:
 
 def violations(record: Record, histories: list[RunHistory]) -> list[str]:
     """Return what is wrong, in one line each."""
+    # Nobody knows what they did last: they were killed, or were cut off for longer than their lease.
     killed = {life.pid for life in record.lives if life.killed}
+    killed |= {struck.pid for struck in record.struck if struck.kind == "partition"}
     kept = [job for job in record.runs if not may_run_again(record, job)]
-    wrong = list(doubled(Record(record.lease, runs=kept, lives=record.lives, excuses=record.excuses)))
+    wrong = list(
+        doubled(replace(record, runs=kept, lives=[end_early(life, record.runs) for life in record.lives]))
+    )
     for history in histories:
         for check in (ended_as_told, counts_add_up, quiet_once_ended, succeeded_once):
             wrong += [f"{history}: {found}" for found in check(history, killed)]
@@ -67,6 +71,12 @@ def violations(record: Record, histories: list[RunHistory]) -> list[str]:
         else:
             wrong += [f"{history}: undone, and has not failed" for job in history.jobs if is_undo(job)]
     return wrong
+
+
+def end_early(life: Life, jobs: list[Run]) -> Life:
+    """Return a process that was killed with the time of its last note as its end: that may be noticed much later."""
+    last = max((job.ended or job.began for job in jobs if job.pid == life.pid), default=life.began)
+    return replace(life, ended=last) if life.killed else life
 
 
 def may_run_again(record: Record, job: Run) -> bool:
@@ -106,10 +116,11 @@ def counts_add_up(history: RunHistory, _killed: set[int]) -> Iterator[str]:
             yield f"its counts do not add up: {one}"
 
 
-def quiet_once_ended(history: RunHistory, _killed: set[int]) -> Iterator[str]:
+def quiet_once_ended(history: RunHistory, killed: set[int]) -> Iterator[str]:
     """Nothing of it begins when it has ended and nothing of it is active."""
+    jobs = [job for job in history.jobs if job.pid not in killed]
     for quiet in history.quiet:
-        late = [job for job in history.jobs if quiet.began < job.began < quiet.ended]
+        late = [job for job in jobs if quiet.began < job.began < quiet.ended]
         if not IS_ONE_RUN:
             late = [job for job in late if job.job.startswith(f"{quiet.status.id}~")]
         if late:
