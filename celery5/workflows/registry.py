@@ -1,6 +1,7 @@
 """The workflows of an application: `app.workflows` starts runs, finds them, and moves them on."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -26,6 +27,7 @@ from celery5.workflows.declared import DeclaredWorkflow
 from celery5.workflows.event_waits import EventWaits
 from celery5.workflows.graph import is_hidden_job, read_node, scan_all
 from celery5.workflows.launching import make_launcher
+from celery5.workflows.repeated_calls import RepeatedCalls
 from celery5.workflows.result_types import RunResultType
 from celery5.workflows.run import STATUS_FIELDS, WorkflowRun
 from celery5.workflows.staging import PublishedPlans, RunTerms, stage
@@ -53,6 +55,7 @@ class Workflows:
         self._declared: dict[str, DeclaredWorkflow[..., Any]] = {}
         self._waits = EventWaits(app)
         self._published = PublishedPlans()
+        self._calls = RepeatedCalls()
 
     def start(
         self,
@@ -67,7 +70,8 @@ class Workflows:
 
         Args:
             workflow: What is composed of `task.s(...)`.
-            id: The id of the run: the same id is the same run. Default: a new one.
+            id: The id of the run: the same id is the same run. Default: a new one. `is_new` of the handle is True for
+                one of those who start it, also when that one lost the reply and started it again, in the same process.
             deadline: Seconds until the run expires; default 30 days.
             on_error: What becomes of the run when a node fails that does not say it.
             on_failure: The task, or the call of one, that is called once with a list of `StepFailure` when the run has
@@ -117,14 +121,15 @@ class Workflows:
             name=describe_tree(tree),
             life=check_life(life),
             trace=get_current_trace() or "",
-            has_claim=run_id is not None,
         )
         redis = await connections.get_async_driver()
         compiled = compile_at(None)
-        if run_id is not None:
-            home = await redis.perform(calls.claim_home(self._app.keys, run_id, compiled.plan.home))
-            compiled = compiled if home == compiled.plan.home else compile_at(home)
-        is_new = await self.launch(redis, compiled, terms)
+        with self._calls.token_for(run_id) if run_id is not None else nullcontext() as token:
+            if token is not None:
+                terms = replace(terms, caller=token.text)
+                home = await redis.perform(calls.claim_home(self._app.keys, terms.run_id, compiled.plan.home))
+                compiled = compiled if home == compiled.plan.home else compile_at(home)
+            is_new = await self.launch(redis, compiled, terms)
         # With "continue" its last step gives an Outcome, and so may each that is in its value.
         result_type = RunResultType() if on_error == "continue" else RunResultType(tree)
         return WorkflowRun(self._app, terms.run_id, home=compiled.plan.home, type=result_type, is_new=is_new)
@@ -190,22 +195,23 @@ class Workflows:
             life=life,
             trace=get_current_trace() or "",
             inputs=declared.encode_inputs(args, kwargs),
-            has_claim=declared.id is not None,
         )
         redis = await connections.get_async_driver()
         home = compiled.plan.home
-        if declared.id is not None:
-            claimed = await redis.perform(calls.claim_home(self._app.keys, declared.id, home))
-            if claimed != home:  # the code has changed since: the run that there is stays as it is
-                return WorkflowRun(
-                    self._app, terms.run_id, home=claimed, type=_type_of(declared), is_new=False
-                )
-        await self._waits.prepare(redis, compiled.plan, terms)
-        is_new = await self.launch(redis, compiled, terms)
+        with self._calls.token_for(declared.id) if declared.id is not None else nullcontext() as token:
+            if token is not None:
+                terms = replace(terms, caller=token.text)
+                claimed = await redis.perform(calls.claim_home(self._app.keys, terms.run_id, home))
+                if claimed != home:  # the code has changed since: the run that there is stays as it is
+                    return WorkflowRun(
+                        self._app, terms.run_id, home=claimed, type=_type_of(declared), is_new=False
+                    )
+            await self._waits.prepare(redis, compiled.plan, terms)
+            is_new = await self.launch(redis, compiled, terms)
         return WorkflowRun(self._app, terms.run_id, home=home, type=_type_of(declared), is_new=is_new)
 
     async def launch(self, redis: AsyncDriver, compiled: Compiled, terms: RunTerms) -> bool:
-        """Publish a run and start it. Returns whether it is new.
+        """Publish a run and start it. Returns whether this call has started it, also when an earlier try of it has.
 
         Raises:
             StagingLost: Redis lost what was published before the start.
@@ -232,14 +238,22 @@ class Workflows:
             if not compiled.sources:
                 reply = await self._stage_and_start(redis, keys, compiled, terms)
         if reply is None:
-            return False
-        if int(reply.replies[0]) < 0:
+            return await self._has_started(redis, keys, terms)
+        started = int(reply.replies[0])
+        if started < 0:
             raise StagingLost(f"run {terms.run_id} was lost before it was started: start it again")
         ttl, pushes = self._app.settings.results_ttl, 0
         while reply.left and pushes < MAX_PUSHES:
             reply = await redis.perform(calls.advance(keys, ttl=ttl))
             pushes += 1
-        return int(reply.replies[0]) == 1 if pushes == 0 else True
+        return started == 1 or not terms.caller
+
+    async def _has_started(self, redis: AsyncDriver, keys: QueueKeys, terms: RunTerms) -> bool:
+        """Return whether it was this call that has started a run that is there."""
+        if not terms.caller:  # its id was made for this call
+            return True
+        run = await redis.perform(calls.read_run(keys, terms.run_id, ["caller"]))
+        return run.get("caller", b"").decode(errors="replace") == terms.caller
 
     async def _stage_and_start(
         self, redis: AsyncDriver, keys: QueueKeys, compiled: Compiled, terms: RunTerms
@@ -251,7 +265,7 @@ class Workflows:
             return None
         ttl = self._app.settings.results_ttl
         start: list[Call[Any]] = [calls.advance(keys, [record], ttl=ttl)]
-        if terms.has_claim:  # in the same write, so that a producer that dies does both or neither
+        if terms.caller:  # in the same write, so that a producer that dies does both or neither
             start.append(calls.keep_home(self._app.keys, terms.run_id, keys.queue, life=terms.life + 2 * ttl))
         reply: calls.Advance = (await redis.perform_all(start))[0]
         return reply

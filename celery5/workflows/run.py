@@ -21,12 +21,12 @@ from celery5.errors import (
     WorkflowFailed,
 )
 from celery5.protocol.job.arguments import encode_value
-from celery5.protocol.job.job import new_id
 from celery5.protocol.job.messages import Failure, read_document
 from celery5.protocol.workflows.member_ids import parse_member_id
 from celery5.protocol.workflows.status import RunState, RunStatus, make_status, read_inner
 from celery5.results.job_location import wait_for_documents
 from celery5.workflows.graph import RunGraph, read_graph
+from celery5.workflows.repeated_calls import CallToken, RepeatedCalls
 from celery5.workflows.result_types import RunResultType
 from celery5.workflows.results import Results, make_stored_results
 from celery5.workflows.values import RunValues
@@ -90,10 +90,11 @@ class WorkflowRun(Generic[R_co]):
         self.id: str = id
         # The queue where it lives.
         self.queue: str = home
-        # Whether this call has started it: a run of the same id is started once.
+        # Whether it was started for this handle: True for one of those who start a run of the same id.
         self.is_new: bool = is_new
         self._type = type or RunResultType()
         self._value: Any = _MISSING
+        self._calls = RepeatedCalls()
 
     def __repr__(self) -> str:
         return f"<WorkflowRun {self.id}>"
@@ -196,7 +197,8 @@ class WorkflowRun(Generic[R_co]):
         It is CANCELLING while any of that is left; when it is CANCELLED, nothing of it begins any more.
 
         Returns:
-            True when it was live; False when it had ended before, or is not known.
+            True when this call has cancelled it, also when its reply was lost and the call is made again on this
+            handle; False when it had ended, or another call had cancelled it before, or it is not known.
         """
         return run_blocking(self._cancel(self._blocking))
 
@@ -205,14 +207,14 @@ class WorkflowRun(Generic[R_co]):
         return await self._cancel(self.app.connections)
 
     async def _cancel(self, connections: AwaitableConnections) -> bool:
-        before = (await self._status(connections)).state
-        if before not in (RunState.RUNNING, RunState.HELD):
-            return False
-        async with await self._audited(connections, "cancel") as action:
-            reply = (await self._apply(connections, "cancel"))[0]
-            is_cancelled = reply in (b"cancelled", b"undoing cancelled")
-            action.set_count(int(is_cancelled))
-            return is_cancelled
+        with self._calls.token_for("cancel") as token:
+            before = (await self._status(connections)).state
+            if before not in (RunState.RUNNING, RunState.HELD) and not token.is_repeated:
+                return False
+            async with await self._audited(connections, "cancel") as action:
+                count = int((await self._apply(connections, "cancel_once", token.text))[0])
+                action.set_count(count)
+                return count == 1
 
     async def _audited(self, connections: AwaitableConnections, verb: str, name: str = "") -> AuditedAction:
         redis, how = await connections.get_async_driver(), {"queue": self.queue, "signal": name}
@@ -220,6 +222,8 @@ class WorkflowRun(Generic[R_co]):
 
     def retry(self) -> None:
         """Start the nodes that have failed again, and what depends on them; what has succeeded stays. For plain Python.
+
+        When its reply was lost, the call may be made again on this handle: the run is retried once.
 
         Raises:
             RunNotRetried: It has not failed, its jobs have not all ended yet, or it was undone.
@@ -236,15 +240,18 @@ class WorkflowRun(Generic[R_co]):
 
     async def retry_unrecorded(self, connections: AwaitableConnections) -> None:
         """Do what `retry` does. Whoever calls it records it."""
-        first = 0
-        while True:
-            reply = int((await self._apply(connections, "again", first))[0])
-            if reply == 0:
-                self._value = _MISSING
-                return
-            if reply < 0:
-                raise RunNotRetried(f"run {self.id} {_NOT_RETRIED[reply]}")
-            first = reply
+        with self._calls.token_for("retry") as token:
+            reply = await self._reset(connections, 0, token)
+            while reply > 0:
+                reply = await self._reset(connections, reply, token)
+        if reply < 0:
+            raise RunNotRetried(f"run {self.id} {_NOT_RETRIED[reply]}")
+        self._value = _MISSING
+
+    async def _reset(self, connections: AwaitableConnections, first: int, token: CallToken) -> int:
+        """Reset nodes for a retry, from `first` on. Returns where to go on, 0 at the end, or why it is not retried."""
+        words = (first, token.text, token.is_repeated)
+        return int((await self._apply(connections, "again_once", *words))[0])
 
     def signal(self, name: str, value: object = None, *, id: str | None = None) -> bool:  # noqa: A002
         """Give a value to the node that waits for a signal of that name. For plain Python.
@@ -252,7 +259,8 @@ class WorkflowRun(Generic[R_co]):
         A signal that comes early is kept; each is consumed once.
 
         Args:
-            id: What makes it the same signal when it is sent again.
+            id: What makes it the same signal when it is sent again. By default that is what is sent again on this
+                handle when the reply was lost.
 
         Returns:
             False when the run has ended, is not known, or keeps a hundred signals of that name already.
@@ -272,10 +280,13 @@ class WorkflowRun(Generic[R_co]):
         text = encode_value(value, "the value of a signal").decode()
         if not isinstance(cast("object", name), str) or not _has_bytes(name):
             raise BadArguments(f"the name of a signal is {name!r}: give a text")
-        async with await self._audited(connections, "signal", name) as action:
-            reply = int((await self._apply(connections, "signal", name, text, signal_id or new_id()))[0])
-            action.set_count(int(reply == 1))
-            return reply == 1
+        with self._calls.token_for("signal", name, text) as token:
+            async with await self._audited(connections, "signal", name) as action:
+                reply = int(
+                    (await self._apply(connections, "signal", name, text, signal_id or token.text))[0]
+                )
+                action.set_count(int(reply == 1))
+                return reply == 1
 
     def graph(self) -> RunGraph:
         """Return the graph of the run with the states of its nodes. For plain Python."""

@@ -46,8 +46,8 @@ class RunTerms:
     headers: Mapping[str, str] | None = None
     # The arguments of the run, as JSON, by parameter.
     inputs: Mapping[str, bytes] | None = None
-    # The id is the caller's, and claimed: the claim stays for as long as the run.
-    has_claim: bool = False
+    # The id is the caller's, and claimed: the claim stays for as long as the run. This tells the call from others.
+    caller: str = ""
 
 
 class PublishedPlans:
@@ -119,6 +119,8 @@ def make_start(compiled: Compiled, terms: RunTerms, digest: str, counts: Mapping
     """Return the record that starts a run; `counts` are the items that were published, by the node of a map."""
     plan = compiled.plan
     fields: dict[str, Any] = {"def": digest}
+    if terms.caller:
+        fields["caller"] = terms.caller
     if has_long_arguments(compiled):
         fields["args"] = len(compiled.arguments)
     else:

@@ -41,6 +41,9 @@ class ResultWaitProtocol:
         self._unread: dict[bytes, None] = {}
         self._stale: dict[bytes, None] = {}
         self._reading: list[bytes] = []
+        # Keys that are waited for again while still subscribed. What was announced in between may be old: a retried run
+        # and a replayed dead letter end once more. So announcements count only when the document was read.
+        self._doubted: set[bytes] = set()
         # Whether a caller left before its documents arrived: these would pile up unread.
         self._gave_up = False
 
@@ -51,6 +54,7 @@ class ResultWaitProtocol:
             if key in self._stale:
                 # Still subscribed on the server.
                 del self._stale[key]
+                self._doubted.add(key)
             else:
                 self._unsubscribed[key] = None
 
@@ -69,12 +73,13 @@ class ResultWaitProtocol:
         for frame in frames:
             if type(frame) is PushNotification:
                 notification = cast("list[bytes]", frame)
-                if notification[0] == b"message":
+                if notification[0] == b"message" and notification[1] not in self._doubted:
                     self._arrive(notification[1], notification[2])
             elif type(frame) is ReplyError:
                 raise frame
             else:
                 keys, self._reading = self._reading, []
+                self._doubted.difference_update(keys)
                 for key, document in zip(keys, frame, strict=False):
                     if document is not None:
                         self._arrive(key, document)
@@ -107,6 +112,7 @@ class ResultWaitProtocol:
         self._unread = dict(self._unsubscribed)
         self._stale = {}
         self._reading = []
+        self._doubted = set()
 
     def fail(self, error: BaseException) -> None:
         """End all waits with `error`."""

@@ -218,6 +218,21 @@ def test_a_key_that_is_left_and_wanted_again_before_anything_was_said_stays_subs
     assert said(talk) == [[b"MGET", b"a"]]
 
 
+def test_what_was_announced_before_a_key_is_waited_for_again_does_not_count() -> None:
+    talk = ResultWaitProtocol()
+    first, again = a_wait("a"), a_wait("a")
+    talk.add(first[0])
+    said(talk)
+    talk.receive([message(b"a", b"failed"), [None]])
+    talk.remove(first[0])
+    talk.add(again[0])
+    assert said(talk) == [[b"MGET", b"a"]]
+    talk.receive([message(b"a", b"failed again")])  # between the two waits
+    assert again[0].found == {}
+    talk.receive([[None], message(b"a", b"done")])
+    assert again[0].found == {"a": b"done"}
+
+
 def test_many_keys_are_subscribed_in_chunks_and_read_a_few_at_a_time() -> None:
     talk = ResultWaitProtocol()
     keys = [f"k{number}" for number in range(2 * SUBSCRIBE_AT_ONCE + 1)]

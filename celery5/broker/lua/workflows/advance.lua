@@ -37,9 +37,10 @@ local HEADER = {'def', 'state', 'active', 'tail', 'until', 'parent', 'done', 'ba
 -- libs
 local handlers = {}
 -- Start a run that has `life` ms, of a plan of `size` nodes, unless there is one of its id. `totals` has each map, and how many items of
--- it were published. Returns 1 when it is new; -1 when something of it is not there any more.
+-- it were published. Returns 1 when it is new, also when the call comes again; -1 when something of it is not there any more.
 function handlers.start(id, life, size, fields, roots, totals, waits)
-  if run_of(id) then return 0 end
+  local known = run_of(id)
+  if known then return fields.caller and get(known, 'caller') == fields.caller and 1 or 0 end
   if redis.call('HLEN', definitions .. fields.def) ~= size + 1 then return -1 end
   for _, map in ipairs(totals) do -- bound: the maps of a plan, 500 at most
     if redis.call('LLEN', prefix .. id .. ':' .. map[1] .. ':items') ~= map[2] then return -1 end
@@ -135,15 +136,29 @@ function handlers.cancel(id)
   fail_run(run, CANCELLED)
   return get(run, 'state')
 end
--- Give a value to a node that waits for it, or keep it. Returns whether the run takes it.
+-- Cancel a run for a call that has a token. Returns whether that call has cancelled it, also when it comes again.
+function handlers.cancel_once(id, token)
+  local run = run_of(id)
+  if not run then return 0 end
+  if get(run, 'state') == LIVE then
+    put(run, 'cancelled_by', token)
+    fail_run(run, CANCELLED)
+  end
+  return get(run, 'cancelled_by') == token and 1 or 0
+end
+-- Give a value to a node that waits for it, or keep it. Returns whether the run takes it, or has taken it when it came before.
 function handlers.signal(id, name, value, signal_id)
   local run = run_of(id)
-  if not run or get(run, 'state') ~= LIVE then return 0 end
+  if not run then return 0 end
   local known = get(run, 'seen:' .. name)
   known = known and cmsgpack.unpack(known) or {}
   for _, one in ipairs(known) do -- bound: 100
     if one == signal_id then return 1 end
   end
+  if get(run, 'state') ~= LIVE then return 0 end
+  local kept = get(run, 'kept:' .. name)
+  kept = kept and cmsgpack.unpack(kept) or {}
+  if #kept >= 100 then return -1 end
   known[#known + 1] = signal_id
   if #known > 100 then table.remove(known, 1) end
   put(run, 'seen:' .. name, cmsgpack.pack(known))
@@ -160,9 +175,6 @@ function handlers.signal(id, name, value, signal_id)
       return 1
     end
   end
-  local kept = get(run, 'kept:' .. name)
-  kept = kept and cmsgpack.unpack(kept) or {}
-  if #kept >= 100 then return -1 end
   kept[#kept + 1] = value
   put(run, 'kept:' .. name, cmsgpack.pack(kept))
   return 1
@@ -275,6 +287,16 @@ function handlers.again(id, from)
   look_at(run)
   work_on(run)
   return 0
+end
+-- `again` for a call that has a token. When it comes again, a run that it has retried is not retried once more; one that has failed since
+-- is, when a person asks again (`is_repeated`).
+function handlers.again_once(id, from, token, is_repeated)
+  local run = run_of(id)
+  local is_ours = run and get(run, 'retried_by') == token
+  if is_ours and (not is_repeated or get(run, 'state') == LIVE or get(run, 'state') == SUCCESS) then return 0 end
+  local reply = handlers.again(id, from)
+  if reply == 0 then put(run, 'retried_by', token) end
+  return reply
 end
 -- Return whether Redis refuses to write. It does so before the first write of a script or not at all.
 local function is_refusal(why)
