@@ -72,6 +72,10 @@ SHAPES: dict[str, Callable[[Shapes, int], tuple[Any, Any]]] = {
     "a map that expires": lambda t, n: (t.double.options(expires=in_an_hour(n)).map([n]), [2 * n]),
     "another queue": lambda t, n: (chain(t.double.s(n), t.add.s(n), t.add.s(n)), 4 * n),
     "a dynamic step": lambda t, n: (t.spread.s(n) | t.add.s(n), 3 * n + 1),
+    "a task that is told of failures": lambda t, n: (
+        t.add.options(on_failure=t.note.s(n, text=f"{n:03}")).s(n, 1),
+        n + 1,
+    ),
     "long arguments": lambda t, n: (t.note.s(n, text=f"{n:03}" + LONG), n + 3003),
 }
 """What is started, and its value."""
