@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import msgspec
 import trio
+from msgspec.structs import replace
 
 from celery5.broker.call import Call
 from celery5.broker.calls import workflows as calls
@@ -23,6 +24,7 @@ from celery5.errors import BrokerError, BrokerReplied, CeleryError
 from celery5.logs.log import Log
 from celery5.protocol.job.job import Job
 from celery5.protocol.workflows.member_ids import MemberId, parse_member_id
+from celery5.protocol.workflows.plan import DEFAULT_LIFE
 from celery5.workflows.graph import is_hidden_job, read_node
 
 OUTBOX_BATCH = 100
@@ -299,7 +301,7 @@ class RunRelay:
     async def _send_late(self, keys: QueueKeys, jobs: Sequence[Job]) -> None:
         """Send jobs that were to be sent earlier, but those that have ended since.
 
-        Those whose run has stopped meanwhile are revoked instead.
+        Those whose run has stopped meanwhile are stopped instead.
         """
         wanted: list[Job] = []
         stopped: list[Job] = []
@@ -308,11 +310,22 @@ class RunRelay:
             if member is not None and await self._is_active(keys, member):
                 (wanted if await self._is_sent(keys, member) else stopped).append(job)
         if stopped:
-            # An earlier attempt may have sent them before it was cut off.
-            await self._app.workflows.revoke_jobs(stopped[0].queue, [job.id for job in stopped])
-            await self._end(keys, stopped, "REVOKED", "its run was stopped before it was sent")
+            await self._stop(keys, stopped)
         if wanted:
             await self._send_jobs(keys, wanted)
+
+    async def _stop(self, keys: QueueKeys, jobs: Sequence[Job]) -> None:
+        """End jobs whose run has stopped before they were known to be sent.
+
+        An earlier attempt may have sent them before it was cut off, or may be about to. So each one is sent first,
+        for a time that never comes: where it is known that changes nothing. Once it is revoked, whoever sends it later
+        sends nothing. One that runs tells its run how it has ended, and so has one that ran.
+        """
+        never = f"+{DEFAULT_LIFE * 1000:.0f}"
+        await self._app.asend_jobs([replace(job, at=never, lock="", unique_for=None) for job in jobs])
+        revoked = set(await self._app.workflows.revoke_jobs(jobs[0].queue, [job.id for job in jobs]))
+        ended = [job for job in jobs if job.id in revoked]
+        await self._end(keys, ended, "REVOKED", "its run was stopped before it was sent")
 
     async def _is_active(self, keys: QueueKeys, member: MemberId) -> bool:
         """Return whether a job of a run has not ended. What is remembered of its id itself is forgotten in time."""

@@ -5,13 +5,14 @@ from typing import Any
 
 import pytest
 import redis
+import trio
 
 from celery5 import App, first
 from celery5.broker.calls import workflows as calls
 from celery5.broker.keys import QueueKeys
-from celery5.errors import WorkflowFailed
+from celery5.errors import WorkflowCancelled, WorkflowFailed
 from celery5.services.workflows import run_progress
-from celery5.workflows import StepFailure, WorkflowRun
+from celery5.workflows import RunState, StepFailure, WorkflowRun
 from celery5.workflows.compose import Workflow
 from tests.redis.worker.workers import until, until_async, working
 from tests.redis.workflows.sample_tasks import QUEUES, SampleTasks
@@ -108,10 +109,41 @@ async def test_a_job_of_a_run_that_has_stopped_is_not_sent(
     keys = app.queue(run.queue)
     driver = await app.connections.get_async_driver()
     await driver.perform(calls.create_outbox(keys))
-    await driver.perform(calls.read_outbox(keys, "dead", count=100))
+    entries = await driver.perform(calls.read_outbox(keys, "dead", count=100))
     await run.acancel()
     await take_over(app, keys, redis_client, monkeypatch)
+    # Who was cut off then, and only slow, sends it now.
+    await app.asend_jobs([run_progress._make_job(entry.fields) for entry in entries])
+    async with working(app, queues=QUEUES):
+        assert await (await tasks.double.s(4).astart()).aget(20) == 8
+        await until_async(lambda: nothing_else_waits(app))
     assert (tasks.count("add"), (await run.astatus()).active) == (0, 0)
+
+
+async def test_a_job_that_runs_though_it_seems_not_sent_is_undone_when_its_run_was_cancelled(
+    app: App, tasks: SampleTasks, monkeypatch: pytest.MonkeyPatch, redis_client: "redis.Redis"
+) -> None:
+    @app.task(name="pay", undo=tasks.undo)
+    async def pay(number: int) -> int:
+        tasks.begun.set()
+        with trio.CancelScope(shield=True):
+            await tasks.gate.wait()
+        return number
+
+    run: WorkflowRun[Any] = await pay.options(key="order-11").s(4).astart()
+    keys = app.queue(run.queue)
+    assert await send_and_die(app, keys) == 1
+    async with working(app, queues=QUEUES):
+        await tasks.begun.wait()
+        await run.acancel()
+        monkeypatch.setattr(run_progress, "STALE_AFTER", 0.0)
+        async with working(app, queues=QUEUES, name="second"):
+            await until(lambda: not redis_client.xlen(keys.run_outbox))
+            assert (await run.astatus()).state is RunState.CANCELLING
+            tasks.gate.set()
+            with pytest.raises(WorkflowCancelled):
+                await run.aget(20)
+    assert tasks.count("undo") == 1
 
 
 async def test_what_has_lost_a_first_before_it_was_sent_is_not_sent(
