@@ -461,6 +461,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         float,
         Meta(description="how long a worker that was lost alerts; 0: not at all", ge=0, le=3600),
     ] = 600.0
+    alert_undo: Annotated[
+        float,
+        Meta(
+            description="how long a run of a workflow may stop or be undone before that alerts; 0: none",
+            ge=0,
+            le=3600,
+        ),
+    ] = 300.0
     alert_stream_lag: Annotated[
         float,
         Meta(description="how far a group of a stream is behind that alerts; 0: none", ge=0, le=LONGEST),
@@ -570,6 +578,7 @@ class SettingOptions(TypedDict, total=False):
     alert_dead: int | None
     alert_worker_deaths: int | None
     alert_worker_lost: float | None
+    alert_undo: float | None
     alert_stream_lag: float | None
     alert_loop_lag: float | None
     alert_memory: float | None
@@ -618,6 +627,7 @@ _TEXT_KINDS: Mapping[str, TextKind[Any]] = {
             "alert_oldest",
             "alert_no_workers",
             "alert_worker_lost",
+            "alert_undo",
             "alert_stream_lag",
             "alert_loop_lag",
         ),

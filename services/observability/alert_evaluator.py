@@ -12,9 +12,10 @@ from celery5.broker.calls import cluster as cluster_calls
 from celery5.broker.calls import commands as command_calls
 from celery5.broker.calls import queues as queue_calls
 from celery5.broker.calls import streams as stream_calls
+from celery5.broker.calls import workflows as workflow_calls
 from celery5.broker.calls.alerts import AlertsRead
 from celery5.broker.driver import AsyncDriver
-from celery5.broker.keys import EVENTS, Keys
+from celery5.broker.keys import EVENTS, Keys, QueueKeys
 from celery5.broker.routing.broker_router import run_all_async
 from celery5.errors import BrokerError
 from celery5.limits.holds import LimitHolds
@@ -27,23 +28,28 @@ from celery5.protocol.observability.alert_rules import (
     MAX_SUBJECTS,
     MeasuredCluster,
     MeasuredQueue,
+    StoppingRun,
     StoredAlerts,
     add_sample,
     read_conditions,
 )
 from celery5.protocol.observability.alerting import AlertRule, Measure, decide_alerts
 from celery5.protocol.observability.queue_depth import QueueDepth
+from celery5.protocol.workflows.status import make_status
 from celery5.results.job_details import LEASED_PROCESS_KINDS
 from celery5.services.observability.history_rollup import CountedCluster, HistoryRollup
 from celery5.services.process.broker_outages import OutageLog
 from celery5.streams.lags import measure_group
+from celery5.workflows.run import STATUS_FIELDS
 
+STOPPING_RUNS = 50
+"""Runs of workflows of one queue of which it is measured whether they are undone."""
 QUEUES_AT_ONCE = 50
 """Queues that are measured in one trip."""
 MAX_GROUPS_MEASURED = 64
 """Groups of streams of one broker that are measured."""
 OF_QUEUES = frozenset[Measure](
-    {"oldest", "no-workers", "dead-letters", "worker-deaths", "worker-lost", "loop-lag"}
+    {"oldest", "no-workers", "dead-letters", "worker-deaths", "worker-lost", "loop-lag", "not-undone"}
 )
 """What is measured of queues."""
 
@@ -209,6 +215,7 @@ class AlertEvaluator:
         depths = await redis.perform_all(depth_calls)
         held = {name: depth.held_tasks for name, depth in zip(names, depths, strict=True)}
         held_by = await self._limit_holds.describe(redis, held)
+        stopping = await self._measure_stopping(redis, keys) if "not-undone" in self._measures else {}
         return {
             name: MeasuredQueue(
                 backlog=depth.backlog,
@@ -226,9 +233,38 @@ class AlertEvaluator:
                 lost_workers=depth.lost_workers,
                 lost=depth.lost,
                 silent_workers=depth.silent_workers,
+                stopping_runs=stopping.get(name, ()),
             )
             for name, depth in zip(names, depths, strict=True)
         }
+
+    async def _measure_stopping(
+        self, redis: AsyncDriver, queues: Sequence[QueueKeys]
+    ) -> dict[str, tuple[StoppingRun, ...]]:
+        """Return the runs of each queue that are not undone whole, as far as they are still known."""
+        listed: list[Call[Any]] = [
+            workflow_calls.list_undoing_runs(one, count=STOPPING_RUNS) for one in queues
+        ]
+        replies = await redis.perform_all(listed)
+        found: dict[str, tuple[StoppingRun, ...]] = {}
+        for keys, since in zip(queues, replies, strict=True):
+            reads = [workflow_calls.read_run(keys, run_id, STATUS_FIELDS) for run_id in since]
+            runs = await redis.perform_all(reads) if reads else []
+            statuses = [
+                make_status(run_id, keys.queue, fields)
+                for run_id, fields in zip(since, runs, strict=True)
+                if "state" in fields
+            ]
+            found[keys.queue] = tuple(
+                StoppingRun(
+                    id=one.id,
+                    since=since[one.id],
+                    failed=one.undo_failed,
+                    description=f"run {one.id} ({one.name}) is {one.state.value}, {one.undo or 'its jobs stop'}",
+                )
+                for one in statuses
+            )
+        return found
 
     async def _measure_groups(self, redis: AsyncDriver) -> dict[tuple[str, str], float]:
         lags: dict[tuple[str, str], float] = {}

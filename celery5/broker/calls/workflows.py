@@ -234,6 +234,12 @@ def list_past_runs(keys: QueueKeys, *, count: int) -> Call[list[str]]:
     return Call(("ZREVRANGE", keys.past_runs, 0, count - 1), _texts, repeatable=True)
 
 
+def list_undoing_runs(keys: QueueKeys, *, count: int) -> Call[dict[str, float]]:
+    """Return the runs that stop, are undone, or were not undone whole, with since when, in seconds since 1970."""
+    words = ("ZRANGE", keys.undoing_runs, 0, count - 1, "WITHSCORES")
+    return Call(words, _since, repeatable=True)
+
+
 def count_live_runs(keys: QueueKeys) -> Call[int]:
     """Return how many runs are live."""
     return Call(("ZCARD", keys.live_runs), int, repeatable=True)
@@ -282,6 +288,11 @@ def _outbox(entries: Any) -> list[OutboxEntry]:
 def _outbox_of_read(raw: Any) -> list[OutboxEntry]:
     streams: Any = raw.items() if hasattr(raw, "items") else raw or ()
     return [entry for _, entries in streams for entry in _outbox(entries)]
+
+
+def _since(raw: Any) -> dict[str, float]:
+    pairs: Any = raw if raw and isinstance(raw[0], list) else _pairs(raw)
+    return {decode_text(run): float(score) / 1000 for run, score in pairs}
 
 
 def _texts(raw: Any) -> list[str]:

@@ -51,7 +51,7 @@ WHY_JOBS_WAIT = ("paused", "unserved", "stalled")
 """Verdicts that say more of an old job than rates do."""
 COUNTED = ("failures", "dead-letters", "worker-deaths")
 """What is counted over some time."""
-WITHOUT_THRESHOLD = ("no-workers", "worker-deaths", "worker-lost")
+WITHOUT_THRESHOLD = ("no-workers", "worker-deaths", "worker-lost", "not-undone")
 """What alerts from the first on unless a rule says otherwise."""
 MAX_LOST_SUBJECTS = 20
 """Lost processes, and silent workers, with an alert of their own; further lost ones have one together."""
@@ -107,6 +107,14 @@ def worker_lost(queue: str = "", *, within: float = 600.0) -> AlertCondition:
     until one of its name lives.
     """
     return AlertCondition(measure="worker-lost", queue=queue, above=0, within=within)
+
+
+def not_undone(queue: str = "", *, above: float = 0, within: float = 300.0) -> AlertCondition:
+    """Return the condition that more than `above` runs of workflows of a queue, or of any, are not undone whole.
+
+    An undo job of them is dead, expired or revoked; or they stop, or are undone, for more than `within` seconds.
+    """
+    return AlertCondition(measure="not-undone", queue=queue, above=above, within=within)
 
 
 def stream_lag(
@@ -254,44 +262,58 @@ class AlertThresholds(msgspec.Struct, frozen=True, kw_only=True):
     memory: float = 0.0
     worker_deaths: float = 0
     worker_lost: float = 0
+    not_undone: float = 0
 
 
 def make_builtin_rules(thresholds: AlertThresholds) -> tuple[AlertRule, ...]:
     """Return the rules that hold without any declaration."""
-    rules: list[AlertRule] = []
-    if thresholds.oldest:
-        rules.append(AlertRule(name="oldest-job", condition=oldest(above=thresholds.oldest)))
-    if thresholds.failures:
-        rules.append(AlertRule(name="failure-rate", condition=failures(above=thresholds.failures)))
-    if thresholds.no_workers:
-        rules.append(
+    deaths = worker_deaths(above=thresholds.worker_deaths - 1)
+    lost = worker_lost(within=min(thresholds.worker_lost, MAX_WITHIN))
+    undo = not_undone(within=min(thresholds.not_undone, MAX_WITHIN))
+    # A server that is full takes no alert either: it fires before.
+    memory = memory_used(above=thresholds.memory, below=thresholds.memory * MEMORY_RESOLVES)
+    rules: tuple[tuple[float, AlertRule], ...] = (
+        (thresholds.oldest, AlertRule(name="oldest-job", condition=oldest(above=thresholds.oldest))),
+        (thresholds.failures, AlertRule(name="failure-rate", condition=failures(above=thresholds.failures))),
+        (
+            thresholds.no_workers,
             AlertRule(
                 name="no-workers", condition=no_workers(), severity="critical", for_=thresholds.no_workers
-            )
-        )
-    if thresholds.dead:
-        rules.append(AlertRule(name="dead-letters", condition=dead_letters(above=thresholds.dead), for_=0.0))
-    if thresholds.worker_deaths:
-        rules.append(
-            AlertRule(
-                name="worker-deaths",
-                condition=worker_deaths(above=thresholds.worker_deaths - 1),
-                severity="critical",
-                for_=0.0,
-            )
-        )
-    if thresholds.worker_lost:
-        condition = worker_lost(within=min(thresholds.worker_lost, MAX_WITHIN))
-        rules.append(AlertRule(name="worker-lost", condition=condition, severity="critical", for_=0.0))
-    if thresholds.stream_lag:
-        rules.append(AlertRule(name="stream-lag", condition=stream_lag(above=thresholds.stream_lag)))
-    if thresholds.loop_lag:
-        rules.append(AlertRule(name="loop-lag", condition=loop_lag(above=thresholds.loop_lag)))
-    if thresholds.memory:
-        # A server that is full takes no alert either: it fires before.
-        condition = memory_used(above=thresholds.memory, below=thresholds.memory * MEMORY_RESOLVES)
-        rules.append(AlertRule(name="memory-full", condition=condition, severity="critical"))
-    return tuple(rules)
+            ),
+        ),
+        (
+            thresholds.dead,
+            AlertRule(name="dead-letters", condition=dead_letters(above=thresholds.dead), for_=0.0),
+        ),
+        (
+            thresholds.worker_deaths,
+            AlertRule(name="worker-deaths", condition=deaths, severity="critical", for_=0.0),
+        ),
+        (
+            thresholds.worker_lost,
+            AlertRule(name="worker-lost", condition=lost, severity="critical", for_=0.0),
+        ),
+        (thresholds.not_undone, AlertRule(name="not-undone", condition=undo, severity="critical", for_=0.0)),
+        (
+            thresholds.stream_lag,
+            AlertRule(name="stream-lag", condition=stream_lag(above=thresholds.stream_lag)),
+        ),
+        (thresholds.loop_lag, AlertRule(name="loop-lag", condition=loop_lag(above=thresholds.loop_lag))),
+        (thresholds.memory, AlertRule(name="memory-full", condition=memory, severity="critical")),
+    )
+    return tuple(rule for threshold, rule in rules if threshold)
+
+
+class StoppingRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A run of a workflow that stops, is undone, or was not undone whole."""
+
+    id: str
+    # Since when it stops, in seconds since 1970.
+    since: float
+    # How many of its undo jobs have not succeeded.
+    failed: int
+    # The workflow, and what is undone of it, in words.
+    description: str
 
 
 class MeasuredQueue(msgspec.Struct, frozen=True, kw_only=True):
@@ -321,6 +343,8 @@ class MeasuredQueue(msgspec.Struct, frozen=True, kw_only=True):
     lost: int = 0
     # Live workers whose event loop is blocked, and for how many seconds.
     silent_workers: Mapping[str, float] = {}
+    # The runs that live there and are not undone whole, those first that stop for longest.
+    stopping_runs: tuple[StoppingRun, ...] = ()
 
 
 class TaskCount(msgspec.Struct, frozen=True, array_like=True):
@@ -438,7 +462,7 @@ def _read(
     condition: AlertCondition, measured: MeasuredCluster, samples: Sequence[CounterSample]
 ) -> Iterator[tuple[str, AlertReading]]:
     match condition.measure:
-        case "oldest" | "no-workers" | "dead-letters":
+        case "oldest" | "no-workers" | "dead-letters" | "not-undone":
             for name, queue in measured.queues.items():
                 if condition.queue in ("", name):
                     yield f"queue {name}", _read_queue(condition, name, queue, measured, samples)
@@ -493,6 +517,8 @@ def _read_queue(
         held = f"; {queue.held} of {queue.backlog} are held: {queue.held_by}" if queue.held_by else ""
         pace = _describe_pace(queue)
         return AlertReading(queue.oldest, words + held + (f"; {pace}" if pace else ""))
+    if condition.measure == "not-undone":
+        return _read_stopping(condition, name, queue, measured.at)
     if condition.measure == "no-workers":
         waiting = 0 if queue.workers else queue.backlog
         if not waiting:
@@ -530,6 +556,16 @@ def _read_failures(
     failed, ended = max(0.0, count.failed - before.failed), count.ended - before.ended
     share = failed / ended if ended and ended >= condition.least else 0.0
     return AlertReading(share, f"{failed:.0f} of {ended:.0f} attempts of task {task} failed ({share:.0%})")
+
+
+def _read_stopping(condition: AlertCondition, name: str, queue: MeasuredQueue, at: float) -> AlertReading:
+    late = [one for one in queue.stopping_runs if one.failed or at - one.since > condition.within]
+    if not late:
+        return AlertReading(0, f"no run of queue {name} waits to be undone")
+    first = max(late, key=lambda one: one.failed)
+    what = "1 run is" if len(late) == 1 else f"{len(late)} runs are"
+    words = f"{what} not undone on queue {name}: {first.description}, since {format_duration(int(at - first.since))}"
+    return AlertReading(len(late), words)
 
 
 def _read_memory(measured: MeasuredCluster) -> Iterator[tuple[str, AlertReading]]:

@@ -24,6 +24,7 @@ Measure = Literal[
     "dead-letters",
     "worker-deaths",
     "worker-lost",
+    "not-undone",
     "stream-lag",
     "loop-lag",
     "memory",

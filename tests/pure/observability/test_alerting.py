@@ -22,6 +22,7 @@ from celery5.protocol.observability.alert_rules import (
     CounterSample,
     MeasuredCluster,
     MeasuredQueue,
+    StoppingRun,
     StoredAlerts,
     TaskCount,
     add_sample,
@@ -31,6 +32,7 @@ from celery5.protocol.observability.alert_rules import (
     failures,
     loop_lag,
     make_builtin_rules,
+    not_undone,
     oldest,
     parse_rules,
     read_conditions,
@@ -293,6 +295,27 @@ def test_processes_of_every_kind_that_were_lost_have_an_alert_unless_the_rule_is
     assert found["scheduler vm:7"].description == "scheduler vm:7:x was lost 10 s ago"
     only = AlertRule(name="lost", condition=worker_lost("mail", within=100))
     assert [key[1] for key in read_conditions([only], measured, ())] == ["worker web1"]
+
+
+def test_runs_that_are_not_undone_have_an_alert_of_their_queue() -> None:
+    def stopping(run: str, since: float, failed: int = 0) -> StoppingRun:
+        return StoppingRun(id=run, since=since, failed=failed, description=f"run {run} is UNDOING")
+
+    rule = AlertRule(name="undo", condition=not_undone(within=100))
+    runs = (stopping("slow", 30.0), stopping("new", 100.0), stopping("dead", 120.0, 1))
+    queues = {
+        "mail": msgspec.structs.replace(make_queue(), stopping_runs=runs),
+        "web": msgspec.structs.replace(make_queue(), stopping_runs=runs[1:2]),
+    }
+    measured = MeasuredCluster(at=150, queues=queues)
+    found = {subject: one for (_, subject), one in read_conditions([rule], measured, ()).items()}
+    assert {subject: one.value for subject, one in found.items()} == {"queue mail": 2, "queue web": 0}
+    assert (
+        found["queue mail"].description
+        == "2 runs are not undone on queue mail: run dead is UNDOING, since 30 s"
+    )
+    only = AlertRule(name="undo", condition=not_undone("web", within=100))
+    assert [key[1] for key in read_conditions([only], measured, ())] == ["queue web"]
 
 
 def test_a_worker_whose_event_loop_is_blocked_has_an_alert_though_it_reports_no_lag() -> None:

@@ -106,6 +106,36 @@ async def test_a_live_run_is_cancelled_and_a_failed_one_is_retried(app: App) -> 
     ]
 
 
+async def test_what_is_undone_and_where_a_run_failed_is_on_its_page_and_in_the_list(app: App) -> None:
+    declare(app)
+    tasks: Any = app.tasks
+
+    @app.task(name="refund", max_retries=0)
+    async def refund(a: int) -> None:
+        raise ConnectionError("the <b>bank</b> is closed")
+
+    @app.task(name="told")
+    async def told() -> None: ...
+
+    async with working(app), looking_at(app, role="operator") as client:
+        charge = tasks["add"].options(undo=refund)
+        run = await (charge.s(4) >> tasks["fail"].s(2)).astart(id="order-1", on_failure=told)
+        await until_state(app, "order-1", "FAILED")
+        words = (
+            "node 2, fail: ValueError: no <b>money</b> for 2",
+            "undone 0 of 1; refund of node 0 died: ConnectionError: the <b>bank</b> is closed",
+        )
+        html = await client.load("workflows/order-1")
+        shown = read_text(html)
+        assert all(one in shown for one in words)
+        assert "; ".join(words) in await client.look("workflows")
+        assert "refund (undo of node 0) FAILED" in re.sub(r"\s+", " ", shown)
+        assert "told (on_failure of the run)" in shown
+        assert find_links(html, "jobs/order-1~1")
+        assert "workflow/retry" not in html + await client.load("workflows")
+        assert (await client.ask("workflow:show", id=run.id))["undo_failed"] == 1
+
+
 @pytest.mark.parametrize("operation", ["workflow:cancel", "workflow:retry", "workflow:signal"])
 async def test_a_viewer_changes_no_run(app: App, operation: str) -> None:
     async with looking_at(app, role="viewer") as client:

@@ -8,11 +8,13 @@ import trio
 
 from celery5 import App
 from celery5.audit import AuditEntry
+from celery5.broker.calls.workflows import list_undoing_runs
 from celery5.errors import Misconfigured
 from celery5.observability import (
     dead_letters,
     failures,
     no_workers,
+    not_undone,
     oldest,
     stream_lag,
 )
@@ -127,6 +129,76 @@ async def test_a_group_of_a_stream_that_is_behind_fires_and_resolves(app: App) -
         await wait_for(app, ("fired", "group orders:billing"), ("resolved", "group orders:billing"))
 
 
+async def test_a_run_that_is_not_undone_fires_and_resolves_when_its_dead_letter_is_replayed(app: App) -> None:
+    app.configure(**{**QUICK, "alert_undo": 60})
+    is_down = True
+
+    @app.task(name="refund", max_retries=0)
+    async def refund(number: int) -> None:
+        if is_down:
+            raise ConnectionError("the bank is closed")
+
+    @app.task(name="charge", undo=refund)
+    async def charge(number: int) -> int:
+        return number
+
+    @app.task(name="ship", max_retries=0)
+    async def ship() -> None:
+        raise ValueError
+
+    async with working(app):
+        run = await (charge.s(4) >> ship.s()).astart()
+        await wait_for(app, ("fired", "queue default"))
+        (fired,) = await app.alerts.ahistory()
+        assert (fired.name, fired.severity, fired.value) == ("not-undone", "critical", 1)
+        assert fired.description.startswith(
+            f"1 run is not undone on queue default: run {run.id} (charge) is FAILED, "
+            "undone 0 of 1; refund of node 0 died: ConnectionError: the bank is closed, since "
+        )
+        is_down = False
+        await app.dlq.areplay()
+
+        async def is_undone() -> bool:
+            return (await run.astatus()).undone == 1
+
+        await until_async(is_undone)
+        assert not await (await app.connections.get_async_driver()).perform(
+            list_undoing_runs(app.queue("default"), count=9)
+        )
+
+
+async def test_a_run_that_is_undone_for_long_fires_until_its_dead_undo_is_purged(app: App) -> None:
+    app.configure(**QUICK)
+    declare(app, not_undone(within=0.5))
+
+    @app.task(name="refund", queue="lonely", max_retries=0)
+    async def refund(number: int) -> None:
+        raise ValueError(number)
+
+    @app.task(name="charge", undo=refund)
+    async def charge(number: int) -> int:
+        return number
+
+    @app.task(name="ship", max_retries=0)
+    async def ship() -> None:
+        raise ValueError
+
+    async with working(app, queues=["default"]):
+        run = await (charge.s(4) >> ship.s()).astart()
+        await wait_for(app, ("fired", "queue default"))
+        (fired,) = await app.alerts.ahistory()
+        assert "is UNDOING, undoing 1 of 1" in fired.description
+        async with working(app, queues=["lonely"], name="late"):
+
+            async def has_ended() -> bool:
+                return (await run.astatus()).ended is not None
+
+            await until_async(has_ended)
+            assert await get_changes(app) == [("fired", "queue default")]
+            await app.dlq.apurge(queue="lonely")
+            await wait_for(app, ("fired", "queue default"), ("resolved", "queue default"))
+
+
 def test_an_event_loop_that_is_blocked_fires_and_resolves(staff: Staff) -> None:
     rules = json.dumps({"slow loop": "loop-lag above=0.5 for=0 keep_firing_for=0"})
     staff.start(**{**QUICK, "alerts": rules})
@@ -178,6 +250,7 @@ async def test_the_built_in_rules_are_inactive_while_all_is_well(app: App) -> No
         ("dead-letters", "inactive", 10),
         ("worker-deaths", "inactive", 0),
         ("worker-lost", "inactive", 0),
+        ("not-undone", "inactive", 0),
         ("stream-lag", "inactive", 300.0),
         ("loop-lag", "inactive", 1.0),
         ("memory-full", "inactive", 0.9),

@@ -1,5 +1,6 @@
 """Workflow commands: what the terminal shows of runs, and what it does with them."""
 
+import importlib
 import json
 import re
 import sys
@@ -87,3 +88,55 @@ def test_what_a_run_waits_for_is_shown(desk: Desk) -> None:
     assert json.loads(desk("workflow", "show", run.id, "--json"))["waits_for"] == ["approved"]
     run.signal("approved")
     assert json.loads(desk("workflow", "show", run.id, "--json"))["waits_for"] == []
+
+
+BANK = """
+from shop import add, app
+
+@app.task(max_retries=0)
+async def refund(amount: int) -> None:
+    raise ConnectionError("the bank is closed")
+
+@app.task(max_retries=0)
+async def ship() -> None:
+    raise ValueError("no box")
+
+def order():
+    return (add.options(undo=refund).s(1, 2) >> ship.s()).start(id="order-1")
+"""
+
+
+def test_where_a_run_failed_and_what_is_not_undone_is_shown(desk: Desk) -> None:
+    (desk.folder / "bank.py").write_text(BANK)
+    failure = "node 2, bank.ship: ValueError: no box"
+    undo = "undone 0 of 1; bank.refund of node 0 died: ConnectionError: the bank is closed"
+    with Serving("-A", "bank", "worker", "start", cwd=desk.folder).ready():
+        run = importlib.import_module("bank").order()
+        until(lambda: run.status().ended is not None)
+
+        def show(*words: str) -> str:
+            done = celery5("-A", "bank", "workflow", *words, cwd=desk.folder)
+            assert done.code == 0, done.error
+            return done.out
+
+        shown = show("show", "order-1")
+        assert re.search(rf"(?m)^error +{re.escape(failure)}$", shown)
+        assert re.search(rf"(?m)^undo +{re.escape(undo)}$", shown)
+        assert re.search(rf"(?m)^order-1 .* {re.escape(f'{failure}; {undo}')}$", show("list"))
+        as_json = json.loads(show("show", "order-1", "--json"))
+        named = {
+            name: as_json[name] for name in ("failed_node", "failed_task", "undos", "undone", "undo_failed")
+        }
+        assert named == {
+            "failed_node": 2,
+            "failed_task": "bank.ship",
+            "undos": 1,
+            "undone": 0,
+            "undo_failed": 1,
+        }
+        nodes = json.loads(show("graph", "order-1", "--json"))["nodes"]
+        assert [(node["kind"], node.get("of"), node["state"], node["job"]) for node in nodes] == [
+            ("job", None, "SUCCESS", "order-1~0"),
+            ("undo", 0, "FAILED", "order-1~1"),
+            ("job", None, "FAILED", "order-1~2"),
+        ]

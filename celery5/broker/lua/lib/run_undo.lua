@@ -8,6 +8,9 @@ local function is_undoing(run) return string.find(get(run, 'state'), UNDOING, 1,
 local function note_undoing(run)
   redis.call('ZADD', undoing, 'NX', now, run.id)
   redis.call('ZREMRANGEBYRANK', undoing, 0, -KEPT - 1)
+  for _, id in ipairs(redis.call('ZRANGE', undoing, 0, 4)) do -- bound: five
+    if id ~= run.id and redis.call('EXISTS', prefix .. id) == 0 then redis.call('ZREM', undoing, id) end -- it has expired
+  end
   redis.call('PEXPIRE', undoing, math.max(tonumber(ttl), 60 * LOOK))
 end
 local function begin_undo(run)
