@@ -38,4 +38,12 @@ def check_runs(server: Any, keys: list[bytes]) -> tuple[list[str], list[bytes]]:
 def _is_owned(server: Any, tag: str, run: str) -> bool:
     if server.zscore(f"{tag}:jobs:runs", run) is not None:
         return True
+    root = server.hget(
+        f"{tag}:run:{run}", "root"
+    )  # a child is kept for as long as the run that it is a part of
+    if root is not None:
+        return _is_owned(server, tag, root.decode())
+    packed = server.hget(f"{tag}:jobs:idle-runs", run)
+    if packed is not None and any(live in packed for live in server.zrange(f"{tag}:jobs:runs", 0, -1)):
+        return True
     return any(run.encode() in record for record in server.lrange(f"{tag}:jobs:ended", 0, -1))

@@ -85,6 +85,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     message_limit: Annotated[
         int, Meta(description="largest message or result", extra=_up_to(64 * 1024 * 1024), ge=1024)
     ] = 1024 * 1024
+    workflow_nesting_limit: Annotated[
+        int,
+        Meta(
+            description="workflows that dynamic tasks return, inside each other; one more fails",
+            extra=_up_to(100_000),
+            ge=1,
+        ),
+    ] = 1000
     processes: Annotated[
         int,
         Meta(
@@ -508,6 +516,7 @@ class SettingOptions(TypedDict, total=False):
     default_queue: str | None
     results_ttl: float | None
     message_limit: int | None
+    workflow_nesting_limit: int | None
     processes: int | None
     concurrency: int | None
     cpu_slots: int | None

@@ -233,7 +233,7 @@ class Compiler:
         for node in self.nodes:
             self._place(node, home)
             self._move_arguments(node)
-        maps = tuple(source.node for source in self._sources)
+        maps = tuple(n for n, node in enumerate(self.nodes) if node.kind == "map")
         if len(maps) > 500:
             raise Misconfigured(f"this workflow has {len(maps)} maps: 500 at most; make one map of them")
         plan = Plan(
@@ -241,7 +241,7 @@ class Compiler:
             home=home,
             roots=tuple(roots),
             maps=maps,
-            size=size - len(maps),
+            size=size - len(self._sources),
             end=number,
             inputs=self._inputs,
             waits=waits,
@@ -403,11 +403,16 @@ class Compiler:
     def _add_map(
         self, mapped: Map, value: Expression | None, after: Sequence[int], context: _Context
     ) -> _Part:
-        if mapped.items is None:
-            return self._add_later_map(mapped, value, after, context)
         node = self._make_map_node(mapped, context.policy_of(_get_own_policy(mapped)))
+        if mapped.items is not None:
+            self._sources.append(MapSource(len(self.nodes), mapped, node.is_keyed))
+        elif value is None:
+            raise Misconfigured(f"{mapped.task.name}.map() lacks its items: nothing is before it")
+        else:
+            node.arguments = {"args": [encode_expression(value)], "kwargs": {}}
+            fields = self._make_fields(mapped.task)
+            node.expansion = _split(_encode_message(mapped.task, fields, b"", b"{}", EXPAND, ("", "")))
         number = self.add_node(node, after)
-        self._sources.append(MapSource(number, mapped, node.is_keyed))
         self._add_step_hook(number, mapped.task)
         return _Part(Ref(number), (number,))
 
@@ -417,6 +422,11 @@ class Compiler:
             raise Misconfigured(
                 f"task {task.name}: the members of a map are not undone: map {task.name}.options(undo=None), "
                 "and undo what they did in a step of its own"
+            )
+        if task.send_options.dynamic:
+            raise Misconfigured(
+                f"task {task.name} is dynamic, and cannot be mapped: a member of a map has one value, and no workflow "
+                "takes its place; let one dynamic task return a group of what the members would return"
             )
         node = self._make_node("map", task, _Context(on_error))
         node.on_error = on_error
@@ -432,27 +442,6 @@ class Compiler:
             template = _widen_item(template)
         node.template, node.is_keyed, node.star = template, is_keyed, mapped.star
         return node
-
-    def _add_later_map(
-        self, mapped: Map, value: Expression | None, after: Sequence[int], context: _Context
-    ) -> _Part:
-        """Add a map over the value of the step before: a job that reads it, and makes a map of it."""
-        if value is None:
-            raise Misconfigured(f"{mapped.task.name}.map() lacks its items: nothing is before it")
-        node = self._make_node("job", mapped.task, context)
-        node.dynamic = True
-        policy = context.policy_of(_get_own_policy(mapped))
-        # The map in its place continues or skips, and so does not fail.
-        inner = policy if policy in ("continue", "skip") else "fail"
-        node.on_error = "fail" if inner == policy else policy
-        node.later_map = self._make_map_node(mapped, inner)
-        node.arguments = {"args": [encode_expression(value)], "kwargs": {}}
-        node.template = _split(
-            _encode_message(mapped.task, self._make_fields(mapped.task), b"", b"{}", EXPAND, ("", ""))
-        )
-        number = self.add_node(node, after)
-        self._add_step_hook(number, mapped.task)
-        return _Part(Ref(number), (number,))
 
     # the messages of nodes
 
@@ -533,20 +522,26 @@ class Compiler:
 
     def _move_arguments(self, node: Node) -> None:
         """Put what a run may have of its own in the place of what the node says, and that into the run."""
+        node.template = self._move_from_template(node.template)
+        node.expansion = self._move_from_template(node.expansion)
         if self._has_constants:
-            node.template = node.template and _join_texts(node.template)
             return
-        if node.template is not None:
-            node.template = [
-                self._add_argument(part) if isinstance(part, bytes) else part
-                for part in _join_arguments(node.template)
-            ]
         if node.expires:
             node.expires = self._add_argument(b"%d" % node.expires)
         if node.elsewhere and isinstance(node.elsewhere.lock, str) and node.elsewhere.lock:
             node.elsewhere.lock = self._add_argument(node.elsewhere.lock.encode())
         if node.elsewhere and node.elsewhere.delay:
             node.elsewhere.delay = self._add_argument(b"%d" % node.elsewhere.delay)
+
+    def _move_from_template(self, template: Template | None) -> Template | None:
+        if template is None:
+            return None
+        if self._has_constants:
+            return _join_texts(template)
+        return [
+            self._add_argument(part) if isinstance(part, bytes) else part
+            for part in _join_arguments(template)
+        ]
 
     # the shape of the whole plan
 
@@ -585,8 +580,6 @@ class Compiler:
         """Have jobs of other queues published by the outbox."""
         if node.queue and node.queue != home and node.elsewhere is None:
             node.elsewhere = Elsewhere(queue=node.queue, lane=node.lane)
-        if node.later_map is not None:
-            self._place(node.later_map, home)
 
 
 def compile_workflow(
@@ -609,15 +602,6 @@ def compile_workflow(
         return compiler.finish(compiler.add_tree(tree).value)
 
     return walk_deeply(compile_tree)
-
-
-def make_later_map(plain: Mapping[str, Any], task: NodeTask, items: Sequence[Raw], home: str) -> Compiled:
-    """Return the plan of a map over a result, from the node that the plan of its run has for it."""
-    node = msgspec.msgpack.encode({**plain, "f": [1], "n": 0})
-    end = Node(kind="end", hidden=True, needs=1, arguments={"value": encode_expression(Ref(0))})
-    plan = Plan(nodes=(node, end.encode()), home=home, roots=(0,), maps=(0,), size=0, end=1, inputs={})
-    mapped = Map(task=task, items=items, star=bool(plain.get("star")), chunk=plain.get("chunk"))
-    return Compiled(plan, (MapSource(0, mapped, bool(plain.get("keyed"))),))
 
 
 _ANY_FAILURES = msgspec.json.encode([StepFailure(id="run~0", run="run", node=0)])

@@ -175,6 +175,16 @@ def is_hidden_job(node: Mapping[str, Any]) -> bool:
     return node["k"] == "job" and bool(node.get("h"))
 
 
+def is_one_job(node: Mapping[str, Any], fields: Mapping[str, bytes], number: int) -> bool:
+    """Return whether a node has one job now: a map has, too, while a job reads its items from the values before it."""
+    return node["k"] == "job" or (node["k"] == "map" and f"total:{number}" not in fields)
+
+
+def goes_by_outbox(node: Mapping[str, Any], home: str) -> bool:
+    """Return whether the outbox sends the one job that a node has: the job that reads items has no key and no time."""
+    return bool(node.get("p")) and (node["k"] == "job" or node["queue"] != home)
+
+
 def is_undo(node: Mapping[str, Any]) -> bool:
     """Return whether a node undoes another one."""
     return is_hidden_job(node) and node.get("name") == "undo"
@@ -213,9 +223,11 @@ def _make_node(
 ) -> GraphNode:
     number, state = member.node, get_node_state(fields, member.node)
     generation = fields.get(f"node:{number}", b"").decode(errors="replace").partition(" ")[2]
-    has_job = node["k"] == "job" and state not in _WITHOUT_JOB
+    is_single = is_one_job(node, fields, number)
+    has_job = is_single and state not in _WITHOUT_JOB
     job = member._replace(
-        generation=int(generation) if generation.isdigit() else 0, home=member.home if node.get("p") else ""
+        generation=int(generation) if generation.isdigit() else 0,
+        home=member.home if goes_by_outbox(node, member.home) else "",
     )
 
     own = [node[how] for how in ("u", "e") if how in node]

@@ -25,7 +25,7 @@ from celery5.workflows.compiler import Compiled, compile_workflow
 from celery5.workflows.compose import Workflow, check_workflow
 from celery5.workflows.declared import DeclaredWorkflow
 from celery5.workflows.event_waits import EventWaits
-from celery5.workflows.graph import is_hidden_job, read_node, scan_all
+from celery5.workflows.graph import goes_by_outbox, is_hidden_job, is_one_job, read_node, scan_all
 from celery5.workflows.launching import make_launcher
 from celery5.workflows.repeated_calls import RepeatedCalls
 from celery5.workflows.result_types import RunResultType
@@ -40,8 +40,6 @@ MAX_PUSHES = 40
 
 REVOKED_AT_ONCE = 100
 """Jobs of a run that are revoked in one call: each leaves a document, so more would block Redis for milliseconds."""
-PARTS = 4
-"""Runs that are read for each that is listed: some are parts of others."""
 
 
 class Workflows:
@@ -309,17 +307,17 @@ class Workflows:
         found: dict[tuple[str, str], None] = {}
         for queue in await redis.perform(queue_calls.list_queues(self._app.keys)):
             keys = self._app.queue(queue)
-            ids = await redis.perform(calls.list_live_runs(keys, count=PARTS * count))
+            ids = await redis.perform(calls.list_live_runs(keys, count=count))
             if not live_only:
-                ids += await redis.perform(calls.list_past_runs(keys, count=PARTS * count))
+                ids += await redis.perform(calls.list_past_runs(keys, count=count))
             found |= {(queue, run_id): None for run_id in ids}
-        chosen = sorted(found)[: 10 * PARTS * count]
+        chosen = sorted(found)[: 10 * count]
         read = [calls.read_run(self._app.queue(queue), run_id, STATUS_FIELDS) for queue, run_id in chosen]
         replies = await redis.perform_all(read) if read else []
         statuses = [
             make_status(run_id, queue, fields)
             for (queue, run_id), fields in zip(chosen, replies, strict=True)
-            if fields and "parent" not in fields
+            if fields
         ]
         return sorted(statuses, key=lambda status: status.created, reverse=True)[:count]
 
@@ -366,8 +364,7 @@ class Workflows:
         ]
         by_queue: dict[str, list[str]] = {}
         for number in numbers:
-            if child := run.get(f"run:{number}"):
-                await self.apply(home, [calls.pack_record("cancel", child.decode())])
+            if f"run:{number}" in run:  # its job has ended, and the run cancels what that has returned
                 continue
             node = await read_node(redis, keys, run, number)
             if node is None or is_hidden_job(node):
@@ -408,7 +405,8 @@ class Workflows:
         generation = int(run[f"node:{number}"].partition(b" ")[2] or b"0")
         queue = str(node.get("p", {}).get("queue", home))
         by_outbox = home if node.get("p") else ""
-        if node["k"] != "map":
+        if is_one_job(node, run, number):
+            by_outbox = home if goes_by_outbox(node, home) else ""
             return queue, [str(MemberId(run_id, number, generation, None, by_outbox))]
         keys = self._app.queue(home)
         bitmaps = await redis.perform_all(

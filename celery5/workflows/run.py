@@ -13,6 +13,7 @@ from celery5.broker.colour import AwaitableConnections, BlockingConnections, run
 from celery5.errors import (
     BadArguments,
     BadResult,
+    CeleryError,
     ResultTimeout,
     RunNotRetried,
     TaskFailed,
@@ -307,7 +308,10 @@ class WorkflowRun(Generic[R_co]):
             [calls.pack_record(handler, self.id, *arguments)],
             ttl=self.app.settings.results_ttl,
         )
-        return (await redis.perform(advance)).replies
+        reply = await redis.perform(advance)
+        if reply.problem:
+            raise CeleryError(f"run {self.id}: {reply.problem}")
+        return reply.replies
 
 
 _NOT_RETRIED: Mapping[int, str] = {
@@ -315,6 +319,7 @@ _NOT_RETRIED: Mapping[int, str] = {
     -2: "is still stopping: its jobs have not all ended; try again",
     -3: "was undone: start a new one",
     -4: "is not known",
+    -5: "is a part of another run: retry that",
 }
 
 

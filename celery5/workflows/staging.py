@@ -91,7 +91,7 @@ async def stage(
         return None
     # The plan after the items: a generator may take longer to make them than the plan would stay.
     for source in compiled.sources:
-        count = await _stage_items(redis, keys, source, terms.run_id)
+        count = await stage_items(redis, keys, source, terms.run_id)
         if count is None:
             return None
         counts[source.node] = count
@@ -131,7 +131,7 @@ def make_start(compiled: Compiled, terms: RunTerms, digest: str, counts: Mapping
     for name, raw in (terms.inputs or {}).items():
         fields[f"value:{plan.inputs[name]}"] = raw.decode()
     life, size = int(terms.life * 1000), len(plan.nodes)
-    totals = [(number, counts[number]) for number in plan.maps]
+    totals = sorted(counts.items())
     return calls.pack_record("start", terms.run_id, life, size, fields, plan.roots, totals, plan.waits)
 
 
@@ -154,12 +154,24 @@ async def _stage_arguments(redis: AsyncDriver, keys: QueueKeys, compiled: Compil
     return True
 
 
-async def _stage_items(redis: AsyncDriver, keys: QueueKeys, source: MapSource, run_id: str) -> int | None:
-    """Publish the items of one map. Returns how many there are; None when the run is live already."""
+async def stage_items(
+    redis: AsyncDriver, keys: QueueKeys, source: MapSource, run_id: str, *, generation: int | None = None
+) -> int | None:
+    """Publish the items of one map.
+
+    Returns how many there are; None when the run does not take them: it is live already.
+
+    Args:
+        generation: For a map of a run that is live, and waits for them: how often its node was started again.
+
+    Raises:
+        BadArguments: An item does not fit the task.
+        StagingLost: Redis lost what was published before.
+    """
     before = 0
     pending: list[Any] = []
     for portion in split_items(encode_items(source)):
-        pending.append(calls.stage_items(keys, run_id, source.node, before, portion))
+        pending.append(calls.stage_items(keys, run_id, source.node, before, portion, generation=generation))
         before += len(portion)
         if len(pending) == PORTIONS_PER_WRITE:
             if not _check_staged(await redis.perform_all(pending)):

@@ -29,8 +29,9 @@ BUCKET = 128
 """Results of a map in one hash, as `advance.lua` keeps them."""
 BUCKETS_PER_TRIP = 64
 """Hashes that are read in one trip."""
-MAX_DEPTH = 200
-"""Runs that stand in the place of a node of another one, inside each other."""
+_MAP, _RUN, _OUTCOME = b"@map ", b"@run ", b"@outcome "
+"""How a value begins that says where it is, in place of JSON: in a map of the same run; in another run; one of these
+as the value of an `Outcome`."""
 
 _RAW_LIST = msgspec.json.Decoder(list[Raw])
 _RAW_FIELDS = msgspec.json.Decoder(dict[str, Raw])
@@ -114,38 +115,57 @@ class RunValues:
             raise ResultLost(f"run {run_id}: its plan is not known any more")
         return decode_msgpack(found[str(node)], dict[str, Any])
 
-    async def make(self, run_id: str, expression: Expression, depth: int = 0) -> bytes:
-        """Return the value of an expression as JSON. Raises ResultLost."""
-        return (await self.make_all(run_id, [expression], depth))[0]
+    async def make_all(self, run_id: str, expressions: Sequence[Expression]) -> list[bytes]:
+        """Return the values of expressions as JSON. Raises ResultLost.
 
-    async def make_all(self, run_id: str, expressions: Sequence[Expression], depth: int = 0) -> list[bytes]:
-        """Return the values of expressions as JSON. Raises ResultLost."""
-        nodes = sorted({ref.node for expression in expressions for ref in find_refs(expression)})
-        values = await self._read_values(run_id, nodes, depth)
-        return walk_deeply(lambda: [_assemble(expression, values) or b"null" for expression in expressions])
+        What jobs have returned in place of a value are runs of their own, inside each other. They are read one after
+        the other, outermost first, and put together in the reverse order: no call is inside another one.
+        """
+        wanted: dict[str, Sequence[Expression]] = {run_id: expressions}
+        pending, values = [run_id], dict[str, dict[int, bytes]]()
+        while pending:
+            run = pending.pop()
+            values[run] = await self._read_values(run, wanted[run])
+            for raw in values[run].values():
+                child = _find_run(raw)
+                if child and child not in wanted:
+                    wanted[child] = [await self._read_result(child)]
+                    pending.append(child)
+        made: dict[str, list[bytes]] = {}
+        for run in reversed(values):
+            known = {node: _resolve(raw, made) for node, raw in values[run].items()}
+            made[run] = _assemble_all(wanted[run], known)
+        return made[run_id]
 
-    async def make_result(self, run_id: str, depth: int = 0) -> bytes:
+    async def make_result(self, run_id: str) -> bytes:
         """Return the result of a run that has succeeded, as JSON. Raises ResultLost."""
-        node = await self._read_end(run_id)
-        return await self.make(run_id, read_expression(node["a"]["value"]), depth)
+        return (await self.make_all(run_id, [await self._read_result(run_id)]))[0]
 
-    async def locate_map(self, run_id: str, node: int, depth: int = 0) -> MapLocation | None:
+    async def locate_map(self, run_id: str, node: int) -> MapLocation | None:
         """Return where the results of a node are when its value is that of a map; None for any other value."""
-        value = (await self._redis.perform(calls.read_run(self._keys, run_id, [f"value:{node}"]))).get(
-            f"value:{node}", b""
-        )
-        if value.startswith(b'{"$map":'):
-            return MapLocation(self._keys.queue, run_id, int(msgspec.json.decode(value)["$map"]))
-        if value.startswith(b'{"$run":') and depth < MAX_DEPTH:
-            return await self.locate_result(msgspec.json.decode(value)["$run"], depth + 1)
+        while True:
+            name = f"value:{node}"
+            value = (await self._redis.perform(calls.read_run(self._keys, run_id, [name]))).get(name, b"")
+            if value.startswith(_MAP):
+                return MapLocation(self._keys.queue, run_id, int(value.removeprefix(_MAP)))
+            if not value.startswith(_RUN):
+                return None
+            run_id = value.removeprefix(_RUN).decode()
+            expression = await self._read_result(run_id)
+            if not isinstance(expression, Ref) or expression.path:
+                return None
+            node = expression.node
+
+    async def locate_result(self, run_id: str) -> MapLocation | None:
+        """Return where the results of a run are when its result is that of a map; None for any other result."""
+        expression = await self._read_result(run_id)
+        if isinstance(expression, Ref) and not expression.path:
+            return await self.locate_map(run_id, expression.node)
         return None
 
-    async def locate_result(self, run_id: str, depth: int = 0) -> MapLocation | None:
-        """Return where the results of a run are when its result is that of a map; None for any other result."""
-        expression = read_expression((await self._read_end(run_id))["a"]["value"])
-        if isinstance(expression, Ref) and not expression.path:
-            return await self.locate_map(run_id, expression.node, depth)
-        return None
+    async def _read_result(self, run_id: str) -> Expression:
+        """Return what the result of a run is made of."""
+        return read_expression((await self._read_end(run_id))["a"]["value"])
 
     async def _read_end(self, run_id: str) -> dict[str, Any]:
         run = await self._redis.perform(calls.read_run(self._keys, run_id, ["end"]))
@@ -153,7 +173,9 @@ class RunValues:
             raise ResultLost(f"run {run_id}: it is not known any more")
         return await self.read_node(run_id, int(run["end"]))
 
-    async def _read_values(self, run_id: str, nodes: Sequence[int], depth: int) -> dict[int, bytes]:
+    async def _read_values(self, run_id: str, expressions: Sequence[Expression]) -> dict[int, bytes]:
+        """Return the values that expressions are made of: JSON, or where they are in other runs."""
+        nodes = sorted({ref.node for expression in expressions for ref in find_refs(expression)})
         values: dict[int, bytes] = {}
         for first in range(0, len(nodes), 500):
             names = {get_field(node): node for node in nodes[first : first + 500]}
@@ -162,21 +184,36 @@ class RunValues:
         if lost := [node for node in nodes if node < 0 and node not in values]:
             raise ResultLost(f"run {run_id}: {len(lost)} of its arguments are lost")
         for node, value in values.items():
-            if node >= 0 and value.startswith((b'{"$map":', b'{"$run":')):
-                values[node] = await self._follow(run_id, value, depth)
+            if node >= 0 and value.startswith(_MAP):
+                values[node] = await self._read_map(run_id, int(value.removeprefix(_MAP)))
         return values
 
-    async def _follow(self, run_id: str, value: bytes, depth: int) -> bytes:
-        """Return what a value stands for that is kept elsewhere."""
-        if depth > MAX_DEPTH:
-            raise ResultLost(f"run {run_id}: workflows in place of jobs are nested deeper than {MAX_DEPTH}")
-        kept = msgspec.json.decode(value)
-        if "$run" in kept:
-            return await self.make_result(kept["$run"], depth + 1)
-        pages, items = MapPages(self._redis, self._keys, run_id, int(kept["$map"])), list[bytes]()
+    async def _read_map(self, run_id: str, node: int) -> bytes:
+        pages, items = MapPages(self._redis, self._keys, run_id, node), list[bytes]()
         while (page := await pages.read_next()) is not None:
             items += page
         return b"[" + b",".join(items) + b"]"
+
+
+def _find_run(value: bytes) -> str:
+    """Return the id of the run whose result a value is; "" for JSON."""
+    while value.startswith(_OUTCOME):
+        value = value.removeprefix(_OUTCOME)
+    return value.removeprefix(_RUN).decode() if value.startswith(_RUN) else ""
+
+
+def _resolve(value: bytes, made: Mapping[str, Sequence[bytes]]) -> bytes:
+    """Return the JSON that a value stands for, from the results of other runs."""
+    outcomes = 0
+    while value.startswith(_OUTCOME):
+        value, outcomes = value.removeprefix(_OUTCOME), outcomes + 1
+    if value.startswith(_RUN):
+        value = made[value.removeprefix(_RUN).decode()][0]
+    return b'{"state":"SUCCESS","value":' * outcomes + value + b"}" * outcomes
+
+
+def _assemble_all(expressions: Sequence[Expression], values: Mapping[int, bytes]) -> list[bytes]:
+    return walk_deeply(lambda: [_assemble(expression, values) or b"null" for expression in expressions])
 
 
 def read_expression(plain: Any) -> Expression:

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Raw
 
 from celery5.app import App
+from celery5.broker.calls.workflows import pack_record, read_run
 from celery5.broker.keys import QueueKeys
 from celery5.broker.transient_errors import is_outage
 from celery5.errors import BadArguments, BrokerError, CeleryError, Misconfigured, ResultLost
@@ -26,10 +27,11 @@ from celery5.runners.outcome import get_error_outcome
 from celery5.runners.running_job import RunningJob
 from celery5.services.worker.concurrency_budget import Runner
 from celery5.tasks.task import Task
-from celery5.workflows.compiler import CHUNK, EXPAND, Compiled, compile_workflow, make_later_map
+from celery5.workflows.compiler import CHUNK, EXPAND, MapSource, compile_workflow
 from celery5.workflows.compose import Composed, check_workflow
 from celery5.workflows.results import REFERENCE, Results, set_app
-from celery5.workflows.staging import RunTerms, stage
+from celery5.workflows.staging import RunTerms, stage, stage_items
+from celery5.workflows.tree import Map, Tree
 from celery5.workflows.values import RunValues, read_expression
 
 _RAW_LIST = msgspec.json.Decoder(list[Raw])
@@ -88,9 +90,7 @@ class MemberJobs:
         if not returned or type(outcome) is not Returned:
             return outcome
         try:
-            home = member.home or delivery.queue
-            compiled = compile_workflow(check_workflow(returned[0]).tree, home=home)
-            await self._publish(delivery, command, member, compiled)
+            await self._publish(delivery, command, member, check_workflow(returned[0]).tree)
         except Misconfigured as error:
             return PermanentFailure(
                 Reason.UNENCODABLE_RESULT, Failure(type="Misconfigured", message=str(error))
@@ -138,28 +138,44 @@ class MemberJobs:
     async def _expand(
         self, delivery: Delivery, command: Command, member: MemberId, task: Task[..., Any]
     ) -> Outcome:
-        """Make a map of the result of the step before."""
+        """Publish the items of a map, which are a value of the run."""
         redis = await self._app.connections.get_async_driver()
-        values = RunValues(redis, self._keys(delivery, member))
+        keys = self._keys(delivery, member)
+        values = RunValues(redis, keys)
         node = await values.read_node(member.run, member.node)
-        (items,) = await values.make_all(member.run, [read_expression(node["a"]["args"][0])])
+        (raw,) = await values.make_all(member.run, [read_expression(node["a"]["args"][0])])
         try:
-            listed = _RAW_LIST.decode(items)
+            items = _RAW_LIST.decode(raw)
         except msgspec.DecodeError:
-            shown = items[:80].decode(errors="replace")
+            shown = raw[:80].decode(errors="replace")
             raise BadArguments(
                 f"{task.name}.map() takes a list from the step before it, got {shown}"
             ) from None
-        keys = self._keys(delivery, member)
-        compiled = make_later_map(node["m"], task, listed, keys.queue)
-        await self._publish(delivery, command, member, compiled)
+        mapped = Map(task=task, items=items, star=bool(node.get("star")), chunk=node.get("chunk"))
+        source = MapSource(member.node, mapped, bool(node.get("keyed")))
+        # None when the run takes them no more: the settlement of this job says so, too.
+        count = await stage_items(redis, keys, source, member.run, generation=member.generation)
+        delivery.set_workflow(pack_record("items", count or 0))
         return Returned(b"null")
 
-    async def _publish(
-        self, delivery: Delivery, command: Command, member: MemberId, compiled: Compiled
-    ) -> None:
-        """Publish a workflow beside the run. The settlement of this delivery makes it live, and nothing else does."""
+    async def _publish(self, delivery: Delivery, command: Command, member: MemberId, tree: Tree) -> None:
+        """Publish a workflow beside the run. The settlement of this delivery makes it live, and nothing else does.
+
+        Raises:
+            Misconfigured: It cannot be a workflow, or is inside too many others.
+        """
         keys = self._keys(delivery, member)
+        redis = await self._app.connections.get_async_driver()
+        depth = await redis.perform(read_run(keys, member.run, ["depth"]))
+        limit = self._app.settings.workflow_nesting_limit
+        if int(depth.get("depth", b"0")) >= limit:
+            raise Misconfigured(
+                f"task {command.task} has returned a workflow inside {limit} others, as many as the setting "
+                "workflow_nesting_limit allows: does it return itself without end?"
+            )
+        # What holds at its failures is a job, whose dead letter can be replayed: a workflow has none.
+        policy = (await RunValues(redis, keys).read_node(member.run, member.node)).get("o")
+        compiled = compile_workflow(tree, on_error="hold" if policy == "hold" else None, home=keys.queue)
         run_id = derive_job_id(member.frame, delivery.queue, delivery.entry.decode())
         # Its deadline is that of the run that it is a part of: `advance.lua` sees to that.
         terms = RunTerms(
@@ -169,7 +185,7 @@ class MemberJobs:
             trace=command.trace,
             headers=command.headers,
         )
-        record = await stage(await self._app.connections.get_async_driver(), keys, compiled, terms)
+        record = await stage(redis, keys, compiled, terms)
         if record is None:
             raise CeleryError(f"run {run_id} is live already")
         delivery.set_workflow(record)

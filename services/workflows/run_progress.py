@@ -331,10 +331,12 @@ class RunRelay:
         """Return whether a job of a run has not ended. What is remembered of its id itself is forgotten in time."""
         name = f"node:{member.node}"
         child = f"run:{member.node}"  # the run that its job has returned, which is in its place
-        fields = await self._redis.perform(calls.read_run(keys, member.run, [name, child]))
+        total = f"total:{member.node}"  # the items of its map, which its job has read
+        fields = await self._redis.perform(calls.read_run(keys, member.run, [name, child, total]))
         word, _, generation = fields.get(name, b"").partition(b" ")
         if (
             child in fields
+            or (member.member is None and total in fields)
             or word not in (b"active", b"ending")
             or (generation or b"0") != b"%d" % member.generation
         ):

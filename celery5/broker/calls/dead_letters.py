@@ -88,7 +88,7 @@ def replay_jobs(keys: QueueKeys, jobs: Sequence[tuple[str, str, bytes, str]]) ->
 def purge_jobs(keys: QueueKeys, jobs: Sequence[tuple[str, str]]) -> Call[list[int]]:
     """Remove dead jobs (entry, id). Return DONE or GONE for each."""
     args: tuple[Word, ...] = tuple([word for job in jobs for word in job])
-    return script_call(PURGE, (keys.dead, keys.jobs), (*args,), _as_it_is, repeatable=True)
+    return script_call(PURGE, (keys.dead, keys.jobs), (keys.wake, *args), _as_it_is, repeatable=True)
 
 
 def _causes(raw: Any) -> dict[str, DeathCause]:

@@ -295,7 +295,7 @@ def revoke(keys: QueueKeys, job_ids: Sequence[str], *, ttl: float) -> Call[list[
     return script_call(
         REVOKE,
         named,
-        (GROUP, keys.revoke, to_ms(ttl), least, REVOKED_KEPT, kept_for, *ids),
+        (GROUP, keys.revoke, to_ms(ttl), least, REVOKED_KEPT, kept_for, keys.wake, *ids),
         _texts_of,
         repeatable=True,
     )

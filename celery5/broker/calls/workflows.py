@@ -21,12 +21,13 @@ ADVANCE = Script.load(
         "run_ends",
         "run_nodes",
         "run_maps",
+        "run_children",
         "run_steps",
         "run_outcomes",
     ),
 )
 CLAIM_HOME = Script.load("workflows/claim_home")
-STAGE = Script.load("workflows/stage")
+STAGE = Script.load("workflows/stage", "idle_runs")
 STAGE_ARGUMENTS = Script.load("workflows/stage_arguments")
 WATCH = Script.load("workflows/watch")
 DEFINE = Script.load("workflows/define")
@@ -129,11 +130,31 @@ def define_plan(keys: QueueKeys, digest: str, fields: Mapping[str, bytes]) -> Ca
     return script_call(DEFINE, (keys.plan(digest),), (to_ms(STAGED_LIFE), *words), int, repeatable=True)
 
 
-def stage_items(keys: QueueKeys, run_id: str, node: int, before: int, items: Sequence[bytes]) -> Call[int]:
-    """Put items of a map beside a run that is not live yet. Safe to repeat."""
+def stage_items(
+    keys: QueueKeys,
+    run_id: str,
+    node: int,
+    before: int,
+    items: Sequence[bytes],
+    *,
+    generation: int | None = None,
+) -> Call[int]:
+    """Put items of a map beside a run that is not live yet, or whose map waits for them. Safe to repeat.
+
+    Args:
+        before: How many items come before these.
+        generation: How often the node that waits for them was started again; None when the run is not live yet.
+    """
     words: tuple[Word, ...] = tuple(items)
+    waiting = "" if generation is None else node
     named = (keys.run(run_id), keys.run_items(run_id, node), keys.idle_runs)
-    return script_call(STAGE, named, (before, to_ms(STAGED_LIFE), run_id, *words), int, repeatable=True)
+    return script_call(
+        STAGE,
+        named,
+        (before, to_ms(STAGED_LIFE), run_id, waiting, generation or 0, *words),
+        int,
+        repeatable=True,
+    )
 
 
 def stage_arguments(keys: QueueKeys, run_id: str, first: int, texts: Sequence[bytes]) -> Call[int]:

@@ -220,8 +220,8 @@ class Node:
     dynamic: bool = False
     # Items of a map in one job.
     chunk: int | None = None
-    # Of a job that makes a map of its argument: the node of that map.
-    later_map: "Node | None" = None
+    # Of a map whose items are a value of the run: the message of the job that reads them, `arguments` says where.
+    expansion: Template | None = None
     # Of such a map: each item has all arguments of a job; the items bring the keys of a limit.
     star: bool = False
     is_keyed: bool = False
@@ -258,7 +258,7 @@ class Node:
             "h": self.hidden,
             "dynamic": self.dynamic,
             "chunk": self.chunk,
-            "m": self.later_map and self.later_map.to_plain(),
+            "m": self.expansion,
             "star": self.star,
             "keyed": self.is_keyed,
         }
@@ -281,7 +281,7 @@ class Plan:
     home: str
     # Nodes that nothing is before.
     roots: tuple[int, ...]
-    # Nodes that are maps over known items.
+    # Nodes that are maps.
     maps: tuple[int, ...]
     # How many nodes people count.
     size: int

@@ -112,8 +112,8 @@ class Reference:
     def _map(self, tree: Map, value: Any, context: Context) -> Any:
         policy = self._policy(tree.options.on_error or tree.task.send_options.on_error, context)
         source: Any = tree.items if tree.items is not None else value
-        if tree.items is None and not isinstance(source, list):  # the job that makes the map of it fails
-            return self._fail("fail" if policy in ("continue", "skip") else policy)
+        if tree.items is None and not isinstance(source, list):  # the job that reads its items fails
+            return self._fail(policy)
         items = list(source)
         results: list[Any] = []
         bad = 0
@@ -170,7 +170,7 @@ class Reference:
             return self._policy(tree.task.send_options.on_error, context) == "skip"
         if isinstance(tree, Map):
             own = tree.options.on_error or tree.task.send_options.on_error
-            return tree.items is not None and self._policy(own, context) == "skip"
+            return self._policy(own, context) == "skip"
         if isinstance(tree, Chain):
             return any(self._may_skip(step, context) for step in tree.steps)
         options = tree.options

@@ -51,10 +51,10 @@ def make_undone(shop: MortalShop) -> Workflow[Any]:
 WORKFLOWS: dict[str, tuple[Callable[[MortalShop], Workflow[Any]], Any, int]] = {
     "chain": (make_chain, 10, 4),
     "join": (make_join, 20, 6),
-    "dynamic": (make_dynamic, 8, 3),
+    "dynamic": (make_dynamic, 8, 6),
     "undone": (make_undone, "ValueError", 2),
 }
-"""What makes a workflow, what it comes to, and how many of its own jobs are done then."""
+"""What makes a workflow, what it comes to, and how many jobs are done then."""
 
 
 async def come_to(run: WorkflowRun[Any]) -> Any:

@@ -91,17 +91,24 @@ async def test_a_document_of_a_source_starts_one_run(app: App, tasks: SampleTask
 async def test_all_jobs_of_a_run_have_its_trace_and_name_it_in_the_log(app: App, tasks: SampleTasks) -> None:
     seen: list[tuple[str, str]] = []
 
-    @app.task(name="look", dynamic=True)
-    async def look(number: int) -> Any:
+    def note() -> None:
         job = current_job()
         assert job is not None
         seen.append((job.trace, job.run_id))
-        return look.map([0, 0]) if number else 0
+
+    @app.task(name="look")
+    async def look(_: int) -> None:
+        note()
+
+    @app.task(name="grow", dynamic=True)
+    async def grow() -> Any:
+        note()
+        return look.map([0, 0])
 
     with Lines() as lines:
         async with working(app, queues=QUEUES):
             with tracing(TRACE):
-                run = await (look.s(1) >> look.map([0, 0])).astart()
+                run = await (grow.s() >> look.map([0, 0])).astart()
             await run.aget()
             alone = await tasks.add.adelay(1, 2)
             await alone.aget()

@@ -24,7 +24,9 @@ local function erase_map(key, total)
 end
 for _, list in ipairs({KEYS[4], KEYS[5]}) do -- bound: two
   local runs = redis.pcall('ZRANGE', list, 0, -1)
-  for _, id in ipairs(runs.err and {} or runs) do -- bound: the runs of the queue, as above
+  runs = runs.err and {} or runs
+  while runs[1] do -- bound: the runs of the queue and their children, as above
+    local id = table.remove(runs)
     local key, packed = KEYS[3] .. id, redis.pcall('HGET', KEYS[6], id)
     local is_idle = type(packed) == 'string'
     local fields, names = is_idle and unpack_run(packed) or {}, is_idle and {} or redis.call('HGETALL', key)
@@ -33,7 +35,8 @@ for _, list in ipairs({KEYS[4], KEYS[5]}) do -- bound: two
       local node = string.match(name, '^total:(%d+)$')
       if node then erase_map(key .. ':' .. node, tonumber(value)) end
     end
-    gone = gone + redis.call('DEL', key, key .. ':undo', key .. ':args')
+    for _, child in ipairs(redis.call('LRANGE', key .. ':children', 0, -1)) do runs[#runs + 1] = child end -- bound: as above
+    gone = gone + redis.call('DEL', key, key .. ':undo', key .. ':args', key .. ':children')
   end
 end
 gone = gone + redis.call('DEL', KEYS[1], KEYS[2] .. 'unlimited', KEYS[4], KEYS[5], KEYS[6])

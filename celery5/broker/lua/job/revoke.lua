@@ -19,7 +19,8 @@
 --       4 the least ttl in ms
 --       5 how many jobs keys 12 and 13 keep
 --       6 their ttl in ms, and that of each job
---       7.. each job's id
+--       7 channel that wakes workers
+--       8.. each job's id
 -- Returns for each job: REVOKED (it will not run, and was not running), EXECUTING (a worker has it and
 -- is notified), the state of one that had ended before, or UNKNOWN. The mark on a job that a worker has (its place says V)
 -- lasts: it is never tried again, given back or recovered. Repeating the call returns the same again.
@@ -70,7 +71,7 @@ local function ended(result)
 end
 local found = {}
 for n = 14, #KEYS do -- bound: the jobs of this call
-  local id, result = ARGV[n - 7], KEYS[n]
+  local id, result = ARGV[n - 6], KEYS[n]
   local place = redis.call('HGET', jobs, id) or ''
   local kind, where = string.sub(place, 1, 1), string.sub(place, 2)
   if kind == 'D' or kind == 'R' or kind == 'H' then
@@ -113,4 +114,5 @@ if has_kept then
   redis.call('PEXPIRE', revoked, ARGV[6])
   redis.call('PEXPIRE', documents, ARGV[6])
 end
+notify_of_ends(ARGV[7])
 return found

@@ -257,7 +257,7 @@ end
 for _, node in ipairs(nodes) do -- bound: the outcomes of this call
   local frame, home = string.match(node, '^([^@]*)@?(.*)$')
   local noted = members[node]
-  local what = noted[1][1] >= 0 and {'members', frame, noted[1], noted[2]} or {noted[1][1] == -1 and 'one' or 'graft', frame, noted[2][1]}
+  local what = noted[1][1] >= 0 and {'members', frame, noted[1], noted[2]} or {noted[1][1] == -1 and 'one' or 'returned', frame, noted[2][1]}
   local record = cmsgpack.pack(what)
   if home == '' then
     redis.call('RPUSH', jobs .. ':ended', record)

@@ -8,7 +8,7 @@ local MOST_BYTES = 2048 -- of their values
 -- function, so that only calls that need them make them.
 local function list_words()
   return {'def', 'active', 'tail', 'until', 'parent', 'done', 'bad', 'skipped', 'error', 'wakes', 'created', 'held', 'life', 'all',
-    'watched', 'undone', 'failed_at', 'errors'}, {'node', 'left', 'value', 'watched', 'bad', 'run'}, {'done', 'waiting', 'skipped', 'counted', 'held', 'cut', 'again'}
+    'watched', 'undone', 'failed_at', 'errors', 'root', 'depth'}, {'node', 'left', 'value', 'watched', 'bad', 'run'}, {'done', 'waiting', 'skipped', 'counted', 'held', 'cut', 'again'}
 end
 -- Return the fields of a run as one value; nothing when they are too many, or too long. What is not there is `false` or missing. Its state
 -- is left out, and so are counters of 0.

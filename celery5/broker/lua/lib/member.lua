@@ -2,12 +2,18 @@
 -- `<run>~<node>.<generation>~<number>@<home>`.
 -- Note that a job has ended, if it is a member: for advance.lua, which moves runs on, on a list named after `jobs`; for a run
 -- whose home is another queue, in the outbox, which is named after it, too.
+local has_noted = false
 local function note_end(jobs, id, state, document)
   if not string.find(id, '~', 1, true) then return end
+  has_noted = true
   local home, record = string.match(id, '@(.*)$'), cmsgpack.pack({'end', id, state, document})
   if home then
     redis.call('XADD', jobs .. ':to-send', '*', 'home', home, 'record', record)
   else
     redis.call('RPUSH', jobs .. ':ended', record)
   end
+end
+-- Have the workers of the queue move runs on, if an end was noted by somebody who does not do so.
+local function notify_of_ends(wake)
+  if has_noted then redis.call('PUBLISH', wake, 'runs') end
 end

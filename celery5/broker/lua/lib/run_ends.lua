@@ -1,6 +1,7 @@
 -- Run ends: a part of advance.lua. When a run is looked at again, and how it ends, fails and is undone.
 -- Ask for a run to be looked at again, at the earliest of its deadline and what it waits for.
 local function look_at(run)
+  if run.fields.root then return end -- its deadline is that of the run that it is a part of, and it waits for jobs only
   local at = is_undoing(run) and now + LOOK or number(run, 'until')
   if get(run, 'state') == LIVE and run.fields.wakes then
     for _, one in ipairs(cmsgpack.unpack(run.fields.wakes)) do at = math.min(at, one[1]) end -- bound: the nodes that wait at once, 1000 at most
@@ -24,10 +25,33 @@ local function wake_no_more(run, n)
   put(run, 'wakes', left[1] and cmsgpack.pack(left) or false)
 end
 local STATES = {[SUCCESS] = 'SUCCESS', [FAILED] = 'DEAD', [CANCELLED] = 'REVOKED', [EXPIRED] = 'EXPIRED'}
+-- Return what the parent of a run that has succeeded takes for its value: JSON, or where it is: `@run` and an id. Where it is the value
+-- of one node, which itself says where it is, that is passed on: it is found at once, however many runs are inside each other.
+local function value_for_parent(run, text)
+  if text then return text end
+  local last = node_of(run, head_of(run)['end'])
+  local at = last and last.a and last.a.value
+  local value = type(at) == 'table' and #at == 1 and type(at[1]) == 'number' and get(run, 'value:' .. at[1])
+  return value and string.sub(value, 1, 5) ~= '@map ' and value or '@run ' .. run.id
+end
+-- Tell the run that a run is a part of how that has ended, or that it is undone.
+local function tell_parent(run, state, document, text)
+  local child = get(run, 'undoes')
+  if child then
+    put(run, 'undoes', false)
+    return record_later('undone', run.fields.parent)
+  end
+  -- What has not begun never will, unless it is retried: nobody waits for it.
+  local rest = number(run, 'all') - number(run, 'done') - number(run, 'bad') - number(run, 'skipped') - number(run, 'active') - number(run, 'held')
+  local root = root_of(run)
+  put(run, 'rest', math.max(0, rest))
+  if root then add(root, 'skipped', run.fields.rest) end
+  record_later('sub', run.fields.parent, STATES[state], state == SUCCESS and value_for_parent(run, text) or document)
+end
 -- End a run: store and announce its document, let its keys expire, and tell the run that it is a part of.
 local function end_run(run, state)
   local document = {'{"v":1,"id":', cjson.encode(run.id), ',"task":', cjson.encode(head_of(run).name or ''), ',"state":"', STATES[state], '"'}
-  local value = 'null'
+  local value = nil
   if state == SUCCESS then
     local last = head_of(run)['end']
     local node = last and node_of(run, last)
@@ -41,34 +65,50 @@ local function end_run(run, state)
   elseif get(run, 'error') then
     document[#document + 1] = ',"cause":' .. get(run, 'error')
   end
-  document[#document + 1] = string.format(',"value":%s,"home":%s,"sent":%.3f,"finished":%.3f}', value, cjson.encode(home), number(run, 'created') / 1000, now / 1000)
+  document[#document + 1] = string.format(',"value":%s,"home":%s,"sent":%.3f,"finished":%.3f}', value or 'null', cjson.encode(home), number(run, 'created') / 1000, now / 1000)
   local text = table.concat(document)
   put(run, 'state', state)
   put(run, 'ended', now)
   put(run, 'wakes', false)
-  run.expires = true
+  local root = root_of(run)
+  run.expires = not root or has_ended(root) -- a child stays for as long as the run that it is a part of
   if state == SUCCESS then run.work = {} end
   redis.call('SET', result_prefix .. run.id, text, 'PX', ttl)
   redis.call('PUBLISH', result_prefix .. run.id, text)
   redis.call('ZREM', due, run.id)
-  redis.call('ZADD', past, now, run.id)
-  redis.call('ZREMRANGEBYRANK', past, 0, -KEPT - 1)
-  redis.call('PEXPIRE', past, ttl)
-  record_later('keep', run.id, false, 0)
-  if get(run, 'watched') then to_outbox('unwatch', run.id) end
-  if run.fields.parent then
-    local stored = state == SUCCESS and not string.find(text, '"reason":"stored"', 1, true)
-    local outcome = state == SUCCESS and (stored and value or '{"$run":' .. cjson.encode(run.id) .. '}') or text
-    record_later('sub', run.fields.parent, STATES[state], outcome)
+  if not run.fields.root then
+    redis.call('ZADD', past, now, run.id)
+    redis.call('ZREMRANGEBYRANK', past, 0, -KEPT - 1)
+    redis.call('PEXPIRE', past, ttl)
   end
+  if run.expires then record_later('keep', run.id, false, 0) end
+  if get(run, 'watched') then to_outbox('unwatch', run.id) end
+  if run.fields.parent then tell_parent(run, state, text, value) end
   note_run(run, state)
+end
+local undo_next
+-- Undo a child that has succeeded. Returns whether there is anything to undo.
+local function undo_child(run, n)
+  local child = run_of(get(run, 'run:' .. n) or '')
+  if not child or get(child, 'state') ~= SUCCESS then return false end
+  put(run, 'undone', 1)
+  put(run, 'undoing:' .. n, 1)
+  add(run, 'active', 1)
+  put(child, 'undoes', 1)
+  put(child, 'state', UNDOING .. ' ' .. CANCELLED)
+  begin_undo(child)
+  undo_next(child)
+  return true
 end
 -- Send the undo task of the node that has ended last. Returns whether one is left.
 local function send_undo(run)
   while budget > 0 do -- bound: ARGV 1
     local n = redis.call('RPOP', run.key .. ':undo')
     if not n then return false end
-    local node = node_of(run, tonumber(n))
+    local with_child = string.match(n, '^run (%d+)$')
+    if with_child then add(run, 'undos', -1) end -- what is undone of the child is counted there
+    if with_child and undo_child(run, tonumber(with_child)) then return true end
+    local node = not with_child and node_of(run, tonumber(n))
     local undo_state = node and node.u and state_of(run, node.u)
     if node and node.u and (not undo_state or undo_state == 'cut') then -- cut with the others of a `first`
       put(run, 'undone', 1)
@@ -82,14 +122,16 @@ local function send_undo(run)
   return true
 end
 -- Compensate: undo the node that has ended last, or end the run when there is none left.
-local function undo_next(run)
+function undo_next(run)
   if send_undo(run) then return end
   end_run(run, string.sub(get(run, 'state'), #UNDOING + 2))
   end_undo(run)
 end
--- Go on with a run that fails, when all its jobs have ended.
+-- Go on with a run that fails, when all its jobs have ended, and with the one that it is a part of.
 local function go_on_failing(run)
+  local root = root_of(run)
   if is_undoing(run) and number(run, 'active') <= 0 then undo_next(run) end
+  if root and is_undoing(root) and number(root, 'active') <= 0 then undo_next(root) end
 end
 -- Note why a run fails, and at which node.
 local function note_error(run, error, n)
@@ -104,8 +146,10 @@ local function fail_run(run, state, error, n)
   put(run, 'wakes', false)
   local is_active = number(run, 'active') > 0
   if is_active then to_outbox('revoke', run.id, 'retries', number(run, 'retries')) end
-  -- What runs still may succeed, and is undone then. A run is cancelled when nothing of it can begin any more.
-  if redis.call('EXISTS', run.key .. ':undo') == 1 or (is_active and (head_of(run).undo or state == CANCELLED)) then
+  local has_children = is_active and redis.call('EXISTS', run.key .. ':children') == 1
+  if has_children then record_later('stop', run.id, 0) end
+  -- What runs still may succeed, and is undone then. A run is cancelled when nothing of it can begin any more, and ends after its children.
+  if redis.call('EXISTS', run.key .. ':undo') == 1 or (is_active and (head_of(run).undo or has_children or state == CANCELLED)) then
     put(run, 'state', UNDOING .. ' ' .. state)
     begin_undo(run)
     look_at(run)
@@ -116,7 +160,13 @@ local function fail_run(run, state, error, n)
 end
 -- Undo a step that has succeeded when its run had ended: the run ends once.
 local function undo_after_end(run)
-  if get(run, 'state') == SUCCESS then return redis.call('PEXPIRE', run.key .. ':undo', ttl) end
+  if get(run, 'state') == SUCCESS then
+    local root = root_of(run)
+    if not root or has_ended(root) then return redis.call('PEXPIRE', run.key .. ':undo', ttl) end
+    local id, n = parse(run.fields.parent)
+    if redis.call('LLEN', run.key .. ':undo') == 1 and run_of(id) then undo_later(run_of(id), 'run ' .. n) end -- the first of this child
+    return
+  end
   note_undoing(run)
   send_undo(run)
 end

@@ -1,6 +1,7 @@
 -- Run maps: a part of advance.lua. Sends the members of a map, and ends it.
 -- Send members of a map, as far as its window and the budget allow: first those that a retry sends again.
 local function refill(run, n, node, generation)
+  if not may_begin(run) then return end
   local items = run.key .. ':' .. n .. ':items'
   local sent, total, again = number(run, 'sent:' .. n), number(run, 'total:' .. n), number(run, 'again:' .. n)
   local out = sent - number(run, 'done:' .. n) - number(run, 'failed:' .. n) - number(run, 'held:' .. n) - again
@@ -33,7 +34,7 @@ local function end_map(run, n, node, generation)
   if state ~= 'active' then return end
   if total - bad >= need_of(node, total) or (bad > 0 and node.o == 'skip' and not node.q) then
     note_members(run, n, node, generation)
-    return succeed(run, n, node, generation, '{"$map":' .. n .. '}')
+    return succeed(run, n, node, generation, '@map ' .. n)
   end
   local document = get(run, 'error:' .. n) or ''
   if node.q then
@@ -42,4 +43,15 @@ local function end_map(run, n, node, generation)
   end
   -- A map that holds its failures ends with those whose dead letters were purged: it is not held again.
   fail_node(run, n, node, generation, node.o == 'hold' and 'PURGED' or 'DEAD', document)
+end
+-- Begin a map: at once, or with a job that reads its items from the values before it, and tells them to the run.
+local function begin_map(run, n, node, generation)
+  set_state(run, n, 'active', generation)
+  if node.m and not get(run, 'total:' .. n) then
+    local is_away = node.queue and node.queue ~= home
+    add(run, 'active', 1)
+    return send_job(run, n, {task = node.task, t = node.m, x = node.x, l = node.l, p = is_away and {queue = node.queue, lane = node.l}}, generation)
+  end
+  refill(run, n, node, generation)
+  end_map(run, n, node, generation)
 end

@@ -4,24 +4,26 @@ local function later(run, what, n, is_bad) run.work[#run.work + 1] = {what, n, i
 local function feed_all(run, node, is_bad)
   for _, after in ipairs(node.f or {}) do later(run, 'feed', after, is_bad) end -- bound: the feeds of a node, 100 at most
 end
--- Return whether people count a node: of a map they count the members.
-local function is_counted(node) return not node.h and node.k ~= 'map' end
+-- Return whether people count a node: of a map they count the members, as soon as they are known.
+local function is_counted(run, n, node) return not node.h and (node.k ~= 'map' or not get(run, 'total:' .. n)) end
 -- Keep the value of a node that has succeeded. It is undone if the run fails, whether or not the run waited for it.
 local function keep_value(run, n, node, value)
-  put(run, 'value:' .. n, node.o == 'continue' and node.k ~= 'map' and '{"state":"SUCCESS","value":' .. value .. '}' or value)
-  if not node.u then return end
-  redis.call('RPUSH', run.key .. ':undo', n)
-  note_late_success(run)
+  local is_reference = string.sub(value, 1, 1) == '@' -- where the value is: no JSON begins so
+  if node.o == 'continue' and node.k ~= 'map' then value = is_reference and '@outcome ' .. value or '{"state":"SUCCESS","value":' .. value .. '}' end
+  put(run, 'value:' .. n, value)
+  if node.u then undo_later(run, n) end
+  local child = node.dynamic and get(run, 'run:' .. n)
+  if child and redis.call('EXISTS', prefix .. child .. ':undo') == 1 then undo_later(run, 'run ' .. n) end
 end
 local function succeed(run, n, node, generation, value)
   set_state(run, n, 'done', generation)
   keep_value(run, n, node, value)
-  if is_counted(node) then add(run, 'done', 1) end
+  if is_counted(run, n, node) then add(run, 'done', 1) end
   feed_all(run, node, false)
 end
 local function skip(run, n, node)
   set_state(run, n, 'skipped', select(2, state_of(run, n)))
-  if is_counted(node) then add(run, 'skipped', 1) end
+  if is_counted(run, n, node) then add(run, 'skipped', 1) end
   feed_all(run, node, true)
 end
 local function outcome_of(state, document)
@@ -33,11 +35,12 @@ local function fail_node(run, n, node, generation, state, document)
     return succeed(run, n, node, generation, 'null')
   end
   local policy = node.o or 'fail'
-  if policy == 'hold' and state == 'DEAD' then
+  -- The dead letters of a child are its own: it holds them itself.
+  if policy == 'hold' and state == 'DEAD' and not (node.dynamic and get(run, 'run:' .. n)) then
     add(run, 'held', 1)
     return set_state(run, n, 'held', generation)
   end
-  if is_counted(node) then add(run, 'bad', 1) end
+  if is_counted(run, n, node) then add(run, 'bad', 1) end
   note_failure(run, n, node, generation, state, document, policy == 'fail' or policy == 'apart' or policy == 'hold')
   if policy == 'continue' then
     set_state(run, n, 'done', generation)

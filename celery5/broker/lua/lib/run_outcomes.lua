@@ -1,21 +1,16 @@
 -- Run outcomes: a part of advance.lua. Counts the jobs that have ended: of single nodes, and of maps.
--- Read the parts of an id of a member: run, node, generation, and the number in a map.
-local function parse(id)
-  local run, n, generation, member = string.match(id, '^([^~]+)~(%d+)%.?(%d*)~?(%d*)')
-  return run, tonumber(n), tonumber(generation) or 0, tonumber(member)
-end
 -- Count an end that comes when the run is not live any more: what has ended then is known to a retry.
 local function end_late(run, n, node, generation, state, value)
   local node_state, current = state_of(run, n)
   if current ~= generation or not (node_state == 'active' or node_state == 'failed' or node_state == 'held' or node_state == 'ending') then return end
   if node_state == 'failed' then
-    if is_counted(node) then add(run, 'bad', -1) end
+    if is_counted(run, n, node) then add(run, 'bad', -1) end
   else
     add(run, node_state == 'held' and 'held' or 'active', -1)
   end
   local is_success = state == 'SUCCESS'
   set_state(run, n, is_success and 'late' or 'failed', generation)
-  if is_counted(node) then add(run, is_success and 'done' or 'bad', 1) end
+  if is_counted(run, n, node) then add(run, is_success and 'done' or 'bad', 1) end
   if is_undo(node) then count_undo(run, n, node, generation, node_state, state, value) end
   if is_success then keep_value(run, n, node, value) else note_late(run, n, node, generation, state, value) end
   if is_success and node.u and not is_undoing(run) then undo_after_end(run) end

@@ -30,11 +30,9 @@ function begin(run, n, node)
   if node.k == 'job' then
     set_state(run, n, 'active', generation)
     add(run, 'active', 1)
-    send_job(run, n, node, generation)
+    if not retry_child(run, n, node, generation) then send_job(run, n, node, generation) end
   elseif node.k == 'map' then
-    set_state(run, n, 'active', generation)
-    refill(run, n, node, generation)
-    end_map(run, n, node, generation)
+    begin_map(run, n, node, generation)
   elseif node.k == 'sleep' then
     set_state(run, n, 'waiting')
     wake_at(run, n, now + node.d)
@@ -72,7 +70,13 @@ local function feed(run, n, is_bad)
     to_outbox('revoke', run.id, 'retries', number(run, 'retries'), 'from', node.from, 'to', node.to)
     for other = node.from, node.to - 1 do -- bound: the nodes of a `first`, 1000 at most
       local its_state, generation = state_of(run, other)
-      if not its_state or its_state == 'waiting' then set_state(run, other, 'cut') elseif its_state == 'active' then set_state(run, other, 'ending', generation) end
+      if not its_state or its_state == 'waiting' then
+        set_state(run, other, 'cut')
+      elseif its_state == 'active' then
+        set_state(run, other, 'ending', generation)
+        local child = get(run, 'run:' .. other)
+        if child then record_later('cancel', child) end
+      end
     end
     return feed_all(run, node, false)
   end
@@ -82,7 +86,7 @@ local function feed(run, n, is_bad)
 end
 -- Do the work of a run that is at hand, as far as the budget goes.
 local function work_on(run)
-  while run.work[1] and get(run, 'state') == LIVE and budget > 0 do -- bound: ARGV 1
+  while run.work[1] and may_begin(run) and budget > 0 do -- bound: ARGV 1
     local what, n, is_bad = unpack(table.remove(run.work))
     budget = budget - 0.25
     if what == 'feed' then
@@ -92,5 +96,5 @@ local function work_on(run)
       if not node then fail_run(run, FAILED, outcome_of('DEAD', '')) else begin(run, n, node) end
     end
   end
-  if run.work[1] and get(run, 'state') == LIVE then record_later('move', run.id) end
+  if run.work[1] and may_begin(run) then record_later('move', run.id) end
 end

@@ -4,9 +4,10 @@ local LOOK = 60000 -- ms until a run that stops is looked at again
 local function is_undo(node) return node.k == 'job' and node.h and node.name == 'undo' end
 -- A run that is being undone has the state `undoing`, and that in which it will end.
 local function is_undoing(run) return string.find(get(run, 'state'), UNDOING, 1, true) == 1 end
--- Note that a run stops, from now on.
+local function has_ended(run) return get(run, 'state') ~= LIVE and not is_undoing(run) end
+-- Note that a run stops, from now on; of a child, that the run does that it is a part of.
 local function note_undoing(run)
-  redis.call('ZADD', undoing, 'NX', now, run.id)
+  redis.call('ZADD', undoing, 'NX', now, run.fields.root or run.id)
   redis.call('ZREMRANGEBYRANK', undoing, 0, -KEPT - 1)
   for _, id in ipairs(redis.call('ZRANGE', undoing, 0, 4)) do -- bound: five
     if id ~= run.id and redis.call('EXISTS', prefix .. id) == 0 then redis.call('ZREM', undoing, id) end -- it has expired
@@ -15,11 +16,12 @@ local function note_undoing(run)
 end
 local function begin_undo(run)
   local count = redis.call('LLEN', run.key .. ':undo')
-  if count > 0 then put(run, 'undos', count) end
+  add(run, 'undos', count)
   note_undoing(run)
 end
 -- Forget a run that has ended, when none of its undo jobs is dead any more.
 local function end_undo(run)
+  run = root_of(run) or run
   if not is_undoing(run) and number(run, 'undo_bad') <= number(run, 'undo_purged') then redis.call('ZREM', undoing, run.id) end
 end
 -- Note that a step is to be undone that has succeeded when its run was not live any more.
@@ -27,8 +29,14 @@ local function note_late_success(run)
   local state = get(run, 'state')
   if state ~= LIVE and state ~= SUCCESS then add(run, 'undos', 1) end
 end
+-- Have what is done in a run undone when it fails: a node, or `run` and the node in whose place a child is.
+local function undo_later(run, what)
+  redis.call('RPUSH', run.key .. ':undo', what)
+  note_late_success(run)
+end
 -- Count an undo job that has ended, and what it was before: `failed` when its dead letter was replayed, or purged.
 local function count_undo(run, n, node, generation, before, state, document)
+  local root = root_of(run)
   if state == 'PURGED' and before == 'failed' then
     add(run, 'undo_purged', 1)
     set_state(run, n, 'counted', generation) -- it cannot be replayed any more
@@ -39,10 +47,12 @@ local function count_undo(run, n, node, generation, before, state, document)
   if state == 'SUCCESS' then
     add(run, 'undo_done', 1)
     if get(run, 'undo_failed_at') == tostring(n) then put(run, 'undo_error', false) end
+    if root and number(root, 'undo_bad') <= 0 then put(root, 'undo_error', false) end
   elseif not get(run, 'undo_error') then
     put(run, 'undo_error', failure_of(run, n, node, generation, state, document))
     put(run, 'undo_failed_at', tostring(n))
     put(run, 'undo_of', node.of or false)
+    if root and not get(root, 'undo_error') then put(root, 'undo_error', run.fields.undo_error) end
   end
   end_undo(run)
 end

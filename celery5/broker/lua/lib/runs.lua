@@ -22,6 +22,8 @@ local function run_of(id)
   runs[id] = false
   return false
 end
+-- Return the run that people have started of which a run is a part, if it is one: a child, which a job has returned.
+local function root_of(run) return run.fields.root and run_of(run.fields.root) end
 local function get(run, name)
   local value = run.fields[name]
   if value == nil and run.place == 'hash' then
@@ -35,9 +37,6 @@ local function put(run, name, value)
   run.changed[name] = true
 end
 local function number(run, name) return tonumber(get(run, name) or 0) end
-local function add(run, name, by)
-  if by ~= 0 then put(run, name, number(run, name) + by) end
-end
 -- Return all fields of a run as one value, when it is idle, and they are neither many nor long; else nothing.
 local function pack_idle(run)
   if run.place == 'hash' then
@@ -75,7 +74,7 @@ local function write_runs()
       for first = 1, #gone, 500 do -- bound: as above
         redis.call('HDEL', run.key, unpack(gone, first, math.min(first + 499, #gone)))
       end
-      if run.expires then redis.call('PEXPIRE', run.key, ttl) end
+      if run.expires or run.fields.root and not root_of(run) then redis.call('PEXPIRE', run.key, ttl) end
     end
   end
   for first = 1, #places, 500 do -- bound: the jobs that were sent
@@ -97,6 +96,22 @@ local function node_of(run, n)
 end
 -- Return what all runs of a definition share: `name`, `end`, `all` and `maps`.
 local function head_of(run) return node_of(run, 'head') or {} end
+local COUNTS = {all = true, done = true, bad = true, skipped = true, active = true, held = true, undos = true, undo_done = true,
+  undo_bad = true, undo_purged = true}
+local add
+-- Add to a number of a run. What people count, they count in the run that they have started.
+function add(run, name, by)
+  if by == 0 then return end
+  put(run, name, (tonumber(get(run, name)) or name == 'all' and head_of(run).all or 0) + by)
+  local root = COUNTS[name] and root_of(run)
+  if root then add(root, name, by) end
+end
+-- Return whether jobs of a run may begin: it is live, and so is the run that it is a part of.
+local function may_begin(run)
+  if get(run, 'state') ~= LIVE then return false end
+  local root = root_of(run)
+  return not run.fields.root or root and get(root, 'state') == LIVE
+end
 -- Return how many ms a run has, from its start or from a retry on.
 local function life_of(run) return tonumber(get(run, 'life')) or number(run, 'until') - number(run, 'created') end
 -- Let a definition stay for as long as a run may need it.
@@ -124,4 +139,9 @@ local function member_id(run, n, generation, member, by_outbox)
   if generation > 0 then id = id .. '.' .. generation end
   if member then id = id .. '~' .. member end
   return by_outbox and id .. '@' .. home or id
+end
+-- Read the parts of an id of a member: run, node, generation, and the number in a map.
+local function parse(id)
+  local run, n, generation, member = string.match(id, '^([^~]+)~(%d+)%.?(%d*)~?(%d*)')
+  return run, tonumber(n), tonumber(generation) or 0, tonumber(member)
 end

@@ -33,7 +33,7 @@ local LIVE, SUCCESS, FAILED, CANCELLED, EXPIRED, UNDOING = 'live', 'success', 'f
 local now = now_ms()
 local runs, order, nodes, places, earliest = {}, {}, {}, {}, nil
 local PAGE = 200 -- keys or nodes that one step looks at, where they are many
-local HEADER = {'def', 'state', 'active', 'tail', 'until', 'parent', 'done', 'bad', 'skipped', 'error', 'work', 'wakes', 'created', 'held'}
+local HEADER = {'def', 'state', 'active', 'tail', 'until', 'parent', 'done', 'bad', 'skipped', 'error', 'work', 'wakes', 'created', 'held', 'root'}
 -- libs
 local handlers = {}
 -- Start a run that has `life` ms, of a plan of `size` nodes, unless there is one of its id. `totals` has each map, and how many items of
@@ -55,7 +55,10 @@ function handlers.start(id, life, size, fields, roots, totals, waits)
   put(run, 'created', now)
   put(run, 'until', now + life)
   keep_definition(run)
-  if totals[1] then put(run, 'all', head_of(run).all) end
+  if fields.root then
+    put(run, 'all', 0)
+    add(run, 'all', head_of(run).all)
+  end
   for _, map in ipairs(totals) do -- bound: as above
     put(run, 'total:' .. map[1], map[2])
     redis.call('PERSIST', run.key .. ':' .. map[1] .. ':items')
@@ -88,10 +91,26 @@ function handlers.members(frame, members, values)
   end_members(run, n, generation, members, values)
   work_on(run)
 end
--- A run that is a part of another one has ended: the node in whose place it was ends with it.
+-- A child has ended: the node in whose place it is ends with it.
 function handlers.sub(frame, state, outcome)
   if state == 'SUCCESS' then return handlers.one(frame, outcome) end
   return handlers['end'](frame, state, outcome)
+end
+-- A child that had succeeded is undone, because its parent fails.
+function handlers.undone(frame)
+  local id, n = parse(frame)
+  local run = id and run_of(id)
+  if not run or not get(run, 'undoing:' .. n) then return end
+  put(run, 'undoing:' .. n, false)
+  add(run, 'active', -1)
+  go_on_failing(run)
+end
+-- Cancel the children of a run that has stopped, from a position on.
+function handlers.stop(id, from)
+  local children = redis.call('LRANGE', prefix .. id .. ':children', from, from + PAGE - 1)
+  for _, child in ipairs(children) do handlers.cancel(child) end -- bound: PAGE
+  budget = budget - #children / 4
+  if #children == PAGE then record_later('stop', id, from + PAGE) end
 end
 -- Go on sending members of a map.
 function handlers.fill(id, n)
@@ -99,7 +118,7 @@ function handlers.fill(id, n)
   if not run then return end
   put(run, 'filling:' .. n, false)
   local node_state, generation = state_of(run, n)
-  if get(run, 'state') == LIVE and node_state == 'active' then refill(run, n, node_of(run, n), generation) end
+  if node_state == 'active' then refill(run, n, node_of(run, n), generation) end
 end
 function handlers.move(id)
   local run = run_of(id)
@@ -179,23 +198,44 @@ function handlers.signal(id, name, value, signal_id)
   put(run, 'kept:' .. name, cmsgpack.pack(kept))
   return 1
 end
--- Put a workflow that a job has returned in the place of its node: the job is settled now, so it is live now.
-function handlers.graft(frame, packed)
+-- Take how many items a map has, which a job has published.
+local function begin_items(run, n, node, generation, total)
+  if redis.call('LLEN', run.key .. ':' .. n .. ':items') ~= total then return false end
+  redis.call('PERSIST', run.key .. ':' .. n .. ':items')
+  add(run, 'active', -1)
+  add(run, 'all', total - (is_counted(run, n, node) and 1 or 0))
+  put(run, 'total:' .. n, total)
+  begin_map(run, n, node, generation)
+  return true
+end
+-- Take what a job has returned in place of a value: a workflow, which becomes its child, or the items of a map. The job is settled now, so
+-- it is live now.
+function handlers.returned(frame, packed)
   local id, n, generation = parse(frame)
   local run = id and run_of(id)
   local node = run and node_of(run, n)
-  local node_state, current = nil, 0
-  if node then node_state, current = state_of(run, n) end
-  if node_state ~= 'active' or current ~= generation or get(run, 'run:' .. n) then return end
-  if get(run, 'state') ~= LIVE then return end_single(run, n, generation, 'REVOKED', '') end
-  local record = cmsgpack.unpack(packed)
-  put(run, 'run:' .. n, record[2])
-  record[3], record[5].parent = math.max(1, number(run, 'until') - now), frame
-  if handlers.start(unpack(record, 2)) == -1 then
-    end_single(run, n, generation, 'DEAD', cjson.encode({v = 1, id = frame, task = node.task or '', state = 'DEAD',
-      failure = {type = 'ResultLost', message = 'the workflow that the job returned was lost before it began'}}))
-    work_on(run)
+  if not node then return end
+  local node_state, current = state_of(run, n)
+  local is_map = node.k == 'map'
+  if current ~= generation or get(run, (is_map and 'total:' or 'run:') .. n) then return end
+  local is_held = node_state == 'held'
+  if not may_begin(run) or not is_held and node_state ~= 'active' then
+    end_single(run, n, generation, 'REVOKED', '')
+    return work_on(run)
   end
+  if is_held then
+    add(run, 'held', -1)
+    add(run, 'active', 1)
+    set_state(run, n, 'active', generation)
+  end
+  local record = cmsgpack.unpack(packed)
+  local is_begun
+  if is_map then is_begun = begin_items(run, n, node, generation, record[2]) else is_begun = begin_child(run, n, record, frame, handlers.start) ~= -1 end
+  if not is_begun then
+    end_single(run, n, generation, 'DEAD', cjson.encode({v = 1, id = frame, task = node.task or '', state = 'DEAD',
+      failure = {type = 'ResultLost', message = 'what the job has returned was lost before it began'}}))
+  end
+  work_on(run)
 end
 -- Have the keys of a run expire, or stay, from a position on: there may be many.
 function handlers.keep(id, stays, from)
@@ -206,9 +246,11 @@ function handlers.keep(id, stays, from)
     end
     position = position + 1
   end
+  if run and not stays and not has_ended(run) then return end -- a child that is being stopped: at its end
   visit('')
   visit(':undo')
   visit(':args')
+  visit(':children')
   for _, n in ipairs(run and head_of(run).maps or {}) do -- bound: the maps of a plan, 500 at most
     for _, name in ipairs({':items', ':done', ':bad', ':held', ':again'}) do visit(':' .. n .. name) end -- bound: five
     local buckets, base = math.ceil(number(run, 'total:' .. n) / BUCKET), position
@@ -219,6 +261,10 @@ function handlers.keep(id, stays, from)
     position = base + buckets
     if position >= last then break end
   end
+  for _, child in ipairs(position < last and redis.call('LRANGE', key .. ':children', math.max(0, from - position), last - position - 1) or {}) do -- bound: PAGE
+    record_later('keep', child, stays, 0)
+  end
+  position = position + redis.call('LLEN', key .. ':children')
   budget = budget - PAGE / 8
   if position >= last then record_later('keep', id, stays, last) end
 end
@@ -237,16 +283,17 @@ local function reset(run, n, node)
       add(run, 'bad:' .. after, -1)
     end
   end
-  if is_counted(node) then
+  if is_counted(run, n, node) then
     if node_state == 'skipped' then add(run, 'skipped', -1) elseif node_state == 'counted' or node_state == 'failed' then add(run, 'bad', -1) end
   end
   if node_state == 'held' then add(run, 'held', -1) end
-  put(run, 'run:' .. n, false)
+  if node.dynamic and not child_to_retry(run, n, node) then put(run, 'run:' .. n, false) end
   set_state(run, n, 'again', generation + 1)
   if node.k == 'map' and node_state ~= 'skipped' then
     local key = run.key .. ':' .. n
     for _, name in ipairs({'bad', 'held'}) do redis.call('BITOP', 'OR', key .. ':again', key .. ':again', key .. ':' .. name) end -- bound: two
     redis.call('DEL', key .. ':bad', key .. ':held')
+    if not get(run, 'total:' .. n) then redis.call('DEL', key .. ':items') end -- those that its job may have published in part
     local again = number(run, 'failed:' .. n) + number(run, 'held:' .. n)
     add(run, 'again:' .. n, again)
     add(run, 'bad', -number(run, 'failed:' .. n))
@@ -259,27 +306,41 @@ local function reset(run, n, node)
   if node_state ~= 'skipped' and node.k ~= 'end' and not (node.k == 'gate' and number(run, 'left:' .. n) > 0) then later(run, 'begin', n) end
 end
 -- Start what has failed in a run again, PAGE nodes from `from` on. Returns the node to go on from, 0 when the run is live again,
--- -1 when it has not failed, -2 when its jobs have not all ended, -3 when it was undone, -4 when it is not known.
-function handlers.again(id, from)
+-- -1 when it has not failed, -2 when its jobs have not all ended, -3 when it was undone, -4 when it is not known, -5 when it is a child,
+-- which is retried with its parent.
+function handlers.again(id, from, by_parent)
   local run = run_of(id)
   if not run then return -4 end
+  if run.fields.root then
+    if not by_parent then return -5 end
+    local parent = run_of((parse(run.fields.parent)))
+    if not parent or not may_begin(parent) then return record_later('sub', run.fields.parent, 'REVOKED', '') end
+  end
   local state = get(run, 'state')
   if state == LIVE or state == SUCCESS then return -1 end
   if is_undoing(run) or number(run, 'active') > 0 then return -2 end
   if get(run, 'undone') then return -3 end
   local size = redis.call('HLEN', definitions .. run.fields.def) - 1
   if size < 1 then return -4 end
-  if from == 0 then record_later('keep', run.id, true, 0) end
+  if from == 0 and not by_parent then record_later('keep', run.id, true, 0) end -- that of the parent keeps the children, too
   for n = from, math.min(from + PAGE, size) - 1 do -- bound: PAGE
     local node = node_of(run, n)
     if node then reset(run, n, node) end
   end
-  if from + PAGE < size then return from + PAGE end
+  if from + PAGE < size then
+    if by_parent then record_later('again', id, from + PAGE, true) end
+    return from + PAGE
+  end
   put(run, 'state', LIVE)
   for _, name in ipairs({'error', 'errors', 'failed_at'}) do put(run, name, false) end -- bound: three
   add(run, 'retries', 1)
+  local root = root_of(run)
   put(run, 'life', life_of(run))
-  put(run, 'until', now + run.fields.life)
+  put(run, 'until', root and number(root, 'until') or now + run.fields.life)
+  if root then
+    add(root, 'skipped', -number(run, 'rest'))
+    put(run, 'rest', 0)
+  end
   keep_definition(run)
   redis.call('DEL', result_prefix .. id)
   redis.call('ZREM', past, id)
