@@ -100,15 +100,15 @@ async def test_all_jobs_of_a_run_have_its_trace_and_name_it_in_the_log(app: App,
     async def look(_: int) -> None:
         note()
 
-    @app.task(name="grow", dynamic=True)
-    async def grow() -> Any:
+    @app.task(name="bring", dynamic=True)
+    async def bring() -> Any:
         note()
         return look.map([0, 0])
 
     with Lines() as lines:
         async with working(app, queues=QUEUES):
             with tracing(TRACE):
-                run = await (grow.s() >> look.map([0, 0])).astart()
+                run = await (bring.s() >> look.map([0, 0])).astart()
             await run.aget()
             alone = await tasks.add.adelay(1, 2)
             await alone.aget()

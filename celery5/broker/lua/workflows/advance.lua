@@ -247,6 +247,7 @@ function handlers.keep(id, stays, from)
     position = position + 1
   end
   if run and not stays and not has_ended(run) then return end -- a child that is being stopped: at its end
+  if run then run.expires = not stays end -- where it is written only at the end of this call
   visit('')
   visit(':undo')
   visit(':args')
