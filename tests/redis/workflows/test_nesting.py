@@ -71,12 +71,12 @@ class NestedTasks:
     def returning(self, workflow: Callable[[], Any], **options: Any) -> Any:
         """Return a call of a dynamic task that returns a workflow."""
 
-        @self.app.task(name=f"returning-{len(self.app.tasks)}", dynamic=True, **options)
         async def dynamic() -> Any:
             self.done.append(("returned", None))
             return workflow()
 
-        return dynamic.s()
+        task: Any = self.app.task(name=f"returning-{len(self.app.tasks)}", dynamic=True, **options)(dynamic)
+        return task.s()
 
     def count(self, name: str) -> int:
         """Return how often a task has run."""
@@ -154,7 +154,7 @@ def find_keys(client: "redis.Redis", app: App) -> dict[str, int]:
     """Return the keys of runs, with their time to live in ms, -1 for ever."""
     prefix = app.queue("default").run_prefix
     keys: Any = client.keys(f"{prefix}*")
-    return {key.decode(): int(client.pttl(key)) for key in keys}  # type: ignore[arg-type]
+    return {key.decode(): int(client.pttl(key)) for key in keys}
 
 
 @shaped
