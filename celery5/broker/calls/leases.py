@@ -15,7 +15,7 @@ from celery5.protocol.process.standing import pack_silence
 JOIN = Script.load("cluster/join")
 RENEW_LEASE = Script.load("cluster/renew_lease", "clock", "lane")
 RECOVER = Script.load("job/recover", "clock", "lane", "ending", "member", "admission", "causes")
-LEAVE = Script.load("cluster/leave")
+LEAVE = Script.load("cluster/leave", "lane")
 ANNOUNCE_CODE = Script.load("cluster/announce_code", "clock", "foreign")
 MAX_CAUSE = 1000
 """Characters of the cause of a death that a dead letter keeps."""
@@ -168,7 +168,8 @@ def announce_code(
 
 def leave_queue(keys: QueueKeys, worker: str) -> Call[int]:
     """Leave a queue. Return on how many lanes jobs were still held."""
-    return script_call(LEAVE, (keys.leases, *keys.streams), (GROUP, worker), int, repeatable=True)
+    named = (keys.leases, keys.run_outbox, *keys.streams)
+    return script_call(LEAVE, named, (GROUP, worker), int, repeatable=True)
 
 
 def _heartbeat_reply(raw: Any) -> HeartbeatReply:

@@ -21,20 +21,24 @@ if not mine or tonumber(mine) <= 0 then return {0, 0, -1, -1, '', {}, now, 0, 0}
 redis.call('ZADD', leases, string.format('%.4f', now + ARGV[2]), ARGV[1])
 local lapsed = redis.call('ZCOUNT', leases, '-inf', now)
 -- A read that was under way while its worker was recovered may have been served later: jobs without a live worker.
+-- Return how many there are.
 local function look(stream)
+  local count = 0
   for _, consumer in ipairs(consumers_of(stream, ARGV[3])) do -- bound: the workers of the queue
     if not redis.call('ZSCORE', leases, consumer.name) then
       -- Valkey makes a consumer anew, empty, when a read in the name of a worker ends that others have recovered.
-      if consumer.pending == 0 then redis.call('XGROUP', 'DELCONSUMER', stream, ARGV[3], consumer.name) else lapsed = lapsed + 1 end
+      if consumer.pending == 0 then redis.call('XGROUP', 'DELCONSUMER', stream, ARGV[3], consumer.name) else count = count + 1 end
     end
   end
+  return count
 end
-look(KEYS[5])
+lapsed = lapsed + look(KEYS[5])
+look(KEYS[4] .. ':to-send') -- workers take its entries over by themselves
 for n = 6, 8 do -- bound: three lanes
   if redis.call('EXISTS', KEYS[n]) == 1 then
     redis.pcall('XGROUP', 'CREATE', KEYS[n], ARGV[3], '0')
     lanes = lanes .. string.sub('hlg', n - 5, n - 5)
-    look(KEYS[n])
+    lapsed = lapsed + look(KEYS[n])
   end
 end
 local lapse = -1

@@ -257,5 +257,6 @@ write(at)
 for task in pairs(freed) do redis.call('PUBLISH', ARGV[7], task) end -- bound: ARGV 4
 if left == 0 then return {name, back, dead_lettered, 1} end
 for _, stream in pairs(streams) do redis.pcall('XGROUP', 'DELCONSUMER', stream, group, name) end -- bound: the four lanes
+remove_consumer(jobs .. ':to-send', group, name)
 redis.call('ZREM', leases, name)
 return {name, back, dead_lettered, 0}

@@ -12,6 +12,11 @@ local function consumers_of(stream, group)
   for n, consumer in ipairs(consumers) do consumers[n] = to_table(consumer) end -- bound: the workers of the queue
   return consumers
 end
+-- Remove a worker from those that read a stream, unless it still has entries, which others take over.
+local function remove_consumer(stream, group, name)
+  local pending = redis.pcall('XPENDING', stream, group, '-', '+', 1, name)
+  if not pending.err and not pending[1] then redis.call('XGROUP', 'DELCONSUMER', stream, group, name) end
+end
 -- Return how many entries workers have, and the last entry that a worker has read.
 local function group_of(stream, group)
   local groups = redis.pcall('XINFO', 'GROUPS', stream)

@@ -20,6 +20,7 @@ local function refill(run, n, node, generation)
     send_job(run, n, node, generation, member, redis.call('LINDEX', items, member))
   end
   add(run, 'again:' .. n, -resent)
+  if resent > 0 and number(run, 'again:' .. n) <= 0 then redis.call('DEL', run.key .. ':' .. n .. ':again') end
   count = count - resent
   if count == 0 then return end
   send_members(run, n, node, generation, sent, redis.call('LRANGE', items, sent, sent + count - 1))

@@ -47,6 +47,10 @@ local function end_single(run, n, generation, state, value)
     fail_node(run, n, node, generation, state, value)
   end
 end
+-- Remove the bitmap of what members of a map once were, when none is any more.
+local function remove_empty(run, n, what)
+  if number(run, what .. ':' .. n) <= 0 then redis.call('DEL', run.key .. ':' .. n .. ':' .. (what == 'failed' and 'bad' or what)) end
+end
 -- Let the keys expire that members write which end after their run.
 local function expire_late(run, n, members)
   if is_undoing(run) or get(run, 'state') == LIVE then return end
@@ -85,6 +89,8 @@ local function end_members(run, n, generation, members, values)
   add(run, 'done:' .. n, new)
   add(run, 'held:' .. n, -held)
   add(run, 'held', -held)
+  remove_empty(run, n, 'held')
+  if any_failed then remove_empty(run, n, 'failed') end
   add(run, 'done', new)
   add(run, 'active', held - new)
   if get(run, 'state') ~= LIVE then
@@ -105,9 +111,11 @@ local function fail_member(run, n, generation, member, state, document)
   local is_live, is_ignored = get(run, 'state') == LIVE and node_state == 'active', node.i and node.i[state]
   if redis.call('GETBIT', key .. ':done', member) == 1 then return end
   if state == 'PURGED' then
-    if redis.call('SETBIT', key .. ':held', member, 0) == 0 then return end
+    if redis.call('GETBIT', key .. ':held', member) == 0 then return end
+    redis.call('SETBIT', key .. ':held', member, 0)
     add(run, 'held:' .. n, -1)
     add(run, 'held', -1)
+    remove_empty(run, n, 'held')
     add(run, 'active', 1)
   elseif redis.call('GETBIT', key .. ':held', member) == 1 then
     return
