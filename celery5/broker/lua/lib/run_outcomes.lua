@@ -8,11 +8,11 @@ local function end_late(run, n, node, generation, state, value)
   else
     add(run, node_state == 'held' and 'held' or 'active', -1)
   end
-  local is_success = state == 'SUCCESS'
-  set_state(run, n, is_success and 'late' or 'failed', generation)
-  if is_counted(run, n, node) then add(run, is_success and 'done' or 'bad', 1) end
+  local is_success, is_loser = state == 'SUCCESS', node_state == 'ending'
+  set_state(run, n, is_success and 'late' or is_loser and 'cut' or 'failed', generation) -- a retry does not send a loser of a `first` again
+  if is_counted(run, n, node) and (is_success or not is_loser) then add(run, is_success and 'done' or 'bad', 1) end
   if is_undo(node) then count_undo(run, n, node, generation, node_state, state, value) end
-  if is_success then keep_value(run, n, node, value) else note_late(run, n, node, generation, state, value) end
+  if is_success then keep_value(run, n, node, value) elseif not is_loser then note_late(run, n, node, generation, state, value) end
   if is_success and node.u and not is_undoing(run) then undo_after_end(run) end
   go_on_failing(run)
 end
@@ -20,8 +20,10 @@ local function end_single(run, n, generation, state, value)
   local node = node_of(run, n)
   if not node then return end
   if is_hook(node) then return end_hook(run, n, generation, state) end
-  if get(run, 'state') ~= LIVE then return end_late(run, n, node, generation, state, value) end
   local node_state, current = state_of(run, n)
+  -- Its end as a dead letter comes later, from another queue.
+  if state == 'PURGED' and (node_state == 'active' or node_state == 'ending') then return end
+  if get(run, 'state') ~= LIVE then return end_late(run, n, node, generation, state, value) end
   if current ~= generation then return end
   if node_state == 'ending' then
     add(run, 'active', -1)
@@ -31,7 +33,7 @@ local function end_single(run, n, generation, state, value)
   if node_state == 'held' then
     if state ~= 'SUCCESS' and state ~= 'PURGED' then return end
     add(run, 'held', -1)
-  elseif node_state == 'active' and state ~= 'PURGED' then
+  elseif node_state == 'active' then
     add(run, 'active', -1)
   else
     return

@@ -70,8 +70,8 @@ local function feed(run, n, is_bad)
     to_outbox('revoke', run.id, 'retries', number(run, 'retries'), 'from', node.from, 'to', node.to)
     for other = node.from, node.to - 1 do -- bound: the nodes of a `first`, 1000 at most
       local its_state, generation = state_of(run, other)
-      if not its_state or its_state == 'waiting' then
-        set_state(run, other, 'cut')
+      if not its_state or its_state == 'waiting' or its_state == 'again' then
+        set_state(run, other, 'cut', generation)
       elseif its_state == 'active' then
         set_state(run, other, 'ending', generation)
         local child = get(run, 'run:' .. other)

@@ -1,0 +1,274 @@
+"""Transitions of runs: the scripts follow the table of `transitions.py`, and change nothing that it does not name."""
+
+from collections.abc import Iterator
+from typing import Any, cast, get_args
+
+import pytest
+
+from celery5.broker.drivers.blocking import BlockingRedis
+from celery5.broker.endpoint import Endpoint
+from celery5.broker.keys import Keys, QueueKeys
+from celery5.broker.servers.embedded import EmbeddedServer
+from celery5.broker.wall_clock import WALL_CLOCK
+from celery5.protocol.workflows.plan import Node
+from celery5.protocol.workflows.status import NODE_STATES, RUN_STATES
+from celery5.protocol.workflows.transitions import (
+    LIVE_STEPS,
+    RUN_STEPS,
+    STOPPED_STEPS,
+    Kind,
+    NodeMove,
+    NodeWord,
+    Policy,
+    RunMove,
+    Situation,
+    find_step,
+)
+from tests.redis.workflows.transition_model import ENDS, LIFE, TRIED_IS_DUE, NodeTrial, RunTrial
+
+KINDS = cast("tuple[Kind, ...]", get_args(Kind))
+POLICIES = cast("tuple[Policy, ...]", get_args(Policy))
+MOVES: dict[Kind, tuple[NodeMove, ...]] = {
+    kind: tuple(move for move in NodeMove if kind in ("job", "member") or move not in ENDS) for kind in KINDS
+}
+"""What can happen to a node of each kind: one without a job has no end of a job."""
+ALONE = {*ENDS, NodeMove.RETRY}
+"""What happens to the node that is tried only: what else changes a run is told to others of its nodes, too."""
+Place = tuple[NodeWord, bool]
+"""The state of a node, and whether its run is live."""
+Way = tuple[NodeMove | None, ...]
+"""What happens to a node, one after another; None: the deadline of its run comes."""
+
+
+@pytest.fixture(scope="module")
+def scripts(server_binary: str | None) -> Iterator[BlockingRedis]:
+    """A connection to a server whose time the tests set."""
+    with EmbeddedServer.start(server_binary) as server:
+        WALL_CLOCK.set_virtual_time(0.0)
+        driver = BlockingRedis(Endpoint.from_url(server.url))
+        try:
+            yield driver
+        finally:
+            driver.close()
+            WALL_CLOCK.set_virtual_time(None)
+
+
+def find_ways(kind: Kind, policy: Policy) -> dict[Place, Way]:
+    """Return the shortest way to each place that a node of that kind gets to, by the table."""
+    ways: dict[Place, Way] = {(NodeWord.NONE, True): ()}
+    todo = list(ways)
+    while todo:
+        word, is_live = place = todo.pop(0)
+        found: list[tuple[Place, NodeMove | None]] = [((word, False), None)] if is_live else []
+        for move in MOVES[kind]:
+            if can_come(kind, word, move) and (step := find_step(kind, is_live, word, move, policy)):
+                live = (is_live or move is NodeMove.RETRY) and not step.fails_run
+                found.append(((step.after, live), move))
+        for after, happening in found:
+            if after not in ways:
+                ways[after] = (*ways[place], happening)
+                todo.append(after)
+    return ways
+
+
+def can_come(kind: Kind, word: NodeWord, move: NodeMove) -> bool:
+    """Whether that can happen at all to a node in that state."""
+    if move is NodeMove.FALL_DUE:  # until it has begun, the time that comes is that of the node before it
+        return word not in (NodeWord.NONE, NodeWord.AGAIN)
+    # No job of a map ends that has not been sent: its script does not ask.
+    return kind != "member" or move not in ENDS or word not in _NOT_SENT
+
+
+_NOT_SENT = (NodeWord.NONE, NodeWord.SKIPPED, NodeWord.CUT, NodeWord.AGAIN)
+
+
+def play(trial: NodeTrial, way: Way) -> None:
+    """Let this happen to the node of a run."""
+    for move in way:
+        if move is None:
+            trial.stop()
+        else:
+            trial.make(move)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_whatever_happens_to_a_node_the_script_follows_the_table(
+    scripts: BlockingRedis, kind: Kind, policy: Policy
+) -> None:
+    keys, wrong = Keys(f"trial-{kind}-{policy}").for_queue("default"), list[str]()
+    for (word, is_live), way in find_ways(kind, policy).items():
+        for move in MOVES[kind]:
+            if not can_come(kind, word, move):
+                continue
+            trial = NodeTrial(scripts, keys, kind, policy)
+            play(trial, way)
+            before = trial.look()
+            assert (before.word, before.run == "live") == (word, is_live), way
+            trial.make(move)
+            after, step = trial.look(), find_step(kind, is_live, word, move, policy)
+            changes = {name: after.counts[name] - before.counts[name] for name in before.counts}
+            is_retried = move is NodeMove.RETRY and not is_live and before.counts["active"] == 0
+            run = "live" if is_retried else "failed" if step and step.fails_run else before.run
+            expected = (step.after if step else word, dict(step.counts) if step else {}, run)
+            seen = (after.word, {name: by for name, by in changes.items() if by}, after.run)
+            if seen != expected:
+                wrong.append(f"{word}, {'live' if is_live else 'stopped'}, {move}: {seen}, not {expected}")
+            if step is None and move in ALONE and not is_retried and after.fields != before.fields:
+                names = {
+                    n for n in after.fields | before.fields if after.fields.get(n) != before.fields.get(n)
+                }
+                wrong.append(f"{word}, {'live' if is_live else 'stopped'}, {move}: changed {sorted(names)}")
+            begun = after.word is NodeWord.ACTIVE and (before.word is not NodeWord.ACTIVE or is_retried)
+            if after.sent - before.sent != begun:
+                wrong.append(f"{word}, {move}: {after.sent - before.sent} jobs were sent")
+            assert min(after.counts.values()) >= 0, (way, move, after.counts)
+    assert not wrong, "\n".join(wrong)
+
+
+def test_each_row_of_the_table_is_played() -> None:
+    reached = {
+        (kind, is_live, word, move)
+        for kind in KINDS
+        for policy in POLICIES
+        for word, is_live in find_ways(kind, policy)
+        for move in MOVES[kind]
+        if find_step(kind, is_live, word, move, policy)
+    }
+    rows = {
+        (kind, is_live, *pair)
+        for is_live, table in ((True, LIVE_STEPS), (False, STOPPED_STEPS))
+        for kind, steps in table.items()
+        for pair in steps
+    }
+    assert rows - reached == set()
+
+
+def test_the_table_has_the_states_that_a_run_shows_and_no_others() -> None:
+    assert {word.value for word in NodeWord} - {"none"} == set(NODE_STATES)
+    states = {state for state, _ in RUN_STEPS} | {
+        after for row in RUN_STEPS.values() for after in row.values()
+    }
+    assert states == set(RUN_STATES)
+
+
+class WholeRun(RunTrial):
+    """A run with a job that may have an undo task, a wait that may fail, and one that keeps it live."""
+
+    def __init__(self, redis: BlockingRedis, keys: QueueKeys, situation: Situation) -> None:
+        super().__init__(redis, keys)
+        has_undo = situation in (Situation.MAY_UNDO, Situation.UNDO)
+        template = [',"task":"tried","args":[],"kwargs":{}']
+        nodes = [
+            Node(kind="wait", name="open", feeds=[4], hidden=True),
+            Node(kind="job", task="tried", feeds=[4], template=template, undo=3 if has_undo else None),
+            Node(kind="wait", name="tried", feeds=[4], hidden=True, seconds=TRIED_IS_DUE / 1000),
+            Node(kind="job", task="undo", name="undo", template=template, hidden=True),
+            Node(kind="end", needs=3, hidden=True),
+        ]
+        head: dict[str, Any] = {"undo": True} if has_undo else {}
+        self.start(nodes, [0, 1, 2], (), **head)
+        if situation in (Situation.QUIET, Situation.UNDO):
+            self.tell("one", f"{self.id}~1", "1")
+
+    def happen(self, move: RunMove) -> None:
+        """Let something happen to it."""
+        match move:
+            case RunMove.END:
+                self.signal("open")
+                self.signal("tried")
+            case RunMove.FAIL:
+                self.pass_time(TRIED_IS_DUE)
+            case RunMove.CANCEL:
+                self.tell("cancel", self.id)
+            case RunMove.EXPIRE:
+                self.pass_time(LIFE)
+            case RunMove.LAST_JOB:
+                self.tell("end", f"{self.id}~1", "REVOKED", '{"v":1}')
+            case RunMove.UNDONE:
+                self.tell("end", f"{self.id}~3", "SUCCESS", "null")
+            case RunMove.RETRY:
+                self.tell("again", self.id, 0)
+
+    @property
+    def state(self) -> str:
+        """Its state as Redis keeps it."""
+        return self.read_fields()["state"].decode()
+
+
+NEXT_SITUATION = {RunMove.LAST_JOB: Situation.QUIET, RunMove.UNDONE: Situation.UNDONE}
+POSSIBLE = {
+    RunMove.END: {Situation.QUIET, Situation.UNDO, Situation.UNDONE},
+    RunMove.LAST_JOB: {Situation.ACTIVE, Situation.MAY_UNDO},
+    RunMove.UNDONE: {Situation.UNDO},
+}
+"""In which situations that can happen; what is not named may in all."""
+
+
+def find_runs(start: Situation) -> dict[tuple[str, Situation], tuple[RunMove, ...]]:
+    """Return the shortest way to each state of a run that begins in a situation, and to the situation there."""
+    ways: dict[tuple[str, Situation], tuple[RunMove, ...]] = {("live", start): ()}
+    todo = list(ways)
+    while todo:
+        state, situation = place = todo.pop(0)
+        for move in RunMove:
+            after = find_state(state, move, situation)
+            new = (after, NEXT_SITUATION.get(move, situation))
+            is_known = new in ways or move is RunMove.RETRY  # then its job runs in another generation
+            if can_happen(state, move, situation) and not is_known:
+                ways[new] = (*ways[place], move)
+                todo.append(new)
+    return ways
+
+
+def find_state(state: str, move: RunMove, situation: Situation) -> str:
+    """Return the state of a run after a move, by the table."""
+    return RUN_STEPS.get((state, move), {}).get(situation, state)
+
+
+def can_happen(state: str, move: RunMove, situation: Situation) -> bool:
+    """Whether that can happen to a run at all."""
+    if move is RunMove.UNDONE and not state.startswith("undoing"):
+        return False
+    # The job is tried in its first generation only, in which it runs once.
+    if move is RunMove.LAST_JOB and state == "live":
+        return False
+    return situation in POSSIBLE.get(move, Situation)
+
+
+@pytest.mark.parametrize("start", [one for one in Situation if one is not Situation.UNDONE])
+def test_whatever_happens_to_a_run_the_script_follows_the_table(
+    scripts: BlockingRedis, start: Situation
+) -> None:
+    keys, wrong = Keys(f"runs-{start.name.lower()}").for_queue("default"), list[str]()
+    for (state, situation), way in find_runs(start).items():
+        for move in RunMove:
+            if not can_happen(state, move, situation):
+                continue
+            run = WholeRun(scripts, keys, start)
+            for step in way:
+                run.happen(step)
+            before = run.read_fields()
+            assert before["state"].decode() == state, way
+            run.happen(move)
+            expected = find_state(state, move, situation)
+            if run.state != expected:
+                wrong.append(f"{state}, {situation}, {move}: {run.state}, not {expected}")
+            is_other = (
+                expected == state and move not in POSSIBLE and not (state == "live" and move is RunMove.FAIL)
+            )
+            if is_other and run.read_fields() != before:
+                wrong.append(f"{state}, {situation}, {move}: it has changed")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_each_row_of_the_table_of_runs_is_played() -> None:
+    reached = {
+        (state, move, situation)
+        for start in Situation
+        for state, situation in find_runs(start)
+        for move in RunMove
+        if can_happen(state, move, situation)
+    }
+    rows = {(state, move, situation) for (state, move), row in RUN_STEPS.items() for situation in row}
+    assert rows - reached == set()
