@@ -29,6 +29,8 @@ from celery5.protocol.masking import MAX_ERROR_LENGTH, collapse_whitespace, esca
 
 # Redis 6.2 wraps the error of a command inside a script; later servers return it as it is.
 _INSIDE_SCRIPT = re.compile(r"^ERR Error running script .*@user_script: ?\d+: -?([A-Z]{3,} .*)$", re.DOTALL)
+# What a script has caught and raises again begins with ERR, whatever it was.
+_RAISED_AGAIN = re.compile(r"^ERR -?((?:OOM|MISCONF|READONLY|NOREPLICAS) .*)$", re.DOTALL)
 
 # "ERR" says nothing, so for these the text decides.
 _DENIED_TEXTS = (
@@ -117,7 +119,7 @@ def translate_reply(text: str, *, where: str, script: Script | None = None) -> B
             f"broker {where} does not permit {_describe_denied(text, script)} to the user: extend the user's ACL as "
             f"`celery5 acl` says ({escape_text(collapse_whitespace(text))[:MAX_ERROR_LENGTH]})"
         )
-    match = _INSIDE_SCRIPT.match(text)
+    match = _INSIDE_SCRIPT.match(text) or _RAISED_AGAIN.match(text)
     if match:
         text = match.group(1)
     text = escape_text(collapse_whitespace(text))

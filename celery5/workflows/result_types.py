@@ -52,13 +52,13 @@ def _decode(tree: Tree, raw: bytes | Raw) -> Any:
         return None  # it was skipped
     if isinstance(tree, StepGroup) and tree.options.first:
         return msgspec.json.decode(raw)  # nobody knows whose value it is
+    if isinstance(tree, Map) and _gives_outcomes(tree):
+        return msgspec.json.decode(raw)  # a list of Outcomes, or one for the whole map
     try:
         items = _LIST.decode(raw)
     except msgspec.DecodeError as error:
         raise BadResult(f"its result is no list: {error}") from None
     if isinstance(tree, Map):
-        if _gives_outcomes(tree):
-            return msgspec.json.decode(raw)
         return [tree.task.result_type.decode(item) for item in items]
     group: StepGroup = tree
     if len(items) != len(group.members) or group.options.on_error == "continue":

@@ -31,6 +31,8 @@ PAUSES = (0, 0, 0, 0, 0, 0.002, 0.005, 0.01, 0.02, 0.05)
 """Seconds that a job takes; which one, its arguments say."""
 RACE = 999
 """The number of each call that runs against others: whichever is first, the value is the same."""
+INNER = 300
+"""What is added to the label of a dynamic step for the first step of its workflow: no run has so many calls."""
 STALE_AFTER = 0.3
 """Seconds, less than a lease: an entry of an outbox is often performed twice."""
 
@@ -98,6 +100,10 @@ class NotedTasks:
         self._declare("shaky", self._heal_first(make_member))
         self._declare("grow", self._grow("step"), dynamic=True)
         self._declare("build", self._grow("built"), dynamic=True, undo=undo)
+        self._declare("wrap", self._lead_to("book", "step"), dynamic=True)
+        self._declare("twig", self._lead_to("flaky", "step"), dynamic=True)
+        self._declare("nest", self._lead_to("wrap", "step"), dynamic=True)
+        self._declare("unfold", self._unfold, dynamic=True)
 
     def heal(self, number: int) -> None:
         """Let what is flaky in a run succeed from now on."""
@@ -136,6 +142,20 @@ class NotedTasks:
 
         return grow
 
+    def _lead_to(self, first: str, last: str) -> Callable[[Any, int], Any]:
+        """Return the function of a dynamic task that comes to two steps."""
+
+        def lead_to(value: Any, label: int) -> Any:
+            before, after = (self.tasks[name].options(queue=QUEUES[label % 3]) for name in (first, last))
+            return before.s(digest(value, label), label + INNER) | after.partial(label)
+
+        return lead_to
+
+    def _unfold(self, value: Any, label: int) -> Any:
+        """Return a map over what is known only later."""
+        spread, member = self.tasks["spread"], self.tasks["member"].options(queue=QUEUES[label % 3])
+        return spread.s(digest(value, label), label) | member.map(at_once=2)
+
     def _declare(
         self, name: str, function: Callable[..., Any], *, in_thread: bool = False, **options: Any
     ) -> Any:
@@ -166,7 +186,7 @@ class NotedTasks:
 
     def _begin(self, name: str, args: tuple[Any, ...]) -> str:
         last = args[-1]
-        title = f"{name}/{last // 1000 if len(args) == 1 else last}/{digest(*args)}"
+        title = f"{name}/{last // 1000 if len(args) == 1 else last}/{crc32(repr(args).encode())}"
         self._note(title, "begin")
         return title
 

@@ -20,7 +20,7 @@ from celery5.workflows import RunState, WorkflowRun
 from tests.faults.nemesis.verdict import Record, runs_of
 from tests.faults.workflows.application import QUEUES, NotedTasks, make_app
 from tests.faults.workflows.crew import Crew, Strikes
-from tests.faults.workflows.stories import CANCELLED, EXPIRED, FAILED, IS_ONE_RUN, Story, Storyteller
+from tests.faults.workflows.stories import CANCELLED, EXPIRED, FAILED, Story, Storyteller
 from tests.faults.workflows.verdict import Quiet, RunHistory, sort_jobs, violations
 from tests.leaks import leaks
 from tests.redis.worker.workers import LEASE
@@ -74,7 +74,7 @@ class Episode:
         self._rnd = random.Random(seed)
         self._folder = folder
         self._server = server
-        ttl = self._rnd.choice((LONG, LONG, SHORT if IS_ONE_RUN else LONG))
+        ttl = self._rnd.choice((LONG, LONG, SHORT))
         self._is_short = ttl == SHORT
         self._app: App = make_app(f"w{seed}-{uuid4().hex[:8]}", server.url, results_ttl=ttl)
         self._tasks = NotedTasks(self._app, folder)

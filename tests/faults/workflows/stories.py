@@ -7,7 +7,7 @@ from typing import Any
 from celery5 import chain, first, fork, group
 from celery5.workflows.compose import Workflow
 from celery5.workflows.tree import Chain, Map, StepGroup, TaskCall, Tree
-from tests.faults.workflows.application import QUEUES, NotedTasks
+from tests.faults.workflows.application import INNER, QUEUES, NotedTasks
 from tests.redis.workflows.reference import Reference, RunFails, plain
 
 FAILED, CANCELLED, EXPIRED = "FAILED", "CANCELLED", "EXPIRED"
@@ -25,12 +25,13 @@ MODES = (
     "deadline",
 )
 """What happens to a run. `again` is retried, fails again, and is undone."""
-IS_ONE_RUN = False
-"""Whether a run inside a run lives, holds, retries, ends and expires with it. Until it does, that is left out."""
 LONGEST_PAUSE = 0.4
 """Seconds until a run is cancelled, or expires."""
-UNDONE = ("book", "charge", "build")
-"""The tasks with an undo."""
+UNDONE = {"book": 0, "charge": 0, "build": 0, "wrap": INNER, "nest": 2 * INNER}
+"""The tasks with an undo, or with a step within them that has one: what is added to their label for that."""
+STEPS = ("step", "risk", "grow", "book", "charge", "build", "book", "wrap", "nest", "unfold")
+HEALING_STEPS = ("step", "firm", "grow", "flaky", "twig", "unfold")
+"""The steps of runs that are not undone, and come to their end once they are healed."""
 
 
 @dataclass
@@ -122,11 +123,7 @@ class _Graph:
         )
 
     def _single(self, *, is_partial: bool) -> Any:
-        names = (
-            ("step", "firm", "grow", "flaky")
-            if self._heals
-            else ("step", "risk", "grow", "book", "charge", "build", "book")
-        )
+        names = HEALING_STEPS if self._heals else STEPS
         return self._call(self._rnd.choice(names), is_partial=is_partial)
 
     def _step(self, depth: int, *, is_partial: bool) -> Any:
@@ -173,9 +170,6 @@ class _Graph:
                 "need": rnd.choice((None, None, 0.5)),
                 "on_error": rnd.choice((None, None, "skip", "continue")),
             }
-        if is_partial and not IS_ONE_RUN:
-            options.pop("need", None)
-            task = self._tasks["member"] if name == "shaky" else task
         if is_partial:
             return chain(self._call("spread", is_partial=True), task.map(**options))
         label = self._next_label()
@@ -185,7 +179,7 @@ class _Graph:
 def labels_in(tree: Tree) -> set[int]:
     """Return the labels of the calls of a tree that are undone."""
     if isinstance(tree, TaskCall):
-        return {tree.args[-1]} if tree.task.name in UNDONE else set()
+        return {tree.args[-1] + UNDONE[tree.task.name]} if tree.task.name in UNDONE else set()
     if isinstance(tree, Map):
         return set()
     parts = tree.steps if isinstance(tree, Chain) else tree.members

@@ -8,11 +8,12 @@ from typing import Any
 from celery5.protocol.workflows.member_ids import parse_member_id
 from celery5.protocol.workflows.status import RunState, RunStatus
 from tests.faults.nemesis.verdict import Life, Record, Run, doubled
-from tests.faults.workflows.stories import IS_ONE_RUN, Story, pairs_in_order
+from tests.faults.workflows.stories import Story, pairs_in_order
 
 EFFECTS = ("book", "charge")
 """The tasks whose success is to be undone when their run fails. That of `build`, too: when its workflow has ended."""
-DYNAMIC = ("grow", "build")
+DYNAMIC = ("grow", "build", "wrap", "twig", "nest", "unfold")
+MAPPED = ("member", "chance", "shaky")
 HEALING = ("flaky", "shaky")
 SETTLED = 0.5
 """Seconds after the end of a function in which the workflow that it returned is stored."""
@@ -121,8 +122,6 @@ def quiet_once_ended(history: RunHistory, killed: set[int]) -> Iterator[str]:
     jobs = [job for job in history.jobs if job.pid not in killed]
     for quiet in history.quiet:
         late = [job for job in jobs if quiet.began < job.began < quiet.ended]
-        if not IS_ONE_RUN:
-            late = [job for job in late if job.job.startswith(f"{quiet.status.id}~")]
         if late:
             yield f"{len(late)} jobs began when it was {quiet.status.state}: {late[0]}, quiet since {quiet.began:.3f}"
 
@@ -133,7 +132,8 @@ def succeeded_once(history: RunHistory, killed: set[int]) -> Iterator[str]:
     for job in history.jobs:
         member = parse_member_id(job.job)
         if member and job.whole and job.pid not in killed and read_title(job)[0] not in DYNAMIC:
-            nodes[member.run, member.node, member.member, job.label] += 1
+            is_mapped = read_title(job)[0] in MAPPED
+            nodes[(member.run, member.node, member.member) if is_mapped else (), job.label] += 1
     for node, count in nodes.items():
         if count > 1:
             yield f"{node} succeeded {count} times"

@@ -141,6 +141,10 @@ async def test_a_run_that_succeeds_has_a_value_whatever_the_annotations_say(
         last = await result_of(typed.s(1, 2), on_error=on_error)
         behind = await result_of(tasks.fail.options(on_error=on_error).s(1) >> typed.s(1, 2))
         step = await result_of(declared)
+        failing: Any = tasks.fail.options(on_error="continue").s(1)
+        no_items = failing | tasks.double.map(on_error=on_error)
+        mapped = await result_of(no_items)
+    assert mapped is None if on_error == "skip" else mapped["state"] == "DEAD"
     assert last == ({"state": "SUCCESS", "value": 3} if on_error == "continue" else 3)
     assert behind == (3 if on_error == "continue" else None)
     assert step is None if on_error == "skip" else step["state"] == "DEAD"

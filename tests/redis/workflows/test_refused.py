@@ -9,6 +9,7 @@ import redis
 from celery5 import App, group
 from celery5.broker.calls import workflows as calls
 from celery5.broker.servers.embedded import EmbeddedServer
+from celery5.broker.transient_errors import is_outage
 from celery5.errors import BrokerError
 from celery5.workflows import Flow, RunState, WorkflowRun
 from tests.redis.worker.workers import until, working
@@ -129,8 +130,9 @@ def test_a_step_that_redis_refuses_changes_nothing_and_is_made_again(
     for name, value in refuse.items():
         parts.client.config_set(name, value)
     try:
-        with pytest.raises(BrokerError):
+        with pytest.raises(BrokerError) as caught:
             parts.apply(run, *record)
+        assert is_outage(caught.value)
         assert parts.everything() == before
     finally:
         for name, value in allow.items():
