@@ -98,7 +98,7 @@ async def read_graph(redis: AsyncDriver, keys: QueueKeys, run_id: str) -> RunGra
     fields = await scan_all(redis, partial(calls.scan_run, keys, run_id))
     if "def" not in fields:
         return RunGraph(id=run_id, nodes=())
-    digest = fields["def"].decode(errors="replace")
+    digest = get_plan(fields)
     stored = await scan_all(redis, partial(calls.scan_plan, keys, digest))
     plan = {
         int(name): node for name, raw in stored.items() if name.isdigit() and (node := try_decode_node(raw))
@@ -159,11 +159,16 @@ def try_decode_node(raw: bytes) -> dict[str, Any] | None:
         return None
 
 
+def get_plan(fields: Mapping[str, bytes]) -> str:
+    """Return the name of the plan of a run; '' where the run is not known."""
+    return fields.get("def", b"").decode(errors="replace")
+
+
 async def read_node(
     redis: AsyncDriver, keys: QueueKeys, fields: Mapping[str, bytes], number: int
 ) -> dict[str, Any] | None:
     """Return a node of the plan that is the field `def` of a run; None where that is gone."""
-    digest, name = fields.get("def", b"").decode(errors="replace"), str(number)
+    digest, name = get_plan(fields), str(number)
     if not digest:
         return None
     raw = (await redis.perform(calls.read_plan(keys, digest, [name]))).get(name)

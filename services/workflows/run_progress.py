@@ -8,7 +8,7 @@ dies, another one takes it. Each entry may be performed twice: a job is publishe
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import trio
@@ -25,7 +25,7 @@ from celery5.logs.log import Log
 from celery5.protocol.job.job import Job
 from celery5.protocol.workflows.member_ids import MemberId, parse_member_id
 from celery5.protocol.workflows.plan import DEFAULT_LIFE
-from celery5.workflows.graph import is_hidden_job, read_node
+from celery5.workflows.graph import get_plan, is_hidden_job, try_decode_node
 
 OUTBOX_BATCH = 100
 """Entries of the outbox in one call."""
@@ -40,6 +40,7 @@ NEW_RUNS = b"runs"
 _END_BITS = ("done", "bad", "held")
 """The bitmaps that say which members of a map have ended."""
 
+T = TypeVar("T")
 Action = Callable[[], Awaitable[Any]]
 
 
@@ -303,12 +304,14 @@ class RunRelay:
 
         Those whose run has stopped meanwhile are stopped instead.
         """
-        wanted: list[Job] = []
-        stopped: list[Job] = []
-        for job in jobs:
-            member = parse_member_id(job.id)
-            if member is not None and await self._is_active(keys, member):
-                (wanted if await self._is_sent(keys, member) else stopped).append(job)
+        members = [(job, member) for job in jobs if (member := parse_member_id(job.id)) is not None]
+        runs = await self._read_runs(keys, [member for _, member in members])
+        active = [(job, member) for job, member in members if _may_be_active(runs[member.run], member)]
+        ended = await self._find_ended(keys, [member for _, member in active])
+        live = [(job, member) for job, member in active if member not in ended]
+        unwanted = await self._find_unwanted(keys, runs, [member for _, member in live])
+        wanted = [job for job, member in live if member not in unwanted]
+        stopped = [job for job, member in live if member in unwanted]
         if stopped:
             await self._stop(keys, stopped)
         if wanted:
@@ -327,33 +330,48 @@ class RunRelay:
         ended = [job for job in jobs if job.id in revoked]
         await self._end(keys, ended, "REVOKED", "its run was stopped before it was sent")
 
-    async def _is_active(self, keys: QueueKeys, member: MemberId) -> bool:
-        """Return whether a job of a run has not ended. What is remembered of its id itself is forgotten in time."""
-        name = f"node:{member.node}"
-        child = f"run:{member.node}"  # the run that its job has returned, which is in its place
-        total = f"total:{member.node}"  # the items of its map, which its job has read
-        fields = await self._redis.perform(calls.read_run(keys, member.run, [name, child, total]))
-        word, _, generation = fields.get(name, b"").partition(b" ")
-        if (
-            child in fields
-            or (member.member is None and total in fields)
-            or word not in (b"active", b"ending")
-            or (generation or b"0") != b"%d" % member.generation
-        ):
-            return False
-        if member.member is None:
-            return True
-        bits = [calls.read_bit(keys, member.run, member.node, bit, member.member) for bit in _END_BITS]
-        return not any(await self._redis.perform_all(bits))
+    async def _read_runs(
+        self, keys: QueueKeys, members: Sequence[MemberId]
+    ) -> dict[str, Mapping[str, bytes]]:
+        """Return of each run what it says of the nodes of these jobs, in one trip."""
+        names: dict[str, dict[str, None]] = {}
+        for member in members:
+            fields = (f"{name}:{member.node}" for name in ("node", "run", "total"))
+            names.setdefault(member.run, {"state": None, "def": None}).update(dict.fromkeys(fields))
+        read = [calls.read_run(keys, run_id, list(fields)) for run_id, fields in names.items()]
+        return dict(zip(names, await self._perform_all(read), strict=True))
 
-    async def _is_sent(self, keys: QueueKeys, member: MemberId) -> bool:
-        """Return whether a run sends such a job: while it is live, and where it is no step of the run."""
-        name = f"node:{member.node}"
-        fields = await self._redis.perform(calls.read_run(keys, member.run, ["state", "def", name]))
-        if fields.get("state") == b"live" and fields.get(name, b"").startswith(b"active"):
-            return True
-        node = await read_node(self._redis, keys, fields, member.node)
-        return node is not None and is_hidden_job(node)
+    async def _find_ended(self, keys: QueueKeys, members: Sequence[MemberId]) -> set[MemberId]:
+        """Return the jobs of maps among these that have ended, in one trip."""
+        asked = [
+            (member, calls.read_bit(keys, member.run, member.node, bit, member.member))
+            for member in members
+            if member.member is not None
+            for bit in _END_BITS
+        ]
+        replies = await self._perform_all([call for _, call in asked])
+        return {member for (member, _), has_ended in zip(asked, replies, strict=True) if has_ended}
+
+    async def _find_unwanted(
+        self, keys: QueueKeys, runs: Mapping[str, Mapping[str, bytes]], members: Sequence[MemberId]
+    ) -> set[MemberId]:
+        """Return the jobs among these whose run has stopped, and that are steps of it, in one trip."""
+        doubted = [member for member in members if not _is_wanted(runs[member.run], member)]
+        numbers: dict[str, list[str]] = {}
+        for member in doubted:
+            numbers.setdefault(get_plan(runs[member.run]), []).append(str(member.node))
+        read = [calls.read_plan(keys, digest, nodes) for digest, nodes in numbers.items()]
+        plans = dict(zip(numbers, await self._perform_all(read), strict=True))
+        unwanted: set[MemberId] = set()
+        for member in doubted:
+            raw = plans[get_plan(runs[member.run])].get(str(member.node))
+            node = None if raw is None else try_decode_node(raw)
+            if node is None or not is_hidden_job(node):
+                unwanted.add(member)
+        return unwanted
+
+    async def _perform_all(self, several: Sequence[Call[T]]) -> list[T]:
+        return await self._redis.perform_all(several) if several else []
 
     async def _end(self, keys: QueueKeys, jobs: Sequence[Job], state: str, reason: str) -> None:
         """End jobs that do not run, in their runs."""
@@ -364,6 +382,22 @@ class RunRelay:
         ]
         advance = await self._redis.perform(self._progress.make_advance(keys, records))
         self._progress.note_advance(keys.queue, advance)
+
+
+def _may_be_active(fields: Mapping[str, bytes], member: MemberId) -> bool:
+    """Return whether a node has not ended. What is remembered of the id of a job itself is forgotten in time."""
+    word, _, generation = fields.get(f"node:{member.node}", b"").partition(b" ")
+    # The run that its job has returned is in its place; or its job has read the items of its map.
+    is_replaced = f"run:{member.node}" in fields or (
+        member.member is None and f"total:{member.node}" in fields
+    )
+    is_current = (generation or b"0") == b"%d" % member.generation
+    return not is_replaced and is_current and word in (b"active", b"ending")
+
+
+def _is_wanted(fields: Mapping[str, bytes], member: MemberId) -> bool:
+    """Return whether a run sends such a job, whatever it is."""
+    return fields.get("state") == b"live" and fields.get(f"node:{member.node}", b"").startswith(b"active")
 
 
 def _make_job(fields: Mapping[str, bytes]) -> Job:

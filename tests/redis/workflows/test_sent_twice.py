@@ -11,6 +11,7 @@ from celery5 import App, first
 from celery5.broker.calls import workflows as calls
 from celery5.broker.keys import QueueKeys
 from celery5.errors import WorkflowCancelled, WorkflowFailed
+from celery5.logs.log import Log
 from celery5.services.workflows import run_progress
 from celery5.workflows import RunState, StepFailure, WorkflowRun
 from celery5.workflows.compose import Workflow
@@ -161,3 +162,51 @@ async def test_what_has_lost_a_first_before_it_was_sent_is_not_sent(
         tasks.gate.set()
         assert await run.aget(20) == 5
     assert (tasks.count("add"), (await run.astatus()).active) == (0, 0)
+
+
+class CountedTrips:
+    """A driver that counts the trips through it."""
+
+    def __init__(self, driver: Any) -> None:
+        self._driver = driver
+        self.count = 0
+
+    async def perform(self, call: Any) -> Any:
+        self.count += 1
+        return await self._driver.perform(call)
+
+    async def perform_all(self, several: Any) -> Any:
+        self.count += 1
+        return await self._driver.perform_all(several)
+
+
+async def test_what_a_dead_worker_has_left_is_taken_over_in_a_few_trips_however_much_it_is(
+    app: App, tasks: SampleTasks, redis_client: "redis.Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later: Any = tasks.add.options(countdown=600)
+    for number in range(20):
+        await later.s(number, 1).astart()
+    stopped = [await later.s(number, 1).astart() for number in range(10)]
+    await later.starmap([(number, 1) for number in range(20)]).astart()
+    keys, driver = app.queue("default"), await app.connections.get_async_driver()
+    await driver.perform(calls.create_outbox(keys))
+    assert len(await driver.perform(calls.read_outbox(keys, "dead", count=100))) == 50
+    for run in stopped:
+        await run.acancel()
+    monkeypatch.setattr(run_progress, "STALE_AFTER", 0.0)
+    trips: Any = CountedTrips(driver)
+    relay = run_progress.RunRelay(
+        app=app,
+        redis=trips,
+        consumed=[keys],
+        run_progress=run_progress.RunProgress(results_ttl=60.0),
+        worker="heir",
+        log=Log(worker="heir", app=app.name),
+    )
+    await relay._send_stale(keys)
+    # The entries, their runs, the bits of members, the plans of runs that have stopped; their ends; what is done.
+    assert trips.count <= 6
+    assert redis_client.zcard(keys.due) == 40
+    await relay._send(keys)
+    for run in stopped:
+        assert (await run.astatus()).state is RunState.CANCELLED
