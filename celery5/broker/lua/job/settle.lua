@@ -259,7 +259,7 @@ for _, node in ipairs(nodes) do -- bound: the outcomes of this call
   local noted = members[node]
   local what = noted[1][1] >= 0 and {'members', frame, noted[1], noted[2]} or {noted[1][1] == -1 and 'one' or 'returned', frame, noted[2][1]}
   local record = cmsgpack.pack(what)
-  if home == '' then
+  if home == '' or home == string.match(jobs, '^[^{]*{[^:]*:(.*)}:jobs$') then
     redis.call('RPUSH', jobs .. ':ended', record)
   else
     redis.call('XADD', jobs .. ':to-send', '*', 'home', home, 'record', record)

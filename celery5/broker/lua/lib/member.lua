@@ -1,13 +1,14 @@
 -- Member: a part of the scripts that end jobs: they begin with it. A job whose id has a `~` is a member of a run of a workflow:
 -- `<run>~<node>.<generation>~<number>@<home>`.
 -- Note that a job has ended, if it is a member: for advance.lua, which moves runs on, on a list named after `jobs`; for a run
--- whose home is another queue, in the outbox, which is named after it, too.
+-- whose home is another queue, in the outbox, which is named after it, too. One with a key or a time has its home in its id, also
+-- where that is this queue.
 local has_noted = false
 local function note_end(jobs, id, state, document)
   if not string.find(id, '~', 1, true) then return end
   has_noted = true
   local home, record = string.match(id, '@(.*)$'), cmsgpack.pack({'end', id, state, document})
-  if home then
+  if home and home ~= string.match(jobs, '^[^{]*{[^:]*:(.*)}:jobs$') then
     redis.call('XADD', jobs .. ':to-send', '*', 'home', home, 'record', record)
   else
     redis.call('RPUSH', jobs .. ':ended', record)
