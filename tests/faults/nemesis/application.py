@@ -4,9 +4,12 @@ import os
 import time
 from typing import Any
 
+import msgspec
 import trio
 
-from celery5 import App, Event, RetryPolicy, current_job, every
+from celery5 import App, Event, RetryPolicy, current_job, every, group
+from celery5.streams import Keep, Stream, StreamEvents
+from celery5.workflows.compose import Workflow
 
 TICK = 0.5
 """Seconds between two fire times of the schedule."""
@@ -16,6 +19,11 @@ BACKOFF = RetryPolicy(max_retries=5, backoff=0.05, jitter=False)
 
 
 EVENT = "nemesis.Baked"
+GROUP = "bill"
+"""The processor."""
+PARTITIONS = 4
+MEMBERS = 5
+"""Members of the map of a workflow."""
 
 
 def note(label: str, what: str) -> None:
@@ -77,6 +85,8 @@ def built(name: str, **settings: Any) -> App:
 
     limits(app)
     subscribers(app)
+    processors(app)
+    steps(app)
     app.schedule(app.signature("tick"), every(TICK), name="tick")
     return app
 
@@ -119,6 +129,78 @@ def subscribers(app: App) -> None:
     @app.task(name="tick")
     async def tick() -> None:
         await noted("tick", 0.005)
+
+
+class Payment(msgspec.Struct):
+    """A record: a number of its customer."""
+
+    customer: str
+    number: int
+
+
+class Total(msgspec.Struct):
+    """An output: the sum of the numbers of the customer so far."""
+
+    customer: str
+    number: int
+    total: int
+
+
+def payments_of(app: App) -> Stream[Payment]:
+    """Declare the stream that is read."""
+    return app.stream("payments", Payment, by="customer", partitions=PARTITIONS, keep=Keep(records=100_000))
+
+
+def totals_of(app: App) -> Stream[Total]:
+    """Declare the stream that is written."""
+    return app.stream("totals", Total, by="customer", partitions=PARTITIONS, keep=Keep(records=100_000))
+
+
+def processors(app: App) -> None:
+    """Declare a processor that keeps sums, and has an output for each record."""
+    payments, totals = payments_of(app), totals_of(app)
+
+    @app.processor(payments, into=totals, name=GROUP)
+    async def bill(events: StreamEvents[Payment]) -> None:
+        async for payment in events.records():
+            await trio.sleep(0.001)
+            total = await events.state.get(payment.customer, 0) + payment.number
+            events.state.set(payment.customer, total)
+            events.send(Total(payment.customer, payment.number, total))
+
+
+def steps(app: App) -> None:
+    """Declare the steps of workflows: two that can be undone, one of a map, and the last one, which may fail."""
+
+    @app.task(name="give-back")
+    async def give_back(label: str) -> None:
+        await noted(f"{label}/undo", 0.005)
+
+    @app.task(name="take", undo=give_back)
+    async def take(label: str, seconds: float) -> str:
+        await noted(label, seconds)
+        return label
+
+    @app.task(name="member")
+    async def member(label: str) -> int:
+        await noted(label, 0.005)
+        return 1
+
+    @app.task(name="finish", max_retries=0)
+    async def finish(ones: list[int], label: str, fails: bool) -> int:
+        await noted(label, 0.005)
+        if fails:
+            raise ValueError("as was to be")
+        return sum(ones)
+
+
+def workflow_of(app: App, label: str, *, fails: bool) -> Workflow[int]:
+    """Return a workflow: two steps at once, then a map, then the last step."""
+    take, member, finish = (app.tasks[name] for name in ("take", "member", "finish"))
+    taken = group(take.s(f"{label}/first", 0.01), take.s(f"{label}/second", 0.03))
+    made: Any = taken >> member.map([f"{label}/{number}" for number in range(MEMBERS)])
+    workflow: Workflow[int] = made | finish.s(f"{label}/last", fails)
+    return workflow
 
 
 app = built(os.environ.get("HISTORY_APP", "nemesis"))

@@ -5,6 +5,7 @@ One in plain Python, one on asyncio, one on Trio. What an error says is believed
 
 import asyncio
 import random
+import re
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -16,7 +17,8 @@ import trio
 
 from celery5 import App, AsyncResult, Event
 from celery5.errors import BrokerError
-from tests.faults.nemesis.application import EVENT, built
+from celery5.workflows.compose import Workflow
+from tests.faults.nemesis.application import EVENT, Payment, built, workflow_of
 from tests.faults.nemesis.schedule import PRODUCERS
 from tests.faults.nemesis.verdict import Record, Sent
 
@@ -26,6 +28,10 @@ KEYS = 4
 """Keys of the task that runs once at a time for each."""
 LASTING = 0.08
 """Part of the jobs behind a limit that run for about a lease."""
+CUSTOMERS = 5
+"""Customers of each producer: the order of the records of one is known."""
+FAILING = 0.4
+"""Part of the runs of workflows that are to fail, and to be undone."""
 LAST = 30.0
 """Seconds that a producer may take to end: one call may be waiting for an answer."""
 
@@ -37,6 +43,8 @@ class Order:
     sent: tuple[Sent, ...]
     calls: tuple[Any, ...] = ()
     events: tuple[Event, ...] = ()
+    records: tuple[Payment, ...] = ()
+    run: Workflow[int] | None = None
     revokes: bool = False
 
 
@@ -45,6 +53,7 @@ class Producer:
 
     def __init__(self, name: str, url: str, record: Record, *, app: str, seed: int, until: float) -> None:
         self.app: App = built(app, broker=url)
+        self._payments = self.app.streams["payments"]
         self.over = threading.Event()
         self._record = record
         self._name = name
@@ -57,7 +66,8 @@ class Producer:
         """Return what to send next."""
         chance, lease = self._chance, self._record.lease
         kinds = {"plain": 6, "bulk": 2, "long": 1, "threaded": 1, "flaky": 2, "dead": 1, "paced": 1,
-                 "two": 3, "one": 3, "keyed": 4, "later": 2, "revoked": 1, "event": 3}  # fmt: skip
+                 "two": 3, "one": 3, "keyed": 4, "later": 2, "revoked": 1, "event": 3,
+                 "records": 4, "run": 2}  # fmt: skip
         kind = chance.choices(list(kinds), list(kinds.values()))[0]
         if kind == "one":  # about as many as can run one at a time, one of them always running
             kind = "plain" if self._number >= 1_000_000 or time.monotonic() < self._next_one else "one"
@@ -75,6 +85,14 @@ class Producer:
             )
         if kind in ("later", "revoked"):
             return self._later(revoked=kind == "revoked")
+        if kind == "records":
+            return self._records()
+        if kind == "run":
+            fails = chance.random() < FAILING
+            sent = Sent(
+                f"run-{self._count()}", "run", "", states=frozenset({"FAILED" if fails else "SUCCESS"})
+            )
+            return Order((sent,), run=workflow_of(self.app, sent.label, fails=fails))
         left = max(0.0, self._until - time.monotonic())
         # Some of those behind a limit are long, so that most workers have one when they are cut off.
         lasting = min(chance.uniform(0.8, 1.6) * lease, left + 1) if chance.random() < LASTING else 0.0
@@ -88,6 +106,13 @@ class Producer:
             "keyed": (f"k{chance.randrange(KEYS)}", lasting or chance.uniform(0, 0.03)),
         }
         return Order(*self._jobs((kind, arguments.get(kind, ()))))
+
+    def _records(self) -> Order:
+        """Return some records of one customer of this producer, which has several: their order is known."""
+        customer = f"{self._name}c{self._chance.randrange(CUSTOMERS)}"
+        numbers = [self._count() for _ in range(self._chance.randint(1, 5))]
+        sent = tuple(Sent(f"record-{n}/{customer}", "record", "") for n in numbers)
+        return Order(sent, records=tuple(Payment(customer, n) for n in numbers))
 
     def _event(self, number: int) -> Event:
         kind: Callable[..., Event] = self.app.events[EVENT]
@@ -131,19 +156,33 @@ class Producer:
             last[job] = replace(last[job], states=frozenset({"REVOKED"}), revoked=True)
 
     def _mine(self, sent: Sent) -> bool:
-        number = int(sent.label.replace("event-", "x:").split(":")[1])
+        number = int(re.split("[-:/]", sent.label)[1])
         return number // 1_000_000 == PRODUCERS.index(self._name)
 
     # ---- in each colour
+
+    def _send(self, order: Order) -> Any:
+        if order.run is not None:
+            return [order.run.start(id=order.sent[0].label)]
+        if order.records:
+            return self._payments.send(*order.records)
+        return self.app.events.send(order.events) if order.events else self.app.send_many(order.calls)
+
+    async def _asend(self, order: Order) -> Any:
+        if order.run is not None:
+            return [await order.run.astart(id=order.sent[0].label)]
+        if order.records:
+            return await self._payments.asend(*order.records)
+        if order.events:
+            return await self.app.events.asend(order.events)
+        return await self.app.asend_many(order.calls)
 
     def plainly(self) -> None:
         """Send until it is over, in plain Python."""
         while not self.over.wait(PAUSE):
             order = self.next()
             try:
-                handles: Any = (
-                    self.app.events.send(order.events) if order.events else self.app.send_many(order.calls)
-                )
+                handles = self._send(order)
             except BrokerError as error:
                 self.note(order, error=error)
                 continue
@@ -160,9 +199,7 @@ class Producer:
             await sleep(PAUSE)
             order = self.next()
             try:
-                handles: Any = await (
-                    self.app.events.asend(order.events) if order.events else self.app.asend_many(order.calls)
-                )
+                handles = await self._asend(order)
             except BrokerError as error:
                 self.note(order, error=error)
                 continue

@@ -11,17 +11,20 @@ from pathlib import Path
 from typing import Any, cast
 from uuid import uuid4
 
+import msgspec
+import redis
 import trio
 
 from celery5 import App
 from celery5.broker.keys import EVENTS
 from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.protocol.scheduling.periodic import make_fire_job_id
-from tests.faults.nemesis.application import TICK, built
+from celery5.protocol.workflows.status import ENDED
+from tests.faults.nemesis.application import GROUP, PARTITIONS, TICK, built
 from tests.faults.nemesis.cluster import Cluster
 from tests.faults.nemesis.producers import LAST, Producer
 from tests.faults.nemesis.schedule import PRODUCERS, ROUTERS, SCHEDULERS, WORKERS, Fault, schedule
-from tests.faults.nemesis.verdict import TERMINAL, Record, Sent, runs_of, violations
+from tests.faults.nemesis.verdict import TERMINAL, Output, Record, Sent, runs_of, violations
 from tests.leaks import leaks
 from tests.redis.commands.staff import Staff
 
@@ -197,12 +200,38 @@ class _Run:
         found = [
             f"{e.label} is {states[e.id]}" for e in self.record.sent if e.id and states[e.id] not in TERMINAL
         ]
+        found += self._unfinished_runs()
         with self.cluster.client() as client:
             places: Mapping[bytes, bytes] = cast("Any", client).hgetall(self.app.queue("default").jobs)
             found += [f"{job.decode()} is at {place.decode()}" for job, place in places.items() if place[:1] != b"X"
                       and job.decode() not in self._ticks()]  # fmt: skip
+            if self._count_records(client, "payments") != self._count_records(client, "totals"):
+                found.append("records wait")
             found += ["an event waits"] * int(cast("Any", client).xlen(self.app.queue(EVENTS).stream))
         return found
+
+    def _unfinished_runs(self) -> list[str]:
+        """Return which runs of workflows have not ended, and note how the others have."""
+        states = self.record.run_states
+        for each in self.record.sent:
+            if each.kind == "run" and states.get(each.label) not in ENDED:
+                run = self.app.workflows.find(each.label)
+                states[each.label] = "UNKNOWN" if run is None else str(run.status().state)
+        return [f"{label} is {state}" for label, state in states.items() if state not in (*ENDED, "UNKNOWN")]
+
+    def _count_records(self, client: "redis.Redis", stream: str) -> int:
+        keys = self.app.keys.for_stream(stream)
+        return sum(cast("Any", client).xlen(keys.log(partition)) for partition in range(PARTITIONS))
+
+    def _read_outputs(self) -> None:
+        """Note what the processor has made of the records."""
+        totals, payments = self.app.keys.for_stream("totals"), self.app.keys.for_stream("payments")
+        with self.cluster.client() as client:
+            for partition in range(PARTITIONS):
+                for _, fields in cast("Any", client).xrange(totals.log(partition)):
+                    self.record.outputs.append(msgspec.json.decode(fields[b"=json"], type=Output))
+            sums = cast("Any", client).hgetall(payments.state(GROUP))
+            self.record.sums = {customer.decode(): int(total) for customer, total in sums.items()}
 
     def _ticks(self) -> set[str]:
         return set(self.record.fire_times)
@@ -273,9 +302,12 @@ class _Run:
 
     def _judge(self) -> None:
         self.record.runs = self._runs()
+        self._read_outputs()
         outcome, sent = self.outcome, self.record.sent
         outcome.wrong += violations(self.record)
         outcome.numbers["sent"] = len(sent)
         for word in ("accepted", "maybe", "refused"):
             outcome.numbers[word] = sum(each.outcome == word for each in sent)
         outcome.numbers["runs"] = len(self.record.runs)
+        outcome.numbers["outputs"] = len(self.record.outputs)
+        outcome.numbers["workflows"] = sum(state != "UNKNOWN" for state in self.record.run_states.values())

@@ -7,11 +7,11 @@ is over. Each excuse is kept with its reason.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from tests.faults.nemesis.application import RATE
+from tests.faults.nemesis.application import MEMBERS, RATE
 
 RECONNECT = 2.0
 """Seconds that a connection may take to be there again after a fault has ended."""
@@ -31,6 +31,9 @@ CUTS = (
     "lose a reply of a member",
 )
 LIMITS = {"one": 1, "two": 2, "keyed": 1}
+TAKEN = ("first", "second")
+"""The steps of a workflow that are undone when it fails."""
+STEPS = (*TAKEN, *map(str, range(MEMBERS)), "last")
 TERMINAL = {"SUCCESS", "DEAD", "REJECTED", "REVOKED", "EXPIRED"}
 
 
@@ -84,6 +87,15 @@ class Life:
     code: int | None = None
 
 
+@dataclass(frozen=True)
+class Output:
+    """An output of the processor, those of a customer in their order."""
+
+    customer: str
+    number: int
+    total: int
+
+
 @dataclass
 class Record:
     """All that is known of a run."""
@@ -99,6 +111,10 @@ class Record:
     stopping: float = float("inf")
     first_begins: dict[str, float] = field(default_factory=dict)
     fire_times: list[str] = field(default_factory=list)
+    # The state of each run of a workflow, by its id; the outputs of the processor, and its sum for each customer.
+    run_states: dict[str, str] = field(default_factory=dict)
+    outputs: list[Output] = field(default_factory=list)
+    sums: dict[str, int] = field(default_factory=dict)
     excuses: list[str] = field(default_factory=list)
 
 
@@ -132,6 +148,8 @@ def violations(record: Record) -> list[str]:
         *too_fast(record),
         *events(record),
         *fire_times(record),
+        *workflows(record),
+        *outputs(record),
         *ended_by_themselves(record),
     ]
 
@@ -161,7 +179,7 @@ def doubled(record: Record) -> Iterator[str]:
         groups[run.job, run.attempt].append(run)
     for runs in groups.values():
         for before, after in pairwise(sorted(runs, key=lambda run: run.began)):
-            why = excuse(record, before, after.began)
+            why = excuse(record, before, after.began) or excuse_of_late(record, before, after)
             text = f"{before.label} (job {before.job}, attempt {before.attempt}) ran in {name_of(record, before.pid)}"
             text = f"{text} at {before.began:.2f} and in {name_of(record, after.pid)} at {after.began:.2f}"
             if why:
@@ -187,6 +205,17 @@ def excuse(record: Record, run: Run, again: float) -> str:
     for began, ended in record.stalls:
         if began <= again and ended >= run.began:
             return f"the machine stood still from {began:.2f} to {ended:.2f}"
+    return ""
+
+
+def excuse_of_late(record: Record, run: Run, later: Run) -> str:
+    """Return why a job may begin after it ran elsewhere; '' when it may not.
+
+    A worker that had it and was stopped or cut off, so that it went to another one, does not know that yet.
+    """
+    for _, began, ended in cut_off(record, later.pid):
+        if began + LAPSE * record.lease <= run.began and later.began <= ended:
+            return f"the worker of the later run was cut off or stopped from {began:.2f} to {ended:.2f}"
     return ""
 
 
@@ -331,6 +360,68 @@ def fire_times(record: Record) -> Iterator[str]:
         yield f"fire times: {len(missing)} of {places[-1] - places[0] + 1} never ran"
     if strangers := ran - set(record.fire_times):
         yield f"fire times: {len(strangers)} jobs are of none"
+
+
+def workflows(record: Record) -> Iterator[str]:
+    """Each run comes to its end, with each step once; one that fails is undone once, and no other."""
+    jobs: dict[str, dict[str, list[Run]]] = defaultdict(lambda: defaultdict(list))
+    for run in record.runs:
+        if run.label.startswith("run-"):
+            name, _, step = run.label.partition("/")
+            jobs[name][step].append(run)
+    for each in record.sent:
+        state = record.run_states.get(each.label, "UNKNOWN")
+        if each.kind != "run" or (state == "UNKNOWN" and each.outcome != "accepted"):
+            continue
+        if state not in each.states:
+            yield f"run: {each.label} is {state}, not {' or '.join(sorted(each.states))}"
+        steps = {*STEPS, *(f"{step}/undo" for step in TAKEN if state == "FAILED")}
+        yield from (f"run: {each.label} ({state}): {why}" for why in wrong_steps(jobs[each.label], steps))
+
+
+def wrong_steps(jobs: Mapping[str, list[Run]], steps: set[str]) -> Iterator[str]:
+    """Yield what is wrong with the steps of a run: each of them is one job, which ran to its end. No other ran."""
+    for step in sorted({*jobs, *steps}):
+        runs = jobs.get(step, [])
+        if step not in steps:
+            yield f"{step} ran"
+        elif not any(run.whole for run in runs):
+            yield f"{step} never ran to its end"
+        if len({run.job for run in runs}) > 1:
+            yield f"{step} was {len({run.job for run in runs})} jobs"
+
+
+def outputs(record: Record) -> Iterator[str]:
+    """Each record has one output, in the order of its customer, with the sum of all numbers up to it."""
+    found: dict[str, list[Output]] = defaultdict(list)
+    for output in record.outputs:
+        found[output.customer].append(output)
+    sent: dict[str, dict[int, str]] = defaultdict(dict)
+    for each in record.sent:
+        if each.kind == "record":
+            name, _, customer = each.label.partition("/")
+            sent[customer][int(name.partition("-")[2])] = each.outcome
+    for customer in sorted({*found, *sent}):
+        numbers = [output.number for output in found[customer]]
+        accepted = [number for number, outcome in sent[customer].items() if outcome == "accepted"]
+        known = {number for number, outcome in sent[customer].items() if outcome != "refused"}
+        yield from (
+            f"record: {customer} {number} has no output" for number in sorted({*accepted} - {*numbers})
+        )
+        yield from (f"record: {customer} {number} was not sent" for number in sorted({*numbers} - known))
+        if len(numbers) > len(set(numbers)):
+            yield f"record: {len(numbers) - len(set(numbers))} of {customer} have several outputs"
+        ordered = [number for number in accepted if number in set(numbers)]
+        if [number for number in dict.fromkeys(numbers) if number in set(accepted)] != ordered:
+            yield f"record: the outputs of {customer} are not in the order in which they were sent"
+        total = 0
+        for output in found[customer]:
+            total += output.number
+            if output.total != total:
+                yield f"record: {customer} {output.number} has the sum {output.total}, not {total}"
+                break
+        if record.sums.get(customer, 0) != total:
+            yield f"record: {customer} has the sum {record.sums.get(customer)} in the end, not {total}"
 
 
 def ended_by_themselves(record: Record) -> Iterator[str]:

@@ -13,7 +13,17 @@ from tests.faults.nemesis import verdict
 from tests.faults.nemesis.application import RATE
 from tests.faults.nemesis.run import LEASE, run
 from tests.faults.nemesis.schedule import KINDS, schedule
-from tests.faults.nemesis.verdict import Life, Record, Run, Sent, Struck, runs_of, violations
+from tests.faults.nemesis.verdict import (
+    STEPS,
+    Life,
+    Output,
+    Record,
+    Run,
+    Sent,
+    Struck,
+    runs_of,
+    violations,
+)
 
 SECONDS = 22.0
 """For which faults strike in each run."""
@@ -56,6 +66,15 @@ def good() -> Record:
     record.runs = [Run("plain:1", "a", 1, 10, 1.0, 2.0, True), Run("tick", "t1", 1, 10, 3.0, 3.1, True)]
     record.states = {"a": "SUCCESS"}
     record.fire_times = ["t0", "t1", "t2", "t3"]
+    record.sent.append(Sent("run-6", "run", "accepted", states=frozenset({"FAILED"})))
+    record.run_states = {"run-6": "FAILED"}
+    steps = (*STEPS, "second/undo", "first/undo")
+    record.runs += [
+        Run(f"run-6/{step}", f"r~{at}", 1, 11, at, at + 0.5, True) for at, step in enumerate(steps, 40)
+    ]
+    record.sent += [Sent(f"record-{number}/ann", "record", "accepted") for number in (7, 8)]
+    record.outputs = [Output("ann", 7, 7), Output("ann", 8, 15)]
+    record.sums = {"ann": 15}
     return record
 
 
@@ -127,6 +146,55 @@ def _fire_time_missed(record: Record) -> None:
     record.runs.append(Run("tick", "t3", 1, 10, 5.0, 5.1, True))
 
 
+def _run_not_ended(record: Record) -> None:
+    record.sent[1] = replace(record.sent[1], states=frozenset({"SUCCESS"}))
+
+
+def _step_lost(record: Record) -> None:
+    record.runs = [run for run in record.runs if run.label != "run-6/3"]
+
+
+def _step_by_two_jobs(record: Record) -> None:
+    record.runs.append(Run("run-6/3", "r~77", 1, 11, 60.0, 61.0, True))
+
+
+def _not_undone(record: Record) -> None:
+    del record.runs[-1]
+
+
+def _undone_though_it_succeeded(record: Record) -> None:
+    del record.runs[-1]
+    record.run_states["run-6"] = "SUCCESS"
+    record.sent[1] = replace(record.sent[1], states=frozenset({"SUCCESS"}))
+
+
+def _record_lost(record: Record) -> None:
+    record.sent.append(Sent("record-9/ann", "record", "accepted"))
+
+
+def _record_twice(record: Record) -> None:
+    record.outputs = [Output("ann", 7, 7), Output("ann", 8, 15), Output("ann", 8, 23)]
+    record.sums["ann"] = 23
+    record.sent.pop()
+    record.sent.append(Sent("record-8/ann", "record", "maybe"))
+
+
+def _record_though_refused(record: Record) -> None:
+    record.sent[-1] = replace(record.sent[-1], outcome="refused")
+
+
+def _records_out_of_order(record: Record) -> None:
+    record.outputs = [Output("ann", 8, 8), Output("ann", 7, 15)]
+
+
+def _sum_of_an_output(record: Record) -> None:
+    record.outputs[1] = Output("ann", 8, 16)
+
+
+def _sum_in_the_end(record: Record) -> None:
+    record.sums["ann"] = 22
+
+
 def _ended_by_itself(record: Record) -> None:
     record.lives[0] = replace(record.lives[0], ended=50.0, code=1)
 
@@ -151,6 +219,17 @@ FAULTS: dict[str, Callable[[Record], None]] = {
     "event": _event_missed,
     "event ": _event_twice,
     "fire times": _fire_time_missed,
+    "run": _run_not_ended,
+    "run ": _step_lost,
+    "run  ": _step_by_two_jobs,
+    "run   ": _not_undone,
+    "run    ": _undone_though_it_succeeded,
+    "record": _record_lost,
+    "record ": _record_twice,
+    "record  ": _record_though_refused,
+    "record   ": _records_out_of_order,
+    "record    ": _sum_of_an_output,
+    "record     ": _sum_in_the_end,
     "process": _ended_by_itself,
     "stop": _stopped_badly,
 }
@@ -188,6 +267,15 @@ def test_a_double_is_allowed_when_the_worker_of_the_first_run_was_killed_or_away
     record = good()
     _doubled(record)
     why(record)
+    assert violations(record) == []
+    assert len(record.excuses) == 1
+
+
+def test_a_double_is_allowed_when_the_worker_of_the_later_run_was_stopped_until_then() -> None:
+    record = good()
+    record.runs[0] = replace(record.runs[0], began=4.0, ended=5.0)
+    record.runs.append(Run("plain:1", "a", 1, 11, 6.0, 7.0, True))
+    record.struck = [Struck("stop", "W1", 11, 1.0, 5.9)]
     assert violations(record) == []
     assert len(record.excuses) == 1
 
