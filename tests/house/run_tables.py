@@ -17,6 +17,8 @@ from tests.house.sources import HERE
 PAGE = HERE / "docs" / "reference" / "states.md"
 TITLES: Mapping[Kind, str] = {
     "job": "A step with a job",
+    "child": "A step whose job has returned a workflow",
+    "later": "A map whose items a job reads, until they are known",
     "member": "A member of a map",
     "sleep": "A sleep",
     "wait": "A wait for a signal or an event",

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Literal, NamedTuple
 
-Kind = Literal["job", "member", "sleep", "wait"]
-"""A node with one job; a member of a map; a node that sleeps; a node that waits for a signal or an event."""
+Kind = Literal["job", "child", "later", "member", "sleep", "wait"]
+"""A node with one job; one whose job has returned a workflow, its child; a map whose items a job reads, until they are
+known; a member of a map; a node that sleeps; a node that waits for a signal or an event."""
 Policy = Literal["fail", "continue", "skip", "apart", "hold", "ignore"]
 """What becomes of the run when the node fails: its `on_error`; `apart` in a branch of a fork; `ignore` when the state
 in which its job has ended counts as success."""
@@ -45,10 +46,12 @@ class NodeMove(StrEnum):
     REVOKE = "its job ends REVOKED"
     REJECT = "its job ends REJECTED"
     LOSE = "its job is lost"
+    RETURN = "its job returns no items"
     PURGE = "its dead letter is purged"
     SIGNAL = "the signal comes"
     FALL_DUE = "its time has come"
     DECIDE = "another one of a `first` succeeds"
+    STOP = "the deadline of the run comes"
     RETRY = "the run is retried"
 
 
@@ -129,6 +132,30 @@ _WAITS_AGAIN: Rows = {
     (_W.COUNTED, _M.RETRY): _step(_W.WAITING, bad=-1),
 }
 
+_LATER: Rows = {
+    **_BEGINS,
+    (_W.ACTIVE, _M.RETURN): _step(_W.DONE, active=-1),  # from now on the members are counted: there are none
+    (_W.ACTIVE, _M.DIE): {**_fail(active=-1), "hold": _step(_W.HELD, active=-1, held=1)},
+    **{(_W.ACTIVE, move): _fail(active=-1) for move in _OTHER_ENDS},
+    (_W.ACTIVE, _M.DECIDE): _step(_W.ENDING),
+    (_W.HELD, _M.RETURN): _step(_W.DONE, held=-1),
+    (_W.HELD, _M.PURGE): _step(_W.FAILED, fails_run=True, held=-1, bad=1),
+    **{(_W.ENDING, move): _step(_W.CUT, active=-1) for move in (_M.RETURN, *_ENDS)},
+}
+_CHILD: Rows = {
+    **_BEGINS,
+    (_W.ACTIVE, _M.SUCCEED): _step(_W.DONE, active=-1, done=1),
+    **{(_W.ACTIVE, move): _fail(active=-1) for move in (_M.DIE, _M.REVOKE)},
+    # A child is cancelled with its parent.
+    (_W.ACTIVE, _M.DECIDE): _step(_W.CUT, active=-1),
+    (_W.ACTIVE, _M.STOP): _step(_W.FAILED, active=-1, bad=1),
+}
+_JOB_AGAIN: Rows = {
+    (_W.FAILED, _M.RETRY): _step(_W.ACTIVE, bad=-1, active=1),
+    (_W.COUNTED, _M.RETRY): _step(_W.ACTIVE, bad=-1, active=1),
+    (_W.SKIPPED, _M.RETRY): _step(_W.AGAIN, skipped=-1),
+}
+
 LIVE_STEPS: Mapping[Kind, Rows] = {
     "job": {
         **_BEGINS,
@@ -140,6 +167,8 @@ LIVE_STEPS: Mapping[Kind, Rows] = {
         (_W.HELD, _M.PURGE): _step(_W.FAILED, fails_run=True, held=-1, bad=1),
         **{(_W.ENDING, move): _step(_W.CUT, active=-1) for move in (_M.SUCCEED, *_ENDS)},
     },
+    "child": _CHILD,
+    "later": _LATER,
     # A member has no state of its own: it is what its bits and its map say. Its map ends with it here.
     "member": {
         **_BEGINS,
@@ -177,10 +206,17 @@ STOPPED_STEPS: Mapping[Kind, Rows] = {
         (_W.ENDING, _M.SUCCEED): _step(_W.LATE, active=-1, done=1),
         **{(_W.ENDING, move): _step(_W.CUT, active=-1) for move in _ENDS},
         (_W.LATE, _M.RETRY): _step(_W.DONE),
-        (_W.FAILED, _M.RETRY): _step(_W.ACTIVE, bad=-1, active=1),
-        (_W.COUNTED, _M.RETRY): _step(_W.ACTIVE, bad=-1, active=1),
         (_W.HELD, _M.RETRY): _step(_W.ACTIVE, held=-1, active=1),
-        (_W.SKIPPED, _M.RETRY): _step(_W.AGAIN, skipped=-1),
+        **_JOB_AGAIN,
+    },
+    "child": _JOB_AGAIN,  # it is the child that is retried
+    "later": {
+        # What is not begun yet does not begin any more.
+        **{(_W.ACTIVE, move): _step(_W.FAILED, active=-1, bad=1) for move in (_M.RETURN, *_ENDS)},
+        **{(_W.HELD, move): _step(_W.FAILED, held=-1, bad=1) for move in (_M.RETURN, *_ENDS, _M.PURGE)},
+        **{(_W.ENDING, move): _step(_W.CUT, active=-1) for move in (_M.RETURN, *_ENDS)},
+        (_W.HELD, _M.RETRY): _step(_W.ACTIVE, held=-1, active=1),
+        **_JOB_AGAIN,
     },
     "member": {
         (_W.ACTIVE, _M.SUCCEED): _step(_W.DONE, active=-1, done=1),

@@ -1,6 +1,7 @@
 """A run whose only node that counts is tried: what it is asked to do goes to the script as a worker would send it."""
 
 from collections.abc import Sequence
+from hashlib import sha256
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -11,7 +12,7 @@ from celery5.broker.calls import virtual_time
 from celery5.broker.calls import workflows as calls
 from celery5.broker.drivers.blocking import BlockingRedis
 from celery5.broker.keys import QueueKeys
-from celery5.protocol.workflows.plan import Node
+from celery5.protocol.workflows.plan import Node, NodeKind
 from celery5.protocol.workflows.transitions import COUNTS, Kind, NodeMove, NodeWord, Policy
 
 BEFORE, TRIED, RIVAL, GATE, OPEN, END = range(6)
@@ -31,6 +32,16 @@ ENDS = {
     NodeMove.PURGE: "PURGED",
 }
 UNSUCCESSFUL = frozenset({"DEAD", "EXPIRED", "REVOKED", "REJECTED", "LOST"})
+
+
+KINDS_OF_NODES: dict[Kind, NodeKind] = {
+    "job": "job",
+    "child": "job",
+    "later": "map",
+    "member": "map",
+    "sleep": "sleep",
+    "wait": "wait",
+}
 
 
 class Look(NamedTuple):
@@ -58,11 +69,16 @@ class RunTrial:
         self, nodes: Sequence[Node], roots: Sequence[int], totals: Sequence[Any] = (), **head: Any
     ) -> None:
         """Start it, of a plan with these nodes, whose last one is its end."""
-        head |= {"name": "trial", "end": len(nodes) - 1, "all": 1, "maps": [n for n, _ in totals]}
-        fields = {str(n): node.encode() for n, node in enumerate(nodes)}
-        plan = f"plan-{self.id}"
-        self._perform(calls.define_plan(self._keys, plan, fields | {"head": msgspec.msgpack.encode(head)}))
+        plan = self.define(nodes, head | {"maps": [n for n, _ in totals]})
         assert self.tell("start", self.id, LIFE, len(nodes), {"def": plan}, roots, totals, []) == 1
+
+    def define(self, nodes: Sequence[Node], head: dict[str, Any]) -> str:
+        """Keep a plan. Return its name."""
+        head = {"name": "trial", "end": len(nodes) - 1, "all": 1, "maps": []} | head
+        fields = {str(n): node.encode() for n, node in enumerate(nodes)}
+        plan = sha256(msgspec.msgpack.encode([head, fields], order="deterministic")).hexdigest()[:16]
+        self._perform(calls.define_plan(self._keys, plan, fields | {"head": msgspec.msgpack.encode(head)}))
+        return plan
 
     def _perform(self, call: Any) -> Any:
         return self._redis.perform(call)
@@ -73,7 +89,11 @@ class RunTrial:
 
     def tell(self, handler: str, *arguments: object) -> Any:
         """Apply a record, and all that follow from it. Return the reply."""
-        records: Sequence[bytes] = [calls.pack_record(handler, *arguments)]
+        return self.apply(calls.pack_record(handler, *arguments))
+
+    def apply(self, record: bytes) -> Any:
+        """Apply a packed record, and all that follow from it. Return the reply."""
+        records: Sequence[bytes] = [record]
         reply: Any = None
         while True:
             advance = self._perform(calls.advance(self._keys, records, ttl=TTL, is_worker=True))
@@ -110,7 +130,7 @@ class NodeTrial(RunTrial):
 
     def __init__(self, redis: BlockingRedis, keys: QueueKeys, kind: Kind, policy: Policy) -> None:
         super().__init__(redis, keys)
-        self._kind = kind
+        self._kind, self._child = kind, ""
         totals: list[list[int]] = []
         if kind == "member":
             self._perform(calls.stage_items(keys, self.id, TRIED, 0, [b"1"]))
@@ -122,6 +142,11 @@ class NodeTrial(RunTrial):
         match move:
             case NodeMove.BEGIN:
                 self.signal("before")
+                self._start_child()
+            case NodeMove.STOP:
+                self.stop()
+            case NodeMove.RETURN:
+                self._return(calls.pack_record("items", 0))
             case NodeMove.SIGNAL:
                 self.signal("tried")
             case NodeMove.DECIDE:
@@ -136,9 +161,57 @@ class NodeTrial(RunTrial):
             case _:
                 self._end_job(ENDS[move])
 
+    @property
+    def generation(self) -> int:
+        """How often a retry has started the node again."""
+        return int(self._field(f"node:{TRIED}").partition(" ")[2] or 0)
+
+    def end_earlier(self, move: NodeMove) -> None:
+        """Let the job of the generation before the node's own end, again."""
+        frame = f"{self.id}~{TRIED}" + (f".{self.generation - 1}" if self.generation > 1 else "")
+        self._tell_end(frame, ENDS[move])
+
+    def _frame(self) -> str:
+        generation = self.generation
+        return f"{self.id}~{TRIED}" + (f".{generation}" if generation else "")
+
+    def _return(self, packed: bytes) -> None:
+        """Let the job of the node return something. A script packs what it has read from a settlement as text."""
+        parts = [msgspec.msgpack.encode(text) for text in ("returned", self._frame())]
+        self.apply(b"".join([b"\x93", *parts, b"\xdb", len(packed).to_bytes(4, "big"), packed]))
+
+    def _start_child(self) -> None:
+        """Let the job return a workflow that waits, if the node is one of a child and its job runs."""
+        if (
+            self._kind != "child"
+            or not self._field(f"node:{TRIED}").startswith("active")
+            or self._field(f"run:{TRIED}")
+        ):
+            return
+        self._child = uuid4().hex[:12]
+        nodes = [
+            Node(kind="wait", name="child", feeds=[1], hidden=True, seconds=TRIED_IS_DUE / 1000),
+            Node(kind="end", needs=1, hidden=True),
+        ]
+        plan = self.define(nodes, {"all": 0})
+        start = calls.pack_record("start", self._child, LIFE, len(nodes), {"def": plan}, [0], [], [])
+        self._return(start)
+
+    def _end_child(self, state: str) -> None:
+        if state == "SUCCESS":
+            self.tell("signal", self._child, "child", '"value"', uuid4().hex)
+        elif state == "DEAD":
+            self._set_time(TRIED_IS_DUE)
+            self.tell("due", self._child)
+        else:
+            self.tell("cancel", self._child)
+
     def _end_job(self, state: str) -> None:
-        generation = self._generation()
-        frame = f"{self.id}~{TRIED}" + (f".{generation}" if generation else "")
+        if self._kind == "child":
+            return self._end_child(state)
+        return self._tell_end(self._frame(), state)
+
+    def _tell_end(self, frame: str, state: str) -> None:
         document = '{"v":1}'
         if state != "SUCCESS":
             self.tell("end", f"{frame}~0" if self._kind == "member" else frame, state, document)
@@ -146,9 +219,6 @@ class NodeTrial(RunTrial):
             self.tell("members", frame, [0], ["1"])
         else:
             self.tell("one", frame, "1")
-
-    def _generation(self) -> int:
-        return int(self._field(f"node:{TRIED}").partition(" ")[2] or 0)
 
     def _field(self, name: str) -> str:
         found: dict[str, bytes] = self._perform(calls.read_run(self._keys, self.id, [name]))
@@ -181,14 +251,16 @@ class NodeTrial(RunTrial):
 def _make_nodes(kind: Kind, policy: Policy) -> list[Node]:
     template = [',"task":"tried","args":[', True if kind == "member" else "", '],"kwargs":{}']
     tried = Node(
-        kind="map" if kind == "member" else kind,
+        kind=KINDS_OF_NODES[kind],
+        dynamic=kind == "child",
         task="tried",
         name="tried",
         needs=1,
         feeds=[GATE],
         on_error="fail" if policy == "ignore" else policy,
         ignore=UNSUCCESSFUL if policy == "ignore" else frozenset(),
-        template=template if kind in ("job", "member") else None,
+        template=None if kind in ("sleep", "wait") else template,
+        expansion=template if kind == "later" else None,
         seconds=TRIED_IS_DUE / 1000 if kind in ("sleep", "wait") else None,
     )
     before = Node(
