@@ -195,6 +195,11 @@ def is_undo(node: Mapping[str, Any]) -> bool:
     return is_hidden_job(node) and node.get("name") == "undo"
 
 
+def is_on_failure(node: Mapping[str, Any]) -> bool:
+    """Return whether a node is told of a failure: its run does not wait for it."""
+    return is_hidden_job(node) and node.get("name") == "on_failure"
+
+
 def get_node_state(fields: Mapping[str, bytes], number: int) -> NodeState:
     """Return the state of a node from the fields of its run."""
     word = fields.get(f"node:{number}", b"").decode(errors="replace").partition(" ")[0]

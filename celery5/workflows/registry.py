@@ -18,15 +18,16 @@ from celery5.logs.trace import get_current_trace
 from celery5.observability.middleware import ObservedApplication
 from celery5.protocol.job.job import Job, new_id
 from celery5.protocol.job.messages import TRACEPARENT, add_headers, read_headers
-from celery5.protocol.workflows.member_ids import MemberId, check_run_id
+from celery5.protocol.workflows.member_ids import check_run_id
 from celery5.protocol.workflows.plan import DEFAULT_LIFE, OnError, check_on_error, check_on_failure
 from celery5.protocol.workflows.status import RunStatus, make_status
 from celery5.workflows.compiler import Compiled, compile_workflow
 from celery5.workflows.compose import Workflow, check_workflow
 from celery5.workflows.declared import DeclaredWorkflow
 from celery5.workflows.event_waits import EventWaits
-from celery5.workflows.graph import goes_by_outbox, is_hidden_job, is_one_job, read_node, scan_all
+from celery5.workflows.graph import is_hidden_job, read_node, scan_all
 from celery5.workflows.launching import make_launcher
+from celery5.workflows.member_lists import find_missing_jobs, list_members
 from celery5.workflows.repeated_calls import RepeatedCalls
 from celery5.workflows.result_types import RunResultType
 from celery5.workflows.run import STATUS_FIELDS, WorkflowRun
@@ -40,6 +41,8 @@ MAX_PUSHES = 40
 
 REVOKED_AT_ONCE = 100
 """Jobs of a run that are revoked in one call: each leaves a document, so more would block Redis for milliseconds."""
+MISSING_FOR = 30.0
+"""Seconds after which a job that is still missing is lost."""
 
 
 class Workflows:
@@ -354,80 +357,55 @@ class Workflows:
         run = await scan_all(redis, partial(calls.scan_run, keys, run_id))
         if "def" not in run or run.get("retries", b"0") != fields.get("retries", b"0"):
             return
+        # What was held when the run stopped may have been replayed by then.
+        begun = (b"active", b"ending") if run.get("state") == b"live" else (b"active", b"ending", b"held")
         first, last = int(fields.get("from", b"0")), int(fields.get("to", b"1000000000"))
         numbers = [
             int(name[5:])
             for name, state in run.items()
-            if name.startswith("node:")
-            and state.split(b" ")[0] in (b"active", b"ending")
-            and first <= int(name[5:]) < last
+            if name.startswith("node:") and state.split(b" ")[0] in begun and first <= int(name[5:]) < last
         ]
         by_queue: dict[str, list[str]] = {}
+        held: set[str] = set()
         for number in numbers:
             if f"run:{number}" in run:  # its job has ended, and the run cancels what that has returned
                 continue
             node = await read_node(redis, keys, run, number)
             if node is None or is_hidden_job(node):
                 continue
-            queue, ids = await self._list_members(redis, home, run_id, number, run, node)
-            by_queue.setdefault(queue, []).extend(ids)
+            members = await list_members(redis, keys, run_id, number, run, node)
+            by_queue.setdefault(members.queue, []).extend((*members.ids, *members.held))
+            held.update(members.held)
         for queue, ids in by_queue.items():
             for start in range(0, len(ids), REVOKED_AT_ONCE):
-                revoked = await self.revoke_jobs(queue, ids[start : start + REVOKED_AT_ONCE])
+                states = await self.revoke_jobs(queue, ids[start : start + REVOKED_AT_ONCE])
                 # Those of another queue tell it by the outbox of that, which perhaps no worker reads.
-                away = [
-                    calls.pack_record("end", job_id, "REVOKED", "") for job_id in revoked if "@" in job_id
+                ended = [job_id for job_id, state in states.items() if state == "REVOKED" and "@" in job_id]
+                records = [calls.pack_record("end", job_id, "REVOKED", "") for job_id in ended]
+                records += [
+                    calls.pack_record("end", job_id, "HELD", "")
+                    for job_id in held & states.keys()
+                    if states[job_id] in ("DEAD", "UNKNOWN")  # else it ends, or its end is on the way
                 ]
-                await self.apply(home, away)
+                await self.apply(home, records)
         await self.apply(home, [])
 
-    async def revoke_jobs(self, queue: str, ids: Sequence[str]) -> list[str]:
-        """Revoke jobs of a queue, from Trio, and return those that have ended so. What is not there is left alone."""
+    async def find_lost(self, home: str, run_id: str) -> None:
+        """End the jobs of a run that stops which Redis has lost, from Trio: else it would wait for them for ever."""
+        redis = await self._app.connections.get_async_driver()
+        for run, missing in (await find_missing_jobs(self._app, redis, home, run_id)).items():
+            await self.apply(home, [calls.pack_record("lost", run, missing, int(MISSING_FOR * 1000))])
+
+    async def revoke_jobs(self, queue: str, ids: Sequence[str]) -> dict[str, str]:
+        """Revoke jobs of a queue, from Trio. Return what was found of each: see `revoke.lua`."""
         redis = await self._app.connections.get_async_driver()
         keys, ttl = self._app.queue(queue), self._app.settings.results_ttl
-        ended: list[str] = []
+        found: dict[str, str] = {}
         for start in range(0, len(ids), REVOKED_AT_ONCE):
             part = ids[start : start + REVOKED_AT_ONCE]
             states = await redis.perform(jobs_calls.revoke(keys, part, ttl=ttl))
-            ended += [job_id for job_id, state in zip(part, states, strict=True) if state == "REVOKED"]
-        return ended
-
-    async def _list_members(
-        self,
-        redis: AsyncDriver,
-        home: str,
-        run_id: str,
-        number: int,
-        run: Mapping[str, bytes],
-        node: Mapping[str, Any],
-    ) -> tuple[str, list[str]]:
-        """Return the queue of the jobs of a node that have not ended, and their ids."""
-        generation = int(run[f"node:{number}"].partition(b" ")[2] or b"0")
-        queue = str(node.get("p", {}).get("queue", home))
-        by_outbox = home if node.get("p") else ""
-        if is_one_job(node, run, number):
-            by_outbox = home if goes_by_outbox(node, home) else ""
-            return queue, [str(MemberId(run_id, number, generation, None, by_outbox))]
-        keys = self._app.queue(home)
-        bitmaps = await redis.perform_all(
-            [calls.read_bits(keys, run_id, number, name) for name in ("done", "bad", "held", "again")]
-        )
-        ended = _merge_bits(bitmaps)
-        sent = int(run.get(f"sent:{number}", b"0"))
-        ids = [
-            str(MemberId(run_id, number, generation, member, by_outbox))
-            for member in range(sent)
-            if not ended[member >> 3 : (member >> 3) + 1] or not ended[member >> 3] & (128 >> (member & 7))
-        ]
-        return queue, ids
-
-
-def _merge_bits(bitmaps: Sequence[bytes]) -> bytes:
-    size = max(map(len, bitmaps))
-    merged = 0
-    for bitmap in bitmaps:
-        merged |= int.from_bytes(bitmap.ljust(size, b"\0"), "big")
-    return merged.to_bytes(size, "big")
+            found |= dict(zip(part, states, strict=True))
+        return found
 
 
 def _type_of(declared: "DeclaredWorkflow[..., Any]") -> RunResultType:

@@ -287,6 +287,8 @@ class RunRelay:
         workflows = self._app.workflows
         if "revoke" in fields:
             await workflows.revoke_members(home, fields)
+        elif "find-lost" in fields:
+            await workflows.find_lost(home, fields["find-lost"].decode())
         elif "watch" in fields:
             life = int(fields["life"]) / 1000
             await workflows.watch(home, fields["watch"].decode(), int(fields["node"]), life=life)
@@ -326,8 +328,8 @@ class RunRelay:
         """
         never = f"+{DEFAULT_LIFE * 1000:.0f}"
         await self._app.asend_jobs([replace(job, at=never, lock="", unique_for=None) for job in jobs])
-        revoked = set(await self._app.workflows.revoke_jobs(jobs[0].queue, [job.id for job in jobs]))
-        ended = [job for job in jobs if job.id in revoked]
+        states = await self._app.workflows.revoke_jobs(jobs[0].queue, [job.id for job in jobs])
+        ended = [job for job in jobs if states[job.id] == "REVOKED"]
         await self._end(keys, ended, "REVOKED", "its run was stopped before it was sent")
 
     async def _read_runs(

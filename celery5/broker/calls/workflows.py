@@ -223,6 +223,21 @@ def has_outbox(keys: QueueKeys) -> Call[bool]:
     return Call(("EXISTS", keys.run_outbox), bool, repeatable=True)
 
 
+def list_children(keys: QueueKeys, run_id: str, *, count: int) -> Call[list[str]]:
+    """Return the runs that jobs of a run have returned, `count` at most."""
+    return Call(("LRANGE", f"{keys.run(run_id)}:children", 0, count - 1), _texts, repeatable=True)
+
+
+def count_outbox(keys: QueueKeys) -> Call[int]:
+    """Return how many entries the outbox has."""
+    return Call(("XLEN", keys.run_outbox), int, repeatable=True)
+
+
+def read_places(keys: QueueKeys, ids: Sequence[str]) -> Call[list[bool]]:
+    """Return of each job whether it is anywhere on its queue, runs, or is dead."""
+    return Call(("HMGET", keys.jobs, *ids), lambda raw: [place is not None for place in raw], repeatable=True)
+
+
 def create_outbox(keys: QueueKeys) -> Call[object]:
     """Create the consumer group of the outbox, unless it is there."""
     return Call(("XGROUP", "CREATE", keys.run_outbox, GROUP, "0"), lambda reply: reply, repeatable=True)

@@ -9,8 +9,8 @@ import trio
 
 from celery5 import App, chain, first, fork, group
 from celery5.broker.calls import workflows as calls
-from celery5.errors import TaskFailed, WorkflowCancelled, WorkflowFailed
-from celery5.workflows import Flow, RunGraph, RunState, WorkflowRun
+from celery5.errors import RunNotRetried, TaskFailed, WorkflowCancelled, WorkflowFailed
+from celery5.workflows import Flow, RunGraph, RunState, WorkflowRun, registry
 from celery5.workflows.compose import Workflow
 from tests.redis.worker.workers import until, until_async, working
 from tests.redis.workflows.sample_tasks import QUEUES, SampleTasks
@@ -53,6 +53,11 @@ class Charges(SampleTasks):
         async def wait() -> None:
             await trio.sleep_forever()
 
+        @app.task(name="fails_inside", dynamic=True)
+        async def fails_inside() -> object:
+            return group(self.fail.options(on_error="hold").s(1), self.add.s(1, 2))
+
+        self.fails_inside = fails_inside
         self.charge, self.reserve, self.break_, self.wait = charge, reserve, break_, wait
 
     def undone(self) -> list[int]:
@@ -438,3 +443,135 @@ async def test_an_undo_job_that_did_not_succeed_is_counted_and_named(
     assert (status.undos, status.undone, status.undo_failed) == (2, 1, 1)
     assert status.undo.startswith(f"undone 1 of 2; give_back of node 0 died: {why}")
     assert (states[0][3], states[2][3]) == ("FAILED", "SUCCESS")
+
+
+@pytest.mark.parametrize("queue", QUEUES)
+async def test_a_held_step_that_is_replayed_when_its_run_is_cancelled_is_waited_for_and_undone(
+    app: App, tasks: Charges, queue: str
+) -> None:
+    is_down = True
+
+    @app.task(name="pay", queue=queue, undo=tasks.undo, on_error="hold", max_retries=0)
+    async def pay(number: int) -> int:
+        if is_down:
+            raise ConnectionError
+        charged: int = await tasks.charge.function(number)
+        return charged
+
+    async with working(app, queues=QUEUES):
+        run = await (pay.s(4) >> tasks.add.s(1, 2)).astart()
+
+        async def has(state: RunState) -> bool:
+            return (await run.astatus()).state is state
+
+        await until_async(lambda: has(RunState.HELD))
+        is_down = False
+        assert (await app.dlq.areplay()).done == 1
+        await tasks.begun.wait()
+        await run.acancel()
+        assert (await run.astatus()).state is RunState.CANCELLING
+        tasks.gate.set()
+        assert await until_ended(run) is RunState.CANCELLED
+        status = await run.astatus()
+    assert [one for one in tasks.done if one[0] == "undo"] == [("undo", 4)]
+    assert (status.undo, status.done, status.held, status.active) == ("undone 1 of 1", 1, 0, 0)
+
+
+HELD: dict[str, Callable[[Charges], Workflow[Any]]] = {
+    "a step": lambda t: t.fail.options(on_error="hold").s(1) >> t.reserve.s(1),
+    "a step of another queue": lambda t: t.fail.options(on_error="hold", queue="far").s(1) >> t.reserve.s(1),
+    "members of a map": lambda t: t.fail.map([1, 2], on_error="hold") >> t.reserve.s(1),
+    "a step that returned a workflow": lambda t: t.fails_inside.s() >> t.reserve.s(1),
+    "with something to undo": lambda t: t.reserve.s(1) >> t.fail.options(on_error="hold").s(1),
+}
+
+
+@pytest.mark.parametrize("name", HELD)
+async def test_a_held_run_that_is_cancelled_comes_to_its_end(app: App, tasks: Charges, name: str) -> None:
+    async with working(app, queues=QUEUES):
+        run = await HELD[name](tasks).astart()
+
+        async def is_held() -> bool:
+            status = await run.astatus()
+            active = int("returned" in name)  # a step is while what it has returned is
+            return (status.held, status.active) == (2 if "map" in name else 1, active)
+
+        await until_async(is_held)
+        await run.acancel()
+        assert await until_ended(run) is RunState.CANCELLED
+        status = await run.astatus()
+    assert (status.held, status.active, status.pending) == (0, 0, 0)
+    assert status.done + status.failed + status.skipped == status.total
+    assert tasks.undone() == ([1] if "undo" in name else [])
+
+
+async def look_twice(app: App, run: WorkflowRun[Any], redis_client: "redis.Redis") -> None:
+    """Have a run that stops looked at twice, as it is once a minute."""
+    for _ in range(2):
+        await app.workflows.apply(run.queue, [calls.pack_record("due", run.id)])
+        await until(lambda: not redis_client.xlen(app.queue(run.queue).run_outbox))
+
+
+@pytest.mark.parametrize("queue", QUEUES)
+async def test_a_run_that_stops_does_not_wait_for_jobs_that_redis_has_lost(
+    app: App, tasks: Charges, redis_client: "redis.Redis", monkeypatch: pytest.MonkeyPatch, queue: str
+) -> None:
+    monkeypatch.setattr(registry, "MISSING_FOR", 0.0)
+    keys = app.queue(queue)
+    far: Any = tasks.add.options(queue=queue)
+    run = await group(tasks.block.s(1), tasks.block.s(2), far.s(1, 2)).astart()
+    if queue == "default":
+        redis_client.delete(keys.jobs, *keys.streams)
+    async with working(app, queues=["default"]):
+        if queue == "far":  # the outbox sends it
+            await until(lambda: bool(redis_client.exists(keys.jobs)))
+            redis_client.delete(keys.jobs, *keys.streams)
+        await run.acancel()
+        await until(lambda: not redis_client.xlen(app.queue(run.queue).run_outbox))
+        assert (await run.astatus()).state is RunState.CANCELLING
+        await look_twice(app, run, redis_client)
+        assert await until_ended(run) is RunState.CANCELLED
+        status = await run.astatus()
+    assert (status.failed, status.active) == (3, 0)
+
+
+async def test_an_undo_job_that_redis_has_lost_has_failed(
+    app: App, tasks: Charges, redis_client: "redis.Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "MISSING_FOR", 0.0)
+    tasks.begun.set()
+    away = app.queue("away")
+    refund: Any = tasks.reserve.send_options.undo
+    reserve: Any = tasks.reserve.options(undo=refund.options(queue="away"))
+    async with working(app, queues=QUEUES):
+        run = await (tasks.reserve.s(1) >> reserve.s(2) >> tasks.break_.s()).astart()
+        await until(lambda: bool(redis_client.exists(away.jobs)))
+        await look_twice(app, run, redis_client)  # nothing is missing
+        assert (await run.astatus()).undo == "undoing 1 of 2"
+        redis_client.delete(away.jobs, *away.streams)
+        await look_twice(app, run, redis_client)
+        assert await until_ended(run) is RunState.FAILED
+        status = await run.astatus()
+    assert status.undo == "undone 1 of 2; refund of node 2 died: Lost: Redis lost the job"
+    assert tasks.undone() == [1]
+
+
+async def test_a_step_that_succeeds_when_its_run_had_ended_is_undone_then(app: App, tasks: Charges) -> None:
+    """Its worker was cut off when it was revoked, and so its run took it for revoked."""
+    run = await (tasks.reserve.s(4) >> tasks.add.s(1, 2)).astart()
+    await run.acancel()
+    await app.workflows.apply(run.queue, [calls.pack_record("end", f"{run.id}~0", "REVOKED", "")])
+    assert (await run.astatus()).state is RunState.CANCELLED
+    for _ in range(2):  # it comes twice
+        await app.workflows.apply(run.queue, [calls.pack_record("one", f"{run.id}~0", "4")])
+    status = await run.astatus()
+    assert (status.state, status.undos, status.active) == (RunState.CANCELLED, 1, 1)
+    async with working(app, queues=QUEUES):
+
+        async def is_undone() -> bool:
+            return (await run.astatus()).undo == "undone 1 of 1"
+
+        await until_async(is_undone)
+        with pytest.raises(RunNotRetried, match="was undone"):
+            await run.aretry()
+    assert tasks.undone() == [4]

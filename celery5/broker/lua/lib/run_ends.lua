@@ -130,8 +130,8 @@ end
 -- Go on with a run that fails, when all its jobs have ended, and with the one that it is a part of.
 local function go_on_failing(run)
   local root = root_of(run)
-  if is_undoing(run) and number(run, 'active') <= 0 then undo_next(run) end
-  if root and is_undoing(root) and number(root, 'active') <= 0 then undo_next(root) end
+  if is_undoing(run) and not is_busy(run) then undo_next(run) end
+  if root and is_undoing(root) and not is_busy(root) then undo_next(root) end
 end
 -- Note why a run fails, and at which node.
 local function note_error(run, error, n)
@@ -144,7 +144,7 @@ local function fail_run(run, state, error, n)
   if get(run, 'state') ~= LIVE then return end
   note_error(run, error, n)
   put(run, 'wakes', false)
-  local is_active = number(run, 'active') > 0
+  local is_active = is_busy(run)
   if is_active then to_outbox('revoke', run.id, 'retries', number(run, 'retries')) end
   local has_children = is_active and redis.call('EXISTS', run.key .. ':children') == 1
   if has_children then record_later('stop', run.id, 0) end

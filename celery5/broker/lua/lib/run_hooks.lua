@@ -3,7 +3,7 @@
 local MOST_ERRORS = 20 -- that one of them gets
 local MOST_OF_MESSAGE = 2000 -- bytes
 local WITHOUT_DOCUMENT = {REVOKED = 'it was revoked', EXPIRED = 'it expired', REJECTED = 'it was rejected', LOST = 'Redis lost the job',
-  PURGED = 'its dead letter was purged'}
+  PURGED = 'its dead letter was purged', HELD = 'its run stopped before it was replayed'}
 local function is_hook(node) return node.k == 'job' and node.h and node.name == 'on_failure' end
 local function text_of(value) return type(value) == 'string' and value or '' end
 -- Return the document of a job that did not succeed; one for a job that has none.

@@ -112,14 +112,15 @@ local function fail_member(run, n, generation, member, state, document)
   local key = run.key .. ':' .. n
   local is_live, is_ignored = get(run, 'state') == LIVE and node_state == 'active', node.i and node.i[state]
   if redis.call('GETBIT', key .. ':done', member) == 1 then return end
-  if state == 'PURGED' then
-    if redis.call('GETBIT', key .. ':held', member) == 0 then return end
+  local is_held = redis.call('GETBIT', key .. ':held', member) == 1
+  if is_held then
+    if state ~= 'PURGED' and get(run, 'state') == LIVE then return end -- replayed, and dead again
     redis.call('SETBIT', key .. ':held', member, 0)
     add(run, 'held:' .. n, -1)
     add(run, 'held', -1)
     remove_empty(run, n, 'held')
     add(run, 'active', 1)
-  elseif redis.call('GETBIT', key .. ':held', member) == 1 then
+  elseif state == 'PURGED' then
     return
   end
   if is_live and not is_ignored and node.o == 'hold' and state == 'DEAD' then

@@ -14,6 +14,8 @@ local function note_undoing(run)
   end
   redis.call('PEXPIRE', undoing, math.max(tonumber(ttl), 60 * LOOK))
 end
+-- Return whether a run that stops waits for jobs: those that run, and those that were held. They may have been replayed since.
+local function is_busy(run) return number(run, 'active') > 0 or number(run, 'held') > 0 end
 local function begin_undo(run)
   local count = redis.call('LLEN', run.key .. ':undo')
   add(run, 'undos', count)

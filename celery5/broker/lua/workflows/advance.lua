@@ -130,6 +130,11 @@ end
 function handlers.due(id)
   local run = run_of(id)
   if not run then return redis.call('ZREM', due, id) end
+  if is_undoing(run) then
+    look_at(run)
+    note_undoing(run)
+    return to_outbox('find-lost', run.id)
+  end
   if get(run, 'state') ~= LIVE then return end
   if now >= number(run, 'until') then return fail_run(run, EXPIRED) end
   for _, one in ipairs(get(run, 'wakes') and cmsgpack.unpack(run.fields.wakes) or {}) do -- bound: the nodes that wait at once, 1000 at most
@@ -147,6 +152,20 @@ function handlers.due(id)
   end
   if get(run, 'state') == LIVE then look_at(run) end
   work_on(run)
+end
+-- End jobs of a run that stops, of which Redis has nothing. Each must have been missing before, `least` ms ago or more: what ended in
+-- between was on its way then.
+function handlers.lost(id, ids, least)
+  local run = run_of(id)
+  if not run or not is_undoing(run) or not ids[1] and not get(run, 'missing') then return end
+  local before = get(run, 'missing') and cmsgpack.unpack(run.fields.missing) or {at = 0, ids = {}}
+  if now - before.at < least then return end
+  put(run, 'missing', cmsgpack.pack({at = now, ids = ids}))
+  local known = {}
+  for _, job in ipairs(before.ids) do known[job] = true end -- bound: 1000
+  for _, job in ipairs(ids) do -- bound: as above
+    if known[job] then handlers['end'](job, 'LOST', '') end
+  end
 end
 -- Cancel a run. Returns its state.
 function handlers.cancel(id)
