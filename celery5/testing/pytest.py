@@ -11,7 +11,7 @@ import pytest
 
 from celery5.app import App
 from celery5.broker.servers.embedded import EmbeddedServer
-from celery5.testing import Recorded, recorded, running_worker
+from celery5.testing import Recorded, VirtualClock, recorded, running_worker, virtual_time
 
 
 @pytest.fixture(scope="session")
@@ -28,6 +28,17 @@ def celery5_worker(celery5_broker: str) -> Generator[Callable[[App], None], None
 
         def start(app: App) -> None:
             stack.enter_context(running_worker(app, broker=celery5_broker))
+
+        yield start
+
+
+@pytest.fixture
+def celery5_virtual_time(celery5_broker: str) -> Generator[Callable[[App], VirtualClock], None, None]:
+    """Return a function that runs a worker for an application until the test ends, and returns its clock."""
+    with ExitStack() as stack:
+
+        def start(app: App) -> VirtualClock:
+            return stack.enter_context(virtual_time(app, broker=celery5_broker))
 
         yield start
 

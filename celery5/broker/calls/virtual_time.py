@@ -20,8 +20,9 @@ _PARTS = (
     "jobs of runs that are not sent",
     "jobs that wait at a limit",
     "scheduled jobs that are due",
-    "runs that are due",
     "schedules that are due",
+    "runs that are due",
+    "",  # no key: what the keys of runs begin with
 )
 """What it means that there is something at each key of a queue, in the order of the script."""
 
@@ -72,8 +73,9 @@ def _list_parts(keys: Keys, queue: QueueKeys) -> tuple[str, ...]:
         queue.run_outbox,
         queue.limited_counts,
         queue.due,
-        queue.live_runs,
         keys.schedule_times(queue.queue),
+        queue.live_runs,
+        queue.run_prefix,
     )
 
 

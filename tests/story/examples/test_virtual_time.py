@@ -15,6 +15,7 @@ from celery5.errors import Misconfigured, WorkflowExpired, WorkflowFailed
 from celery5.testing import VirtualClock, virtual_time
 from celery5.workflows import Flow, RunState
 
+pytest_plugins = ["celery5.testing.pytest"]
 HOUR, DAY = 3600, 86_400
 
 
@@ -278,7 +279,7 @@ def test_retries_of_a_step_come_after_their_backoff(shop: Shop, start: Callable[
 
 
 def test_an_undo_with_a_countdown_runs_when_it_is_due(shop: Shop, start: Callable[[], VirtualClock]) -> None:
-    undone = shop.note.options(undo=shop.undo.options(countdown=DAY))
+    undone = shop.note.options(undo=shop.undo.options(countdown=10 * DAY))
 
     @shop.app.workflow
     def steps(flow: Flow) -> None:
@@ -288,10 +289,10 @@ def test_an_undo_with_a_countdown_runs_when_it_is_due(shop: Shop, start: Callabl
 
     clock = start()
     run = steps.start()
-    clock.advance(DAY)
+    clock.advance(10 * DAY)
     assert run.status().state is RunState.UNDOING
     clock.advance(HOUR)
-    assert shop.notes == [("booked", 0.0), ("failed", HOUR), ("undo booked", DAY + HOUR)]
+    assert shop.notes == [("booked", 0.0), ("failed", HOUR), ("undo booked", 10.0 * DAY + HOUR)]
     assert run.status().state is RunState.FAILED
 
 
@@ -311,6 +312,29 @@ def test_what_a_dynamic_step_returns_waits_in_virtual_time(
     assert shop.notes == [("child 1", 2.0 * HOUR), ("child 2", 3.0 * HOUR)]
     assert run.get(timeout=30) == ["child 2", "child 1"]
     assert run.status().ended == pytest.approx(shop.started + 4 * HOUR)
+
+
+def test_a_map_over_a_later_value_has_members_that_wait(
+    shop: Shop, start: Callable[[], VirtualClock]
+) -> None:
+    @shop.app.task
+    async def name_hours() -> list[str]:
+        return ["a", "b"]
+
+    @shop.app.workflow
+    def steps(flow: Flow) -> Any:
+        names = flow.call(name_hours)
+        flow.sleep(HOUR)
+        mapped = flow.map(shop.note.options(countdown=HOUR), names)
+        flow.sleep(HOUR)
+        flow.call(shop.note, "last")
+        return mapped
+
+    clock = start()
+    run = steps.start()
+    clock.advance(3 * HOUR)
+    assert sorted(shop.notes) == [("a", 2.0 * HOUR), ("b", 2.0 * HOUR), ("last", 3.0 * HOUR)]
+    assert list(run.get(timeout=30)) == ["a", "b"]
 
 
 def test_results_of_runs_and_jobs_are_gone_after_their_ttl(
@@ -385,6 +409,15 @@ def test_time_is_real_again_after_the_block(shop: Shop, url: str) -> None:
     with virtual_time(shop.app, broker=url) as clock:
         assert abs(clock.now - time.time()) < HOUR
     assert b"later" in job.message
+
+
+def test_a_fixture_gives_a_test_its_clock(
+    shop: Shop, celery5_virtual_time: Callable[[App], VirtualClock]
+) -> None:
+    shop.begin(clock := celery5_virtual_time(shop.app))
+    shop.note.options(countdown=DAY).delay("later")
+    clock.advance(DAY)
+    assert shop.notes == [("later", DAY)]
 
 
 @pytest.mark.parametrize("run_loop", [trio.run, asyncio.run], ids=["trio", "asyncio"])
