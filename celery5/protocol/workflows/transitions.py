@@ -184,8 +184,7 @@ LIVE_STEPS: Mapping[Kind, Rows] = {
         (_W.HELD, _M.PURGE): _step(_W.FAILED, fails_run=True, held=-1, bad=1),
         (_W.COUNTED, _M.SUCCEED): _step(_W.DONE, bad=-1, done=1),  # its dead letter was replayed
         (_W.ENDING, _M.SUCCEED): _step(_W.DONE, active=-1, done=1),
-        **{(_W.ENDING, move): _step(_W.FAILED, active=-1, bad=1) for move in _ENDS},
-        (_W.FAILED, _M.SUCCEED): _step(_W.DONE, bad=-1, done=1),
+        **{(_W.ENDING, move): _step(_W.CUT, active=-1, bad=1) for move in _ENDS},
     },
     "sleep": {**_WAITS, (_W.WAITING, _M.FALL_DUE): _step(_W.DONE, done=1)},
     "wait": {
@@ -222,10 +221,10 @@ STOPPED_STEPS: Mapping[Kind, Rows] = {
         (_W.ACTIVE, _M.SUCCEED): _step(_W.DONE, active=-1, done=1),
         **{(_W.ACTIVE, move): _step(_W.FAILED, active=-1, bad=1) for move in _ENDS},
         (_W.HELD, _M.SUCCEED): _step(_W.DONE, held=-1, done=1),
-        (_W.HELD, _M.PURGE): _step(_W.FAILED, held=-1, bad=1),
+        **{(_W.HELD, move): _step(_W.FAILED, held=-1, bad=1) for move in (*_ENDS, _M.PURGE)},
         **{(word, _M.SUCCEED): _step(_W.DONE, bad=-1, done=1) for word in (_W.FAILED, _W.COUNTED)},
         (_W.ENDING, _M.SUCCEED): _step(_W.DONE, active=-1, done=1),
-        **{(_W.ENDING, move): _step(_W.FAILED, active=-1, bad=1) for move in _ENDS},
+        **{(_W.ENDING, move): _step(_W.CUT, active=-1, bad=1) for move in _ENDS},
         (_W.FAILED, _M.RETRY): _step(_W.ACTIVE, bad=-1, active=1),
         (_W.COUNTED, _M.RETRY): {"apart": _step(_W.ACTIVE, bad=-1, active=1)},
         (_W.HELD, _M.RETRY): _step(_W.ACTIVE, held=-1, active=1),

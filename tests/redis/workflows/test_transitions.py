@@ -166,6 +166,22 @@ def test_a_job_that_ended_before_a_retry_changes_nothing_when_it_ends_again(
     assert tried
 
 
+@pytest.mark.parametrize("kind", ["job", "child", "later", "member"])
+@pytest.mark.parametrize("order", [(NodeMove.REVOKE, NodeMove.STOP), (NodeMove.STOP, NodeMove.REVOKE)])
+def test_a_retry_does_not_send_again_what_has_lost_in_a_first(
+    scripts: BlockingRedis, kind: Kind, order: tuple[NodeMove, NodeMove]
+) -> None:
+    trial = NodeTrial(scripts, Keys(f"lost-{kind}").for_queue("default"), kind, "fail")
+    for happening in (NodeMove.BEGIN, NodeMove.DECIDE, *order):
+        trial.make(happening)
+    before = trial.look()
+    assert (before.word, before.run, before.counts["active"]) == (NodeWord.CUT, "expired", 0)
+    trial.make(NodeMove.RETRY)
+    after = trial.look()
+    assert (after.word, after.run, after.sent) == (NodeWord.CUT, "live", before.sent)
+    assert after.counts == before.counts
+
+
 def test_each_row_of_the_table_is_played() -> None:
     reached = {
         (kind, is_live, word, move)

@@ -242,6 +242,8 @@ class NodeTrial(RunTrial):
         }
         assert len(bits) <= 1, f"a member is in several bitmaps: {bits}"
         if "bad" in bits:
+            if word in (NodeWord.ENDING, NodeWord.CUT):
+                return NodeWord.CUT
             return NodeWord.COUNTED if word in (NodeWord.DONE, NodeWord.COUNTED) else NodeWord.FAILED
         if bits:
             return NodeWord.DONE if "done" in bits else NodeWord.HELD

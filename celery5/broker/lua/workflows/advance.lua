@@ -293,6 +293,7 @@ local function reset(run, n, node)
   local node_state, generation = state_of(run, n)
   if is_hook(node) then return end
   if not node_state or node_state == 'done' or node_state == 'again' or node_state == 'cut' then return end
+  if node_state == 'ending' then return set_state(run, n, 'cut', generation) end -- a map that has lost in a `first`
   if node_state == 'late' then
     set_state(run, n, 'done', generation)
     return feed_all(run, node, false)
