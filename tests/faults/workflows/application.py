@@ -22,6 +22,7 @@ import trio
 from celery5 import App, RetryPolicy, current_job, group
 from celery5.processes.lifecycle.foreground import ServeOptions, serve
 from celery5.services.workflows import run_progress
+from celery5.workflows import Flow
 from tests.redis.worker.workers import LEASE
 from tests.redis.workflows.mortal import die_at
 from tests.redis.workflows.reference import digest
@@ -33,6 +34,10 @@ RACE = 999
 """The number of each call that runs against others: whichever is first, the value is the same."""
 INNER = 300
 """What is added to the label of a dynamic step for the first step of its workflow: no run has so many calls."""
+TELL = 998
+"""What the label of the call that is told of failures of a run ends with."""
+WAITS = {"patient": 600.0, "hasty": 0.2}
+"""The declared workflows, and how many seconds each waits for a signal."""
 STALE_AFTER = 0.3
 """Seconds, less than a lease: an entry of an outbox is often performed twice."""
 
@@ -104,6 +109,8 @@ class NotedTasks:
         self._declare("twig", self._lead_to("flaky", "step"), dynamic=True)
         self._declare("nest", self._lead_to("wrap", "step"), dynamic=True)
         self._declare("unfold", self._unfold, dynamic=True)
+        self._declare("tell", lambda failures, label: None)
+        self.waits = {name: self._declare_wait(name, timeout) for name, timeout in WAITS.items()}
 
     def heal(self, number: int) -> None:
         """Let what is flaky in a run succeed from now on."""
@@ -155,6 +162,22 @@ class NotedTasks:
         """Return a map over what is known only later."""
         spread, member = self.tasks["spread"], self.tasks["member"].options(queue=QUEUES[label % 3])
         return spread.s(digest(value, label), label) | member.map(at_once=2)
+
+    def _declare_wait(self, name: str, timeout: float) -> Any:
+        """Declare a workflow that sleeps, and waits for a signal. A newer release has other steps."""
+        book, charge, step = (self.tasks[task].options(queue="two") for task in ("book", "charge", "step"))
+
+        @self.app.workflow(name=name)
+        def wait(flow: Flow, first: int, second: int, last: int) -> int:
+            flow.call(book, 1, first)
+            with flow.parallel():
+                flow.call(charge, 2, second)
+                flow.sleep(0.05)
+            answer = flow.wait_for("approval", timeout=timeout)
+            result: int = flow.call(step, answer, last)
+            return result if self._version == 1 else flow.call(step, result, last)
+
+        return wait
 
     def _declare(
         self, name: str, function: Callable[..., Any], *, in_thread: bool = False, **options: Any

@@ -20,7 +20,7 @@ from celery5.workflows import RunState, WorkflowRun
 from tests.faults.nemesis.verdict import Record, runs_of
 from tests.faults.workflows.application import QUEUES, NotedTasks, make_app
 from tests.faults.workflows.crew import Crew, Strikes
-from tests.faults.workflows.stories import CANCELLED, EXPIRED, FAILED, Story, Storyteller
+from tests.faults.workflows.stories import APPROVAL, CANCELLED, EXPIRED, FAILED, Story, Storyteller
 from tests.faults.workflows.verdict import Quiet, RunHistory, sort_jobs, violations
 from tests.leaks import leaks
 from tests.redis.worker.workers import LEASE
@@ -119,10 +119,12 @@ class Episode:
         """Start a run, do to it what its story says, and wait for its end."""
         story = history.story
         run_id = f"{self._app.name}-{story.number}"
-        run = await insist(lambda: story.workflow.astart(id=run_id, **story.options))
+        run = await insist(lambda: story.start(run_id))
         async with trio.open_nursery() as nursery:
             if story.mode == "cancel":
                 nursery.start_soon(self._cancel, run, story)
+            if story.mode == "signal":
+                nursery.start_soon(self._signal, run, story)
             if story.mode == "hold":
                 nursery.start_soon(self._replay, run, story)
             story.found.append(await come_to(run))
@@ -145,6 +147,10 @@ class Episode:
     async def _cancel(self, run: WorkflowRun[Any], story: Story) -> None:
         await trio.sleep(story.pause)
         await insist(run.acancel)
+
+    async def _signal(self, run: WorkflowRun[Any], story: Story) -> None:
+        await trio.sleep(story.pause)
+        await insist(lambda: run.asignal("approval", APPROVAL, id="once"))
 
     async def _replay(self, run: WorkflowRun[Any], story: Story) -> None:
         """Heal a run after a while, and replay its dead letters until it has ended."""

@@ -1,13 +1,14 @@
 """Stories: a random workflow, what happens to its run, and how it may end. A pure function of a seed."""
 
 import random
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from celery5 import chain, first, fork, group
 from celery5.workflows.compose import Workflow
 from celery5.workflows.tree import Chain, Map, StepGroup, TaskCall, Tree
-from tests.faults.workflows.application import INNER, QUEUES, NotedTasks
+from tests.faults.workflows.application import INNER, QUEUES, TELL, NotedTasks, make_result
 from tests.redis.workflows.reference import Reference, RunFails, plain
 
 FAILED, CANCELLED, EXPIRED = "FAILED", "CANCELLED", "EXPIRED"
@@ -23,8 +24,13 @@ MODES = (
     "hold",
     "again",
     "deadline",
+    "wait",
 )
 """What happens to a run. `again` is retried, fails again, and is undone."""
+TOLD = 0.4
+"""Part of the runs of which a task is told that they have failed."""
+APPROVAL = 7
+"""The value of the signal."""
 LONGEST_PAUSE = 0.4
 """Seconds until a run is cancelled, or expires."""
 UNDONE = {"book": 0, "charge": 0, "build": 0, "wrap": INNER, "nest": 2 * INNER}
@@ -36,15 +42,18 @@ HEALING_STEPS = ("step", "firm", "grow", "flaky", "twig", "unfold")
 
 @dataclass
 class Story:
-    """A run: its workflow, what is done to it, and what is known of it in the end."""
+    """A run: how it is started under an id, what is done to it, and what is known of it in the end."""
 
     number: int
     mode: str
-    workflow: Workflow[Any]
+    start: Callable[[str], Awaitable[Any]]
     # Each is what the run may come to: at first, and after its retry.
     ends: list[list[Any]]
+    # The labels of steps that are undone, of which the first has ended before the second begins.
+    order: list[tuple[int, int]]
     pause: float = 0.0
-    options: dict[str, Any] = field(default_factory=dict)
+    # Whether a task is told of its failures.
+    tells: bool = False
     # What it has come to.
     found: list[Any] = field(default_factory=list)
 
@@ -59,6 +68,8 @@ class Storyteller:
         """Return the story of the run of that number."""
         rnd = random.Random(f"{seed}/{number}")
         mode = rnd.choice(MODES)
+        if mode == "wait":
+            return self._make_wait(rnd, number)
         graph = _Graph(self._tasks, rnd, number, mode)
         workflow = graph.make()
         pause = rnd.random() ** 2 * LONGEST_PAUSE
@@ -74,7 +85,28 @@ class Storyteller:
         options: dict[str, Any] = {"on_error": "hold"} if mode == "hold" else {}
         if mode == "deadline":
             options["deadline"] = max(0.05, pause)
-        return Story(number, mode, workflow, ends, pause, options)
+        tells = mode not in ("retry", "hold") and rnd.random() < TOLD
+        if tells:
+            options["on_failure"] = self._tasks.tasks["tell"].partial(number * 1000 + TELL)
+
+        def start(run_id: str) -> Awaitable[Any]:
+            return workflow.astart(id=run_id, **options)
+
+        return Story(number, mode, start, ends, pairs_in_order(workflow.tree), pause, tells)
+
+    def _make_wait(self, rnd: random.Random, number: int) -> Story:
+        """Return the story of a declared workflow that waits for a signal."""
+        name = rnd.choice(("patient", "patient", "hasty"))
+        labels = [number * 1000 + n for n in (1, 2, 3)]
+
+        def start(run_id: str) -> Awaitable[Any]:
+            run: Awaitable[Any] = self._tasks.waits[name].options(id=run_id).astart(*labels)
+            return run
+
+        # The one that waits for a short time gets no signal.
+        end = FAILED if name == "hasty" else make_result(APPROVAL, labels[2])
+        mode = "signal" if name == "patient" else "plain"
+        return Story(number, mode, start, [[end]], [(labels[0], labels[1])], rnd.random() * LONGEST_PAUSE)
 
     def _expect(self, tree: Tree, *, is_healed: bool) -> Any:
         try:

@@ -1,6 +1,8 @@
 """Hand-overs: a large map and its undo, whose workers die one after another, and random runs of workers cut off."""
 
+from collections.abc import Awaitable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -10,7 +12,7 @@ from celery5.broker.servers.embedded import EmbeddedServer
 from tests.faults.workflows.application import NotedTasks
 from tests.faults.workflows.crew import MOMENTS, Strikes
 from tests.faults.workflows.episode import Episode
-from tests.faults.workflows.stories import FAILED, Story
+from tests.faults.workflows.stories import FAILED, Story, pairs_in_order
 
 MEMBERS = 300
 CALLS = (3, 5, 8)
@@ -28,7 +30,12 @@ def make_large_story(tasks: NotedTasks, number: int) -> Story:
         >> members
         >> doom.s(1, label + 30)
     )
-    return Story(number, "doomed", workflow, [[FAILED]])
+
+    def start(run_id: str) -> Awaitable[Any]:
+        run: Awaitable[Any] = workflow.astart(id=run_id)
+        return run
+
+    return Story(number, "doomed", start, [[FAILED]], pairs_in_order(workflow.tree))
 
 
 @pytest.mark.timeout(180)

@@ -50,7 +50,7 @@ def test_a_story_follows_from_its_seed_alone(tasks: NotedTasks) -> None:
     assert [[story.ends, story.pause, story.mode] for story in stories[0]] == [
         [story.ends, story.pause, story.mode] for story in stories[1]
     ]
-    assert len({story.mode for story in stories[0]}) == 7
+    assert len({story.mode for story in stories[0]}) == 8
 
 
 # ---- the judge: each thing that may be wrong in a history that has nothing else wrong
@@ -75,13 +75,16 @@ class Told:
     def __init__(self, tasks: NotedTasks) -> None:
         book, doom = tasks.tasks["book"], tasks.tasks["doom"]
         workflow = book.s(1, 1001) >> book.s(2, 1002) >> doom.s(3, 1003)
-        self.history = RunHistory(Story(1, "doomed", workflow, [[FAILED]], found=[FAILED]))
+        story = Story(1, "doomed", workflow.astart, [[FAILED]], pairs_in_order(workflow.tree), tells=True)
+        story.found = [FAILED]
+        self.history = RunHistory(story)
         self.history.jobs = [
             Run("book/1001/5", "r~0", 1, 10, 1.0, 2.0, True),
             Run("book/1002/6", "r~2", 1, 10, 2.0, 3.0, True),
             Run("doom/1003/7", "r~4", 1, 10, 3.0, 4.0),
             Run("undo/1002/8", "r~3", 1, 10, 5.0, 6.0, True),
             Run("undo/1001/9", "r~1", 1, 10, 6.0, 7.0, True),
+            Run("tell/1998/9", "r~6", 1, 11, 9.2, 9.3, True),
         ]
         self.history.quiet = [Quiet(make_status(RunState.FAILED), 9.0)]
         self.record = Record(1.0, lives=[Life("W0", 10, 0.0), Life("W1", 11, 0.0)])
@@ -145,6 +148,10 @@ def _undone_though_it_succeeded(told: Told) -> None:
     del told.history.jobs[3]
 
 
+def _not_told_of(told: Told) -> None:
+    del told.history.jobs[5]
+
+
 FAULTS: dict[Callable[[Told], None], str] = {
     _not_undone: "succeeded and was not undone",
     _undone_in_the_wrong_order: "1001 was undone before 1002",
@@ -158,6 +165,7 @@ FAULTS: dict[Callable[[Told], None], str] = {
     _came_to_something_else: "came to 'FAILED', not 5",
     _was_never_retried: "has come to ['FAILED'] only",
     _undone_though_it_succeeded: "undone, and has not failed",
+    _not_told_of: "0 jobs were told of 1 failures",
 }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from celery5.protocol.workflows.member_ids import parse_member_id
 from celery5.protocol.workflows.status import RunState, RunStatus
 from tests.faults.nemesis.verdict import Life, Record, Run, doubled
-from tests.faults.workflows.stories import Story, pairs_in_order
+from tests.faults.workflows.stories import Story
 
 EFFECTS = ("book", "charge")
 """The tasks whose success is to be undone when their run fails. That of `build`, too: when its workflow has ended."""
@@ -64,7 +64,7 @@ def violations(record: Record, histories: list[RunHistory]) -> list[str]:
         doubled(replace(record, runs=kept, lives=[end_early(life, record.runs) for life in record.lives]))
     )
     for history in histories:
-        for check in (ended_as_told, counts_add_up, quiet_once_ended, succeeded_once):
+        for check in (ended_as_told, counts_add_up, quiet_once_ended, succeeded_once, told_once):
             wrong += [f"{history}: {found}" for found in check(history, killed)]
         if history.story.found and history.story.found[-1] in ("FAILED", "CANCELLED", "EXPIRED"):
             for check in (undone, undone_in_order):
@@ -119,7 +119,7 @@ def counts_add_up(history: RunHistory, _killed: set[int]) -> Iterator[str]:
 
 def quiet_once_ended(history: RunHistory, killed: set[int]) -> Iterator[str]:
     """Nothing of it begins when it has ended and nothing of it is active."""
-    jobs = [job for job in history.jobs if job.pid not in killed]
+    jobs = [job for job in history.jobs if job.pid not in killed and read_title(job)[0] != "tell"]
     for quiet in history.quiet:
         late = [job for job in jobs if quiet.began < job.began < quiet.ended]
         if late:
@@ -131,12 +131,20 @@ def succeeded_once(history: RunHistory, killed: set[int]) -> Iterator[str]:
     nodes: Counter[tuple[Any, ...]] = Counter()
     for job in history.jobs:
         member = parse_member_id(job.job)
-        if member and job.whole and job.pid not in killed and read_title(job)[0] not in DYNAMIC:
+        if member and job.whole and job.pid not in killed and read_title(job)[0] not in (*DYNAMIC, "tell"):
             is_mapped = read_title(job)[0] in MAPPED
             nodes[(member.run, member.node, member.member) if is_mapped else (), job.label] += 1
     for node, count in nodes.items():
         if count > 1:
             yield f"{node} succeeded {count} times"
+
+
+def told_once(history: RunHistory, _killed: set[int]) -> Iterator[str]:
+    """A task is told of each failure of the run by one job."""
+    failures = sum(found in ("FAILED", "EXPIRED") for found in history.story.found) * history.story.tells
+    told = {job.job for job in history.jobs if job.whole and read_title(job)[0] == "tell"}
+    if len(told) != failures:
+        yield f"came to {history.story.found}, and {len(told)} jobs were told of {failures} failures"
 
 
 def undone(history: RunHistory, killed: set[int]) -> Iterator[str]:
@@ -159,7 +167,7 @@ def undone(history: RunHistory, killed: set[int]) -> Iterator[str]:
 def undone_in_order(history: RunHistory, _killed: set[int]) -> Iterator[str]:
     """What came after another step is undone before it."""
     undos = jobs_of(history, ("undo",))
-    for first, then in pairs_in_order(history.story.workflow.tree):
+    for first, then in history.story.order:
         if first in undos and then in undos:
             last = max((job.ended or job.began) for job in undos[then])
             if min(job.began for job in undos[first]) < last:
