@@ -1,4 +1,4 @@
-"""Count files by a map of 100,000 jobs: the sum is that of a plain loop, whatever process is killed meanwhile."""
+"""Count files by a map of more jobs than a queue takes at once: the sum is a plain loop's, whatever is killed."""
 
 import shutil
 from pathlib import Path
@@ -13,14 +13,14 @@ from tests.story.cluster.controlling import until
 from tests.story.examples.killing import run_module, running_example
 
 TARGET = "celery5.examples.count_files"
-FILES = 100_000
+FILES = 25_000
 HALF_STARTER = """
 import os, signal, sys
 from pathlib import Path
 from celery5.examples.count_files.tasks import add_up, count_file, list_files
 def half(paths):
     for number, path in enumerate(paths):
-        if number == 50_000:
+        if number == 12_500:
             os.kill(os.getpid(), signal.SIGKILL)
         yield path
 (count_file.map(half(list_files(Path(sys.argv[1])))) | add_up.s()).start(id="count-files")
@@ -32,7 +32,7 @@ def test_each_file_counts_once_although_every_process_is_killed_in_turn(
     own_server: EmbeddedServer, tmp_path: Path
 ) -> None:
     files = tmp_path / "files"
-    run_module(TARGET, "make", files, env={})
+    run_module(TARGET, "make", files, "--files", str(FILES), env={})
     app.use_broker(own_server.url)
 
     def get_done() -> int:
