@@ -326,14 +326,17 @@ class Workflows:
 
     # what workers call
 
-    async def apply(self, home: str, records: Sequence[bytes]) -> None:
-        """Apply records at another queue, from Trio."""
+    async def apply(self, home: str, records: Sequence[bytes]) -> list[calls.FailedRun]:
+        """Apply records at another queue, from Trio. Return the runs that have failed there."""
         redis = await self._app.connections.get_async_driver()
         keys = self._app.queue(home)
         ttl = self._app.settings.results_ttl
         reply = await redis.perform(calls.advance(keys, records, ttl=ttl))
+        failed = list(reply.failed)
         while reply.left:
             reply = await redis.perform(calls.advance(keys, ttl=ttl))
+            failed += reply.failed
+        return failed
 
     async def watch(self, home: str, run_id: str, node: int, *, life: float) -> None:
         """Enter in the index of an event, for `life` seconds, what a node waits for, from Trio."""
@@ -343,8 +346,8 @@ class Workflows:
         """Remove from the indexes of events what a run has waited for, from Trio."""
         await self._waits.unwatch(home, run_id)
 
-    async def revoke_members(self, home: str, fields: Mapping[str, bytes]) -> None:
-        """Revoke the jobs of a run that are on their queues or run, from Trio.
+    async def revoke_members(self, home: str, fields: Mapping[str, bytes]) -> list[calls.FailedRun]:
+        """Revoke the jobs of a run that are on their queues or run, from Trio. Return the runs that have failed then.
 
         Args:
             home: The queue where the run lives.
@@ -356,7 +359,8 @@ class Workflows:
         run_id = fields["revoke"].decode()
         run = await scan_all(redis, partial(calls.scan_run, keys, run_id))
         if "def" not in run or run.get("retries", b"0") != fields.get("retries", b"0"):
-            return
+            return []
+        failed: list[calls.FailedRun] = []
         # What was held when the run stopped may have been replayed by then.
         begun = (b"active", b"ending") if run.get("state") == b"live" else (b"active", b"ending", b"held")
         first, last = int(fields.get("from", b"0")), int(fields.get("to", b"1000000000"))
@@ -387,14 +391,19 @@ class Workflows:
                     for job_id in held & states.keys()
                     if states[job_id] in ("DEAD", "UNKNOWN")  # else it ends, or its end is on the way
                 ]
-                await self.apply(home, records)
-        await self.apply(home, [])
+                failed += await self.apply(home, records)
+        return failed + await self.apply(home, [])
 
-    async def find_lost(self, home: str, run_id: str) -> None:
-        """End the jobs of a run that stops which Redis has lost, from Trio: else it would wait for them for ever."""
-        redis = await self._app.connections.get_async_driver()
+    async def find_lost(self, home: str, run_id: str) -> list[calls.FailedRun]:
+        """End the jobs of a run that stops which Redis has lost, from Trio: else it would wait for them for ever.
+
+        Return the runs that have failed then.
+        """
+        redis, failed = await self._app.connections.get_async_driver(), list[calls.FailedRun]()
         for run, missing in (await find_missing_jobs(self._app, redis, home, run_id)).items():
-            await self.apply(home, [calls.pack_record("lost", run, missing, int(MISSING_FOR * 1000))])
+            record = calls.pack_record("lost", run, missing, int(MISSING_FOR * 1000))
+            failed += await self.apply(home, [record])
+        return failed
 
     async def revoke_jobs(self, queue: str, ids: Sequence[str]) -> dict[str, str]:
         """Revoke jobs of a queue, from Trio. Return what was found of each: see `revoke.lua`."""

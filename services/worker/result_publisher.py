@@ -46,7 +46,7 @@ from celery5.services.worker.in_flight import HeldJobs
 from celery5.services.worker.internal_queues import InternalResultsQueue, InternalTasksQueue
 from celery5.services.worker.job_middleware import JobMiddleware
 from celery5.services.worker.lease import WorkerIdentity
-from celery5.services.workflows.run_progress import RunProgress
+from celery5.services.workflows.run_progress import RunProgress, log_advance
 
 DeliverySettlement = tuple[Delivery, Settlement]
 """A delivery and what becomes of it in Redis."""
@@ -384,8 +384,7 @@ class ResultPublisher:
             [cast("Call[Any]", settle), cast("Call[Any]", advance)]
         )
         progress = cast("workflows.Advance", advanced)
-        if progress.problem:
-            self._log.event("workflow:record-failed", "error", queue=keys.queue, why=progress.problem)
+        log_advance(self._log, keys.queue, progress)
         self._run_progress.note_advance(keys.queue, progress)
         return cast("T", reply)
 

@@ -17,14 +17,16 @@ from msgspec.structs import replace
 from celery5.broker.call import Call
 from celery5.broker.calls import workflows as calls
 from celery5.broker.calls.leases import HeartbeatReply
-from celery5.broker.calls.workflows import Advance, OutboxEntry
+from celery5.broker.calls.workflows import Advance, FailedRun, OutboxEntry
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import QueueKeys
 from celery5.errors import BrokerError, BrokerReplied, CeleryError
 from celery5.logs.log import Log
 from celery5.protocol.job.job import Job
+from celery5.protocol.masking import mask_lines
 from celery5.protocol.workflows.member_ids import MemberId, parse_member_id
 from celery5.protocol.workflows.plan import DEFAULT_LIFE
+from celery5.protocol.workflows.status import StepFailure
 from celery5.workflows.graph import get_plan, is_hidden_job, try_decode_node
 
 OUTBOX_BATCH = 100
@@ -187,8 +189,7 @@ class RunRelay:
         """Apply all records of a queue."""
         while True:
             advance = await self._redis.perform(self._progress.make_advance(keys))
-            if advance.problem:
-                self._log.event("workflow:record-failed", "error", queue=keys.queue, why=advance.problem)
+            log_advance(self._log, keys.queue, advance)
             if advance.outbox:
                 self._progress.note_outbox(keys.queue)
             if not advance.left:
@@ -270,7 +271,7 @@ class RunRelay:
             else:
                 others.append(entry)
         for home, part in records.items():
-            apply = partial(self._app.workflows.apply, home, [entry.fields["record"] for entry in part])
+            apply = partial(self._apply, home, [entry.fields["record"] for entry in part])
             yield [entry.id for entry in part], apply
         send = self._send_late if is_stale else self._send_jobs
         for part in jobs.values():
@@ -282,13 +283,16 @@ class RunRelay:
         for entry in others:
             yield [entry.id], partial(self._perform_one, keys.queue, entry.fields)
 
+    async def _apply(self, home: str, records: Sequence[bytes]) -> None:
+        log_failed_runs(self._log, home, await self._app.workflows.apply(home, records))
+
     async def _perform_one(self, home: str, fields: Mapping[str, bytes]) -> None:
         """Perform an entry that is neither a job nor a record."""
         workflows = self._app.workflows
         if "revoke" in fields:
-            await workflows.revoke_members(home, fields)
+            log_failed_runs(self._log, home, await workflows.revoke_members(home, fields))
         elif "find-lost" in fields:
-            await workflows.find_lost(home, fields["find-lost"].decode())
+            log_failed_runs(self._log, home, await workflows.find_lost(home, fields["find-lost"].decode()))
         elif "watch" in fields:
             life = int(fields["life"]) / 1000
             await workflows.watch(home, fields["watch"].decode(), int(fields["node"]), life=life)
@@ -383,6 +387,7 @@ class RunRelay:
             calls.pack_record("end", job.id, state, _make_document(job, state, reason)) for job in jobs
         ]
         advance = await self._redis.perform(self._progress.make_advance(keys, records))
+        log_advance(self._log, keys.queue, advance)
         self._progress.note_advance(keys.queue, advance)
 
 
@@ -400,6 +405,33 @@ def _may_be_active(fields: Mapping[str, bytes], member: MemberId) -> bool:
 def _is_wanted(fields: Mapping[str, bytes], member: MemberId) -> bool:
     """Return whether a run sends such a job, whatever it is."""
     return fields.get("state") == b"live" and fields.get(f"node:{member.node}", b"").startswith(b"active")
+
+
+def log_advance(log: Log, queue: str, advance: Advance) -> None:
+    """Log what went wrong in the runs of a queue while they moved on."""
+    if advance.problem:
+        log.event("workflow:record-failed", "error", queue=queue, why=advance.problem)
+    log_failed_runs(log, queue, advance.failed)
+
+
+def log_failed_runs(log: Log, queue: str, failed: Sequence[FailedRun]) -> None:
+    """Log the runs that have failed or expired, with where and why."""
+    for run in failed:
+        one = run.failure or StepFailure(
+            id="", run=run.id, type="WorkflowExpired", message="its deadline is over"
+        )
+        log.event(
+            "workflow:failed",
+            "warning",
+            queue=queue,
+            run=run.id,
+            workflow=run.workflow,
+            state="EXPIRED" if run.state == "EXPIRED" else "FAILED",
+            node=one.node,
+            task=one.task,
+            job=one.id,
+            why=mask_lines(f"{one.type}: {one.message}"),
+        )
 
 
 def _make_job(fields: Mapping[str, bytes]) -> Job:

@@ -8,6 +8,7 @@ import msgspec
 
 from celery5.broker.call import Call, Script, Word, decode_text, script_call, to_ms
 from celery5.broker.keys import GROUP, Keys, QueueKeys
+from celery5.protocol.workflows.status import StepFailure
 
 ADVANCE = Script.load(
     "workflows/advance",
@@ -41,6 +42,18 @@ STAGED_LIFE = 120.0
 """Seconds after which what was published of a run is gone, unless the run is started."""
 
 
+class FailedRun(NamedTuple):
+    """A run that has failed or expired, for the log."""
+
+    id: str
+    # The name of its workflow.
+    workflow: str
+    # DEAD or EXPIRED.
+    state: str
+    # What has failed first; None when the run has expired.
+    failure: StepFailure | None
+
+
 class Advance(NamedTuple):
     """The reply of `advance`."""
 
@@ -52,6 +65,8 @@ class Advance(NamedTuple):
     replies: list[Any]
     # The error of a record that could not be applied; '' for none.
     problem: str = ""
+    # The runs that have failed or expired, a hundred at most.
+    failed: Sequence[FailedRun] = ()
 
 
 class OutboxEntry(NamedTuple):
@@ -282,7 +297,16 @@ def count_live_runs(keys: QueueKeys) -> Call[int]:
 
 
 def _advanced(raw: Any) -> Advance:
-    return Advance(int(raw[0]), int(raw[1]), list(raw[2]), decode_text(raw[3]))
+    failed = [
+        FailedRun(
+            decode_text(run),
+            decode_text(workflow),
+            decode_text(state),
+            msgspec.json.decode(failure, type=StepFailure) if failure else None,
+        )
+        for run, workflow, state, failure in raw[4]
+    ]
+    return Advance(int(raw[0]), int(raw[1]), list(raw[2]), decode_text(raw[3]), failed)
 
 
 def _scanned(raw: Any) -> tuple[str, dict[str, bytes]]:

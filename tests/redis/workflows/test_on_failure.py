@@ -10,7 +10,7 @@ from celery5 import App, first, fork, group
 from celery5.errors import Misconfigured, WorkflowCancelled, WorkflowFailed
 from celery5.workflows import Flow, RunState, StepFailure, WorkflowRun
 from celery5.workflows.compose import Workflow
-from tests.redis.worker.workers import until, until_async, working
+from tests.redis.worker.workers import Lines, until, until_async, working
 from tests.redis.workflows.sample_tasks import QUEUES, SampleTasks
 
 
@@ -34,6 +34,8 @@ class Told(SampleTasks):
         async def slow(number: int) -> int:
             return number
 
+        self.numbers: Any = None
+        self.grows: Any = None
         self.tell_step, self.tell_run, self.slow = tell_step, tell_run, slow
         self.breaks: Any = self.fail.options(on_failure=tell_step)
 
@@ -330,3 +332,59 @@ def test_what_cannot_be_told_is_refused_where_it_is_declared(app: App, tasks: To
     for wrong_task, why in ((grumble, r"called with a list\[StepFailure\] first"), (branch, "is dynamic")):
         with pytest.raises(Misconfigured, match=f"on_failure={wrong_task.name}: .*{why}"):
             tasks.add.s(1, 2).start(on_failure=wrong_task)
+
+
+LOGGED: dict[str, tuple[Callable[[Told], Workflow[Any]], tuple[Any, ...]]] = {
+    "a step": (lambda t: t.add.s(1, 2) >> t.fail.s(7), ("FAILED", 1, "fail", "ValueError: no 7")),
+    "a step of another queue": (
+        lambda t: group(t.add.s(1, 2), t.add.s(2, 3), t.fail.options(queue="far").s(7)),
+        ("FAILED", 2, "fail", "ValueError: no 7"),
+    ),
+    "after its undo": (lambda t: t.slow.s(1) >> t.fail.s(7), ("FAILED", 2, "fail", "ValueError: no 7")),
+    "its deadline": (lambda t: t.block.s(1), ("EXPIRED", None, "", "WorkflowExpired: its deadline is over")),
+}
+
+
+@pytest.mark.parametrize("name", LOGGED)
+async def test_a_run_that_fails_is_logged_once_with_where_and_why(app: App, tasks: Told, name: str) -> None:
+    make, logged = LOGGED[name]
+    with Lines() as log:
+        async with working(app, queues=QUEUES):
+            run = await make(tasks).astart(deadline=0.3 if name == "its deadline" else 600)
+            await until(lambda: bool(log.of("workflow:failed")))
+            other = await tasks.block.s(1).astart()
+            await other.acancel()  # which is no failure
+            assert await until_ended(other) is RunState.CANCELLED
+        (line,) = log.of("workflow:failed")
+    assert (line["run"], line["queue"]) == (run.id, run.queue)
+    assert tuple(line.get(key) for key in ("state", "node", "task", "why")) == logged
+
+
+INSIDE: dict[str, tuple[Callable[[Told], Workflow[Any]], list[str]]] = {
+    "a map over what the step before returns": (
+        lambda t: t.numbers.s() | t.breaks.map(on_error="skip") | t.total.s(),
+        ["no 1", "no 2"],
+    ),
+    "items that are no list": (lambda t: t.add.s(1, 2) | t.breaks.map(), ["takes a list"]),
+    "a step that has returned a workflow": (lambda t: t.grows.s() >> t.add.s(1, 2), ["no 5"]),
+}
+
+
+@pytest.mark.parametrize("name", INSIDE)
+async def test_what_becomes_known_only_later_is_told_of_as_any_step(app: App, tasks: Told, name: str) -> None:
+    @app.task(name="numbers")
+    async def numbers() -> list[int]:
+        return [1, 2]
+
+    @app.task(name="grows", dynamic=True, on_failure=tasks.tell_step)
+    async def grows() -> object:
+        return tasks.fail.s(5) >> tasks.add.s(1, 2)
+
+    tasks.numbers, tasks.grows = numbers, grows
+    make, messages = INSIDE[name]
+    async with working(app, queues=QUEUES):
+        await make(tasks).astart()
+        await until(lambda: bool(tasks.of_step))
+    (told,) = tasks.of_step
+    assert len(told) == len(messages)
+    assert all(any(one in failure.message for failure in told) for one in messages)

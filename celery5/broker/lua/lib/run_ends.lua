@@ -24,7 +24,6 @@ local function wake_no_more(run, n)
   end
   put(run, 'wakes', left[1] and cmsgpack.pack(left) or false)
 end
-local STATES = {[SUCCESS] = 'SUCCESS', [FAILED] = 'DEAD', [CANCELLED] = 'REVOKED', [EXPIRED] = 'EXPIRED'}
 -- Return what the parent of a run that has succeeded takes for its value: JSON, or where it is: `@run` and an id. Where it is the value
 -- of one node, which itself says where it is, that is passed on: it is found at once, however many runs are inside each other.
 local function value_for_parent(run, text)

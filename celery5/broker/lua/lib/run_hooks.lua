@@ -2,6 +2,7 @@
 -- failure. The run neither counts them nor waits for them, and does not stop them.
 local MOST_ERRORS = 20 -- that one of them gets
 local MOST_OF_MESSAGE = 2000 -- bytes
+local MOST_LOGGED = 100 -- runs that fail in one call
 local WITHOUT_DOCUMENT = {REVOKED = 'it was revoked', EXPIRED = 'it expired', REJECTED = 'it was rejected', LOST = 'Redis lost the job',
   PURGED = 'its dead letter was purged', HELD = 'its run stopped before it was replayed'}
 local function is_hook(node) return node.k == 'job' and node.h and node.name == 'on_failure' end
@@ -76,9 +77,12 @@ end
 local function note_late(run, n, node, generation, state, document)
   if state == 'DEAD' and node.k ~= 'map' and not node.h then note_failure(run, n, node, generation, state, document, true) end
 end
--- Send the `on_failure` job of a run that ends.
+-- Note for the log that a run has failed or expired, and send its `on_failure` job.
 local function note_run(run, state)
   local head = head_of(run)
+  if (state == FAILED or state == EXPIRED) and not run.fields.root and #fallen < MOST_LOGGED then
+    fallen[#fallen + 1] = {run.id, head.name or '', STATES[state], get(run, 'error') and error_of(run, tonumber(get(run, 'failed_at')), run.fields.error) or ''}
+  end
   if not head.fail or (state ~= FAILED and state ~= EXPIRED) then return end
   local errors = errors_in(run, 'errors')
   if state == EXPIRED then

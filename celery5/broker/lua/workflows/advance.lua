@@ -18,8 +18,8 @@
 --       4 ttl in ms of a run that has ended
 --       5 '1' when the caller is a worker: then it does what is left; else workers are notified of that
 --       6.. records that are applied first, packed
--- Returns how many records are left, how many entries the outbox has, a reply for each record of ARGV, and the error of a
--- record that could not be applied ('' for none).
+-- Returns how many records are left, how many entries the outbox has, a reply for each record of ARGV, the error of a
+-- record that could not be applied ('' for none), and the runs that have failed or expired: id, workflow, state, and what failed first.
 -- A run lives in the slot of one queue, its home, and only this script changes it. States: protocol/workflows/status.py.
 -- A record may come twice: a node ends once, by its state; a member of a map once, by its bit.
 local ended, prefix, definitions, outbox, due, past = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
@@ -30,8 +30,9 @@ local WINDOW = 8192 -- jobs of one map on the stream
 local BUCKET = 128 -- results in one hash
 local KEPT = 1000 -- runs that have ended lately
 local LIVE, SUCCESS, FAILED, CANCELLED, EXPIRED, UNDOING = 'live', 'success', 'failed', 'cancelled', 'expired', 'undoing'
+local STATES = {[SUCCESS] = 'SUCCESS', [FAILED] = 'DEAD', [CANCELLED] = 'REVOKED', [EXPIRED] = 'EXPIRED'}
 local now = now_ms()
-local runs, order, nodes, places, earliest = {}, {}, {}, {}, nil
+local runs, order, nodes, places, fallen, earliest = {}, {}, {}, {}, {}, nil
 local PAGE = 200 -- keys or nodes that one step looks at, where they are many
 local HEADER = {'def', 'state', 'active', 'tail', 'until', 'parent', 'done', 'bad', 'skipped', 'error', 'work', 'wakes', 'created', 'held', 'root'}
 -- libs
@@ -422,4 +423,4 @@ if earliest and tonumber(redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')[2]) == ea
 end
 local left, to_send = redis.call('LLEN', ended), redis.call('XLEN', outbox)
 if ARGV[5] == '' and (left > 0 or to_send > 0) then redis.call('PUBLISH', wake, 'runs') end
-return {left, to_send, replies, problem}
+return {left, to_send, replies, problem, fallen}
