@@ -70,6 +70,10 @@ SHAPES: dict[str, Callable[[Shapes, int], tuple[Any, Any]]] = {
     "a time to expire": lambda t, n: (t.add.options(expires=60 + n).s(n, 1), n + 1),
     "a moment to expire": lambda t, n: (t.add.options(expires=in_an_hour(n)).s(n, 1), n + 1),
     "a map that expires": lambda t, n: (t.double.options(expires=in_an_hour(n)).map([n]), [2 * n]),
+    "a map of later items that expires": lambda t, n: (
+        group(t.add.s(n, k) for k in range(2)) | t.double.options(expires=in_an_hour(n)).map(),
+        [2 * n, 2 * n + 2],
+    ),
     "another queue": lambda t, n: (chain(t.double.s(n), t.add.s(n), t.add.s(n)), 4 * n),
     "a dynamic step": lambda t, n: (t.spread.s(n) | t.add.s(n), 3 * n + 1),
     "a task that is told of failures": lambda t, n: (
