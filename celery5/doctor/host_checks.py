@@ -181,6 +181,7 @@ class HostChecks:
             foreign=_find_foreign(app, unread[: diagnosis.MAX_QUEUES]),
             lost=[format_lost(one) for one in standings.lost],
             silent=[f"{one.name} {one.health}" for one in standings.workers if one.standing == "silent"],
+            breakers={one.name: one.breakers for one in standings.workers if one.breakers},
             paused={queue.queue: queue.backlog for queue in state.queues.values() if queue.paused},
         )
 

@@ -13,7 +13,8 @@ from celery5.broker.colour import AwaitableConnections, BlockingConnections, run
 from celery5.broker.driver import AsyncDriver
 from celery5.observability.outlets import MetricsOutlet, StatsDOutlet
 from celery5.observability.overview import OverviewReader, WorkerReader
-from celery5.observability.storage import read_storage
+from celery5.observability.storage import read_memory, read_storage
+from celery5.protocol.health.server_memory import ServerMemory
 from celery5.protocol.observability.families import (
     MetricFamily,
     SketchSample,
@@ -268,6 +269,17 @@ class Metrics:
     async def aworkers(self, state: AppState | None = None) -> WorkersOverview:
         """`workers`, from Trio or asyncio."""
         return await self._workers.read(self._app.connections, state)
+
+    def memory(self) -> tuple[ServerMemory, ...]:
+        """Return how full the memory of the server of each broker is. For plain Python.
+
+        A broker that is unreachable is missing, and one that does not say.
+        """
+        return tuple(run_blocking(read_memory(self._app, self._get_blocking_driver)))
+
+    async def amemory(self) -> tuple[ServerMemory, ...]:
+        """`memory`, from Trio or asyncio."""
+        return tuple(await read_memory(self._app, self._get_async_driver))
 
     def storage(self) -> Storage:
         """Return what Redis holds for the application: servers, queues, streams, history. For plain Python.

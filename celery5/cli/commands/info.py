@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 import click
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from celery5.app import App
     from celery5.broker.calls.queues import WorkerState
     from celery5.protocol.health.broker_diagnosis import Finding
+    from celery5.protocol.health.server_memory import ServerMemory
     from celery5.protocol.observability.overview import WorkerOverview, WorkersOverview
     from celery5.results.job_details import AppState
 
@@ -71,6 +73,7 @@ def _to_json_fields(app: "App", state: "AppState", reached: ReachedBrokers) -> d
         "controllers": state.controllers,
         "leader": state.leader,
         "publishers": state.publishers,
+        "memory": [memory for memory in app.metrics.memory() if memory.is_almost_full],
         "unreachable": reached.unreachable(),
     }
 
@@ -99,13 +102,21 @@ def _format_state(app: "App", state: "AppState") -> dict[str, object]:
             f"{state.runs} live {'run' if state.runs == 1 else 'runs'}: celery5 workflow list"
         )
     alerts = summarize_alerts(app.alerts.list())
+    full = [memory for memory in app.metrics.memory() if memory.is_almost_full]
     texts = {
+        "memory": "; ".join(_format_memory(memory, app.brokers.names) for memory in full),
         "suspended": format_suspensions(app),
         "limited": format_rule_limits(app),
         "alerts": f"{alerts}: celery5 alert list" if alerts else "",
         "unread": format_unread_warning(app, list(state.queues.values())),
     }
     return fields | {name: text for name, text in texts.items() if text}
+
+
+def _format_memory(memory: "ServerMemory", brokers: Sequence[str]) -> str:
+    """Return how full the memory of a broker is, with its name when there are several."""
+    broker = f"broker {memory.broker} is " if len(brokers) > 1 else ""
+    return f"{broker}{memory.describe()}: celery5 doctor"
 
 
 def _make_lost_rows(standings: "WorkersOverview") -> list[dict[str, object]]:

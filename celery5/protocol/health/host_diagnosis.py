@@ -227,6 +227,7 @@ def diagnose_workers(
     foreign: Mapping[str, str] = MappingProxyType({}),
     lost: Sequence[str] = (),
     silent: Sequence[str] = (),
+    breakers: Mapping[str, Sequence[str]] = MappingProxyType({}),
     paused: Mapping[str, int] = MappingProxyType({}),
 ) -> Finding:
     """Diagnose the workers.
@@ -242,6 +243,7 @@ def diagnose_workers(
         foreign: Of these, the ones with a job of a task that the code here does not declare, and that task.
         lost: Workers and other processes that were lost in the last hour, each in a line.
         silent: Live workers that are silent, likewise.
+        breakers: Live workers whose circuit breakers hold something up, and the names of these.
         paused: The queues that are paused, and how many jobs wait on each.
     """
     finding = _diagnose_live(
@@ -263,6 +265,11 @@ def diagnose_workers(
         remedies.append(
             "celery5 worker stack shows where the code of a silent one stands, unless it is frozen"
         )
+    if breakers:
+        name, held_up = next(iter(breakers.items()))
+        also = f" and {len(breakers) - 1} more" if len(breakers) > 1 else ""
+        parts.append(f"open circuit breakers: {', '.join(held_up[:MAX_QUEUES])} of {name}{also}")
+        remedies.append("celery5 worker tell health says why, and when each tries again")
     if waiting := {name: count for name, count in paused.items() if count}:
         names = [f"{name} ({count})" for name, count in waiting.items()]
         more = f" and {len(names) - MAX_QUEUES} more" if len(names) > MAX_QUEUES else ""

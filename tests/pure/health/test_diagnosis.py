@@ -274,6 +274,16 @@ CASES: list[tuple[Finding, str, str]] = [
     ),
     (
         host_diagnosis.diagnose_workers(
+            [WorkerVersion("w", "1")],
+            "1",
+            is_version_known=True,
+            breakers={"w": ["mail", "sms"], "v": ["mail"]},
+        ),
+        "warn",
+        "open circuit breakers: mail, sms of w and 1 more",
+    ),
+    (
+        host_diagnosis.diagnose_workers(
             [WorkerVersion("w", "1")], "1", is_version_known=True, unscheduled=True, unrouted=True
         ),
         "warn",

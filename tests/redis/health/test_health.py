@@ -11,6 +11,7 @@ import trio
 
 from celery5 import App, Misconfigured, service
 from celery5.broker.servers.embedded import EmbeddedServer
+from celery5.doctor.examination import get_checks, run_checks
 from celery5.health import BreakerPolicy, HealthCheck
 from celery5.processes import worker
 from celery5.services.health import health_checks
@@ -360,4 +361,27 @@ async def test_a_worker_is_told_by_its_inbox_that_a_period_has_lapsed_and_tells_
         assert (breaker["of"], breaker["state"], breaker["trips"]) == (needs.name, "open", 1)
         (reply,) = await app.control.asend("check-expired", {"check": "disk"}, to="w")
         assert not reply.ok
+    app.close()
+
+
+async def test_the_doctor_names_the_open_circuit_breakers_of_a_worker(url: str, app_name: str) -> None:
+    app = App(app_name, broker=url, own_checks=False, metrics_interval=0.1)
+
+    @app.task(name="charge", max_retries=0, breaker=BreakerPolicy(threshold=1, reset=600.0))
+    async def charge() -> None:
+        raise OSError("the bank is away")
+
+    (check,) = [check for check in get_checks(app) if check.name == "workers"]
+
+    async def find() -> str:
+        (found,) = await trio.to_thread.run_sync(lambda: list(run_checks([check])))
+        return found.summary
+
+    async def names_it() -> bool:
+        return "open circuit breakers: charge of w" in await find()
+
+    async with working(app, name="w"):
+        assert "breaker" not in await find()
+        await charge.adelay()
+        await until_async(names_it)
     app.close()

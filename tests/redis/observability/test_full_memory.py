@@ -56,6 +56,10 @@ async def test_every_surface_says_that_memory_is_full_and_what_fills_it(filled: 
     }
     assert [name for name, text in texts.items() if FACT not in text or FILLED not in text] == [], texts
     assert found.state == "fail"
+    # Only those above ask what fills it, which takes long.
+    assert FACT in " ".join((await surfaces.run("info")).split())
+    (in_info,) = (await surfaces.run_json("info"))["memory"]
+    assert in_info["used"] > in_info["limit"] == 1_000_000
     shown = (await surfaces.run_json("top"))["memory"]
     assert shown[0]["used"] > shown[0]["limit"] == 1_000_000
     assert shown[0]["filled_by"].startswith("queue money ")
