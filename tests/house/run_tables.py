@@ -22,6 +22,7 @@ TITLES: Mapping[Kind, str] = {
     "member": "A member of a map",
     "sleep": "A sleep",
     "wait": "A wait for a signal or an event",
+    "undo": "The undo task of a step that has succeeded",
 }
 
 

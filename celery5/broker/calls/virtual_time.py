@@ -18,7 +18,7 @@ _PARTS = (
     "jobs that a limit has admitted",
     "ends of jobs that are not counted in their run",
     "jobs of runs that are not sent",
-    "jobs that wait at a limit",
+    "jobs that wait at a limit (rates go by real time)",
     "scheduled jobs that are due",
     "schedules that are due",
     "runs that are due",

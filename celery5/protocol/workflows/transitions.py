@@ -8,13 +8,14 @@ from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Literal, NamedTuple
 
-Kind = Literal["job", "child", "later", "member", "sleep", "wait"]
+Kind = Literal["job", "child", "later", "member", "sleep", "wait", "undo"]
 """A node with one job; one whose job has returned a workflow, its child; a map whose items a job reads, until they are
-known; a member of a map; a node that sleeps; a node that waits for a signal or an event."""
+known; a member of a map; a node that sleeps; a node that waits for a signal or an event; the undo task of a step that
+has succeeded."""
 Policy = Literal["fail", "continue", "skip", "apart", "hold", "ignore"]
 """What becomes of the run when the node fails: its `on_error`; `apart` in a branch of a fork; `ignore` when the state
 in which its job has ended counts as success."""
-COUNTS = ("active", "done", "bad", "skipped", "held")
+COUNTS = ("active", "done", "bad", "skipped", "held", "undos", "undo_done", "undo_bad", "undo_purged")
 """The counters of a run."""
 
 
@@ -192,6 +193,7 @@ LIVE_STEPS: Mapping[Kind, Rows] = {
         (_W.WAITING, _M.SIGNAL): _step(_W.DONE, done=1),
         (_W.WAITING, _M.FALL_DUE): _fail(),
     },
+    "undo": {(_W.NONE, _M.STOP): _step(_W.ACTIVE, active=1, undos=1)},
 }
 """What follows in a run that is live."""
 
@@ -232,6 +234,12 @@ STOPPED_STEPS: Mapping[Kind, Rows] = {
     },
     "sleep": _SLEEPS_AGAIN,
     "wait": _WAITS_AGAIN,
+    "undo": {
+        (_W.ACTIVE, _M.SUCCEED): _step(_W.LATE, active=-1, undo_done=1),
+        **{(_W.ACTIVE, move): _step(_W.FAILED, active=-1, undo_bad=1) for move in _ENDS},
+        (_W.FAILED, _M.SUCCEED): _step(_W.LATE, undo_bad=-1, undo_done=1),
+        (_W.FAILED, _M.PURGE): _step(_W.COUNTED, undo_purged=1),
+    },
 }
 """What follows in a run that has stopped: it has failed, expired or been cancelled, undone or not."""
 

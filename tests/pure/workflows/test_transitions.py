@@ -12,6 +12,8 @@ from celery5.protocol.workflows.transitions import (
 )
 from tests.house import run_tables
 
+OF_TOTAL = ("active", "done", "bad", "skipped", "held")
+"""The counters in one of which a step is."""
 STEPS = [
     (pair, step)
     for table in (LIVE_STEPS, STOPPED_STEPS)
@@ -34,5 +36,5 @@ def test_no_row_counts_a_step_twice_or_changes_nothing() -> None:
     for (word, move), step in STEPS:
         assert set(step.counts) <= set(COUNTS), (word, move)
         assert all(by in (-1, 1) for by in step.counts.values())
-        assert sum(step.counts.values()) in (-1, 0, 1)
+        assert sum(by for name, by in step.counts.items() if name in OF_TOTAL) in (-1, 0, 1)
         assert step != NodeStep(word, {}), (word, move)

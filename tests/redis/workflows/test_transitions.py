@@ -37,6 +37,7 @@ NEVER: dict[Kind, set[NodeMove]] = {
     "child": NO_JOB - {NodeMove.SUCCEED, NodeMove.DIE, NodeMove.REVOKE},
     "sleep": NO_JOB,
     "wait": NO_JOB,
+    "undo": set(NodeMove) - ENDS.keys() - {NodeMove.STOP, NodeMove.RETRY},
 }
 """What cannot happen to a node of each kind. A child succeeds, fails or is cancelled."""
 MOVES: dict[Kind, tuple[NodeMove, ...]] = {
@@ -94,7 +95,11 @@ _NOT_SENT = (NodeWord.NONE, NodeWord.SKIPPED, NodeWord.CUT, NodeWord.AGAIN)
 
 @pytest.mark.parametrize(
     ("kind", "policy"),
-    [(kind, policy) for kind in KINDS for policy in (POLICIES if kind != "sleep" else POLICIES[:1])],
+    [
+        (kind, policy)
+        for kind in KINDS
+        for policy in (POLICIES if kind not in ("sleep", "undo") else POLICIES[:1])
+    ],
 )
 def test_whatever_happens_to_a_node_the_script_follows_the_table(
     scripts: BlockingRedis, kind: Kind, policy: Policy
@@ -126,10 +131,12 @@ def test_whatever_happens_to_a_node_the_script_follows_the_table(
 def compare(kind: Kind, move: NodeMove, before: Look, after: Look, step: NodeStep | None) -> Iterator[str]:
     """Yield what is not as the table says."""
     is_live = before.run == "live"
-    is_retried = move is NodeMove.RETRY and not is_live and before.counts["active"] == 0
+    is_retried = move is NodeMove.RETRY and not is_live and before.counts["active"] == 0 and kind != "undo"
     run = "live" if is_retried else before.run
     if is_live and (move is NodeMove.STOP or (step and step.fails_run)):
         run = "expired" if move is NodeMove.STOP else "failed"
+    if kind == "undo" and step and NodeWord.ACTIVE in (before.word, after.word):
+        run = "undoing expired" if is_live else "expired"
     expected = (step.after if step else before.word, dict(step.counts) if step else {}, run)
     changes = {name: after.counts[name] - before.counts[name] for name in before.counts}
     seen = (after.word, {name: by for name, by in changes.items() if by}, after.run)

@@ -15,9 +15,9 @@ from celery5.broker.keys import QueueKeys
 from celery5.protocol.workflows.plan import Node, NodeKind
 from celery5.protocol.workflows.transitions import COUNTS, Kind, NodeMove, NodeWord, Policy
 
-BEFORE, TRIED, RIVAL, GATE, OPEN, END = range(6)
+BEFORE, TRIED, RIVAL, GATE, OPEN, UNDO, END = range(7)
 """The nodes of the plan: the one before the node that is tried, that one, another one of a `first`, the gate of the
-`first`, one that keeps the run live, and the end. All but the one that is tried are hidden: nobody counts them."""
+`first`, one that keeps the run live, an undo task, and the end. Nobody counts them but the one that is tried."""
 HOUR = 3_600_000
 BEFORE_FAILS, TRIED_IS_DUE, LIFE = HOUR, 5 * HOUR, 1000 * HOUR
 """ms until the node before gives up, until the node that is tried is due, and that the run has."""
@@ -41,6 +41,7 @@ KINDS_OF_NODES: dict[Kind, NodeKind] = {
     "member": "map",
     "sleep": "sleep",
     "wait": "wait",
+    "undo": "job",
 }
 
 
@@ -135,7 +136,11 @@ class NodeTrial(RunTrial):
         if kind == "member":
             self._perform(calls.stage_items(keys, self.id, TRIED, 0, [b"1"]))
             totals = [[TRIED, 1]]
+        self._node = UNDO if kind == "undo" else TRIED
         self.start(_make_nodes(kind, policy), [BEFORE, RIVAL, OPEN], totals)
+        if kind == "undo":
+            self.signal("before")
+            self.tell("one", f"{self.id}~{TRIED}", "1")
 
     def make(self, move: NodeMove) -> None:
         """Let something happen to the node."""
@@ -164,16 +169,16 @@ class NodeTrial(RunTrial):
     @property
     def generation(self) -> int:
         """How often a retry has started the node again."""
-        return int(self._field(f"node:{TRIED}").partition(" ")[2] or 0)
+        return int(self._field(f"node:{self._node}").partition(" ")[2] or 0)
 
     def end_earlier(self, move: NodeMove) -> None:
         """Let the job of the generation before the node's own end, again."""
-        frame = f"{self.id}~{TRIED}" + (f".{self.generation - 1}" if self.generation > 1 else "")
+        frame = f"{self.id}~{self._node}" + (f".{self.generation - 1}" if self.generation > 1 else "")
         self._tell_end(frame, ENDS[move])
 
     def _frame(self) -> str:
         generation = self.generation
-        return f"{self.id}~{TRIED}" + (f".{generation}" if generation else "")
+        return f"{self.id}~{self._node}" + (f".{generation}" if generation else "")
 
     def _return(self, packed: bytes) -> None:
         """Let the job of the node return something. A script packs what it has read from a settlement as text."""
@@ -184,8 +189,8 @@ class NodeTrial(RunTrial):
         """Let the job return a workflow that waits, if the node is one of a child and its job runs."""
         if (
             self._kind != "child"
-            or not self._field(f"node:{TRIED}").startswith("active")
-            or self._field(f"run:{TRIED}")
+            or not self._field(f"node:{self._node}").startswith("active")
+            or self._field(f"run:{self._node}")
         ):
             return
         self._child = uuid4().hex[:12]
@@ -232,7 +237,7 @@ class NodeTrial(RunTrial):
         return Look(self._read_word(fields), counts, fields["state"].decode(), fields, sent)
 
     def _read_word(self, fields: dict[str, bytes]) -> NodeWord:
-        word = NodeWord(fields.get(f"node:{TRIED}", b"none").decode().partition(" ")[0])
+        word = NodeWord(fields.get(f"node:{self._node}", b"none").decode().partition(" ")[0])
         if self._kind != "member":
             return word
         bits = {
@@ -264,6 +269,7 @@ def _make_nodes(kind: Kind, policy: Policy) -> list[Node]:
         template=None if kind in ("sleep", "wait") else template,
         expansion=template if kind == "later" else None,
         seconds=TRIED_IS_DUE / 1000 if kind in ("sleep", "wait") else None,
+        undo=UNDO if kind == "undo" else None,
     )
     before = Node(
         kind="wait", name="before", feeds=[TRIED], on_error="skip", hidden=True, seconds=BEFORE_FAILS / 1000
@@ -275,5 +281,6 @@ def _make_nodes(kind: Kind, policy: Policy) -> list[Node]:
         Node(kind="wait", name="rival", feeds=[GATE], hidden=True),
         gate,
         Node(kind="wait", name="open", feeds=[END], hidden=True),
+        Node(kind="job", task="undo", name="undo", template=template, hidden=True),
         Node(kind="end", needs=2, hidden=True),
     ]
