@@ -246,6 +246,9 @@ def _make_member_settlement(delivery: Delivery, member: MemberId, value: bytes, 
     assert delivery.command is not None
     home = f"@{member.home}" if member.home else ""
     frame = f"{member.frame}{home}".encode()
+    if delivery.workflow and lock:
+        words = b"RETURNED " + lock
+        return Settlement("ended", delivery.entry, delivery.command.id, delivery.workflow, 0, words)
     if delivery.workflow:
         return Settlement("member", delivery.entry, delivery.command.id, delivery.workflow, _IS_RUN, frame)
     value = b"null" if delivery.command.ignore_result else value

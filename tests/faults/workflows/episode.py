@@ -119,20 +119,24 @@ class Episode:
         """Start a run, do to it what its story says, and wait for its end."""
         story = history.story
         run_id = f"{self._app.name}-{story.number}"
+        if story.mode == "resume":
+            self._tasks.heal(story.number)
         run = await insist(lambda: story.start(run_id))
         async with trio.open_nursery() as nursery:
-            if story.mode == "cancel":
+            if story.mode in ("cancel", "resume"):
                 nursery.start_soon(self._cancel, run, story)
             if story.mode == "signal":
                 nursery.start_soon(self._signal, run, story)
-            if story.mode == "hold":
-                nursery.start_soon(self._replay, run, story)
+            if story.mode in ("hold", "purge"):
+                nursery.start_soon(self._clear, story)
             story.found.append(await come_to(run))
             nursery.cancel_scope.cancel()
         quiet = await self._wait_for_quiet(history, run)
         if quiet.status.state is RunState.UNKNOWN:  # what is known of it has expired
             del story.ends[1:]
-        if len(story.ends) == 1 or story.found != [FAILED]:
+        if story.found[0] not in (FAILED, CANCELLED):
+            del story.ends[1:]
+        if len(story.ends) == 1:
             return
         self._tasks.heal(story.number)
         quiet.ended = time.monotonic()
@@ -152,12 +156,14 @@ class Episode:
         await trio.sleep(story.pause)
         await insist(lambda: run.asignal("approval", APPROVAL, id="once"))
 
-    async def _replay(self, run: WorkflowRun[Any], story: Story) -> None:
-        """Heal a run after a while, and replay its dead letters until it has ended."""
+    async def _clear(self, story: Story) -> None:
+        """Heal a run after a while, and replay or purge its dead letters until it has ended."""
         await trio.sleep(story.pause + (2 * SHORT if self._is_short else 0))
-        self._tasks.heal(story.number)
+        if story.mode == "hold":
+            self._tasks.heal(story.number)
+        clear = self._app.dlq.areplay if story.mode == "hold" else self._app.dlq.apurge
         while True:
-            await insist(lambda: self._app.dlq.areplay(message=f"run {story.number}."))
+            await insist(lambda: clear(message=f"run {story.number}."))
             await trio.sleep(POLL)
 
     async def _wait_for_quiet(self, history: RunHistory, run: WorkflowRun[Any]) -> Quiet:
@@ -205,7 +211,7 @@ class Episode:
             one.jobs = jobs[one.story.number]
         self.outcome.wrong += self._crew.wrong + violations(self._record, self._histories)
         with redis.Redis.from_url(self._server.url) as client:
-            self.outcome.wrong += [f"leak: {leak}" for leak in leaks(client)]
+            self.outcome.wrong += [f"leak: {leak}" for leak in leaks(client) if self._app.name in leak]
         found = [str(history.story.found[-1]) for history in self._histories if history.story.found]
         failed = {state: found.count(state) for state in (FAILED, CANCELLED, EXPIRED)}
         undos = sum(job.label.startswith("undo/") for job in self._record.runs)

@@ -25,8 +25,14 @@ MODES = (
     "again",
     "deadline",
     "wait",
+    "resume",
+    "purge",
 )
-"""What happens to a run. `again` is retried, fails again, and is undone."""
+"""What happens to a run. `again` is retried, fails again, and is undone; `resume` is cancelled, then retried."""
+HEALING_MODES = ("retry", "hold", "resume", "purge")
+"""Those whose runs fail by what is flaky only, and have nothing to undo."""
+LATER = 0.1
+"""Part of the calls that have a countdown, and of those that have a key."""
 TOLD = 0.4
 """Part of the runs of which a task is told that they have failed."""
 APPROVAL = 7
@@ -79,13 +85,14 @@ class Storyteller:
             "cancel": [[healed, CANCELLED]],
             "deadline": [[healed, EXPIRED]],
             "hold": [[healed]],
+            "resume": [[healed, CANCELLED], [healed]],
         }.get(mode, [[broken]])
         if mode in ("retry", "again") and broken == FAILED:
             ends.append([healed])
-        options: dict[str, Any] = {"on_error": "hold"} if mode == "hold" else {}
+        options: dict[str, Any] = {"on_error": "hold"} if mode in ("hold", "purge") else {}
         if mode == "deadline":
             options["deadline"] = max(0.05, pause)
-        tells = mode not in ("retry", "hold") and rnd.random() < TOLD
+        tells = mode not in HEALING_MODES and rnd.random() < TOLD
         if tells:
             options["on_failure"] = self._tasks.tasks["tell"].partial(number * 1000 + TELL)
 
@@ -122,7 +129,7 @@ class _Graph:
         self._tasks = tasks.tasks
         self._rnd = rnd
         self._label = number * 1000
-        self._heals = mode in ("retry", "hold")
+        self._heals = mode in HEALING_MODES
         self._mode = mode
 
     def make(self) -> Workflow[Any]:
@@ -147,12 +154,13 @@ class _Graph:
             options["on_error"] = self._rnd.choice(("skip", "continue"))
         if name == "risk" and self._rnd.random() < 0.2:
             options["ignore"] = {"DEAD"}
+        label = self._next_label()
+        if self._rnd.random() < LATER:
+            options["countdown"] = 0.02
+        if self._rnd.random() < LATER:
+            options["key"] = f"call-{label}"
         task = self._tasks[name].options(**options)
-        return (
-            task.partial(self._next_label())
-            if is_partial
-            else task.s(self._rnd.randrange(100), self._next_label())
-        )
+        return task.partial(label) if is_partial else task.s(self._rnd.randrange(100), label)
 
     def _single(self, *, is_partial: bool) -> Any:
         names = HEALING_STEPS if self._heals else STEPS

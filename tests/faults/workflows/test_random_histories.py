@@ -46,11 +46,11 @@ def tasks(tmp_path: Path) -> NotedTasks:
 
 
 def test_a_story_follows_from_its_seed_alone(tasks: NotedTasks) -> None:
-    stories = [[Storyteller(tasks).make("7", number) for number in range(1, 40)] for _ in range(2)]
+    stories = [[Storyteller(tasks).make("7", number) for number in range(1, 120)] for _ in range(2)]
     assert [[story.ends, story.pause, story.mode] for story in stories[0]] == [
         [story.ends, story.pause, story.mode] for story in stories[1]
     ]
-    assert len({story.mode for story in stories[0]}) == 8
+    assert len({story.mode for story in stories[0]}) == 10
 
 
 # ---- the judge: each thing that may be wrong in a history that has nothing else wrong

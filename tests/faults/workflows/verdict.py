@@ -110,8 +110,7 @@ def counts_add_up(history: RunHistory, _killed: set[int]) -> Iterator[str]:
         one = quiet.status
         if one.state is not RunState.UNKNOWN and (
             one.pending
-            or one.held
-            or one.done + one.failed + one.skipped != one.total
+            or one.done + one.failed + one.skipped + one.held != one.total
             or min(one.done, one.failed, one.skipped) < 0
         ):
             yield f"its counts do not add up: {one}"

@@ -210,3 +210,12 @@ async def test_what_a_dead_worker_has_left_is_taken_over_in_a_few_trips_however_
     await relay._send(keys)
     for run in stopped:
         assert (await run.astatus()).state is RunState.CANCELLED
+
+
+async def test_the_key_of_a_step_is_free_when_its_workflow_takes_its_place(
+    app: App, tasks: SampleTasks, redis_client: "redis.Redis"
+) -> None:
+    growing = tasks.grow.options(key="order-12")
+    async with working(app, queues=QUEUES):
+        for _ in range(2):
+            assert await (await growing.s(2).astart()).aget(20) == [0, 2]

@@ -18,7 +18,8 @@
 --           bury:     Command, ttl in ms and its cause, document
 --           member:   result, number in the map (-1: none; -2: the result is a run that takes its place), the node of its
 --                     run (`<run>~<node>`, and @ and the home of the run if it has those in its id)
---           ended:    document, or result of a success, ttl in ms, state and what its key is remembered under: of a member
+--           ended:    document, or result of a success, ttl in ms, state and what its key is remembered under: of a member.
+--                     The state RETURNED: the result is a run that takes its place
 --           release:  Command, deliveries so far, ttl of a document in ms
 --           hold:     Command, delay in ms, ttl of a document in ms: waits as it is, with the deliveries that it had
 --           foreign:  Command, delay in ms, ttl of a document in ms and the list of foreign jobs that it is in (lib/foreign.lua)
@@ -211,8 +212,12 @@ if others[1] then
     verbs['ended'] = function(id, entry, result, document, ttl, state_and_lock)
       if not is_job(id, entry, result) then return end
       local state, lock = string.match(state_and_lock, '^(%S+) ?(.*)$')
-      if state ~= 'SUCCESS' then store_document(result, document, ttl) end
-      note_end(jobs, id, state, document)
+      if state == 'RETURNED' then
+        note_member(id, result, document, -2, id)
+      else
+        if state ~= 'SUCCESS' then store_document(result, document, ttl) end
+        note_end(jobs, id, state, document)
+      end
       if for_sinks[entry] then send_document(for_sinks[entry], document) end
       places[id], ended[#ended + 1] = false, id
       unlock(unique, lock, id)
