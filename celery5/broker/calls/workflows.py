@@ -17,8 +17,8 @@ ADVANCE = Script.load(
     on_demand=(
         "runs",
         "run_messages",
-        "run_hooks",
         "run_undo",
+        "run_hooks",
         "run_ends",
         "run_nodes",
         "run_maps",

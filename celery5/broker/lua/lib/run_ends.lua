@@ -83,7 +83,7 @@ local function end_run(run, state)
   if run.expires then record_later('keep', run.id, false, 0) end
   if get(run, 'watched') then to_outbox('unwatch', run.id) end
   if run.fields.parent then tell_parent(run, state, text, value) end
-  note_run(run, state)
+  if state == FAILED or state == EXPIRED then failing().note_run(run, state) end
 end
 local undo_next
 -- Undo a child that has succeeded. Returns whether there is anything to undo.
@@ -95,7 +95,7 @@ local function undo_child(run, n)
   add(run, 'active', 1)
   put(child, 'undoes', 1)
   put(child, 'state', UNDOING .. ' ' .. CANCELLED)
-  begin_undo(child)
+  failing().begin_undo(child)
   undo_next(child)
   return true
 end
@@ -124,7 +124,7 @@ end
 function undo_next(run)
   if send_undo(run) then return end
   end_run(run, string.sub(get(run, 'state'), #UNDOING + 2))
-  end_undo(run)
+  failing().end_undo(run)
 end
 -- Go on with a run that fails, when all its jobs have ended, and with the one that it is a part of.
 local function go_on_failing(run)
@@ -150,7 +150,7 @@ local function fail_run(run, state, error, n)
   -- What runs still may succeed, and is undone then. A run is cancelled when nothing of it can begin any more, and ends after its children.
   if redis.call('EXISTS', run.key .. ':undo') == 1 or (is_active and (head_of(run).undo or has_children or state == CANCELLED)) then
     put(run, 'state', UNDOING .. ' ' .. state)
-    begin_undo(run)
+    failing().begin_undo(run)
     look_at(run)
     go_on_failing(run)
   else
@@ -166,6 +166,6 @@ local function undo_after_end(run)
     if redis.call('LLEN', run.key .. ':undo') == 1 and run_of(id) then undo_later(run_of(id), 'run ' .. n) end -- the first of this child
     return
   end
-  note_undoing(run)
+  failing().note_undoing(run)
   send_undo(run)
 end

@@ -41,7 +41,7 @@ local function fail_node(run, n, node, generation, state, document)
     return set_state(run, n, 'held', generation)
   end
   if is_counted(run, n, node) then add(run, 'bad', 1) end
-  note_failure(run, n, node, generation, state, document, policy == 'fail' or policy == 'apart' or policy == 'hold')
+  failing().note_failure(run, n, node, generation, state, document, policy == 'fail' or policy == 'apart' or policy == 'hold')
   if policy == 'continue' then
     set_state(run, n, 'done', generation)
     put(run, 'value:' .. n, outcome_of(state, document))
@@ -53,9 +53,9 @@ local function fail_node(run, n, node, generation, state, document)
     feed_all(run, node, true)
   elseif policy == 'apart' then
     set_state(run, n, 'counted', generation)
-    note_error(run, failure_of(run, n, node, generation, state, document), n)
+    note_error(run, failing().failure_of(run, n, node, generation, state, document), n)
     feed_all(run, node, true)
   else
-    fail_run(run, FAILED, failure_of(run, n, node, generation, state, document), n)
+    fail_run(run, FAILED, failing().failure_of(run, n, node, generation, state, document), n)
   end
 end

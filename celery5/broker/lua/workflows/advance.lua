@@ -133,7 +133,7 @@ function handlers.due(id)
   if not run then return redis.call('ZREM', due, id) end
   if is_undoing(run) then
     look_at(run)
-    note_undoing(run)
+    failing().note_undoing(run)
     return to_outbox('find-lost', run.id)
   end
   if get(run, 'state') ~= LIVE then return end
