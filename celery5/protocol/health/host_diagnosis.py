@@ -266,9 +266,8 @@ def diagnose_workers(
             "celery5 worker stack shows where the code of a silent one stands, unless it is frozen"
         )
     if breakers:
-        name, held_up = next(iter(breakers.items()))
-        also = f" and {len(breakers) - 1} more" if len(breakers) > 1 else ""
-        parts.append(f"open circuit breakers: {', '.join(held_up[:MAX_QUEUES])} of {name}{also}")
+        each = [f"{', '.join(names[:MAX_QUEUES])} of {worker}" for worker, names in breakers.items()]
+        parts.append(f"open circuit breakers: {each[0]}{_more(each)}")
         remedies.append("celery5 worker tell health says why, and when each tries again")
     if waiting := {name: count for name, count in paused.items() if count}:
         names = [f"{name} ({count})" for name, count in waiting.items()]
