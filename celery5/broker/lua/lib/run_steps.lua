@@ -72,6 +72,9 @@ local function feed(run, n, is_bad)
       local its_state, generation = state_of(run, other)
       if not its_state or its_state == 'waiting' or its_state == 'again' then
         set_state(run, other, 'cut', generation)
+      elseif its_state == 'held' then -- nobody waits for its dead letter any more
+        add(run, 'held', -1)
+        set_state(run, other, 'cut', generation)
       elseif its_state == 'active' then
         set_state(run, other, 'ending', generation)
         local child = get(run, 'run:' .. other)
