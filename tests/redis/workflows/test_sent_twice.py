@@ -219,3 +219,21 @@ async def test_the_key_of_a_step_is_free_when_its_workflow_takes_its_place(
     async with working(app, queues=QUEUES):
         for _ in range(2):
             assert await (await growing.s(2).astart()).aget(20) == [0, 2]
+
+
+@pytest.mark.parametrize("options", [{"key": "order-13"}, {"countdown": 0.01}])
+async def test_a_job_that_has_succeeded_is_not_sent_again_before_its_run_knows(
+    app: App, tasks: SampleTasks, redis_client: "redis.Redis", options: dict[str, Any]
+) -> None:
+    run: WorkflowRun[Any] = await tasks.add.options(**options).s(1, 2).astart()
+    keys = app.queue(run.queue)
+    entries: Any = redis_client.xrange(keys.run_outbox)
+    jobs = [
+        run_progress._make_job({name.decode(): value for name, value in fields.items()})
+        for _, fields in entries
+    ]
+    async with working(app, queues=QUEUES):
+        assert await run.aget(20) == 3
+        await app.asend_jobs(jobs)
+        await until_async(lambda: nothing_else_waits(app))
+    assert (len(jobs), tasks.count("add")) == (1, 1)

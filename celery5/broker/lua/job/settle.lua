@@ -51,10 +51,13 @@ local for_sinks = {}
 for at = 5 + 6 * count, #ARGV, 3 do for_sinks[ARGV[at]] = at end -- bound: the documents of this call
 -- The members of runs that have succeeded, by their nodes.
 local nodes, members = {}, {}
+-- Remember that a member has succeeded which an outbox has sent: it must not come again.
+local function remember(id, result)
+  if not string.find(id, '@', 1, true) then return end
+  redis.call('SET', result, '{"v":1,"id":' .. cjson.encode(id) .. ',"task":"","state":"SUCCESS","reason":"ignored"}', 'PX', 600000)
+end
 local function note_member(id, result, value, number, node)
-  if string.find(node, '@', 1, true) then -- it was sent by an outbox, and must not come again
-    redis.call('SET', result, '{"v":1,"id":' .. cjson.encode(id) .. ',"task":"","state":"SUCCESS","reason":"ignored"}', 'PX', 600000)
-  end
+  remember(id, result)
   local noted = members[node]
   if not noted then
     noted = {{}, {}}
@@ -215,7 +218,7 @@ if others[1] then
       if state == 'RETURNED' then
         note_member(id, result, document, -2, id)
       else
-        if state ~= 'SUCCESS' then store_document(result, document, ttl) end
+        if state == 'SUCCESS' then remember(id, result) else store_document(result, document, ttl) end
         note_end(jobs, id, state, document)
       end
       if for_sinks[entry] then send_document(for_sinks[entry], document) end
