@@ -233,3 +233,12 @@ async def test_a_plan_is_published_once_by_a_process(
     stats = redis_client.info("commandstats")
     # The run, and the place of its job.
     assert stats["cmdstat_hset"]["calls"] - before == 2
+
+
+def test_an_argument_of_a_long_list_is_read_alone(app: App, redis_client: "redis.Redis") -> None:
+    keys = app.queue("default")
+    redis_client.hset(keys.run("r1"), mapping={"def": "d1", "args": 40})
+    redis_client.hset(f"{keys.run('r1')}:args", "5", "7")
+    for key in (keys.run("r1"), f"{keys.run('r1')}:args"):
+        redis_client.expire(key, 60)
+    assert app.perform(calls.read_run(keys, "r1", ["arg:5"])) == {"arg:5": b"7"}

@@ -5,9 +5,10 @@
 -- ARGV  1 the id of the run
 --       2.. names of fields
 -- Returns their values, in this order; nothing for those that it does not have.
-local found, fields = redis.call('HMGET', KEYS[1], 'def', unpack(ARGV, 2)), {}
+local found, fields = redis.call('HMGET', KEYS[1], 'def', 'args', unpack(ARGV, 2)), {}
 if found[1] then
-  for n, value in ipairs(found) do fields[n > 1 and ARGV[n] or 'def'] = value end -- bound: the names, 500 at most
+  fields.def, fields.args = found[1], found[2]
+  for n = 2, #ARGV do fields[ARGV[n]] = found[n + 1] end -- bound: the names, 500 at most
 else
   local packed = redis.call('HGET', KEYS[2], ARGV[1])
   fields = packed and unpack_run(packed) or {}
