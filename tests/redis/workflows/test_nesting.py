@@ -287,6 +287,22 @@ async def test_a_long_chain_of_dynamic_steps_comes_to_its_value(app: App) -> Non
         assert (await run.astatus()).total == 301
 
 
+async def test_a_failure_deep_inside_is_told_as_it_is(app: App, tasks: NestedTasks) -> None:
+    @app.task(dynamic=True)
+    async def down(number: int) -> Any:
+        return down.s(number - 1) if number else tasks.fail.s()
+
+    async with working(app):
+        run = await down.s(300).astart()
+        with pytest.raises(WorkflowFailed, match="at the end") as caught:
+            await run.aget(30)
+        status = await run.astatus()
+        assert (caught.value.task, caught.value.run, status.failed_task) == ("fail", run.id, "fail")
+        assert (status.error, status.failed) == ("ValueError: at the end", 302)
+        (outcome,) = await (await group(down.s(2), on_error="continue").astart()).aget(30)
+        assert outcome["error"]["failure"]["message"] == "at the end"
+
+
 async def test_nesting_has_a_bound_that_can_be_set(app: App, tasks: NestedTasks) -> None:
     app.configure(workflow_nesting_limit=3)
 

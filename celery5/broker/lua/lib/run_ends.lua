@@ -35,8 +35,7 @@ local function value_for_parent(run, text)
 end
 -- Tell the run that a run is a part of how that has ended, or that it is undone.
 local function tell_parent(run, state, document, text)
-  local child = get(run, 'undoes')
-  if child then
+  if get(run, 'undoes') then
     put(run, 'undoes', false)
     return record_later('undone', run.fields.parent)
   end
@@ -45,7 +44,9 @@ local function tell_parent(run, state, document, text)
   local root = root_of(run)
   put(run, 'rest', math.max(0, rest))
   if root then add(root, 'skipped', run.fields.rest) end
-  record_later('sub', run.fields.parent, STATES[state], state == SUCCESS and value_for_parent(run, text) or document)
+  -- What is passed on of a failure is the document of the job that has failed, however many runs are inside each other.
+  local outcome = state == SUCCESS and value_for_parent(run, text) or state == FAILED and get(run, 'error') or document
+  record_later('sub', run.fields.parent, STATES[state], outcome)
 end
 -- End a run: store and announce its document, let its keys expire, and tell the run that it is a part of.
 local function end_run(run, state)
