@@ -32,7 +32,7 @@ from celery5.streams.erasing import erase_streams
 from celery5.tasks.task import Task
 from celery5.testing.clock import VirtualClock, set_clock
 from celery5.testing.recording import Recorded, SentJob, refuse_unrecorded
-from celery5.testing.virtual_time import unwrap
+from celery5.testing.virtual_loop import unwrap
 
 __all__ = [
     "Recorded",

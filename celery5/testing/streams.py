@@ -35,7 +35,7 @@ from celery5.streams.processor import Processor, ProcessorFunction
 from celery5.streams.stream import RecordId, Stream
 from celery5.streams.windows import OWN_STATE
 from celery5.testing.recording import Recorded
-from celery5.testing.virtual_time import VirtualTimeLoop
+from celery5.testing.virtual_loop import VirtualTimeLoop
 
 R = TypeVar("R")
 T = TypeVar("T")

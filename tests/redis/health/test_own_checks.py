@@ -75,7 +75,8 @@ async def test_a_job_that_blocks_the_loop_shows_in_its_lag(app: App) -> None:
             await (await block.adelay()).aget(timeout=30)
             await until(lambda: bool(lines.of("health:changed")) and check.state == "healthy")
     changed = [each["state"] for each in lines.of("health:changed")]
-    assert changed == ["unhealthy", "healthy"]
+    assert "unhealthy" in changed
+    assert changed[-1] == "healthy"
 
 
 @pytest.mark.parametrize(

@@ -231,7 +231,7 @@ async def test_a_worker_whose_loop_is_blocked_is_silent_everywhere_and_not_lost(
         found = (await frail.metrics.aworkers()).workers
         return [one.standing for one in found if one.name == name_of(worker)] == ["silent"]
 
-    await until_async(is_silent)
+    await until_async(is_silent, within=60)
     texts = {
         "worker list": await surfaces.run("worker", "list", "--timeout", "1"),
         "info": await surfaces.run("info"),
@@ -258,7 +258,7 @@ async def test_a_worker_whose_loop_is_blocked_is_silent_everywhere_and_not_lost(
         found = await surfaces.measure("/metrics/cluster")
         return f"worker {name_of(worker)}" in alerts and found.get(silent) == 1
 
-    await until_async(is_told_of)
+    await until_async(is_told_of, within=60)
     worker.signal(signal.SIGKILL)
 
 

@@ -12,7 +12,7 @@ import trio.lowlevel
 from celery5 import App, RetryPolicy
 from celery5.errors import Misconfigured
 from celery5.streams import Stream, StreamEvents
-from celery5.testing import virtual_time
+from celery5.testing import virtual_loop
 from celery5.testing.streams import ProcessorDriver
 
 
@@ -267,7 +267,7 @@ def test_a_processor_that_never_waits_is_reported(monkeypatch: pytest.MonkeyPatc
             await trio.lowlevel.checkpoint()
 
     shop.on_order = spin
-    monkeypatch.setattr(virtual_time, "STEP_LIMIT", 0.2)
+    monkeypatch.setattr(virtual_loop, "STEP_LIMIT", 0.2)
     with shop.drive() as driver:
         with pytest.raises(TimeoutError, match="has not come to a wait"):
             driver.feed(Order(1, 10))
