@@ -6,6 +6,7 @@ import pytest
 import redis
 
 from celery5 import App, first, group
+from celery5.broker.calls import workflows as calls
 from celery5.errors import Misconfigured, RunNotRetried, WorkflowCancelled, WorkflowExpired, WorkflowFailed
 from celery5.protocol.workflows.member_ids import parse_member_id
 from celery5.workflows import Flow, RunState, WorkflowRun
@@ -289,6 +290,23 @@ async def test_nothing_of_a_cancelled_run_begins_when_a_worker_comes_later(
         assert await (await tasks.double.s(1).astart()).aget() == 2
     assert tasks.count("add") == 0
     assert redis_client.hlen(app.queue("default").jobs) == 0
+
+
+async def test_a_dead_letter_that_was_purged_before_its_run_knew_holds_nothing(
+    app: App, tasks: SampleTasks
+) -> None:
+    redis, keys = await app.connections.get_async_driver(), app.queue("default")
+    document = '{"v":1,"id":"x","task":"fail","state":"DEAD","failure":{"type":"E","message":"m"}}'
+    for workflow, name in (
+        (tasks.fail.options(on_error="hold").s(1), "0"),
+        (tasks.fail.map([1], on_error="hold"), "0~0"),
+    ):
+        run = await workflow.astart()
+        for words in (("PURGED", ""), ("DEAD", document)):  # as the outbox of another queue may tell them
+            record = calls.pack_record("end", f"{run.id}~{name}", *words)
+            await redis.perform(calls.advance(keys, [record], ttl=60))
+        status = await run.astatus()
+        assert (status.state, status.held, status.failed) == (RunState.FAILED, 0, 1)
 
 
 async def test_what_has_succeeded_is_undone_in_reverse_order_each_once(app: App, tasks: SampleTasks) -> None:

@@ -8,6 +8,7 @@ import redis
 import trio
 
 from celery5 import App, first, group
+from celery5.broker.calls import workflows as calls
 from celery5.errors import Misconfigured, RunNotRetried, WorkflowCancelled, WorkflowExpired, WorkflowFailed
 from celery5.workflows import NodeState, Outcome, RunState, WorkflowRun
 from celery5.workflows.compose import Workflow
@@ -172,7 +173,7 @@ async def test_a_retry_runs_again_only_what_has_failed(
         await run.aretry()
         await run.aget(30)
         status = await run.astatus()
-        assert (status.state, status.done, status.total) == (RunState.SUCCESS, size, size)
+        assert (status.state, status.done, status.total, status.skipped) == (RunState.SUCCESS, size, size, 0)
         assert tasks.count("step") <= COUNT + 1  # one may have been stopped before it ran
         assert sorted(set(tasks.of("step"))) == list(range(COUNT))
         assert (tasks.of("step")[ran:].count(COUNT - 1), tasks.count("returned")) == (1, returned)
@@ -386,8 +387,13 @@ async def test_a_child_is_not_retried_apart_from_its_run(app: App, tasks: Nested
 
 async def test_the_losers_of_a_race_stop_with_their_children(app: App, tasks: NestedTasks) -> None:
     slow = tasks.returning(lambda: tasks.wait.s(1) >> tasks.charge.s(2))
+
+    @app.task
+    async def win() -> None:
+        await until(lambda: 1 in tasks.of("wait"))
+
     async with working(app):
-        run = await (first(slow, tasks.numbers.s(1)) >> tasks.total.s([3]) >> tasks.wait.s(4)).astart()
+        run = await (first(slow, win.s()) >> tasks.total.s([3]) >> tasks.wait.s(4)).astart()
         await until(lambda: 4 in tasks.of("wait"))
 
         async def has_stopped() -> bool:
@@ -397,6 +403,37 @@ async def test_the_losers_of_a_race_stop_with_their_children(app: App, tasks: Ne
         tasks.gate.set()
         assert await run.aget(30) == 4
         assert tasks.of("charge") == []
+
+
+async def test_nothing_of_a_child_begins_when_the_run_around_it_has_stopped(
+    app: App, tasks: NestedTasks
+) -> None:
+    async with working(app):
+        run = await tasks.returning(lambda: tasks.wait.s(1) >> tasks.charge.s(2)).astart()
+        await until(lambda: tasks.count("wait") == 1)
+        (node,) = (await run.agraph()).nodes
+        # In one call, so that the child itself is not stopped yet when its step ends.
+        records = [calls.pack_record("cancel", run.id), calls.pack_record("one", f"{node.run}~0", "1")]
+        redis = await app.connections.get_async_driver()
+        await redis.perform(calls.advance(app.queue("default"), records, ttl=60))
+        with pytest.raises(WorkflowCancelled):
+            await run.aget(30)
+        tasks.gate.set()
+        await (await tasks.total.s([1]).astart()).aget(30)
+        assert tasks.of("charge") == []
+
+
+async def test_what_a_failed_child_has_not_begun_is_skipped_while_its_run_goes_on(
+    app: App, tasks: NestedTasks
+) -> None:
+    child = tasks.returning(lambda: tasks.fail.s() >> tasks.numbers.s(1) >> tasks.numbers.s(2))
+    async with working(app):
+        run = await (child.outcome() >> tasks.wait.s(1)).astart()
+        await until(lambda: tasks.count("wait") == 1)
+        status = await run.astatus()
+        assert (status.total, status.failed, status.skipped, status.active, status.pending) == (5, 2, 2, 1, 0)
+        tasks.gate.set()
+        assert await run.aget(30) == 1
 
 
 async def test_a_run_that_expires_ends_its_children(app: App, tasks: NestedTasks) -> None:

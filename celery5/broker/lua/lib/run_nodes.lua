@@ -29,6 +29,11 @@ end
 local function outcome_of(state, document)
   return '{"state":"' .. state .. '","error":' .. (document ~= '' and document or 'null') .. '}'
 end
+-- Note that the dead letter of a job is purged of which its run has not heard: then it is not held, since nothing is left to be replayed.
+local function note_purge(run, n, node, what, generation)
+  if node.o == 'hold' and get(run, 'state') == LIVE and state_of(run, n) == 'active' then put(run, 'purged:' .. what, generation) end
+end
+local function is_purged(run, what, generation) return get(run, 'purged:' .. what) and number(run, 'purged:' .. what) == generation end
 -- Decide what becomes of the run when a node did not succeed.
 local function fail_node(run, n, node, generation, state, document)
   if node.i and node.i[state] then
@@ -36,7 +41,7 @@ local function fail_node(run, n, node, generation, state, document)
   end
   local policy = node.o or 'fail'
   -- The dead letters of a child are its own: it holds them itself.
-  if policy == 'hold' and state == 'DEAD' and not (node.dynamic and get(run, 'run:' .. n)) then
+  if policy == 'hold' and state == 'DEAD' and not is_purged(run, n, generation) and not (node.dynamic and get(run, 'run:' .. n)) then
     add(run, 'held', 1)
     return set_state(run, n, 'held', generation)
   end

@@ -22,7 +22,7 @@ local function end_single(run, n, generation, state, value)
   if is_hook(node) then return failing().end_hook(run, n, generation, state) end
   local node_state, current = state_of(run, n)
   -- Its end as a dead letter comes later, from another queue.
-  if state == 'PURGED' and (node_state == 'active' or node_state == 'ending') then return end
+  if state == 'PURGED' and (node_state == 'active' or node_state == 'ending') then return note_purge(run, n, node, n, generation) end
   if get(run, 'state') ~= LIVE then return end_late(run, n, node, generation, state, value) end
   if current ~= generation then return end
   if node_state == 'ending' then
@@ -121,9 +121,9 @@ local function fail_member(run, n, generation, member, state, document)
     remove_empty(run, n, 'held')
     add(run, 'active', 1)
   elseif state == 'PURGED' then
-    return
+    return note_purge(run, n, node, n .. '~' .. member, generation)
   end
-  if is_live and not is_ignored and node.o == 'hold' and state == 'DEAD' then
+  if is_live and not is_ignored and node.o == 'hold' and state == 'DEAD' and not is_purged(run, n .. '~' .. member, generation) then
     redis.call('SETBIT', key .. ':held', member, 1)
     add(run, 'held:' .. n, 1)
     add(run, 'held', 1)
