@@ -8,6 +8,7 @@ import msgspec
 
 from celery5.broker.call import Call, Script, Word, decode_text, script_call, to_ms
 from celery5.broker.keys import GROUP, Keys, QueueKeys
+from celery5.protocol.job.delivery import MIN_DOCUMENT_TTL
 from celery5.protocol.workflows.status import StepFailure
 
 ADVANCE = Script.load(
@@ -93,7 +94,8 @@ def advance(
     """Apply records to the runs of a queue, and move on what can. Safe to repeat.
 
     Args:
-        ttl: Seconds that a run is kept when it has ended.
+        ttl: Seconds that a run is kept when it has ended; a minute at least, in which what it has yet to send is sent
+            although the worker that was to do it has died.
         steps: Jobs that are sent at most.
         is_worker: The caller does what is left, so no worker has to be notified.
     """
@@ -115,7 +117,14 @@ def advance(
     return script_call(
         ADVANCE,
         named,
-        (steps, keys.wake, keys.queue, to_ms(ttl), "1" if is_worker else "", *records),
+        (
+            steps,
+            keys.wake,
+            keys.queue,
+            to_ms(max(ttl, MIN_DOCUMENT_TTL)),
+            "1" if is_worker else "",
+            *records,
+        ),
         _advanced,
         repeatable=True,
     )
