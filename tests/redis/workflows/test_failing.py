@@ -309,6 +309,17 @@ async def test_a_dead_letter_that_was_purged_before_its_run_knew_holds_nothing(
         assert (status.state, status.held, status.failed) == (RunState.FAILED, 0, 1)
 
 
+async def test_a_run_that_has_ended_is_kept_for_a_minute_at_least(
+    app: App, tasks: SampleTasks, redis_client: "redis.Redis"
+) -> None:
+    app.configure(results_ttl=0.5)
+    async with working(app, queues=QUEUES):
+        run = await tasks.fail.s(1).astart()
+        await failure_of(run)
+    left: Any = redis_client.pttl(f"{app.queue(run.queue).run_prefix}{run.id}")
+    assert left > 30_000
+
+
 async def test_what_has_succeeded_is_undone_in_reverse_order_each_once(app: App, tasks: SampleTasks) -> None:
     add = tasks.add.options(undo=tasks.undo)
     async with working(app, queues=QUEUES):
