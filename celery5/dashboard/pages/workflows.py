@@ -47,6 +47,7 @@ async def load_run(request: PageRequest) -> Mapping[str, Any]:
     failures = await _find_failures(request, run) if run.failed else []
     return {
         "run": run,
+        "parent_run": get_run_id(run.parent),
         "graph": graph,
         "nodes": sorted(graph.nodes, key=lambda node: node.state is not NodeState.FAILED)[:NODES_SHOWN],
         "drawing": draw_graph(graph.nodes),
@@ -63,7 +64,10 @@ async def _find_failures(request: PageRequest, run: RunStatus) -> list[JobRecord
     since = max(1.0, time.time() - run.created + 60)  # clocks may differ
     found: JobPage = await request.read("task:search", state="DEAD", since=since, limit=FAILURES_READ)
     of_run = {
-        job.id: job for job in reversed(found.jobs) if job.run == run.id or get_run_id(job.id) == run.id
+        job.id: job
+        for job in reversed(found.jobs)
+        # The job that has failed first may be one of a workflow that a step has returned.
+        if run.id in (job.run, get_run_id(job.id)) or job.id == run.failed_job
     }
     return sorted(of_run.values(), key=lambda job: -job.ended)[:FAILURES_SHOWN]
 

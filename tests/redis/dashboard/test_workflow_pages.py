@@ -136,6 +136,31 @@ async def test_what_is_undone_and_where_a_run_failed_is_on_its_page_and_in_the_l
         assert (await client.ask("workflow:show", id=run.id))["undo_failed"] == 1
 
 
+async def test_a_run_that_a_step_has_returned_is_linked_to_the_run_around_it_and_retried_with_it(
+    app: App,
+) -> None:
+    declare(app)
+    tasks: Any = app.tasks
+
+    @app.task(name="grow", dynamic=True)
+    async def grow() -> Any:
+        return tasks["fail"].s(2)
+
+    async with working(app), looking_at(app, role="operator") as client:
+        await grow.s().astart(id="outer-1")
+        await until_state(app, "outer-1", "FAILED")
+        html = await client.load("workflows/outer-1")
+        (child,) = {link.rpartition("/")[2] for link in find_links(html, "workflows/")} - {"outer-1", ""}
+        await until_recorded(app, f"{child}~0")
+        html = await client.load("workflows/outer-1")
+        assert find_links(html, f"jobs/{child}~0")
+        assert "workflow/retry" in html
+        html = await client.load(f"workflows/{child}")
+        assert "part of outer-1~0" in read_text(html)
+        assert [link for link in find_links(html, "workflows/outer-1") if link.endswith("workflows/outer-1")]
+        assert "workflow/retry" not in html
+
+
 @pytest.mark.parametrize("operation", ["workflow:cancel", "workflow:retry", "workflow:signal"])
 async def test_a_viewer_changes_no_run(app: App, operation: str) -> None:
     async with looking_at(app, role="viewer") as client:
