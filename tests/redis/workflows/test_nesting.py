@@ -288,6 +288,20 @@ async def test_a_long_chain_of_dynamic_steps_comes_to_its_value(app: App) -> Non
         assert (await run.astatus()).total == 301
 
 
+async def test_a_step_that_holds_is_not_held_when_what_it_has_returned_fails(
+    app: App, tasks: NestedTasks
+) -> None:
+    inner = tasks.fail.options(on_error="fail")  # so no dead letter is held that could be replayed
+    async with working(app):
+        run = await tasks.returning(lambda: inner.s(), on_error="hold").astart()
+        await until_failed(run)
+        status = await run.astatus()
+        assert (status.state, status.held, status.failed) == (RunState.FAILED, 0, 2)
+        tasks.is_broken = False
+        await run.aretry()
+        assert await run.aget(30) is None
+
+
 async def test_a_failure_deep_inside_is_told_as_it_is(app: App, tasks: NestedTasks) -> None:
     @app.task(dynamic=True)
     async def down(number: int) -> Any:
