@@ -4,12 +4,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import redis
 
 from celery5 import App, chain
-from celery5.services.workflows.run_progress import RunRelay
-from celery5.workflows import RunState
+from celery5.services.workflows.run_progress import NEW_RUNS, RunRelay
+from celery5.workflows import RunState, WorkflowRun
 from celery5.workflows.compose import Workflow
-from tests.redis.worker.workers import working
+from tests.redis.worker.workers import until, until_async, working
 from tests.redis.workflows.sample_tasks import QUEUES, SampleTasks
 
 
@@ -75,3 +76,36 @@ async def test_a_queue_whose_name_ends_with_that_of_the_home_is_another_one(app:
         run = await (tasks.add.s(1, 1) | tasks.double_there.s() | tasks.add.s(1)).astart()
         assert run.queue == "default"
         assert await run.aget() == 5
+
+
+@pytest.mark.parametrize("how", ["purge", "revoke"])
+async def test_workers_are_told_of_an_end_that_none_of_them_has_brought_about(
+    app: App, redis_client: "redis.Redis", how: str
+) -> None:
+    tasks = SampleTasks(app)
+    if how == "purge":
+        async with working(app):
+            run = await tasks.fail.options(on_error="hold").s(1).astart()
+            await until_async(lambda: is_held(run))
+    else:
+        run = await tasks.add.s(1, 2).astart()
+    with redis_client.pubsub(ignore_subscribe_messages=True) as listener:
+        listener.subscribe(app.queue(run.queue).wake)
+        await until(lambda: redis_client.pubsub_numsub(app.queue(run.queue).wake)[0][1] == 1)
+        if how == "purge":
+            await app.dlq.apurge()
+        else:
+            await app.workflows.revoke_jobs(run.queue, [f"{run.id}~0"])
+        messages = list[Any]()
+
+        def is_told() -> bool:
+            message = listener.get_message()
+            messages.extend([message["data"]] if message else [])
+            return NEW_RUNS in messages
+
+        await until(is_told)
+
+
+async def is_held(run: WorkflowRun[Any]) -> bool:
+    """Return whether a run waits for the replay of a dead letter."""
+    return (await run.astatus()).state is RunState.HELD
