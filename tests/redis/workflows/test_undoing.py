@@ -535,6 +535,28 @@ async def test_a_run_that_stops_does_not_wait_for_jobs_that_redis_has_lost(
     assert (status.failed, status.active) == (3, 0)
 
 
+async def test_a_run_that_stops_does_not_wait_for_lost_jobs_of_what_a_step_has_returned(
+    app: App, tasks: Charges, redis_client: "redis.Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "MISSING_FOR", 0.0)
+    far, keys = tasks.add.options(queue="far"), app.queue("far")
+
+    @app.task(dynamic=True)
+    async def grow(depth: int) -> Any:
+        return grow.s(depth - 1) if depth else far.s(1, 2)
+
+    async with working(app, queues=["default"]):
+        run = await grow.s(2).astart()
+        await until(lambda: bool(redis_client.exists(keys.jobs)))
+        redis_client.delete(keys.jobs, *keys.streams)
+        await run.acancel()
+        await until(lambda: not redis_client.xlen(app.queue(run.queue).run_outbox))
+        await look_twice(app, run, redis_client)
+        assert await until_ended(run) is RunState.CANCELLED
+        status = await run.astatus()
+    assert (status.total, status.failed, status.active) == (4, 4, 0)
+
+
 async def test_an_undo_job_that_redis_has_lost_has_failed(
     app: App, tasks: Charges, redis_client: "redis.Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
