@@ -7,6 +7,7 @@ from celery5.broker.calls import workflows as calls
 from celery5.broker.driver import AsyncDriver
 from celery5.protocol.job.dead_letters import DeadJob
 from celery5.protocol.workflows.member_ids import MemberId, parse_member_id
+from celery5.workflows.compiler import read_on_failure
 from celery5.workflows.graph import is_hidden_job, read_node
 
 if TYPE_CHECKING:
@@ -16,9 +17,9 @@ if TYPE_CHECKING:
 async def find_jobs_of_ended_runs(
     app: "Application", redis: AsyncDriver, jobs: Sequence[DeadJob]
 ) -> frozenset[str]:
-    """Return the ids of those jobs whose run has ended. What such a job does, nothing follows and nothing undoes.
+    """Return the ids of those jobs whose run has ended: no step would follow them, and nothing would undo them.
 
-    A job that undoes another one, or is told of a failure, is none of them: it is wanted most when its run has ended.
+    An `undo` or `on_failure` job is none of them: it is needed most when its run has ended.
     """
     members = {job.id: (member, job) for job in jobs if (member := parse_member_id(job.id)) is not None}
     homes = {(member.home or job.queue, member.run) for member, job in members.values()}
@@ -48,5 +49,15 @@ async def _outlasts_run(
     node = await read_node(redis, app.queue(home), run, member.node)
     if node is not None:
         return is_hidden_job(node)
-    undoing = [task.send_options.undo for task in app.tasks.values()]
-    return any(undo is not None and undo.name == job.task for undo in undoing)
+    return job.task in _find_hidden_tasks(app)
+
+
+def _find_hidden_tasks(app: "Application") -> set[str]:
+    """Return the names of the tasks that the code names as `undo` or `on_failure` of a task."""
+    found: set[str] = set()
+    for task in app.tasks.values():
+        if (undo := task.send_options.undo) is not None:
+            found.add(undo.name)
+        if (on_failure := task.send_options.on_failure) is not None:
+            found.add(read_on_failure(on_failure).task.name)
+    return found

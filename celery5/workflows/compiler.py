@@ -48,8 +48,8 @@ _ARGUMENT = b"\x06%b\x07"
 _MARKS = re.compile(rb"(\x01[^\x01]*\x01|\x06[^\x07]*\x07|[\x03\x04\x05])")
 RESOLVE, EXPAND, CHUNK = "arguments", "map", "chunk"
 """What `flow` in a message says: the worker reads the arguments; maps over them; has many items in one job."""
-_JOINED = 40
-"""Characters between two arguments that go with them, so that the arguments of most calls are one text."""
+_MOST_BETWEEN = 40
+"""Arguments with at most so many characters between them are kept as one text: so most calls have one."""
 
 
 class NodeTask(Protocol):
@@ -299,7 +299,7 @@ class Compiler:
         self._set_message(node, task, arguments, named, keys)
         number = self.add_node(node, (*after, *needed))
         self._add_undo(number, task)
-        self._add_step_hook(number, task)
+        self._add_step_on_failure(number, task)
         return number
 
     def _add_undo(self, number: int, task: NodeTask) -> None:
@@ -312,7 +312,7 @@ class Compiler:
         self._set_message(node, undo, [Ref(number, path)], {}, ("", ""))
         self.nodes[number].undo = len(self.nodes)
         self.nodes.append(node)
-        self._add_step_hook(len(self.nodes) - 1, undo)
+        self._add_step_on_failure(len(self.nodes) - 1, undo)
 
     def _make_hidden_job(self, name: str, task: NodeTask, of: int | None) -> Node:
         """Return a job that is no step of the run: `undo`, or `on_failure`. Its run does not stop it."""
@@ -324,16 +324,16 @@ class Compiler:
         node.name, node.hidden, node.of = name, True, of
         return node
 
-    def _add_step_hook(self, number: int, task: NodeTask) -> None:
-        """Add the job that is told when a step has failed."""
+    def _add_step_on_failure(self, number: int, task: NodeTask) -> None:
+        """Add the `on_failure` job of a step, if it has one."""
         step = self.nodes[number]
         step.on_failure = self._add_on_failure(task.send_options.on_failure, of=number)
 
     def _add_on_failure(self, target: Any, *, of: int | None = None) -> int | None:
-        """Add a job that is told of failures: of a step, or of the run. Returns its number; None for no job."""
+        """Add an `on_failure` job: of the step `of`, or of the run. Returns its number; None for no job."""
         if target is None:
             return None
-        call = _read_hook(target)
+        call = read_on_failure(target)
         task: NodeTask = call.task
         node = self._make_hidden_job("on_failure", task, of)
         number = len(self.nodes)
@@ -342,7 +342,7 @@ class Compiler:
         raw_args, raw_kwargs = task.parameters.encode_values(args, call.kwargs, _is_placeholder)
         arguments = [_expression(value, raw) for value, raw in zip(args, raw_args, strict=True)]
         named = {name: _expression(value, raw_kwargs[name]) for name, value in call.kwargs.items()}
-        _check_hook(task, arguments, named)
+        _check_takes_failures(task, arguments, named)
         self._set_message(node, task, arguments, named, ("", ""))
         return number
 
@@ -413,7 +413,7 @@ class Compiler:
             fields = self._make_fields(mapped.task)
             node.expansion = _split(_encode_message(mapped.task, fields, b"", b"{}", EXPAND, ("", "")))
         number = self.add_node(node, after)
-        self._add_step_hook(number, mapped.task)
+        self._add_step_on_failure(number, mapped.task)
         return _Part(Ref(number), (number,))
 
     def _make_map_node(self, mapped: Map, on_error: str) -> Node:
@@ -590,7 +590,7 @@ def compile_workflow(
     Args:
         on_error: What becomes of the run when a node fails that does not say it.
         home: The queue where its runs live; None for the best one.
-        on_failure: The task, or the call of one, that is told when a run fails.
+        on_failure: The task, or the call of one, that is called when a run fails.
 
     Raises:
         Misconfigured: It cannot be a workflow.
@@ -604,10 +604,10 @@ def compile_workflow(
     return walk_deeply(compile_tree)
 
 
-_ANY_FAILURES = msgspec.json.encode([StepFailure(id="run~0", run="run", node=0)])
+_SAMPLE_FAILURES = msgspec.json.encode([StepFailure(id="run~0", run="run", node=0)])
 
 
-def _read_hook(target: Any) -> TaskCall:
+def read_on_failure(target: Any) -> TaskCall:
     """Return the call that `on_failure` names. The failures are its first argument, unless it has all arguments."""
     tree = getattr(target, "tree", None)
     if isinstance(tree, TaskCall):
@@ -616,9 +616,11 @@ def _read_hook(target: Any) -> TaskCall:
     return TaskCall(target, (), {}, is_partial=takes_failures)
 
 
-def _check_hook(task: NodeTask, args: Sequence[Expression], kwargs: Mapping[str, Expression]) -> None:
+def _check_takes_failures(
+    task: NodeTask, args: Sequence[Expression], kwargs: Mapping[str, Expression]
+) -> None:
     """Raise Misconfigured when a task cannot be called with failures."""
-    raw = [value.raw if isinstance(value, Known) else _ANY_FAILURES for value in args]
+    raw = [value.raw if isinstance(value, Known) else _SAMPLE_FAILURES for value in args]
     named = {name: Raw(value.raw) for name, value in kwargs.items() if isinstance(value, Known)}
     try:
         task.parameters.decode(Raw(b"[" + b",".join(raw) + b"]"), Raw(msgspec.json.encode(named)))
@@ -732,12 +734,12 @@ def _parse(marked: bytes) -> list[Any]:
 
 
 def _join_arguments(template: Template) -> list[Any]:
-    """Return a template in which arguments that stand close together are one text with what is between them."""
+    """Return a template in which arguments that stand close together, and what is between them, are one text."""
     joined: list[Any] = []
     for part in template:
         if isinstance(part, bytes) and len(joined) > 1 and isinstance(joined[-2], bytes):
             between = joined[-1]
-            if isinstance(between, str) and len(between) <= _JOINED:
+            if isinstance(between, str) and len(between) <= _MOST_BETWEEN:
                 joined[-2:] = [joined[-2] + between.encode() + part]
                 continue
         joined.append(part)
@@ -745,7 +747,7 @@ def _join_arguments(template: Template) -> list[Any]:
 
 
 def _join_texts(template: Template) -> list[Any]:
-    """Return a template whose arguments are texts as all others."""
+    """Return a template in which arguments are part of the texts around them."""
     joined: list[Any] = []
     for part in template:
         text = part.decode() if isinstance(part, bytes) else part

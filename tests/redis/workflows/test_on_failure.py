@@ -1,4 +1,4 @@
-"""`on_failure`: a job that is called once with what has failed, of a step and of a run."""
+"""`on_failure` of a step and of a run: a job that is called once with what has failed."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,8 +14,8 @@ from tests.redis.worker.workers import Lines, until, until_async, working
 from tests.redis.workflows.sample_tasks import QUEUES, SampleTasks
 
 
-class Told(SampleTasks):
-    """Tasks that are told of failures: `of_step` and `of_run` have with what, call by call."""
+class OnFailureTasks(SampleTasks):
+    """Tasks that get failures: `of_step` and `of_run` have what each call got."""
 
     def __init__(self, app: App) -> None:
         super().__init__(app)
@@ -47,9 +47,9 @@ class Told(SampleTasks):
 
 
 @pytest.fixture
-def tasks(app: App) -> Told:
+def tasks(app: App) -> OnFailureTasks:
     """The tasks of the application."""
-    return Told(app)
+    return OnFailureTasks(app)
 
 
 async def until_ended(run: WorkflowRun[Any]) -> RunState:
@@ -62,7 +62,9 @@ async def until_ended(run: WorkflowRun[Any]) -> RunState:
     return (await run.astatus()).state
 
 
-CASES: dict[str, tuple[Callable[[Told], Workflow[Any]], str, list[int], list[list[Any]], list[list[Any]]]] = {
+CASES: dict[
+    str, tuple[Callable[[OnFailureTasks], Workflow[Any]], str, list[int], list[list[Any]], list[list[Any]]]
+] = {
     "a step of a chain": (lambda t: t.add.s(1, 2) | t.breaks.s() | t.double.s(), "FAILED", [1], [[1]], [[1]]),
     "beside others": (lambda t: group(t.add.s(1, 2), t.breaks.s(1)), "FAILED", [1], [[1]], [[1]]),
     "two branches of a fork": (
@@ -121,7 +123,9 @@ CASES: dict[str, tuple[Callable[[Told], Workflow[Any]], str, list[int], list[lis
 
 
 @pytest.mark.parametrize("name", CASES)
-async def test_steps_and_runs_that_fail_are_told_of_once(app: App, tasks: Told, name: str) -> None:
+async def test_on_failure_is_called_once_for_a_step_and_a_run_that_fail(
+    app: App, tasks: OnFailureTasks, name: str
+) -> None:
     make, state, failed_nodes, of_step, of_run = CASES[name]
     async with working(app, queues=QUEUES):
         run = await make(tasks).astart(on_failure=tasks.tell_run)
@@ -133,7 +137,7 @@ async def test_steps_and_runs_that_fail_are_told_of_once(app: App, tasks: Told, 
     assert [sorted(call) for call in tasks.nodes()[1]] == of_run
 
 
-async def test_a_failure_says_which_job_of_which_task_failed_and_why(app: App, tasks: Told) -> None:
+async def test_a_failure_says_which_job_of_which_task_failed_and_why(app: App, tasks: OnFailureTasks) -> None:
     @app.task(name="give_up", dynamic=True)
     async def give_up() -> object:
         return group(tasks.add.s(1, 2), tasks.fail.s(9))
@@ -158,7 +162,7 @@ async def test_a_failure_says_which_job_of_which_task_failed_and_why(app: App, t
     )
 
 
-async def test_a_long_message_is_cut_between_two_characters(app: App, tasks: Told) -> None:
+async def test_a_long_message_is_cut_between_two_characters(app: App, tasks: OnFailureTasks) -> None:
     @app.task(name="complain", max_retries=0)
     async def complain(text: str) -> None:
         raise ValueError(text)
@@ -170,7 +174,7 @@ async def test_a_long_message_is_cut_between_two_characters(app: App, tasks: Tol
     assert failure.message == "a" + "\u20ac" * 666 + "..."
 
 
-async def test_a_retry_that_fails_again_is_a_new_failure(app: App, tasks: Told) -> None:
+async def test_a_retry_that_fails_again_is_a_new_failure(app: App, tasks: OnFailureTasks) -> None:
     async with working(app, queues=QUEUES):
         run = await (tasks.breaks.s(1) >> tasks.breaks.map([2, 3])).astart(on_failure=tasks.tell_run)
         for count in (1, 2):
@@ -186,7 +190,7 @@ async def test_a_retry_that_fails_again_is_a_new_failure(app: App, tasks: Told) 
     assert (status.failed_node, status.failed_task, status.error) == (None, "", "")
 
 
-async def test_a_held_step_has_failed_when_its_dead_letter_is_purged(app: App, tasks: Told) -> None:
+async def test_a_held_step_has_failed_when_its_dead_letter_is_purged(app: App, tasks: OnFailureTasks) -> None:
     async with working(app, queues=QUEUES):
         run = await (tasks.breaks.options(on_error="hold").s(1) >> tasks.add.s(1, 2)).astart(
             on_failure=tasks.tell_run
@@ -205,7 +209,9 @@ async def test_a_held_step_has_failed_when_its_dead_letter_is_purged(app: App, t
     assert (status.failed_node, status.failed_task) == (0, "fail")
 
 
-async def test_a_run_that_expires_is_told_of_and_one_that_is_cancelled_is_not(app: App, tasks: Told) -> None:
+async def test_on_failure_is_called_for_an_expired_run_but_not_for_a_cancelled_one(
+    app: App, tasks: OnFailureTasks
+) -> None:
     async with working(app, queues=QUEUES):
         expired = await tasks.block.s(1).astart(deadline=0.2, on_failure=tasks.tell_run)
         await until(lambda: bool(tasks.of_run))
@@ -220,7 +226,7 @@ async def test_a_run_that_expires_is_told_of_and_one_that_is_cancelled_is_not(ap
     assert (failure.id, failure.run, failure.node, failure.state) == (expired.id, expired.id, None, "EXPIRED")
 
 
-async def test_an_undo_that_fails_is_told_of(app: App, tasks: Told) -> None:
+async def test_on_failure_is_called_for_an_undo_that_fails(app: App, tasks: OnFailureTasks) -> None:
     slow: Any = tasks.slow.options(undo=tasks.breaks)
     async with working(app, queues=QUEUES):
         run = await (slow.s(4) >> tasks.fail.s(1)).astart(on_failure=tasks.tell_run)
@@ -232,14 +238,16 @@ async def test_an_undo_that_fails_is_told_of(app: App, tasks: Told) -> None:
     assert (status.undos, status.undone, status.undo_failed) == (1, 0, 1)
 
 
-async def test_the_run_waits_for_no_job_of_on_failure_and_stops_none(app: App, tasks: Told) -> None:
-    told: list[str] = []
+async def test_a_run_neither_waits_for_its_on_failure_jobs_nor_stops_them(
+    app: App, tasks: OnFailureTasks
+) -> None:
+    received: list[str] = []
 
     @app.task(name="tell_slowly")
     async def tell_slowly(failures: list[StepFailure]) -> None:
         tasks.begun.set()
         await tasks.gate.wait()
-        told.append(failures[0].type)
+        received.append(failures[0].type)
 
     async with working(app, queues=QUEUES):
         run = await tasks.fail.options(on_failure=tell_slowly).s(1).astart()
@@ -253,35 +261,44 @@ async def test_the_run_waits_for_no_job_of_on_failure_and_stops_none(app: App, t
         await run.aretry()  # which waits for none either
         assert await run.aget(30) == 1
         tasks.gate.set()
-        await until(lambda: told == ["ValueError"])
+        await until(lambda: received == ["ValueError"])
 
 
-async def test_a_job_of_on_failure_that_has_died_is_replayed_when_its_run_has_ended(
-    app: App, tasks: Told
+@pytest.mark.parametrize("is_forgotten", [False, True])
+async def test_a_dead_on_failure_job_is_replayed_when_its_run_has_ended(
+    app: App, redis_client: "redis.Redis", is_forgotten: bool
 ) -> None:
-    told: list[int] = []
+    received: list[int] = []
     is_down = True
 
     @app.task(name="tell_late", max_retries=0)
     async def tell_late(failures: list[StepFailure]) -> None:
         if is_down:
             raise ConnectionError
-        told.append(len(failures))
+        received.append(len(failures))
+
+    @app.task(name="trip", max_retries=0, on_failure=tell_late)
+    async def trip() -> None:
+        raise ValueError
 
     async with working(app, queues=QUEUES):
-        await tasks.fail.s(1).astart(on_failure=tell_late)
+        run: WorkflowRun[Any] = await trip.s().astart()
 
         async def are_dead() -> bool:
             return (await app.dlq.areplay(dry_run=True)).matched == 2
 
         await until_async(are_dead)
         is_down = False
+        if is_forgotten:
+            redis_client.delete(app.queue(run.queue).run(run.id))
         tally = await app.dlq.areplay()
         assert (tally.done, tally.left) == (1, {"run-ended": 1})
-        await until(lambda: told == [1])
+        await until(lambda: received == [1])
 
 
-async def test_who_is_told_needs_neither_the_failures_nor_its_own_queue(app: App, tasks: Told) -> None:
+async def test_on_failure_takes_a_task_without_parameters_or_a_call_of_one(
+    app: App, tasks: OnFailureTasks
+) -> None:
     calls: list[tuple[int, str]] = []
 
     @app.task(name="clean", queue="far", loop="asyncio")
@@ -300,8 +317,8 @@ async def test_who_is_told_needs_neither_the_failures_nor_its_own_queue(app: App
     assert sorted(calls) == [(0, ""), (0, ""), (1, "hall2")]
 
 
-async def test_a_declared_workflow_tells_of_its_failure_by_the_outbox(
-    app: App, tasks: Told, redis_client: "redis.Redis"
+async def test_the_outbox_sends_the_on_failure_job_of_a_declared_workflow(
+    app: App, tasks: OnFailureTasks, redis_client: "redis.Redis"
 ) -> None:
     @app.workflow(on_failure=tasks.tell_step.options(countdown=0.01).partial(channel="ops"))
     def order(flow: Flow, number: int) -> int:
@@ -315,7 +332,7 @@ async def test_a_declared_workflow_tells_of_its_failure_by_the_outbox(
     assert tasks.of_step[0][0].message == "no 3"
 
 
-def test_what_cannot_be_told_is_refused_where_it_is_declared(app: App, tasks: Told) -> None:
+def test_a_wrong_on_failure_is_refused_where_it_is_declared(app: App, tasks: OnFailureTasks) -> None:
     @app.task(name="grumble")
     async def grumble(text: str) -> None: ...
 
@@ -334,7 +351,7 @@ def test_what_cannot_be_told_is_refused_where_it_is_declared(app: App, tasks: To
             tasks.add.s(1, 2).start(on_failure=wrong_task)
 
 
-LOGGED: dict[str, tuple[Callable[[Told], Workflow[Any]], tuple[Any, ...]]] = {
+LOGGED: dict[str, tuple[Callable[[OnFailureTasks], Workflow[Any]], tuple[Any, ...]]] = {
     "a step": (lambda t: t.add.s(1, 2) >> t.fail.s(7), ("FAILED", 1, "fail", "ValueError: no 7")),
     "a step of another queue": (
         lambda t: group(t.add.s(1, 2), t.add.s(2, 3), t.fail.options(queue="far").s(7)),
@@ -346,7 +363,9 @@ LOGGED: dict[str, tuple[Callable[[Told], Workflow[Any]], tuple[Any, ...]]] = {
 
 
 @pytest.mark.parametrize("name", LOGGED)
-async def test_a_run_that_fails_is_logged_once_with_where_and_why(app: App, tasks: Told, name: str) -> None:
+async def test_a_run_that_fails_is_logged_once_with_where_and_why(
+    app: App, tasks: OnFailureTasks, name: str
+) -> None:
     make, logged = LOGGED[name]
     with Lines() as log:
         async with working(app, queues=QUEUES):
@@ -360,7 +379,7 @@ async def test_a_run_that_fails_is_logged_once_with_where_and_why(app: App, task
     assert tuple(line.get(key) for key in ("state", "node", "task", "why")) == logged
 
 
-INSIDE: dict[str, tuple[Callable[[Told], Workflow[Any]], list[str]]] = {
+INSIDE: dict[str, tuple[Callable[[OnFailureTasks], Workflow[Any]], list[str]]] = {
     "a map over what the step before returns": (
         lambda t: t.numbers.s() | t.breaks.map(on_error="skip") | t.total.s(),
         ["no 1", "no 2"],
@@ -371,7 +390,9 @@ INSIDE: dict[str, tuple[Callable[[Told], Workflow[Any]], list[str]]] = {
 
 
 @pytest.mark.parametrize("name", INSIDE)
-async def test_what_becomes_known_only_later_is_told_of_as_any_step(app: App, tasks: Told, name: str) -> None:
+async def test_on_failure_is_called_for_steps_that_are_known_only_later(
+    app: App, tasks: OnFailureTasks, name: str
+) -> None:
     @app.task(name="numbers")
     async def numbers() -> list[int]:
         return [1, 2]
@@ -385,6 +406,6 @@ async def test_what_becomes_known_only_later_is_told_of_as_any_step(app: App, ta
     async with working(app, queues=QUEUES):
         await make(tasks).astart()
         await until(lambda: bool(tasks.of_step))
-    (told,) = tasks.of_step
-    assert len(told) == len(messages)
-    assert all(any(one in failure.message for failure in told) for one in messages)
+    (received,) = tasks.of_step
+    assert len(received) == len(messages)
+    assert all(any(one in failure.message for failure in received) for one in messages)
