@@ -120,6 +120,14 @@ def decode_text(raw: bytes) -> str:
     return raw.decode(errors="replace")
 
 
+def decode_scores(raw: Any) -> list[tuple[str, float]]:
+    """Return the members of a sorted set with their scores: a reply WITHSCORES, of RESP2 or RESP3."""
+    flat: list[Any] = list(raw)
+    if flat and isinstance(flat[0], list):  # RESP 3
+        return [(decode_text(member), float(score)) for member, score in flat]
+    return [(decode_text(member), float(score)) for member, score in zip(flat[::2], flat[1::2], strict=True)]
+
+
 def parse_int(raw: bytes | int | None) -> int:
     """Return the whole number that Redis keeps as `raw`, 0 for anything else: a field may hold `nan`, or be missing."""
     if isinstance(raw, int):

@@ -587,7 +587,7 @@ class Keys:
             run_outbox=f"{tag}:jobs:to-send",  # STREAM  what runs send to other queues, and to runs of other queues
             live_runs=f"{tag}:jobs:runs",  # ZSET    live runs, by when to look at them, in ms
             past_runs=f"{tag}:past-runs",  # ZSET    runs that have ended lately, by when, in ms
-            undoing_runs=f"{tag}:undoing-runs",  # ZSET    runs that stop or were not undone whole, by since when, in ms
+            undoing_runs=f"{tag}:undoing-runs",  # ZSET    runs that stop or are not undone, by since when, in ms
             revoked_jobs=f"{tag}:revoked",  # ZSET    jobs that were revoked while they waited, by when, in ms
             revoked_documents=f"{tag}:revoked-documents",  # HASH    their documents
             idle_runs=f"{tag}:jobs:idle-runs",  # HASH    live runs without a job that is on a queue or runs, packed

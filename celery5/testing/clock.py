@@ -12,7 +12,7 @@ from celery5.app import App
 from celery5.broker.calls import queues as queue_calls
 from celery5.broker.calls import virtual_time as calls
 from celery5.broker.calls.health import get_server_time, scan_keys
-from celery5.broker.calls.virtual_time import Rest
+from celery5.broker.calls.virtual_time import RemainingWork
 from celery5.broker.drivers.blocking import BlockingRedis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import EVENTS, QueueKeys
@@ -80,22 +80,22 @@ class VirtualClock:
         """
         self._wait_until_idle()
 
-    def _wait_until_idle(self) -> Rest:
+    def _wait_until_idle(self) -> RemainingWork:
         """Wait until nothing is left, and return when something falls due next."""
         end = time.monotonic() + STEP_LIMIT
         next_wake = time.monotonic() + WAKE_INTERVAL
-        while (rest := self._measure()).queue:
+        while (remaining := self._measure()).queue:
             now = time.monotonic()
             if now > end:
-                raise TimeoutError(_describe(rest))
+                raise TimeoutError(_describe(remaining))
             if now > next_wake:
                 next_wake = now + WAKE_INTERVAL
                 self._wake(self._list_queues())
             time.sleep(LOOK_INTERVAL)
-        return rest
+        return remaining
 
-    def _measure(self) -> Rest:
-        return self._redis.perform(calls.measure_rest(self._app.keys, self._list_queues(), self._now))
+    def _measure(self) -> RemainingWork:
+        return self._redis.perform(calls.find_remaining_work(self._app.keys, self._list_queues(), self._now))
 
     def _list_queues(self) -> list[QueueKeys]:
         names = self._redis.perform(queue_calls.list_queues(self._app.keys))
@@ -104,16 +104,16 @@ class VirtualClock:
     def _set(self, now: int) -> None:
         """Set the time: what it outlives is gone first, then the worker looks at what is due."""
         queues = self._list_queues()
-        self._shorten_lives(queues, now - self._now)
+        self._reduce_ttls(queues, now - self._now)
         self._redis.perform(calls.set_virtual_time(now))
         self._now = now
         WALL_CLOCK.set_virtual_time(now / 1000)
         self._wake(queues)
 
-    def _shorten_lives(self, queues: list[QueueKeys], passed: int) -> None:
+    def _reduce_ttls(self, queues: list[QueueKeys], passed: int) -> None:
         if passed <= 0:
             return
-        prefixes, cursor = calls.list_mortal_prefixes(self._app.keys, queues), 0
+        prefixes, cursor = calls.list_expiring_prefixes(self._app.keys, queues), 0
         names = set[str]()  # a scan may return a key twice, and its life is shortened once
         while True:
             cursor, found = self._redis.perform(scan_keys(cursor, self._app.keys.pattern, count=PAGE))
@@ -122,7 +122,7 @@ class VirtualClock:
                 break
         ordered = sorted(names)
         for first in range(0, len(ordered), PAGE):
-            self._redis.perform(calls.shorten_lives(ordered[first : first + PAGE], passed))
+            self._redis.perform(calls.reduce_ttls(ordered[first : first + PAGE], passed))
 
     def _wake(self, queues: list[QueueKeys]) -> None:
         channels = [*[queue.wake for queue in queues], self._app.keys.schedule_changes]
@@ -149,15 +149,15 @@ def set_clock(app: App, url: str, start_time: float | None) -> Generator[Virtual
         redis.close()
 
 
-def _describe(rest: Rest) -> str:
+def _describe(remaining: RemainingWork) -> str:
     """Return what is left, and the task of the first job of it."""
     task = ""
-    if rest.message:
+    if remaining.message:
         try:
-            task = f", the first one of task {read_command(rest.message).task}"
+            task = f", the first one of task {read_command(remaining.message).task}"
         except CeleryError:
             task = ", the first one of a message that cannot be read"
     return (
-        f"after {STEP_LIMIT:g} s queue {rest.queue} still has {rest.what}{task}: virtual time passes only when all "
-        "jobs have ended; does one wait for real time, or does no worker of the test read that queue?"
+        f"after {STEP_LIMIT:g} s queue {remaining.queue} still has {remaining.what}{task}: virtual time passes "
+        "only when all jobs have ended; does one wait for real time, or does no worker of the test read that queue?"
     )

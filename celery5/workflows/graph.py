@@ -37,8 +37,8 @@ class GraphNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     # The id of its job, and the queue of that; '' while it has none, and for a map.
     job: str = ""
     queue: str = ""
-    # The step that a job of kind `undo` undoes, or of whose failure one of kind `on_failure` is told; None where the
-    # run has failed. They are in the graph from the failure on.
+    # Of a job of kind `undo` or `on_failure`: the step that it undoes, or that has failed; None where the whole run has
+    # failed. Such jobs are in the graph from the failure on.
     of: int | None = None
 
 
@@ -62,11 +62,11 @@ class RunGraph(msgspec.Struct, frozen=True, kw_only=True):
             failed = f", {node.failed} failed" if node.failed else ""
             name = node.name.replace('"', "'")
             lines.append(f'    n{node.id}["{name}{count}{failed}"]:::{node.state.value.lower()}')
-        beside = {node.id: node for node in shown if node.kind in _BESIDE}
+        hidden_jobs = {node.id: node for node in shown if node.kind in _HIDDEN_KINDS}
         for node in shown:
             for after in node.feeds:
-                if after in beside:
-                    lines.append(f"    n{node.id} -.->|{beside[after].kind}| n{after}")
+                if after in hidden_jobs:
+                    lines.append(f"    n{node.id} -.->|{hidden_jobs[after].kind}| n{after}")
                 elif after in drawn:
                     lines.append(f"    n{node.id} --> n{after}")
         if len(self.nodes) > MAX_DRAWN:
@@ -85,8 +85,8 @@ _CLASSES = (
 )
 
 
-_BESIDE = ("undo", "on_failure")
-"""The kinds of jobs that are no steps."""
+_HIDDEN_KINDS = ("undo", "on_failure")
+"""The kinds of jobs that are no steps: the plan hides them."""
 _WITHOUT_JOB = (NodeState.PENDING, NodeState.SKIPPED, NodeState.WAITING)
 """States of nodes whose job was not sent, or was stopped."""
 _NOT_BEGUN = (NodeState.PENDING, NodeState.WAITING)
@@ -98,26 +98,26 @@ async def read_graph(redis: AsyncDriver, keys: QueueKeys, run_id: str) -> RunGra
     fields = await scan_all(redis, partial(calls.scan_run, keys, run_id))
     if "def" not in fields:
         return RunGraph(id=run_id, nodes=())
-    digest = get_plan(fields)
+    digest = get_plan_digest(fields)
     stored = await scan_all(redis, partial(calls.scan_plan, keys, digest))
     plan = {
         int(name): node for name, raw in stored.items() if name.isdigit() and (node := try_decode_node(raw))
     }
-    beside = _find_jobs_beside(plan, fields)
+    hidden_jobs = _find_hidden_jobs(plan, fields)
     return RunGraph(
         id=run_id,
         nodes=tuple(
-            _make_node(MemberId(run_id, number, home=keys.queue), node, plan, fields, beside)
+            _make_node(MemberId(run_id, number, home=keys.queue), node, plan, fields, hidden_jobs)
             for number, node in sorted(plan.items())
-            if number in beside or not node.get("h")
+            if number in hidden_jobs or not node.get("h")
         ),
     )
 
 
-def _find_jobs_beside(
+def _find_hidden_jobs(
     plan: Mapping[int, Mapping[str, Any]], fields: Mapping[str, bytes]
 ) -> dict[int, int | None]:
-    """Return the jobs that undo a step, or are told of its failure, with that step: what was sent, or will be."""
+    """Return the `undo` and `on_failure` jobs that were or will be sent, with their steps; None for the run."""
     is_failing = fields.get("state", b"live") not in (b"live", b"success")
     steps = {node[how]: number for number, node in plan.items() for how in ("u", "e") if how in node}
     found: dict[int, int | None] = {}
@@ -159,8 +159,8 @@ def try_decode_node(raw: bytes) -> dict[str, Any] | None:
         return None
 
 
-def get_plan(fields: Mapping[str, bytes]) -> str:
-    """Return the name of the plan of a run; '' where the run is not known."""
+def get_plan_digest(fields: Mapping[str, bytes]) -> str:
+    """Return the hash under which the plan of a run is kept; '' where the run is not known."""
     return fields.get("def", b"").decode(errors="replace")
 
 
@@ -168,7 +168,7 @@ async def read_node(
     redis: AsyncDriver, keys: QueueKeys, fields: Mapping[str, bytes], number: int
 ) -> dict[str, Any] | None:
     """Return a node of the plan that is the field `def` of a run; None where that is gone."""
-    digest, name = get_plan(fields), str(number)
+    digest, name = get_plan_digest(fields), str(number)
     if not digest:
         return None
     raw = (await redis.perform(calls.read_plan(keys, digest, [name]))).get(name)
@@ -176,7 +176,7 @@ async def read_node(
 
 
 def is_hidden_job(node: Mapping[str, Any]) -> bool:
-    """Return whether a node undoes a step, or is told of a failure: such a job is not stopped with its run."""
+    """Return whether a node is an `undo` or `on_failure` job: such a job is not stopped with its run."""
     return node["k"] == "job" and bool(node.get("h"))
 
 
@@ -191,12 +191,12 @@ def goes_by_outbox(node: Mapping[str, Any], home: str) -> bool:
 
 
 def is_undo(node: Mapping[str, Any]) -> bool:
-    """Return whether a node undoes another one."""
+    """Return whether a node is the `undo` job of a step."""
     return is_hidden_job(node) and node.get("name") == "undo"
 
 
 def is_on_failure(node: Mapping[str, Any]) -> bool:
-    """Return whether a node is told of a failure: its run does not wait for it."""
+    """Return whether a node is an `on_failure` job: its run does not wait for it."""
     return is_hidden_job(node) and node.get("name") == "on_failure"
 
 
@@ -229,7 +229,7 @@ def _make_node(
     node: Mapping[str, Any],
     plan: Mapping[int, Mapping[str, Any]],
     fields: Mapping[str, bytes],
-    beside: Mapping[int, int | None],
+    hidden_jobs: Mapping[int, int | None],
 ) -> GraphNode:
     number, state = member.node, get_node_state(fields, member.node)
     generation = fields.get(f"node:{number}", b"").decode(errors="replace").partition(" ")[2]
@@ -247,17 +247,17 @@ def _make_node(
 
     return GraphNode(
         id=number,
-        kind=node["name"] if number in beside else node["k"],
+        kind=node["name"] if number in hidden_jobs else node["k"],
         name=node.get("task") or node.get("name") or node["k"],
         state=state,
-        feeds=tuple(sorted({*_find_visible(node, plan), *(after for after in own if after in beside)})),
+        feeds=tuple(sorted({*_find_visible(node, plan), *(after for after in own if after in hidden_jobs)})),
         total=count("total"),
         done=count("done"),
         failed=count("failed"),
         run=fields.get(f"run:{number}", b"").decode(errors="replace"),
         job=str(job) if has_job else "",
         queue=(node.get("queue") or member.home) if has_job else "",
-        of=beside.get(number),
+        of=hidden_jobs.get(number),
     )
 
 

@@ -406,15 +406,10 @@ class Workflows:
         return failed
 
     async def revoke_jobs(self, queue: str, ids: Sequence[str]) -> dict[str, str]:
-        """Revoke jobs of a queue, from Trio. Return what was found of each: see `revoke.lua`."""
+        """Revoke jobs of a queue, from Trio, REVOKED_AT_ONCE at most. Return the state of each: see `revoke.lua`."""
         redis = await self._app.connections.get_async_driver()
-        keys, ttl = self._app.queue(queue), self._app.settings.results_ttl
-        found: dict[str, str] = {}
-        for start in range(0, len(ids), REVOKED_AT_ONCE):
-            part = ids[start : start + REVOKED_AT_ONCE]
-            states = await redis.perform(jobs_calls.revoke(keys, part, ttl=ttl))
-            found |= dict(zip(part, states, strict=True))
-        return found
+        revoke = jobs_calls.revoke(self._app.queue(queue), ids, ttl=self._app.settings.results_ttl)
+        return dict(zip(ids, await redis.perform(revoke), strict=True))
 
 
 def _type_of(declared: "DeclaredWorkflow[..., Any]") -> RunResultType:

@@ -252,7 +252,7 @@ class WorkflowRun(Generic[R_co]):
     async def _reset(self, connections: AwaitableConnections, first: int, token: CallToken) -> int:
         """Reset nodes for a retry, from `first` on. Returns where to go on, 0 at the end, or why it is not retried."""
         words = (first, token.text, token.is_repeated)
-        return int((await self._apply(connections, "again_once", *words))[0])
+        return int((await self._apply(connections, "retry_once", *words))[0])
 
     def signal(self, name: str, value: object = None, *, id: str | None = None) -> bool:  # noqa: A002
         """Give a value to the node that waits for a signal of that name. For plain Python.

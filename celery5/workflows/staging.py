@@ -46,7 +46,7 @@ class RunTerms:
     headers: Mapping[str, str] | None = None
     # The arguments of the run, as JSON, by parameter.
     inputs: Mapping[str, bytes] | None = None
-    # The id is the caller's, and claimed: the claim stays for as long as the run. This tells the call from others.
+    # The token of the call, when its caller has chosen the id: that is claimed for as long as the run is kept. Else ''.
     caller: str = ""
 
 

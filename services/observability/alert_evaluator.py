@@ -241,7 +241,7 @@ class AlertEvaluator:
     async def _measure_stopping(
         self, redis: AsyncDriver, queues: Sequence[QueueKeys]
     ) -> dict[str, tuple[StoppingRun, ...]]:
-        """Return the runs of each queue that are not undone whole, as far as they are still known."""
+        """Return the runs of each queue that are not completely undone, as far as they are still known."""
         listed: list[Call[Any]] = [
             workflow_calls.list_undoing_runs(one, count=STOPPING_RUNS) for one in queues
         ]

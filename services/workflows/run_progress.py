@@ -27,7 +27,7 @@ from celery5.protocol.masking import mask_lines
 from celery5.protocol.workflows.member_ids import MemberId, parse_member_id
 from celery5.protocol.workflows.plan import DEFAULT_LIFE
 from celery5.protocol.workflows.status import StepFailure
-from celery5.workflows.graph import get_plan, is_hidden_job, try_decode_node
+from celery5.workflows.graph import get_plan_digest, is_hidden_job, try_decode_node
 
 OUTBOX_BATCH = 100
 """Entries of the outbox in one call."""
@@ -365,12 +365,12 @@ class RunRelay:
         doubted = [member for member in members if not _is_wanted(runs[member.run], member)]
         numbers: dict[str, list[str]] = {}
         for member in doubted:
-            numbers.setdefault(get_plan(runs[member.run]), []).append(str(member.node))
+            numbers.setdefault(get_plan_digest(runs[member.run]), []).append(str(member.node))
         read = [calls.read_plan(keys, digest, nodes) for digest, nodes in numbers.items()]
         plans = dict(zip(numbers, await self._perform_all(read), strict=True))
         unwanted: set[MemberId] = set()
         for member in doubted:
-            raw = plans[get_plan(runs[member.run])].get(str(member.node))
+            raw = plans[get_plan_digest(runs[member.run])].get(str(member.node))
             node = None if raw is None else try_decode_node(raw)
             if node is None or not is_hidden_job(node):
                 unwanted.add(member)

@@ -39,10 +39,10 @@ def run_table() -> str:
     rows = ["| state | what happens | when | state after it |", "|---|---|---|---|"]
     for (state, move), steps in RUN_STEPS.items():
         by_state: dict[str, list[str]] = {}
-        for situation, after in steps.items():
-            by_state.setdefault(after, []).append(situation)
+        for condition, after in steps.items():
+            by_state.setdefault(after, []).append(condition)
         rows += [
-            f"| `{state}` | {move} | {' or '.join(whens)} | `{after}` |" for after, whens in by_state.items()
+            f"| `{state}` | {move} | {'; '.join(whens)} | `{after}` |" for after, whens in by_state.items()
         ]
     return "\n".join(rows)
 
@@ -62,8 +62,9 @@ def node_table(kind: Kind) -> str:
 
 def _join(moves: list[str]) -> str:
     """Return what may happen as a list: `its job ends DEAD, EXPIRED or is lost`."""
-    text = ", ".join(moves).replace(", its job ends ", ", ").replace(", its job is lost", " or is lost")
-    return text.replace(", its dead letter", ", or its dead letter")
+    others, ends, states = ", ".join(moves).partition("its job ends ")
+    states = states.replace(", its job ends ", ", ").replace(", its job is lost", " or is lost")
+    return (others + ends + states).replace(", its dead letter", ", or its dead letter")
 
 
 def _flatten(steps: Rows) -> Iterator[tuple[str, str, str, NodeStep]]:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 
-from celery5.broker.call import Call, Script, Word, decode_text, script_call, to_ms
+from celery5.broker.call import Call, Script, Word, decode_scores, decode_text, script_call, to_ms
 from celery5.broker.keys import GROUP, Keys, QueueKeys
 from celery5.protocol.observability.ended_jobs import HistoryBatch
 
@@ -111,7 +111,7 @@ def read_due(keys: QueueKeys, score: str, *, skip: int, count: int) -> Call[list
         count: At most so many.
     """
     words = ("ZRANGEBYSCORE", keys.due, score, "+inf", "WITHSCORES", "LIMIT", skip, count)
-    return Call(words, _due, repeatable=True)
+    return Call(words, decode_scores, repeatable=True)
 
 
 def read_messages(keys: QueueKeys, job_ids: Sequence[str]) -> Call[list[bytes]]:
@@ -129,7 +129,7 @@ def read_revoked(keys: QueueKeys, score: str, *, skip: int, count: int) -> Call[
         count: At most so many.
     """
     words = ("ZREVRANGEBYSCORE", keys.revoked_jobs, score, "-inf", "WITHSCORES", "LIMIT", skip, count)
-    return Call(words, _due, repeatable=True)
+    return Call(words, decode_scores, repeatable=True)
 
 
 def read_revoked_documents(keys: QueueKeys, ids: Sequence[str]) -> Call[list[bytes]]:
@@ -195,14 +195,6 @@ def _held(raw: Any) -> list[HeldEntry]:
         HeldEntry(decode_text(entry), decode_text(worker), int(idle) / 1000)
         for entry, worker, idle, _ in raw or ()
     ]
-
-
-def _due(raw: Any) -> list[tuple[str, float]]:
-    flat: list[Any] = list(raw)
-    if flat and isinstance(flat[0], list):  # RESP 3
-        return [(decode_text(job_id), float(score)) for job_id, score in flat]
-    pairs = zip(flat[::2], flat[1::2], strict=True)
-    return [(decode_text(job_id), float(score)) for job_id, score in pairs]
 
 
 def _messages(raw: Any) -> list[bytes]:

@@ -8,8 +8,8 @@ import msgspec
 from celery5.broker.call import Call, Script, decode_text, script_call
 from celery5.broker.keys import VIRTUAL_TIME, Keys, QueueKeys
 
-MEASURE_REST = Script.load("diagnosis/measure_rest")
-SHORTEN_LIVES = Script.load("diagnosis/shorten_lives")
+FIND_REMAINING_WORK = Script.load("diagnosis/find_remaining_work")
+REDUCE_TTLS = Script.load("diagnosis/reduce_ttls")
 
 _PARTS = (
     "jobs on it or running",
@@ -27,8 +27,8 @@ _PARTS = (
 """What it means that there is something at each key of a queue, in the order of the script."""
 
 
-class Rest(NamedTuple):
-    """What is left to do at a time."""
+class RemainingWork(NamedTuple):
+    """What is left to do at a time, and when more falls due."""
 
     # The first queue that has something to do now, and what; '' when nothing is left.
     queue: str
@@ -49,21 +49,21 @@ def end_virtual_time() -> Call[int]:
     return Call(("DEL", VIRTUAL_TIME), int, repeatable=True)
 
 
-def measure_rest(keys: Keys, queues: Sequence[QueueKeys], now: int) -> Call[Rest]:
+def find_remaining_work(keys: Keys, queues: Sequence[QueueKeys], now: int) -> Call[RemainingWork]:
     """Return what is left to do at a time, and when the next thing falls due."""
     named = tuple([key for queue in queues for key in _list_parts(keys, queue)])
 
-    def read(raw: Any) -> Rest:
+    def read(raw: Any) -> RemainingWork:
         busy, message, next_due = int(raw[0]), msgspec.convert(raw[1], bytes), decode_text(raw[2])
         at, part = divmod(busy - 1, len(_PARTS))
-        return Rest(
+        return RemainingWork(
             queues[at].queue if busy else "",
             _PARTS[part] if busy else "",
             message,
             int(next_due) if next_due else None,
         )
 
-    return script_call(MEASURE_REST, named, (now,), read, repeatable=True)
+    return script_call(FIND_REMAINING_WORK, named, (now,), read, repeatable=True)
 
 
 def _list_parts(keys: Keys, queue: QueueKeys) -> tuple[str, ...]:
@@ -79,13 +79,13 @@ def _list_parts(keys: Keys, queue: QueueKeys) -> tuple[str, ...]:
     )
 
 
-def shorten_lives(names: Sequence[str], passed: int) -> Call[int]:
+def reduce_ttls(names: Sequence[str], passed: int) -> Call[int]:
     """Let `passed` ms pass for keys with a time to live. Return how many are gone."""
     named = tuple(names)
-    return script_call(SHORTEN_LIVES, named, (passed,), int)
+    return script_call(REDUCE_TTLS, named, (passed,), int)
 
 
-def list_mortal_prefixes(keys: Keys, queues: Sequence[QueueKeys]) -> tuple[str, ...]:
+def list_expiring_prefixes(keys: Keys, queues: Sequence[QueueKeys]) -> tuple[str, ...]:
     """Return what the keys begin with whose time to live passes with the time of jobs and runs."""
     return (
         keys.run_home(""),

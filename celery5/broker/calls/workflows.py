@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 
-from celery5.broker.call import Call, Script, Word, decode_text, script_call, to_ms
+from celery5.broker.call import Call, Script, Word, decode_scores, decode_text, script_call, to_ms
 from celery5.broker.keys import GROUP, Keys, QueueKeys
 from celery5.protocol.job.delivery import MIN_DOCUMENT_TTL
 from celery5.protocol.workflows.status import StepFailure
@@ -19,7 +19,7 @@ ADVANCE = Script.load(
         "runs",
         "run_messages",
         "run_undo",
-        "run_hooks",
+        "run_failures",
         "run_ends",
         "run_nodes",
         "run_maps",
@@ -295,7 +295,7 @@ def list_past_runs(keys: QueueKeys, *, count: int) -> Call[list[str]]:
 
 
 def list_undoing_runs(keys: QueueKeys, *, count: int) -> Call[dict[str, float]]:
-    """Return the runs that stop, are undone, or were not undone whole, with since when, in seconds since 1970."""
+    """Return the runs that stop, are undone, or were not completely undone, with since when, in seconds since 1970."""
     words = ("ZRANGE", keys.undoing_runs, 0, count - 1, "WITHSCORES")
     return Call(words, _since, repeatable=True)
 
@@ -360,8 +360,7 @@ def _outbox_of_read(raw: Any) -> list[OutboxEntry]:
 
 
 def _since(raw: Any) -> dict[str, float]:
-    pairs: Any = raw if raw and isinstance(raw[0], list) else _pairs(raw)
-    return {decode_text(run): float(score) / 1000 for run, score in pairs}
+    return {run: score / 1000 for run, score in decode_scores(raw)}
 
 
 def _texts(raw: Any) -> list[str]:

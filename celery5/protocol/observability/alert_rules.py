@@ -110,7 +110,7 @@ def worker_lost(queue: str = "", *, within: float = 600.0) -> AlertCondition:
 
 
 def not_undone(queue: str = "", *, above: float = 0, within: float = 300.0) -> AlertCondition:
-    """Return the condition that more than `above` runs of workflows of a queue, or of any, are not undone whole.
+    """Return the condition that more than `above` runs of workflows of a queue, or of any, are not completely undone.
 
     An undo job of them is dead, expired or revoked; or they stop, or are undone, for more than `within` seconds.
     """
@@ -305,7 +305,7 @@ def make_builtin_rules(thresholds: AlertThresholds) -> tuple[AlertRule, ...]:
 
 
 class StoppingRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A run of a workflow that stops, is undone, or was not undone whole."""
+    """A run of a workflow that stops, is undone, or was not completely undone."""
 
     id: str
     # Since when it stops, in seconds since 1970.
@@ -343,7 +343,7 @@ class MeasuredQueue(msgspec.Struct, frozen=True, kw_only=True):
     lost: int = 0
     # Live workers whose event loop is blocked, and for how many seconds.
     silent_workers: Mapping[str, float] = {}
-    # The runs that live there and are not undone whole, those first that stop for longest.
+    # The runs that live there and are not completely undone, those first that stop for longest.
     stopping_runs: tuple[StoppingRun, ...] = ()
 
 

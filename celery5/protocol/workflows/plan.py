@@ -204,9 +204,9 @@ class Node:
     # The relay before the members of a gate: when that is skipped, the gate is, too.
     entry: int | None = None
     undo: int | None = None
-    # The job that is told when it fails.
+    # Its `on_failure` job.
     on_failure: int | None = None
-    # Of a job that undoes a step, or is told of its failure: that step.
+    # Of an `undo` or `on_failure` job: its step.
     of: int | None = None
     # Seconds of a sleep, or until a wait gives up.
     seconds: float | None = None
@@ -293,7 +293,7 @@ class Plan:
     waits: tuple[int, ...] = ()
     # Whether a node is undone when the run fails.
     has_undo: bool = False
-    # The job that is told when the run fails.
+    # The `on_failure` job of the run.
     on_failure: int | None = None
 
     def encode_head(self, name: str) -> bytes:
@@ -343,7 +343,7 @@ def check_on_error(value: object, what: str = "") -> None:
 
 
 def check_on_failure(value: Any, what: str = "") -> None:
-    """Raise Misconfigured when `value` is no job that can be told of a failure; `what` takes it."""
+    """Raise Misconfigured when `value` is neither a task nor one call of a task; `what` takes it."""
     call = getattr(value, "tree", None)
     if value is None or hasattr(call, "is_partial") or (call is None and hasattr(value, "send_options")):
         return

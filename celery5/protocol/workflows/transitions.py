@@ -68,13 +68,13 @@ class RunMove(StrEnum):
     RETRY = "it is retried"
 
 
-class Situation(StrEnum):
-    """What a run has beside its state."""
+class RunCondition(StrEnum):
+    """What is so in a run, beside its state."""
 
     QUIET = "no job runs"
-    ACTIVE = "a job runs"
-    MAY_UNDO = "a job runs that has an undo task"
-    UNDO = "a step that has ended has an undo task"
+    ACTIVE = "a job without an undo task runs"
+    MAY_UNDO = "a job with an undo task runs"
+    UNDO = "a step with an undo task has ended"
     UNDONE = "that step is undone"
 
 
@@ -246,33 +246,36 @@ STOPPED_STEPS: Mapping[Kind, Rows] = {
 """What follows in a run that has stopped: it has failed, expired or been cancelled, undone or not."""
 
 _ENDS_OF_FAILED = ("failed", "cancelled", "expired")
-RUN_STEPS: Mapping[tuple[str, RunMove], Mapping[Situation, str]] = {
-    ("live", RunMove.END): {Situation.QUIET: "success", Situation.UNDO: "success"},
+RUN_STEPS: Mapping[tuple[str, RunMove], Mapping[RunCondition, str]] = {
+    ("live", RunMove.END): {RunCondition.QUIET: "success", RunCondition.UNDO: "success"},
     ("live", RunMove.FAIL): {
-        Situation.QUIET: "failed",
-        Situation.ACTIVE: "failed",
-        Situation.MAY_UNDO: "undoing failed",
-        Situation.UNDO: "undoing failed",
+        RunCondition.QUIET: "failed",
+        RunCondition.ACTIVE: "failed",
+        RunCondition.MAY_UNDO: "undoing failed",
+        RunCondition.UNDO: "undoing failed",
     },
     ("live", RunMove.CANCEL): {
-        Situation.QUIET: "cancelled",
-        Situation.ACTIVE: "undoing cancelled",  # until it can say that nothing of it begins any more
-        Situation.MAY_UNDO: "undoing cancelled",
-        Situation.UNDO: "undoing cancelled",
+        RunCondition.QUIET: "cancelled",
+        RunCondition.ACTIVE: "undoing cancelled",  # until it can say that nothing of it begins any more
+        RunCondition.MAY_UNDO: "undoing cancelled",
+        RunCondition.UNDO: "undoing cancelled",
     },
     ("live", RunMove.EXPIRE): {
-        Situation.QUIET: "expired",
-        Situation.ACTIVE: "expired",
-        Situation.MAY_UNDO: "undoing expired",
-        Situation.UNDO: "undoing expired",
+        RunCondition.QUIET: "expired",
+        RunCondition.ACTIVE: "expired",
+        RunCondition.MAY_UNDO: "undoing expired",
+        RunCondition.UNDO: "undoing expired",
     },
-    **{(f"undoing {end}", RunMove.LAST_JOB): {Situation.MAY_UNDO: end} for end in _ENDS_OF_FAILED},
-    **{(f"undoing {end}", RunMove.UNDONE): {Situation.UNDO: end} for end in _ENDS_OF_FAILED},
-    ("undoing cancelled", RunMove.LAST_JOB): {Situation.ACTIVE: "cancelled", Situation.MAY_UNDO: "cancelled"},
+    **{(f"undoing {end}", RunMove.LAST_JOB): {RunCondition.MAY_UNDO: end} for end in _ENDS_OF_FAILED},
+    **{(f"undoing {end}", RunMove.UNDONE): {RunCondition.UNDO: end} for end in _ENDS_OF_FAILED},
+    ("undoing cancelled", RunMove.LAST_JOB): {
+        RunCondition.ACTIVE: "cancelled",
+        RunCondition.MAY_UNDO: "cancelled",
+    },
     # Not while a job runs, and not when a step was undone.
-    **{(end, RunMove.RETRY): {Situation.QUIET: "live"} for end in _ENDS_OF_FAILED},
+    **{(end, RunMove.RETRY): {RunCondition.QUIET: "live"} for end in _ENDS_OF_FAILED},
 }
-"""The state of a run after what happens to it, in each situation that allows it."""
+"""The state of a run after what happens to it, in each condition that allows it."""
 
 
 def find_step(kind: Kind, is_live: bool, word: NodeWord, move: NodeMove, policy: Policy) -> NodeStep | None:

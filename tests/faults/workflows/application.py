@@ -35,7 +35,7 @@ RACE = 999
 INNER = 300
 """What is added to the label of a dynamic step for the first step of its workflow: no run has so many calls."""
 TELL = 998
-"""What the label of the call that is told of failures of a run ends with."""
+"""What the label of the `on_failure` call of a run ends with."""
 WAITS = {"patient": 600.0, "hasty": 0.2}
 """The declared workflows, and how many seconds each waits for a signal."""
 STALE_AFTER = 0.3

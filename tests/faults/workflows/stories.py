@@ -34,7 +34,7 @@ HEALING_MODES = ("retry", "hold", "resume", "purge")
 LATER = 0.1
 """Part of the calls that have a countdown, and of those that have a key."""
 TOLD = 0.4
-"""Part of the runs of which a task is told that they have failed."""
+"""Part of the runs that have an `on_failure` task."""
 APPROVAL = 7
 """The value of the signal."""
 LONGEST_PAUSE = 0.4
@@ -58,7 +58,7 @@ class Story:
     # The labels of steps that are undone, of which the first has ended before the second begins.
     order: list[tuple[int, int]]
     pause: float = 0.0
-    # Whether a task is told of its failures.
+    # Whether it has an `on_failure` task.
     tells: bool = False
     # What it has come to.
     found: list[Any] = field(default_factory=list)

@@ -42,7 +42,7 @@ def test_random_runs_end_as_the_reference_says_while_workers_die_and_redis_refus
 
 @pytest.fixture
 def tasks(tmp_path: Path) -> NotedTasks:
-    return NotedTasks(make_app("told", "redis://127.0.0.1:1"), tmp_path)
+    return NotedTasks(make_app("history", "redis://127.0.0.1:1"), tmp_path)
 
 
 def test_a_story_follows_from_its_seed_alone(tasks: NotedTasks) -> None:
@@ -69,7 +69,7 @@ def make_status(state: RunState, **counts: int) -> RunStatus:
     return RunStatus(id="r", name="book", home="one", state=state, created=0.0, ended=9.0, **numbers)
 
 
-class Told:
+class FailedHistory:
     """A run that has failed at its third step, and was undone."""
 
     def __init__(self, tasks: NotedTasks) -> None:
@@ -99,60 +99,60 @@ class Told:
         self.history.jobs[at] = replace(self.history.jobs[at], **fields)
 
 
-def _not_undone(told: Told) -> None:
-    del told.history.jobs[4]
+def _not_undone(failed: FailedHistory) -> None:
+    del failed.history.jobs[4]
 
 
-def _undone_in_the_wrong_order(told: Told) -> None:
-    told.change(4, began=4.5, ended=4.8)
+def _undone_in_the_wrong_order(failed: FailedHistory) -> None:
+    failed.change(4, began=4.5, ended=4.8)
 
 
-def _undone_by_two_jobs(told: Told) -> None:
-    told.history.jobs.append(Run("undo/1001/9", "r~1.1", 1, 10, 7.0, 8.0, True))
+def _undone_by_two_jobs(failed: FailedHistory) -> None:
+    failed.history.jobs.append(Run("undo/1001/9", "r~1.1", 1, 10, 7.0, 8.0, True))
 
 
-def _undone_though_it_never_ended(told: Told) -> None:
-    told.change(1, whole=False)
+def _undone_though_it_never_ended(failed: FailedHistory) -> None:
+    failed.change(1, whole=False)
 
 
-def _undo_that_never_ended(told: Told) -> None:
-    told.change(4, whole=False)
+def _undo_that_never_ended(failed: FailedHistory) -> None:
+    failed.change(4, whole=False)
 
 
-def _ran_twice(told: Told) -> None:
-    told.history.jobs.append(Run("doom/1003/7", "r~4", 1, 11, 4.0, 4.5))
+def _ran_twice(failed: FailedHistory) -> None:
+    failed.history.jobs.append(Run("doom/1003/7", "r~4", 1, 11, 4.0, 4.5))
 
 
-def _succeeded_again_after_a_retry(told: Told) -> None:
-    told.history.jobs.append(Run("book/1001/5", "r~0.1", 1, 11, 4.0, 4.5, True))
+def _succeeded_again_after_a_retry(failed: FailedHistory) -> None:
+    failed.history.jobs.append(Run("book/1001/5", "r~0.1", 1, 11, 4.0, 4.5, True))
 
 
-def _began_when_the_run_had_ended(told: Told) -> None:
-    told.history.jobs.append(Run("step/1004/5", "r~5", 1, 11, 9.5, 9.6, True))
+def _began_when_the_run_had_ended(failed: FailedHistory) -> None:
+    failed.history.jobs.append(Run("step/1004/5", "r~5", 1, 11, 9.5, 9.6, True))
 
 
-def _counts_that_do_not_add_up(told: Told) -> None:
-    told.history.quiet = [Quiet(make_status(RunState.FAILED, done=1), 9.0)]
+def _counts_that_do_not_add_up(failed: FailedHistory) -> None:
+    failed.history.quiet = [Quiet(make_status(RunState.FAILED, done=1), 9.0)]
 
 
-def _came_to_something_else(told: Told) -> None:
-    told.history.story.ends = [[5]]
+def _came_to_something_else(failed: FailedHistory) -> None:
+    failed.history.story.ends = [[5]]
 
 
-def _was_never_retried(told: Told) -> None:
-    told.history.story.ends = [[FAILED], [5]]
+def _was_never_retried(failed: FailedHistory) -> None:
+    failed.history.story.ends = [[FAILED], [5]]
 
 
-def _undone_though_it_succeeded(told: Told) -> None:
-    told.history.story.found = told.history.story.ends[0] = [5]
-    del told.history.jobs[3]
+def _undone_though_it_succeeded(failed: FailedHistory) -> None:
+    failed.history.story.found = failed.history.story.ends[0] = [5]
+    del failed.history.jobs[3]
 
 
-def _not_told_of(told: Told) -> None:
-    del told.history.jobs[5]
+def _without_on_failure(failed: FailedHistory) -> None:
+    del failed.history.jobs[5]
 
 
-FAULTS: dict[Callable[[Told], None], str] = {
+FAULTS: dict[Callable[[FailedHistory], None], str] = {
     _not_undone: "succeeded and was not undone",
     _undone_in_the_wrong_order: "1001 was undone before 1002",
     _undone_by_two_jobs: "was undone by 2 jobs",
@@ -165,29 +165,29 @@ FAULTS: dict[Callable[[Told], None], str] = {
     _came_to_something_else: "came to 'FAILED', not 5",
     _was_never_retried: "has come to ['FAILED'] only",
     _undone_though_it_succeeded: "undone, and has not failed",
-    _not_told_of: "0 jobs were told of 1 failures",
+    _without_on_failure: "on_failure was called by 0 jobs for 1 failures",
 }
 
 
 def test_a_history_with_nothing_wrong_is_found_to_be_so(tasks: NotedTasks) -> None:
-    assert Told(tasks).judge() == []
+    assert FailedHistory(tasks).judge() == []
 
 
 @pytest.mark.parametrize("spoil", FAULTS, ids=lambda spoil: spoil.__name__.strip("_"))
 def test_each_thing_that_is_wrong_in_a_history_is_found(
-    tasks: NotedTasks, spoil: Callable[[Told], None]
+    tasks: NotedTasks, spoil: Callable[[FailedHistory], None]
 ) -> None:
-    told = Told(tasks)
-    spoil(told)
-    found = told.judge()
+    failed = FailedHistory(tasks)
+    spoil(failed)
+    found = failed.judge()
     assert [one for one in found if FAULTS[spoil] in one]
 
 
 def test_a_job_that_ended_on_a_killed_worker_may_run_again(tasks: NotedTasks) -> None:
-    told = Told(tasks)
-    told.record.lives[0] = Life("W0", 10, 0.0, ended=8.0, killed=True, code=-9)
-    told.history.jobs.append(Run("doom/1003/7", "r~4", 1, 11, 7.5, 7.6))
-    assert told.judge() == []
+    failed = FailedHistory(tasks)
+    failed.record.lives[0] = Life("W0", 10, 0.0, ended=8.0, killed=True, code=-9)
+    failed.history.jobs.append(Run("doom/1003/7", "r~4", 1, 11, 7.5, 7.6))
+    assert failed.judge() == []
 
 
 def test_steps_in_order_are_known_through_groups_and_chains(tasks: NotedTasks) -> None:

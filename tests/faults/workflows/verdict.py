@@ -64,7 +64,7 @@ def violations(record: Record, histories: list[RunHistory]) -> list[str]:
         doubled(replace(record, runs=kept, lives=[end_early(life, record.runs) for life in record.lives]))
     )
     for history in histories:
-        for check in (ended_as_told, counts_add_up, quiet_once_ended, succeeded_once, told_once):
+        for check in (ended_as_expected, counts_add_up, quiet_once_ended, succeeded_once, on_failure_once):
             wrong += [f"{history}: {found}" for found in check(history, killed)]
         if history.story.found and history.story.found[-1] in ("FAILED", "CANCELLED", "EXPIRED"):
             for check in (undone, undone_in_order):
@@ -94,7 +94,7 @@ def is_undo(job: Run) -> bool:
     return job.label.startswith("undo/")
 
 
-def ended_as_told(history: RunHistory, _killed: set[int]) -> Iterator[str]:
+def ended_as_expected(history: RunHistory, _killed: set[int]) -> Iterator[str]:
     """It comes to what the reference says."""
     story = history.story
     for found, wanted in zip(story.found, story.ends, strict=False):
@@ -138,12 +138,12 @@ def succeeded_once(history: RunHistory, killed: set[int]) -> Iterator[str]:
             yield f"{node} succeeded {count} times"
 
 
-def told_once(history: RunHistory, _killed: set[int]) -> Iterator[str]:
-    """A task is told of each failure of the run by one job."""
+def on_failure_once(history: RunHistory, _killed: set[int]) -> Iterator[str]:
+    """`on_failure` is called once for each failure of the run."""
     failures = sum(found in ("FAILED", "EXPIRED") for found in history.story.found) * history.story.tells
-    told = {job.job for job in history.jobs if job.whole and read_title(job)[0] == "tell"}
-    if len(told) != failures:
-        yield f"came to {history.story.found}, and {len(told)} jobs were told of {failures} failures"
+    called = {job.job for job in history.jobs if job.whole and read_title(job)[0] == "tell"}
+    if len(called) != failures:
+        yield f"came to {history.story.found}, and on_failure was called by {len(called)} jobs for {failures} failures"
 
 
 def undone(history: RunHistory, killed: set[int]) -> Iterator[str]:

@@ -1,11 +1,12 @@
-"""Tasks for the tests of workflows, and what they have done."""
+"""Tasks for the tests of workflows, what they have done, and how to wait for a state of a run."""
 
 from typing import Any
 
 import trio
 
 from celery5 import App
-from celery5.workflows import Outcome
+from celery5.workflows import Outcome, RunState, WorkflowRun
+from tests.redis.worker.workers import until_async
 
 QUEUES = ("default", "far")
 """The queues that the tasks are on."""
@@ -73,3 +74,12 @@ class SampleTasks:
 def group_of(task: Any, number: int) -> Any:
     """Return a map of a task over so many numbers."""
     return task.map(range(number))
+
+
+async def until_state(run: WorkflowRun[Any], state: RunState) -> None:
+    """Wait until a run is in a state."""
+
+    async def is_there() -> bool:
+        return (await run.astatus()).state is state
+
+    await until_async(is_there)

@@ -11,7 +11,7 @@ from celery5.errors import Misconfigured, RunNotRetried, WorkflowCancelled, Work
 from celery5.protocol.workflows.member_ids import parse_member_id
 from celery5.workflows import Flow, RunState, WorkflowRun
 from tests.redis.worker.workers import until_async, working
-from tests.redis.workflows.sample_tasks import QUEUES, SampleTasks
+from tests.redis.workflows.sample_tasks import QUEUES, SampleTasks, until_state
 
 
 @pytest.fixture
@@ -30,15 +30,6 @@ async def failure_of(run: WorkflowRun[Any]) -> WorkflowFailed:
     with pytest.raises(WorkflowFailed) as caught:
         await run.aget(timeout=20)
     return caught.value
-
-
-async def until_state(run: WorkflowRun[Any], state: RunState) -> None:
-    """Wait until a run is in a state."""
-
-    async def is_there() -> bool:
-        return (await run.astatus()).state is state
-
-    await until_async(is_there)
 
 
 async def test_a_failure_ends_the_run_and_the_error_names_what_failed_once(

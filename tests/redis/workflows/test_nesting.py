@@ -13,6 +13,7 @@ from celery5.errors import Misconfigured, RunNotRetried, WorkflowCancelled, Work
 from celery5.workflows import NodeState, Outcome, RunState, WorkflowRun
 from celery5.workflows.compose import Workflow
 from tests.redis.worker.workers import until, until_async, working
+from tests.redis.workflows.sample_tasks import until_state
 
 COUNT = 6
 
@@ -129,15 +130,6 @@ SHAPES: dict[str, tuple[Make, int, int]] = {
 """What brings COUNT steps, the last of which fails; how many jobs it has that people count; and how many of them have
 returned the others, and so end with them."""
 shaped = pytest.mark.parametrize(("make", "size", "parents"), SHAPES.values(), ids=SHAPES)
-
-
-async def until_state(run: WorkflowRun[Any], state: RunState) -> None:
-    """Wait until a run is in a state."""
-
-    async def is_there() -> bool:
-        return (await run.astatus()).state is state
-
-    await until_async(is_there)
 
 
 async def until_failed(run: WorkflowRun[Any]) -> None:
@@ -302,7 +294,7 @@ async def test_a_step_that_holds_is_not_held_when_what_it_has_returned_fails(
         assert await run.aget(30) is None
 
 
-async def test_a_failure_deep_inside_is_told_as_it_is(app: App, tasks: NestedTasks) -> None:
+async def test_a_failure_deep_inside_is_passed_on_unchanged(app: App, tasks: NestedTasks) -> None:
     @app.task(dynamic=True)
     async def down(number: int) -> Any:
         return down.s(number - 1) if number else tasks.fail.s()
@@ -399,7 +391,7 @@ async def test_a_child_is_not_retried_apart_from_its_run(app: App, tasks: Nested
         assert child.id not in {status.id for status in await app.workflows.alist_runs()}
 
 
-async def test_the_losers_of_a_race_stop_with_their_children(app: App, tasks: NestedTasks) -> None:
+async def test_steps_that_lose_in_a_first_stop_with_their_children(app: App, tasks: NestedTasks) -> None:
     slow = tasks.returning(lambda: tasks.wait.s(1) >> tasks.charge.s(2))
 
     @app.task
@@ -472,7 +464,7 @@ OUTCOMES: dict[str, tuple[Callable[[NestedTasks], Workflow[Any]], Any]] = {
 
 
 @pytest.mark.parametrize(("make", "value"), OUTCOMES.values(), ids=OUTCOMES)
-async def test_no_reference_of_the_engine_reaches_code(
+async def test_no_internal_reference_reaches_the_code_of_tasks(
     app: App, tasks: NestedTasks, make: Callable[[NestedTasks], Any], value: Any
 ) -> None:
     outcome = {"state": "SUCCESS", "value": value}

@@ -99,7 +99,7 @@ def signal(parts: Parts) -> Step:
 def retry(parts: Parts) -> Step:
     run, record = end_last(parts)
     parts.apply(run, "end", record[1], "DEAD", FAILURE)
-    return run, ("again", run.id, 0)
+    return run, ("retry", run.id, 0)
 
 
 def end_child(parts: Parts) -> Step:

@@ -75,7 +75,7 @@ async def test_a_job_that_has_ended_is_not_sent_again(
 
 
 @pytest.mark.parametrize("has_ended", [True, False])
-async def test_a_job_of_on_failure_is_sent_once_though_its_run_has_ended(
+async def test_an_on_failure_job_is_sent_once_though_its_run_has_ended(
     app: App,
     tasks: SampleTasks,
     redis_client: "redis.Redis",

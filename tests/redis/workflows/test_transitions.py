@@ -21,8 +21,8 @@ from celery5.protocol.workflows.transitions import (
     NodeStep,
     NodeWord,
     Policy,
+    RunCondition,
     RunMove,
-    Situation,
     find_step,
 )
 from tests.redis.workflows.transition_model import ENDS, LIFE, TRIED_IS_DUE, Look, NodeTrial, RunTrial
@@ -220,9 +220,9 @@ def test_the_table_has_the_states_that_a_run_shows_and_no_others() -> None:
 class WholeRun(RunTrial):
     """A run with a job that may have an undo task, a wait that may fail, and one that keeps it live."""
 
-    def __init__(self, redis: BlockingRedis, keys: QueueKeys, situation: Situation) -> None:
+    def __init__(self, redis: BlockingRedis, keys: QueueKeys, condition: RunCondition) -> None:
         super().__init__(redis, keys)
-        has_undo = situation in (Situation.MAY_UNDO, Situation.UNDO)
+        has_undo = condition in (RunCondition.MAY_UNDO, RunCondition.UNDO)
         template = [',"task":"tried","args":[],"kwargs":{}']
         nodes = [
             Node(kind="wait", name="open", feeds=[4], hidden=True),
@@ -233,7 +233,7 @@ class WholeRun(RunTrial):
         ]
         head: dict[str, Any] = {"undo": True} if has_undo else {}
         self.start(nodes, [0, 1, 2], (), **head)
-        if situation in (Situation.QUIET, Situation.UNDO):
+        if condition in (RunCondition.QUIET, RunCondition.UNDO):
             self.tell("one", f"{self.id}~1", "1")
 
     def happen(self, move: RunMove) -> None:
@@ -253,7 +253,7 @@ class WholeRun(RunTrial):
             case RunMove.UNDONE:
                 self.tell("end", f"{self.id}~3", "SUCCESS", "null")
             case RunMove.RETRY:
-                self.tell("again", self.id, 0)
+                self.tell("retry", self.id, 0)
 
     @property
     def state(self) -> str:
@@ -261,54 +261,54 @@ class WholeRun(RunTrial):
         return self.read_fields()["state"].decode()
 
 
-NEXT_SITUATION = {RunMove.LAST_JOB: Situation.QUIET, RunMove.UNDONE: Situation.UNDONE}
+NEXT_CONDITION = {RunMove.LAST_JOB: RunCondition.QUIET, RunMove.UNDONE: RunCondition.UNDONE}
 POSSIBLE = {
-    RunMove.END: {Situation.QUIET, Situation.UNDO, Situation.UNDONE},
-    RunMove.LAST_JOB: {Situation.ACTIVE, Situation.MAY_UNDO},
-    RunMove.UNDONE: {Situation.UNDO},
+    RunMove.END: {RunCondition.QUIET, RunCondition.UNDO, RunCondition.UNDONE},
+    RunMove.LAST_JOB: {RunCondition.ACTIVE, RunCondition.MAY_UNDO},
+    RunMove.UNDONE: {RunCondition.UNDO},
 }
-"""In which situations that can happen; what is not named may in all."""
+"""In which conditions that can happen; what is not named may in all."""
 
 
-def find_runs(start: Situation) -> dict[tuple[str, Situation], tuple[RunMove, ...]]:
-    """Return the shortest way to each state of a run that begins in a situation, and to the situation there."""
-    ways: dict[tuple[str, Situation], tuple[RunMove, ...]] = {("live", start): ()}
+def find_runs(start: RunCondition) -> dict[tuple[str, RunCondition], tuple[RunMove, ...]]:
+    """Return the shortest way to each state of a run that begins in a condition, and to the condition there."""
+    ways: dict[tuple[str, RunCondition], tuple[RunMove, ...]] = {("live", start): ()}
     todo = list(ways)
     while todo:
-        state, situation = place = todo.pop(0)
+        state, condition = place = todo.pop(0)
         for move in RunMove:
-            after = find_state(state, move, situation)
-            new = (after, NEXT_SITUATION.get(move, situation))
+            after = find_state(state, move, condition)
+            new = (after, NEXT_CONDITION.get(move, condition))
             is_known = new in ways or move is RunMove.RETRY  # then its job runs in another generation
-            if can_happen(state, move, situation) and not is_known:
+            if can_happen(state, move, condition) and not is_known:
                 ways[new] = (*ways[place], move)
                 todo.append(new)
     return ways
 
 
-def find_state(state: str, move: RunMove, situation: Situation) -> str:
+def find_state(state: str, move: RunMove, condition: RunCondition) -> str:
     """Return the state of a run after a move, by the table."""
-    return RUN_STEPS.get((state, move), {}).get(situation, state)
+    return RUN_STEPS.get((state, move), {}).get(condition, state)
 
 
-def can_happen(state: str, move: RunMove, situation: Situation) -> bool:
+def can_happen(state: str, move: RunMove, condition: RunCondition) -> bool:
     """Whether that can happen to a run at all."""
     if move is RunMove.UNDONE and not state.startswith("undoing"):
         return False
     # The job is tried in its first generation only, in which it runs once.
     if move is RunMove.LAST_JOB and state == "live":
         return False
-    return situation in POSSIBLE.get(move, Situation)
+    return condition in POSSIBLE.get(move, RunCondition)
 
 
-@pytest.mark.parametrize("start", [one for one in Situation if one is not Situation.UNDONE])
+@pytest.mark.parametrize("start", [one for one in RunCondition if one is not RunCondition.UNDONE])
 def test_whatever_happens_to_a_run_the_script_follows_the_table(
-    scripts: BlockingRedis, start: Situation
+    scripts: BlockingRedis, start: RunCondition
 ) -> None:
     keys, wrong = Keys(f"runs-{start.name.lower()}").for_queue("default"), list[str]()
-    for (state, situation), way in find_runs(start).items():
+    for (state, condition), way in find_runs(start).items():
         for move in RunMove:
-            if not can_happen(state, move, situation):
+            if not can_happen(state, move, condition):
                 continue
             run = WholeRun(scripts, keys, start)
             for step in way:
@@ -316,24 +316,24 @@ def test_whatever_happens_to_a_run_the_script_follows_the_table(
             before = run.read_fields()
             assert before["state"].decode() == state, way
             run.happen(move)
-            expected = find_state(state, move, situation)
+            expected = find_state(state, move, condition)
             if run.state != expected:
-                wrong.append(f"{state}, {situation}, {move}: {run.state}, not {expected}")
+                wrong.append(f"{state}, {condition}, {move}: {run.state}, not {expected}")
             is_other = (
                 expected == state and move not in POSSIBLE and not (state == "live" and move is RunMove.FAIL)
             )
             if is_other and run.read_fields() != before:
-                wrong.append(f"{state}, {situation}, {move}: it has changed")
+                wrong.append(f"{state}, {condition}, {move}: it has changed")
     assert not wrong, "\n".join(wrong)
 
 
 def test_each_row_of_the_table_of_runs_is_played() -> None:
     reached = {
-        (state, move, situation)
-        for start in Situation
-        for state, situation in find_runs(start)
+        (state, move, condition)
+        for start in RunCondition
+        for state, condition in find_runs(start)
         for move in RunMove
-        if can_happen(state, move, situation)
+        if can_happen(state, move, condition)
     }
-    rows = {(state, move, situation) for (state, move), row in RUN_STEPS.items() for situation in row}
+    rows = {(state, move, condition) for (state, move), row in RUN_STEPS.items() for condition in row}
     assert rows - reached == set()

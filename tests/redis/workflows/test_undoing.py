@@ -294,7 +294,7 @@ async def test_a_dead_step_of_a_run_that_has_ended_is_not_replayed_alone(app: Ap
     assert [number for name, number in tasks.done if name == "fail"].count(2) == 1
 
 
-async def test_a_run_whose_jobs_wait_where_nobody_works_is_cancelled_all_the_same(
+async def test_a_run_whose_jobs_wait_on_a_queue_without_workers_is_cancelled(
     app: App, tasks: Charges
 ) -> None:
     run = await group(tasks.add.s(1, 2), tasks.add.s(2, 3), tasks.double.s(3)).astart()

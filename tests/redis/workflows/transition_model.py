@@ -161,7 +161,7 @@ class NodeTrial(RunTrial):
             case NodeMove.FALL_DUE:
                 self.pass_time(TRIED_IS_DUE)
             case NodeMove.RETRY:
-                position = self.tell("again", self.id, 0)
+                position = self.tell("retry", self.id, 0)
                 assert position <= 0  # six nodes are one step
             case _:
                 self._end_job(ENDS[move])

@@ -1,4 +1,4 @@
--- Run children: a part of advance.lua. A child is a run that a job has returned: it lives, stops, is retried, undone and kept with its parent.
+-- Run children: a part of advance.lua. A child is a run that a job has returned. It lives, stops, is retried, undone and kept with its parent.
 -- Start a child in the place of a node. Returns what `start` returns.
 local function begin_child(run, n, record, frame, start)
   local id, fields = record[2], record[5]
@@ -11,7 +11,7 @@ local function begin_child(run, n, record, frame, start)
   end
   return reply
 end
--- Return the child in the place of a node whose failure can be retried: what has succeeded in it stays.
+-- Return the child in the place of a node, if it has failed and can be retried: what has succeeded in it stays.
 local function child_to_retry(run, n, node)
   local child = node.dynamic and run_of(get(run, 'run:' .. n) or '')
   if not child or not has_ended(child) or get(child, 'state') == SUCCESS or get(child, 'undone') then return nil end
@@ -22,6 +22,6 @@ local function retry_child(run, n, node, generation)
   local child = child_to_retry(run, n, node)
   if not child then return false end
   put(child, 'parent', member_id(run, n, generation))
-  record_later('again', child.id, 0, true)
+  record_later('retry', child.id, 0, true)
   return true
 end

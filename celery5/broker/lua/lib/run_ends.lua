@@ -2,7 +2,7 @@
 -- Ask for a run to be looked at again, at the earliest of its deadline and what it waits for.
 local function look_at(run)
   if run.fields.root then return end -- its deadline is that of the run that it is a part of, and it waits for jobs only
-  local at = is_undoing(run) and now + LOOK or number(run, 'until')
+  local at = is_undoing(run) and now + LOOK_INTERVAL or number(run, 'until')
   if get(run, 'state') == LIVE and run.fields.wakes then
     for _, one in ipairs(cmsgpack.unpack(run.fields.wakes)) do at = math.min(at, one[1]) end -- bound: the nodes that wait at once, 1000 at most
   end
@@ -33,22 +33,22 @@ local function value_for_parent(run, text)
   local value = type(at) == 'table' and #at == 1 and type(at[1]) == 'number' and get(run, 'value:' .. at[1])
   return value and string.sub(value, 1, 5) ~= '@map ' and value or '@run ' .. run.id
 end
--- Tell the run that a run is a part of how that has ended, or that it is undone.
-local function tell_parent(run, state, document, text)
-  if get(run, 'undoes') then
-    put(run, 'undoes', false)
-    return record_later('undone', run.fields.parent)
+-- Record for the parent of a run how the run has ended, or that it is undone.
+local function notify_parent(run, state, document, text)
+  if get(run, 'undone_by_parent') then
+    put(run, 'undone_by_parent', false)
+    return record_later('child_undone', run.fields.parent)
   end
-  -- What has not begun never will, unless it is retried: nobody waits for it.
-  local rest = number(run, 'all') - number(run, 'done') - number(run, 'bad') - number(run, 'skipped') - number(run, 'active') - number(run, 'held')
+  -- What has not begun never will, unless the run is retried: nobody waits for it.
+  local never_begun = number(run, 'all') - number(run, 'done') - number(run, 'bad') - number(run, 'skipped') - number(run, 'active') - number(run, 'held')
   local root = root_of(run)
-  put(run, 'rest', math.max(0, rest))
-  if root then add(root, 'skipped', run.fields.rest) end
+  put(run, 'never_begun', math.max(0, never_begun))
+  if root then add(root, 'skipped', run.fields.never_begun) end
   -- What is passed on of a failure is the document of the job that has failed, however many runs are inside each other.
   local outcome = state == SUCCESS and value_for_parent(run, text) or state == FAILED and get(run, 'error') or document
   record_later('sub', run.fields.parent, STATES[state], outcome)
 end
--- End a run: store and announce its document, let its keys expire, and tell the run that it is a part of.
+-- End a run: store and publish its document, let its keys expire, and notify its parent.
 local function end_run(run, state)
   local document = {'{"v":1,"id":', cjson.encode(run.id), ',"task":', cjson.encode(head_of(run).name or ''), ',"state":"', STATES[state], '"'}
   local value = nil
@@ -83,8 +83,8 @@ local function end_run(run, state)
   end
   if run.expires then record_later('keep', run.id, false, 0) end
   if get(run, 'watched') then to_outbox('unwatch', run.id) end
-  if run.fields.parent then tell_parent(run, state, text, value) end
-  if state == FAILED or state == EXPIRED then failing().note_run(run, state) end
+  if run.fields.parent then notify_parent(run, state, text, value) end
+  if state == FAILED or state == EXPIRED then failures().note_failed_run(run, state) end
 end
 local undo_next
 -- Undo a child that has succeeded. Returns whether there is anything to undo.
@@ -94,9 +94,9 @@ local function undo_child(run, n)
   put(run, 'undone', 1)
   put(run, 'undoing:' .. n, 1)
   add(run, 'active', 1)
-  put(child, 'undoes', 1)
+  put(child, 'undone_by_parent', 1)
   put(child, 'state', UNDOING .. ' ' .. CANCELLED)
-  failing().begin_undo(child)
+  failures().begin_undo(child)
   undo_next(child)
   return true
 end
@@ -125,7 +125,7 @@ end
 function undo_next(run)
   if send_undo(run) then return end
   end_run(run, string.sub(get(run, 'state'), #UNDOING + 2))
-  failing().end_undo(run)
+  failures().end_undo(run)
 end
 -- Go on with a run that fails, when all its jobs have ended, and with the one that it is a part of.
 local function go_on_failing(run)
@@ -133,7 +133,7 @@ local function go_on_failing(run)
   if is_undoing(run) and not is_busy(run) then undo_next(run) end
   if root and is_undoing(root) and not is_busy(root) then undo_next(root) end
 end
--- Note why a run fails, and at which node.
+-- Note why a run fails, and at which node. Only the first failure counts.
 local function note_error(run, error, n)
   if not error or get(run, 'error') then return end
   put(run, 'error', error)
@@ -151,7 +151,7 @@ local function fail_run(run, state, error, n)
   -- What runs still may succeed, and is undone then. A run is cancelled when nothing of it can begin any more, and ends after its children.
   if redis.call('EXISTS', run.key .. ':undo') == 1 or (is_active and (head_of(run).undo or has_children or state == CANCELLED)) then
     put(run, 'state', UNDOING .. ' ' .. state)
-    failing().begin_undo(run)
+    failures().begin_undo(run)
     look_at(run)
     go_on_failing(run)
   else
@@ -167,6 +167,6 @@ local function undo_after_end(run)
     if redis.call('LLEN', run.key .. ':undo') == 1 and run_of(id) then undo_later(run_of(id), 'run ' .. n) end -- the first of this child
     return
   end
-  failing().note_undoing(run)
+  failures().note_undoing(run)
   send_undo(run)
 end

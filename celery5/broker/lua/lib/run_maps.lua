@@ -34,7 +34,7 @@ local function end_map(run, n, node, generation)
   local state = state_of(run, n)
   if state ~= 'active' then return end
   if total - bad >= need_of(node, total) or (bad > 0 and node.o == 'skip' and not node.q) then
-    if node.e then failing().note_members(run, n, node, generation) end
+    if node.e then failures().note_members(run, n, node, generation) end
     return succeed(run, n, node, generation, '@map ' .. n)
   end
   local document = get(run, 'error:' .. n) or ''

@@ -29,7 +29,7 @@ end
 local function outcome_of(state, document)
   return '{"state":"' .. state .. '","error":' .. (document ~= '' and document or 'null') .. '}'
 end
--- Note that the dead letter of a job is purged of which its run has not heard: then it is not held, since nothing is left to be replayed.
+-- Note that a dead letter was purged before its run knew of it. The run does not hold for that job: nothing is left to be replayed.
 local function note_purge(run, n, node, what, generation)
   if node.o == 'hold' and get(run, 'state') == LIVE and state_of(run, n) == 'active' then put(run, 'purged:' .. what, generation) end
 end
@@ -46,7 +46,7 @@ local function fail_node(run, n, node, generation, state, document)
     return set_state(run, n, 'held', generation)
   end
   if is_counted(run, n, node) then add(run, 'bad', 1) end
-  failing().note_failure(run, n, node, generation, state, document, policy == 'fail' or policy == 'apart' or policy == 'hold')
+  failures().note_failure(run, n, node, generation, state, document, policy == 'fail' or policy == 'apart' or policy == 'hold')
   if policy == 'continue' then
     set_state(run, n, 'done', generation)
     put(run, 'value:' .. n, outcome_of(state, document))
@@ -58,9 +58,9 @@ local function fail_node(run, n, node, generation, state, document)
     feed_all(run, node, true)
   elseif policy == 'apart' then
     set_state(run, n, 'counted', generation)
-    note_error(run, failing().failure_of(run, n, node, generation, state, document), n)
+    note_error(run, failures().failure_of(run, n, node, generation, state, document), n)
     feed_all(run, node, true)
   else
-    fail_run(run, FAILED, failing().failure_of(run, n, node, generation, state, document), n)
+    fail_run(run, FAILED, failures().failure_of(run, n, node, generation, state, document), n)
   end
 end

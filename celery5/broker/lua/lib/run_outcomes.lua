@@ -11,15 +11,15 @@ local function end_late(run, n, node, generation, state, value)
   local is_success, is_loser = state == 'SUCCESS', node_state == 'ending'
   set_state(run, n, is_success and 'late' or is_loser and 'cut' or 'failed', generation) -- a retry does not send a loser of a `first` again
   if is_counted(run, n, node) and (is_success or not is_loser) then add(run, is_success and 'done' or 'bad', 1) end
-  if is_undo(node) then failing().count_undo(run, n, node, generation, node_state, state, value) end
-  if is_success then keep_value(run, n, node, value) elseif not is_loser then failing().note_late(run, n, node, generation, state, value) end
+  if is_undo(node) then failures().count_undo(run, n, node, generation, node_state, state, value) end
+  if is_success then keep_value(run, n, node, value) elseif not is_loser then failures().note_late(run, n, node, generation, state, value) end
   if is_success and node.u and not is_undoing(run) then undo_after_end(run) end
   go_on_failing(run)
 end
 local function end_single(run, n, generation, state, value)
   local node = node_of(run, n)
   if not node then return end
-  if is_hook(node) then return failing().end_hook(run, n, generation, state) end
+  if is_on_failure(node) then return failures().end_on_failure(run, n, generation, state) end
   local node_state, current = state_of(run, n)
   -- Its end as a dead letter comes later, from another queue.
   if state == 'PURGED' and (node_state == 'active' or node_state == 'ending') then return note_purge(run, n, node, n, generation) end
@@ -43,8 +43,8 @@ local function end_single(run, n, generation, state, value)
   elseif node_state == 'held' then
     add(run, 'bad', 1)
     set_state(run, n, 'failed', generation)
-    failing().note_failure(run, n, node, generation, state, '', true)
-    fail_run(run, FAILED, failing().failure_of(run, n, node, generation, state, ''), n)
+    failures().note_failure(run, n, node, generation, state, '', true)
+    fail_run(run, FAILED, failures().failure_of(run, n, node, generation, state, ''), n)
   else
     fail_node(run, n, node, generation, state, value)
   end
@@ -133,7 +133,7 @@ local function fail_member(run, n, generation, member, state, document)
   if is_live and (is_ignored or node.o == 'continue') then
     if not is_ignored then
       add(run, 'bad', 1)
-      failing().note_member(run, n, node, generation, member, state, document)
+      failures().note_member(run, n, node, generation, member, state, document)
     end
     redis.call('SETBIT', key .. ':done', member, 1)
     redis.call('HSET', key .. ':r' .. math.floor(member / BUCKET), member % BUCKET,
@@ -146,8 +146,8 @@ local function fail_member(run, n, generation, member, state, document)
     add(run, 'failed:' .. n, 1)
     add(run, 'bad', 1)
     add(run, 'active', -1)
-    if not get(run, 'error:' .. n) then put(run, 'error:' .. n, failing().failure_of(run, n, node, generation, state, document, member)) end
-    if is_live or state == 'DEAD' then failing().note_member(run, n, node, generation, member, state, document) end
+    if not get(run, 'error:' .. n) then put(run, 'error:' .. n, failures().failure_of(run, n, node, generation, state, document, member)) end
+    if is_live or state == 'DEAD' then failures().note_member(run, n, node, generation, member, state, document) end
     if not is_live then
       expire_late(run, n, {member})
       return go_on_failing(run)
@@ -155,7 +155,7 @@ local function fail_member(run, n, generation, member, state, document)
     local total = number(run, 'total:' .. n)
     local too_many = total - number(run, 'failed:' .. n) < need_of(node, total) and node.o ~= 'skip'
     if too_many and (node.o or 'fail') == 'fail' and not node.q then
-      failing().note_failure(run, n, node, generation, state, document, true)
+      failures().note_failure(run, n, node, generation, state, document, true)
       return fail_run(run, FAILED, get(run, 'error:' .. n), n)
     end
   end

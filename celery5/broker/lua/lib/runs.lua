@@ -22,7 +22,7 @@ local function run_of(id)
   runs[id] = false
   return false
 end
--- Return the run that people have started of which a run is a part, if it is one: a child, which a job has returned.
+-- Return the root of a child: the run that people have started, of which it is a part. Nothing for any other run.
 local function root_of(run) return run.fields.root and run_of(run.fields.root) end
 local function get(run, name)
   local value = run.fields[name]
@@ -94,12 +94,12 @@ local function node_of(run, n)
   end
   return known[n]
 end
--- Return what all runs of a definition share: `name`, `end`, `all` and `maps`.
+-- Return what all runs of a definition share: `name`, `end`, `all`, `maps`, `undo` and `fail`.
 local function head_of(run) return node_of(run, 'head') or {} end
 local COUNTS = {all = true, done = true, bad = true, skipped = true, active = true, held = true, undos = true, undo_done = true,
   undo_bad = true, undo_purged = true}
 local add
--- Add to a number of a run. What people count, they count in the run that they have started.
+-- Add to a number of a run. What people count is added to the root, too.
 function add(run, name, by)
   if by == 0 then return end
   put(run, name, (tonumber(get(run, name)) or name == 'all' and head_of(run).all or 0) + by)

@@ -11,7 +11,7 @@
 --       10 stream of its lane `high`
 --       11 stream of its lane `low`
 --       12 idle runs: lib/idle_runs.lua
---       13 runs that are being undone, or were not undone whole
+--       13 runs that stop, are being undone, or have an undo job that is dead
 -- ARGV  1 steps at most: a job that is sent is a step
 --       2 channel that wakes workers
 --       3 name of the queue
@@ -32,7 +32,7 @@ local KEPT = 1000 -- runs that have ended lately
 local LIVE, SUCCESS, FAILED, CANCELLED, EXPIRED, UNDOING = 'live', 'success', 'failed', 'cancelled', 'expired', 'undoing'
 local STATES = {[SUCCESS] = 'SUCCESS', [FAILED] = 'DEAD', [CANCELLED] = 'REVOKED', [EXPIRED] = 'EXPIRED'}
 local now = now_ms()
-local runs, order, nodes, places, fallen, earliest = {}, {}, {}, {}, {}, nil
+local runs, order, nodes, places, failed_runs, earliest = {}, {}, {}, {}, {}, nil
 local PAGE = 200 -- keys or nodes that one step looks at, where they are many
 local HEADER = {'def', 'state', 'active', 'tail', 'until', 'parent', 'done', 'bad', 'skipped', 'error', 'work', 'wakes', 'created', 'held', 'root'}
 -- libs
@@ -97,8 +97,8 @@ function handlers.sub(frame, state, outcome)
   if state == 'SUCCESS' then return handlers.one(frame, outcome) end
   return handlers['end'](frame, state, outcome)
 end
--- A child that had succeeded is undone, because its parent fails.
-function handlers.undone(frame)
+-- A child that had succeeded is undone now, because its parent fails.
+function handlers.child_undone(frame)
   local id, n = parse(frame)
   local run = id and run_of(id)
   if not run or not get(run, 'undoing:' .. n) then return end
@@ -133,7 +133,7 @@ function handlers.due(id)
   if not run then return redis.call('ZREM', due, id) end
   if is_undoing(run) then
     look_at(run)
-    failing().note_undoing(run)
+    failures().note_undoing(run)
     return to_outbox('find-lost', run.id)
   end
   if get(run, 'state') ~= LIVE then return end
@@ -154,8 +154,8 @@ function handlers.due(id)
   if get(run, 'state') == LIVE then look_at(run) end
   work_on(run)
 end
--- End jobs of a run that stops, of which Redis has nothing. Each must have been missing before, `least` ms ago or more: what ended in
--- between was on its way then.
+-- End jobs of a run that stops, which Redis has lost. A job is lost when it was missing in the call before, too, `least` ms ago or more. One
+-- that was missing only once may have ended, and its record was on the way.
 function handlers.lost(id, ids, least)
   local run = run_of(id)
   if not run or not is_undoing(run) or not ids[1] and not get(run, 'missing') then return end
@@ -218,7 +218,7 @@ function handlers.signal(id, name, value, signal_id)
   put(run, 'kept:' .. name, cmsgpack.pack(kept))
   return 1
 end
--- Take how many items a map has, which a job has published.
+-- Begin a map whose items a job has published. Returns false when they are lost.
 local function begin_items(run, n, node, generation, total)
   if redis.call('LLEN', run.key .. ':' .. n .. ':items') ~= total then return false end
   redis.call('PERSIST', run.key .. ':' .. n .. ':items')
@@ -292,7 +292,7 @@ end
 -- Reset a node for a retry: what failed, was skipped or waited begins again. What succeeded too late is counted now.
 local function reset(run, n, node)
   local node_state, generation = state_of(run, n)
-  if is_hook(node) then return end
+  if is_on_failure(node) then return end
   if not node_state or node_state == 'done' or node_state == 'again' or node_state == 'cut' then return end
   if node_state == 'ending' then return set_state(run, n, 'cut', generation) end -- a map that has lost in a `first`
   if node_state == 'late' then
@@ -330,7 +330,7 @@ end
 -- Start what has failed in a run again, PAGE nodes from `from` on. Returns the node to go on from, 0 when the run is live again,
 -- -1 when it has not failed, -2 when its jobs have not all ended, -3 when it was undone, -4 when it is not known, -5 when it is a child,
 -- which is retried with its parent.
-function handlers.again(id, from, by_parent)
+function handlers.retry(id, from, by_parent)
   local run = run_of(id)
   if not run then return -4 end
   if run.fields.root then
@@ -350,7 +350,7 @@ function handlers.again(id, from, by_parent)
     if node then reset(run, n, node) end
   end
   if from + PAGE < size then
-    if by_parent then record_later('again', id, from + PAGE, true) end
+    if by_parent then record_later('retry', id, from + PAGE, true) end
     return from + PAGE
   end
   put(run, 'state', LIVE)
@@ -360,8 +360,8 @@ function handlers.again(id, from, by_parent)
   put(run, 'life', life_of(run))
   put(run, 'until', root and number(root, 'until') or now + run.fields.life)
   if root then
-    add(root, 'skipped', -number(run, 'rest'))
-    put(run, 'rest', 0)
+    add(root, 'skipped', -number(run, 'never_begun'))
+    put(run, 'never_begun', 0)
   end
   keep_definition(run)
   redis.call('DEL', result_prefix .. id)
@@ -371,13 +371,13 @@ function handlers.again(id, from, by_parent)
   work_on(run)
   return 0
 end
--- `again` for a call that has a token. When it comes again, a run that it has retried is not retried once more; one that has failed since
+-- `retry` for a call that has a token. When it comes again, a run that it has retried is not retried once more; one that has failed since
 -- is, when a person asks again (`is_repeated`).
-function handlers.again_once(id, from, token, is_repeated)
+function handlers.retry_once(id, from, token, is_repeated)
   local run = run_of(id)
   local is_ours = run and get(run, 'retried_by') == token
   if is_ours and (not is_repeated or get(run, 'state') == LIVE or get(run, 'state') == SUCCESS) then return 0 end
-  local reply = handlers.again(id, from)
+  local reply = handlers.retry(id, from)
   if reply == 0 then put(run, 'retried_by', token) end
   return reply
 end
@@ -423,4 +423,4 @@ if earliest and tonumber(redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')[2]) == ea
 end
 local left, to_send = redis.call('LLEN', ended), redis.call('XLEN', outbox)
 if ARGV[5] == '' and (left > 0 or to_send > 0) then redis.call('PUBLISH', wake, 'runs') end
-return {left, to_send, replies, problem, fallen}
+return {left, to_send, replies, problem, failed_runs}
