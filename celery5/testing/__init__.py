@@ -130,6 +130,7 @@ def virtual_time(
 
     Raises:
         Misconfigured: Virtual time is in force in this process already, or as `running_worker`.
+        ValueError: `start_time` is no number of seconds.
         ServerNotFound: There is no server to start.
     """
     with (

@@ -26,6 +26,8 @@ LOOK_INTERVAL = 0.002
 """Real seconds between two looks at what is left."""
 WAKE_INTERVAL = 0.05
 """Real seconds after which the worker is woken again, in case it missed it: its connection may be new."""
+MOST_SECONDS = 1e11
+"""Some 3,000 years: what is more has no date, and Redis no time to live for it."""
 MAX_STEPS = 10_000
 """The most times at which something falls due in one `advance`."""
 PAGE = 500
@@ -54,11 +56,10 @@ class VirtualClock:
             seconds: How many, from 0 on.
 
         Raises:
-            ValueError: It is negative, or no number.
+            ValueError: It is negative, no number, or more than MOST_SECONDS.
             TimeoutError: What is due at one time has not ended within 30 real seconds. The error names it.
         """
-        if not 0 <= seconds < float("inf"):
-            raise ValueError(f"advance({seconds!r}): give seconds from 0 on")
+        _check_seconds("advance", seconds)
         end = self._now + round(seconds * 1000)
         for _ in range(MAX_STEPS):
             next_due = self._wait_until_idle().next_due
@@ -137,6 +138,7 @@ def set_clock(app: App, url: str, start_time: float | None) -> Generator[Virtual
     redis = BlockingRedis(Endpoint.from_url(url))
     try:
         start = redis.perform(get_server_time()) if start_time is None else start_time
+        _check_seconds("start_time", start)
         now = int(start * 1000)
         redis.perform(calls.set_virtual_time(now))
         WALL_CLOCK.set_virtual_time(now / 1000)
@@ -147,6 +149,11 @@ def set_clock(app: App, url: str, start_time: float | None) -> Generator[Virtual
             redis.perform(calls.end_virtual_time())
     finally:
         redis.close()
+
+
+def _check_seconds(what: str, seconds: object) -> None:
+    if not isinstance(seconds, int | float) or not 0 <= seconds <= MOST_SECONDS:
+        raise ValueError(f"{what} is {seconds!r}: give a number of seconds, from 0 on")
 
 
 def _describe(remaining: RemainingWork) -> str:

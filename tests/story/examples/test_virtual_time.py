@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Any
 
@@ -392,11 +392,26 @@ def test_a_job_that_does_not_end_is_named_when_time_cannot_pass(
     clock.advance(1)
 
 
-def test_wrong_spans_and_a_second_clock_are_refused(shop: Shop, start: Callable[[], VirtualClock]) -> None:
+def test_wrong_spans_are_refused(shop: Shop, start: Callable[[], VirtualClock]) -> None:
     clock = start()
-    for wrong in (-1, float("inf"), float("nan")):
-        with pytest.raises(ValueError, match="give seconds from 0 on"):
+    wrong: Any
+    for wrong in (-1, float("inf"), float("nan"), 1e18, "1d", None, timedelta(days=1)):
+        with pytest.raises(ValueError, match="give a number of seconds, from 0 on"):
             clock.advance(wrong)
+
+
+def test_a_start_that_is_no_time_is_refused() -> None:
+    wrong: Any
+    for wrong in (-1, float("nan"), 1e18, "now", datetime.now(UTC)):
+        with (
+            pytest.raises(ValueError, match=r"^start_time is .*: give a number of seconds, from 0 on$"),
+            virtual_time(App("early"), start_time=wrong),
+        ):
+            raise AssertionError("a clock without a time")
+
+
+def test_a_second_clock_is_refused(shop: Shop, start: Callable[[], VirtualClock]) -> None:
+    start()
     with pytest.raises(Misconfigured, match="in force already"), virtual_time(App("other")):
         raise AssertionError("two clocks")
 
