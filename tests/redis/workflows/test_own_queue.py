@@ -89,7 +89,8 @@ async def test_workers_are_told_of_an_end_that_none_of_them_has_brought_about(
             await until_async(lambda: is_held(run))
     else:
         run = await tasks.add.s(1, 2).astart()
-    with redis_client.pubsub(ignore_subscribe_messages=True) as listener:
+    listening: Any = redis_client.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
+    with listening as listener:
         listener.subscribe(app.queue(run.queue).wake)
         await until(lambda: redis_client.pubsub_numsub(app.queue(run.queue).wake)[0][1] == 1)
         if how == "purge":
