@@ -16,13 +16,13 @@ from celery5.bootsteps.own_steps import check_step
 from celery5.bootsteps.supervised import SupervisedStep
 from celery5.errors import BootStepFailed, CeleryError, Misconfigured
 from celery5.logs.log import Log
-from celery5.protocol.similar_names import did_you_mean
 from celery5.runners.context import LOG_EVENT
 from celery5.services.commands.dispatcher import SelfCommandSender
 from celery5.services.health.circuits import CircuitBreakers
 from celery5.services.process.fenced import run_fenced
 from celery5.services.process.incarnation_end import IncarnationEnd
 from celery5.services.process.step_status import StepStatus
+from celery5.similar_names import did_you_mean
 
 Step = BootStep
 """A step of celery5's own; the same class as an application's."""

@@ -14,10 +14,10 @@ from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import Keys, QueueKeys
 from celery5.errors import BrokerError
 from celery5.logs.log import Log
-from celery5.protocol.similar_names import did_you_mean
 from celery5.services.process.step_status import StepStatus
 from celery5.services.worker.in_flight import InFlightJobs
 from celery5.services.worker.lease import Lease, WorkerIdentity
+from celery5.similar_names import did_you_mean
 
 LEAVE_TIMEOUT = 5.0
 """Seconds that leaving may take; a worker that cannot leave is recovered when its lease ends."""

@@ -14,7 +14,7 @@ from celery5.health.health_check import HealthCheck, validate_checks
 from celery5.protocol.health.breaker import BreakerPolicy
 from celery5.protocol.job.retry_policy import RetryPolicy
 from celery5.protocol.process.supervision import RetryState
-from celery5.protocol.similar_names import did_you_mean
+from celery5.similar_names import did_you_mean
 
 PROCESS_KINDS = ("worker", "router", "scheduler", "controller")
 """The kinds of processes that steps of an application run in."""

@@ -6,7 +6,7 @@ Names say the condition, without prefix or suffix. A message says in one line wh
 from collections.abc import Iterable
 from datetime import timedelta
 
-from celery5.protocol.similar_names import did_you_mean
+from celery5.similar_names import did_you_mean
 
 
 class CeleryError(Exception):

@@ -10,7 +10,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Literal
 
-from celery5.protocol.similar_names import did_you_mean
+from celery5.similar_names import did_you_mean
 
 NameKind = Literal[
     "module",

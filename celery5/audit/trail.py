@@ -24,7 +24,7 @@ from celery5.protocol.audit import (
     is_entry_id,
     is_of_action,
 )
-from celery5.protocol.similar_names import did_you_mean
+from celery5.similar_names import did_you_mean
 
 if TYPE_CHECKING:
     from celery5.application import Application

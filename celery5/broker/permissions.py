@@ -12,7 +12,7 @@ from celery5.broker.call import Script
 from celery5.broker.keys import Keys
 from celery5.broker.lua_commands import find_lua_commands, keep_reachable, strip_lua_comments
 from celery5.errors import Misconfigured
-from celery5.protocol.similar_names import did_you_mean
+from celery5.similar_names import did_you_mean
 
 
 def _words(text: str) -> frozenset[str]:

@@ -27,8 +27,8 @@ from celery5.protocol.scaling.budget import DEFAULT_MAXIMUM, parse_budgets
 from celery5.protocol.scaling.prioritisation import parse_strategy
 from celery5.protocol.scaling.read_order import parse_priorities, parse_queue_order
 from celery5.protocol.scheduling.zones import check_zone
-from celery5.protocol.similar_names import did_you_mean, find_similar
 from celery5.protocol.text_values import DURATION, HOST_AND_PORT, SIZE, TextKind, parse_json_object
+from celery5.similar_names import did_you_mean, find_similar
 
 PREFIX = "CELERY5_"
 

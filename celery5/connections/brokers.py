@@ -18,8 +18,8 @@ from celery5.protocol.brokers import (
     match_queue_route,
 )
 from celery5.protocol.job.job import Job, Options
-from celery5.protocol.similar_names import find_similar
 from celery5.runners.context import LOG_EVENT
+from celery5.similar_names import find_similar
 
 if TYPE_CHECKING:
     from celery5.config.settings import Settings

@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from celery5.app import App
 from celery5.errors import CeleryError, Misconfigured
-from celery5.protocol.similar_names import did_you_mean
+from celery5.similar_names import did_you_mean
 
 Role = Literal["viewer", "operator", "admin"]
 """What a user may do: see; act on jobs, queues, tasks and schedules; act on processes, and destroy."""

@@ -27,7 +27,7 @@ from celery5.errors import (
     UnknownTask,
 )
 from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
-from celery5.protocol.similar_names import did_you_mean
+from celery5.similar_names import did_you_mean
 
 READ_ONCE = 1.0
 """Seconds for which all who look at the same thing share one look at Redis."""

@@ -33,7 +33,7 @@ from celery5.protocol.events.messages import VERSION, EventMessage, Subscription
 from celery5.protocol.job.arguments import Parameters, encode_value
 from celery5.protocol.job.job import Job, new_id
 from celery5.protocol.job.names import get_module_name
-from celery5.protocol.similar_names import did_you_mean
+from celery5.similar_names import did_you_mean
 from celery5.tasks.task import Task
 
 

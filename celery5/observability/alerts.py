@@ -28,7 +28,7 @@ from celery5.protocol.observability.alerting import (
     UndeliveredNotification,
     is_silent,
 )
-from celery5.protocol.similar_names import did_you_mean
+from celery5.similar_names import did_you_mean
 
 ALL = "*"
 """The name that silences all rules."""

@@ -17,7 +17,7 @@ import msgspec
 from celery5.errors import BadBrokerURL, Misconfigured
 from celery5.protocol.job.names import is_queue_name
 from celery5.protocol.masking import mask_passwords
-from celery5.protocol.similar_names import did_you_mean
+from celery5.similar_names import did_you_mean
 
 EXPECTED = (
     "redis://[user:password@]host[:port][/database], rediss://... for TLS, or unix:///path/to.sock[?db=0]"

@@ -9,8 +9,8 @@ import msgspec
 
 from celery5.errors import Misconfigured
 from celery5.protocol.job.dead_letters import parse_filter
-from celery5.protocol.similar_names import did_you_mean
 from celery5.protocol.text_values import RATE
+from celery5.similar_names import did_you_mean
 
 BulkVerb = Literal["dlq:replay", "dlq:purge", "task:revoke", "workflow:retry"]
 """What is done, by its name in the audit trail."""

@@ -12,8 +12,8 @@ import msgspec
 
 from celery5.errors import Misconfigured
 from celery5.protocol.scaling.budget import KINDS
-from celery5.protocol.similar_names import did_you_mean
 from celery5.protocol.text_values import RATE, parse_assignments
+from celery5.similar_names import did_you_mean
 
 Per = Literal["all", "worker"]
 """Whether a limit counts for all workers together, or for each worker."""

@@ -11,8 +11,8 @@ from celery5.broker.colour import BlockingDriverAdapter, run_blocking, sleep
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import StreamKeys
 from celery5.errors import Misconfigured
-from celery5.protocol.similar_names import did_you_mean
 from celery5.protocol.streams.groups import split_id
+from celery5.similar_names import did_you_mean
 from celery5.streams.codec import PrimitiveCodec, RecordCodec
 from celery5.streams.encodings import learn_encodings
 from celery5.streams.processor import parse_start

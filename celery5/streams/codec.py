@@ -39,8 +39,8 @@ from celery5.protocol.job.json_values import (
     to_json,
 )
 from celery5.protocol.masking import MAX_ERROR_LENGTH, get_error_text, get_type_name, show_error
-from celery5.protocol.similar_names import did_you_mean
 from celery5.protocol.streams.routing import canonical_key
+from celery5.similar_names import did_you_mean
 from celery5.streams.record import (
     get_record_version,
     get_unknown_fields,

@@ -9,8 +9,8 @@ from typing import Any, Generic, Literal, TypedDict, TypeVar, cast
 from celery5.errors import Misconfigured
 from celery5.hints import describe_option, find_hint
 from celery5.protocol.job.retry_policy import RetryPolicy
-from celery5.protocol.similar_names import did_you_mean
 from celery5.protocol.streams.failure import FAILURE_ACTIONS, FailureAction
+from celery5.similar_names import did_you_mean
 from celery5.streams.blocking_events import BlockingEvents
 from celery5.streams.events import StreamEvents
 from celery5.streams.middleware import ProcessorMiddleware, check_middleware

@@ -7,7 +7,7 @@ import msgspec
 
 from celery5.errors import CommandRefused
 from celery5.protocol.commands.definitions import CommandDefinition
-from celery5.protocol.similar_names import did_you_mean
+from celery5.similar_names import did_you_mean
 
 CommandHandler = Callable[[Mapping[str, Any]], Awaitable[object]]
 """Takes the parameters of a command and returns an answer that has a JSON form. Raises CommandRefused."""

@@ -11,8 +11,8 @@ import trio
 from celery5.errors import CommandRefused
 from celery5.protocol.commands.definitions import BootStepParameters
 from celery5.protocol.process.supervision import StepState
-from celery5.protocol.similar_names import did_you_mean
 from celery5.services.process.incarnation_end import IncarnationEnd
+from celery5.similar_names import did_you_mean
 
 
 class StepRecord:

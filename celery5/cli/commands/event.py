@@ -8,9 +8,9 @@ import click
 from celery5.cli.terminal.output import echo, format_table, to_json, to_one_line
 from celery5.cli.terminal.target import Target
 from celery5.errors import BrokerError, CeleryError
-from celery5.protocol.similar_names import find_similar
 from celery5.protocol.text_values import parse_parameter
 from celery5.sending.sender import without_backlog
+from celery5.similar_names import find_similar
 
 if TYPE_CHECKING:
     from celery5.app import App

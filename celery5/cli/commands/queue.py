@@ -15,7 +15,7 @@ from celery5.errors import Misconfigured
 from celery5.protocol.byte_counts import format_bytes
 from celery5.protocol.durations import format_duration
 from celery5.protocol.observability.overview import format_rate
-from celery5.protocol.similar_names import find_similar
+from celery5.similar_names import find_similar
 
 if TYPE_CHECKING:
     from celery5.app import App

@@ -35,8 +35,8 @@ from celery5.protocol.durations import format_age, format_duration
 from celery5.protocol.observability.overview import describe_loss
 from celery5.protocol.process.recycling import format_mib
 from celery5.protocol.scaling.budget import KINDS, is_full_task_name
-from celery5.protocol.similar_names import did_you_mean
 from celery5.protocol.text_values import parse_json_array, parse_json_object, parse_parameter
+from celery5.similar_names import did_you_mean
 
 if TYPE_CHECKING:
     from celery5.app import App

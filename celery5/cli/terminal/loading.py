@@ -12,7 +12,7 @@ from celery5.app import App, default_app
 from celery5.config.settings import InvalidSettings
 from celery5.errors import Misconfigured
 from celery5.protocol.masking import collapse_whitespace
-from celery5.protocol.similar_names import find_similar
+from celery5.similar_names import find_similar
 from celery5.tasks.task import Task
 
 

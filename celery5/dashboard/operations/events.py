@@ -7,7 +7,7 @@ import msgspec
 from celery5.app import App
 from celery5.dashboard.operation import Changed, Effect, NotFound, Nothing, Operation, Text
 from celery5.events.registry import EventState
-from celery5.protocol.similar_names import did_you_mean
+from celery5.similar_names import did_you_mean
 
 
 async def list_events(app: App, _: Nothing) -> list[EventState]:

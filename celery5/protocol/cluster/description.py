@@ -20,8 +20,8 @@ from celery5.protocol.cluster.own_broker import (
     find_broker_conflicts,
     parse_own_broker,
 )
-from celery5.protocol.similar_names import did_you_mean
 from celery5.protocol.text_values import DURATION, NAMES, SIZE, TextKind
+from celery5.similar_names import did_you_mean
 
 COMMON_FLAGS = {
     "broker": str,

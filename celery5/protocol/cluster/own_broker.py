@@ -6,7 +6,7 @@ from typing import Any, Literal, cast
 
 import msgspec
 
-from celery5.protocol.similar_names import did_you_mean
+from celery5.similar_names import did_you_mean
 
 Fsync = Literal["always", "everysec", "no"]
 FSYNC_MODES: tuple[Fsync, ...] = ("always", "everysec", "no")

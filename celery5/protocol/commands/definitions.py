@@ -21,7 +21,7 @@ from celery5.protocol.scaling.prioritisation import (
     Preference,
     is_number,
 )
-from celery5.protocol.similar_names import find_similar
+from celery5.similar_names import find_similar
 
 ProcessKind = Literal["worker", "router", "scheduler", "publisher", "controller"]
 Permission = Literal["read", "change", "internal"]

@@ -51,7 +51,7 @@ from celery5.protocol.job.json_values import (
 from celery5.protocol.job.messages import MAX_DEPTH, NO_KWARGS, is_nested_deeper, try_decode_value
 from celery5.protocol.job.signature_digests import digest_signature
 from celery5.protocol.masking import MASK, get_error_text, mask_passwords
-from celery5.protocol.similar_names import did_you_mean
+from celery5.similar_names import did_you_mean
 
 MAX_CALL_LENGTH = 120
 """Characters of a call's arguments that are shown."""

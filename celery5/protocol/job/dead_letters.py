@@ -22,7 +22,7 @@ from celery5.protocol.job.messages import (
     try_read_failure,
 )
 from celery5.protocol.job.verdict import Reason
-from celery5.protocol.similar_names import did_you_mean
+from celery5.similar_names import did_you_mean
 
 GroupBy = Literal["reason", "task", "error", "queue", "cause"]
 """What dead jobs are counted by. A `cause` is the task, the reason and the class of the error together."""

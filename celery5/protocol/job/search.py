@@ -14,7 +14,7 @@ from celery5.errors import Misconfigured
 from celery5.protocol.bounded_decoding import decode_msgpack
 from celery5.protocol.job.history import CUT, JobRecord
 from celery5.protocol.job.states import JobState
-from celery5.protocol.similar_names import did_you_mean
+from celery5.similar_names import did_you_mean
 
 Moment = float | datetime
 """Seconds since 1970, or a datetime with a zone."""

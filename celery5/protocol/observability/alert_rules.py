@@ -30,8 +30,8 @@ from celery5.protocol.observability.queue_flow import QueueFlow
 from celery5.protocol.observability.report import compress, decompress, get_labels
 from celery5.protocol.observability.rollup import MetricsGroup
 from celery5.protocol.process.standing import BLOCKED, count_unnamed_lost, make_lost
-from celery5.protocol.similar_names import did_you_mean
 from celery5.protocol.text_values import DURATION
+from celery5.similar_names import did_you_mean
 
 MAX_WITHIN = 3600.0
 """The longest time over which failures and dead letters are counted, in seconds."""

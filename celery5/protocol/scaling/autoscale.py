@@ -21,8 +21,8 @@ from celery5.errors import Misconfigured
 from celery5.protocol.job.retry_policy import exponential
 from celery5.protocol.scaling.budget import IO_KINDS, KINDS
 from celery5.protocol.scaling.snapshot import ClusterSnapshot
-from celery5.protocol.similar_names import did_you_mean
 from celery5.protocol.text_values import DURATION, parse_assignments
+from celery5.similar_names import did_you_mean
 
 STEP_FACTOR = 2
 """The largest factor, up or down, of one step."""

@@ -14,8 +14,8 @@ from typing import NamedTuple, Protocol, cast
 import msgspec
 
 from celery5.errors import Misconfigured
-from celery5.protocol.similar_names import did_you_mean
 from celery5.protocol.text_values import COUNT, RANGE, SIZE, parse_assignments
+from celery5.similar_names import did_you_mean
 
 KINDS = ("trio", "asyncio", "thread", "boxed")
 """The kinds of tasks, by where their code runs."""

@@ -12,7 +12,7 @@ import msgspec
 
 from celery5.errors import Misconfigured
 from celery5.protocol.scaling.snapshot import CPU_BOUND_KINDS, ClusterSnapshot
-from celery5.protocol.similar_names import did_you_mean
+from celery5.similar_names import did_you_mean
 
 MAX_WEIGHT = 1.0
 """The weight of what is preferred, and of everything without a weight."""

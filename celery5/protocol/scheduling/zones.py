@@ -5,7 +5,7 @@ from functools import lru_cache
 from zoneinfo import ZoneInfo, available_timezones
 
 from celery5.errors import Misconfigured
-from celery5.protocol.similar_names import did_you_mean
+from celery5.similar_names import did_you_mean
 
 
 @lru_cache(maxsize=64)

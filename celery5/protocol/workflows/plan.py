@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias, cast
 import msgspec
 
 from celery5.errors import Misconfigured
-from celery5.protocol.similar_names import did_you_mean
+from celery5.similar_names import did_you_mean
 
 OnError = Literal["fail", "continue", "skip", "hold"]
 """What becomes of a run when a node fails.

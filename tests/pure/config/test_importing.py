@@ -17,7 +17,7 @@ SOURCE = Path(celery5.__file__)
 HEAVY = {"trio", "asyncio", "redis", "msgspec", "eliot", "cryptography", "joserfc", "dependencies", "ssl"}
 OF_A_PROBE = {"", ".cli", ".cli.commands", ".cli.commands.health", ".cli.main", ".cli.terminal", ".cli.terminal.errors",
               ".cli.terminal.output", ".cli.terminal.target", ".errors",
-              ".protocol", ".protocol.masking", ".protocol.similar_names"}  # fmt: skip
+              ".protocol", ".protocol.masking", ".similar_names"}  # fmt: skip
 
 
 def fresh(code: str) -> str:

@@ -1,6 +1,6 @@
 """Similar names: what is suggested for a name that is not known."""
 
-from celery5.protocol.similar_names import did_you_mean, find_similar
+from celery5.similar_names import did_you_mean, find_similar
 
 
 def test_the_most_similar_known_name_is_suggested() -> None:
