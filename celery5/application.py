@@ -7,7 +7,7 @@ They are read-only and name nothing from layers above the code that uses them. C
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from celery5.results.sinks import SinkedTask
+from celery5.protocol.events.sinks import SinkedTask
 
 if TYPE_CHECKING:
     from celery5.broker.call import Call

@@ -255,31 +255,6 @@ class _Picked:
         return []
 
 
-async def find_dead_documents(
-    app: "Application", redis: AsyncDriver, results: Sequence[str]
-) -> dict[str, bytes]:
-    """Return the documents of those jobs that are dead, by result key, whether they have expired or not."""
-    documents: dict[str, bytes] = {}
-    queues: dict[str, list[str]] = {}
-    for queue, job_id in map(app.keys.parse_result_key, results):
-        queues.setdefault(queue, []).append(job_id)
-    for queue, ids in queues.items():
-        keys = app.queue(queue)
-        for start in range(0, len(ids), BATCH_SIZE):
-            part = ids[start : start + BATCH_SIZE]
-            places = zip(part, await redis.perform(dead_letter_calls.find_entries(keys, part)), strict=True)
-            dead_jobs = [(job_id, entry) for job_id, entry in places if entry]
-            calls = [
-                dead_letter_calls.list_entries(keys, first=entry, last=entry, count=1)
-                for _, entry in dead_jobs
-            ]
-            replies = await redis.perform_all(calls) if calls else []
-            for (job_id, _), entries in zip(dead_jobs, replies, strict=True):
-                if entries and entries[0].document:
-                    documents[keys.result(job_id)] = entries[0].document
-    return documents
-
-
 def make_dead(app: "Application", queue: str, entry: DeadLetterEntry) -> DeadJob:
     """Return the dead job in an entry, with its arguments redacted where its task says so."""
     limit = app.settings.message_limit

@@ -36,6 +36,7 @@ from celery5.processes.process_parts import (
 from celery5.processes.watch.sidecar import Sidecar
 from celery5.processes.worker_parts import WorkerParts, WorkerValues
 from celery5.protocol.brokers import DEFAULT_BROKER
+from celery5.protocol.events.sinks import get_all_recipients
 from celery5.protocol.job.foreign import make_code_version
 from celery5.protocol.limits import parse_kind_rates
 from celery5.protocol.process.recycling import RecyclingLimits
@@ -44,7 +45,6 @@ from celery5.protocol.scaling.prefetch import DurationEstimate
 from celery5.protocol.scheduling.timers import TimerStanding
 from celery5.protocol.streams.groups import GroupMembership
 from celery5.protocol.text_values import SIZE
-from celery5.results.sinks import get_all_recipients
 from celery5.scaling.strategies import is_scaled
 from celery5.services.health.vitals import ProcessStatus
 from celery5.services.process.recycling import RestartMode

@@ -6,12 +6,12 @@ from celery5.lazy import exports
 
 if TYPE_CHECKING:
     from celery5.protocol.events.documents import ResultDocument
+    from celery5.protocol.events.sinks import RedisResults, Sink
     from celery5.protocol.job.progress import Progress
     from celery5.protocol.job.states import JobState
     from celery5.protocol.job.story import JobDetails
     from celery5.results.async_result import AsyncResult, agather, arevoke, gather, revoke, wait, wait_async
     from celery5.results.file_sink import FileSink
-    from celery5.results.sinks import RedisResults, Sink
     from celery5.results.sql_sink import SQLSink
 
 __all__ = [
@@ -41,10 +41,10 @@ if not TYPE_CHECKING:
             "JobDetails": "celery5.protocol.job.story",
             "JobState": "celery5.protocol.job.states",
             "Progress": "celery5.protocol.job.progress",
-            "RedisResults": "celery5.results.sinks",
+            "RedisResults": "celery5.protocol.events.sinks",
             "ResultDocument": "celery5.protocol.events.documents",
             "SQLSink": "celery5.results.sql_sink",
-            "Sink": "celery5.results.sinks",
+            "Sink": "celery5.protocol.events.sinks",
             "agather": "celery5.results.async_result",
             "arevoke": "celery5.results.async_result",
             "gather": "celery5.results.async_result",

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from celery5.broker.servers.kept_folder import make_private
 from celery5.errors import Misconfigured
 from celery5.protocol.events.documents import ResultDocument
-from celery5.results.sinks import BATCH, TIMEOUT
+from celery5.protocol.events.sinks import BATCH, TIMEOUT
 
 
 class FileSink:

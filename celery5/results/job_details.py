@@ -29,10 +29,10 @@ from celery5.connections.long_operations import persist
 from celery5.errors import UnknownQueue
 from celery5.limits.holds import LimitHolds
 from celery5.protocol.cluster.leadership import LeaderRecord
+from celery5.protocol.events.sinks import get_sink_names
 from celery5.protocol.job.history import redact_call
 from celery5.protocol.job.states import JobState
 from celery5.protocol.job.story import JobDetails, make_job_details
-from celery5.results.sinks import get_sink_names
 from celery5.scaling.strategies import is_scaled
 
 if TYPE_CHECKING:

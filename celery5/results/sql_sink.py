@@ -12,7 +12,7 @@ import msgspec
 
 from celery5.errors import Misconfigured
 from celery5.protocol.events.documents import ResultDocument
-from celery5.results.sinks import BATCH, TIMEOUT
+from celery5.protocol.events.sinks import BATCH, TIMEOUT
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine, Table

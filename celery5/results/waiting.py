@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from celery5.broker.calls import dead_letters as dead_letter_calls
 from celery5.broker.colour import AwaitableConnections
-from celery5.dead_letters.reading import find_dead_documents
+from celery5.broker.driver import AsyncDriver
 from celery5.errors import BrokerUnavailable
 
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 DEAD_LETTER_CHECK_DELAY = 1.0
 """Seconds before a wait reads the dead-letter queues. Most results have arrived by then."""
+
+DEAD_LETTERS_PER_TRIP = 100
+"""Jobs that are looked for in one trip: longer scripts would hold the server up."""
 
 StopCondition = Callable[[Mapping[str, bytes]], bool]
 
@@ -43,10 +47,35 @@ async def wait_for_results(
     if reached and not wait.over():
         with suppress(BrokerUnavailable):
             redis = await connections.get_async_driver()
-            wait.add(await find_dead_documents(app, redis, wait.missing))
+            wait.add(await _find_dead_documents(app, redis, wait.missing))
     if not wait.over() and wait.rest != 0:
         wait.add(await results.wait(wait.missing, timeout=wait.rest, enough=wait.enough))
     return wait.found
+
+
+async def _find_dead_documents(
+    app: "Application", redis: AsyncDriver, results: Sequence[str]
+) -> dict[str, bytes]:
+    """Return the documents of those jobs that are dead, by result key, whether they have expired or not."""
+    documents: dict[str, bytes] = {}
+    queues: dict[str, list[str]] = {}
+    for queue, job_id in map(app.keys.parse_result_key, results):
+        queues.setdefault(queue, []).append(job_id)
+    for queue, ids in queues.items():
+        keys = app.queue(queue)
+        for start in range(0, len(ids), DEAD_LETTERS_PER_TRIP):
+            part = ids[start : start + DEAD_LETTERS_PER_TRIP]
+            places = zip(part, await redis.perform(dead_letter_calls.find_entries(keys, part)), strict=True)
+            dead_jobs = [(job_id, entry) for job_id, entry in places if entry]
+            calls = [
+                dead_letter_calls.list_entries(keys, first=entry, last=entry, count=1)
+                for _, entry in dead_jobs
+            ]
+            replies = await redis.perform_all(calls) if calls else []
+            for (job_id, _), entries in zip(dead_jobs, replies, strict=True):
+                if entries and entries[0].document:
+                    documents[keys.result(job_id)] = entries[0].document
+    return documents
 
 
 class _Wait:

@@ -13,8 +13,8 @@ import msgspec
 from celery5.errors import Misconfigured
 from celery5.health.health_check import HealthCheck
 from celery5.protocol.events.documents import ResultDocument
+from celery5.protocol.events.sinks import SinkOptions, get_sink_options
 from celery5.protocol.health.readings import get_worst_state, parse_states
-from celery5.results.sinks import SinkOptions, get_sink_options
 from celery5.runners.surrounding import surround_call
 from celery5.streams.blocking_events import BlockingEvents
 from celery5.streams.events import StreamEntry, StreamEvents

@@ -26,13 +26,13 @@ from celery5.events.sources import Source
 from celery5.health.health_check import HealthCheck
 from celery5.limits.declaration import LimitKey
 from celery5.protocol.boxes.box import Box
+from celery5.protocol.events.sinks import RedisResults, Sink
 from celery5.protocol.health.breaker import BreakerPolicy
 from celery5.protocol.job.job import CALL_ONLY_OPTIONS, Options
 from celery5.protocol.job.retry_policy import RetryPolicy
 from celery5.protocol.job.states import Priority
 from celery5.protocol.limits import Limit, Range, Rate
 from celery5.protocol.workflows.plan import OnError
-from celery5.results.sinks import RedisResults, Sink
 from celery5.runners.context import CurrentJob
 from celery5.scheduling.declaration import Periodic
 from celery5.tasks.deduplication import DeduplicationPolicy

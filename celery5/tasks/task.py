@@ -31,6 +31,7 @@ from celery5.logs.trace import get_current_trace
 from celery5.observability.middleware import ObservedApplication
 from celery5.protocol.boxes.box import Box, parse_box
 from celery5.protocol.events.documents import group_recipients
+from celery5.protocol.events.sinks import RedisResults, Sink, SinkOptions, parse_sinks
 from celery5.protocol.health.breaker import BreakerPolicy
 from celery5.protocol.job.arguments import Parameters, ResultType
 from celery5.protocol.job.history import CallShape
@@ -42,7 +43,6 @@ from celery5.protocol.limits import DeclaredLimits, format_expiry
 from celery5.protocol.workflows.plan import OnError, check_on_error
 from celery5.protocol.workflows.status import Outcome
 from celery5.results.async_result import AsyncResult
-from celery5.results.sinks import RedisResults, Sink, SinkOptions, parse_sinks
 from celery5.runners.context import CURRENT_JOB, CurrentJob
 from celery5.scheduling.declaration import Periodic, parse_schedule
 from celery5.similar_names import did_you_mean

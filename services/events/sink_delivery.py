@@ -24,10 +24,10 @@ from celery5.broker.keys import Keys, QueueKeys
 from celery5.errors import BrokerError, Corrupt
 from celery5.logs.log import Log
 from celery5.protocol.events.documents import DeliveryPacing, ResultDocument, parse_result_document
+from celery5.protocol.events.sinks import SinkOptions
 from celery5.protocol.job.messages import Failure
 from celery5.protocol.job.names import get_class_names
 from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error, get_error_text, get_type_name
-from celery5.results.sinks import SinkOptions
 from celery5.runners.operations import operating
 from celery5.runners.surrounding import surround_call
 from celery5.runners.user_errors import call_in_thread, call_user_code, reraise_cancellation

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from celery5.cli.terminal.output import echo, format_cell
-from celery5.results.sinks import get_sink_names
+from celery5.protocol.events.sinks import get_sink_names
 from celery5.similar_names import did_you_mean
 
 if TYPE_CHECKING:

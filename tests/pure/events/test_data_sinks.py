@@ -22,8 +22,8 @@ from celery5.protocol.events.documents import (
     group_recipients,
     parse_result_document,
 )
+from celery5.protocol.events.sinks import RedisResults, get_all_sink_options, get_sink_options
 from celery5.results.file_sink import FileSink
-from celery5.results.sinks import RedisResults, get_all_sink_options, get_sink_options
 from celery5.results.sql_sink import SQLSink
 
 

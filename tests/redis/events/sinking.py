@@ -11,7 +11,7 @@ import trio
 from celery5 import App, RetryPolicy
 from celery5.logs.log import Log
 from celery5.protocol.events.documents import ResultDocument
-from celery5.results.sinks import get_all_recipients, get_all_sink_options
+from celery5.protocol.events.sinks import get_all_recipients, get_all_sink_options
 from celery5.services.events.sink_delivery import SinkDelivery
 
 QUICK = RetryPolicy(max_retries=2, backoff=0.01, jitter=False)
