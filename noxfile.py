@@ -277,6 +277,17 @@ def _compile(session: nox.Session, *paths: str) -> None:
 
 
 @nox.session
+def mutants(session: nox.Session) -> None:
+    """Break the main claim of each row of the parity table, and fail when none of the row's tests notices.
+
+    It takes about an hour, and is for the night. `nox -s mutants -- --row F3` breaks one.
+    """
+    session.env["UV_COMPILE_BYTECODE"] = "1"
+    _install(session, "test", project=True)
+    session.run("python", "-m", "tests.mutants", *session.posargs)
+
+
+@nox.session
 def package(session: nox.Session) -> None:
     """Build the sdist and the wheel from it, and run a job in a fresh environment outside of the checkout."""
     folder = Path(session.create_tmp()).resolve()
