@@ -15,7 +15,7 @@ from typing import Any, cast
 import trio
 
 from celery5 import App
-from celery5.logs.log import NullLog
+from celery5.logs.log import Log, NullLog
 from celery5.observability import IncomingJob, Middleware, OpenTelemetryMiddleware
 from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.job.messages import add_headers, read_command
@@ -24,11 +24,12 @@ from celery5.protocol.observability.job_tally import JobTally
 from celery5.runners.on_trio import TrioRunner
 from celery5.runners.running_job import RunningJob
 from celery5.services.health.circuits import CircuitBreakers
-from celery5.services.process.shared_memory import SidecarMemory
+from celery5.services.process.incarnation_end import IncarnationEnd
 from celery5.services.worker.attempt_recorder import AttemptRecorder
+from celery5.services.worker.in_flight import RunningJobs
 from celery5.services.worker.internal_queues import InternalResultsQueue
 from celery5.services.worker.job_middleware import JobMiddleware
-from celery5.services.worker.judgement import AttemptMeasures, OutcomeHandler, OutcomeSettings
+from celery5.services.worker.judgement import OutcomeHandler
 from celery5.services.worker.lease import RedisClock
 from celery5.services.worker.task_execution import TaskExecution
 
@@ -94,46 +95,58 @@ class Bench:
         log, self.results = NullLog(), InternalResultsQueue()
         circuits = CircuitBreakers(tasks=app.tasks, log=log)
         job_middleware = JobMiddleware(app=app, worker="w", log=log)
-        resources: Any = SimpleNamespace(
-            tasks=app.tasks, queues={}, runners={}, duration_estimates={}, member_jobs=None,
-            budget=None, job_middleware=job_middleware, progress_reports=SimpleNamespace(receive=None),
-        )  # fmt: skip
         self.handler = OutcomeHandler(
-            resources=resources,
+            tasks=app.tasks,
+            job_middleware=job_middleware,
             results=self.results,
             circuit_breakers=circuits,
             log=log,
             worker="w",
-            attempt_measures=AttemptMeasures(
-                tally=JobTally(),
-                attempt_recorder=AttemptRecorder(
-                    tasks=app.tasks, worker="w", ended_jobs=EndedJobs("p", random), keeps_history=False
-                ),
-                redis_clock=RedisClock(),
+            tally=JobTally(),
+            attempt_recorder=AttemptRecorder(
+                tasks=app.tasks, worker="w", ended_jobs=EndedJobs("p", random), keeps_history=False
             ),
-            outcome_settings=OutcomeSettings(results_ttl=60, message_limit=10**6, retry_tracebacks=False),
+            redis_clock=RedisClock(),
+            results_ttl=60,
+            message_limit=10**6,
+            retry_tracebacks=False,
         )
-        no_limits: Any = SimpleNamespace(get_limits=lambda _command: None)
-        self.execution = TaskExecution(
-            identity=cast("Any", SimpleNamespace(lease=None, worker="w", consumed=[])),
-            redis=cast("Any", None),
-            resources=resources,
-            held=cast("Any", SimpleNamespace(isolated_jobs=None, running_jobs={})),
-            safeguards=cast(
-                "Any",
-                SimpleNamespace(
-                    deadlines=no_limits,
-                    circuit_breakers=circuits,
-                    sidecar_memory=cast("SidecarMemory", None),
-                    foreign_jobs=None,
-                ),
-            ),
-            outcome_handler=self.handler,
-            stop_policy=cast("Any", SimpleNamespace(grace_period=1.0, is_restarting=lambda: False)),
-            log=log,
-        )
+        self.execution = self._make_execution(app, job_middleware, circuits, log)
         self.message = add_headers(noop.job().message, {"traceparent": trace})
         self.command = read_command(self.message)
+
+    def _make_execution(
+        self, app: App, job_middleware: JobMiddleware, circuits: CircuitBreakers, log: Log
+    ) -> TaskExecution:
+        """Return what runs the jobs, with neither queues nor executors."""
+        nothing: Any = None
+        no_limits: Any = SimpleNamespace(get_limits=lambda _command: None)
+        no_progress: Any = SimpleNamespace(receive=None)
+        return TaskExecution(
+            worker="w",
+            lease=nothing,
+            consumed=[],
+            incarnation_end=IncarnationEnd(),
+            redis=nothing,
+            tasks=app.tasks,
+            queues={},
+            runners={},
+            duration_estimates={},
+            budget=nothing,
+            member_jobs=nothing,
+            progress_reports=no_progress,
+            job_middleware=job_middleware,
+            isolated_jobs=nothing,
+            running_jobs=RunningJobs(),
+            deadlines=no_limits,
+            circuit_breakers=circuits,
+            sidecar_memory=None,
+            foreign_jobs=nothing,
+            outcome_handler=self.handler,
+            grace_period=1.0,
+            is_restarting=lambda: False,
+            log=log,
+        )
 
     async def measure(self) -> float:
         """Return the microseconds that one job takes."""

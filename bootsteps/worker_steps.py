@@ -14,9 +14,10 @@ from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import Keys, QueueKeys
 from celery5.errors import BrokerError
 from celery5.logs.log import Log
+from celery5.services.process.incarnation_end import IncarnationEnd
 from celery5.services.process.step_status import StepStatus
 from celery5.services.worker.in_flight import InFlightJobs
-from celery5.services.worker.lease import Lease, WorkerIdentity
+from celery5.services.worker.lease import Lease
 from celery5.similar_names import did_you_mean
 
 LEAVE_TIMEOUT = 5.0
@@ -49,13 +50,17 @@ class WorkerDeparture:
     def __init__(
         self,
         *,
-        identity: WorkerIdentity,
+        consumed: Sequence[QueueKeys],
+        lease: Lease,
+        incarnation_end: IncarnationEnd,
         in_flight: InFlightJobs,
         recoverer: OwnRecovery,
         sidecar: SidecarLeaves | None,
         log: Log,
     ) -> None:
-        self._identity = identity
+        self._consumed = consumed
+        self._lease = lease
+        self._incarnation_end = incarnation_end
         self._in_flight = in_flight
         self._recoverer = recoverer
         self._sidecar = sidecar
@@ -64,7 +69,7 @@ class WorkerDeparture:
     @property
     def is_death(self) -> bool:
         """Whether an error ends this worker, which still has its lease."""
-        return self._identity.incarnation_end.has_failed and not self._identity.lease.is_lost
+        return self._incarnation_end.has_failed and not self._lease.is_lost
 
     def report_left(self, *, holding: bool) -> None:
         """Report that the queues were left. `holding`: jobs may be left behind."""
@@ -73,7 +78,7 @@ class WorkerDeparture:
 
     async def report_death(self) -> None:
         """Have the jobs put back, and those that had begun counted: by the sidecar, once this process has ended."""
-        begun: dict[str, list[bytes]] = {keys.queue: [] for keys in self._identity.consumed}
+        begun: dict[str, list[bytes]] = {keys.queue: [] for keys in self._consumed}
         for delivery in self._in_flight:
             if delivery.started and delivery.queue in begun:
                 begun[delivery.queue].append(delivery.entry)
@@ -97,7 +102,9 @@ class QueueMembership:
     def __init__(
         self,
         *,
-        identity: WorkerIdentity,
+        worker: str,
+        lease: Lease,
+        consumed: Sequence[QueueKeys],
         redis: AsyncDriver,
         keys: Keys,
         departure: WorkerDeparture,
@@ -108,10 +115,10 @@ class QueueMembership:
         self._departure = departure
         self._redis = redis
         self._keys = keys
-        self._consumed = identity.consumed
-        self._lease = identity.lease
+        self._consumed = consumed
+        self._lease = lease
         self._log = log
-        self._worker = identity.worker
+        self._worker = worker
         self._used = used
         self._recipients = recipients
 

@@ -69,7 +69,7 @@ from celery5.scaling.strategies import get_autoscale
 from celery5.services.commands.dispatcher import CommandHandler
 from celery5.services.commands.inbox import Inbox
 from celery5.services.commands.log_again import LogRetry
-from celery5.services.controller.foreman import ClusterReady, Foreman, MemberDefaults, get_end_limit
+from celery5.services.controller.foreman import ClusterReady, Foreman, get_end_limit
 from celery5.services.controller.foreman_commands import ForemanCommands
 from celery5.services.controller.leadership import Leadership, LocalLeadership
 from celery5.services.controller.member_ends import MemberEnds
@@ -329,7 +329,6 @@ class ControllerParts(AuxiliaryParts):
     extra_sources = made_by(make_extra_sources)
     leadership = Leadership
     leader = made_by(make_leader)
-    member_defaults = MemberDefaults
     foreman = Foreman
     member_ends = MemberEnds
     foreman_commands = ForemanCommands

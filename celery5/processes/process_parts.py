@@ -45,10 +45,8 @@ from celery5.protocol.commands.definitions import RELOAD, RETRY_BOOT_STEP, get_i
 from celery5.protocol.observability.alerting import AlertRule
 from celery5.services.commands.dispatcher import CommandHandler, CommandRegistry, SelfCommandSender, handle
 from celery5.services.commands.inbox import (
-    CommandRecord,
     Inbox,
     InboxAddress,
-    InboxIdentity,
     SelfCommandQueue,
 )
 from celery5.services.commands.log_again import LogRetry, log_handlers
@@ -297,8 +295,6 @@ class ProcessParts:
     process_commands = ProcessCommands
     commands = CommandRegistry
     self_commands = SelfCommandQueue
-    inbox_identity = InboxIdentity
-    command_record = CommandRecord
     inbox = Inbox
     log_again = LogRetry
     status_phase = StatusPhase

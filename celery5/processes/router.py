@@ -47,10 +47,7 @@ from celery5.services.commands.log_again import LogRetry
 from celery5.services.events.event_ingestion import (
     BrokerLookup,
     EventActions,
-    EventBrokers,
-    EventHandling,
     EventIngestion,
-    EventReading,
 )
 from celery5.services.events.sink_delivery import SinkDelivery
 from celery5.services.events.source_ingestion import SourceIngestion
@@ -70,7 +67,7 @@ from celery5.services.process.reloader import Reloader
 from celery5.services.process.systemd_notify import SystemdNotify
 from celery5.services.worker.due_jobs import Mover
 from celery5.services.worker.job_middleware import JobMiddleware
-from celery5.services.worker.lease import Heartbeat, Lease, WorkerIdentity
+from celery5.services.worker.lease import Heartbeat, Lease
 from celery5.services.worker.recovery import Recoverer
 from celery5.services.workflows.run_progress import RunProgress
 from celery5.tasks.task import Task
@@ -312,13 +309,9 @@ class RouterParts(AuxiliaryParts):
     mover = Mover
     run_progress = RunProgress
     mover_listener = MoverListener
-    identity = WorkerIdentity
     job_middleware = JobMiddleware
     recoverer = Recoverer
     # events
-    event_reading = EventReading
-    event_handling = EventHandling
-    event_brokers = EventBrokers
     event_ingestion = EventIngestion
     event_actions = EventActions
     # data

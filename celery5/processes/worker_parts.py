@@ -74,12 +74,13 @@ from celery5.runners.boxes.boxed import BoxedRunner, BoxLimits
 from celery5.runners.in_thread import ThreadRunner
 from celery5.runners.on_asyncio import AsyncioRunner
 from celery5.runners.on_trio import TrioRunner
+from celery5.runners.running_job import Runner
 from celery5.scheduling.timers import Timer
 from celery5.services.commands.dispatcher import CommandHandler, SelfCommandSender, handle
 from celery5.services.commands.inbox import Inbox
 from celery5.services.commands.log_again import LogRetry, log_handlers
 from celery5.services.commands.paused_queues import PausedQueues
-from celery5.services.commands.worker_commands import CommandedJobs, CommandedQueues, WorkerCommands
+from celery5.services.commands.worker_commands import WorkerCommands
 from celery5.services.events.subscriptions import Subscriptions
 from celery5.services.health.circuits import CircuitBreakers
 from celery5.services.health.health_checks import HealthMonitor
@@ -105,7 +106,7 @@ from celery5.services.observability.ended_counter import EndedCounter
 from celery5.services.observability.history_rollup import HistoryRollup
 from celery5.services.observability.metrics_reporter import MetricsReporter
 from celery5.services.process.incarnation_end import IncarnationEnd
-from celery5.services.process.recycling import DrainedWork, Recycling, RecyclingPolicy, RestartMode
+from celery5.services.process.recycling import Recycling, RestartMode
 from celery5.services.process.reloader import Reloader
 from celery5.services.process.shared_memory import SidecarMemory
 from celery5.services.process.step_status import StepStatus
@@ -113,7 +114,7 @@ from celery5.services.process.suspect_turn import SuspectTurn
 from celery5.services.process.systemd_notify import SystemdNotify
 from celery5.services.scaling.observer import TimeLimitedDriver
 from celery5.services.scaling.preferences import Preferences
-from celery5.services.scaling.reporter import ReportedLoad, ReportedWorker, Reporter
+from celery5.services.scaling.reporter import Reporter
 from celery5.services.scheduling.timer_leadership import TimerLeadership
 from celery5.services.scheduling.timers import TimerRuns, Timers
 from celery5.services.streams.group_lags import GroupLags
@@ -125,26 +126,25 @@ from celery5.services.streams.stream_processors import ProcessorsStop, StreamPro
 from celery5.services.worker.attempt_recorder import AttemptRecorder
 from celery5.services.worker.burst import Burst
 from celery5.services.worker.capacity import PrefetchFactor, QueueCapacity
-from celery5.services.worker.concurrency_budget import MaximalConcurrencyBudget, Runner, TaskResources
+from celery5.services.worker.concurrency_budget import MaximalConcurrencyBudget
 from celery5.services.worker.consumer import Consumer
 from celery5.services.worker.due_jobs import Mover
 from celery5.services.worker.foreign_jobs import NEW_FOREIGN, ForeignJobs
-from celery5.services.worker.in_flight import HeldJobs, InFlightJobs, IsolatedJobs, RecentJobs, RunningJobs
-from celery5.services.worker.intake import JobIntake, ReceivedJobs
+from celery5.services.worker.in_flight import InFlightJobs, IsolatedJobs, RecentJobs, RunningJobs
+from celery5.services.worker.intake import JobIntake
 from celery5.services.worker.internal_queues import InternalResultsQueue, InternalTasksQueue, SharedSlots
 from celery5.services.worker.job_middleware import JobMiddleware
-from celery5.services.worker.judgement import AttemptMeasures, OutcomeHandler, OutcomeSettings
-from celery5.services.worker.lease import Heartbeat, Lease, RedisClock, WorkerIdentity
+from celery5.services.worker.judgement import OutcomeHandler
+from celery5.services.worker.lease import Heartbeat, Lease, RedisClock
 from celery5.services.worker.progress_reports import ProgressReports
-from celery5.services.worker.reading import NEW_LANE, QueueLanes, QueueReads, ReadingState, ReadOrder
+from celery5.services.worker.reading import NEW_LANE, QueueLanes, ReadingState, ReadOrder
 from celery5.services.worker.recovery import Recoverer
 from celery5.services.worker.result_publisher import (
     ResultPublisher,
-    SettlementFollowers,
     UnpublishableRetries,
 )
 from celery5.services.worker.revocations import Revocations
-from celery5.services.worker.task_execution import JobSafeguards, StopPolicy, TaskExecution
+from celery5.services.worker.task_execution import TaskExecution
 from celery5.services.worker.time_limits import Deadlines, FineTimer
 from celery5.services.worker.unstarted import UnstartedJobs
 from celery5.services.workflows.member_jobs import MemberJobs
@@ -643,7 +643,6 @@ class WorkerParts(ProcessParts):
     incarnation_end = made_by(get_incarnation_end)
     departure = WorkerDeparture
     # membership and recovery
-    identity = WorkerIdentity
     join = QueueMembership
     heartbeat = Heartbeat
     heartbeat_listeners = made_by(make_heartbeat_listeners)
@@ -668,7 +667,6 @@ class WorkerParts(ProcessParts):
     reading = ReadingState
     lanes = QueueLanes
     read_order = ReadOrder
-    queue_reads = QueueReads
     preferences = Preferences
     queues = made_by(make_queues)
     pauses = PausedQueues
@@ -679,8 +677,6 @@ class WorkerParts(ProcessParts):
     isolated_jobs = IsolatedJobs
     suspect_turn = SuspectTurn
     running_jobs = RunningJobs
-    held = HeldJobs
-    received = ReceivedJobs
     # limits
     waiting_tasks = WaitingTasks
     kind_starts = KindRates
@@ -690,9 +686,6 @@ class WorkerParts(ProcessParts):
     limit_overrides = LimitOverrides
     # execution
     task_execution = TaskExecution
-    resources = TaskResources
-    safeguards = JobSafeguards
-    stop_policy = StopPolicy
     budget = MaximalConcurrencyBudget
     progress_reports = ProgressReports
     runners = made_by(make_runners)
@@ -702,8 +695,6 @@ class WorkerParts(ProcessParts):
     fine_timer = FineTimer
     outcome_handler = OutcomeHandler
     attempt_recorder = AttemptRecorder
-    attempt_measures = AttemptMeasures
-    outcome_settings = OutcomeSettings
     job_middleware = JobMiddleware
     # from the worker into the broker
     results = InternalResultsQueue
@@ -712,7 +703,6 @@ class WorkerParts(ProcessParts):
     # workflows
     run_progress = RunProgress
     run_relay = RunRelay
-    followers = SettlementFollowers
     member_jobs = MemberJobs
     # streams
     stream_processors = made_by(make_stream_processors)
@@ -725,22 +715,16 @@ class WorkerParts(ProcessParts):
     timers = Timers
     # commands
     handlers = made_by(make_handlers)
-    commanded_queues = CommandedQueues
-    commanded_jobs = CommandedJobs
     worker_commands = WorkerCommands
     on_expired = made_by(make_recheck)
     # health and reports
     circuit_breakers = CircuitBreakers
     health = HealthMonitor
     sources = made_by(make_sources)
-    reported_worker = ReportedWorker
-    reported_load = ReportedLoad
     reporter = Reporter
     depth_brokers = made_by(make_depth_brokers)
     queue_depths = QueueDepths
     # the life of the process
     burst_watch = Burst
-    recycling_policy = RecyclingPolicy
-    drained_work = DrainedWork
     recycling = Recycling
     subscriptions = made_by(make_subscriptions)

@@ -4,7 +4,7 @@ An executor reuses one RunningJob for job after job until one of them is cancell
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import CoroutineType
 from typing import Any, Protocol
@@ -216,3 +216,13 @@ class RunningJob:
     def _wait_deadline(self) -> float:
         use_default = self._use_default_wait or self.cancel_outcome is None
         return trio.current_time() + min(self._max_wait, self._default_wait if use_default else math.inf)
+
+
+class Runner(Protocol):
+    """Runs the functions of one kind of task."""
+
+    async def execute(
+        self, function: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], running_job: RunningJob
+    ) -> Outcome:
+        """Run one function to its outcome."""
+        ...

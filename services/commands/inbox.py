@@ -169,28 +169,6 @@ class SelfCommandQueue:
         return control_command.id, sign_command(control_command, signer)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InboxIdentity:
-    """The process that receives the commands of an inbox."""
-
-    # The whole name of the process.
-    worker: str
-    # Where commands arrive.
-    address: InboxAddress
-    # The keys that it signs with, and the senders that it trusts.
-    keyring: InboxKeyring
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommandRecord:
-    """The commands that a process received, over all its incarnations."""
-
-    # How many commands came, by outcome.
-    command_counts: Counter[str]
-    # When each command that was performed expires, by id.
-    performed_commands: dict[str, float]
-
-
 class Inbox:
     """The inbox of one process. `on_expired` is called when a command came too late."""
 
@@ -198,8 +176,11 @@ class Inbox:
         self,
         *,
         redis: AsyncDriver,
-        command_record: CommandRecord,
-        inbox_identity: InboxIdentity,
+        command_counts: Counter[str],
+        performed_commands: dict[str, float],
+        worker: str,
+        address: InboxAddress,
+        keyring: InboxKeyring,
         keys: Keys,
         commands: CommandRegistry,
         self_commands: SelfCommandQueue,
@@ -208,22 +189,22 @@ class Inbox:
     ) -> None:
         self._redis = redis
         self._keys = keys
-        self._keyring = inbox_identity.keyring
-        self._address = inbox_identity.address
+        self._keyring = keyring
+        self._address = address
         self._commands = commands
         self._own_commands = self_commands
         self._log = log
         self._refusals = OutageLog(log, "inbox:read-failed")
-        self._worker = inbox_identity.worker
+        self._worker = worker
         self._slots = trio.Semaphore(MAX_RUNNING_COMMANDS)
         self._thread = trio.CapacityLimiter(1)
-        self._performed = command_record.performed_commands
+        self._performed = performed_commands
         self._on_expired = on_expired
         self._running: set[trio.CancelScope] = set()
         self._stop_deadline = math.inf
         self._may_have_commands = trio.Event()
         self._refusal_second = self._refusals_in_second = 0
-        self._counts = command_record.command_counts
+        self._counts = command_counts
 
     @property
     def channels(self) -> list[str]:

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import trio
@@ -53,42 +52,6 @@ MAX_JOBS_BEFORE = 256
 """The most jobs that may wait before the job of `run-task`: all are read with it, and released again."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommandedQueues:
-    """The queues of a worker, as commands act on them."""
-
-    # Reads the queues.
-    consumer: Consumer
-    # Accepts jobs that a command delivers.
-    intake: JobIntake
-    # Pauses and resumes queues.
-    pauses: PausedQueues
-    # The keys of the queues.
-    consumed: Sequence[QueueKeys]
-    # The queue of a job that names none.
-    default_queue: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommandedJobs:
-    """The jobs of a worker, as commands report them and act on them."""
-
-    # The jobs that the worker holds.
-    in_flight: InFlightJobs
-    # The jobs that run.
-    task_execution: TaskExecution
-    # The slots of each kind.
-    budget: MaximalConcurrencyBudget
-    # The queues that are read more often.
-    preferences: Preferences
-    # The tasks by name.
-    tasks: Mapping[str, Any]
-    # What the jobs report of their progress.
-    progress_reports: ProgressReports
-    # Seconds that the result of a revoked job is kept.
-    results_ttl: float
-
-
 class WorkerCommands:
     """The commands that act on one worker."""
 
@@ -96,8 +59,18 @@ class WorkerCommands:
         self,
         *,
         redis: AsyncDriver,
-        commanded_jobs: CommandedJobs,
-        commanded_queues: CommandedQueues,
+        in_flight: InFlightJobs,
+        task_execution: TaskExecution,
+        budget: MaximalConcurrencyBudget,
+        preferences: Preferences,
+        tasks: Mapping[str, Any],
+        progress_reports: ProgressReports,
+        results_ttl: float,
+        consumer: Consumer,
+        intake: JobIntake,
+        pauses: PausedQueues,
+        consumed: Sequence[QueueKeys],
+        default_queue: str,
         worker: str,
         stop_requested: trio.Event,
         process_commands: ProcessCommands,
@@ -105,19 +78,19 @@ class WorkerCommands:
         timer_runs: TimerRuns,
     ) -> None:
         self._redis = redis
-        self._consumer = commanded_queues.consumer
-        self._intake = commanded_queues.intake
-        self._pauses = commanded_queues.pauses
-        self._queues = {keys.queue: keys for keys in commanded_queues.consumed}
-        self._in_flight = commanded_jobs.in_flight
-        self._execution = commanded_jobs.task_execution
-        self._budget = commanded_jobs.budget
-        self._preferences = commanded_jobs.preferences
-        self._tasks = commanded_jobs.tasks
-        self._progress_reports = commanded_jobs.progress_reports
+        self._consumer = consumer
+        self._intake = intake
+        self._pauses = pauses
+        self._queues = {keys.queue: keys for keys in consumed}
+        self._in_flight = in_flight
+        self._execution = task_execution
+        self._budget = budget
+        self._preferences = preferences
+        self._tasks = tasks
+        self._progress_reports = progress_reports
         self._worker = worker
-        self._results_ttl = commanded_jobs.results_ttl
-        self._default_queue = commanded_queues.default_queue
+        self._results_ttl = results_ttl
+        self._default_queue = default_queue
         self._stop_requested = stop_requested
         self._process_commands = process_commands
         self._recycling = recycling

@@ -7,7 +7,6 @@ routers, workers, publishers.
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Protocol
 
 import trio
@@ -81,16 +80,6 @@ class BrokerConnectivity(Protocol):
     def connected(self) -> bool: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemberDefaults:
-    """What all members of a cluster get."""
-
-    # Variables of their environment.
-    member_environment: Mapping[str, str]
-    # Their grace period, in seconds.
-    grace: float
-
-
 class Foreman:
     """Keeps the members that the `cluster` description asks for.
 
@@ -108,7 +97,8 @@ class Foreman:
         platform: Platform,
         leader: LeadershipStatus,
         redis: BrokerConnectivity,
-        member_defaults: MemberDefaults,
+        member_environment: Mapping[str, str],
+        grace: float,
         log: Log,
         on_status: Callable[[str], object],
     ) -> None:
@@ -117,8 +107,8 @@ class Foreman:
         self._platform = platform
         self._leads = leader
         self._redis = redis
-        self._member_environment = member_defaults.member_environment
-        self._grace = member_defaults.grace
+        self._member_environment = member_environment
+        self._grace = grace
         self._log = log
         self._on_status = on_status
         self._send_end, self.member_ends = trio.open_memory_channel[MemberEnd](MAX_ENDS)

@@ -104,42 +104,6 @@ def _parse_fields(event: EventMessage, kind: type[EventFields]) -> EventFields:
         raise Corrupt(f"event {event.event}: {error}") from None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EventReading:
-    """Where a Router reads events, and under which name."""
-
-    # The connection for blocking reads.
-    reader: ParkedRedis
-    # The queue of events, alone.
-    consumed: Sequence[QueueKeys]
-    # Seconds that a read waits for events at most.
-    read_block: float
-    # The name of the Router as a consumer.
-    worker: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EventHandling:
-    """What a Router does with an event."""
-
-    # What it does itself, by subject.
-    event_actions: EventActions
-    # Seconds that events without subscribers are kept.
-    event_retention: float
-    # Bytes that a message has at most.
-    message_limit: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EventBrokers:
-    """The brokers that the jobs of events go to."""
-
-    # Reaches the broker of each queue.
-    broker_router: AsyncDriver
-    # Returns the broker of an application's queue.
-    find_broker: "BrokerLookup"
-
-
 class EventIngestion:
     """Routes the events that this Router reads.
 
@@ -150,31 +114,37 @@ class EventIngestion:
         self,
         *,
         redis: AsyncDriver,
-        event_brokers: EventBrokers,
-        event_handling: EventHandling,
-        event_reading: EventReading,
+        broker_router: AsyncDriver,
+        find_broker: "BrokerLookup",
+        event_actions: EventActions,
+        event_retention: float,
+        message_limit: int,
+        reader: ParkedRedis,
+        consumed: Sequence[QueueKeys],
+        read_block: float,
+        worker: str,
         keys: Keys,
         lease: Lease,
         log: Log,
         clock: "Clock",
     ) -> None:
         self._redis = redis
-        self._broker_router = event_brokers.broker_router
-        self._find_broker = event_brokers.find_broker
+        self._broker_router = broker_router
+        self._find_broker = find_broker
         self._unreachable: set[str] = set()
         self._delayed_until = math.inf
-        self._reader = event_reading.reader
+        self._reader = reader
         self._keys = keys
-        (self._events,) = event_reading.consumed
+        (self._events,) = consumed
         self._lease = lease
         self._log = log
         self._outages = OutageLog(log, "events:interrupted", "events:resumed")
-        self._router = event_reading.worker
-        self._block = event_reading.read_block
-        self._retention = event_handling.event_retention
-        self._limit = event_handling.message_limit
+        self._router = worker
+        self._block = read_block
+        self._retention = event_retention
+        self._limit = message_limit
         self._clock = clock
-        self._actions = event_handling.event_actions.actions
+        self._actions = event_actions.actions
         self._state = b""
         self._subscribed: Mapping[str, Sequence[Subscription]] = {}
         self._publishers: dict[str, PublishPlanner] = {}

@@ -25,10 +25,12 @@ from celery5.protocol.limits import AdmissionRule, Rate, format_expiry, get_wait
 from celery5.services.limits.admission_state import AdmissionState, is_expired
 from celery5.services.limits.waiting_tasks import QueueTask
 from celery5.services.process.broker_outages import OutageLog, retry_until_available
-from celery5.services.worker.intake import ReceivedJobs
+from celery5.services.worker.in_flight import InFlightJobs, RecentJobs
+from celery5.services.worker.intake import JobIntake
 from celery5.services.worker.judgement import OutcomeHandler
-from celery5.services.worker.lease import WorkerIdentity
+from celery5.services.worker.lease import Lease
 from celery5.services.worker.reading import ReadingState
+from celery5.services.worker.unstarted import UnstartedJobs
 from celery5.tasks.task import Task
 
 ADMISSION_BATCH = 64
@@ -49,30 +51,35 @@ class AdmissionControl:
     def __init__(
         self,
         *,
-        identity: WorkerIdentity,
+        worker: str,
+        lease: Lease,
+        consumed: Sequence[QueueKeys],
         redis: TrioRedis,
         tasks: Mapping[str, Task[..., Any]],
         admission: AdmissionState,
-        received: ReceivedJobs,
+        intake: JobIntake,
+        in_flight: InFlightJobs,
+        recent: RecentJobs,
+        unstarted: UnstartedJobs,
         reading: ReadingState,
         outcome_handler: OutcomeHandler,
         log: Log,
     ) -> None:
         self._redis = redis
-        self._consumed: Mapping[str, QueueKeys] = {keys.queue: keys for keys in identity.consumed}
-        self._channels = {keys.slots_freed.encode(): keys.queue for keys in identity.consumed}
+        self._consumed: Mapping[str, QueueKeys] = {keys.queue: keys for keys in consumed}
+        self._channels = {keys.slots_freed.encode(): keys.queue for keys in consumed}
         self._tasks = tasks
         self._admission = admission
         self._starts = admission.kind_starts
-        self._in_flight = received.held.in_flight
-        self._recent = received.held.recent
-        self._intake = received.intake
-        self._unstarted = received.unstarted
+        self._in_flight = in_flight
+        self._recent = recent
+        self._intake = intake
+        self._unstarted = unstarted
         self._reading = reading
         self._outcome_handler = outcome_handler
-        self._lease = identity.lease
+        self._lease = lease
         self._log = log
-        self._worker = identity.worker
+        self._worker = worker
         self._outages = OutageLog(log, "admission:interrupted", "admission:resumed")
         self._connects = 1
         self._wanted = admission.waiting_tasks

@@ -10,6 +10,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from itertools import count, takewhile
 from types import MappingProxyType
+from typing import Any
 
 import trio
 
@@ -26,13 +27,15 @@ from celery5.protocol.limits import (
     make_admission_rule,
 )
 from celery5.protocol.masking import MAX_ERROR_LENGTH, get_error_text, get_type_name
-from celery5.protocol.scaling.prefetch import HORIZON, count_ahead
+from celery5.protocol.scaling.prefetch import HORIZON, DurationEstimate, count_ahead
 from celery5.runners.user_errors import guard_scopes, reraise_cancellation
 from celery5.services.limits.kind_rates import KindRates
 from celery5.services.limits.waiting_tasks import WaitingTasks
-from celery5.services.worker.concurrency_budget import TaskResources
-from celery5.services.worker.in_flight import HeldJobs
+from celery5.services.worker.concurrency_budget import MaximalConcurrencyBudget
+from celery5.services.worker.in_flight import InFlightJobs, IsolatedJobs, RunningJobs
+from celery5.services.worker.internal_queues import InternalTasksQueue
 from celery5.services.worker.reading import ReadingState
+from celery5.tasks.task import Task
 
 AWAITING_ADMISSION = "awaiting-admission"
 """The kind under which the in-flight jobs count those that await admission."""
@@ -57,8 +60,13 @@ class AdmissionState:
     def __init__(
         self,
         *,
-        resources: TaskResources,
-        held: HeldJobs,
+        tasks: Mapping[str, Task[..., Any]],
+        queues: Mapping[str, InternalTasksQueue],
+        duration_estimates: Mapping[str, DurationEstimate],
+        budget: MaximalConcurrencyBudget,
+        in_flight: InFlightJobs,
+        isolated_jobs: IsolatedJobs,
+        running_jobs: RunningJobs,
         reading: ReadingState,
         log: Log,
         kind_rates: Mapping[str, Rate],
@@ -66,19 +74,19 @@ class AdmissionState:
         kind_starts: KindRates,
     ) -> None:
         self._kind_rates = kind_rates
-        self._tasks = resources.tasks
-        self._queues = resources.queues
-        self._duration_estimates = resources.duration_estimates
-        self._budget = resources.budget
-        self._in_flight = held.in_flight
-        self._isolated_jobs = held.isolated_jobs
+        self._tasks = tasks
+        self._queues = queues
+        self._duration_estimates = duration_estimates
+        self._budget = budget
+        self._in_flight = in_flight
+        self._isolated_jobs = isolated_jobs
         self._log = log
         self._reading = reading
         self._overrides: Mapping[str, LimitOverride] = {}
         self._suspended: Mapping[str, Suspension] = {}
         self._computed: dict[str, int] = {}
         self._failures: dict[str, str] = {}
-        self._running_jobs = held.running_jobs
+        self._running_jobs = running_jobs
         self._changed_tasks: set[str] = set()
         # Only tasks that have a rule now, by name.
         self.rules: dict[str, AdmissionRule] = {}

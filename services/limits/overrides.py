@@ -6,7 +6,7 @@ every third heartbeat; so an idle worker sends less than one command in a second
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import trio
@@ -23,7 +23,6 @@ from celery5.protocol.scaling.budget import KINDS
 from celery5.services.health.circuits import BreakerTrip, CircuitBreakers
 from celery5.services.limits.admission_state import AdmissionState
 from celery5.services.process.broker_outages import retry_until_available
-from celery5.services.worker.lease import WorkerIdentity
 from celery5.tasks.task import Task
 
 RETRY_DELAY = 1.0
@@ -43,7 +42,8 @@ class LimitOverrides:
     def __init__(
         self,
         *,
-        identity: WorkerIdentity,
+        worker: str,
+        consumed: Sequence[QueueKeys],
         redis: AsyncDriver,
         keys: Keys,
         tasks: Mapping[str, Task[..., Any]],
@@ -54,11 +54,11 @@ class LimitOverrides:
     ) -> None:
         self._redis = redis
         self._keys = keys
-        self._first_queue = identity.consumed[0].queue if identity.consumed else ""
+        self._first_queue = consumed[0].queue if consumed else ""
         self._tasks = tasks
         self._admission = admission
         self._log = log
-        self._worker = identity.worker
+        self._worker = worker
         self._limits: Mapping[str, LimitOverride] = {}
         self._suspended: Mapping[str, Suspension] = {}
         self._imposed_until = math.inf

@@ -1,11 +1,13 @@
 """Which tasks have jobs in waiting lists, as far as one worker knows, and which queue is the next to get a slot."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from celery5.protocol.scaling.prioritisation import MAX_WEIGHT
 from celery5.protocol.scaling.read_order import parse_queue_order
 from celery5.services.scaling.preferences import Preferences
-from celery5.services.worker.concurrency_budget import TaskResources
+from celery5.services.worker.concurrency_budget import MaximalConcurrencyBudget
+from celery5.tasks.task import Task
 
 QueueTask = tuple[str, str]
 """A queue, and a task that has jobs in its waiting list there."""
@@ -18,9 +20,16 @@ class WaitingTasks:
     setting `queue_order`, or by weights, else alike.
     """
 
-    def __init__(self, *, resources: TaskResources, preferences: Preferences, queue_order: str) -> None:
-        self._tasks = resources.tasks
-        self._get_name = resources.budget.get_name
+    def __init__(
+        self,
+        *,
+        tasks: Mapping[str, Task[..., Any]],
+        budget: MaximalConcurrencyBudget,
+        preferences: Preferences,
+        queue_order: str,
+    ) -> None:
+        self._tasks = tasks
+        self._get_name = budget.get_name
         self._preferences = preferences
         self._order = parse_queue_order(queue_order)
         self._found: set[QueueTask] = set()

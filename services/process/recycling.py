@@ -57,28 +57,6 @@ class RestartMode:
         self.is_due = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecyclingPolicy:
-    """When a process is recycled, and what follows it."""
-
-    # The limits.
-    recycle_at: RecyclingLimits
-    # Whether and how the process begins anew.
-    restart_mode: RestartMode
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrainedWork:
-    """The work that ends before a process is recycled."""
-
-    # Stops reading first.
-    consumer: Consumer
-    # The jobs that are waited for.
-    in_flight: InFlightJobs
-    # How many jobs have ended.
-    tally: JobTally
-
-
 class Recycling:
     """Drains this process when it has reached a limit, and sets `stop_requested` then."""
 
@@ -86,8 +64,11 @@ class Recycling:
         self,
         *,
         redis: AsyncDriver,
-        drained_work: DrainedWork,
-        recycling_policy: RecyclingPolicy,
+        consumer: Consumer,
+        in_flight: InFlightJobs,
+        tally: JobTally,
+        recycle_at: RecyclingLimits,
+        restart_mode: RestartMode,
         keys: Keys,
         worker: str,
         stop_requested: trio.Event,
@@ -98,14 +79,12 @@ class Recycling:
         self._keys = keys
         self._worker = worker
         self._limits = (
-            jitter_limits(recycling_policy.recycle_at, random.random)
-            if recycling_policy.restart_mode.is_requested
-            else RecyclingLimits()
+            jitter_limits(recycle_at, random.random) if restart_mode.is_requested else RecyclingLimits()
         )
-        self._restart_mode = recycling_policy.restart_mode
-        self._consumer = drained_work.consumer
-        self._in_flight = drained_work.in_flight
-        self._tally = drained_work.tally
+        self._restart_mode = restart_mode
+        self._consumer = consumer
+        self._in_flight = in_flight
+        self._tally = tally
         self._stop_requested = stop_requested
         self._log = log
         self._memory = memory

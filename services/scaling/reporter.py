@@ -4,7 +4,6 @@ It sends nothing unless the application is scaled or uses priorities.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import trio
@@ -26,34 +25,6 @@ MAX_REPORTED_TASKS = 500
 """The most tasks whose durations are reported."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportedWorker:
-    """Which worker a report is about."""
-
-    # Its whole name.
-    worker: str
-    # The process that it shares slots in, if it is one of several.
-    process: str
-    # The queues that it reads.
-    consumed: Sequence[QueueKeys]
-    # The tasks that it knows, by name.
-    tasks: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportedLoad:
-    """What a report reads the load of a worker from."""
-
-    # The slots of each kind, and how many are taken.
-    budget: MaximalConcurrencyBudget
-    # The jobs that the worker holds.
-    in_flight: InFlightJobs
-    # How long jobs took.
-    process_status: ProcessStatus
-    # How far the worker reads ahead.
-    prefetch_factor: PrefetchFactor
-
-
 class Reporter:
     """Sends the reports of one worker."""
 
@@ -63,22 +34,28 @@ class Reporter:
         self,
         *,
         redis: AsyncDriver,
-        reported_load: ReportedLoad,
-        reported_worker: ReportedWorker,
+        budget: MaximalConcurrencyBudget,
+        in_flight: InFlightJobs,
+        process_status: ProcessStatus,
+        prefetch_factor: PrefetchFactor,
+        worker: str,
+        process: str,
+        consumed: Sequence[QueueKeys],
+        tasks: Mapping[str, Any],
         keys: Keys,
         reports: bool,
         log: Log,
     ) -> None:
         self._redis = redis
         self._keys = keys
-        self._queues = tuple(each.queue for each in reported_worker.consumed)
-        self._kinds = sorted({task.kind for task in reported_worker.tasks.values()})
-        self._budget = reported_load.budget
-        self._in_flight = reported_load.in_flight
-        self._process_status = reported_load.process_status
-        self._prefetch_factor = reported_load.prefetch_factor
-        self._worker = reported_worker.worker
-        self._process = reported_worker.process
+        self._queues = tuple(each.queue for each in consumed)
+        self._kinds = sorted({task.kind for task in tasks.values()})
+        self._budget = budget
+        self._in_flight = in_flight
+        self._process_status = process_status
+        self._prefetch_factor = prefetch_factor
+        self._worker = worker
+        self._process = process
         self._reports = reports
         self._outages = OutageLog(log, "autoscale:report-failed")
         self._seen: dict[str, tuple[int, float]] = {}

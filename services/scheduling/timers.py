@@ -26,12 +26,11 @@ from celery5.runners.in_thread import ThreadRunner
 from celery5.runners.on_asyncio import AsyncioRunner
 from celery5.runners.on_trio import TrioRunner
 from celery5.runners.outcome import get_error_outcome
-from celery5.runners.running_job import RunningJob
+from celery5.runners.running_job import Runner, RunningJob
 from celery5.runners.user_errors import call_user_code, reraise_cancellation
 from celery5.scheduling.fire_times import get_next_fire_time, validate_trigger
 from celery5.scheduling.timers import Timer, TimerKind
 from celery5.services.scheduling.timer_leadership import TimerLeadership
-from celery5.services.worker.concurrency_budget import Runner
 
 LONGEST_SLEEP = 30.0
 """Seconds after which a timer by wall-clock time looks at the clock again, which may have been set."""

@@ -6,9 +6,8 @@ A fixed budget costs nothing while jobs run. A variable one is updated when jobs
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import trio
 from msgspec.structs import replace
@@ -17,9 +16,6 @@ from celery5.errors import CommandRefused
 from celery5.health.machine import MachineReading, read_machine
 from celery5.logs.log import Log
 from celery5.protocol.commands.definitions import BudgetParameters, ConcurrencyParameters
-from celery5.protocol.job.delivery import Delivery
-from celery5.protocol.job.messages import Command
-from celery5.protocol.job.verdict import Outcome
 from celery5.protocol.masking import show_error
 from celery5.protocol.scaling.budget import (
     CPU_ADVICE,
@@ -38,14 +34,9 @@ from celery5.protocol.scaling.budget import (
     next_budget_state,
     scale_budget,
 )
-from celery5.protocol.scaling.prefetch import DurationEstimate
-from celery5.protocol.workflows.member_ids import MemberId
-from celery5.runners.running_job import RunningJob
 from celery5.runners.user_errors import call_in_thread, call_user_code, guard_scopes, reraise_cancellation
 from celery5.services.worker.in_flight import InFlightJobs, RunningJobs
 from celery5.services.worker.internal_queues import InternalTasksQueue
-from celery5.services.worker.job_middleware import JobMiddleware
-from celery5.services.worker.progress_reports import ProgressReports
 from celery5.tasks.task import Task
 
 UPDATE_INTERVAL = 0.1
@@ -400,45 +391,3 @@ async def _call_user_function(maximum: Maximum, demand: Demand) -> int:
         with trio.fail_after(MAXIMUM_TIMEOUT):
             result = await result
     return cast("int", result)
-
-
-class Runner(Protocol):
-    """Runs one function to its outcome."""
-
-    async def execute(
-        self, function: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], running_job: RunningJob
-    ) -> Outcome: ...
-
-
-class MemberRunner(Protocol):
-    """Runs a member of a workflow whose message does not have all that it needs."""
-
-    async def run_member(
-        self,
-        delivery: Delivery,
-        command: Command,
-        member: MemberId,
-        task: Task[..., Any],
-        runner: Runner,
-        running_job: RunningJob,
-    ) -> Outcome: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskResources:
-    """The tasks of a worker, and what it has to run their jobs, by kind of task."""
-
-    # The tasks, by name.
-    tasks: Mapping[str, Task[..., Any]]
-    # Where jobs wait for an executor: by kind, and by task for those with budgets of their own. So are the next two.
-    queues: Mapping[str, InternalTasksQueue]
-    runners: Mapping[str, Runner]
-    # How long the jobs take.
-    duration_estimates: Mapping[str, DurationEstimate]
-    # How many jobs may run at once.
-    budget: MaximalConcurrencyBudget
-    member_jobs: MemberRunner
-    # What the jobs report of their progress.
-    progress_reports: ProgressReports
-    # What the application runs around the jobs.
-    job_middleware: JobMiddleware

@@ -9,6 +9,7 @@ import trio
 from celery5.broker.call import Call
 from celery5.broker.calls import jobs
 from celery5.broker.calls.jobs import Entry
+from celery5.broker.connection.parked import ParkedRedis
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.transient_errors import is_outage
 from celery5.errors import BrokerError, BrokerReplied, BrokerUnavailable
@@ -19,11 +20,14 @@ from celery5.protocol.scaling.prefetch import HORIZON
 from celery5.services.limits.admission_state import AdmissionState
 from celery5.services.process.broker_outages import OutageLog, retry_until_available
 from celery5.services.worker.capacity import QueueCapacity
-from celery5.services.worker.concurrency_budget import TaskResources
-from celery5.services.worker.foreign_jobs import TAKE_BATCH
-from celery5.services.worker.intake import ReceivedJobs
-from celery5.services.worker.lease import WorkerIdentity
-from celery5.services.worker.reading import PassCapacity, QueueReads
+from celery5.services.worker.concurrency_budget import MaximalConcurrencyBudget
+from celery5.services.worker.foreign_jobs import TAKE_BATCH, ForeignJobs
+from celery5.services.worker.in_flight import InFlightJobs, IsolatedJobs
+from celery5.services.worker.intake import JobIntake
+from celery5.services.worker.internal_queues import InternalTasksQueue
+from celery5.services.worker.lease import Lease
+from celery5.services.worker.reading import PassCapacity, ReadingState, ReadOrder
+from celery5.services.worker.unstarted import UnstartedJobs
 
 RETRY_INTERVAL = 0.1
 """Seconds between attempts while Redis is unreachable."""
@@ -50,33 +54,42 @@ class Consumer:
     def __init__(
         self,
         *,
-        identity: WorkerIdentity,
+        worker: str,
+        lease: Lease,
         redis: AsyncDriver,
-        queue_reads: QueueReads,
+        reader: ParkedRedis,
+        read_order: ReadOrder,
+        reading: ReadingState,
+        read_block: float,
         queue_capacity: QueueCapacity,
-        received: ReceivedJobs,
-        resources: TaskResources,
+        intake: JobIntake,
+        in_flight: InFlightJobs,
+        isolated_jobs: IsolatedJobs,
+        unstarted: UnstartedJobs,
+        foreign_jobs: ForeignJobs,
+        queues: Mapping[str, InternalTasksQueue],
+        budget: MaximalConcurrencyBudget,
         admission: AdmissionState,
         log: Log,
     ) -> None:
-        self._reader = queue_reads.reader
+        self._reader = reader
         self._redis = redis
-        self._read_order = queue_reads.read_order
-        self._reading = queue_reads.reading
-        self._queues = resources.queues
+        self._read_order = read_order
+        self._reading = reading
+        self._queues = queues
         self._capacity = queue_capacity
-        self._budget = resources.budget
-        self._intake = received.intake
-        self._unstarted = received.unstarted
-        self._in_flight = received.held.in_flight
-        self._isolated_jobs = received.held.isolated_jobs
+        self._budget = budget
+        self._intake = intake
+        self._unstarted = unstarted
+        self._in_flight = in_flight
+        self._isolated_jobs = isolated_jobs
         self._admission = admission
-        self._foreign_jobs = received.foreign_jobs
-        self._lease = identity.lease
+        self._foreign_jobs = foreign_jobs
+        self._lease = lease
         self._log = log
         self._outages = OutageLog(log, "consumer:interrupted", "consumer:resumed")
-        self._worker = identity.worker
-        self._read_block = queue_reads.read_block
+        self._worker = worker
+        self._read_block = read_block
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Read until cancelled.

@@ -32,7 +32,7 @@ from celery5.protocol.job.verdict import (
 )
 from celery5.protocol.limits import unescape_word
 from celery5.services.process.broker_outages import OutageLog, retry_until_available
-from celery5.services.worker.lease import HEARTBEATS_PER_LEASE, WorkerIdentity
+from celery5.services.worker.lease import HEARTBEATS_PER_LEASE, Lease
 from celery5.services.worker.reading import ReadingState
 from celery5.services.worker.unstarted import UnstartedJobs
 
@@ -58,7 +58,8 @@ class ForeignJobs:
     def __init__(
         self,
         *,
-        identity: WorkerIdentity,
+        lease: Lease,
+        consumed: Sequence[QueueKeys],
         redis: AsyncDriver,
         reading: ReadingState,
         unstarted: UnstartedJobs,
@@ -66,9 +67,9 @@ class ForeignJobs:
         unknown_task_grace: float,
         log: Log,
     ) -> None:
-        self._queues: Mapping[str, QueueKeys] = {keys.queue: keys for keys in identity.consumed}
-        self._by_channel = {keys.wake.encode(): keys.queue for keys in identity.consumed}
-        self._lease = identity.lease
+        self._queues: Mapping[str, QueueKeys] = {keys.queue: keys for keys in consumed}
+        self._by_channel = {keys.wake.encode(): keys.queue for keys in consumed}
+        self._lease = lease
         self._redis = redis
         self._reading = reading
         self._unstarted = unstarted

@@ -6,7 +6,6 @@ Their number bounds everything in a worker: the Consumer reads only as many as t
 import math
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
 import trio
 
@@ -204,17 +203,3 @@ class IsolatedJobs:
             return
         self._current = self._waiting.popleft()
         self._queues[self._current.kind].put(self._current)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldJobs:
-    """The jobs of one worker, each view of them with its owner."""
-
-    # From the read to the settlement.
-    in_flight: InFlightJobs
-    # Messages that came not long ago, so that a duplicate is noticed.
-    recent: RecentJobs
-    # Those that run alone, because workers have died with them.
-    isolated_jobs: IsolatedJobs
-    # Those that executors run now.
-    running_jobs: RunningJobs

@@ -1,8 +1,8 @@
 """Take every job that this worker received, by a read or from the reply to another call."""
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from celery5.broker.calls.jobs import Entry
 from celery5.errors import Corrupt
@@ -12,10 +12,13 @@ from celery5.protocol.job.verdict import Reason
 from celery5.services.limits.admission_state import AWAITING_ADMISSION, AdmissionState
 from celery5.services.scaling.preferences import Preferences
 from celery5.services.worker.capacity import QueueCapacity
-from celery5.services.worker.concurrency_budget import TaskResources
+from celery5.services.worker.concurrency_budget import MaximalConcurrencyBudget
 from celery5.services.worker.foreign_jobs import ForeignJobs
-from celery5.services.worker.in_flight import HeldJobs
+from celery5.services.worker.in_flight import InFlightJobs, IsolatedJobs, RecentJobs
+from celery5.services.worker.internal_queues import InternalTasksQueue
+from celery5.services.worker.job_middleware import JobMiddleware
 from celery5.services.worker.unstarted import UnstartedJobs
+from celery5.tasks.task import Task
 
 
 class JobIntake:
@@ -24,25 +27,30 @@ class JobIntake:
     def __init__(
         self,
         *,
-        resources: TaskResources,
+        tasks: Mapping[str, Task[..., Any]],
+        queues: Mapping[str, InternalTasksQueue],
+        budget: MaximalConcurrencyBudget,
+        job_middleware: JobMiddleware,
         queue_capacity: QueueCapacity,
-        held: HeldJobs,
+        in_flight: InFlightJobs,
+        recent: RecentJobs,
+        isolated_jobs: IsolatedJobs,
         admission: AdmissionState,
         preferences: Preferences,
         unstarted: UnstartedJobs,
         foreign_jobs: ForeignJobs,
         message_limit: int,
     ) -> None:
-        self._tasks = resources.tasks
-        self._queues = resources.queues
-        self._tasks_with_budgets = resources.budget.task_kinds
+        self._tasks = tasks
+        self._queues = queues
+        self._tasks_with_budgets = budget.task_kinds
         self._capacity = queue_capacity
-        self._in_flight = held.in_flight
-        self._recent = held.recent
-        self._isolated = held.isolated_jobs
+        self._in_flight = in_flight
+        self._recent = recent
+        self._isolated = isolated_jobs
         self._admission = admission
         self._preferences = preferences
-        self._job_middleware = resources.job_middleware
+        self._job_middleware = job_middleware
         self._unstarted = unstarted
         self._foreign_jobs = foreign_jobs
         self._message_limit = message_limit
@@ -128,13 +136,3 @@ def _make_delivery(entry: Entry, now: float) -> Delivery:
     if entry.is_foreign:
         delivery.set_foreign()
     return delivery
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReceivedJobs:
-    """The jobs that this worker has received: how it takes, holds, ends and hands over those that it does not start."""
-
-    intake: JobIntake
-    held: HeldJobs
-    unstarted: UnstartedJobs
-    foreign_jobs: ForeignJobs

@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -37,9 +36,10 @@ from celery5.runners.outcome import make_failure
 from celery5.runners.user_errors import guard_scopes
 from celery5.services.health.circuits import CircuitBreakers
 from celery5.services.worker.attempt_recorder import AttemptRecorder
-from celery5.services.worker.concurrency_budget import TaskResources
 from celery5.services.worker.internal_queues import InternalResultsQueue
+from celery5.services.worker.job_middleware import JobMiddleware
 from celery5.services.worker.lease import RedisClock
+from celery5.tasks.task import Task
 
 CHECKED_RESULTS = 20
 """The results of each task that are compared with its annotation. Decoding all of them would cost time for each job,
@@ -48,58 +48,37 @@ MAX_CHECKED_BYTES = 64 * 1024
 """The most bytes of a result that is compared."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutcomeSettings:
-    """The settings for what is stored and logged of a job that has ended."""
-
-    # Seconds that the document of a job's end is kept.
-    results_ttl: float
-    # The most bytes of a result.
-    message_limit: int
-    # Whether retries are logged with their tracebacks.
-    retry_tracebacks: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptMeasures:
-    """What takes note of attempts that have ended."""
-
-    # Counts them, and how long they waited and ran.
-    tally: JobTally
-    # Records some of them for the history.
-    attempt_recorder: AttemptRecorder
-    # The clock by which waiting is measured.
-    redis_clock: RedisClock
-
-
 class OutcomeHandler:
     """Handles the end of every job that an executor took, or that was revoked or expired before."""
 
     def __init__(
         self,
         *,
-        resources: TaskResources,
+        tasks: Mapping[str, Task[..., Any]],
+        job_middleware: JobMiddleware,
         results: InternalResultsQueue,
         circuit_breakers: CircuitBreakers,
         log: Log,
         worker: str,
-        attempt_measures: AttemptMeasures,
-        outcome_settings: OutcomeSettings,
+        tally: JobTally,
+        attempt_recorder: AttemptRecorder,
+        redis_clock: RedisClock,
+        results_ttl: float,
+        message_limit: int,
+        retry_tracebacks: bool,
     ) -> None:
-        tasks = self._tasks = resources.tasks
+        tasks = self._tasks = tasks
         self._results = results
         self._circuit_breakers = circuit_breakers
         self._log = log
         self._worker = worker
-        self._results_ttl = outcome_settings.results_ttl
-        self._message_limit = outcome_settings.message_limit
-        self._tally = attempt_measures.tally
-        self._attempt_recorder = attempt_measures.attempt_recorder
-        self._redis_clock = attempt_measures.redis_clock
-        self._job_middleware = resources.job_middleware
-        self._without_traceback: tuple[type, ...] = (
-            () if outcome_settings.retry_tracebacks else (RetryVerdict, Postpone)
-        )
+        self._results_ttl = results_ttl
+        self._message_limit = message_limit
+        self._tally = tally
+        self._attempt_recorder = attempt_recorder
+        self._redis_clock = redis_clock
+        self._job_middleware = job_middleware
+        self._without_traceback: tuple[type, ...] = () if retry_tracebacks else (RetryVerdict, Postpone)
         self._checks_left = {
             name: CHECKED_RESULTS for name, task in tasks.items() if task.result_type.is_declared
         }

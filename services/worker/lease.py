@@ -7,7 +7,6 @@ lease instead (`processes/watch/sidecar.py`). So a long job on a live worker is 
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
@@ -22,7 +21,6 @@ from celery5.errors import LeaseLost
 from celery5.logs.log import Log
 from celery5.protocol.job.delivery import Delivery
 from celery5.services.process.broker_outages import OutageLog, retry_until_available
-from celery5.services.process.incarnation_end import IncarnationEnd
 from celery5.services.process.shared_memory import SidecarMemory
 
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -79,20 +77,6 @@ class Lease:
         """Mark the lease as lost, and return the error to raise."""
         self.is_lost = True
         return LeaseLost(why)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerIdentity:
-    """One incarnation of a worker, as its queues know it."""
-
-    # The name of the incarnation, under which it is a consumer of its queues.
-    worker: str
-    # Its right to settle what it reads.
-    lease: Lease
-    # The queues that it consumes.
-    consumed: Sequence[QueueKeys]
-    # How it ends.
-    incarnation_end: IncarnationEnd = field(default_factory=IncarnationEnd)
 
 
 HEARTBEATS_PER_LEASE = 3

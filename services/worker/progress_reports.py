@@ -4,7 +4,7 @@ A worker whose jobs report nothing sends nothing. What is stored is deleted when
 time to live for the worker that dies, which is renewed while the job runs on.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import ClassVar
 
@@ -20,7 +20,6 @@ from celery5.protocol.job.progress import ProgressReport
 from celery5.runners.context import CurrentJob
 from celery5.services.process.broker_outages import OutageLog, retry_until_available
 from celery5.services.worker.in_flight import RunningJobs
-from celery5.services.worker.lease import WorkerIdentity
 
 WRITE_INTERVAL = 1.0
 """Seconds between two writes."""
@@ -43,11 +42,17 @@ class ProgressReports:
     only_observes: ClassVar = True
 
     def __init__(
-        self, *, redis: AsyncDriver, identity: WorkerIdentity, running_jobs: RunningJobs, log: Log
+        self,
+        *,
+        redis: AsyncDriver,
+        worker: str,
+        consumed: Sequence[QueueKeys],
+        running_jobs: RunningJobs,
+        log: Log,
     ) -> None:
         self._redis = redis
-        self._worker = identity.worker
-        self._queues = {keys.queue: keys for keys in identity.consumed}
+        self._worker = worker
+        self._queues = {keys.queue: keys for keys in consumed}
         self._running_jobs = running_jobs
         self._outages = OutageLog(log, "progress:write-failed", "progress:resumed")
         self._new: dict[JobKey, ProgressReport] = {}

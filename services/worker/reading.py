@@ -6,7 +6,6 @@ preferences of a Scheduler, are read one after the other; so is a queue that has
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 
 import trio
 
@@ -14,7 +13,6 @@ from celery5.broker.call import Call
 from celery5.broker.calls import jobs
 from celery5.broker.calls.jobs import Entry
 from celery5.broker.calls.leases import HeartbeatReply
-from celery5.broker.connection.parked import ParkedRedis
 from celery5.broker.keys import QueueKeys
 from celery5.protocol.job.states import HIGH, LOW, NORMAL
 from celery5.protocol.scaling.read_order import FairSplit, parse_priorities, parse_queue_order
@@ -249,18 +247,6 @@ class ReadOrder:
     def _move_to_end(self, keys: QueueKeys) -> None:
         self._queues.remove(keys)
         self._queues.append(keys)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueReads:
-    """How a worker reads its queues."""
-
-    # The connection on which reads wait.
-    reader: ParkedRedis
-    read_order: ReadOrder
-    reading: ReadingState
-    # Seconds that a read waits for jobs.
-    read_block: float
 
 
 class PassCapacity:

@@ -17,7 +17,7 @@ from celery5.errors import BrokerReplied, BrokerUnavailable
 from celery5.logs.log import Log
 from celery5.protocol.process.liveness import Heartbeats
 from celery5.services.worker.job_middleware import JobMiddleware
-from celery5.services.worker.lease import WorkerIdentity
+from celery5.services.worker.lease import Lease
 
 RECOVERY_BATCH = 16
 """Jobs in one call: Redis does nothing else in that time. One that held a slot costs about 10 commands."""
@@ -30,7 +30,9 @@ class Recoverer:
         self,
         *,
         redis: AsyncDriver,
-        identity: WorkerIdentity,
+        worker: str,
+        lease: Lease,
+        consumed: Sequence[QueueKeys],
         job_middleware: JobMiddleware,
         log: Log,
         max_deliveries: int,
@@ -38,18 +40,16 @@ class Recoverer:
         message_limit: int,
     ) -> None:
         self._redis = redis
-        self._consumed = identity.consumed
-        self._lease = identity.lease
+        self._consumed = consumed
+        self._lease = lease
         self._job_middleware = job_middleware
         self._log = log
-        self._worker = identity.worker
+        self._worker = worker
         self._max_deliveries = max_deliveries
         self._results_ttl = results_ttl
         self._message_limit = message_limit
         # For each queue: in a cluster each may be on a server of its own.
-        self._heartbeats = {
-            keys.queue: Heartbeats(lease=identity.lease.seconds) for keys in identity.consumed
-        }
+        self._heartbeats = {keys.queue: Heartbeats(lease=lease.seconds) for keys in consumed}
         self._replies: dict[str, HeartbeatReply] = {}
         self._lapsed = trio.Event()
 

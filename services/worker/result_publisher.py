@@ -7,7 +7,6 @@ load it is hundreds. An outcome is kept until Redis has it, however long that ta
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar, cast, get_args
 
@@ -42,10 +41,10 @@ from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
 from celery5.runners.user_errors import reraise_cancellation
 from celery5.services.limits.admission_control import AdmissionControl
 from celery5.services.limits.admission_state import AdmissionState
-from celery5.services.worker.in_flight import HeldJobs
+from celery5.services.worker.in_flight import InFlightJobs, IsolatedJobs, RecentJobs
 from celery5.services.worker.internal_queues import InternalResultsQueue, InternalTasksQueue
 from celery5.services.worker.job_middleware import JobMiddleware
-from celery5.services.worker.lease import WorkerIdentity
+from celery5.services.worker.lease import Lease
 from celery5.services.workflows.run_progress import RunProgress, log_advance
 
 DeliverySettlement = tuple[Delivery, Settlement]
@@ -210,46 +209,43 @@ T = TypeVar("T")
 SettlementBatch = Sequence[DeliverySettlement]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SettlementFollowers:
-    """What goes on when jobs are settled: jobs that wait for their slots, and runs of workflows that they belong to."""
-
-    admission: AdmissionState
-    admission_control: AdmissionControl
-    run_progress: RunProgress
-
-
 class ResultPublisher:
     """Settles the outcomes in the results queue."""
 
     def __init__(
         self,
         *,
-        identity: WorkerIdentity,
+        worker: str,
+        lease: Lease,
+        consumed: Sequence[QueueKeys],
         redis: TrioRedis,
         results: InternalResultsQueue,
-        held: HeldJobs,
+        in_flight: InFlightJobs,
+        recent: RecentJobs,
+        isolated_jobs: IsolatedJobs,
         unpublishable_retries: UnpublishableRetries,
-        followers: SettlementFollowers,
+        admission: AdmissionState,
+        admission_control: AdmissionControl,
+        run_progress: RunProgress,
         job_middleware: JobMiddleware,
         log: Log,
     ) -> None:
         self._redis = redis
-        self._run_progress = followers.run_progress
-        self._queues = {keys.queue: keys for keys in identity.consumed}
+        self._run_progress = run_progress
+        self._queues = {keys.queue: keys for keys in consumed}
         self._results = results
         self._begun: tuple[Call[int], PendingRequest] | None = None
-        self._in_flight = held.in_flight
-        self._isolated_jobs = held.isolated_jobs
-        self._recent = held.recent
+        self._in_flight = in_flight
+        self._isolated_jobs = isolated_jobs
+        self._recent = recent
         self._unpublishable_retries = unpublishable_retries
         self._job_middleware = job_middleware
-        self._admission = followers.admission
-        self._admission_control = followers.admission_control
+        self._admission = admission
+        self._admission_control = admission_control
         self._receive_admitted: Callable[[], None] | None = None
-        self._lease = identity.lease
+        self._lease = lease
         self._log = log
-        self._worker = identity.worker
+        self._worker = worker
         self._unsettled: SettlementBatch = ()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

@@ -16,6 +16,7 @@ import trio
 
 from celery5.broker.calls import jobs
 from celery5.broker.drivers.on_trio import TrioRedis
+from celery5.broker.keys import QueueKeys
 from celery5.broker.wall_clock import wall_time
 from celery5.errors import BadArguments, BrokerError
 from celery5.logs.fence import FENCE
@@ -45,19 +46,21 @@ from celery5.runners.context import (
 )
 from celery5.runners.on_trio import run_in_context
 from celery5.runners.outcome import get_error_outcome, make_failure
-from celery5.runners.running_job import RunningJob
+from celery5.runners.running_job import Runner, RunningJob
 from celery5.runners.user_errors import ScopeGuard, find_cancellation, reraise_cancellation
 from celery5.services.health.circuits import CircuitBreakers
+from celery5.services.process.incarnation_end import IncarnationEnd
 from celery5.services.process.shared_memory import MemorySlot, SidecarMemory, number_queues
-from celery5.services.worker.concurrency_budget import Runner, TaskResources
+from celery5.services.worker.concurrency_budget import MaximalConcurrencyBudget
 from celery5.services.worker.foreign_jobs import ForeignJobs
-from celery5.services.worker.in_flight import HeldJobs
+from celery5.services.worker.in_flight import IsolatedJobs, RunningJobs
 from celery5.services.worker.internal_queues import InternalTasksQueue
-from celery5.services.worker.job_middleware import EnteredBlock
+from celery5.services.worker.job_middleware import EnteredBlock, JobMiddleware
 from celery5.services.worker.judgement import OutcomeHandler
-from celery5.services.worker.lease import MARGIN_FRACTION, WorkerIdentity, now
+from celery5.services.worker.lease import MARGIN_FRACTION, Lease, now
+from celery5.services.worker.progress_reports import ProgressReports
 from celery5.services.worker.time_limits import Deadlines
-from celery5.services.workflows.member_jobs import needs_preparing
+from celery5.services.workflows.member_jobs import MemberJobs, needs_preparing
 from celery5.tasks.deduplication import get_rejection
 from celery5.tasks.task import Task
 
@@ -71,72 +74,65 @@ STABLE_CONNECTION = 2.0
 """Seconds after a reconnection in which a job may still report an unreachable Redis: its own breaker is open."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobSafeguards:
-    """What protects a worker and its jobs from a job that runs too long, always fails, kills the process, or is for
-    other code."""
-
-    deadlines: Deadlines
-    circuit_breakers: CircuitBreakers
-    # What runs is recorded there, so that the sidecar knows which jobs a dead worker had begun. None: no sidecar.
-    sidecar_memory: SidecarMemory | None
-    foreign_jobs: ForeignJobs
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopPolicy:
-    """How long running jobs may go on when a worker stops."""
-
-    # Seconds before they are cancelled.
-    grace_period: float
-    # Returns whether the process goes on as another incarnation, which must not run the same jobs again.
-    is_restarting: Callable[[], bool]
-
-
 class TaskExecution:
     """The executors of each kind of task. When stopped it lets running jobs finish for `grace_period` seconds."""
 
     def __init__(
         self,
         *,
-        identity: WorkerIdentity,
+        worker: str,
+        lease: Lease,
+        consumed: Sequence[QueueKeys],
+        incarnation_end: IncarnationEnd,
         redis: TrioRedis,
-        resources: TaskResources,
-        held: HeldJobs,
-        safeguards: JobSafeguards,
+        tasks: Mapping[str, Task[..., Any]],
+        queues: Mapping[str, InternalTasksQueue],
+        runners: Mapping[str, Runner],
+        duration_estimates: Mapping[str, DurationEstimate],
+        budget: MaximalConcurrencyBudget,
+        member_jobs: MemberJobs,
+        progress_reports: ProgressReports,
+        job_middleware: JobMiddleware,
+        isolated_jobs: IsolatedJobs,
+        running_jobs: RunningJobs,
+        deadlines: Deadlines,
+        circuit_breakers: CircuitBreakers,
+        sidecar_memory: SidecarMemory | None,
+        foreign_jobs: ForeignJobs,
         outcome_handler: OutcomeHandler,
-        stop_policy: StopPolicy,
+        grace_period: float,
+        is_restarting: Callable[[], bool],
         log: Log,
     ) -> None:
-        self._tasks = resources.tasks
-        self._queues = resources.queues
-        self._runners = resources.runners
+        self._tasks = tasks
+        self._queues = queues
+        self._runners = runners
         self._redis = redis
-        self._duration_estimates = resources.duration_estimates
+        self._duration_estimates = duration_estimates
         self._outcome_handler = outcome_handler
-        self._foreign_jobs = safeguards.foreign_jobs
-        self._member_jobs = resources.member_jobs
-        self._budget = resources.budget
-        self._lease = identity.lease
-        self._deadlines = safeguards.deadlines
-        self._circuit_breakers = safeguards.circuit_breakers
-        self._sidecar_memory = safeguards.sidecar_memory
-        self._isolated_jobs = held.isolated_jobs
-        self._receive_progress = resources.progress_reports.receive
-        self._queue_numbers = number_queues([keys.queue for keys in identity.consumed])
+        self._foreign_jobs = foreign_jobs
+        self._member_jobs = member_jobs
+        self._budget = budget
+        self._lease = lease
+        self._deadlines = deadlines
+        self._circuit_breakers = circuit_breakers
+        self._sidecar_memory = sidecar_memory
+        self._isolated_jobs = isolated_jobs
+        self._receive_progress = progress_reports.receive
+        self._queue_numbers = number_queues([keys.queue for keys in consumed])
         self._log = log
-        self._worker = identity.worker
-        self._grace_period = stop_policy.grace_period
-        self._is_restarting = stop_policy.is_restarting
+        self._worker = worker
+        self._grace_period = grace_period
+        self._is_restarting = is_restarting
         self._waits_for_jobs = False
-        self._running = held.running_jobs
+        self._running = running_jobs
         self._idle = trio.Event()
         self._stuck = False
         self._grace = trio.CancelScope()
         self._executors = self._executor_nursery = trio.CancelScope()
-        self._incarnation_end = identity.incarnation_end
+        self._incarnation_end = incarnation_end
         self._latest: RunningJob | None = None
-        self._job_middleware = resources.job_middleware
+        self._job_middleware = job_middleware
         self._run_job = self._run_in_middleware if self._job_middleware.runs else self._run_task
         self._executor_counts: dict[str, int] = {}
         self._slot_count = 0

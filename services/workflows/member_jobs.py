@@ -24,8 +24,7 @@ from celery5.protocol.job.verdict import BrokerLost, Outcome, PermanentFailure, 
 from celery5.protocol.workflows.member_ids import MemberId, parse_member_id
 from celery5.protocol.workflows.plan import DEFAULT_LIFE, Expression, Known, Ref
 from celery5.runners.outcome import get_error_outcome
-from celery5.runners.running_job import RunningJob
-from celery5.services.worker.concurrency_budget import Runner
+from celery5.runners.running_job import Runner, RunningJob
 from celery5.tasks.task import Task
 from celery5.workflows.compiler import CHUNK, EXPAND, MapSource, compile_workflow
 from celery5.workflows.compose import Composed, check_workflow

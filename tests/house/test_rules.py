@@ -22,9 +22,10 @@ SOURCES = (HERE / "noxfile.py", *files(*EVERYWHERE))
 
 
 def length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Lines of a function without its decorators and its docstring."""
-    lines = (function.end_lineno or function.lineno) - function.lineno + 1
+    """Lines of a function without its decorators and its docstring; of a constructor without its parameters."""
     first = function.body[0]
+    begin = first if function.name == "__init__" else function
+    lines = (function.end_lineno or function.lineno) - begin.lineno + 1
     if ast.get_docstring(function) is not None:
         lines -= (first.end_lineno or first.lineno) - first.lineno + 1
     return lines
@@ -74,25 +75,42 @@ def test_no_public_class_name_stands_twice() -> None:
     assert {each: where for each, where in places.items() if len(where) > 1} == {}
 
 
-MOST_PARAMETERS = 8
-
-
-def test_no_constructor_of_a_service_has_more_than_eight_parameters() -> None:
-    counts = {
-        f"{name(path)} {node.name}": count_parameters(function)
+def test_no_constructor_of_a_service_only_unpacks_a_value_of_the_services() -> None:
+    """Each collaborator has a parameter: a value that is made to be taken apart hides what a service needs."""
+    classes = {
+        path: [node for node in nodes(path) if isinstance(node, ast.ClassDef)]
         for path in files("services", "bootsteps")
-        for node in nodes(path)
-        if isinstance(node, ast.ClassDef)
+    }
+    values = {
+        node.name
+        for defined in classes.values()
+        for node in defined
+        if any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list)
+    }
+    assert values
+    unpacked = [
+        f"{name(path)} {node.name}: {parameter.arg}"
+        for path, defined in classes.items()
+        for node in defined
         for function in node.body
         if isinstance(function, ast.FunctionDef) and function.name == "__init__"
-    }
-    assert {place: count for place, count in counts.items() if count > MOST_PARAMETERS} == {}
+        for parameter in [*function.args.args, *function.args.kwonlyargs]
+        if parameter.annotation is not None
+        and ast.unparse(parameter.annotation) in values
+        and is_only_unpacked(parameter.arg, function)
+    ]
+    assert unpacked == []
 
 
-def count_parameters(function: ast.FunctionDef) -> int:
-    """Return how many parameters a method has besides `self`."""
-    arguments = function.args
-    return len([*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]) - 1
+def is_only_unpacked(parameter: str, function: ast.FunctionDef) -> bool:
+    """Return whether a function reads two or more attributes of a parameter, and nothing but its attributes."""
+    reads = [node for node in ast.walk(function) if isinstance(node, ast.Name) and node.id == parameter]
+    attributes = [
+        node.attr
+        for node in ast.walk(function)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == parameter
+    ]
+    return len(attributes) == len(reads) and len(set(attributes)) > 1
 
 
 def test_nothing_but_the_two_driver_protocols_describes_a_driver() -> None:

@@ -14,10 +14,9 @@ from celery5.protocol.scaling.prefetch import DurationEstimate
 from celery5.services.limits.admission_state import MAX_REQUESTED_JOBS, AdmissionState
 from celery5.services.limits.waiting_tasks import WaitingTasks
 from celery5.services.scaling.preferences import Preferences
-from celery5.services.worker.concurrency_budget import MaximalConcurrencyBudget, TaskResources
-from celery5.services.worker.in_flight import HeldJobs, InFlightJobs, IsolatedJobs, RecentJobs, RunningJobs
+from celery5.services.worker.concurrency_budget import MaximalConcurrencyBudget
+from celery5.services.worker.in_flight import InFlightJobs, IsolatedJobs, RunningJobs
 from celery5.services.worker.internal_queues import InternalTasksQueue
-from celery5.services.worker.job_middleware import JobMiddleware
 from celery5.services.worker.reading import ReadingState
 
 NAMES = ("a", "b", "c")
@@ -34,38 +33,30 @@ class Asking(AdmissionState):
 
             app.task(name=name, limit=limit)(run)
         queues = {"trio": InternalTasksQueue()}
-        held = HeldJobs(
-            in_flight=in_flight,
-            recent=RecentJobs(recent_jobs=10),
-            isolated_jobs=IsolatedJobs(queues=queues, in_flight=in_flight, max_deliveries=3),
-            running_jobs=RunningJobs(),
-        )
+        running_jobs = RunningJobs()
         budget = MaximalConcurrencyBudget(
             budgets={"trio": Budget(minimum=slots, maximum=slots)},
             task_kinds={},
             queues=queues,
             in_flight=in_flight,
-            running_jobs=held.running_jobs,
+            running_jobs=running_jobs,
             log=log,
         )
-        resources = TaskResources(
+        super().__init__(
             tasks=app.tasks,
             queues=queues,
-            runners={},
             duration_estimates={"trio": DurationEstimate()},
             budget=budget,
-            member_jobs=cast("Any", None),  # no job is a member of a workflow
-            progress_reports=cast("Any", None),  # no job is run
-            job_middleware=JobMiddleware(app=app, worker="w", log=log),
-        )
-        super().__init__(
-            resources=resources,
-            held=held,
+            in_flight=in_flight,
+            isolated_jobs=IsolatedJobs(queues=queues, in_flight=in_flight, max_deliveries=3),
+            running_jobs=running_jobs,
             reading=ReadingState(),
             log=log,
             kind_rates={},
             kind_starts=cast("Any", None),  # no kind has a rate
-            waiting_tasks=WaitingTasks(resources=resources, preferences=Preferences(log=log), queue_order=""),
+            waiting_tasks=WaitingTasks(
+                tasks=app.tasks, budget=budget, preferences=Preferences(log=log), queue_order=""
+            ),
         )
         self.running: Counter[str] = Counter()
 

@@ -22,7 +22,7 @@ from celery5.events.event import Event
 from celery5.logs.log import Log
 from celery5.processes.lifecycle.multi_broker import RemoteRedis
 from celery5.protocol.job.job import DEDUPLICATION_GRACE
-from celery5.services.events.event_ingestion import EventBrokers, EventHandling, EventIngestion, EventReading
+from celery5.services.events.event_ingestion import EventIngestion
 from celery5.services.worker.lease import Lease
 from celery5.services.worker.lease import now as clock
 from tests.redis.worker.workers import leftovers, working
@@ -68,22 +68,19 @@ class Desk:
         self.way = Way(app, self.lease)
         self.ingestion = EventIngestion(
             redis=self.way,
-            event_reading=EventReading(
-                reader=self.way,  # type: ignore[arg-type]
-                consumed=[self.keys],
-                read_block=1.0,
-                worker="r1",
-            ),
+            reader=self.way,  # type: ignore[arg-type]
+            consumed=[self.keys],
+            read_block=1.0,
+            worker="r1",
             keys=app.keys,
             lease=self.lease,
             log=Log(worker="r1", app=app.name),
             clock=time.time,
-            event_handling=EventHandling(
-                event_actions=SimpleNamespace(actions={}),  # type: ignore[arg-type]
-                event_retention=60.0,
-                message_limit=1024 * 1024,
-            ),
-            event_brokers=EventBrokers(broker_router=self.way, find_broker=lambda _app, _queue: "default"),
+            event_actions=SimpleNamespace(actions={}),  # type: ignore[arg-type]
+            event_retention=60.0,
+            message_limit=1024 * 1024,
+            broker_router=self.way,
+            find_broker=lambda _app, _queue: "default",
         )
 
     async def read(self, count: int = 1) -> list[Entry]:

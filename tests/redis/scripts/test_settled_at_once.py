@@ -3,7 +3,7 @@ nothing that comes meanwhile is taken for settled with it.
 """
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -18,21 +18,19 @@ from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import QueueKeys
 from celery5.errors import BrokerUnavailable
-from celery5.logs.log import NullLog
+from celery5.logs.log import Log, NullLog
 from celery5.protocol.job.delivery import Delivery, make_settlement
 from celery5.protocol.job.messages import read_command
 from celery5.protocol.job.verdict import Complete, Release
 from celery5.protocol.limits import AdmissionRule
 from celery5.services.limits.admission_state import AdmissionState
-from celery5.services.worker.concurrency_budget import TaskResources
-from celery5.services.worker.in_flight import HeldJobs, InFlightJobs, IsolatedJobs, RecentJobs, RunningJobs
+from celery5.services.worker.in_flight import InFlightJobs, IsolatedJobs, RecentJobs, RunningJobs
 from celery5.services.worker.internal_queues import InternalResultsQueue
 from celery5.services.worker.job_middleware import JobMiddleware
-from celery5.services.worker.lease import Lease, WorkerIdentity
+from celery5.services.worker.lease import Lease
 from celery5.services.worker.reading import ReadingState
 from celery5.services.worker.result_publisher import (
     ResultPublisher,
-    SettlementFollowers,
     UnpublishableRetries,
 )
 from celery5.services.workflows.run_progress import RunProgress
@@ -75,22 +73,22 @@ class Desk:
         return {each: (await self.app.aperform(jobs.locate_job(self.keys, each))).document for each in ids}
 
 
-NOBODY_WAITS: dict[str, Any] = {"waiting_tasks": None, "kind_starts": None}
-"""What the state of admission has for jobs that wait."""
-
-
-def no_resources() -> TaskResources:
-    """Those of a worker whose jobs are not run, and whose tasks have no rule."""
-    no_budget = cast("Any", None)
-    return TaskResources(
+def make_admission(in_flight: InFlightJobs, isolated_jobs: IsolatedJobs, log: Log) -> AdmissionState:
+    """Return that of a worker whose jobs are not run, and whose tasks have no rule."""
+    nothing = cast("Any", None)
+    return AdmissionState(
         tasks={},
         queues={},
-        runners={},
         duration_estimates={},
-        budget=no_budget,
-        member_jobs=no_budget,
-        progress_reports=no_budget,
-        job_middleware=no_budget,
+        budget=nothing,
+        in_flight=in_flight,
+        isolated_jobs=isolated_jobs,
+        running_jobs=RunningJobs(),
+        reading=ReadingState(),
+        log=log,
+        kind_rates={},
+        waiting_tasks=nothing,
+        kind_starts=nothing,
     )
 
 
@@ -105,27 +103,20 @@ async def desk(url: str, app_name: str, nursery: trio.Nursery) -> AsyncIterator[
         when_unpublishable="backlog", queues={}, results=results, log=log, worker=WORKER, results_ttl=60
     )
     isolated = IsolatedJobs(queues={}, in_flight=ledger, max_deliveries=3)
-    held = HeldJobs(
+    job_middleware = JobMiddleware(app=app, worker=WORKER, log=log)
+    publisher = ResultPublisher(
+        worker=WORKER,
+        lease=Lease(seconds=60),
+        consumed=[keys],
+        redis=link,
+        results=results,
         in_flight=ledger,
         recent=RecentJobs(recent_jobs=10),
         isolated_jobs=isolated,
-        running_jobs=RunningJobs(),
-    )
-    job_middleware = JobMiddleware(app=app, worker=WORKER, log=log)
-    resources = replace(no_resources(), job_middleware=job_middleware)
-    publisher = ResultPublisher(
-        identity=WorkerIdentity(worker=WORKER, lease=Lease(seconds=60), consumed=[keys]),
-        redis=link,
-        results=results,
-        held=held,
         unpublishable_retries=unpublishable,
-        followers=SettlementFollowers(
-            admission=AdmissionState(
-                resources=resources, held=held, reading=ReadingState(), log=log, kind_rates={}, **NOBODY_WAITS
-            ),
-            admission_control=cast("Any", SimpleNamespace(on_capacity=lambda: None)),  # no task has a rule
-            run_progress=RunProgress(results_ttl=60.0),
-        ),
+        admission=make_admission(ledger, isolated, log),
+        admission_control=cast("Any", SimpleNamespace(on_capacity=lambda: None)),  # no task has a rule
+        run_progress=RunProgress(results_ttl=60.0),
         job_middleware=job_middleware,
         log=log,
     )

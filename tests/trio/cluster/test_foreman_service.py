@@ -17,7 +17,7 @@ from celery5.protocol.cluster.foreman import ClusterState
 from celery5.protocol.cluster.leadership import LeaderRecord
 from celery5.protocol.cluster.members import Phase
 from celery5.protocol.scaling.autoscale import Autoscale
-from celery5.services.controller.foreman import ClusterReady, Foreman, MemberDefaults
+from celery5.services.controller.foreman import ClusterReady, Foreman
 from celery5.services.controller.foreman_commands import ForemanCommands
 from celery5.services.controller.sub_processes import SubProcesses, describe_exit
 from celery5.services.process.reloader import ReloadSignal
@@ -143,7 +143,8 @@ class House:
             platform=self.stage,
             leader=self.lead,
             redis=self.line,
-            member_defaults=MemberDefaults(member_environment={"CELERY5_APP": "shop"}, grace=5.0),
+            member_environment={"CELERY5_APP": "shop"},
+            grace=5.0,
             log=self.log,
             on_status=self.told.append,
         )

@@ -13,10 +13,8 @@ from celery5.errors import BrokerUnavailable
 from celery5.logs.log import Log
 from celery5.services.commands.dispatcher import CommandRegistry
 from celery5.services.commands.inbox import (
-    CommandRecord,
     Inbox,
     InboxAddress,
-    InboxIdentity,
     SelfCommandQueue,
 )
 
@@ -47,8 +45,11 @@ async def test_without_a_broker_own_commands_run_at_once_and_the_inbox_is_read_e
     self_commands = SelfCommandQueue(redis=redis, keys=keys, keyring=keyring, address=address)
     inbox = Inbox(
         redis=redis,
-        command_record=CommandRecord(command_counts=Counter(), performed_commands={}),
-        inbox_identity=InboxIdentity(worker="w1", address=address, keyring=keyring),
+        command_counts=Counter(),
+        performed_commands={},
+        worker="w1",
+        address=address,
+        keyring=keyring,
         keys=keys,
         commands=CommandRegistry(handlers={"ping": ping}),
         self_commands=self_commands,

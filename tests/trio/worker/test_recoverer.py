@@ -14,7 +14,7 @@ from celery5.broker.keys import Keys, QueueKeys
 from celery5.logs.log import Log, NullLog
 from celery5.protocol.process.liveness import LONGEST_WAIT
 from celery5.services.worker.job_middleware import JobMiddleware
-from celery5.services.worker.lease import Lease, WorkerIdentity
+from celery5.services.worker.lease import Lease
 from celery5.services.worker.recovery import Recoverer
 
 MAIL = Keys("shop").for_queue("mail")
@@ -63,7 +63,9 @@ async def judging(nursery: trio.Nursery, *, lease: float) -> tuple[Recoverer, Ju
     server = Judged()
     recoverer = Recoverer(
         redis=server,
-        identity=WorkerIdentity(worker="w", lease=Lease(seconds=lease), consumed=[MAIL, NEWS]),
+        worker="w",
+        lease=Lease(seconds=lease),
+        consumed=[MAIL, NEWS],
         job_middleware=JobMiddleware(app=App("shop"), worker="w", log=NullLog()),
         log=Log(worker="w", app="shop"),
         max_deliveries=3,

@@ -1,7 +1,7 @@
 """Settling: an outcome goes to Redis in the turn after its job has ended; no timer and no batch is waited for."""
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 import pytest
@@ -15,20 +15,17 @@ from celery5.logs.log import NullLog
 from celery5.protocol.job.delivery import Delivery, make_settlement
 from celery5.protocol.job.messages import Command
 from celery5.protocol.job.verdict import Complete
-from celery5.services.limits.admission_state import AdmissionState
-from celery5.services.worker.in_flight import HeldJobs, InFlightJobs, IsolatedJobs, RecentJobs, RunningJobs
+from celery5.services.worker.in_flight import InFlightJobs, IsolatedJobs, RecentJobs
 from celery5.services.worker.internal_queues import InternalResultsQueue
 from celery5.services.worker.job_middleware import JobMiddleware
-from celery5.services.worker.lease import Lease, WorkerIdentity
-from celery5.services.worker.reading import ReadingState
+from celery5.services.worker.lease import Lease
 from celery5.services.worker.result_publisher import (
     BATCH,
     ResultPublisher,
-    SettlementFollowers,
     UnpublishableRetries,
 )
 from celery5.services.workflows.run_progress import RunProgress
-from tests.redis.scripts.test_settled_at_once import NOBODY_WAITS, no_resources
+from tests.redis.scripts.test_settled_at_once import make_admission
 
 TURNS = 2
 """Turns of the loop from a job's end until the call is made: in the first its executor goes on, in the second the
@@ -79,30 +76,23 @@ async def desk(nursery: trio.Nursery, mock_clock: MockClock) -> AsyncIterator[De
     """The clock stands still: what waited for a time would wait for ever."""
     app, log = App("settling"), NullLog()
     in_flight, results, link = InFlightJobs(), InternalResultsQueue(), SlowRedis()
-    held = HeldJobs(
-        in_flight=in_flight,
-        recent=RecentJobs(recent_jobs=10),
-        isolated_jobs=IsolatedJobs(queues={}, in_flight=in_flight, max_deliveries=3),
-        running_jobs=RunningJobs(),
-    )
+    isolated_jobs = IsolatedJobs(queues={}, in_flight=in_flight, max_deliveries=3)
     middleware = JobMiddleware(app=app, worker="me", log=log)
-    resources = replace(no_resources(), job_middleware=middleware)
-    admission = AdmissionState(
-        resources=resources, held=held, reading=ReadingState(), log=log, kind_rates={}, **NOBODY_WAITS
-    )
     publisher = ResultPublisher(
-        identity=WorkerIdentity(worker="me", lease=Lease(seconds=60), consumed=[app.queue("default")]),
+        worker="me",
+        lease=Lease(seconds=60),
+        consumed=[app.queue("default")],
         redis=cast("Any", link),
         results=results,
-        held=held,
+        in_flight=in_flight,
+        recent=RecentJobs(recent_jobs=10),
+        isolated_jobs=isolated_jobs,
         unpublishable_retries=UnpublishableRetries(
             when_unpublishable="backlog", queues={}, results=results, log=log, worker="me", results_ttl=60
         ),
-        followers=SettlementFollowers(
-            admission=admission,
-            admission_control=cast("Any", _NoAdmissionControl()),
-            run_progress=RunProgress(results_ttl=60.0),
-        ),
+        admission=make_admission(in_flight, isolated_jobs, log),
+        admission_control=cast("Any", _NoAdmissionControl()),
+        run_progress=RunProgress(results_ttl=60.0),
         job_middleware=middleware,
         log=log,
     )
