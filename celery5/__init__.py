@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from celery5.events.sources import source
     from celery5.protocol.job.retry_policy import RetryPolicy
     from celery5.protocol.job.states import JobState
+    from celery5.protocol.scheduling.declaration import at, cron, every
     from celery5.results.async_result import AsyncResult, agather, arevoke, gather, revoke, wait, wait_async
     from celery5.runners.context import current_job
     from celery5.runners.progress import progress
-    from celery5.scheduling.declaration import at, cron, every
     from celery5.tasks.sections import optional, poisonous, retry
     from celery5.workflows.compose import Workflow, chain, chord, first, fork, group
 
@@ -103,14 +103,14 @@ _MODULES = {
     "Workflow": "celery5.workflows.compose",
     "agather": "celery5.results.async_result",
     "arevoke": "celery5.results.async_result",
-    "at": "celery5.scheduling.declaration",
+    "at": "celery5.protocol.scheduling.declaration",
     "chain": "celery5.workflows.compose",
     "chord": "celery5.workflows.compose",
-    "cron": "celery5.scheduling.declaration",
+    "cron": "celery5.protocol.scheduling.declaration",
     "current_job": "celery5.runners.context",
     "default_app": "celery5.app",
     "event": "celery5.app",
-    "every": "celery5.scheduling.declaration",
+    "every": "celery5.protocol.scheduling.declaration",
     "first": "celery5.workflows.compose",
     "fork": "celery5.workflows.compose",
     "gather": "celery5.results.async_result",

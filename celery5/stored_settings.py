@@ -10,13 +10,13 @@ from importlib.util import find_spec
 
 import msgspec
 
+from celery5.config.scaling import get_autoscale, get_prioritisation, merge_budgets
 from celery5.config.settings import Settings, find_hash_fault, format_value, parse_value
 from celery5.errors import Misconfigured
 from celery5.logs.journald import JOURNAL_SOCKET
 from celery5.protocol.masking import escape_text
 from celery5.protocol.scaling.budget import Budget, check_task_budgets
 from celery5.protocol.scheduling.zones import load_zone
-from celery5.scaling.strategies import get_autoscale, get_prioritisation, merge_budgets
 
 MAX_FIELD_LENGTH = 64 * 1024
 """Characters of the longest value that is read."""

@@ -24,7 +24,8 @@ from celery5.broker.colour import (
     run_in_thread,
 )
 from celery5.broker.driver import AsyncDriver, AsyncResultWaiter
-from celery5.commands.keyring import Keyring, get_key_folder
+from celery5.commands.keyring import Keyring
+from celery5.config.key_folder import get_key_folder
 from celery5.errors import BrokerError, BrokerUnavailable, CommandRefused, Misconfigured, UnknownQueue
 from celery5.hints import make_attribute_error
 from celery5.protocol.audit import join_names

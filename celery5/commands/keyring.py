@@ -15,7 +15,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Container, Generator, Mapping
+from collections.abc import Container, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,29 +69,6 @@ class _ExecutedCommands(msgspec.Struct, frozen=True):
     since: float
     # The time at which each may be forgotten, by inbox and id.
     done: dict[str, float] = {}
-
-
-def get_key_folder(app: str, setting: str, environ: Mapping[str, str]) -> Path:
-    """Return the folder of an application's keys: the setting `keys`, else a folder in the user's state folder.
-
-    All processes of a user on a host share the latter.
-
-    Raises:
-        Misconfigured: The user has no home folder, or the setting is no name of a folder.
-    """
-    if setting:
-        if Path(setting).name in ("", ".."):
-            raise Misconfigured(f"keys is {setting!r}: name a folder that has only keys")
-        try:
-            return Path(setting).expanduser()
-        except RuntimeError:
-            raise Misconfigured(f"keys is {setting!r}: there is no such user, or no home folder") from None
-    state = environ.get("XDG_STATE_HOME", "")
-    try:
-        root = Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state"
-    except RuntimeError:
-        raise Misconfigured("this user has no home folder to keep keys in: set CELERY5_KEYS") from None
-    return root / "celery5" / "keys" / app.replace("/", "_")
 
 
 class Keyring:

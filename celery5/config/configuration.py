@@ -17,12 +17,12 @@ from typing import Any, Protocol, cast, runtime_checkable
 from celery5.broker.calls import jobs
 from celery5.broker.drivers.blocking import BlockingRedis
 from celery5.broker.endpoint import Endpoint
-from celery5.commands.keyring import get_key_folder
+from celery5.config.key_folder import get_key_folder
+from celery5.config.scaling import get_autoscale, get_prioritisation
 from celery5.config.settings import LoadedConfiguration, Settings, find_hash_fault
 from celery5.errors import BadBrokerURL, BrokerError, BrokerReplied, CeleryError, Misconfigured
 from celery5.protocol.masking import describe_error
 from celery5.runners.context import LOG_EVENT
-from celery5.scaling.strategies import get_autoscale, get_prioritisation
 
 FILE_POLL_INTERVAL = 1.0
 """Seconds between two checks of a file."""

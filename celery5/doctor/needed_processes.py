@@ -6,7 +6,7 @@ What only a Router or a Scheduler does stands still while none lives, and no wor
 from typing import TYPE_CHECKING
 
 from celery5.boot_step import select_steps
-from celery5.scaling.strategies import is_scaled
+from celery5.config.scaling import is_scaled
 
 if TYPE_CHECKING:
     from celery5.app import App

@@ -23,6 +23,7 @@ from celery5.broker.connection.push import PushRedis
 from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.servers.kept_server import STOP_LIMIT
+from celery5.config.scaling import get_autoscale
 from celery5.config.settings import PREFIX, Settings, find_variable_fault, format_value, parse_value
 from celery5.errors import BadBrokerURL, Misconfigured
 from celery5.logs.log import Log
@@ -65,7 +66,6 @@ from celery5.protocol.job.job import Options
 from celery5.protocol.masking import collapse_whitespace
 from celery5.protocol.process.recycling import SUPERVISED_VARIABLE
 from celery5.protocol.scaling.autoscale import Autoscale
-from celery5.scaling.strategies import get_autoscale
 from celery5.services.commands.dispatcher import CommandHandler
 from celery5.services.commands.inbox import Inbox
 from celery5.services.commands.log_again import LogRetry

@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from celery5.app import App
+from celery5.config.scaling import merge_budgets
 from celery5.logs.log import LogWriter
 from celery5.protocol.scaling.budget import Budget, check_task_budgets
-from celery5.scaling.strategies import merge_budgets
 from celery5.services.health.vitals import ProcessStatus
 from celery5.services.process.recycling import RestartMode
 from celery5.services.process.reloader import ReloadSignal

@@ -19,6 +19,7 @@ from celery5.broker.driver import AsyncDriver
 from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.keys import Keys
 from celery5.broker.routing.broker_router import AsyncBrokerRouter, BrokerMap
+from celery5.config.scaling import get_autoscale, get_prioritisation
 from celery5.doctor.needed_processes import needs_scheduler
 from celery5.errors import CeleryError, Misconfigured
 from celery5.health.checks import get_all_checks
@@ -43,7 +44,6 @@ from celery5.protocol.brokers import DEFAULT_BROKER
 from celery5.protocol.limits import DeclaredLimits
 from celery5.protocol.scaling.autoscale import Autoscale
 from celery5.protocol.scaling.prioritisation import PrioritisationStrategy
-from celery5.scaling.strategies import get_autoscale, get_prioritisation
 from celery5.scheduling.fire_times import validate_trigger
 from celery5.scheduling.schedules import make_definition
 from celery5.services.commands.inbox import Inbox, InboxAddress

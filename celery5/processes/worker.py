@@ -15,6 +15,7 @@ from celery5.app import App
 from celery5.boot_step import select_steps
 from celery5.bootsteps.boot import BootGraph
 from celery5.broker.keys import EVENTS
+from celery5.config.scaling import is_scaled
 from celery5.health.checks import get_all_checks
 from celery5.logs.log import Log, NullLog
 from celery5.processes.lifecycle import multi_broker
@@ -45,7 +46,6 @@ from celery5.protocol.scaling.prefetch import DurationEstimate
 from celery5.protocol.scheduling.timers import TimerStanding
 from celery5.protocol.streams.groups import GroupMembership
 from celery5.protocol.text_values import SIZE
-from celery5.scaling.strategies import is_scaled
 from celery5.services.health.vitals import ProcessStatus
 from celery5.services.process.recycling import RestartMode
 from celery5.services.process.reloader import NextIncarnation, ReloadSignal

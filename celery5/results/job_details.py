@@ -25,6 +25,7 @@ from celery5.broker.routing.unreachable import (
     retry_without_unreachable,
     skip_unreachable,
 )
+from celery5.config.scaling import is_scaled
 from celery5.connections.long_operations import persist
 from celery5.errors import UnknownQueue
 from celery5.limits.holds import LimitHolds
@@ -33,7 +34,6 @@ from celery5.protocol.events.sinks import get_sink_names
 from celery5.protocol.job.history import redact_call
 from celery5.protocol.job.states import JobState
 from celery5.protocol.job.story import JobDetails, make_job_details
-from celery5.scaling.strategies import is_scaled
 
 if TYPE_CHECKING:
     from celery5.application import Application

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from celery5.lazy import exports
 
 if TYPE_CHECKING:
+    from celery5.protocol.scheduling.declaration import Periodic, at, calendar, cron, every
     from celery5.protocol.scheduling.periodic import Misfire
-    from celery5.scheduling.declaration import Periodic, at, calendar, cron, every
 
 __all__ = ["Misfire", "Periodic", "at", "calendar", "cron", "every"]
 
@@ -15,10 +15,10 @@ if not TYPE_CHECKING:
         __name__,
         {
             "Misfire": "celery5.protocol.scheduling.periodic",
-            "Periodic": "celery5.scheduling.declaration",
-            "at": "celery5.scheduling.declaration",
-            "calendar": "celery5.scheduling.declaration",
-            "cron": "celery5.scheduling.declaration",
-            "every": "celery5.scheduling.declaration",
+            "Periodic": "celery5.protocol.scheduling.declaration",
+            "at": "celery5.protocol.scheduling.declaration",
+            "calendar": "celery5.protocol.scheduling.declaration",
+            "cron": "celery5.protocol.scheduling.declaration",
+            "every": "celery5.protocol.scheduling.declaration",
         },
     )

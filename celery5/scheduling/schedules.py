@@ -24,6 +24,7 @@ from celery5.observability.middleware import ObservedApplication
 from celery5.protocol.job.job import Job, new_id, to_seconds
 from celery5.protocol.job.messages import read_command
 from celery5.protocol.scheduling import periodic
+from celery5.protocol.scheduling.declaration import Periodic, When, resolve_parts
 from celery5.protocol.scheduling.periodic import (
     Misfire,
     MisfirePolicy,
@@ -34,7 +35,6 @@ from celery5.protocol.scheduling.periodic import (
 )
 from celery5.protocol.scheduling.triggers import describe_trigger, with_zone
 from celery5.results.async_result import AsyncResult
-from celery5.scheduling.declaration import Periodic, When, resolve_parts
 from celery5.scheduling.fire_times import get_next_fire_time, validate_trigger
 from celery5.tasks.task import Signature, Task, TaskApplication
 

@@ -12,10 +12,10 @@ from typing import Any, Literal, Never, TypeVar, cast, overload
 
 from celery5.errors import Misconfigured
 from celery5.hints import find_hint
+from celery5.protocol.scheduling.declaration import MAX_INTERVAL, MAX_JITTER
 from celery5.protocol.scheduling.periodic import OverlapPolicy
 from celery5.protocol.scheduling.timers import OVERLAP_POLICIES
 from celery5.protocol.scheduling.triggers import AnyTrigger, Trigger, validate_cron_fields, with_zone
-from celery5.scheduling.declaration import MAX_INTERVAL, MAX_JITTER
 from celery5.similar_names import did_you_mean
 
 F = TypeVar("F", bound=Callable[[], object])

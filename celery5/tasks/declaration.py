@@ -32,9 +32,9 @@ from celery5.protocol.job.job import CALL_ONLY_OPTIONS, Options
 from celery5.protocol.job.retry_policy import RetryPolicy
 from celery5.protocol.job.states import Priority
 from celery5.protocol.limits import Limit, Range, Rate
+from celery5.protocol.scheduling.declaration import Periodic
 from celery5.protocol.workflows.plan import OnError
 from celery5.runners.context import CurrentJob
-from celery5.scheduling.declaration import Periodic
 from celery5.tasks.deduplication import DeduplicationPolicy
 from celery5.tasks.task import (
     DECLARATION_OPTIONS,
@@ -46,7 +46,7 @@ from celery5.tasks.task import (
 )
 
 if TYPE_CHECKING:
-    from celery5.scheduling.declaration import When
+    from celery5.protocol.scheduling.declaration import When
 
 
 def find_tasks(app: Application) -> Iterator[Task[Any, Any]]:

@@ -40,11 +40,11 @@ from celery5.protocol.job.messages import VERSION, Command, encode
 from celery5.protocol.job.names import get_module_name
 from celery5.protocol.job.retry_policy import CustomBackoff, RetryPolicy
 from celery5.protocol.limits import DeclaredLimits, format_expiry
+from celery5.protocol.scheduling.declaration import Periodic, parse_schedule
 from celery5.protocol.workflows.plan import OnError, check_on_error
 from celery5.protocol.workflows.status import Outcome
 from celery5.results.async_result import AsyncResult
 from celery5.runners.context import CURRENT_JOB, CurrentJob
-from celery5.scheduling.declaration import Periodic, parse_schedule
 from celery5.similar_names import did_you_mean
 from celery5.tasks.deduplication import DeduplicationPolicy, prepare_policy
 from celery5.workflows.compose import ComposedPartial, ComposedWorkflow, Partial, Workflow, check_need

@@ -4,7 +4,7 @@ import sqlite3
 from contextlib import closing
 
 from celery5.examples.shop.store import FOLDER, app, note
-from celery5.scheduling.declaration import Periodic
+from celery5.scheduling import Periodic
 
 
 @app.task(schedule=Periodic("0 2 * * *", name="nightly-report", overlap="skip"))

@@ -9,8 +9,8 @@ import click
 from celery5.broker.calls.scaling import get_scaling
 from celery5.cli.terminal.output import echo, format_fields, format_time, to_json
 from celery5.cli.terminal.target import Target
+from celery5.config.scaling import is_scaled
 from celery5.protocol.durations import format_age, format_duration
-from celery5.scaling.strategies import is_scaled
 
 if TYPE_CHECKING:
     from celery5.broker.calls.scaling import Scaling

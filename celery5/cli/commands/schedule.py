@@ -153,7 +153,7 @@ def trigger(target: Target, name: str, *, wants_json: bool) -> None:
 def _parse_when(
     line: str | None, seconds: float | None, moment: str | None, zone: str | None
 ) -> "AnyTrigger":
-    from celery5.scheduling.declaration import at, cron, every
+    from celery5.protocol.scheduling.declaration import at, cron, every
 
     if sum(option is not None for option in (line, seconds, moment)) != 1:
         raise Misconfigured("say when: --cron, --every or --at, one of them")

@@ -12,6 +12,7 @@ from celery5.app import App
 from celery5.broker.calls import cluster
 from celery5.broker.calls.scaling import Scaling, get_scaling
 from celery5.commands.control import ProcessNoun
+from celery5.config.scaling import is_scaled
 from celery5.dashboard.answers import has_shape
 from celery5.dashboard.operation import Changed, Effect, Names, NotFound, Nothing, Operation, Perform, Text
 from celery5.dashboard.operations.replies import summarize_replies
@@ -31,7 +32,6 @@ from celery5.protocol.commands.definitions import (
     describe_unknown_worker,
     get_inbox_name,
 )
-from celery5.scaling.strategies import is_scaled
 
 TIMEOUT = 5.0
 """Seconds to wait for processes to do something."""

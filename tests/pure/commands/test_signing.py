@@ -21,7 +21,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery5 import App
-from celery5.commands.keyring import Keyring, get_key_folder
+from celery5.commands.keyring import Keyring
+from celery5.config.key_folder import get_key_folder
 from celery5.errors import Misconfigured
 from celery5.protocol.commands.certificates import (
     TrustStore,

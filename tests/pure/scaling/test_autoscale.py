@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from celery5.config.scaling import get_autoscale
 from celery5.examples.own_scaling import bakery
 from celery5.examples.own_scaling.hours import Hours
 from celery5.protocol.scaling.autoscale import (
@@ -24,7 +25,6 @@ from celery5.protocol.scaling.autoscale import (
     prefetch_first,
 )
 from celery5.protocol.scaling.snapshot import ClusterSnapshot, ClusterWorker, TaskLoad
-from celery5.scaling.strategies import get_autoscale
 from tests.pure.scaling.scaling_model import LOOK, SLOTS, live, snapshot
 
 POLICY = Autoscale(minimum=1, maximum=10)

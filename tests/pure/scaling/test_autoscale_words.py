@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from celery5 import App, Misconfigured
 from celery5.config.configuration import check_usable
+from celery5.config.scaling import get_autoscale, get_prioritisation, is_scaled
 from celery5.config.settings import read_settings
 from celery5.protocol.scaling.autoscale import Autoscale, Load, Scale, parse_autoscale
 from celery5.protocol.scaling.prioritisation import STRATEGIES, parse_strategy
 from celery5.protocol.scaling.snapshot import ClusterSnapshot
-from celery5.scaling.strategies import get_autoscale, get_prioritisation, is_scaled
 
 HERE = __name__
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from celery5 import App
 from celery5.errors import Misconfigured
+from celery5.protocol.scheduling.declaration import at, calendar, cron, every, parse_trigger
 from celery5.protocol.scheduling.triggers import (
     CRON_FIELDS,
     AnyTrigger,
@@ -24,7 +25,6 @@ from celery5.protocol.scheduling.triggers import (
     with_zone,
 )
 from celery5.scheduling import Periodic
-from celery5.scheduling.declaration import at, calendar, cron, every, parse_trigger
 from celery5.scheduling.fire_times import get_next_fire_time, validate_trigger
 
 BERLIN, NEW_YORK = "Europe/Berlin", "America/New_York"

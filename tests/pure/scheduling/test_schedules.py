@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from celery5.errors import Misconfigured
 from celery5.protocol.scheduling import periodic
+from celery5.protocol.scheduling.declaration import Periodic, resolve_parts
 from celery5.protocol.scheduling.periodic import (
     MAX_FIRES_PER_STEP,
     RECHECK_MS,
@@ -27,7 +28,6 @@ from celery5.protocol.scheduling.periodic import (
     plan_fires,
 )
 from celery5.protocol.scheduling.triggers import AnyTrigger, Interval, OnceTrigger
-from celery5.scheduling.declaration import Periodic, resolve_parts
 from celery5.scheduling.fire_times import get_next_fire_time
 
 NOW = 1_800_000_000_000

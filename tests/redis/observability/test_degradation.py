@@ -20,7 +20,7 @@ from celery5.observability import IncomingJob, MetricsReport, Middleware, no_wor
 from celery5.processes.scheduler import SCHEDULER
 from celery5.protocol.degradation import OPTIONAL_FEATURES
 from celery5.protocol.health.breaker import BreakerPolicy
-from celery5.scheduling.declaration import every
+from celery5.protocol.scheduling.declaration import every
 from celery5.services.commands import inbox
 from celery5.services.health import health_checks, status_port, vital_sources
 from celery5.services.health.status_port import StatusPort

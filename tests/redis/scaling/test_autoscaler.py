@@ -20,7 +20,7 @@ from celery5.protocol.commands.signing import format_audience, verify_command
 from celery5.protocol.scaling.autoscale import Load, Scale
 from celery5.protocol.scaling.budget import Budget
 from celery5.protocol.scaling.snapshot import WorkerReport
-from celery5.scheduling.declaration import every
+from celery5.protocol.scheduling.declaration import every
 from celery5.services.health.vitals import ProcessStatus
 from celery5.services.scaling import autoscaler, reporter, scaling_commands
 from tests.redis.worker.workers import Lines, start, until, until_async, working

@@ -16,8 +16,8 @@ from celery5.processes.lifecycle.multi_broker import RemoteRedis
 from celery5.processes.scheduler import SCHEDULER
 from celery5.protocol.job.messages import read_command
 from celery5.protocol.scheduling import periodic
+from celery5.protocol.scheduling.declaration import Periodic
 from celery5.protocol.scheduling.periodic import Schedule
-from celery5.scheduling.declaration import Periodic
 from celery5.scheduling.fire_times import get_next_fire_time
 from celery5.scheduling.schedules import make_definition
 from celery5.services.scheduling import queue_moves

@@ -15,8 +15,8 @@ import trio
 from celery5 import App
 from celery5.errors import Misconfigured
 from celery5.processes.scheduler import SCHEDULER
+from celery5.protocol.scheduling.declaration import Periodic, every
 from celery5.protocol.scheduling.periodic import Misfire, make_fire_job_id
-from celery5.scheduling.declaration import Periodic, every
 from celery5.scheduling.schedules import ScheduleState
 from tests.redis.commands.staff import Staff
 from tests.redis.scheduling.test_scheduler import employed

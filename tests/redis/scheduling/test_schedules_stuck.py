@@ -15,7 +15,7 @@ from celery5.processes.lifecycle.multi_broker import RemoteRedis
 from celery5.processes.scheduler import SCHEDULER
 from celery5.protocol.process.liveness import Heartbeats
 from celery5.protocol.scheduling import periodic
-from celery5.scheduling.declaration import every
+from celery5.protocol.scheduling.declaration import every
 from celery5.scheduling.schedules import make_fired_job, read_schedules
 from celery5.services.scheduling.declarations import RETIREMENT_GRACE_LEASES, ScheduleDeclarations
 from celery5.services.scheduling.timetable import SCHEDULES_PER_CALL
