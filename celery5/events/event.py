@@ -14,7 +14,9 @@ from typing import (
     Generic,
     ParamSpec,
     Protocol,
+    Self,
     TypeVar,
+    Unpack,
     cast,
     dataclass_transform,
     get_type_hints,
@@ -31,10 +33,9 @@ from celery5.errors import BadArguments, Misconfigured
 from celery5.logs.trace import get_current_trace
 from celery5.protocol.events.messages import VERSION, EventMessage, Subscription, encode, make_job_template
 from celery5.protocol.job.arguments import Parameters, encode_value
-from celery5.protocol.job.job import Job, new_id
+from celery5.protocol.job.job import Job, SendOptions, new_id
 from celery5.protocol.job.names import get_module_name
 from celery5.similar_names import did_you_mean
-from celery5.tasks.task import Task
 
 
 def get_field_parameters(kind: Any, name: str) -> Parameters:
@@ -99,7 +100,7 @@ def as_field_error(error: BadArguments) -> BadArguments:
     return BadArguments(text.replace("keyword argument", "field"))
 
 
-def get_taken_fields(task: Task[Any, Any], event: str, fields: Sequence[str]) -> tuple[str, ...] | None:
+def get_taken_fields(task: "SubscribedTask", event: str, fields: Sequence[str]) -> tuple[str, ...] | None:
     """Return the fields that a task takes; None for all. Raises Misconfigured if it needs others."""
     parameters = inspect.signature(task.function).parameters.values()
     kinds = {parameter.kind for parameter in parameters}
@@ -123,10 +124,37 @@ def get_taken_fields(task: Task[Any, Any], event: str, fields: Sequence[str]) ->
     return None if inspect.Parameter.VAR_KEYWORD in kinds else tuple(parameter.name for parameter in by_name)
 
 
+class SubscribedTask(Protocol):
+    """A task, as events need it."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        ...
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """What its jobs call."""
+        ...
+
+    @property
+    def app(self) -> Application:
+        """The application that it belongs to."""
+        ...
+
+    def options(self, **options: Unpack[SendOptions]) -> Self:
+        """Return the task with these options for its jobs. Raises Misconfigured."""
+        ...
+
+    def make_template(self) -> Job:
+        """Return a job without id and arguments, as the task's options make it."""
+        ...
+
+
 P = ParamSpec("P")
 T = TypeVar("T")
 E = TypeVar("E", bound="Event")
-TaskT = TypeVar("TaskT", bound=Task[Any, Any])
+TaskT = TypeVar("TaskT", bound=SubscribedTask)
 
 
 class SentEvent(msgspec.Struct, frozen=True):
@@ -188,7 +216,7 @@ class Event(_Fields):
         return subscribe if task is None else subscribe(task)
 
     @classmethod
-    def unsubscribe(cls, task: Task[Any, Any], /) -> bool:
+    def unsubscribe(cls, task: SubscribedTask, /) -> bool:
         """Withdraw a task's subscription at once, whatever workers declare. For plain Python.
 
         See `app.events.unsubscribe`.
@@ -234,7 +262,7 @@ class EventClass(Generic[T]):
         @overload
         def subscribe(self, /, **options: Any) -> Callable[[TaskT], TaskT]: ...
         def subscribe(self, task: Any = None, /, **options: Any) -> Any: ...
-        def unsubscribe(self, task: Task[Any, Any], /) -> bool:
+        def unsubscribe(self, task: SubscribedTask, /) -> bool:
             """See `Event.unsubscribe`."""
             ...
 
@@ -308,7 +336,7 @@ class EventDeclaration:
         self._find_owner = find_owner
         self.had_no_app: bool = app is None
         self._parameters = get_field_parameters(kind, name)
-        self._subscribed: dict[str, tuple[Task[Any, Any], tuple[int, ...], tuple[str, ...] | None]] = {}
+        self._subscribed: dict[str, tuple[SubscribedTask, tuple[int, ...], tuple[str, ...] | None]] = {}
 
     @property
     def app(self) -> EventApplication:
@@ -389,9 +417,9 @@ class EventDeclaration:
 
     def subscribe(self, task: Any, options: Mapping[str, Any]) -> None:
         """Record a subscription. Raises Misconfigured."""
-        if not isinstance(task, Task):
+        if not hasattr(cast("type[object]", type(task)), "make_template"):
             raise Misconfigured(f"{self.name}.subscribe takes a task, got {task!r}: put @app.task below it")
-        task = cast("Task[Any, Any]", task)
+        task = cast("SubscribedTask", task)
         options = dict(options)
         versions = _parse_versions(options.pop("versions", self.version), self.name)
         unsuitable = [name for name in ("id", "key", "eta", "unique_for") if options.get(name) is not None]

@@ -31,7 +31,6 @@ from celery5.protocol.health.readings import (
 T = TypeVar("T")
 
 if TYPE_CHECKING:
-    from celery5.boot_step import BootStep
     from celery5.config.settings import Settings
     from celery5.health.event_loop import LoopBlock
     from celery5.health.health_check import DeclareCheck
@@ -426,6 +425,20 @@ class CheckedTask(Protocol):
         ...
 
 
+class CheckedStep(Protocol):
+    """A boot step or service, as far as it has health checks."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        ...
+
+    @property
+    def checks(self) -> Sequence[HealthCheck]:
+        """The checks that trip its circuit breaker."""
+        ...
+
+
 class CheckedApplication(Protocol):
     """The application whose health is checked."""
 
@@ -445,7 +458,7 @@ class CheckedApplication(Protocol):
         ...
 
     @property
-    def bootsteps(self) -> "Sequence[BootStep]":
+    def bootsteps(self) -> Sequence[CheckedStep]:
         """Its boot steps and services."""
         ...
 

@@ -7,7 +7,7 @@ until then they start jobs as before.
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
@@ -25,8 +25,7 @@ from celery5.protocol.limit_rules import TimeWindow, get_rules_of_task
 from celery5.protocol.limits import KIND_PREFIX, LimitOverride, Suspension, make_kind_rate
 
 if TYPE_CHECKING:
-    from celery5.application import Application
-    from celery5.tasks.task import Task
+    from celery5.application import Application, DeclaredTask
 
 _declare = DeclareEvent(of_every_application=True)
 
@@ -85,7 +84,7 @@ class Limits:
         self,
         name: str,
         *,
-        task: "str | Task[..., Any]",
+        task: "str | DeclaredTask",
         limit: int | None = None,
         rate: str = "",
         during: TimeWindow | str | None = None,
@@ -112,7 +111,7 @@ class Limits:
         override = LimitOverride(limit=limit, rate=rate)
         self._limit_rule.add(name, task, override, during, when, states)
 
-    def set(self, task: "str | Task[..., Any]", limit: int | str, *, by: str = "") -> bool:
+    def set(self, task: "str | DeclaredTask", limit: int | str, *, by: str = "") -> bool:
         """Impose a limit or a rate on a task, in place of what was imposed before.
 
         `limit` is a number of running jobs (0 rejects all jobs) or a rate such as `200/m`. Returns whether that changes
@@ -120,16 +119,16 @@ class Limits:
         """
         return self._act("task:limit", self._set_override(task, limit, by), task, {"limit": limit})
 
-    async def aset(self, task: "str | Task[..., Any]", limit: int | str, *, by: str = "") -> bool:
+    async def aset(self, task: "str | DeclaredTask", limit: int | str, *, by: str = "") -> bool:
         """`set`, from Trio or asyncio."""
         call = self._set_override(task, limit, by)
         return await self._aact("task:limit", call, task, {"limit": limit})
 
-    def lift(self, task: "str | Task[..., Any]") -> bool:
+    def lift(self, task: "str | DeclaredTask") -> bool:
         """Remove what is imposed, so that the task's own limit holds again. Returns whether anything was imposed."""
         return self._check_known(task, self._act("task:limit", self._lift(task), task, _LIFTED))
 
-    async def alift(self, task: "str | Task[..., Any]") -> bool:
+    async def alift(self, task: "str | DeclaredTask") -> bool:
         """`lift`, from Trio or asyncio."""
         return self._check_known(task, await self._aact("task:limit", self._lift(task), task, _LIFTED))
 
@@ -157,7 +156,7 @@ class Limits:
         name = KIND_PREFIX + kind
         return await self._aact("task:limit", self._lift(name), name, _LIFTED)
 
-    def suspend(self, task: "str | Task[..., Any]", *, why: str = "", by: str = "") -> bool:
+    def suspend(self, task: "str | DeclaredTask", *, why: str = "", by: str = "") -> bool:
         """Start no job of a task on any worker until it is resumed; its jobs wait in Redis.
 
         Running jobs run to their end. Workers hear of it within moments, so some jobs may still start. Returns whether
@@ -165,15 +164,15 @@ class Limits:
         """
         return self._act("task:suspend", self._suspend(task, why, by), task, {"why": why})
 
-    async def asuspend(self, task: "str | Task[..., Any]", *, why: str = "", by: str = "") -> bool:
+    async def asuspend(self, task: "str | DeclaredTask", *, why: str = "", by: str = "") -> bool:
         """`suspend`, from Trio or asyncio; for example in a task that an event starts."""
         return await self._aact("task:suspend", self._suspend(task, why, by), task, {"why": why})
 
-    def resume(self, task: "str | Task[..., Any]") -> bool:
+    def resume(self, task: "str | DeclaredTask") -> bool:
         """Start jobs of a suspended task again, in the order in which they came. Returns whether it was suspended."""
         return self._check_known(task, self._act("task:resume", self._resume(task), task))
 
-    async def aresume(self, task: "str | Task[..., Any]") -> bool:
+    async def aresume(self, task: "str | DeclaredTask") -> bool:
         """`resume`, from Trio or asyncio."""
         return self._check_known(task, await self._aact("task:resume", self._resume(task), task))
 
@@ -189,7 +188,7 @@ class Limits:
         self,
         action: str,
         call: Call[bool],
-        task: "str | Task[..., Any]",
+        task: "str | DeclaredTask",
         how: Mapping[str, object] | None = None,
     ) -> bool:
         """Perform a change, and record it in the audit trail."""
@@ -199,13 +198,13 @@ class Limits:
         self,
         action: str,
         call: Call[bool],
-        task: "str | Task[..., Any]",
+        task: "str | DeclaredTask",
         how: Mapping[str, object] | None = None,
     ) -> bool:
         """`_act`, from Trio or asyncio."""
         return await run_in_event_loop(perform_audited, self._app, call, action, _get_name(task), how)
 
-    def _set_override(self, task: "str | Task[..., Any]", limit: int | str, by: str) -> Call[bool]:
+    def _set_override(self, task: "str | DeclaredTask", limit: int | str, by: str) -> Call[bool]:
         name = self._name(task)
         if isinstance(limit, str):
             override = LimitOverride(rate=limit, by=by or get_actor_name(), since=_now())
@@ -221,23 +220,23 @@ class Limits:
         )
         return limits.set_override(self._app.keys, KIND_PREFIX + kind, override)
 
-    def _lift(self, task: "str | Task[..., Any]") -> Call[bool]:
+    def _lift(self, task: "str | DeclaredTask") -> Call[bool]:
         return limits.set_override(self._app.keys, _get_name(task), None)
 
-    def _suspend(self, task: "str | Task[..., Any]", why: str, by: str) -> Call[bool]:
+    def _suspend(self, task: "str | DeclaredTask", why: str, by: str) -> Call[bool]:
         suspension = Suspension(why=why, by=by or get_actor_name(), since=_now())
         return limits.suspend_task(self._app.keys, self._name(task), suspension)
 
-    def _resume(self, task: "str | Task[..., Any]") -> Call[bool]:
+    def _resume(self, task: "str | DeclaredTask") -> Call[bool]:
         return limits.resume_task(self._app.keys, _get_name(task))
 
-    def _check_known(self, task: "str | Task[..., Any]", done: bool) -> bool:
+    def _check_known(self, task: "str | DeclaredTask", done: bool) -> bool:
         """Return `done`. If nothing was removed, raises UnknownTask for a name that may be misspelt."""
         if not done:
             self._name(task)
         return done
 
-    def _name(self, task: "str | Task[..., Any]") -> str:
+    def _name(self, task: "str | DeclaredTask") -> str:
         if not isinstance(task, str):
             return task.name
         self._app.load()
@@ -248,7 +247,7 @@ _LIFTED = {"limit": "none"}
 """How the audit trail shows that a limit was lifted, as the command line does."""
 
 
-def _get_name(task: "str | Task[..., Any]") -> str:
+def _get_name(task: "str | DeclaredTask") -> str:
     """Return the name of a task without a check, since what is imposed may outlive its task."""
     return task if isinstance(task, str) else task.name
 

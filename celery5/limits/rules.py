@@ -14,7 +14,7 @@ from celery5.protocol.limits import LimitOverride
 from celery5.protocol.scheduling.zones import load_zone
 
 if TYPE_CHECKING:
-    from celery5.tasks.task import Task
+    from celery5.application import DeclaredTask
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -125,7 +125,7 @@ class DeclareLimitRule:
     def add(
         self,
         name: str,
-        task: "str | Task[..., Any]",
+        task: "str | DeclaredTask",
         override: LimitOverride,
         during: TimeWindow | str | None,
         when: HealthCheck | None,

@@ -18,6 +18,7 @@ from typing import (
     Generic,
     NoReturn,
     ParamSpec,
+    Protocol,
     TypedDict,
     TypeVar,
     cast,
@@ -41,18 +42,27 @@ from celery5.protocol.workflows.plan import (
     check_on_failure,
     encode_expression,
 )
-from celery5.workflows.compiler import Compiled, Compiler, Placeholder
+from celery5.workflows.compiler import Compiled, Compiler, NodeTask, Placeholder
 from celery5.workflows.compose import Workflow, check_need, check_workflow
 from celery5.workflows.run import WorkflowRun
 from celery5.workflows.tree import GroupOptions, Map
 
 if TYPE_CHECKING:
-    from celery5.tasks.task import Task
+    from celery5.results.async_result import AsyncResult
 
 A = TypeVar("A")
 P = ParamSpec("P")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
+
+
+class StepTask(NodeTask, Protocol[P, R_co]):
+    """A task, as a step of a declared workflow: with the types of its arguments and of its result."""
+
+    def delay(self, /, *args: P.args, **kwargs: P.kwargs) -> "AsyncResult[R_co]":
+        """Send a job and return its handle."""
+        ...
+
 
 _PACKAGE = str(Path(__file__).parent.parent)
 MAX_STEPS = 10_000
@@ -191,7 +201,7 @@ class Flow:
         self._start: list[int] | None = None
         self._ends: list[int] = []
 
-    def call(self, task: "Task[P, R]", /, *args: P.args, **kwargs: P.kwargs) -> R:
+    def call(self, task: "StepTask[P, R]", /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a task. Returns its result, for other steps."""
         number = self._compiler.add_call(
             task,
@@ -204,7 +214,7 @@ class Flow:
 
     def map(
         self,
-        task: "Task[Concatenate[A, ...], R]",
+        task: "StepTask[Concatenate[A, ...], R]",
         items: Iterable[A],
         *,
         at_once: int | None = None,
@@ -216,7 +226,7 @@ class Flow:
 
     def starmap(
         self,
-        task: "Task[..., R]",
+        task: "StepTask[..., R]",
         items: Iterable[Iterable[Any]],
         *,
         at_once: int | None = None,
@@ -228,7 +238,7 @@ class Flow:
 
     def _map(
         self,
-        task: "Task[..., Any]",
+        task: "StepTask[..., Any]",
         items: Any,
         star: bool,
         at_once: int | None,
