@@ -11,7 +11,7 @@ from celery5.protocol.health.broker_diagnosis import (
     diagnose_eviction,
     diagnose_persistence,
 )
-from celery5.protocol.health.server_memory import ServerMemory
+from celery5.protocol.health.server_memory import ServerMemory, read_server_memory
 from celery5.protocol.observability.families import MetricFamily, make_gauge
 
 
@@ -115,12 +115,13 @@ def describe_storage(
         part.split("=", 1) for part in info.get(f"db{database}", "").split(",") if "=" in part
     )  # keys=12,expires=3,avg_ttl=0
     ratio = info.get("mem_fragmentation_ratio", "")
+    memory = read_server_memory(broker, info)
     return ServerStorage(
         broker=broker,
         version=describe_server(info),
-        used=_count(info.get("used_memory")),
+        used=memory.used if memory else 0,
         peak=_count(info.get("used_memory_peak")),
-        limit=_count(info.get("maxmemory")) or None,
+        limit=memory.limit if memory else None,
         machine=_count(info.get("total_system_memory")) or None,
         fragmentation=float(ratio) if ratio.replace(".", "", 1).isdigit() else None,
         evicted=_count(info.get("evicted_keys")),

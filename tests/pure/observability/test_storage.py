@@ -6,7 +6,8 @@ from celery5.protocol.observability.storage import describe_storage, estimate_by
 INFO = {
     "valkey_version": "8.1.1",
     "redis_version": "7.2.4",
-    "used_memory": "950",
+    "used_memory": "1350",
+    "mem_not_counted_for_evict": "400",
     "used_memory_peak": "990",
     "maxmemory": "1000",
     "total_system_memory": "8000",
