@@ -36,7 +36,7 @@ async def main():
     performer = BulkPerformer(app=app, worker="killed", log=NullLog(), bulk_lease=1.0)
     async with trio.open_nursery() as nursery:
         await nursery.start(performer.run)
-        print(await performer.submit(BulkRequest(verb="dlq:replay", rate="100/s")), flush=True)
+        print(await performer.submit(BulkRequest(verb="dlq:replay", rate={rate!r})), flush=True)
 
 trio.run(main)
 """
@@ -206,7 +206,7 @@ async def test_what_a_killed_process_left_is_resumed_by_another_without_doubling
     app: App, redis_client: "redis.Redis"
 ) -> None:
     await dead(app, redis_client, *numbered(300))
-    program = KILLED.format(name=app.name, broker=app.settings.broker)
+    program = KILLED.format(name=app.name, broker=app.settings.broker, rate="50/s")
     process = await trio.lowlevel.open_process([sys.executable, "-c", program], stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None

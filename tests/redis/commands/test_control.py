@@ -21,7 +21,7 @@ from tests.redis.worker.workers import Lines, until, working
 
 async def told(app: App, command: str, to: str = "w1", **parameters: Any) -> Any:
     """What one worker answers, which must do it."""
-    (reply,) = await app.control.asend(command, parameters, to=to)
+    (reply,) = await app.control.asend(command, parameters, to=to, timeout=30)
     assert reply.ok, reply
     return reply.answer
 
@@ -214,8 +214,8 @@ async def test_a_job_that_one_worker_stops_is_no_failure_of_the_others(app: App)
         with trio.fail_after(30):
             while await handle.astatus() != "EXECUTING":
                 await trio.sleep(0.05)
-        replies = await app.control.asend("revoke", {"id": handle.id})
-        assert [(one.worker, one.ok) for one in replies] == [("w1", True), ("w2", False)]
+        replies = await app.control.asend("revoke", {"id": handle.id}, timeout=30)
+        assert [(one.worker, one.ok) for one in replies] == [("w1", True), ("w2", False)], replies
         assert find_failures(replies) == []
         (entry,) = await app.audit.alist()
         assert (entry.action, entry.count, entry.outcome) == ("worker:revoke", 1, "done")

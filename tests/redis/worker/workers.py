@@ -19,7 +19,7 @@ from celery5.processes.lifecycle.incarnations import ProcessKind
 from celery5.processes.worker import WorkerOptions
 from tests.pace import Pace
 
-LEASE = 1.0
+LEASE = 3.0
 """Seconds. Short, so that a dead worker is noticed soon."""
 
 

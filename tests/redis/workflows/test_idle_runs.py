@@ -12,6 +12,7 @@ from celery5 import App
 from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.errors import WorkflowCancelled, WorkflowExpired
 from celery5.workflows import Flow, NodeState, RunState, WorkflowRun
+from tests.redis.memory import stored_bytes
 from tests.redis.worker.workers import until, working
 from tests.redis.workflows.sample_tasks import QUEUES, SampleTasks
 
@@ -84,11 +85,10 @@ def test_a_run_that_sleeps_takes_at_most_300_bytes(
         async def main() -> float:
             async with working(app):
                 await start(0, 100)
-                before = client.info("memory")["used_memory"]
+                before = stored_bytes(client, app)
                 await start(100, 100 + SLEEPERS)
                 await until(lambda: not client.xlen(keys.stream) and not client.exists(keys.jobs))
-                taken: float = client.info("memory")["used_memory"] - before
-                return taken / SLEEPERS
+                return (stored_bytes(client, app) - before) / SLEEPERS
 
         assert trio.run(main) <= ALLOWED_BYTES
 

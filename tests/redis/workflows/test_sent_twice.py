@@ -97,6 +97,7 @@ async def test_an_on_failure_job_is_sent_once_though_its_run_has_ended(
     if has_ended:
         async with working(app, queues=QUEUES):
             await until(lambda: told == [1])
+            await until_async(lambda: nothing_else_waits(app))
     record = calls.pack_record("end", f"{run.id}~0", "DEAD", "")  # its end comes again, too
     await driver.perform(calls.advance(keys, [record], ttl=60))
     await take_over(app, keys, redis_client, monkeypatch)

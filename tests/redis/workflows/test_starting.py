@@ -8,6 +8,7 @@ import redis
 from celery5 import App, chain
 from celery5.processes.scheduler import SCHEDULER
 from celery5.workflows import Flow, RunState
+from tests.redis.memory import stored_bytes
 from tests.redis.worker.workers import entries, until_async, working
 from tests.redis.workflows.sample_tasks import QUEUES, SampleTasks
 
@@ -54,11 +55,11 @@ def test_a_message_is_at_most_96_bytes_longer_than_that_of_a_job_alone(
 async def test_a_small_member_takes_at_most_64_bytes_of_redis(
     app: App, tasks: SampleTasks, redis_client: "redis.Redis"
 ) -> None:
-    before = redis_client.info("memory")["used_memory"]
+    before = stored_bytes(redis_client, app)
     run = await tasks.double.map(range(20_000), at_once=100).astart()
-    published = redis_client.info("memory")["used_memory"] - before
+    published = stored_bytes(redis_client, app) - before
     assert published / 20_000 <= 64
     async with working(app, queues=QUEUES):
         await run.aget(timeout=60)
-        ended = redis_client.info("memory")["used_memory"] - before
+        ended = stored_bytes(redis_client, app) - before
     assert ended / 20_000 <= 64
