@@ -120,9 +120,13 @@ from celery5.services.scheduling.timers import TimerRuns, Timers
 from celery5.services.streams.group_lags import GroupLags
 from celery5.services.streams.outbox_relay import OutboxRelay
 from celery5.services.streams.processor_calls import ProcessorCalls
-from celery5.services.streams.processor_group import GroupMember, ProcessorGroup
+from celery5.services.streams.processor_group import (
+    GroupMember,
+    ProcessorGroup,
+    ProcessorsStop,
+    StreamProcessors,
+)
 from celery5.services.streams.stream_archives import StreamArchives
-from celery5.services.streams.stream_processors import ProcessorsStop, StreamProcessors
 from celery5.services.worker.attempt_recorder import AttemptRecorder
 from celery5.services.worker.burst import Burst
 from celery5.services.worker.capacity import PrefetchFactor, QueueCapacity

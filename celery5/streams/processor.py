@@ -131,6 +131,10 @@ class Processor(Generic[R]):
         """Where it runs."""
         return self.loop if inspect.iscoroutinefunction(self.function) else "thread"
 
+    def get_grace_period(self, default: float) -> float:
+        """Return the seconds that a record has to end: `default` when the processor declares none."""
+        return default if self.grace_period is None else self.grace_period
+
     @property
     def first_id(self) -> str:
         """Where a new group starts, as the scripts take it: the first id that it reads, or $."""

@@ -29,7 +29,6 @@ from celery5.services.streams.lane_execution import LaneExecution
 from celery5.services.streams.outbox_relay import decode_output
 from celery5.services.streams.owned_partition import OwnedPartition, end_partitions
 from celery5.services.streams.parking import ParkedKeys
-from celery5.services.streams.partition_options import make_partition_options
 from celery5.services.streams.processor_calls import ProcessorCalls
 from celery5.streams.processor import Processor, ProcessorFunction
 from celery5.streams.stream import RecordId, Stream
@@ -317,8 +316,8 @@ class _VirtualGroup:
     """The only member of a group: the host of all partitions, with what Redis would have of them."""
 
     def __init__(self, processor: Processor[Any], max_deliveries: int, recorded: Recorded) -> None:
-        self._options = make_partition_options(processor, grace_period=GRACE_PERIOD)
-        self._codec = processor.stream.codec
+        self._processor = processor
+        self._grace_period = processor.get_grace_period(GRACE_PERIOD)
         self._log = Log(worker="test", app=processor.stream.app.name)
         self._asyncio_runner = AsyncioRunner()
         self._execution = LaneExecution(
@@ -368,7 +367,9 @@ class _VirtualGroup:
         if self._parks_keys:
             parked = ParkedKeys(log.number, self._find_parked(), len(self.logs))
             self._parked_by_partition[log.number], on_commit = parked, parked.note_commit
-        partition = OwnedPartition(log.assign(), self._options, self, on_commit=on_commit)
+        partition = OwnedPartition(
+            log.assign(), self._processor, self, grace_period=self._grace_period, on_commit=on_commit
+        )
         self._partitions[log.number] = partition
         assert self._nursery is not None
         for lane in partition.lanes:
@@ -405,7 +406,7 @@ class _VirtualGroup:
 
     async def rebalance(self, numbers: Sequence[int]) -> None:
         """Let partitions be given away and taken over."""
-        await end_partitions([self._partitions[number] for number in numbers], self._options.grace_period)
+        await end_partitions([self._partitions[number] for number in numbers], self._grace_period)
         await self.commits.commit()
         for number in numbers:
             self._begin(self.logs[number])
@@ -430,13 +431,6 @@ class _VirtualGroup:
     def want_records(self) -> None:
         """Give a partition more records."""
         self._wanted.set()
-
-    def find_key(self, entry: RawEntry) -> bytes:
-        """Return the key of an entry; one that cannot be decoded has none."""
-        try:
-            return self._codec.key(self._codec.decode(entry[1])) or b""
-        except Exception:  # its lane raises the error in the processor
-            return b""
 
     async def read_parked(self, key: bytes, after: str, count: int) -> list[RawEntry]:
         """Return entries of the log of a parked key, behind `after`."""

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import trio
 
@@ -24,31 +24,14 @@ from celery5.protocol.streams.failure import (
 from celery5.runners.context import CURRENT_PARTITION
 from celery5.runners.outcome import make_failure
 from celery5.runners.user_errors import guard_scopes
-from celery5.services.streams.lane import Lane
 from celery5.services.streams.lane_feed import LaneFeed
-from celery5.services.streams.owned_partition import OwnedPartition
-from celery5.services.streams.parking import ParkedKeys, ParkingFeed, ParkingHost
+from celery5.services.streams.owned_partition import Lane, OwnedPartition, PartitionHost
+from celery5.services.streams.parking import ParkedKeys, ParkingFeed
 from celery5.services.streams.processor_calls import ProcessorCalls
 from celery5.streams.processor import Processor
 
 RESTART_DELAY = 1.0
 """Seconds until a function that has ended by itself, without taking a record, is called again."""
-
-
-class LaneHost(ParkingHost, Protocol):
-    """What a lane needs of the group that it belongs to."""
-
-    async def quarantine(self, partition: OwnedPartition, why: str) -> None:
-        """Stop the partition, in the whole cluster, until somebody ends that."""
-        ...
-
-    async def hand_over(self, partition: OwnedPartition, record: str) -> float:
-        """Give the partition to a member that may be able to read a record.
-
-        Returns:
-            Seconds for which to wait for that, or for such a member to come; 0.0 when there is none.
-        """
-        ...
 
 
 class LaneExecution:
@@ -68,7 +51,7 @@ class LaneExecution:
         *,
         processor: Processor[Any],
         calls: ProcessorCalls,
-        host: LaneHost,
+        host: PartitionHost,
         max_deliveries: int,
         log: Log,
         random: Callable[[], float] = random.random,

@@ -1,18 +1,19 @@
 """One partition that this worker owns: the records that are here, those that are done, and what is to be committed."""
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from secrets import token_hex
-from typing import Protocol
+from typing import Any, Protocol
 from zlib import crc32
 
 import trio
+import trio.lowlevel
 
 from celery5.broker.calls.streams import RawEntry
 from celery5.protocol.streams.groups import Assignment, Commit, split_id
 from celery5.protocol.streams.parking import ParkedRecord, ReleasedRecord
-from celery5.services.streams.lane import Lane
-from celery5.services.streams.partition_options import PartitionOptions
+from celery5.streams.processor import Processor
 
 TRIAL_DEATHS = 2
 """Deaths from which on a record is tried while no other suspect of its worker is: `is_suspect` of the scripts.
@@ -29,7 +30,7 @@ MAX_CACHED_STATE = 10_000
 
 
 class PartitionHost(Protocol):
-    """What a partition needs of the group that it is owned for."""
+    """The group that partitions are owned for: in Redis, or in the memory of a test."""
 
     def note_done(self, partition: "OwnedPartition") -> None:
         """Commit this partition soon."""
@@ -43,13 +44,281 @@ class PartitionHost(Protocol):
         """Read again for a partition that wants more."""
         ...
 
-    def find_key(self, entry: RawEntry) -> bytes:
-        """Return the key of an entry."""
+    async def read_states(self, names: Sequence[str]) -> list[bytes | None]:
+        """Read values of the keyed state."""
         ...
 
-    async def read_states(self, names: Sequence[str]) -> list[bytes | None]:
-        """Read values of the keyed state from Redis."""
+    async def read_parked(self, key: bytes, after: str, count: int) -> list[RawEntry]:
+        """Return entries of the log of a parked key, behind `after`."""
         ...
+
+    async def quarantine(self, partition: "OwnedPartition", why: str) -> None:
+        """Stop the partition, in the whole cluster, until somebody ends that."""
+        ...
+
+    async def hand_over(self, partition: "OwnedPartition", record: str) -> float:
+        """Give the partition to a member that may be able to read a record.
+
+        Returns:
+            Seconds for which to wait for that, or for such a member to come; 0.0 when there is none.
+        """
+        ...
+
+
+class Lane:
+    """The records of a partition that are processed one after the other: a `LaneFeed` for one processor function."""
+
+    def __init__(self, partition: "OwnedPartition") -> None:
+        self._owner = partition
+        self._buffer: deque[RawEntry] = deque()
+        self._taken: Sequence[RawEntry] = ()
+        self._outputs: list[bytes] = []
+        self._state: dict[str, bytes | None] = {}
+        self._waiter: trio.lowlevel.Task | None = None
+        self.is_stopping = False
+        self.scope = trio.CancelScope()
+        self.stop_requested = trio.Event()
+        self.ended = trio.Event()
+
+    @property
+    def group(self) -> str:
+        """The name of the processor."""
+        return self._owner.processor.name
+
+    @property
+    def partition(self) -> int:
+        """The partition."""
+        return self._owner.number
+
+    @property
+    def grace_period(self) -> float:
+        """Seconds that a record has to end."""
+        return self._owner.grace_period
+
+    @property
+    def concurrency(self) -> int:
+        """How many lanes the partition has."""
+        return self._owner.processor.concurrency
+
+    def now(self) -> float:
+        """Return the time of the Trio clock."""
+        return trio.current_time()
+
+    @property
+    def taken(self) -> Sequence[RawEntry]:
+        """The records that the function has taken last."""
+        return self._taken
+
+    def feed(self, entries: Sequence[RawEntry]) -> None:
+        """Take entries to process."""
+        self._buffer.extend(entries)
+        self.wake()
+
+    def take_next(self) -> RawEntry | None:
+        """Acknowledge what was taken before, and return the next record if it is here and may be taken."""
+        owner, taken = self._owner, self._taken
+        if taken:
+            if self._outputs or self._state or len(taken) > 1 or not owner.settle_one(taken[0]):
+                self.settle()
+            else:
+                self._taken = ()
+        if not self._buffer or owner.room <= 0 or self.is_stopping:
+            return None
+        raw = self._buffer.popleft()
+        self._taken = (raw,)
+        owner.take_one()
+        return raw
+
+    def settle(self) -> None:
+        """Acknowledge what was taken. What has come without records is committed, too."""
+        taken, outputs, state = self._taken, self._outputs, self._state
+        if not (taken or outputs or state):
+            return
+        self._taken = ()
+        if outputs:
+            self._outputs = []
+        if state:
+            self._state = {}
+        self._owner.settle(taken, outputs, state)
+
+    async def flush(self) -> None:
+        """Acknowledge what was taken, and wait until the commit of that is under way."""
+        self.settle()
+        while self._owner.is_dirty:
+            self._owner.commit_now()
+            await self.wait()
+
+    def give_back(self) -> None:
+        """Put what was taken in front again, and forget what it has produced."""
+        self._buffer.extendleft(reversed(self._taken))
+        self._owner.give_back(len(self._taken))
+        self._taken = ()
+        self._outputs, self._state = [], {}
+
+    def bury(self, dead: Sequence[Sequence[str | bytes]]) -> None:
+        """Give up what was taken."""
+        taken, self._taken = self._taken, ()
+        self._outputs, self._state = [], {}
+        self._owner.bury(taken, dead)
+
+    def forget_outputs(self) -> None:
+        """Forget what the records that were taken have produced."""
+        self._outputs, self._state = [], {}
+
+    def add_parked(self, parked: ParkedRecord) -> None:
+        """Add a change of a parked key to what is settled next."""
+        self._owner.add_parked(parked)
+
+    def settle_released(self, released: ReleasedRecord | None) -> None:
+        """Settle what was added, and a parked record with what it has produced; commit that now."""
+        outputs, state = self._outputs, self._state
+        self._outputs, self._state = [], {}
+        if released is not None:
+            self._owner.add_released(released)
+        self._owner.settle((), outputs, state)
+        self._owner.commit_now()
+
+    def discard_parked(self, released: ReleasedRecord, dead: Sequence[str | bytes]) -> None:
+        """Make a parked record a dead one."""
+        self._owner.add_released(released)
+        self._owner.bury((), [dead])
+
+    def commit_now(self) -> None:
+        """Commit now what is done."""
+        self._owner.commit_now()
+
+    async def wait_next(self) -> RawEntry | None:
+        """Return the next record when it is here; None when the function is to end."""
+        while not self.is_stopping:
+            raw = self.take_next()
+            if raw is not None:
+                return raw
+            await self.wait()
+        return None
+
+    async def wait_next_within(self, seconds: float) -> RawEntry | None:
+        """Return the next record; None when none has come in this time, or the function is to end."""
+        while not self.is_stopping:
+            with trio.move_on_after(seconds):
+                return await self.wait_next()
+            if not self._buffer:  # else it is here, and waits for a commit
+                return None
+        return None
+
+    async def wait(self) -> None:
+        """Wait until there is something new: a record, a commit, or the end.
+
+        Trio's own means, since a lane waits after every few records, and an Event costs twice as much.
+        """
+        if self._buffer:
+            self._owner.commit_now()
+        if self._waiter is not None:
+            raise RuntimeError(
+                f"processor {self.group}: two tasks ask for the records of partition {self.partition}"
+            )
+        self._waiter = trio.lowlevel.current_task()
+
+        def leave(_raise_cancel: object) -> trio.lowlevel.Abort:
+            self._waiter = None
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(leave)
+
+    def wake(self) -> None:
+        """End the wait of the function, if it waits."""
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None:
+            trio.lowlevel.reschedule(waiter)
+
+    async def wait_batch(
+        self, count: int, within: float, *, is_over: Callable[[], bool] = lambda: False
+    ) -> Sequence[RawEntry]:
+        """Acknowledge what was taken before, and return the next batch; an empty one when the function is to end.
+
+        It is empty as well when `is_over` returns True while there is nothing to take.
+        """
+        if self._taken:
+            self.settle()
+        self._owner.prefetch_batches(count)
+        while not (self._buffer and self._owner.room > 0):
+            if self.is_stopping or is_over():
+                return ()
+            await self.wait()
+        count = 1 if self._owner.deaths else count
+        with trio.move_on_after(within):
+            while len(self._buffer) < count and not self.is_stopping:
+                await self.wait()
+        if self.is_stopping:
+            return ()
+        buffer = self._buffer
+        self._taken = [buffer.popleft() for _ in range(min(count, len(buffer)))]
+        self._owner.take(len(self._taken))
+        return self._taken
+
+    # for a function in another thread: it takes records in portions, and is done with one after the other
+
+    async def wait_portion(self, most: int, seconds: float | None) -> Sequence[RawEntry]:
+        """Return the next records when some are here, beside those that were taken; none when the function is to end.
+
+        Args:
+            most: At most so many.
+            seconds: At most for so long; None for no limit.
+        """
+        with trio.move_on_after(math.inf if seconds is None else seconds):
+            while not (self._buffer and self._owner.room > 0) and not self.is_stopping:
+                await self.wait()
+        if self.is_stopping:
+            return ()
+        portion = [
+            self._buffer.popleft() for _ in range(min(most, max(0, self._owner.room), len(self._buffer)))
+        ]
+        self._taken = (*self._taken, *portion)
+        self._owner.take(len(portion))
+        return portion
+
+    def settle_first(self, count: int, outputs: list[bytes], state: Mapping[str, bytes | None]) -> None:
+        """Acknowledge the first of what was taken."""
+        done, self._taken = self._taken[:count], self._taken[count:]
+        self._owner.settle(done, outputs, state)
+
+    def return_behind(self, count: int) -> None:
+        """Put what was taken in front again, but for the first `count`."""
+        behind, self._taken = self._taken[count:], self._taken[:count]
+        self._buffer.extendleft(reversed(behind))
+        self._owner.give_back(len(behind))
+
+    def take_over(self, count: int, outputs: list[bytes], state: dict[str, bytes | None]) -> None:
+        """Continue where a function has ended: with so many records in hand, and what it has produced for them."""
+        self.return_behind(count)
+        self._outputs, self._state = outputs, state
+
+    # what is produced
+
+    def add_output(self, output: bytes) -> None:
+        """Add an output of what was taken last."""
+        self._outputs.append(output)
+
+    async def get_state(self, name: str) -> bytes | None:
+        """Return a value of the keyed state."""
+        if name in self._state:
+            return self._state[name]
+        return await self._owner.get_state(name)
+
+    async def get_states(self, names: Sequence[str]) -> list[bytes | None]:
+        """Return values of the keyed state."""
+        stored = await self._owner.get_states([name for name in names if name not in self._state])
+        values = iter(stored)
+        return [self._state[name] if name in self._state else next(values) for name in names]
+
+    def set_state(self, name: str, value: bytes | None) -> None:
+        """Set a value of the keyed state."""
+        self._state[name] = value
+
+    def stop(self) -> None:
+        """End after what was taken."""
+        self.is_stopping = True
+        self.stop_requested.set()
+        self.wake()
 
 
 class OwnedPartition:
@@ -57,32 +326,35 @@ class OwnedPartition:
 
     Args:
         assignment: Where it begins.
-        options: The options of its processor.
+        processor: Its processor.
         host: The group that it is owned for.
+        grace_period: Seconds that a record has to end.
         on_commit: Is told of each commit that was made.
     """
 
     def __init__(
         self,
         assignment: Assignment,
-        options: PartitionOptions,
+        processor: Processor[Any],
         host: PartitionHost,
         *,
+        grace_period: float,
         on_commit: Callable[[Commit], None] | None = None,
     ) -> None:
         self.number = assignment.partition
         self.epoch = assignment.epoch
         self.deaths = assignment.deaths
         self.condition = assignment.condition
-        self.options = options
+        self.processor, self.grace_period = processor, grace_period
+        self._commit_every = processor.commit_every
         self.cursor = self.position = assignment.cursor
         self.is_lost = False
-        self.prefetch = options.prefetch
-        self._refill_at = (options.prefetch + 1) // 2
+        self.prefetch = processor.prefetch
+        self._refill_at = (processor.prefetch + 1) // 2
         self._limit, self._awaited = assignment.limit, assignment.awaited
         self._is_at_limit = False
         self._host = host
-        self._is_serial = options.concurrency == 1 and not assignment.ahead
+        self._is_serial = processor.concurrency == 1 and not assignment.ahead
         # Ids that were handed to lanes, in order, and those of them that are done while an earlier one is not.
         self._order: deque[bytes] = deque()
         self._ahead = {record_id.encode() for record_id in assignment.ahead}
@@ -102,14 +374,14 @@ class OwnedPartition:
         self._is_dirty = False
         # How many more records may be taken before a commit. One that may have killed a worker is taken alone, and one
         # that may have killed several waits for its trial.
-        self.room = 0 if self.needs_trial else 1 if self.deaths else options.commit_every
+        self.room = 0 if self.needs_trial else 1 if self.deaths else self._commit_every
         # The last owner had at most so many records in hand when it died, and none behind the last one of that time.
-        self._suspects = min(options.commit_every, MAX_SUSPECTS)
+        self._suspects = min(self._commit_every, MAX_SUSPECTS)
         self._suspect_end = assignment.suspect
         self._is_held = False
         self._fed = trio.Event()
         self._trial_ended = trio.Event()
-        self.lanes = tuple(Lane(self) for _ in range(options.concurrency))
+        self.lanes = tuple(Lane(self) for _ in range(processor.concurrency))
 
     # reading
 
@@ -153,14 +425,14 @@ class OwnedPartition:
             self._advance(())
             self._note_done()
 
-    def _choose_lane(self, entry: RawEntry) -> "Lane":
+    def _choose_lane(self, entry: RawEntry) -> Lane:
         """Return the lane of the key of an entry. One that may have killed its owner is alone, so that any will do.
 
         It is not decoded for its key: that may be what kills, and before its trial it would not be found to blame.
         """
         if self.deaths and self._on_commit is None:
             return self.lanes[0]
-        return self.find_lane(self._host.find_key(entry))
+        return self.find_lane(self.find_key(entry))
 
     def _cut_at_limit(self, entries: Sequence[RawEntry]) -> Sequence[RawEntry]:
         """Return the entries up to the border, behind which other partitions must be read first."""
@@ -224,7 +496,7 @@ class OwnedPartition:
         if not self._is_dirty:
             self._is_dirty = True
             self._host.note_done(self)
-        if self._uncommitted >= self.options.commit_every or self.deaths:
+        if self._uncommitted >= self._commit_every or self.deaths:
             self._host.commit_now()
 
     def prefetch_batches(self, count: int) -> None:
@@ -274,7 +546,15 @@ class OwnedPartition:
         """Add a parked record that is done to what is settled next."""
         self._released.append(released)
 
-    def find_lane(self, key: bytes) -> "Lane":
+    def find_key(self, entry: RawEntry) -> bytes:
+        """Return the key of an entry; nothing for one without a key, or that cannot be decoded."""
+        codec = self.processor.stream.codec
+        try:
+            return codec.key(codec.decode(entry[1])) or b""
+        except BaseException:  # its lane raises the error in the processor
+            return b""
+
+    def find_lane(self, key: bytes) -> Lane:
         """Return the lane of a key."""
         return self.lanes[crc32(key) % len(self.lanes)]
 
@@ -415,7 +695,7 @@ class OwnedPartition:
 
     def _update_room(self) -> None:
         is_full = self._is_held or len(self._ahead) >= MAX_AHEAD
-        allowed = 1 if self.deaths else self.options.commit_every
+        allowed = 1 if self.deaths else self._commit_every
         self.room = 0 if is_full else allowed - self._uncommitted - self._in_hand
         for lane in self.lanes:
             lane.wake()

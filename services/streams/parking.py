@@ -7,7 +7,7 @@ become of a key, and the owner does it: the parked records go first, and later o
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol
+from typing import Literal
 
 import msgspec
 import trio
@@ -28,27 +28,10 @@ from celery5.protocol.streams.parking import (
     read_parked_words,
 )
 from celery5.protocol.streams.routing import find_partition
-from celery5.services.streams.lane import Lane
-from celery5.services.streams.owned_partition import OwnedPartition
+from celery5.services.streams.owned_partition import Lane, OwnedPartition, PartitionHost
 
 PORTION = 100
 """Parked records in one read."""
-
-
-class ParkingHost(Protocol):
-    """What parking needs of the group that a partition is owned for."""
-
-    def find_key(self, entry: RawEntry) -> bytes:
-        """Return the key of an entry; nothing for one without a key."""
-        ...
-
-    async def read_parked(self, key: bytes, after: str, count: int) -> list[Any]:
-        """Return entries of the log of a parked key, behind `after`."""
-        ...
-
-    async def quarantine(self, partition: OwnedPartition, why: str) -> None:
-        """Stop the partition, in the whole cluster, until somebody ends that."""
-        ...
 
 
 class ParkedKeys:
@@ -168,7 +151,7 @@ class ParkingFeed:
         lane: Lane,
         partition: OwnedPartition,
         parked: ParkedKeys,
-        host: ParkingHost,
+        host: PartitionHost,
         max_tries: int,
         log: Callable[..., None],
         now: Callable[[], float] = time.time,
@@ -286,7 +269,7 @@ class ParkingFeed:
             return False
         if self._is_over_full:
             return True
-        key = self._host.find_key(raw)
+        key = self._partition.find_key(raw)
         about = self._parked.get(key)
         if about is None or not key:
             return False
@@ -422,7 +405,7 @@ class ParkingFeed:
             self._keep(key, why)
             return "parked"
         (raw,) = self._lane.taken
-        key = self._host.find_key(raw)
+        key = self._partition.find_key(raw)
         if not key or self._parked.is_full:
             return "full" if key else "no key"
         self._lane.forget_outputs()

@@ -1,11 +1,11 @@
-"""Run one processor in this worker: be a member of its group, read the partitions that it owns, process and commit.
+"""Run the processors of this worker: each is a member of its group, reads the partitions that it owns, and commits.
 
 There is no leader and no lock. A member renews its lease by `attend`, which assigns the partitions as well; one that
 must move is given back by its owner first, unless that is gone. What an owner commits is fenced by the epoch of the
 partition: an owner that was frozen, and replaced, commits nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -39,7 +39,6 @@ from celery5.services.streams.lane_execution import LaneExecution
 from celery5.services.streams.outbox_relay import OutboxRelay
 from celery5.services.streams.owned_partition import OwnedPartition, end_partitions
 from celery5.services.streams.parking import ParkedKeys
-from celery5.services.streams.partition_options import make_partition_options
 from celery5.services.streams.processor_calls import ProcessorCalls
 from celery5.streams.archive import describe_archive
 from celery5.streams.encodings import learn_encodings
@@ -113,7 +112,7 @@ class ProcessorGroup:
         self._log = log
         self._names: dict[str, Any] = {"stream": processor.stream.name, "processor": processor.name}
         self._outages = OutageLog(log, "processor:interrupted", "processor:resumed", **self._names)
-        self._options = make_partition_options(processor, grace_period=member.grace_period)
+        self._grace_period = processor.get_grace_period(member.grace_period)
         self._commits = CommitLoop(commit=self._commit_portion, within=processor.commit_within)
         self._execution = LaneExecution(
             processor=processor,
@@ -199,7 +198,7 @@ class ProcessorGroup:
         # What may have ended this worker is given back as a dead worker's: the death is counted.
         if not absence and not self._member.incarnation_end.has_failed:
             await self._hand_over([partition for partition in owned if partition not in self._leaving])
-        await end_partitions(owned, self._options.grace_period)
+        await end_partitions(owned, self._grace_period)
         with trio.move_on_after(FINISH_LIMIT):
             try:
                 await self._commits.commit()
@@ -225,7 +224,7 @@ class ProcessorGroup:
         """Have others continue each partition as soon as what is in hand of it has ended."""
         self._is_handing_over = True
         self.attend_now()
-        with trio.move_on_after(self._options.grace_period + FINISH_LIMIT):
+        with trio.move_on_after(self._grace_period + FINISH_LIMIT):
             async with trio.open_nursery() as nursery:
                 for partition in partitions:
                     nursery.start_soon(self._give_away, partition)
@@ -342,7 +341,9 @@ class ProcessorGroup:
     def _begin(self, assignment: Assignment) -> None:
         parked = self._make_parked_keys(assignment.partition)
         on_commit = None if parked is None else parked.note_commit
-        partition = OwnedPartition(assignment, self._options, self, on_commit=on_commit)
+        partition = OwnedPartition(
+            assignment, self._processor, self, grace_period=self._grace_period, on_commit=on_commit
+        )
         self._partitions[partition.number] = partition
         self._relay.note(partition.number)
         number, cursor, epoch = partition.number, partition.cursor, partition.epoch
@@ -394,7 +395,7 @@ class ProcessorGroup:
 
     async def _give_away(self, partition: OwnedPartition) -> None:
         """Finish what is in hand within the grace period, commit, and give the partition back."""
-        await end_partitions([partition], self._options.grace_period)
+        await end_partitions([partition], self._grace_period)
         await self._commits.commit()
         self._leaving.discard(partition)
         if self._partitions.get(partition.number) is not partition:
@@ -573,16 +574,6 @@ class ProcessorGroup:
         await self._relay.wait_delivered(partition.number)
         partition.release()
 
-    # what partitions need besides
-
-    def find_key(self, entry: RawEntry) -> bytes:
-        """Return the key of an entry; one that cannot be decoded has none."""
-        codec = self._processor.stream.codec
-        try:
-            return codec.key(codec.decode(entry[1])) or b""
-        except BaseException:  # its lane raises the error in the processor
-            return b""
-
     async def read_parked(self, key: bytes, after: str, count: int) -> list[RawEntry]:
         """Return entries of the log of a parked key, behind `after`."""
         call = calls.read_parked(self._keys, self._group, key, after=after, count=count)
@@ -596,6 +587,60 @@ class ProcessorGroup:
         """Read values of the keyed state. While Redis is unreachable, the processor waits: no record has failed."""
         call = calls.get_state(self._keys, self._group, names)
         return await retry_until_available(partial(self._redis.perform, call), self._outages, RETRY_INTERVAL)
+
+
+class StreamProcessors:
+    """All processors of this worker. A worker without processors does nothing here."""
+
+    def __init__(self, *, groups: Sequence[ProcessorGroup]) -> None:
+        self._groups: Mapping[str, ProcessorGroup] = {group.channel: group for group in groups}
+        self._scope = trio.CancelScope()
+
+    @property
+    def channels(self) -> list[str]:
+        """The channels on which groups hear of changes."""
+        return list(self._groups)
+
+    def on_message(self, channel: bytes, _payload: bytes) -> None:
+        """Hear of a change in a group."""
+        self._groups[channel.decode()].attend_now()
+
+    def recheck(self) -> None:
+        """Attend in all groups: the connection was down, and messages may have been missed."""
+        for group in self._groups.values():
+            group.attend_now()
+
+    def stop(self) -> None:
+        """Begin to stop all processors. Repeated calls do nothing."""
+        self._scope.cancel()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Run all processors until cancelled. What is in hand then, or since `stop`, has its grace period."""
+        with trio.CancelScope() as self._scope:
+            async with trio.open_nursery() as nursery:
+                for group in self._groups.values():
+                    await nursery.start(group.run)
+                task_status.started()
+                await trio.sleep_forever()
+        await trio.sleep_forever()
+
+
+class ProcessorsStop:
+    """Has the processors begin to stop as soon as the worker does.
+
+    What they have in hand has its grace period while the jobs have theirs, so that the two do not add up.
+    """
+
+    def __init__(self, *, stream_processors: StreamProcessors) -> None:
+        self._processors = stream_processors
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Wait until cancelled, and stop them."""
+        task_status.started()
+        try:
+            await trio.sleep_forever()
+        finally:
+            self._processors.stop()
 
 
 def _read_parked_fields(words: Sequence[bytes]) -> Sequence[bytes]:

@@ -14,7 +14,6 @@ from celery5.cli.main import cli
 from celery5.cli.terminal.errors import EXIT_USAGE, run_reporting_errors
 from celery5.config.settings import Settings, find_warnings
 from celery5.hints import FENNEL, RUNNEL, NameKind, find_hint
-from celery5.services.streams.partition_options import make_partition_options
 from celery5.streams import Keep, Processor, Record, Stream, StreamEntry, StreamEvents
 
 PAGE = (Path(__file__).parents[3] / "docs" / "guide" / "from-runnel.md").read_text()
@@ -204,7 +203,7 @@ def test_what_runnel_checks_is_checked() -> None:
 
 def test_zeros_reach_the_partition_and_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     zero = Processor(function=bill, stream=orders, name="bill", grace_period=0)
-    assert make_partition_options(zero, grace_period=30).grace_period == 0
+    assert zero.get_grace_period(30) == 0
     assert App("zeros", grace_period=0).settings.grace_period == 0
     monkeypatch.setenv("CELERY5_GRACE_PERIOD", "0")
     assert App("zeros").settings.grace_period == 0
