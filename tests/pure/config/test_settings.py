@@ -17,7 +17,10 @@ from celery5.config.settings import (
 
 
 def test_with_nothing_said_the_defaults_hold() -> None:
-    assert read_settings({}, {}) == Settings()
+    found = read_settings({}, {})
+    assert found == Settings()
+    assert found.broker == "redis://127.0.0.1:6379/0"
+    assert (found.processes, found.concurrency, found.lease, found.grace_period) == (1, 100, 10.0, 30.0)
 
 
 def test_the_environment_beats_the_default_and_what_is_said_beats_both() -> None:

@@ -130,6 +130,7 @@ def test_leaving_expiring_and_refusing_never_count_an_attempt(attempt: int) -> N
         verdict = judge(outcome, attempt=attempt, policy=once, random=lambda: 0.0)
         assert not isinstance(verdict, RetryVerdict)
         assert not (isinstance(verdict, Bury) and verdict.reason is Reason.EXHAUSTED)
+    assert judge(Interrupted(), attempt=attempt, policy=once, random=lambda: 0.0) == Release()
 
 
 small = st.integers(0, 4)

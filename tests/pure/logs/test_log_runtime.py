@@ -81,6 +81,15 @@ def test_a_runtime_that_nobody_knows_gets_json_lines_on_stdout() -> None:
     assert place.stdout.getvalue() == '{"message_type":"celery5:x"}\n'
 
 
+def test_an_applications_own_detectors_are_asked_before_the_built_in_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept, built_in = Kept(), Kept()
+    monkeypatch.setattr("celery5.logs.destination.BUILT_IN_DETECTORS", [lambda _around: built_in])
+    assert make_destination("auto", around()) is built_in
+    assert make_destination("auto", around(), [lambda _around: kept]) is kept
+
+
 def test_an_applications_own_detectors_are_asked_first_and_in_order() -> None:
     kept, asked = Kept(), []
 

@@ -187,6 +187,23 @@ async def test_signals_are_kept_and_each_is_consumed_once(app: App, tasks: Sampl
         assert not await run.asignal("number", 3)
 
 
+async def test_signals_that_come_before_their_waits_are_taken_in_order_each_once(
+    app: App, tasks: SampleTasks
+) -> None:
+    @app.workflow
+    def waits_late(flow: Flow) -> list[int]:
+        flow.sleep(0.2)
+        first: int = flow.wait_for("number")
+        second: int = flow.wait_for("number")
+        return [flow.call(tasks.double, first), flow.call(tasks.double, second)]
+
+    async with working(app, queues=QUEUES):
+        run = await waits_late.astart()
+        assert await run.asignal("number", 1, id="a")
+        assert await run.asignal("number", 2, id="b")
+        assert await run.aget() == [2, 4]
+
+
 async def test_a_wait_that_takes_too_long_fails_by_its_policy(app: App, tasks: SampleTasks) -> None:
     @app.workflow
     def strict(flow: Flow) -> None:
