@@ -18,6 +18,9 @@ nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.download_python = "never"
 nox.options.error_on_missing_interpreters = True
 nox.options.sessions = ["lint", "types", "imports", "tests", "package", "docs"]
+TYPED_WIRING = "tests/pure/process/test_wiring.py"
+NIGHTLY = ["floor", "scale", "nemesis", "mutants"]
+"""What takes long and seldom fails."""
 
 HERE = Path(__file__).parent
 GROUPS = nox.project.load_toml(HERE / "pyproject.toml")
@@ -71,6 +74,90 @@ def _install(session: nox.Session, *groups: str, project: bool = False) -> None:
 
 
 @nox.session
+def quick(session: nox.Session) -> None:
+    """Check a change in a minute: ruff, mypy's daemon, the tests without a server, and the tests of what changed.
+
+    What changed is what differs from `main`, committed or not. The daemon is slow only when it starts.
+    """
+    _install(session, "lint", "types", project=True)
+    session.run("ruff", "format", "--check", "-q", ".")
+    session.run("ruff", "check", "-q", ".")
+    tests = _tests_of(_changed_files())
+    session.log(f"tests of what changed: {' '.join(tests) or 'none'}")
+    session.env["PYTHONDONTWRITEBYTECODE"] = None  # bytecode halves the time of the next run
+    # Without the tests that start a type checker of their own.
+    pytest = ("python", "-m", "pytest", "-q", "-n", "auto", "--dist", "worksteal", "--ignore", TYPED_WIRING)
+    checks = [
+        partial(_passes, session, "dmypy", "run", "--timeout", "7200"),
+        partial(_passes, session, *pytest, *(session.posargs or ("tests/pure", "tests/trio", *tests))),
+    ]
+    with ThreadPoolExecutor(2) as pool:
+        passed = list(pool.map(lambda check: check(), checks))
+    if not all(passed):
+        session.error("see above")
+
+
+def _changed_files() -> list[Path]:
+    """Return the files that differ from `main`, those that git does not know yet included."""
+
+    def git(*words: str) -> list[str]:
+        return subprocess.run(
+            ["git", *words], cwd=HERE, capture_output=True, text=True, check=True
+        ).stdout.split()
+
+    base = git("merge-base", "HEAD", "main")
+    names = git("diff", "--name-only", "--diff-filter=d", *base) + git("ls-files", "-o", "--exclude-standard")
+    return sorted({Path(name) for name in names})
+
+
+MOST_FILES = 8
+"""As many test files with a server as fit into the minute."""
+
+
+def _tests_of(changed: list[Path]) -> list[str]:
+    """Return the test files with a server for these files, the nearest first: those that changed themselves, then
+    those in a folder of the same subject whose names share a word with a changed module or script.
+    """
+    found: dict[str, int] = {}
+    for path in sorted(HERE.glob("tests/*/**/test_*.py")):
+        name = path.relative_to(HERE)
+        if name.parts[1] not in ("redis", "faults", "story", "house"):
+            continue
+        words = _words_of(name.stem.removeprefix("test_"))
+        near = [
+            len(words & _words_of(file.stem))
+            for file in changed
+            if file.suffix in (".py", ".lua") and name.parent.name in file.parts[:-1]
+        ]
+        score = 100 if name in changed else max(near, default=0)
+        if score:
+            found[str(name)] = score
+    return sorted(found, key=lambda name: -found[name])[:MOST_FILES]
+
+
+def _words_of(stem: str) -> set[str]:
+    """Return the words of a file's name, without the plural's s."""
+    return {word.removesuffix("s") for word in stem.split("_")}
+
+
+@nox.session
+def nightly(session: nox.Session) -> None:
+    """Run what takes long: all seeds of the random faults, the oldest Redis, a simulated cluster, the mutants.
+
+    `.ci/run` has a short form of all but the last.
+    """
+    for name in NIGHTLY:
+        session.notify(name)
+
+
+@nox.session
+def nemesis(session: nox.Session) -> None:
+    """Run the random fault tests with all of their seeds."""
+    session.env["CELERY5_NIGHTLY"] = "1"
+    _test(session, *(session.posargs or ("-m", "nemesis", "tests/faults")))
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Format and lint."""
     _install(session, "lint")
@@ -84,7 +171,7 @@ def types(session: nox.Session) -> None:
     _install(session, "types", project=True)
     # Tests of the checkers' messages for users, and of the types that the injector passes to every part. The session
     # `tests` skips these, since it has no checkers.
-    typing_tests = ("tests/typing", "tests/pure/process/test_wiring.py")
+    typing_tests = ("tests/typing", TYPED_WIRING)
     # The longest first, two at a time: each of them keeps one processor busy.
     checks = [
         partial(_passes, session, "basedpyright", "--pythonpath", _python_of(session)),
@@ -192,9 +279,12 @@ def browser(session: nox.Session) -> None:
 
 @nox.session
 def scale(session: nox.Session) -> None:
-    """Have ten tabs look at the dashboard of 10,000 simulated workers and a million jobs for ten minutes."""
+    """Have ten tabs look at the dashboard of 10,000 simulated workers and a million jobs for ten minutes.
+
+    With a number as the first argument: for so many seconds.
+    """
     _install(session, "test", project=True)
-    session.env["CELERY5_SCALE"] = "1"
+    session.env["CELERY5_SCALE"] = session.posargs[0] if session.posargs else "600"
     session.run("python", "-m", "pytest", "-q", "-s", "tests/redis/observability/test_reports_at_scale.py")
 
 
@@ -270,10 +360,22 @@ def _compile(session: nox.Session, *paths: str) -> None:
     containers. compileall follows no links, so the linked folders are named.
     """
     folders = ("celery5", "celery5/services", "celery5/bootsteps", "celery5/examples", "tests")
-    session.run("python", "-m", "compileall", "-q", *folders)
-    collect = ("--collect-only", "-q", "-p", "no:cacheprovider")
+    session.run("python", "-m", "compileall", "-q", "-j", "0", *folders)
+    # Two processes, since the assertions of all tests take one of them half a minute to rewrite.
+    whole = [
+        str(path)
+        for path in sorted((HERE / "tests").iterdir())
+        if path.is_dir() and any(path.glob("**/test_*.py"))
+    ]
+    parts = (
+        [["tests/redis"], [path for path in whole if not path.endswith("redis")]]
+        if paths == ("tests",)
+        else [paths]
+    )
+    collect = ("python", "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider")
     environ = {"PYTHONDONTWRITEBYTECODE": None}
-    session.run("python", "-m", "pytest", *collect, *paths, silent=True, env=environ)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda part: session.run(*collect, *part, silent=True, env=environ), parts))
 
 
 @nox.session

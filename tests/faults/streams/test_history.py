@@ -3,6 +3,7 @@
 The control sends its outputs by itself, apart from the commit. It must fail at the same judge.
 """
 
+import os
 import random
 import signal
 import sys
@@ -33,7 +34,7 @@ TARGET = ("-m", "celery5", "-A", "tests.faults.streams.application:app")
 LEASE = 0.8
 SECONDS = 12.0
 """For which faults strike."""
-SEEDS = (3, 17)
+SEEDS = (3, 17) if "CELERY5_NIGHTLY" in os.environ else (3,)
 GOOD = [Total("c", 1, 1), Total("c", 2, 3), Total("c", 3, 6)]
 """The outputs of a customer who has sent three records."""
 

@@ -3,6 +3,7 @@
 By hand, with other seeds and for longer: `python -m tests.faults.nemesis --seed 7 --seconds 120`.
 """
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -27,23 +28,26 @@ from tests.faults.nemesis.verdict import (
 
 SECONDS = 22.0
 """For which faults strike in each run."""
-SEEDS = (1, 12, 173)
-"""Together they have each kind of fault, and take less than two minutes."""
+NIGHTLY_SEEDS = (12, 1, 173)
+"""Together they have each kind of fault."""
+SEEDS = NIGHTLY_SEEDS if "CELERY5_NIGHTLY" in os.environ else NIGHTLY_SEEDS[:1]
+"""Those of this run: by default the one with the most kinds of faults."""
 
 
 @pytest.mark.nemesis
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_whatever_strikes_nothing_is_lost_or_doubled_no_limit_is_exceeded_and_work_goes_on(
+def test_random_faults_lose_and_double_nothing_and_exceed_no_limit(
     seed: int, tmp_path: Path, server_binary: str | None
 ) -> None:
     outcome = run(seed, SECONDS, tmp_path, binary=server_binary)
     assert not outcome.wrong, f"\n{outcome}"
 
 
-def test_the_seeds_of_every_day_have_each_kind_of_fault_between_them() -> None:
-    struck = {fault.kind for seed in SEEDS for fault in schedule(seed, SECONDS, lease=LEASE)}
-    assert struck == set(KINDS)
+def test_seeds_have_each_kind_of_fault_and_the_first_nearly_all() -> None:
+    struck = [{fault.kind for fault in schedule(seed, SECONDS, lease=LEASE)} for seed in NIGHTLY_SEEDS]
+    assert set().union(*struck) == set(KINDS)
+    assert len(struck[0]) >= len(KINDS) - 1
 
 
 def test_a_schedule_follows_from_its_seed_alone_and_is_over_in_time() -> None:

@@ -38,17 +38,19 @@ def test_a_rollup_of_many_workers_keeps_up_and_does_not_grow() -> None:
     assert max(figures["longest calls above 1 ms, ms"].values(), default=0) < 100
 
 
-@pytest.mark.skipif("CELERY5_SCALE" not in os.environ, reason="takes ten minutes: nox -s scale")
+@pytest.mark.skipif("CELERY5_SCALE" not in os.environ, reason="takes minutes: nox -s scale")
 @pytest.mark.timeout(1800)
-def test_ten_tabs_beside_10000_workers_and_100000_dead_jobs_take_the_same_memory_for_ten_minutes() -> None:
-    simulated = ("--workers", "10000", "--queues", "200", "--seconds", "600")
+def test_dashboard_of_10000_workers_and_100000_dead_jobs_does_not_grow() -> None:
+    seconds = float(os.environ["CELERY5_SCALE"])
+    simulated = ("--workers", "10000", "--queues", "200", "--seconds", str(seconds))
     figures = run("dashboard.py", "--queued", "1000000", "--dead", "100000", *simulated, timeout=1500)
     sys.stdout.write(json.dumps(figures, indent=1) + "\n")
     workers, sizes = figures["workers"], figures["memory, MiB"]
-    assert workers["jobs counted"] == workers["jobs sent"] > 50_000_000
-    assert workers["rss MiB, at the end"] < min(workers["rss MiB, at half time"] + 8, LIMIT)
+    assert workers["jobs counted"] == workers["jobs sent"] > seconds / 600 * 50_000_000
     assert len(sizes) >= 10
-    assert max(sizes) < LIMIT
-    assert max(sizes[-3:]) < max(sizes[-6:-3]) + 8
+    assert max(workers["rss MiB, at the end"], *sizes) < LIMIT
+    if seconds >= 600:  # until then caches fill up
+        assert workers["rss MiB, at the end"] < workers["rss MiB, at half time"] + 8
+        assert max(sizes[-3:]) < max(sizes[-6:-3]) + 8
     assert figures["looks"] > 0
     assert figures["scans of all keys"] == 0
