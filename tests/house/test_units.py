@@ -145,7 +145,7 @@ MOUNTS = {"PrivateTmp", "ProtectSystem", "ProtectControlGroups", "ProtectKernelT
 """What another host's kernel may not give a user's service."""
 
 
-def test_members_on_other_hosts_are_as_hardened_as_is_possible_without_a_mount_namespace() -> None:
+def test_remote_members_are_hardened_without_a_mount_namespace() -> None:
     member = Member(name="worker-default-1@web2", kind="worker", host="web2", arguments=("worker", "start"))
     lines = format_unit_file(RemoteSetup(app="shop"), member).splitlines()
     assert {name for name, value in HARDENED.items() if f"{name}={value}" not in lines} == MOUNTS
@@ -173,7 +173,7 @@ def test_systemd_has_more_patience_than_a_parent_and_that_has_more_than_a_worker
     assert fleet.KILL_AFTER >= foreground.STOP_LIMIT + 5
 
 
-def test_systemd_has_more_patience_than_a_controller_whose_members_end_one_kind_after_the_other() -> None:
+def test_systemd_waits_longer_than_a_controller_stops_its_members() -> None:
     kinds = len(KINDS)
     assert (
         float(service("controller")["TimeoutStopSec"]) >= kinds * (Settings().grace_period + STOP_MARGIN) + 5

@@ -60,7 +60,7 @@ def cluster_of(staff: Staff, tmp_path: Path) -> Iterator[Starts]:
         each.ended()
 
 
-def test_each_member_of_the_example_and_its_controller_are_killed_under_load_and_nothing_is_lost_or_doubled(
+def test_killed_members_and_controllers_lose_and_double_no_job(
     staff: Staff, cluster_of: Starts, short_path: Path
 ) -> None:
     description = (
@@ -146,9 +146,7 @@ def test_a_worker_that_is_frozen_under_load_is_replaced_and_its_jobs_run_elsewhe
     load.ended_well(victims={pid})
 
 
-def test_all_workers_are_restarted_under_load_one_by_one_with_no_job_lost_and_no_pause(
-    staff: Staff, cluster_of: Starts
-) -> None:
+def test_rolling_restart_under_load_loses_no_job_and_does_not_pause(staff: Staff, cluster_of: Starts) -> None:
     cluster = cluster_of()
     before = cluster.members
     with Load(staff, events=False) as load:
@@ -163,9 +161,7 @@ def test_all_workers_are_restarted_under_load_one_by_one_with_no_job_lost_and_no
     assert pause < 5
 
 
-def test_workers_of_a_cluster_are_recycled_under_load_and_nobody_counts_that_as_a_death(
-    staff: Staff, cluster_of: Starts
-) -> None:
+def test_recycled_workers_of_a_cluster_do_not_count_as_dead(staff: Staff, cluster_of: Starts) -> None:
     cluster = cluster_of(TWO_WORKERS.replace("restart_limit = 100", "restart_limit = 1") + "max_jobs = 60\n")
     with Load(staff, events=False) as load:
         wait_until(lambda: len(cluster.controller.lines("worker:recycle-requested")) >= 3, within=LIMIT)
@@ -191,9 +187,7 @@ def test_a_cluster_stops_under_load_in_order_and_what_has_begun_ends(
     load.ended_well()
 
 
-def test_a_member_that_keeps_dying_is_given_up_and_the_cluster_says_that_it_is_unwell(
-    staff: Staff, cluster_of: Starts
-) -> None:
+def test_cluster_is_unhealthy_when_a_member_keeps_dying(staff: Staff, cluster_of: Starts) -> None:
     cluster = cluster_of(TWO_WORKERS.replace("restart_limit = 100", "restart_limit = 3"))
     pid = 0
     for _ in range(3):

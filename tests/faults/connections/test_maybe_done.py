@@ -247,7 +247,7 @@ async def test_a_second_attempt_that_is_refused_says_nothing_about_the_first(
 
 
 @pytest.mark.parametrize("colour", POOLED)
-async def test_a_handshake_that_is_refused_after_a_lost_reply_says_nothing_about_the_first_attempt(
+async def test_refused_handshake_leaves_the_lost_attempt_undecided(
     proxy: FaultyProxy, app_name: str, colour: str
 ) -> None:
     async def story(here: Here) -> bool:
@@ -280,7 +280,7 @@ async def test_of_several_commands_one_that_is_refused_does_not_hide_that_others
 
 
 @pytest.mark.parametrize("colour", COLOURS)
-async def test_of_several_brokers_one_that_is_away_does_not_hide_that_another_has_its_jobs(
+async def test_unreachable_broker_does_not_hide_jobs_of_another(
     proxy: FaultyProxy, server: EmbeddedServer, nursery: trio.Nursery, app_name: str, colour: str
 ) -> None:
     second = FaultyProxy(str(server.socket))
@@ -318,7 +318,7 @@ async def test_of_several_brokers_one_that_is_away_does_not_hide_that_another_ha
     second.accept()
 
 
-async def test_a_backlog_without_room_for_a_job_that_was_on_its_way_says_that_it_may_be_there(
+async def test_full_backlog_says_that_a_job_in_flight_may_be_published(
     proxy: FaultyProxy, app_name: str
 ) -> None:
     app = application(app_name, proxy.url, backlog=100)
@@ -374,9 +374,7 @@ def forgetful(short_path: Path) -> Iterator[Path]:
     daemon.close()
 
 
-def test_a_publisher_daemon_that_is_full_says_nothing_about_what_it_took_before_and_never_answered(
-    forgetful: Path, url: str, app_name: str
-) -> None:
+def test_full_daemon_leaves_unanswered_messages_undecided(forgetful: Path, url: str, app_name: str) -> None:
     app = application(app_name, url, publisher=f"unix://{forgetful}")
     app.tasks["plain"].delay(1)
     with pytest.raises(BacklogFull) as caught:

@@ -252,7 +252,7 @@ async def test_a_frozen_server_is_noticed_and_used_again_when_it_thaws(
     assert trio.current_time() - thawed < 10
 
 
-async def test_a_restarted_server_is_used_again_within_two_seconds_with_the_timing_of_production(
+async def test_restarted_server_is_used_again_within_two_seconds(
     own_server: EmbeddedServer, open_link: OpenLink, app_name: str
 ) -> None:
     links = [await open_link(Timing(), url=own_server.url) for _ in range(5)]

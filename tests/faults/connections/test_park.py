@@ -264,7 +264,7 @@ async def test_cancelling_blocking_reads_at_random_never_strands_a_message(
     assert redis_client.xlen(parked.stream) == added
 
 
-async def test_what_died_with_the_connection_is_in_the_pending_list_when_the_next_one_is_up(
+async def test_reads_lost_with_a_connection_are_pending_on_the_next_one(
     parked: Parked, control: TrioRedis, proxy: FaultyProxy
 ) -> None:
     assert parked.connections == 1

@@ -89,7 +89,7 @@ class Overlap:
 
 @pytest.mark.parametrize("loop", ["trio", "asyncio"])
 @pytest.mark.parametrize("continues", [False, True])
-async def test_a_limited_job_ends_with_the_lease_of_a_worker_that_is_cut_off_unless_it_is_to_continue(
+async def test_limited_job_of_an_isolated_worker_ends_with_its_lease(
     proxy: FaultyProxy, url: str, app_name: str, nursery: trio.Nursery, loop: Any, continues: bool
 ) -> None:
     """The limit is 1: the second worker begins the job only after it has ended on the first one."""

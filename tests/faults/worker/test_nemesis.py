@@ -265,7 +265,7 @@ def _stopped(record: Record) -> None:
 
 
 @pytest.mark.parametrize("why", [_killed, _cut_off, _stopped])
-def test_a_double_is_allowed_when_the_worker_of_the_first_run_was_killed_or_away_and_the_reason_is_kept(
+def test_second_run_is_excused_when_the_first_worker_was_struck(
     why: Callable[[Record], None],
 ) -> None:
     record = good()
@@ -275,7 +275,7 @@ def test_a_double_is_allowed_when_the_worker_of_the_first_run_was_killed_or_away
     assert len(record.excuses) == 1
 
 
-def test_a_double_is_allowed_when_the_worker_of_the_later_run_was_stopped_until_then() -> None:
+def test_second_run_is_excused_when_its_worker_was_stopped() -> None:
     record = good()
     record.runs[0] = replace(record.runs[0], began=4.0, ended=5.0)
     record.runs.append(Run("plain:1", "a", 1, 11, 6.0, 7.0, True))

@@ -210,7 +210,7 @@ def refuse(client: "redis.Redis", code: str) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("code", list(REFUSALS))
-async def test_a_worker_and_a_router_that_lost_their_leases_wait_for_a_real_server_that_refuses(
+async def test_processes_without_a_lease_wait_for_a_server_that_refuses(
     own_server: EmbeddedServer, app_name: str, code: str
 ) -> None:
     app = shop(app_name, own_server.url)

@@ -86,7 +86,7 @@ async def test_a_call_that_was_begun_and_cut_off_is_made_again_if_it_may_be(
 
 
 @pytest.mark.parametrize("waits", [True, False])
-async def test_a_call_that_was_begun_and_cut_off_may_have_run_and_is_not_made_again_unasked(
+async def test_interrupted_call_is_not_repeated_unless_asked_for(
     proxy: FaultyProxy, open_link: OpenLink, app_name: str, waits: bool
 ) -> None:
     link = await open_link()

@@ -70,7 +70,7 @@ def test_a_stranger_who_has_the_id_of_a_box_that_has_ended_is_left_alone(app_nam
 
 
 @pytest.mark.parametrize("left", [False, True])
-async def test_jobs_that_wait_for_the_lease_are_told_of_unless_the_worker_has_said_so_itself(
+async def test_sidecar_logs_waiting_jobs_unless_the_worker_has(
     proxy: FaultyProxy, app_name: str, capfd: pytest.CaptureFixture[str], left: bool
 ) -> None:
     app = App(app_name, broker=proxy.url)

@@ -91,7 +91,7 @@ async def test_a_step_that_loses_the_broker_as_it_is_stopped_is_no_failure_of_th
 
 
 @pytest.mark.parametrize("error", list(ERRORS))
-async def test_a_worker_that_has_been_up_begins_again_when_its_first_incarnation_loses_the_broker(
+async def test_started_worker_begins_again_when_it_loses_the_broker(
     url: str, app_name: str, monkeypatch: pytest.MonkeyPatch, error: str
 ) -> None:
     monkeypatch.setattr(Consumer, "run", make_fail(Consumer.run, ERRORS[error], "up"))

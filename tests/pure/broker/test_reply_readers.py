@@ -165,7 +165,7 @@ def test_calls_are_found_in_every_module_that_makes_some() -> None:
 
 
 @pytest.mark.parametrize("name", sorted({name for name, _, _ in CALLS}))
-def test_whatever_redis_answers_a_call_gives_a_value_of_its_type_or_raises_one_error(name: str) -> None:
+def test_call_returns_its_type_or_raises_one_error_for_any_reply(name: str) -> None:
     for _, kind, call in [each for each in CALLS if each[0] == name]:
         chance = random.Random(name)
         for raw in [None, [], [[]], b"\xff", *[_reply(chance) for _ in range(SEEDS)]]:
@@ -191,7 +191,7 @@ def _outcome(call: Call[Any], raw: Any) -> tuple[Any, UnreadableReply | None]:
     raise AssertionError("it sends again")
 
 
-def test_of_several_replies_in_one_write_one_that_cannot_be_read_is_the_same_error() -> None:
+def test_unreadable_reply_among_several_is_the_same_error() -> None:
     _name, _, call = next(each for each in CALLS if each[0] == "queues.measure_queue")
     steps = exchange_all([call, call], reply_within=1, where="redis://there")
     next(steps)

@@ -114,7 +114,7 @@ def test_all_workers_that_are_wanted_are_spread(counts: list[int], workers: int)
     assert sum(distribute_workers(Cluster(groups=groups), workers).values()) == workers
 
 
-def test_what_surrounds_all_members_is_said_once_and_the_description_has_the_last_word() -> None:
+def test_description_overrides_the_environment_of_all_members() -> None:
     cluster = Cluster(groups=(Group(kind="worker"),), environment={"A": "its own"})
     (one,) = build_members(cluster, environment={"A": "around", "B": "around"})
     assert one.environment == {"A": "its own", "B": "around", "CELERY5_WORKER_GROUP": "default"}
@@ -202,7 +202,7 @@ class Strict(ValueChecker):
         return f"is bad: {value}"
 
 
-def test_a_judge_is_asked_about_every_value_and_what_it_says_is_told_with_the_others() -> None:
+def test_check_of_values_reports_its_errors_with_the_others() -> None:
     said = {
         "environment": {"A": "1"},
         "hosts": {"there": {"environment": {"B": "2"}}},

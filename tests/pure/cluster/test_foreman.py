@@ -366,7 +366,7 @@ def test_who_is_on_a_host_that_is_away_is_neither_up_nor_dead_and_nobody_acts() 
     assert clock.crew.status_line == "5 of 5 members up"
 
 
-def test_who_was_forgotten_while_asked_to_end_is_asked_again_when_it_was_started_anew() -> None:
+def test_restarted_member_is_asked_again_to_end() -> None:
     clock, name = Clock().up(), "worker-default-1"
     clock.crew.restart([name])
     assert Stop(name) in clock.tick(1)

@@ -73,7 +73,7 @@ def test_what_is_still_to_be_done_is_known_until_it_is() -> None:
     assert clock.crew.pending_names == (), "nothing more is done for it"
 
 
-def test_when_the_changed_ones_cannot_live_the_healthy_rest_stays_and_that_is_told() -> None:
+def test_healthy_members_stay_when_changed_ones_fail() -> None:
     clock = Clock(described()).up()
     clock.want(described(2, queues=["other"]))
     assert clock.tick() == [Stop("worker-default-1")]
@@ -129,7 +129,7 @@ def test_schedulers_too_go_after_the_changed_one_of_their_group() -> None:
     assert clock.tick() == [Stop("scheduler-default-2")]
 
 
-def test_a_publisher_makes_room_for_one_of_another_group_which_may_want_its_socket() -> None:
+def test_publisher_gives_its_socket_to_one_of_another_group() -> None:
     clock = Clock(parse_cluster({"publishers": {"old": {}}})).up()
     clock.want(parse_cluster({"publishers": {"new": {}}}))
     assert Stop("publisher-old-1") in clock.tick()

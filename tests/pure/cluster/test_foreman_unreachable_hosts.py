@@ -7,7 +7,7 @@ from tests.pure.cluster.test_foreman import Clock, names
 
 
 @pytest.mark.parametrize("draining", [False, True])
-def test_who_cannot_be_asked_to_end_is_not_killed_for_that_unless_all_are_to_end(*, draining: bool) -> None:
+def test_member_that_cannot_be_asked_is_killed_only_at_shutdown(*, draining: bool) -> None:
     clock, name = Clock().up(), "worker-default-1"
     others = [each for each in clock.crew.members if each != name]
     clock.crew.restart([name])

@@ -47,7 +47,7 @@ def test_an_answer_that_was_long_under_way_makes_nobody_sure() -> None:
     assert not later.has_valid_lease(110.0)
 
 
-def test_who_waits_takes_the_place_of_a_leader_whose_record_has_not_changed_for_a_lease() -> None:
+def test_candidate_leads_when_the_record_is_unchanged_for_a_lease() -> None:
     waits, news = LeadershipState(name="a").apply_record(THEIRS, asked_at=0.0, now=0.1)
     assert (waits.epoch, news) == (0, LeadershipChange.NEW_LEADER)
     assert waits.get_replaceable_version(0.1 + LEASE - 0.001) == ""

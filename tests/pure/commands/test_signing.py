@@ -368,9 +368,7 @@ def path(request: pytest.FixtureRequest) -> Path3:
 
 
 @pytest.mark.parametrize("by", [fingerprint, key_fingerprint], ids=["an old entry", "a new entry"])
-def test_whoever_is_denied_stays_denied_with_the_other_signature_of_a_certificate(
-    path: Path3, by: Callable[[bytes], str]
-) -> None:
+def test_denied_key_stays_denied_with_another_signature(path: Path3, by: Callable[[bytes], str]) -> None:
     leaf, between = flipped(path.leaf), flipped(path.between.der)
     assert fingerprint(leaf) != fingerprint(path.leaf)
     for sealed in (path.sealed(), path.sealed(leaf), path.sealed(b"", between), path.sealed(leaf, between)):

@@ -73,7 +73,7 @@ def test_task_is_the_decorator_whatever_was_imported_before() -> None:
     assert fresh(code) == "True"
 
 
-def test_a_module_that_the_public_names_come_from_is_there_without_an_import_of_its_own() -> None:
+def test_modules_of_public_names_need_no_import_of_their_own() -> None:
     assert fresh("import celery5; print(celery5.errors.Misconfigured.__name__)") == "Misconfigured"
 
 

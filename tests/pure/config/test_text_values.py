@@ -101,7 +101,7 @@ def _cluster(text: str) -> object:
         _cluster,
     ],
 )
-def test_a_duration_is_written_alike_in_code_environment_autoscaling_and_descriptions(
+def test_durations_have_one_spelling_in_all_settings(
     parse: Callable[[str], object],
 ) -> None:
     assert (parse("2m"), parse("120")) == (120.0, 120.0)

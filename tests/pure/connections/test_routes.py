@@ -36,7 +36,7 @@ def test_the_first_route_that_fits_a_queue_says_its_broker() -> None:
     ]
 
 
-def test_a_queue_that_nobody_routes_is_on_the_default_broker_unless_it_has_a_brokers_name() -> None:
+def test_unrouted_queue_is_on_the_default_broker_or_its_namesake() -> None:
     assert home("post") == home("default") == DEFAULT_BROKER
     assert home("mails") == "mails"
     assert home("mails", {"mails": DEFAULT_BROKER}) == DEFAULT_BROKER
@@ -79,7 +79,7 @@ def test_all_contradictions_are_told_at_once() -> None:
     assert "did you mean 'mails'?" in str(caught.value)
 
 
-def test_all_that_is_wrong_with_the_settings_is_told_at_once_and_a_route_that_fits_nothing_is_fine() -> None:
+def test_all_faults_of_routes_are_reported_at_once() -> None:
     said = {
         "brokers": {"default": "redis://a", "no name": "redis://b", "mails": "http://c"},
         "routes": {"post": "mial", "nothing-fits-this": "mails", "": "mails"},
@@ -107,7 +107,7 @@ def test_the_environment_says_brokers_and_routes_as_json() -> None:
     assert list(found.routes) == ["post", "p*"]
 
 
-def test_a_call_says_another_queue_or_broker_and_a_queue_on_another_broker_is_refused() -> None:
+def test_call_may_name_queue_or_broker_that_do_not_contradict() -> None:
     app = App("routes", brokers={"mails": "redis://127.0.0.1:1/0"}, routes={"post": "mails"})
 
     @app.task(name="send", queue="post")
@@ -161,7 +161,7 @@ def test_each_trip_goes_to_the_broker_of_its_queue() -> None:
     )
 
 
-def test_what_each_broker_has_for_its_own_queues_is_asked_everywhere_and_told_where_the_queue_is() -> None:
+def test_settings_of_queues_are_read_from_every_broker() -> None:
     assert CHART.find_broker_of_call(queues.list_queues(KEYS)) is None
     assert CHART.find_broker_of_call(commands.list_paused_queues(KEYS)) is None
     assert CHART.find_broker_of_call(limits.list_overrides(KEYS)) is None
@@ -227,7 +227,7 @@ def test_every_process_is_told_what_is_wrong_before_it_starts() -> None:
         other.brokers.check()
 
 
-def test_a_queue_route_gives_a_queue_to_tasks_that_name_none_and_the_first_that_fits_counts() -> None:
+def test_first_matching_route_gives_a_queue_to_tasks_without_one() -> None:
     routed = App("routed", queue_routes={"media.mail.*": "mail", "media.*": "media"}, default_queue="rest")
 
     @routed.task(name="media.mail.send")

@@ -126,7 +126,7 @@ def test_a_batch_that_fails_is_halved_until_one_stands_alone_and_grows_again() -
     assert (flow.batch_size, flow.failures) == (100, 0)
 
 
-def test_a_sink_that_goes_on_failing_is_left_alone_for_longer_and_longer_up_to_a_limit() -> None:
+def test_failing_sink_pauses_for_longer_up_to_a_limit() -> None:
     flow, rests = DeliveryPacing.start(1), list[float]()
     for _ in range(12):
         flow = flow.after_failure(1)

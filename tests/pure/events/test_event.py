@@ -201,7 +201,7 @@ def test_the_job_of_a_subscriber_is_always_the_same_and_has_what_it_takes() -> N
     assert json.loads(one.message)["retry"]["max_retries"] == 7
 
 
-def test_a_subscriber_gets_the_default_of_a_field_that_an_older_producer_does_not_know() -> None:
+def test_subscriber_gets_the_default_of_a_field_that_is_missing() -> None:
     app = App("shop")
 
     @app.event(name="Paid")

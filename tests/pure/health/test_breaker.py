@@ -226,7 +226,7 @@ def test_three_trips_in_more_than_five_minutes_stay_warnings() -> None:
         breaker = closed_again(breaker)
 
 
-def test_a_report_while_it_is_open_counts_nothing_and_one_too_many_during_the_probe_trips_again() -> None:
+def test_open_breaker_ignores_reports_and_reopens_during_the_probe() -> None:
     breaker = trip(Breaker(), 0)
     assert unhealthy(breaker, 1) is breaker
     half = breaker.with_probe(30)

@@ -180,7 +180,7 @@ def test_annotations_that_are_text_are_resolved() -> None:
         parameters.encode([5], {})
 
 
-def test_what_only_a_type_checker_can_resolve_counts_as_any_and_the_others_stand() -> None:
+def test_unresolvable_annotation_counts_as_any() -> None:
     parameters = Parameters("shop.partly", annotated.partly)
     order = annotated.Order(uuid4(), [1, 2])
     assert there_and_back(parameters, order, {"any": "thing"}, 3) == ([order, {"any": "thing"}, 3], {})

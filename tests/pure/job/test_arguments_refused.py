@@ -386,7 +386,7 @@ def test_an_annotation_that_names_a_later_class_is_read_when_the_first_job_is_ma
         late.bad.job(1, "anything")
 
 
-def test_an_annotation_that_names_a_later_class_is_read_when_the_application_is_loaded(late: Any) -> None:
+def test_annotation_of_a_later_class_is_read_when_the_app_is_loaded(late: Any) -> None:
     with pytest.raises(Misconfigured, match="bad: parameter 'c' has no JSON form: Bare is neither"):
         late.app.load()
 

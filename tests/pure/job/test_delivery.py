@@ -60,7 +60,7 @@ def test_a_job_that_has_ended_is_remembered_however_short_results_are_kept(verdi
     assert int(kept) == MIN_DOCUMENT_TTL * 1000
 
 
-def test_a_message_cannot_ask_for_its_result_to_be_kept_for_longer_than_redis_can_count() -> None:
+def test_results_ttl_of_a_message_is_bounded_by_redis() -> None:
     words = make_settlement(Complete(b"7"), delivery(results_ttl=1e300), worker="w", ttl=60)
     assert words[4] == 10**12
 
@@ -89,7 +89,7 @@ def test_a_release_gives_the_very_message_back_and_counts_nothing() -> None:
     )
 
 
-def test_a_postponed_job_is_the_same_attempt_again_later_and_what_it_failed_with_is_kept() -> None:
+def test_postponed_job_keeps_its_attempt_and_its_error() -> None:
     held = delivery()
     verb, entry, job_id, message, delay, ttl = make_settlement(
         Postpone(1.5, FAILURE), held, worker="w", ttl=60
@@ -117,7 +117,7 @@ def test_only_the_same_attempt_goes_back(verdict: Verdict, back: bool) -> None:
     assert is_requeue(make_settlement(verdict, held, worker="w", ttl=60), held) is back
 
 
-def test_an_attempt_that_is_postponed_again_and_again_pushes_no_other_failure_out() -> None:
+def test_postponed_attempts_do_not_displace_failures_from_the_history() -> None:
     held = delivery(failures=(Failure(type="KeyError", message="old"),))
     for count in range(20):
         away = Failure(type="BrokerUnavailable", message=f"away for {count} s")

@@ -110,7 +110,7 @@ def test_a_result_whose_own_methods_raise_is_no_failed_attempt_that_is_made_agai
     assert "does not run again by itself" in outcome.failure.message
 
 
-def test_the_arguments_of_a_group_are_shown_without_its_members_where_these_are_too_many() -> None:
+def test_arguments_of_a_large_group_are_shown_without_members() -> None:
     outcome: Any = get_error_outcome(ExceptionGroup("several", [ValueError("one")]))
     assert outcome.failure.args == ("'several'", "[ValueError('one')]")
     outcome = get_error_outcome(ExceptionGroup("several", [ValueError("one")] * 2_000))

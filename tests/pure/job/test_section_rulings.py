@@ -87,7 +87,7 @@ def test_one_object_that_is_raised_for_ever_does_not_grow() -> None:
     assert sum(len(each) for each in vars(error).values()) <= 1000
 
 
-def test_one_object_that_many_jobs_raise_at_once_keeps_what_was_said_of_it_for_each() -> None:
+def test_shared_exception_keeps_its_details_for_each_job() -> None:
     error, runs = ValueError(), [object() for _ in range(500)]
     for run in runs:
         set_ruling(error, run, POISONOUS)

@@ -165,7 +165,7 @@ def test_a_job_never_runs_more_often_than_its_task_and_its_sections_allow(
     pytest.fail(f"ran {attempt} times")
 
 
-def test_a_section_is_asked_once_for_each_of_its_retries_and_waits_as_its_own_policy_says() -> None:
+def test_retry_section_uses_its_own_policy_for_each_retry() -> None:
     policy = RetryPolicy(max_retries=2, backoff=5, step=5, jitter=False)
     waits = []
     for counts in ({}, {"a": 1, "b": 9}):
@@ -203,7 +203,7 @@ def test_a_policy_must_cover_every_error_of_a_group() -> None:
     assert list(verdicts.values()) == ["RetryVerdict", "RetryVerdict", "Bury", "Bury"]
 
 
-def test_a_backoff_of_ones_own_waits_instead_of_the_policy_and_counts_retries_from_0() -> None:
+def test_custom_backoff_replaces_the_policy_and_counts_from_0() -> None:
     asked: list[int] = []
 
     def mine(retry: int) -> float | str:

@@ -46,9 +46,7 @@ def ended_lines(
 
 @pytest.mark.parametrize("trace", ["", "abc@/2"])
 @pytest.mark.parametrize("level", ["info", "warning"])
-def test_what_is_said_of_a_job_is_the_same_whether_somebody_else_listens_to_eliot_or_not(
-    trace: str, level: Level
-) -> None:
+def test_log_of_a_job_is_the_same_with_other_eliot_destinations(trace: str, level: Level) -> None:
     alone, beside = io.StringIO(), io.StringIO()
     heard: list[dict[str, Any]] = []
     expected = ended_lines(LogWriter(alone), alone, trace=trace, level=level)

@@ -226,7 +226,7 @@ def test_a_journal_that_is_busy_takes_the_rest_later_and_nothing_is_lost(
     assert journal.counts.lost == 0
 
 
-def test_a_journal_that_was_restarted_is_found_again_and_one_that_is_gone_is_told(
+def test_restarted_journal_is_found_and_a_missing_one_reported(
     recorder: Recorder,
 ) -> None:
     place = JournaldDestination(str(recorder.path))

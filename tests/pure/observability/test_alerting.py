@@ -75,7 +75,7 @@ class History:
         return [one.change for one in self.notifications]
 
 
-def test_an_alert_fires_when_it_has_held_long_enough_and_resolves_when_it_was_low_long_enough() -> None:
+def test_alert_fires_and_resolves_after_their_durations() -> None:
     history = History()
     statuses = [
         history.measure(now, value)
@@ -135,7 +135,7 @@ def test_nobody_is_notified_that_an_alert_resolves_that_nobody_was_notified_of()
     assert [one.change for one in history.transitions] == ["fired", "resolved"]
 
 
-def test_a_resolved_alert_is_told_also_while_it_is_silenced_if_it_was_told_that_it_fires() -> None:
+def test_silenced_alert_notifies_of_its_end_if_it_did_of_its_start() -> None:
     history = History()
     history.measure(0, 200)
     history.measure(60, 200)
@@ -280,7 +280,7 @@ def test_each_lost_worker_has_an_alert_and_of_very_many_the_last_ones() -> None:
     assert read_conditions([only], later, ()) == {}
 
 
-def test_processes_of_every_kind_that_were_lost_have_an_alert_unless_the_rule_is_of_a_queue() -> None:
+def test_alert_covers_lost_processes_of_every_kind() -> None:
     rule = AlertRule(name="lost", condition=worker_lost(within=100))
     queue = msgspec.structs.replace(make_queue(), lost_workers={"web1:a": 120.0})
     kinds = ("router", "scheduler", "controller", "publisher")

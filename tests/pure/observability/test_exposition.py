@@ -51,7 +51,7 @@ def test_durations_are_counted_in_buckets_up_to_their_bound() -> None:
     assert tally.count_by_state() == {"SUCCESS": 4, "DEAD": 1}
 
 
-def test_openmetrics_is_read_by_its_own_parser_with_an_exemplar_on_the_bucket_of_its_value() -> None:
+def test_openmetrics_parser_reads_exemplars_on_their_buckets() -> None:
     tally = JobTally()
     counted(tally, "SUCCESS", 'odd "name"\\\nhere', 0.001, 0.3, 7200.0)
     trace = f"00-{'a' * 32}-{'b' * 16}"

@@ -88,7 +88,7 @@ def test_what_belongs_to_no_known_queue_counts_for_the_cluster() -> None:
     assert rollup.groups[CLUSTER].totals.counters == {IN_GROUP: 3}
 
 
-def test_gauges_of_processes_are_added_up_or_the_largest_counts_until_they_fall_silent() -> None:
+def test_gauges_are_summed_or_their_maximum_taken_while_reported() -> None:
     rollup = rollup_of()
     running: Series = ("celery5_jobs_running",)
     lag: Series = ("celery5_loop_lag_seconds",)
@@ -167,7 +167,7 @@ def test_an_index_is_read_with_tolerance() -> None:
 
 
 @pytest.mark.parametrize("has_bz2", [True, False])
-def test_what_is_kept_for_long_can_be_read_and_what_is_broken_or_too_large_is_left_out(
+def test_rollup_leaves_out_broken_and_oversized_entries(
     monkeypatch: pytest.MonkeyPatch, has_bz2: bool
 ) -> None:
     value = [[number, "celery5_jobs_total"] for number in range(2000)]

@@ -39,7 +39,7 @@ def test_it_is_for_this_user_alone_and_goes_with_the_block(place: Path) -> None:
     assert list(place.iterdir()) == []
 
 
-def test_what_one_that_was_killed_has_left_the_next_one_takes_away_and_nothing_else(place: Path) -> None:
+def test_next_process_removes_only_what_a_killed_one_left(place: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
         folder = Path(owner.stdout.readline().strip())

@@ -41,7 +41,7 @@ USUAL: dict[str, Any] = {"lease_left": 9.0, "lease": 10.0, "reported": 4.0, "int
         ({"lease_left": -200.0, "has_left": True}, "ended", "ended in order"),
     ],
 )
-def test_how_a_process_stands_follows_from_its_lease_its_reports_and_its_goodbye(
+def test_standing_follows_from_lease_reports_and_goodbye(
     state: dict[str, Any], condition: str, text: str
 ) -> None:
     standing = judge_standing(**{**USUAL, **state})

@@ -39,7 +39,7 @@ def test_a_mandatory_step_without_retries_stops_the_worker_at_once() -> None:
     assert BootStep("a", work).retry_state.record_failure()[1] is StepDecision.STOP
 
 
-def test_a_mandatory_step_with_retries_is_tried_so_often_and_then_stops_the_worker() -> None:
+def test_mandatory_step_stops_the_worker_after_its_retries() -> None:
     course, rulings = BootStep("a", work, retry=TWICE).retry_state, []
     for _ in range(3):
         course, ruling = course.record_failure()
@@ -47,7 +47,7 @@ def test_a_mandatory_step_with_retries_is_tried_so_often_and_then_stops_the_work
     assert rulings == [StepDecision.RETRY, StepDecision.RETRY, StepDecision.STOP]
 
 
-def test_an_optional_step_is_put_off_then_tried_so_often_then_given_up_and_can_always_be_asked_for() -> None:
+def test_optional_step_is_given_up_after_some_tries() -> None:
     course, ruling = BootStep("a", work, optional=True, retry=TWICE).retry_state.record_failure()
     assert ruling is StepDecision.DEFER
     for _ in range(3):

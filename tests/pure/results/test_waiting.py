@@ -140,7 +140,7 @@ def message(key: bytes, document: bytes) -> PushNotification:
     return PushNotification([b"message", key, document])
 
 
-def test_one_key_is_subscribed_and_read_in_one_write_and_left_in_the_next_one_for_another() -> None:
+def test_waiter_subscribes_and_reads_a_key_in_one_write() -> None:
     talk = ResultWaitProtocol()
     wait, woken = a_wait("a")
     talk.add(wait)
@@ -206,7 +206,7 @@ def test_the_second_who_waits_for_a_key_costs_nothing() -> None:
     assert said(talk)[0] == [b"UNSUBSCRIBE", b"a"]
 
 
-def test_a_key_that_is_left_and_wanted_again_before_anything_was_said_stays_subscribed() -> None:
+def test_key_that_is_wanted_again_at_once_stays_subscribed() -> None:
     talk = ResultWaitProtocol()
     first, again = a_wait("a", "b"), a_wait("a")
     talk.add(first[0])
@@ -360,7 +360,7 @@ class World:
         max_size=60,
     )
 )
-def test_whatever_happens_in_whatever_order_everybody_gets_all_and_no_channel_is_left_on_which_more_will_come(
+def test_waiters_get_all_results_in_any_order_of_events(
     steps: list[tuple[Callable[[World, int], None], int]],
 ) -> None:
     world = World()

@@ -129,7 +129,7 @@ def test_a_name_without_a_function_is_told_of_in_one_line(said: str, says: str) 
     assert "\n" not in str(refused.value)
 
 
-def test_a_strategy_that_cannot_be_loaded_is_refused_before_it_takes_the_place_of_another() -> None:
+def test_strategy_that_cannot_be_loaded_replaces_no_other() -> None:
     app = App("shop")
     for said in ({"autoscale": "maximum=1 strategy=nowhere:mine"}, {"prioritise": "nowhere:mine"}):
         settings = read_settings(said, {})

@@ -99,9 +99,7 @@ def seen(jobs: int, workers: int, *unseen: str) -> ClusterSnapshot:
     return ClusterSnapshot(task_loads=lines, workers=members, unreachable=unseen)
 
 
-def test_while_a_broker_is_unseen_there_are_no_fewer_workers_and_afterwards_shrink_after_begins_anew() -> (
-    None
-):
+def test_workers_do_not_shrink_while_a_broker_is_unreachable() -> None:
     policy = Autoscale(minimum=1, maximum=10, cooldown=1, longest_cooldown=1, shrink_after=30)
     course = AutoscaleState(workers=6, prefetch=4.0, crowded=("q",), events=3, at=0.0, low_since=1.0)
     for second in range(2, 100, 2):
@@ -118,7 +116,7 @@ def test_while_a_broker_is_unseen_what_is_known_may_still_need_more() -> None:
     assert get_next_state(course, POLICY, seen(90, 2, "mails"), 10.0).workers == 4
 
 
-def test_a_strategy_of_ones_own_may_want_more_of_one_thing_and_not_less_of_the_other() -> None:
+def test_custom_strategy_may_scale_one_dimension_only() -> None:
     def fewer_but_further(load: Load) -> Scale:
         assert load.snapshot.unreachable == ("mails",)
         return Scale(1, 4.0)
@@ -148,7 +146,7 @@ def test_it_begins_when_all_brokers_are_seen_and_goes_on_without_one() -> None:
     workers=st.integers(1, 10),
     prefetch=st.sampled_from([1.0, 2.0, 4.0]),
 )
-def test_whatever_is_seen_elsewhere_nothing_becomes_less_while_a_broker_is_unseen(
+def test_nothing_shrinks_while_a_broker_is_unreachable(
     looks: list[tuple[int, int]], workers: int, prefetch: float
 ) -> None:
     course = AutoscaleState(workers=workers, prefetch=prefetch, events=1, at=0.0)

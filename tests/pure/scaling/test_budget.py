@@ -122,7 +122,7 @@ limits = st.tuples(st.integers(1, 600), st.integers(-5, 600))
 
 
 @given(courses, limits, numbers, numbers, st.integers(-1000, 10000), st.floats(0, 200), st.floats(0, 20))
-def test_it_is_never_below_the_minimum_nor_above_the_maximum_whatever_a_strategy_says(
+def test_budget_stays_between_minimum_and_maximum(
     course: BudgetState,
     between: tuple[int, int],
     queued: int,
@@ -161,7 +161,7 @@ def test_the_proposals_way_grows_only_for_a_queue_and_shrinks_only_without_one(
 
 
 @given(st.integers(1, 50), st.integers(1, 600), st.floats(0.1, 5), st.floats(0.05, 3))
-def test_a_queue_that_stays_full_brings_it_to_the_maximum_and_an_empty_one_to_the_minimum(
+def test_full_queue_raises_the_budget_and_an_empty_one_lowers_it(
     minimum: int, more: int, exponent: float, cooldown: float
 ) -> None:
     maximum = minimum + more
@@ -186,7 +186,7 @@ def test_a_queue_that_stays_full_brings_it_to_the_maximum_and_an_empty_one_to_th
 
 
 @given(courses, st.integers(1, 600), st.floats(0, 200))
-def test_what_is_read_shows_a_queue_when_it_may_grow_and_is_no_more_than_the_slots_else(
+def test_reads_exceed_the_slots_only_while_the_budget_may_grow(
     course: BudgetState, maximum: int, now: float
 ) -> None:
     budget = Budget(maximum=maximum)
@@ -300,7 +300,7 @@ def test_any_text_is_either_budgets_or_refused(text: str) -> None:
     assert all(kind in KINDS for kind in found)
 
 
-def test_code_says_more_than_the_environment_and_that_more_than_numbers_of_slots(
+def test_code_overrides_the_environment_which_overrides_slots(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("CELERY5_BUDGETS", "thread=1..3 boxed=2")

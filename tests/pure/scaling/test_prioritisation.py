@@ -111,7 +111,7 @@ def test_another_threshold_can_be_said_and_one_that_makes_no_sense_is_refused() 
         Saturation(threshold=80)
 
 
-def test_a_strategy_of_ones_own_gives_weights_by_task_and_only_their_ratio_counts() -> None:
+def test_custom_strategy_weights_tasks_by_ratio() -> None:
     def vip_first(seen: ClusterSnapshot) -> Mapping[str, float]:
         return {each.task: 500 if each.task == "vip" else 100 for each in seen.task_loads}
 

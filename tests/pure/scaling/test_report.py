@@ -55,7 +55,7 @@ def test_suspended_and_limited_tasks_are_marked() -> None:
     assert (a.suspended, a.demand, b.limit, b.demand) == (True, 0, 2, 2)
 
 
-def test_what_a_task_says_and_what_was_imposed_on_it_is_the_limit_of_all_its_jobs() -> None:
+def test_declared_and_imposed_limits_hold_for_all_jobs() -> None:
     gates = {
         "few": DeclaredLimits(Limit(3)),
         "imposed": DeclaredLimits(Limit(3)),
@@ -76,7 +76,7 @@ def test_what_a_task_says_and_what_was_imposed_on_it_is_the_limit_of_all_its_job
     assert (found.suspended, found.paused) == ({"few"}, {"q"})
 
 
-def test_what_waits_at_a_gate_for_a_slot_counts_and_what_waits_for_time_to_pass_does_not() -> None:
+def test_report_counts_jobs_that_wait_for_a_slot_not_for_time() -> None:
     terms = TaskConstraints(kinds=TERMS.kinds, limits={"b": 3}, throttled={"nightly"})
     seen = QueueLoad("q", 2, 0, {"a": 2}, waiting_at_limit={"a": 50, "b": 50, "nightly": 50})
     assert make_snapshot([seen], {}, terms).demand() == {"trio": 52, "thread": 3}

@@ -374,9 +374,7 @@ PARTS = st.one_of(
 
 @settings(max_examples=300)
 @given(st.sampled_from(CRON_FIELDS), st.lists(PARTS, min_size=1, max_size=3).map(",".join))
-def test_a_cron_field_is_refused_where_it_is_declared_exactly_when_no_scheduler_could_use_it(
-    field: str, value: str
-) -> None:
+def test_cron_field_is_refused_when_no_scheduler_could_use_it(field: str, value: str) -> None:
     from apscheduler.triggers.cron import CronTrigger
 
     def is_used(by: Callable[[], object]) -> bool:

@@ -66,7 +66,7 @@ def test_jobs_are_grouped_by_queue_and_by_whether_they_wait_in_their_order() -> 
     assert announced(publisher.plan_calls(jobs)) == []
 
 
-def test_a_job_with_a_key_is_claimed_and_takes_its_queue_along_so_that_the_order_is_kept() -> None:
+def test_job_with_a_key_is_published_with_its_queue_in_order() -> None:
     publisher = PublishPlanner(keys=KEYS)
     (alone,) = [call for call in publisher.plan_calls([job(1, lock="shop.t k")]) if call.script]
     assert alone.script is CLAIM

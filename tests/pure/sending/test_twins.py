@@ -72,7 +72,7 @@ def test_a_blocking_call_in_an_event_loop_names_the_coroutine_beside_it(
     asyncio.run(program())
 
 
-def test_code_of_the_user_between_the_call_and_the_loop_is_not_mistaken_for_a_call_of_the_api() -> None:
+def test_user_code_before_the_loop_is_not_taken_for_an_api_call() -> None:
     def send() -> object:
         return nothing.delay()
 

@@ -145,7 +145,7 @@ def test_a_value_that_does_not_fit_its_field_is_refused_before_it_is_sent() -> N
 
 
 @pytest.mark.parametrize("codec", ["json", "msgpack+gzip"])
-def test_fields_that_the_class_does_not_have_survive_reading_replacing_and_sending(codec: str) -> None:
+def test_unknown_fields_survive_reading_replacing_and_sending(codec: str) -> None:
     class Newer(Record):
         order_id: int
         amount: Decimal = Decimal(0)

@@ -100,9 +100,7 @@ def test_who_neither_speaks_nor_works_counts_as_alive_for_a_while(
         assert life is (Liveness.HUNG if at >= HUNG_AFTER else Liveness.IDLE)
 
 
-def test_the_doubt_lasts_for_minutes_since_code_in_c_may_wait_for_the_network_with_the_lock_in_its_hand() -> (
-    None
-):
+def test_blocked_interpreter_is_doubted_for_minutes_before_it_ends() -> None:
     assert HUNG_AFTER > 60
     assert assess_liveness(observe_heartbeat(0.0), ProcessSample(60.0, "S", 0.0))[1].is_alive
 

@@ -54,7 +54,7 @@ def test_a_jump_of_the_clock_of_redis_is_an_outage() -> None:
 
 
 @pytest.mark.parametrize("lease", [0.2, 1.0, 3.0, 10.0, 600.0])
-def test_others_have_the_time_to_come_back_however_short_the_lease_and_are_not_waited_for_long(
+def test_recovery_waits_for_others_for_a_bounded_time(
     lease: float,
 ) -> None:
     assert RECONNECT_TIME <= Heartbeats(lease=lease).wait <= LONGEST_WAIT

@@ -170,7 +170,7 @@ async def test_arguments_that_nobody_reads_hold_up_nobody(app: App) -> None:
         assert await ask(app, "next") == "fine"
 
 
-async def test_a_box_that_answers_without_an_id_while_it_has_no_job_is_out_of_step_and_used_no_more(
+async def test_box_that_answers_without_a_job_is_used_no_more(
     app: App,
 ) -> None:
     with Lines() as lines:
@@ -232,7 +232,7 @@ async def test_a_function_that_forks_has_one_answer_and_its_box_goes_on(app: App
 
 
 @linux
-async def test_a_process_that_somebody_else_has_waited_for_is_never_mistaken_for_another(app: App) -> None:
+async def test_reaped_process_is_never_mistaken_for_another(app: App) -> None:
     group = ProcessGroup(["true"])
     await trio.to_thread.run_sync(
         os.waitpid, group.pid, 0

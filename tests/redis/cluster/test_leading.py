@@ -213,7 +213,7 @@ class Trial:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_no_two_ever_act_in_one_epoch_nor_at_one_time_whatever_clocks_and_networks_do(
+def test_no_two_leaders_act_in_one_epoch_or_at_one_time(
     driver: BlockingRedis, app_name: str, seed: int
 ) -> None:
     trial = Trial(driver, Keys(app_name), seed)

@@ -36,7 +36,7 @@ def test_a_warm_stop_that_takes_too_long_is_made_a_cold_one(staff: Staff, tmp_pa
     assert staff.app.info().queues["default"].waiting == 1
 
 
-def test_processes_of_a_fleet_are_told_one_by_one_and_one_that_was_ended_stays_away(staff: Staff) -> None:
+def test_fleet_processes_get_commands_one_by_one(staff: Staff) -> None:
     fleet = staff.start("--name", "w", "--processes", "2", ready=2)
     control = staff.app.control
     assert control.workers() == ("w.1", "w.2")

@@ -35,7 +35,7 @@ async def told(client: "redis.Redis", *, until_said: str, times: int) -> list[tu
         return await trio.to_thread.run_sync(listen, abandon_on_cancel=True)
 
 
-async def test_a_workers_reads_wait_as_long_as_was_said_and_its_heart_beats_three_times_in_a_lease(
+async def test_worker_reads_for_their_timeout_and_beats_thrice_a_lease(
     url: str, app_name: str, redis_client: "redis.Redis"
 ) -> None:
     app = App(app_name, broker=url, read_block=READ_BLOCK, lease=LEASE)

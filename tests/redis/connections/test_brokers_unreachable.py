@@ -27,7 +27,7 @@ def app(paired: App) -> App:
 
 
 @pytest.mark.parametrize("colour", COLOURS)
-async def test_who_asks_all_brokers_is_told_that_one_is_away_or_is_given_what_the_others_say(
+async def test_call_to_all_brokers_names_the_unreachable_or_omits_it(
     app: App, own_server: EmbeddedServer, colour: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(long_operations, "MAX_OUTAGE", 0.5)
@@ -208,9 +208,7 @@ async def test_a_broker_that_lets_nobody_in_is_left_out_like_one_that_is_away(
         assert [type(each) for each in away.values()] == [BrokerDenied]
 
 
-async def test_what_is_under_way_when_a_broker_goes_is_begun_again_without_it_where_it_may_be_left_out() -> (
-    None
-):
+async def test_running_call_begins_again_without_a_lost_broker() -> None:
     error = BrokerUnavailable("it has gone")
 
     async def work() -> list[str]:

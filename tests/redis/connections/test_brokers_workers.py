@@ -108,7 +108,7 @@ async def test_a_broker_that_is_full_of_jobs_does_not_keep_anothers_waiting(app:
         full = False
 
 
-async def test_while_one_broker_is_down_the_others_jobs_go_on_and_it_is_served_when_it_is_back(
+async def test_broker_outage_does_not_stop_the_jobs_of_the_others(
     app: App, own_server: EmbeddedServer
 ) -> None:
     app.configure(backlog=0)  # else what cannot be sent is kept
@@ -126,7 +126,7 @@ async def test_while_one_broker_is_down_the_others_jobs_go_on_and_it_is_served_w
         assert await agather(await app.asend_many([near.s(7)]), timeout=30) == [7]
 
 
-async def test_a_broker_that_is_away_at_the_start_is_waited_for_while_the_others_are_served(
+async def test_worker_serves_other_brokers_while_one_is_down_at_start(
     app: App, own_server: EmbeddedServer
 ) -> None:
     await trio.to_thread.run_sync(own_server.kill)

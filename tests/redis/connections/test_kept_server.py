@@ -75,7 +75,7 @@ def test_what_was_written_is_there_again_and_nobody_else_can_look(keep: Keep) ->
     assert not is_alive(pid)
 
 
-def test_one_that_was_left_is_gone_on_with_and_begins_anew_when_it_is_to_be_another(keep: Keep) -> None:
+def test_left_server_is_reused_unless_another_is_wanted(keep: Keep) -> None:
     server = keep()
     server.start()
     with client(server) as line:
@@ -247,7 +247,7 @@ def test_a_number_that_was_written_down_for_a_former_server_ends_nobody(keep: Ke
     assert not is_alive(pid)
 
 
-def test_a_server_over_the_data_that_somebody_has_started_by_hand_stays_the_only_one(
+def test_server_started_by_hand_on_the_data_stays_the_only_one(
     keep: Keep,
 ) -> None:
     server = keep()

@@ -76,7 +76,7 @@ def test_workers_go_on_after_the_server_was_paused(
     assert [each.lines("worker:restarted") for each in workers] == [[], []]
 
 
-def test_scheduled_jobs_retries_and_dead_jobs_survive_a_restart_and_the_death_of_all_workers(
+def test_scheduled_and_dead_jobs_survive_a_restart_of_redis(
     own_staff: Staff, own_server: EmbeddedServer, client: "redis.Redis", tmp_path: Path
 ) -> None:
     app = own_staff.app

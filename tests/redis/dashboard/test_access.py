@@ -244,9 +244,7 @@ async def test_a_bad_request_is_answered_in_one_line(
     assert line in read_text(answer.text)
 
 
-async def test_a_file_of_tokens_that_goes_wrong_while_it_is_in_use_is_one_line_for_the_log(
-    app: App, tmp_path: Path
-) -> None:
+async def test_token_file_that_breaks_in_use_is_logged_in_one_line(app: App, tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     file.write_text(f"eve viewer {hash_token('eve')}\n")
     file.chmod(0o600)

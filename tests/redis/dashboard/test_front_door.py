@@ -493,7 +493,7 @@ async def test_a_form_comes_from_a_page_of_the_dashboard_itself(app: App, origin
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_a_file_of_tokens_of_another_user_or_in_a_folder_that_others_write_is_refused(tmp_path: Path) -> None:
+def test_token_file_that_others_may_change_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir(mode=0o700)
     file = folder / "tokens"
@@ -522,7 +522,7 @@ def test_a_file_of_tokens_of_another_user_or_in_a_folder_that_others_write_is_re
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_a_folder_of_the_socket_that_is_another_users_or_open_to_others_is_refused(short_path: Path) -> None:
+def test_socket_folder_of_another_user_or_open_to_others_is_refused(short_path: Path) -> None:
     folder = short_path / "private"
     options = DashboardOptions(path=str(folder / "d.sock"))
     with open_socket(options):

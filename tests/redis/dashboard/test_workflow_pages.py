@@ -136,7 +136,7 @@ async def test_what_is_undone_and_where_a_run_failed_is_on_its_page_and_in_the_l
         assert (await client.ask("workflow:show", id=run.id))["undo_failed"] == 1
 
 
-async def test_a_run_that_a_step_has_returned_is_linked_to_the_run_around_it_and_retried_with_it(
+async def test_nested_run_is_linked_to_its_parent_and_retried_with_it(
     app: App,
 ) -> None:
     declare(app)

@@ -133,7 +133,7 @@ async def test_versions_are_apart_unless_a_subscription_takes_several(url: str, 
     assert sorted(had) == [("main", 1), ("new", 2), ("north", 2), ("old", 1)]
 
 
-async def test_an_event_that_nobody_wants_is_kept_counted_and_given_to_who_subscribes_in_time(
+async def test_event_without_subscribers_waits_for_a_later_one(
     url: str, app_name: str, redis_client: Any
 ) -> None:
     producer = shop(app_name, url)

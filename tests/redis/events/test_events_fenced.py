@@ -126,7 +126,7 @@ async def desk(url: str, app_name: str, client: "redis.Redis") -> AsyncGenerator
         app.close()
 
 
-async def test_the_jobs_of_an_event_are_remembered_for_long_while_another_router_may_have_it(
+async def test_jobs_of_an_event_are_kept_while_a_router_may_have_it(
     url: str, app_name: str, redis_client: "redis.Redis"
 ) -> None:
     async with desk(url, app_name, redis_client) as one:
@@ -151,7 +151,7 @@ async def test_who_was_frozen_while_it_asked_who_is_subscribed_publishes_nothing
         assert redis_client.xlen(one.app.queue("default").stream) == 0
 
 
-async def test_only_who_has_an_event_ends_it_and_nobody_who_may_not_know_all_subscribers_keeps_it(
+async def test_only_the_router_that_has_an_event_ends_it(
     url: str, app_name: str, redis_client: "redis.Redis"
 ) -> None:
     async with desk(url, app_name, redis_client) as one:

@@ -130,9 +130,7 @@ async def test_three_routers_of_which_one_after_another_is_killed_lose_and_doubl
     forget(redis_client, app)
 
 
-async def test_an_event_comes_back_after_its_jobs_and_their_results_are_long_gone_and_doubles_nothing(
-    url: str, app_name: str, redis_client: Any
-) -> None:
+async def test_late_redelivery_of_an_event_doubles_no_job(url: str, app_name: str, redis_client: Any) -> None:
     app, placed, had = declared(app_name, url)
     async with trio.open_nursery() as nursery:
         working = await start(nursery, app)

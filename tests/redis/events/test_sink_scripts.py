@@ -76,7 +76,7 @@ def test_a_dead_job_is_handed_on_and_one_that_is_tried_again_is_not(queue: Queue
     assert waiting(queue) == [buried(first, "a")[5]]
 
 
-def test_a_job_that_took_its_workers_down_is_handed_on_though_nobody_knows_its_task(queue: Queue) -> None:
+def test_job_that_killed_its_workers_is_released_without_its_task(queue: Queue) -> None:
     queue(events_calls.declare_recipients(queue.keys, {"DEAD shop.t": SINK, "REVOKED shop.t": ""}))
     queue.publish("a")
     for worker in ("w", "x"):

@@ -249,7 +249,7 @@ async def test_a_health_check_trips_the_breaker_of_its_task_and_failures_alone_d
 
 
 @pytest.mark.parametrize("mode", ["delay", "fail"])
-async def test_a_bad_check_that_a_worker_looks_at_holds_jobs_or_fails_them_until_it_is_well(
+async def test_bad_check_holds_or_fails_jobs_until_it_is_healthy(
     app: App, mode: Literal["delay", "fail"]
 ) -> None:
     patient, state = Patient(), ["unhealthy"]

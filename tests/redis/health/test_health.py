@@ -193,7 +193,7 @@ async def test_what_one_worker_reports_of_a_global_check_holds_the_jobs_of_all(a
 async def _nothing() -> None: ...
 
 
-async def test_a_check_of_a_group_is_run_by_one_worker_of_the_group_and_has_a_state_for_each_group(
+async def test_group_check_runs_in_one_worker_of_each_group(
     url: str, app_name: str, redis_client: "redis.Redis", tmp_path: Path
 ) -> None:
     ran: list[str] = []
@@ -337,7 +337,7 @@ async def test_a_services_check_is_looked_at_too(url: str, app_name: str) -> Non
     app.close()
 
 
-async def test_a_worker_is_told_by_its_inbox_that_a_period_has_lapsed_and_tells_what_it_knows(
+async def test_worker_reports_when_its_inbox_says_a_period_lapsed(
     url: str, app_name: str, tmp_path: Path
 ) -> None:
     app = App(app_name, broker=url, keys=str(tmp_path / "keys"), own_checks=False)

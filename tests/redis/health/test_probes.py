@@ -152,9 +152,7 @@ def test_a_worker_that_is_stopping_is_not_ready_until_its_last_job_is_done(
     assert probe(port, "/livez").status == 0
 
 
-def test_a_worker_that_is_stopped_by_the_kernel_does_not_live_and_health_says_so_in_time(
-    staff: Staff, tmp_path: Path
-) -> None:
+def test_stopped_worker_is_reported_as_not_alive_in_time(staff: Staff, tmp_path: Path) -> None:
     worker, port = start(staff)
     worker.signal(signal.SIGSTOP)
     ended = celery5("health", "--port", port, "--live", "--timeout", 0.3, cwd=tmp_path)

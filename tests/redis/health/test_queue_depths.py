@@ -24,7 +24,7 @@ from tests.redis.health.test_probes import numbers, start
 from tests.redis.worker.one_queue import Queue, command
 
 
-def test_a_queue_is_as_deep_as_its_jobs_that_nobody_has_and_as_old_as_the_oldest_of_them(
+def test_queue_depth_and_age_are_of_jobs_that_no_worker_has(
     queue: Queue,
 ) -> None:
     assert queue(queue_calls.get_queue_depth(queue.keys)) == QueueDepth(0, None, 0)

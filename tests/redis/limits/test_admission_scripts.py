@@ -104,7 +104,7 @@ def test_a_worker_that_has_no_room_tells_the_others(gate: Gated) -> None:
     assert gate.ids(gate.pull("other")) == "b"
 
 
-def test_of_one_that_is_to_wait_though_there_is_room_the_others_are_told(gate: Gated) -> None:
+def test_others_are_notified_when_a_job_waits_despite_capacity(gate: Gated) -> None:
     def told(*ids: str, within: float) -> object:
         gate.send(*ids)
         with gate.client.pubsub(ignore_subscribe_messages=True) as heard:

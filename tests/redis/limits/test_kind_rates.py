@@ -48,9 +48,7 @@ def application(url: str, name: str, started: Started, **settings: str) -> App:
     return app
 
 
-async def test_all_tasks_of_a_kind_together_keep_its_rate_on_all_workers_and_others_do_not_wait(
-    url: str, app_name: str
-) -> None:
+async def test_kind_rate_holds_for_all_its_tasks_on_all_workers(url: str, app_name: str) -> None:
     started = Started()
     app = application(url, app_name, started, rate_limits=f"thread={COUNT}/s")
     async with working(app, name="one"), working(app, name="two"):

@@ -73,7 +73,7 @@ def test_a_worker_whose_stderr_is_the_journal_writes_fields_that_can_be_searched
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_every_role_writes_into_the_journal_what_it_is_and_where_in_its_action_each_line_belongs(
+def test_journal_has_role_and_action_of_each_line(
     staff: Staff, journal: JournalDaemon, monkeypatch: pytest.MonkeyPatch, short_path: Path, role: str
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(short_path))  # where a Publisher opens its socket
@@ -127,7 +127,7 @@ def test_the_journal_can_be_asked_for_by_name(staff: Staff, journal: JournalDaem
     assert "use --log-format json" in line
 
 
-def test_while_the_journal_is_away_jobs_run_and_what_was_not_written_is_brought_again(
+def test_jobs_run_and_lines_are_kept_while_the_journal_is_down(
     staff: Staff, journal: JournalDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     port = free_port()

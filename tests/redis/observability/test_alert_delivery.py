@@ -224,7 +224,7 @@ async def are_changes(app: App, changes: list[tuple[str, str]]) -> bool:
     return await get_changes(app) == changes
 
 
-async def test_a_notification_that_nobody_takes_is_dropped_after_all_tries_and_logged_once(
+async def test_undelivered_notification_is_dropped_and_logged_once(
     app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(alert_delivery, "RETRY_DELAYS", (0.01, 0.01))

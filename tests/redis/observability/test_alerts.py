@@ -129,7 +129,7 @@ async def test_a_group_of_a_stream_that_is_behind_fires_and_resolves(app: App) -
         await wait_for(app, ("fired", "group orders:billing"), ("resolved", "group orders:billing"))
 
 
-async def test_a_run_that_is_not_undone_fires_and_resolves_when_its_dead_letter_is_replayed(app: App) -> None:
+async def test_alert_of_a_failed_undo_ends_when_its_job_is_replayed(app: App) -> None:
     app.configure(**{**QUICK, "alert_undo": 60})
     is_down = True
 

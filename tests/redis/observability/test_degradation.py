@@ -135,7 +135,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("feature", REFUSED, ids=[one.event for one in REFUSED])
-async def test_while_the_keys_of_a_feature_are_refused_all_jobs_are_done_and_one_event_warns(
+async def test_jobs_run_and_one_warning_is_logged_when_keys_are_refused(
     app: App, own_client: "redis.Redis", feature: RefusedKeys
 ) -> None:
     check = app.health_check.add(HealthCheck("bank", scope="global", period=0.2))
@@ -166,7 +166,7 @@ async def test_while_the_keys_of_a_feature_are_refused_all_jobs_are_done_and_one
     check_warned_once(lines, feature.event)
 
 
-async def test_while_a_key_of_a_queue_cannot_be_measured_all_jobs_are_done_and_one_event_warns(
+async def test_jobs_run_and_one_warning_is_logged_when_a_key_is_not_measured(
     app: App, own_client: "redis.Redis"
 ) -> None:
     app.configure(status_port=free_port())
@@ -182,7 +182,7 @@ async def test_while_a_key_of_a_queue_cannot_be_measured_all_jobs_are_done_and_o
     check_warned_once(lines, "depths:read-failed")
 
 
-async def test_while_ended_attempts_cannot_be_counted_all_jobs_are_done_and_one_event_warns(
+async def test_jobs_run_and_one_warning_is_logged_when_counting_fails(
     app: App, own_client: "redis.Redis"
 ) -> None:
     status = ProcessStatus(app=app.name)
@@ -338,7 +338,7 @@ class FullDisk(StringIO):
         return super().write(text)
 
 
-async def test_while_the_log_cannot_be_written_jobs_are_done_and_the_losses_are_logged_once(
+async def test_jobs_run_and_losses_are_logged_when_the_log_is_not_writable(
     app: App, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stream = FullDisk()
@@ -401,15 +401,15 @@ async def test_while_the_status_port_is_taken_jobs_are_done_and_one_event_warns(
 BROKEN_HERE: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(
         (one.event for one in REFUSED),
-        test_while_the_keys_of_a_feature_are_refused_all_jobs_are_done_and_one_event_warns,
+        test_jobs_run_and_one_warning_is_logged_when_keys_are_refused,
     ),
-    "depths:read-failed": test_while_a_key_of_a_queue_cannot_be_measured_all_jobs_are_done_and_one_event_warns,
+    "depths:read-failed": test_jobs_run_and_one_warning_is_logged_when_a_key_is_not_measured,
     "alerts:webhook-failed": test_a_webhook_of_alerts_that_refuses_warns_once,
     "middleware:failed": test_middleware_that_raises_warns_once,
     "audit:write-failed": test_an_action_whose_audit_entry_is_refused_is_done_and_warns_once,
-    "log:dropped": test_while_the_log_cannot_be_written_jobs_are_done_and_the_losses_are_logged_once,
+    "log:dropped": test_jobs_run_and_losses_are_logged_when_the_log_is_not_writable,
     "timetable:interrupted": test_while_schedules_cannot_be_read_jobs_are_done_and_afterwards_they_catch_up,
-    "flow:count-failed": test_while_ended_attempts_cannot_be_counted_all_jobs_are_done_and_one_event_warns,
+    "flow:count-failed": test_jobs_run_and_one_warning_is_logged_when_counting_fails,
     "status:open-failed": test_while_the_status_port_is_taken_jobs_are_done_and_one_event_warns,
 }
 """The test that breaks each feature."""

@@ -47,7 +47,7 @@ def count(points: list[HistoryPoint]) -> dict[str, int]:
     return total
 
 
-async def test_what_is_read_is_saved_though_reports_wait_that_come_faster_than_they_are_read(
+async def test_rollup_saves_what_it_read_while_reports_arrive_faster(
     app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved: list[str] = []

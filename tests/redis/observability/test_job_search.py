@@ -144,7 +144,7 @@ async def test_the_slowest_successes_are_kept_and_of_the_others_samples(app: App
     assert page.not_looked_at == "successes that were neither among the slowest nor sampled"
 
 
-async def test_arguments_are_found_by_their_path_and_redacted_ones_are_neither_shown_nor_found(
+async def test_search_finds_arguments_by_path_but_no_redacted_ones(
     app: App, redis_client: "redis.Redis"
 ) -> None:
     app.configure(**FAST)
@@ -385,7 +385,7 @@ async def test_a_success_of_which_the_history_has_nothing_is_found_by_its_id(app
     assert await find(app, id="nobody") == []
 
 
-async def test_a_dead_job_that_was_replayed_says_so_and_its_story_ends_with_the_success(app: App) -> None:
+async def test_replayed_dead_job_is_marked_and_its_story_ends_in_success(app: App) -> None:
     app.configure(**FAST)
     is_mended = False
 

@@ -126,7 +126,7 @@ def test_without_any_broker_the_error_is_raised(app_name: str) -> None:
         app.metrics.overview()
 
 
-async def test_all_workers_that_have_reported_are_known_however_many_pages_their_reports_take(
+async def test_overview_knows_all_workers_over_many_pages_of_reports(
     app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(overview_module, "REPORTS_AT_ONCE", 3)

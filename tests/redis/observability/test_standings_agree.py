@@ -182,9 +182,7 @@ async def test_a_killed_worker_is_lost_everywhere_with_what_it_held(
     await frail.aempty(QUEUE)
 
 
-async def test_a_frozen_worker_is_lost_everywhere_when_its_lease_is_over_and_stays_so_when_it_is_back(
-    frail: App, staff: Staff
-) -> None:
+async def test_frozen_worker_is_lost_on_all_surfaces_after_its_lease(frail: App, staff: Staff) -> None:
     worker = await start(staff)
     await begin(frail, staff, "linger")
     worker.signal(signal.SIGSTOP)

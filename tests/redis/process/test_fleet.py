@@ -34,7 +34,7 @@ def test_many_deaths_within_a_minute_do_not_end_the_fleet(staff: Staff) -> None:
     assert fleet.wait() == 0
 
 
-def test_a_child_that_a_job_ends_with_0_is_replaced_and_its_jobs_are_put_back_at_once(staff: Staff) -> None:
+def test_child_that_exits_with_0_is_replaced_and_its_jobs_requeued(staff: Staff) -> None:
     fleet = staff.start("--processes", "2", ready=2, max_deliveries=2, lease=60)
     send(staff, "leave", 0)
     wait_until(lambda: len(staff.notes()) == 3)

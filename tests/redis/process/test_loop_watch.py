@@ -153,7 +153,7 @@ async def test_the_status_port_tells_of_a_block_while_it_lasts(
         assert 'celery5_loop_blocked_total{task="shop.block"} 1' in body
 
 
-async def test_the_check_of_the_loop_is_unhealthy_right_after_a_long_block_and_says_who_it_was(
+async def test_loop_check_is_unhealthy_after_a_block_and_names_the_task(
     app: App,
 ) -> None:
     check = EventLoopLag(limit=0.2, period=3600)  # its own look would come too late
@@ -198,7 +198,7 @@ async def test_short_blocks_and_a_setting_of_0_are_told_of_by_nobody(app: App) -
     assert lines.of("loop:blocked") == []
 
 
-async def test_whoever_keeps_the_process_alive_is_told_who_blocks_it_and_when_that_has_ended(
+async def test_loop_watch_reports_what_blocks_and_when_it_has_ended(
     short_path: Path,
 ) -> None:
     vitals, log = ProcessStatus(), Log(worker="w", app="shop")

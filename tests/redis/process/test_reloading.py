@@ -283,7 +283,7 @@ async def test_a_hash_in_redis_is_a_configuration_for_all_workers(
 
 
 @pytest.mark.parametrize("loop", [None, "asyncio"])
-async def test_a_job_that_takes_no_notice_of_a_reload_is_waited_for_and_never_runs_twice(
+async def test_job_that_ignores_a_reload_is_awaited_and_runs_once(
     url: str, app_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loop: str | None
 ) -> None:
     monkeypatch.setattr("celery5.config.configuration.FILE_POLL_INTERVAL", 0.05)

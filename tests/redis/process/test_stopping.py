@@ -99,7 +99,7 @@ def stubborn(staff: Staff, config: str = "") -> Employee:
     return worker
 
 
-def test_a_worker_that_was_commanded_to_stop_ends_in_the_end_whatever_a_service_does(staff: Staff) -> None:
+def test_commanded_stop_ends_the_worker_whatever_a_service_does(staff: Staff) -> None:
     worker = stubborn(staff)
     (reply,) = staff.app.control.send("shutdown", to="w")
     assert reply.ok, reply
@@ -108,9 +108,7 @@ def test_a_worker_that_was_commanded_to_stop_ends_in_the_end_whatever_a_service_
     assert "not stopped" in worker.output.read_text()
 
 
-def test_a_worker_that_cannot_begin_anew_because_a_service_does_not_end_is_ended(
-    staff: Staff, tmp_path: Path
-) -> None:
+def test_worker_is_ended_when_a_service_blocks_its_restart(staff: Staff, tmp_path: Path) -> None:
     config = tmp_path / "celery5.toml"
     config.write_text("concurrency = 2")
     worker = stubborn(staff, str(config))

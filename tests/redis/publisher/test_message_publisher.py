@@ -82,7 +82,7 @@ def numbered(app: App) -> App:
     return app
 
 
-async def test_several_connections_keep_the_order_of_each_queue_and_end_when_there_is_no_pressure(
+async def test_extra_connections_keep_the_order_and_end_when_idle(
     numbered: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(message_publisher, "IDLE_LIMIT", 0.5)

@@ -39,7 +39,7 @@ def own_daemon(own_server: EmbeddedServer, app_name: str, short_path: Path) -> I
         yield one
 
 
-def test_ten_thousand_that_were_taken_while_redis_was_away_outlive_sigkill_and_are_published_once_and_in_order(
+def test_messages_taken_in_an_outage_survive_sigkill_in_order(
     own_daemon: Daemon, own_server: EmbeddedServer
 ) -> None:
     own_server.kill()
@@ -112,7 +112,7 @@ def _strike(daemon: Daemon, server: EmbeddedServer, chance: random.Random) -> No
         server.revive()
 
 
-def test_killed_at_random_points_while_clients_send_and_redis_comes_and_goes_each_job_is_there_once(
+def test_daemon_killed_at_random_points_publishes_each_job_once(
     own_daemon: Daemon, own_server: EmbeddedServer
 ) -> None:
     own_daemon.start()
@@ -214,7 +214,7 @@ def test_stopped_while_redis_is_away_it_keeps_what_waits_for_the_next_one(
     app.close()
 
 
-def test_while_the_daemon_is_away_that_is_said_and_the_backlog_of_the_process_helps(daemon: Daemon) -> None:
+def test_process_backlog_serves_while_the_daemon_is_down(daemon: Daemon) -> None:
     app = daemon.app()
     task: Any = app.tasks["number"]
     with pytest.raises(PublisherUnavailable, match=r"cannot be reached.*celery5 publisher start"):

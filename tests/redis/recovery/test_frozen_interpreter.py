@@ -111,7 +111,7 @@ def test_a_second_sigterm_ends_a_worker_whose_interpreter_does_not_run(
     assert "it was told to stop at once" in text(worker)
 
 
-def test_a_worker_whose_interpreter_does_not_run_is_ended_when_its_time_to_stop_is_over(
+def test_frozen_interpreter_is_killed_when_its_time_to_stop_is_over(
     staff: Staff, redis_client: "redis.Redis"
 ) -> None:
     worker = staff.launch([sys.executable, "-c", SCRIPT], grace_period=1.0)

@@ -271,7 +271,7 @@ def set_at_last(event: trio.Event) -> Iterator[None]:
         event.set()
 
 
-async def test_a_job_that_takes_no_notice_of_being_cancelled_is_left_behind_for_others(
+async def test_job_that_ignores_cancellation_is_left_to_other_workers(
     url: str, app_name: str, redis_client: "redis.Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(task_execution, "CANCEL_TIMEOUT", 0.1)

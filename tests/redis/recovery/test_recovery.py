@@ -70,9 +70,7 @@ def test_jobs_of_a_worker_whose_machine_is_lost_are_finished_by_another(
     assert list(held(redis_client, staff.app)) == [other.lines("worker:boot-started")[0]["name"]]
 
 
-def test_a_job_that_kills_its_workers_is_buried_as_poisonous_and_the_fleet_lives(
-    staff: Staff, redis_client: "redis.Redis"
-) -> None:
+def test_job_that_kills_its_workers_dies_as_poisonous(staff: Staff, redis_client: "redis.Redis") -> None:
     fleet = staff.start("--processes", "2", ready=2, max_deliveries=2)
     (poison,) = send(staff, "die")
     with pytest.raises(TaskFailed, match="poisoned"):

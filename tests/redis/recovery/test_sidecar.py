@@ -65,7 +65,7 @@ def test_a_worker_that_hangs_for_long_is_given_up(staff: Staff) -> None:
 
 
 @pytest.mark.parametrize("ending", ["SIGKILL", "two SIGTERM", "bequeath"])
-def test_what_a_dead_worker_held_is_put_back_at_once_also_when_there_is_no_other(
+def test_jobs_of_a_dead_worker_are_requeued_without_another_worker(
     staff: Staff, redis_client: "redis.Redis", tmp_path: Path, ending: str
 ) -> None:
     worker = start(staff, grace_period=30)  # with a lease of 10 s
@@ -174,7 +174,7 @@ def test_a_worker_whose_sidecar_was_killed_goes_on_and_says_so_once(staff: Staff
     assert worker.wait() == 0
 
 
-def test_the_lease_of_a_worker_that_has_left_is_not_renewed_while_its_process_lives_on(staff: Staff) -> None:
+def test_lease_is_not_renewed_for_a_worker_that_has_left(staff: Staff) -> None:
     script = (
         "from celery5.processes.lifecycle import foreground\n"
         "from celery5.wiring import BootTable\n"
@@ -198,7 +198,7 @@ def test_the_lease_of_a_worker_that_has_left_is_not_renewed_while_its_process_li
     assert worker.lines("worker:restarted") == []
 
 
-def test_an_sidecar_that_does_not_listen_holds_up_nobody_and_hears_whole_words_later() -> None:
+def test_sidecar_that_does_not_read_blocks_nobody() -> None:
     app = App("somewhere", broker="redis://nobody@nowhere/3")
     ear, mouth = os.pipe()
     one = Sidecar(app, write_fd=mouth, sidecar_memory=SidecarMemory(slots=1))

@@ -99,7 +99,7 @@ def test_a_dead_job_tells_its_failure_when_its_document_has_expired(app: App, re
 
 
 @pytest.mark.parametrize("colour", ["plain", "trio", "asyncio"])
-def test_who_waits_for_a_dead_job_hears_of_it_soon_when_its_document_has_expired(
+def test_waiter_of_a_dead_job_is_told_when_its_document_expired(
     colour: str, app: App, redis_client: Any
 ) -> None:
     bury(app, redis_client, "a", "b")

@@ -134,7 +134,7 @@ def test_two_asyncio_loops_have_a_driver_each(url: str) -> None:
     assert len({id(driver) for driver in drivers}) == 2
 
 
-async def test_a_broker_that_is_not_there_does_not_end_the_trio_run_and_is_found_when_it_comes(
+async def test_waiting_survives_a_missing_broker_and_finds_it_later(
     own_server: EmbeddedServer,
 ) -> None:
     endpoint = Endpoint.from_url(own_server.url)

@@ -119,7 +119,7 @@ def application(url: str, name: str, doors: BlockedJobs, *, queue: str | None = 
 
 
 @pytest.mark.parametrize("kind", ["trio", "thread"])
-async def test_it_grows_to_its_maximum_while_jobs_wait_and_shrinks_to_its_minimum_when_none_do(
+async def test_budget_grows_while_jobs_wait_and_shrinks_when_none_do(
     url: str, app_name: str, doors: BlockedJobs, kind: str
 ) -> None:
     budget = Budget(minimum=1, maximum=6, cooldown=SOON)
@@ -183,7 +183,7 @@ async def test_after_the_first_growth_it_cools_down_and_no_job_waits_here_meanwh
         assert not any(await agather(sent, timeout=30))
 
 
-async def test_an_executor_over_the_limit_ends_after_its_job_and_never_in_the_middle_of_one(
+async def test_executor_over_the_limit_ends_after_its_job(
     url: str, app_name: str, doors: BlockedJobs
 ) -> None:
     app = application(url, app_name, doors, queue="computing", concurrency=5, cpu_slots=3)
@@ -209,9 +209,7 @@ async def test_an_executor_over_the_limit_ends_after_its_job_and_never_in_the_mi
         assert doors.most == {"trio": 1, "thread": 1}
 
 
-async def test_a_worker_that_has_more_jobs_than_slots_runs_no_more_than_its_budget_says_now(
-    url: str, app_name: str
-) -> None:
+async def test_worker_runs_no_more_jobs_than_its_budget(url: str, app_name: str) -> None:
     app = App(app_name, broker=url, concurrency=9)
     inside = most = 0
 

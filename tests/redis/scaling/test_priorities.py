@@ -123,9 +123,7 @@ def test_what_is_no_priority_is_refused_where_it_is_said(app: App) -> None:
     assert count.options(priority="high").options(priority="normal").job().lane == ""
 
 
-async def test_a_raw_message_with_a_priority_nobody_knows_is_normal_and_one_that_is_no_text_is_dead(
-    app: App, redis_client: "redis.Redis"
-) -> None:
+async def test_unknown_priority_of_a_raw_message_is_normal(app: App, redis_client: "redis.Redis") -> None:
     @app.task(name="double")
     async def double(number: int) -> int:
         return 2 * number

@@ -115,9 +115,7 @@ async def test_what_few_jobs_wait_of_is_run_soon_when_the_rarest_come_first(url:
         await one.stop()
 
 
-async def test_while_the_slots_for_computing_are_taken_tasks_that_wait_for_others_come_first(
-    url: str, app_name: str
-) -> None:
+async def test_waiting_tasks_come_first_while_cpu_slots_are_taken(url: str, app_name: str) -> None:
     shop = Shop(url, app_name, "saturation", concurrency=2)
     async with working(shop.app, name="w"), trio.open_nursery() as nursery:
         one = await start(nursery, shop.app, page=scheduler.SCHEDULER)

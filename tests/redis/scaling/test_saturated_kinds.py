@@ -150,9 +150,7 @@ async def test_a_task_with_a_budget_of_its_own_does_not_hold_up_its_kind(url: st
         flood.go.set()
 
 
-async def test_the_budget_of_a_full_kind_grows_to_its_maximum_though_its_jobs_wait_in_redis(
-    url: str, app_name: str
-) -> None:
+async def test_budget_of_a_full_kind_grows_for_jobs_in_redis(url: str, app_name: str) -> None:
     flood = Flood(url, app_name, budgets={"trio": Budget(minimum=2, maximum=30, cooldown=0.2)})
     slow = await flood.send("slow.trio", FLOOD)
     quick = await flood.send("quick.thread", 30)

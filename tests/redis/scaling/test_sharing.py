@@ -261,9 +261,7 @@ async def test_a_queue_is_preferred_for_as_long_as_somebody_says_so(url: str, ap
             await preferring(app, queues={"a": 7})
 
 
-async def test_of_what_a_worker_holds_preferred_tasks_begin_first_and_the_others_still_begin(
-    url: str, app_name: str
-) -> None:
+async def test_preferred_tasks_of_a_worker_begin_before_the_others(url: str, app_name: str) -> None:
     app, ran = app_of(url, app_name, inbox_signatures=False)
     open_ = trio.Event()
 
@@ -314,7 +312,7 @@ async def test_held_jobs_are_put_into_the_order_of_their_weights() -> None:
     assert [each.command.task for each in queue.items if each.command][:5].count("note") >= 4
 
 
-async def test_among_lives_that_share_slots_a_job_weighs_what_its_task_or_its_queue_does() -> None:
+async def test_job_weighs_as_its_task_or_queue_among_incarnations() -> None:
     preferences = Preferences(log=Log(worker="w", app="shop"))
     queue = SharedSlots(["trio"]).make_queues(preferences.get_weight)["trio"]
     assert isinstance(queue, SharedTasksQueue)

@@ -95,7 +95,7 @@ async def test_a_task_is_held_to_its_own_slots_and_does_not_hold_up_others_of_it
     assert (running.most[RESIZE], running.most["all"]) == (2, 6)
 
 
-async def test_slots_are_kept_for_a_task_while_its_kind_is_full_and_no_jobs_wait_here_for_them(
+async def test_slots_are_reserved_for_a_task_while_its_kind_is_full(
     url: str, app_name: str, redis_client: "redis.Redis", running: RunningTasks
 ) -> None:
     budgets = {"thread": Budget(minimum=4, maximum=4), RESIZE: Budget(minimum=2, maximum=2)}

@@ -127,7 +127,7 @@ async def test_it_is_on_one_broker_at_a_time_and_takes_what_it_has_fired_along(
 
 
 @pytest.mark.parametrize("where", ["near", "post"])
-async def test_a_record_that_newer_code_has_written_is_left_alone_and_does_not_fire_twice(
+async def test_schedule_record_of_newer_code_is_kept_and_fires_once(
     app: App, redis_client: "redis.Redis", second: "redis.Redis", where: str
 ) -> None:
     await Code(app, "default", "near", 1).settle()

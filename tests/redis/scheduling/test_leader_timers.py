@@ -54,7 +54,7 @@ def _launch(staff: Staff) -> Employee:
     return staff.launch(COMMAND, log_format="json")
 
 
-def test_one_process_runs_them_another_when_it_is_killed_and_the_start_comes_once(
+def test_leader_timers_move_to_another_process_and_start_once(
     staff: Staff,
 ) -> None:
     workers = [_launch(staff) for _ in range(2)]

@@ -58,9 +58,7 @@ async def test_it_does_what_it_is_told_by_its_inbox(app: App) -> None:
         await one.stop()
 
 
-def test_a_process_of_its_own_ends_in_order_and_a_killed_one_is_lost_for_an_hour(
-    staff: Staff, redis_client: "redis.Redis"
-) -> None:
+def test_killed_process_is_listed_as_lost_for_an_hour(staff: Staff, redis_client: "redis.Redis") -> None:
     key = staff.app.keys.live_processes("scheduler")
     orderly, killed = employed(staff, lease=1), employed(staff, lease=1)
     assert redis_client.zcard(key) == 2
@@ -109,7 +107,7 @@ async def test_it_lives_through_a_redis_that_forgets_it(app: App, redis_client: 
         await one.stop()
 
 
-async def test_schedulers_tell_workers_when_a_check_expires_and_without_them_the_timer_looks(
+async def test_workers_learn_of_expired_checks_with_and_without_scheduler(
     url: str, app_name: str, tmp_path: Path
 ) -> None:
     app = App(app_name, broker=url, keys=str(tmp_path / "keys"), own_checks=False)

@@ -50,7 +50,7 @@ async def akept(app: App) -> dict[str, ScheduleState]:
 
 
 @pytest.mark.timeout(300)
-def test_each_fire_time_is_published_once_whoever_of_three_schedulers_is_killed_or_frozen(
+def test_fire_times_are_published_once_when_schedulers_are_killed(
     staff: Staff, redis_client: "redis.Redis"
 ) -> None:
     app, dice = staff.app, random.Random(6)

@@ -56,7 +56,7 @@ async def test_schedules_that_cannot_be_read_hold_up_no_others_however_many_they
     redis_client.zrem(times, *names)
 
 
-async def test_a_job_that_is_known_or_has_ended_is_not_published_by_another_state_of_its_schedule(
+async def test_known_or_ended_job_is_not_published_by_its_schedule_again(
     app: App, redis_client: "redis.Redis"
 ) -> None:
     queue = app.queue("default")
@@ -80,7 +80,7 @@ async def test_a_job_that_is_known_or_has_ended_is_not_published_by_another_stat
     assert sent(redis_client, app) == []
 
 
-async def test_what_nobody_declares_is_retired_after_a_while_and_when_all_who_live_have_spoken(
+async def test_undeclared_schedule_is_retired_after_all_processes_reported(
     app: App,
 ) -> None:
     code = App(app.name, broker=app.settings.broker)
@@ -161,7 +161,7 @@ async def test_an_outage_is_no_time_in_which_nobody_declared_a_schedule(app: App
     code.close()
 
 
-async def test_a_schedule_in_code_that_would_never_fire_is_told_of_and_holds_up_no_other(
+async def test_schedule_that_never_fires_is_logged_and_blocks_no_other(
     app: App, redis_client: "redis.Redis"
 ) -> None:
     task = nothing(app)

@@ -30,7 +30,7 @@ def on_lane(app: App, lane: str, *jobs: Job) -> Call[dict[str, str]]:
 
 
 @pytest.mark.parametrize("lane", ["h", "l"])
-async def test_the_first_job_on_a_lane_is_run_at_once_by_a_worker_that_has_waited_for_others(
+async def test_waiting_worker_runs_the_first_job_on_a_lane_at_once(
     url: str, app_name: str, lane: str
 ) -> None:
     app = App(
@@ -159,7 +159,7 @@ async def test_a_queue_whose_jobs_never_had_a_priority_has_one_stream(
     assert redis_client.exists(*keys.other_streams) == 0
 
 
-def test_what_a_dead_worker_held_comes_back_on_its_lane_and_what_had_begun_is_counted(
+def test_jobs_of_a_dead_worker_return_to_their_lane(
     staff: Staff, redis_client: "redis.Redis", tmp_path: Path
 ) -> None:
     victim = staff.start(lease=60, concurrency=1)

@@ -121,9 +121,7 @@ def test_a_copy_of_a_revoked_job_goes_and_the_job_stays_revoked(queue: Queue, ve
 
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("lane", [NORMAL, HIGH, ADMITTED])
-def test_of_two_raw_entries_with_one_id_one_ends_the_job_and_the_other_changes_nothing(
-    queue: Queue, lane: str, together: bool
-) -> None:
+def test_second_raw_entry_of_an_id_changes_nothing(queue: Queue, lane: str, together: bool) -> None:
     queue.keys = queue.keys.on_lane(lane)
     for _ in range(2):
         queue.client.xadd(queue.keys.stream, {"job": command("a")})

@@ -202,7 +202,7 @@ ENDS_OF_REVOKED = {
 
 @pytest.mark.parametrize(("move", "end"), ENDS_OF_REVOKED.items())
 @pytest.mark.parametrize("lane", ["", "l"])
-def test_a_job_that_is_revoked_while_a_worker_has_it_ends_when_that_lets_go_of_it(
+def test_revoked_job_ends_when_its_worker_releases_it(
     driver: BlockingRedis, lane: str, move: str, end: JobState
 ) -> None:
     model = QueueModel(driver, lane)

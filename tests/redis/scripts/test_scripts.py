@@ -168,7 +168,7 @@ def test_what_was_given_to_another_is_left_alone(queue: Queue, verb: str) -> Non
     assert queue.settle("new", done(again, "a")) == 1
 
 
-def test_a_worker_whose_lease_has_lapsed_but_whom_nobody_recovered_may_still_settle(queue: Queue) -> None:
+def test_lapsed_worker_may_settle_until_it_is_recovered(queue: Queue) -> None:
     queue.publish("a")
     queue.join("w")
     (entry,) = queue.read("w")

@@ -234,7 +234,7 @@ def test_the_backlog_keeps_what_is_for_the_broker_that_is_away_and_nothing_else(
     assert streams(second, app) == {"post": 2, "mails": 1}
 
 
-def test_jobs_for_a_broker_that_is_back_leave_the_backlog_while_another_is_still_away(
+def test_backlog_empties_for_each_broker_that_is_back(
     app: App, own_server: EmbeddedServer, redis_client: "redis.Redis"
 ) -> None:
     app.configure(backlog=100)

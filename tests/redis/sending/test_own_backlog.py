@@ -207,7 +207,7 @@ def test_jobs_are_kept_in_a_backlog_of_ones_own(
     assert (numbers(app), own.count()) == ([0, 1, 2, 3], 0)
 
 
-def test_the_next_process_publishes_what_the_last_one_has_left_and_says_that_nothing_is_lost(
+def test_next_process_publishes_the_backlog_of_the_last_one(
     own_server: EmbeddedServer, app_name: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "jobs.sqlite"

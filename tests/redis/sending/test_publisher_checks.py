@@ -58,9 +58,7 @@ def shop(url: str, app_name: str, bank: Bank) -> Iterator[App]:
 
 
 @in_every_colour
-def test_while_a_check_is_bad_jobs_wait_in_the_backlog_and_then_all_are_published_in_order(
-    shop: App, bank: Bank, colour: str
-) -> None:
+def test_bad_check_holds_jobs_in_the_backlog_in_order(shop: App, bank: Bank, colour: str) -> None:
     task: Any = shop.tasks["number"]
 
     async def send(api: Api) -> None:

@@ -104,7 +104,7 @@ async def _is(sent: Any, state: JobState) -> bool:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_local_runs_the_next_attempts_in_the_same_worker_and_settles_when_redis_is_back(
+async def test_local_retry_runs_in_the_same_worker_during_an_outage(
     apps: Any, own_server: EmbeddedServer, kind: str
 ) -> None:
     shop = Shop(apps("local"), kind)

@@ -90,9 +90,7 @@ async def is_archived(app: App) -> bool:
     return not (await get_state(app)).waiting_for_archive
 
 
-async def test_what_a_group_has_not_read_is_archived_and_the_group_says_how_much_it_has_missed(
-    app: App, tmp_path: Path
-) -> None:
+async def test_archived_records_count_as_missed_by_a_slow_group(app: App, tmp_path: Path) -> None:
     archive, seen = FileArchive(tmp_path / "archive"), list[int]()
     orders = orders_of(app, archive)
     await begin_group(app, orders)
@@ -323,9 +321,7 @@ async def test_what_all_have_read_goes_by_age_without_the_archive(app: App) -> N
 
 
 @pytest.mark.parametrize("policy", ["archive", "drop"])
-async def test_a_stream_that_was_resharded_goes_on_past_records_that_are_not_there_any_more(
-    app: App, policy: str
-) -> None:
+async def test_resharded_stream_continues_past_missing_records(app: App, policy: str) -> None:
     archive, seen = Archived(), list[int]()
     orders = (
         orders_of(app, archive, partitions=2, records=20)

@@ -113,7 +113,7 @@ class Canned:
 
 
 @pytest.mark.parametrize("is_measuring", [True, False])
-async def test_measuring_costs_at_most_half_a_call_a_second_and_nothing_without_a_status_port(
+async def test_lag_is_measured_every_two_seconds_with_a_status_port_only(
     app: App, autojump_clock: MockClock, is_measuring: bool
 ) -> None:
     bill_of(app)

@@ -226,7 +226,7 @@ def test_the_share_of_one_who_is_absent_is_kept_and_then_goes_to_the_others(
     assert group.deaths(redis_client) == [0, 0, 0, 0]
 
 
-def test_a_partition_is_got_when_it_is_given_back_however_often_it_was_waited_for(group: Group) -> None:
+def test_released_partition_is_acquired_after_any_number_of_waits(group: Group) -> None:
     group.attend("one", joins=True)
     share = {one.partition for one in group.attend("two", joins=True).assigned}
     assert len(share) == 2

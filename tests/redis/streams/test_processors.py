@@ -372,7 +372,7 @@ async def test_what_was_done_ahead_of_a_slow_record_is_not_done_again(app: App) 
     assert seen.is_ordered
 
 
-async def test_a_failing_record_is_tried_again_in_its_place_and_then_quarantines_its_partition(
+async def test_failing_record_is_retried_then_quarantines_its_partition(
     app: App,
 ) -> None:
     orders, seen, attempts = orders_of(app, partitions=2), Seen(), list[int]()

@@ -82,7 +82,7 @@ async def test_documents_without_a_class_are_what_was_sent(app: App) -> None:
     assert bodies == [{"name": "eve"}, "text", 7, None, [1, {"a": True}]]
 
 
-async def test_what_the_task_does_not_take_becomes_a_dead_record_and_the_next_ones_go_on(app: App) -> None:
+async def test_record_that_a_task_refuses_becomes_a_dead_record(app: App) -> None:
     orders = app.stream("orders", partitions=1)
     seen = list[int]()
 
@@ -237,7 +237,7 @@ def test_what_cannot_subscribe_is_one_clear_line(app: App) -> None:
     assert [processor.name for processor in app.streams.processors] == ["shop.one"]
 
 
-def test_jobs_are_committed_with_their_records_and_subscribers_have_defaults_that_fit() -> None:
+def test_jobs_are_committed_with_their_records() -> None:
     app = App("subscribers")
     orders: Stream[Order] = app.stream("orders", Order, by="order_id", partitions=2)
 

@@ -19,7 +19,7 @@ class Reading(msgspec.Struct):
     at: float
 
 
-async def test_windows_go_on_in_another_worker_and_close_by_the_clock_where_no_record_comes(app: App) -> None:
+async def test_windows_continue_in_another_worker_and_close_by_the_clock(app: App) -> None:
     readings = app.stream("readings", Reading, by="sensor", partitions=2)
     minutes = app.stream("minutes", dict, partitions=1)
     seen = list[dict[str, Any]]()
@@ -70,7 +70,7 @@ async def look(app: App, group: str) -> tuple[int, int, int]:
     )
 
 
-async def test_late_records_and_open_windows_are_counted_and_a_key_does_not_leave_its_open_window(
+async def test_late_records_and_open_windows_are_counted(
     app: App,
 ) -> None:
     readings = app.stream("readings", Reading, by="sensor", partitions=4)

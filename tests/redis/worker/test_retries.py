@@ -65,9 +65,7 @@ async def test_a_task_asks_to_be_tried_again_after_so_many_seconds(app: App, kin
     assert second["timestamp"] - first["timestamp"] >= 0.25
 
 
-async def test_asking_counts_as_an_attempt_and_the_failure_that_it_was_for_is_remembered(
-    app: App, redis_client: "redis.Redis"
-) -> None:
+async def test_requested_try_counts_and_keeps_its_failure(app: App, redis_client: "redis.Redis") -> None:
     @app.task
     async def asks(most: int | None) -> None:
         try:

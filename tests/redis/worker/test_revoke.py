@@ -200,7 +200,7 @@ async def test_a_revocation_that_no_message_told_of_is_found_at_a_beat(
         await has_been_revoked(result)
 
 
-async def test_a_revocation_that_was_told_while_nobody_could_listen_is_found_on_the_return(
+async def test_revocation_is_found_after_a_reconnection(
     url: str, app_name: str, redis_client: "redis.Redis"
 ) -> None:
     app = App(app_name, broker=url, lease=30)  # so that no beat comes
@@ -275,7 +275,7 @@ async def test_a_thread_may_be_left_behind_and_has_its_slot_until_it_ends(url: s
     app.close()
 
 
-async def test_what_a_revoked_job_raises_is_not_its_failure_and_what_it_returns_is_its_result(
+async def test_revoked_job_may_still_return_but_not_fail(
     app: App,
 ) -> None:
     began = list[str]()
@@ -367,9 +367,7 @@ def test_many_jobs_of_several_queues_are_revoked_in_few_trips(app: App) -> None:
         assert app.perform(queue_calls.measure_queue(app.queue(queue))).unfinished == 0
 
 
-def test_it_is_remembered_that_a_job_was_revoked_for_as_long_as_its_result_would_be(
-    app: App, redis_client: "redis.Redis"
-) -> None:
+def test_revocation_is_remembered_for_results_ttl(app: App, redis_client: "redis.Redis") -> None:
     @app.task(name="nothing")
     async def nothing() -> None: ...
 

@@ -81,9 +81,7 @@ async def test_each_retry_section_has_a_counter_of_its_own_and_the_task_keeps_it
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_section_whose_retries_are_used_up_buries_the_job_whatever_the_task_has_left(
-    app: App, kind: str
-) -> None:
+async def test_job_dies_when_the_retries_of_its_section_are_used_up(app: App, kind: str) -> None:
     runs: list[int] = []
 
     def body() -> None:
@@ -132,7 +130,7 @@ async def test_optional_ignores_only_what_it_names(app: App) -> None:
     assert (await failed(app, body)).reason == "exhausted"
 
 
-async def test_optional_around_a_retry_section_lets_the_job_go_on_when_its_retries_are_used_up(
+async def test_optional_section_continues_the_job_when_retries_are_used_up(
     app: App,
 ) -> None:
     runs: list[int] = []
@@ -365,7 +363,7 @@ async def test_names_made_without_end_do_not_make_a_job_run_without_end(app: App
     assert len(runs) == 101
 
 
-async def test_a_function_that_tries_again_in_place_leaves_the_attempts_of_its_job_alone(app: App) -> None:
+async def test_retry_in_place_does_not_count_as_an_attempt(app: App) -> None:
     runs: list[Any] = []
 
     @retry(max_retries=2, backoff=0)

@@ -44,7 +44,7 @@ async def test_a_broker_that_is_unreachable_holds_up_only_the_runs_that_live_the
         assert (await far.astatus()).state is RunState.CANCELLING, "no worker reads its queue"
 
 
-async def test_a_job_for_a_broker_that_is_unreachable_is_not_sent_when_its_run_is_cancelled_meanwhile(
+async def test_job_of_a_cancelled_run_is_not_sent_after_an_outage(
     app: App, own_server: EmbeddedServer, redis_client: "redis.Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_progress, "STALE_AFTER", 0.2)

@@ -122,7 +122,7 @@ async def test_a_job_of_a_run_that_has_stopped_is_not_sent(
     assert (tasks.count("add"), (await run.astatus()).active) == (0, 0)
 
 
-async def test_a_job_that_runs_though_it_seems_not_sent_is_undone_when_its_run_was_cancelled(
+async def test_job_that_ran_unnoticed_is_undone_when_its_run_is_cancelled(
     app: App, tasks: SampleTasks, monkeypatch: pytest.MonkeyPatch, redis_client: "redis.Redis"
 ) -> None:
     @app.task(name="pay", undo=tasks.undo)
@@ -181,7 +181,7 @@ class CountedTrips:
         return await self._driver.perform_all(several)
 
 
-async def test_what_a_dead_worker_has_left_is_taken_over_in_a_few_trips_however_much_it_is(
+async def test_jobs_of_a_dead_worker_are_recovered_in_few_calls(
     app: App, tasks: SampleTasks, redis_client: "redis.Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     later: Any = tasks.add.options(countdown=600)

@@ -446,7 +446,7 @@ async def test_an_undo_job_that_did_not_succeed_is_counted_and_named(
 
 
 @pytest.mark.parametrize("queue", QUEUES)
-async def test_a_held_step_that_is_replayed_when_its_run_is_cancelled_is_waited_for_and_undone(
+async def test_replayed_step_of_a_cancelled_run_is_awaited_and_undone(
     app: App, tasks: Charges, queue: str
 ) -> None:
     is_down = True

@@ -52,9 +52,7 @@ def test_an_alert_that_fires_is_listed_and_fails_a_check(desk: Desk, redis_clien
     assert next(line for line in doctor.splitlines() if " alerts " in line).startswith("warn")
 
 
-def test_a_notification_that_the_webhook_does_not_take_is_shown_wherever_alerts_are(
-    desk: Desk, redis_client: "redis.Redis"
-) -> None:
+def test_undelivered_notification_is_shown_with_the_alerts(desk: Desk, redis_client: "redis.Redis") -> None:
     fire(desk, redis_client, "no-workers")
     (waiting,) = desk.app.perform(read_outbox(desk.app.keys))
     failure = UndeliveredNotification(

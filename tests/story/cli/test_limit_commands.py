@@ -50,7 +50,7 @@ def test_running_and_held_mean_the_same_wherever_queues_are_told_of(desk: Desk) 
         assert re.search(r"(?m)^default +2 .* 1 +2 ", shown)
 
 
-def test_what_is_imposed_may_be_taken_back_when_the_code_has_no_such_task_any_more(desk: Desk) -> None:
+def test_limit_of_a_removed_task_may_be_removed(desk: Desk) -> None:
     desk.app.limits.suspend("shop.multiply")
     desk.app.limits.set("shop.multiply", 3)
     code = desk.folder / "shop.py"
@@ -98,7 +98,7 @@ def test_a_burst_that_waits_for_a_suspended_task_says_so_once(desk: Desk) -> Non
     assert sent.get(timeout=30) == 3
 
 
-def test_what_a_scheduler_imposes_is_shown_with_its_rule_and_before_what_was_set(desk: Desk) -> None:
+def test_limit_of_a_scheduler_is_shown_with_its_rule(desk: Desk) -> None:
     imposed = ImposedLimits("one", {"night": {"shop.add": LimitOverride(limit=2)}})
     desk.app.perform(impose_limits(desk.app.keys, "one", imposed))
     assert desk("task", "limit", "shop.add", "9") == (

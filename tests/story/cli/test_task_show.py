@@ -77,7 +77,7 @@ def test_how_far_a_job_is_and_where_its_code_stands_is_shown_while_it_runs(desk:
         until(lambda: running.status() is JobState.REVOKED)
 
 
-def test_a_job_that_no_live_worker_knows_shows_which_code_it_waits_for_and_until_when(desk: Desk) -> None:
+def test_task_show_names_the_code_that_a_job_waits_for(desk: Desk) -> None:
     with Serving(
         "-A", "shop", "worker", "start", cwd=desk.folder, env={"CELERY5_UNKNOWN_TASK_GRACE": "300"}
     ).ready():

@@ -180,7 +180,7 @@ def test_another_size_of_the_terminal_draws_it_anew(desk: Desk) -> None:
         assert shown.ended() == 0
 
 
-def test_a_broker_that_is_gone_is_named_with_the_age_of_what_is_shown_and_it_heals(
+def test_unreachable_broker_is_named_with_the_age_of_its_data(
     desk: Desk, url: str, own_server: EmbeddedServer
 ) -> None:
     code = desk.folder / "shop.py"

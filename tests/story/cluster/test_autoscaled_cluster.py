@@ -97,9 +97,7 @@ class Customers:
         self._thread.join()
 
 
-def test_what_waits_begins_processes_and_when_it_is_done_they_end_in_order_and_nothing_is_lost(
-    stall: App, tmp_path: Path
-) -> None:
+def test_waiting_jobs_start_processes_that_end_in_order(stall: App, tmp_path: Path) -> None:
     squeeze = "stall.squeeze"
     numbers = iter(range(MANY, 10**6))
     with Controlling(tmp_path, CLUSTER, target="stall").up() as controller:

@@ -59,7 +59,7 @@ def test_a_member_whose_loop_hangs_is_replaced(desk: Desk) -> None:
         assert "(no-answer): this Controller has not answered within 0.5 s" in silent.error
 
 
-def test_members_do_not_outlive_their_controller_and_the_next_one_takes_away_its_folder(desk: Desk) -> None:
+def test_members_end_with_their_controller_and_its_folder_is_removed(desk: Desk) -> None:
     with Controlling(desk.folder, CLUSTER).up() as controller:
         members = controller.pids()
         left = Path(controller.environment_of(members["worker-default-1"])["NOTIFY_SOCKET"]).parent
@@ -105,7 +105,7 @@ def test_systemd_hears_ready_when_the_whole_cluster_is_up_and_how_many_members_a
             )
 
 
-def test_a_changed_description_restarts_only_what_has_changed_and_a_wrong_one_nothing(desk: Desk) -> None:
+def test_reload_restarts_only_members_that_changed(desk: Desk) -> None:
     with Controlling(desk.folder, CLUSTER).up() as controller:
         before = controller.pids()
         file = desk.folder / "cluster.toml"
@@ -130,7 +130,7 @@ def test_a_changed_description_restarts_only_what_has_changed_and_a_wrong_one_no
         assert controller.pids()["scheduler-default-1"] == before["scheduler-default-1"]
 
 
-def test_who_waits_for_a_restart_or_a_reload_hears_when_it_is_done_and_when_it_cannot_be(desk: Desk) -> None:
+def test_waiting_for_a_restart_ends_when_it_is_done_or_refused(desk: Desk) -> None:
     with Controlling(desk.folder, "restart_limit = 2\n[workers.default]\ncount = 2\n").up() as controller:
         before = controller.pids()
         told = controller.tell("restart", "--wait", "300")

@@ -24,7 +24,7 @@ def mode(file: Path) -> int:
     return stat.S_IMODE(file.stat().st_mode)
 
 
-def test_it_makes_keys_for_its_user_alone_and_its_workers_take_what_is_signed_with_them(shop: Path) -> None:
+def test_development_keys_are_private_and_accepted_by_workers(shop: Path) -> None:
     state = {"XDG_STATE_HOME": str(shop / "state")}
     folder = shop / "state" / "celery5" / "keys" / "shop"
     with Serving(*DEVELOPMENT, cwd=shop, env=state) as controller:

@@ -36,9 +36,7 @@ def host(desk: Desk) -> Iterator[OtherHost]:
         yield one
 
 
-def test_a_worker_on_another_machine_runs_jobs_outlives_the_connection_and_ends_in_order(
-    desk: Desk, host: OtherHost
-) -> None:
+def test_remote_worker_survives_its_connection_and_ends_in_order(desk: Desk, host: OtherHost) -> None:
     cluster = f"""
 [workers.default]
 hosts = ["web2"]

@@ -95,7 +95,7 @@ def test_programs_are_told_in_the_same_words_by_all_commands(pair: Pair) -> None
             assert found["unreachable"] == told
 
 
-def test_what_is_about_one_thing_ends_well_on_the_others_and_with_a_line_where_it_is_away(pair: Pair) -> None:
+def test_command_succeeds_unless_its_own_broker_is_unreachable(pair: Pair) -> None:
     for words in (
         "info --queue default",
         "dlq read --queue default",

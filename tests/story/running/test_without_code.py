@@ -48,9 +48,7 @@ def here(desk: Desk, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     return run
 
 
-def test_queues_dead_jobs_and_schedules_are_seen_and_changed_by_the_applications_name_alone(
-    desk: Desk, here: Here
-) -> None:
+def test_commands_need_only_the_name_of_the_application(desk: Desk, here: Here) -> None:
     app: App = desk.app
     dead = app.signature("shop.hopeless").delay()
     desk("worker", "start", "--burst")
@@ -80,9 +78,7 @@ def test_queues_dead_jobs_and_schedules_are_seen_and_changed_by_the_applications
     assert f"no Controller of application {app.name!r} is running" in status.error
 
 
-def test_a_queue_that_no_worker_reads_is_marked_with_the_one_that_may_have_been_meant(
-    desk: Desk, here: Here
-) -> None:
+def test_unread_queue_is_listed_with_a_similar_name(desk: Desk, here: Here) -> None:
     app: App = desk.app
     app.tasks["shop.add"].options(queue="solw").delay(1, 2)
     app.signature("shop.add", 1, 2).delay()

@@ -145,7 +145,7 @@ async def test_what_was_decided_and_waits_is_not_done_by_who_is_not_sure_any_mor
         assert house.stage.did.count(("start", "worker-default-1")) == starts + 1
 
 
-async def test_who_ends_lets_another_one_begin_first_unless_that_would_adopt_what_is_ended(
+async def test_ending_controller_waits_for_its_successor(
     autojump_clock: MockClock,
 ) -> None:
     async with House().open() as house:

@@ -233,7 +233,7 @@ async def test_what_is_asked_of_a_host_that_is_away_is_done_when_it_is_back(host
         await heard.until(lambda w: w == Ready(other), "the other is ready")
 
 
-async def test_whoever_is_to_be_killed_on_a_host_that_is_away_counts_as_ended_and_is_killed_when_it_is_back(
+async def test_member_of_an_unreachable_host_is_killed_when_it_is_back(
     host: OtherHost,
 ) -> None:
     heard = Heard()
@@ -249,7 +249,7 @@ async def test_whoever_is_to_be_killed_on_a_host_that_is_away_counts_as_ended_an
     assert len((host.home / f"{NAME}.pids").read_text().split()) == 2
 
 
-async def test_one_that_could_not_be_asked_to_end_is_asked_when_its_host_is_back_and_not_killed(
+async def test_stop_request_is_repeated_when_the_host_is_back(
     host: OtherHost,
 ) -> None:
     heard, left = Heard(), host.home / f"{NAME}.left"

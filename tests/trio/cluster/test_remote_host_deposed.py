@@ -68,9 +68,7 @@ class Logged:
 
 
 @pytest.mark.parametrize("knows", [True, False])
-async def test_what_was_asked_of_a_host_that_was_away_is_not_done_by_who_leads_no_more(
-    knows: bool, autojump_clock: Any
-) -> None:
+async def test_deposed_leader_does_not_act_on_a_host_that_returns(knows: bool, autojump_clock: Any) -> None:
     line: Any = OneHost("worker-default-1@web2", "worker-default-2@web2")
     place = RemoteSetup(app="shop", command="celery5", directory="/", hung_after=30.0)
     remote = RemoteHost(name="web2", setup=place, connection=line, interval=0.1)
@@ -91,7 +89,7 @@ async def test_what_was_asked_of_a_host_that_was_away_is_not_done_by_who_leads_n
     assert [found[0] for each in line.scripts for found in ORDER.finditer(each)] == []
 
 
-async def test_the_breaker_of_a_connection_opens_after_three_failures_and_lets_one_probe_through_at_a_time(
+async def test_connection_breaker_opens_after_three_failures(
     autojump_clock: Any,
 ) -> None:
     line: Any = OneHost("mail")

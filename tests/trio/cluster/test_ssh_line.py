@@ -51,7 +51,7 @@ async def test_a_host_key_that_is_another_or_not_known_is_told_of_in_one_line(ho
         assert str(caught.value) == f"host web2 (web2): {what}"
 
 
-async def test_a_login_that_is_refused_and_an_ssh_that_is_not_there_are_told_of_in_one_line(
+async def test_refused_login_and_missing_ssh_are_one_line_errors(
     host: OtherHost,
 ) -> None:
     (host.folder / "user.pub").write_text("")

@@ -151,9 +151,7 @@ async def test_a_member_is_a_transient_unit_with_its_command_its_limits_and_hard
         assert (told["NoNewPrivileges"], told["ProtectSystem"]) == (True, "full")
 
 
-async def test_the_environment_is_in_a_file_of_the_members_own_and_never_among_its_properties(
-    bus: str, tmp_path: Path
-) -> None:
+async def test_environment_of_a_unit_is_in_a_file_not_in_its_properties(bus: str, tmp_path: Path) -> None:
     secret = 'redis://:pass"$`\\word@h\nx'
     async with scene_of(bus, tmp_path, CELERY5_BROKER=secret, NOTIFY_SOCKET="/its/own") as scene:
         await scene.up()
@@ -169,9 +167,7 @@ async def test_the_environment_is_in_a_file_of_the_members_own_and_never_among_i
         await scene.until(lambda: not file.exists())
 
 
-async def test_who_hears_late_of_an_end_does_not_take_away_what_the_next_one_begins_with(
-    bus: str, tmp_path: Path
-) -> None:
+async def test_late_notice_of_an_end_removes_nothing_of_the_next(bus: str, tmp_path: Path) -> None:
     async with scene_of(bus, tmp_path) as first:
         await first.up()
         second = platform_on(bus, tmp_path)
@@ -290,9 +286,7 @@ async def test_members_go_on_when_the_platform_ends(bus: str, tmp_path: Path) ->
         assert {method for method, _ in systemd.asked} & {"StopUnit", "KillUnit"} == set()
 
 
-async def test_who_stands_by_has_nothing_to_say_of_anothers_members_before_it_takes_over(
-    bus: str, tmp_path: Path
-) -> None:
+async def test_standby_reports_no_members_before_it_leads(bus: str, tmp_path: Path) -> None:
     async with scene_of(bus, tmp_path / "first") as first:
         words: list[MemberEvent] = []
         second = platform_on(bus, tmp_path / "second")

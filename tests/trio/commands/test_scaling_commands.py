@@ -57,7 +57,7 @@ NEAR = AutoscaleState(workers=2, at=1.0)
 FIRST = Preference({"slow": 0.1})
 
 
-async def test_a_worker_is_told_until_it_says_that_it_knows_and_again_before_it_forgets(
+async def test_command_is_repeated_until_the_worker_confirms_it(
     autojump_clock: MockClock,
 ) -> None:
     post = Post()
@@ -75,7 +75,7 @@ async def test_a_worker_is_told_until_it_says_that_it_knows_and_again_before_it_
     assert RENEW_INTERVAL < COMMAND_TTL / 2
 
 
-async def test_all_workers_are_told_how_many_jobs_more_to_run_and_those_that_do_so_nothing(
+async def test_only_workers_with_another_budget_are_sent_a_command(
     autojump_clock: MockClock,
 ) -> None:
     post = Post()
@@ -104,7 +104,7 @@ async def test_who_reads_as_usual_is_told_nothing_and_who_does_not_is_told_at_on
     assert [each[3]["factor"] for each in post.sent] == [1.0]
 
 
-async def test_what_goes_first_is_told_when_it_changes_and_not_more_often_than_every_few_seconds(
+async def test_preference_changes_are_logged_at_most_every_few_seconds(
     autojump_clock: MockClock,
 ) -> None:
     post = Post()
@@ -185,7 +185,7 @@ async def test_a_controller_that_may_not_have_heard_is_told_again_after_a_while(
     assert post.told("scale") == [(0, "c"), (RENEW_INTERVAL, "c")]
 
 
-async def test_a_worker_of_several_brokers_is_told_in_each_life_once_what_is_of_its_queues(
+async def test_worker_gets_commands_for_its_queues_once_per_incarnation(
     autojump_clock: MockClock,
 ) -> None:
     post = Post()

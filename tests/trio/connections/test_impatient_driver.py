@@ -42,7 +42,7 @@ async def test_one_that_answers_in_time_is_heard(autojump_clock: MockClock) -> N
     assert await promptly.perform_all([PING, PING]) == [True, True]
 
 
-async def test_one_that_is_silent_costs_the_limit_once_and_is_asked_again_after_a_rest(
+async def test_silent_broker_costs_its_limit_once_then_rests(
     autojump_clock: MockClock,
 ) -> None:
     redis = Silent()

@@ -40,7 +40,7 @@ async def test_each_outage_is_told_once_with_how_long_it_was(autojump_clock: Moc
     assert [(each["after"], each["sink"]) for each in ended] == [(5.0, "files")] * 2
 
 
-async def test_where_repeats_are_logged_the_first_error_is_a_warning_and_further_ones_debug() -> None:
+async def test_first_outage_error_is_a_warning_and_repeats_are_debug() -> None:
     waits = OutageLog(Log(worker="one", app="shop"), "heartbeat:missed", logs_repeats=True)
     with Lines() as lines:
         for why in ("a", "b"):

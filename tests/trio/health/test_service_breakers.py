@@ -37,7 +37,7 @@ def of(desk: Desk, ticks: Ticks, **said: Any) -> Any:
     return desk.boot(services=(service(ticks.ticker, name="ticker", **{"retry": ALWAYS} | said),)).run
 
 
-async def test_after_three_crashes_it_is_left_alone_and_then_tried_once_in_each_period(
+async def test_box_is_tried_once_a_period_after_three_crashes(
     desk: Desk, lines: Lines, autojump_clock: MockClock
 ) -> None:
     ticks = Ticks()
@@ -96,9 +96,7 @@ async def test_one_that_watches_or_is_off_holds_it_up_never(
     assert bool(told(lines, "breaker:tripped")) == (mode == "watch")
 
 
-async def test_its_health_checks_keep_it_from_being_started_again_and_let_alone_what_runs(
-    desk: Desk, autojump_clock: MockClock
-) -> None:
+async def test_health_checks_prevent_restarts_only(desk: Desk, autojump_clock: MockClock) -> None:
     ticks = Ticks()
     ticks.after = 10
     check = HealthCheck("feed", allowed={"unhealthy": 0})

@@ -26,7 +26,7 @@ def crashing(notes: list[str], times: int, *, of: Exception | None = None, after
     return Ticker
 
 
-async def test_a_service_that_crashes_is_restarted_anew_and_stops_the_process_when_it_goes_on(
+async def test_crashing_service_is_restarted_then_stops_the_process(
     desk: Desk, notes: list[str], lines: Lines, autojump_clock: MockClock
 ) -> None:
     async with trio.open_nursery() as nursery:
@@ -43,7 +43,7 @@ async def test_a_service_that_crashes_is_restarted_anew_and_stops_the_process_wh
     assert [each["level"] for each in told(lines, "step:crashed")] == ["warning"] * 6
 
 
-async def test_an_optional_service_that_goes_on_crashing_is_given_up_and_the_process_goes_on(
+async def test_optional_service_that_keeps_crashing_is_given_up(
     desk: Desk, notes: list[str], lines: Lines, autojump_clock: MockClock
 ) -> None:
     async with trio.open_nursery() as nursery:
@@ -57,7 +57,7 @@ async def test_an_optional_service_that_goes_on_crashing_is_given_up_and_the_pro
     assert [each["level"] for each in told(lines, "step:abandoned")] == ["warning"]
 
 
-async def test_a_service_that_crashes_because_redis_is_away_is_restarted_for_as_long_as_it_takes(
+async def test_service_is_restarted_for_as_long_as_redis_is_unreachable(
     desk: Desk, notes: list[str], autojump_clock: MockClock
 ) -> None:
     async with trio.open_nursery() as nursery:

@@ -74,7 +74,7 @@ async def test_code_is_handed_what_it_asks_for_by_name(desk: Desk) -> None:
     }
 
 
-async def test_a_mandatory_step_that_fails_stops_the_process_and_names_itself_and_the_cause(
+async def test_failed_mandatory_step_stops_the_process_with_its_cause(
     desk: Desk, notes: list[str], lines: Lines
 ) -> None:
     with pytest.raises(ExceptionGroup) as caught:

@@ -147,7 +147,7 @@ async def test_the_watchdog_is_fed_although_the_status_cannot_be_told(
     assert heard() == ["STOPPING=1"]
 
 
-async def test_a_notification_that_fails_begins_again_and_does_not_say_that_the_process_stops(
+async def test_failed_notification_is_repeated_without_stopping(
     address: str,
     heard: Callable[[], list[str]],
     autojump_clock: trio.testing.MockClock,

@@ -380,7 +380,7 @@ async def test_unfinished_frames_are_bounded_over_all_clients(
         assert await good.ask(HAND) == PublishReply((GroupReply(),))
 
 
-async def test_whoever_has_most_unfinished_bytes_is_closed_and_no_one_who_sends_a_little(
+async def test_client_with_most_unfinished_bytes_is_closed(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listening, "MAX_UNFINISHED_BYTES", 100_000)
@@ -505,7 +505,7 @@ async def test_an_old_socket_is_taken_away_and_anything_else_is_not(short_path: 
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give folders away")
-async def test_a_folder_of_the_socket_that_is_another_users_or_that_others_write_is_refused(
+async def test_socket_folder_that_others_may_change_is_refused(
     short_path: Path,
 ) -> None:
     folder = short_path / "folder"

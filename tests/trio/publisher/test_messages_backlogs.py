@@ -183,7 +183,7 @@ def own(*, app: str, broker: str, capacity: BacklogCapacity) -> MemoryBacklog:
     return MemoryBacklog(capacity=capacity)
 
 
-async def test_while_the_disk_is_full_messages_go_on_a_list_in_memory_that_is_published_first(
+async def test_full_disk_moves_messages_to_memory_which_goes_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(messages_store, "MAX_MEMORY_MESSAGES", 3)
@@ -238,7 +238,7 @@ async def test_nothing_stays_in_memory_of_queues_whose_messages_are_published(tm
         assert [each.job.id for each in await store.read_first("customer-7")] == ["b"]
 
 
-async def test_a_queue_that_was_taken_when_the_store_stopped_waits_again_when_it_runs_again(
+async def test_queue_taken_by_a_stopped_store_waits_again(
     tmp_path: Path,
 ) -> None:
     backlog = SQLiteBacklog(path=tmp_path / "b.db", capacity=BacklogCapacity(1000, 10**9))

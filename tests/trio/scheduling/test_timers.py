@@ -190,7 +190,7 @@ async def test_a_jitter_delays_each_run_by_less_and_shifts_none(
     assert 3 < max(delays) <= 4
 
 
-async def test_what_runs_when_it_stops_may_end_within_the_grace_period_and_is_cancelled_then(
+async def test_running_timer_is_cancelled_after_the_grace_period(
     timer: DeclareTimer, loop: AsyncioRunner, lines: Lines, autojump_clock: MockClock
 ) -> None:
     ended: list[str] = []

@@ -184,7 +184,7 @@ def test_failures_quarantine_a_partition_until_that_is_ended_or_make_dead_record
         assert [order.amount for order in driver.committed] == [2]
 
 
-def test_a_record_at_which_workers_die_is_processed_alone_and_given_up_in_the_end() -> None:
+def test_record_that_kills_workers_is_isolated_then_given_up() -> None:
     shop = Shop(then="ignore")
 
     async def hang(order: Order) -> None:

@@ -93,7 +93,7 @@ def test_a_record_is_in_all_hopping_windows_around_it() -> None:
         ]
 
 
-def test_lateness_keeps_windows_open_and_what_is_later_is_counted_and_given_to_on_late() -> None:
+def test_records_after_the_lateness_are_counted_and_go_to_on_late() -> None:
     station = Station(lateness=5)
     with station.drive() as driver:
         driver.feed(*read(50, 64, 58))
@@ -127,7 +127,7 @@ def test_without_records_windows_close_by_the_clock_once_and_stay_closed() -> No
         assert driver.sent(station.closed) == [[0, 60, "a", [0]]]
 
 
-def test_what_was_closed_by_the_clock_and_not_committed_closes_again_after_a_crash() -> None:
+def test_uncommitted_window_closes_again_after_a_crash() -> None:
     station = Station(idle=10, processor={"commit_within": 5})
     with station.drive() as driver:
         driver.feed(*read(50))

@@ -196,7 +196,7 @@ async def test_nobody_is_sure_of_a_lease_before_it_is_renewed_or_after_it_ended(
     nursery.cancel_scope.cancel()
 
 
-async def test_a_suspect_and_the_trial_of_a_record_take_turns_and_neither_waits_for_ever(
+async def test_isolated_jobs_and_records_alternate_without_starving(
     autojump_clock: MockClock,
 ) -> None:
     ledger, queue, turn = InFlightJobs(), InternalTasksQueue(), SuspectTurn()

@@ -91,7 +91,7 @@ def delivery(number: int) -> Delivery:
     return Delivery("default", b"%d-0" % number, b"")
 
 
-async def test_takers_that_are_too_many_go_at_once_if_they_wait_and_others_when_they_ask_again(
+async def test_surplus_takers_end_at_once_or_when_they_ask_again(
     nursery: trio.Nursery,
 ) -> None:
     queue, busy, here = InternalTasksQueue(), trio.Event(), 0
@@ -126,7 +126,7 @@ async def test_takers_that_are_too_many_go_at_once_if_they_wait_and_others_when_
 
 @given(seed=st.integers(0, 2**32))
 @settings(max_examples=200, deadline=None)
-def test_every_job_is_taken_and_the_right_number_of_takers_is_left_while_their_number_changes(
+def test_every_job_is_taken_while_the_number_of_takers_changes(
     seed: int,
 ) -> None:
     chance = random.Random(seed)

@@ -69,7 +69,7 @@ async def test_an_asyncio_task_that_ends_its_loop_harms_no_other(loop: AsyncioRu
             assert isinstance(each.exception(), SystemExit)
 
 
-async def test_jobs_in_an_asyncio_loop_that_is_lost_have_failed_and_the_next_gets_a_new_one(
+async def test_jobs_of_a_lost_asyncio_loop_fail_and_the_next_get_a_new_one(
     loop: AsyncioRunner,
 ) -> None:
     async def hostile() -> None:

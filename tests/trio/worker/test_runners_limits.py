@@ -126,7 +126,7 @@ async def test_a_soft_limit_is_raised_in_a_trio_job_at_whatever_it_waits_for(
     assert await softly(TrioRunner(), job) == TOLD
 
 
-async def test_a_soft_limit_cancels_the_nursery_that_a_trio_job_waits_for_and_nothing_around_it() -> None:
+async def test_soft_limit_cancels_only_the_nursery_that_a_job_waits_for() -> None:
     async def child() -> None:
         try:
             await trio.sleep_forever()
@@ -312,7 +312,7 @@ async def test_an_asyncio_job_that_could_not_begin_yet_is_told_when_it_does(loop
         assert await softly(loop, job) == TOLD
 
 
-async def test_a_task_group_of_an_asyncio_job_ends_its_tasks_and_lets_the_soft_limit_through(
+async def test_task_group_passes_the_soft_limit_on_to_the_job(
     loop: AsyncioRunner,
 ) -> None:
     async def child() -> None:

@@ -52,7 +52,7 @@ async def test_a_thread_whose_time_is_up_ends_where_it_is() -> None:
     assert hand.thread_ended is None
 
 
-async def test_a_thread_that_cannot_be_reached_is_left_to_itself_and_says_when_it_has_ended() -> None:
+async def test_unreachable_thread_is_abandoned_and_logs_its_end() -> None:
     hand, runner, lock = (
         RunningJob(limits=TimeLimits(hard=1)),
         ThreadRunner(get_slots=lambda: 1),
@@ -104,7 +104,7 @@ async def test_a_thread_of_a_trio_job_is_told_once_and_can_still_be_cancelled() 
     assert heard[-4:] == ["asked", "asked", "asked", "Cancelled"], "it went on in between"
 
 
-async def test_a_thread_that_a_trio_job_leaves_behind_hears_of_the_limit_as_often_as_it_asks() -> None:
+async def test_abandoned_thread_sees_the_limit_whenever_it_asks() -> None:
     def work() -> None:
         for _ in range(50):
             time.sleep(0.002)

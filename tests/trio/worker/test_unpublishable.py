@@ -54,9 +54,7 @@ def log() -> Iterator[Log]:
     one.finish()
 
 
-async def test_what_waits_for_an_executor_and_what_sleeps_goes_back_when_the_worker_stops(
-    log: Log, mock_clock: MockClock
-) -> None:
+async def test_waiting_and_sleeping_jobs_are_requeued_at_stop(log: Log, mock_clock: MockClock) -> None:
     worker = Worker("local", log)
     soon, late = worker.retry(1.0, "soon"), worker.retry(30.0, "late")
     assert worker.unpublishable.filter_outcomes([soon, late], sent=False) == []
