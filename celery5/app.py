@@ -53,9 +53,9 @@ from celery5.health.health_check import DeclareCheck, HealthCheck
 from celery5.hints import describe_option, make_attribute_error
 from celery5.limits.overrides import Limits
 from celery5.limits.rules import DeclareLimitRule
+from celery5.middleware.middleware import Middleware, MiddlewareStack, check_middleware
 from celery5.observability.alert_declaration import DeclareAlert
 from celery5.observability.configured import lacks_middleware, make_configured_middleware
-from celery5.observability.middleware import Middleware, MiddlewareStack, check_middleware
 from celery5.protocol.brokers import check_broker_url
 from celery5.protocol.health.breaker import BreakerPolicy
 from celery5.protocol.job.job import Job

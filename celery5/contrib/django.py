@@ -15,7 +15,7 @@ from typing import Any
 
 from celery5.application import Application
 from celery5.errors import Misconfigured
-from celery5.observability.middleware import Middleware
+from celery5.middleware.middleware import Middleware
 from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
 from celery5.runners.context import LOG_EVENT
 from celery5.runners.surrounding import CallBlock, FunctionCall

@@ -6,13 +6,9 @@ from celery5.lazy import exports
 
 if TYPE_CHECKING:
     from celery5.broker.calls.alerts import AlertSilence
-    from celery5.observability.alerts import Alerts, AlertState
-    from celery5.observability.job_search import JobPage, Jobs
-    from celery5.observability.jobs import IncomingJob, OutgoingJob, SendingBatch, SettlingBatch
-    from celery5.observability.metrics import HistoryPoint, Metrics, TaskNumbers
-    from celery5.observability.middleware import Middleware
-    from celery5.observability.opentelemetry import OpenTelemetryMiddleware
-    from celery5.observability.outcomes import (
+    from celery5.middleware.jobs import IncomingJob, OutgoingJob, SendingBatch, SettlingBatch
+    from celery5.middleware.middleware import Middleware
+    from celery5.middleware.outcomes import (
         Dead,
         Expired,
         JobOutcome,
@@ -22,6 +18,10 @@ if TYPE_CHECKING:
         Revoked,
         Succeeded,
     )
+    from celery5.observability.alerts import Alerts, AlertState
+    from celery5.observability.job_search import JobPage, Jobs
+    from celery5.observability.metrics import HistoryPoint, Metrics, TaskNumbers
+    from celery5.observability.opentelemetry import OpenTelemetryMiddleware
     from celery5.observability.outlets import MetricsOutlet, StatsDOutlet
     from celery5.observability.sentry import SentryMiddleware
     from celery5.observability.webhook import WebhookRefused
@@ -146,13 +146,13 @@ if not TYPE_CHECKING:
             "AlertState": "celery5.observability.alerts",
             "AlertTransition": "celery5.protocol.observability.alerting",
             "Alerts": "celery5.observability.alerts",
-            "Dead": "celery5.observability.outcomes",
+            "Dead": "celery5.middleware.outcomes",
             "DueSchedule": "celery5.protocol.observability.overview",
-            "Expired": "celery5.observability.outcomes",
+            "Expired": "celery5.middleware.outcomes",
             "FunctionCall": "celery5.runners.surrounding",
             "HistoryPoint": "celery5.observability.metrics",
-            "IncomingJob": "celery5.observability.jobs",
-            "JobOutcome": "celery5.observability.outcomes",
+            "IncomingJob": "celery5.middleware.jobs",
+            "JobOutcome": "celery5.middleware.outcomes",
             "JobPage": "celery5.observability.job_search",
             "JobRecord": "celery5.protocol.job.history",
             "Jobs": "celery5.observability.job_search",
@@ -161,10 +161,10 @@ if not TYPE_CHECKING:
             "Metrics": "celery5.observability.metrics",
             "MetricsOutlet": "celery5.observability.outlets",
             "MetricsReport": "celery5.protocol.observability.report",
-            "Middleware": "celery5.observability.middleware",
+            "Middleware": "celery5.middleware.middleware",
             "OpenTelemetryMiddleware": "celery5.observability.opentelemetry",
             "MessageOperation": "celery5.runners.operations",
-            "OutgoingJob": "celery5.observability.jobs",
+            "OutgoingJob": "celery5.middleware.jobs",
             "Overview": "celery5.protocol.observability.overview",
             "OverviewTotals": "celery5.protocol.observability.overview",
             "ProcessStarts": "celery5.protocol.observability.overview",
@@ -172,18 +172,18 @@ if not TYPE_CHECKING:
             "QueueOverview": "celery5.protocol.observability.overview",
             "QueueStorage": "celery5.protocol.observability.storage",
             "QueueVerdict": "celery5.protocol.observability.overview",
-            "Rejected": "celery5.observability.outcomes",
-            "Released": "celery5.observability.outcomes",
-            "Retrying": "celery5.observability.outcomes",
-            "Revoked": "celery5.observability.outcomes",
-            "SendingBatch": "celery5.observability.jobs",
+            "Rejected": "celery5.middleware.outcomes",
+            "Released": "celery5.middleware.outcomes",
+            "Retrying": "celery5.middleware.outcomes",
+            "Revoked": "celery5.middleware.outcomes",
+            "SendingBatch": "celery5.middleware.jobs",
             "SentryMiddleware": "celery5.observability.sentry",
             "ServerStorage": "celery5.protocol.observability.storage",
-            "SettlingBatch": "celery5.observability.jobs",
+            "SettlingBatch": "celery5.middleware.jobs",
             "StatsDOutlet": "celery5.observability.outlets",
             "Storage": "celery5.protocol.observability.storage",
             "StreamStorage": "celery5.protocol.observability.storage",
-            "Succeeded": "celery5.observability.outcomes",
+            "Succeeded": "celery5.middleware.outcomes",
             "TaskNumbers": "celery5.observability.metrics",
             "TaskOverview": "celery5.protocol.observability.overview",
             "UndeliveredNotification": "celery5.protocol.observability.alerting",

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from celery5.config.settings import Settings
-from celery5.observability.middleware import Middleware
+from celery5.middleware.middleware import Middleware
 
 
 def lacks_middleware(stack: Iterable[Middleware]) -> bool:

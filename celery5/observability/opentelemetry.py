@@ -13,9 +13,9 @@ from typing import Any, Literal, NamedTuple
 from celery5.application import Application
 from celery5.broker.keys import EVENTS
 from celery5.errors import Misconfigured
-from celery5.observability.jobs import IncomingJob, OutgoingJob, SendingBatch, SettlingBatch
-from celery5.observability.middleware import Middleware
-from celery5.observability.outcomes import Dead, Retrying
+from celery5.middleware.jobs import IncomingJob, OutgoingJob, SendingBatch, SettlingBatch
+from celery5.middleware.middleware import Middleware
+from celery5.middleware.outcomes import Dead, Retrying
 from celery5.runners.operations import MessageOperation
 
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.44.0"

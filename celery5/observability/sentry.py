@@ -9,9 +9,9 @@ from importlib import import_module
 from typing import Any
 
 from celery5.errors import Misconfigured
-from celery5.observability.jobs import IncomingJob, OutgoingJob, SendingBatch
-from celery5.observability.middleware import Middleware
-from celery5.observability.outcomes import Dead, Expired, JobOutcome, Rejected, Released, Retrying, Revoked
+from celery5.middleware.jobs import IncomingJob, OutgoingJob, SendingBatch
+from celery5.middleware.middleware import Middleware
+from celery5.middleware.outcomes import Dead, Expired, JobOutcome, Rejected, Released, Retrying, Revoked
 
 ORIGIN = "auto.queue.celery5"
 _MECHANISM = {"type": "celery5", "handled": False}

@@ -20,7 +20,7 @@ from celery5.broker.routing.unreachable import not_found_error, retry_without_un
 from celery5.broker.wall_clock import wall_time
 from celery5.config.settings import Settings
 from celery5.errors import Misconfigured
-from celery5.observability.middleware import ObservedApplication
+from celery5.middleware.middleware import ObservedApplication
 from celery5.protocol.job.job import Job, new_id, to_seconds
 from celery5.protocol.job.messages import read_command
 from celery5.protocol.scheduling import periodic

@@ -29,7 +29,7 @@ from celery5.errors import (
     Misconfigured,
     NotReplicated,
 )
-from celery5.observability.middleware import ObservedApplication
+from celery5.middleware.middleware import ObservedApplication
 from celery5.protocol.job.job import Job
 from celery5.results.async_result import AsyncResult
 from celery5.runners.context import CURRENT_JOB, CURRENT_PARTITION

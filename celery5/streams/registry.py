@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from celery5.broker.colour import run_in_event_loop, run_in_plain_python
 from celery5.errors import Misconfigured
-from celery5.observability.middleware import ObservedApplication
+from celery5.middleware.middleware import ObservedApplication
 from celery5.protocol.streams.groups import StreamMap
 from celery5.similar_names import did_you_mean
 from celery5.streams import operations

@@ -24,7 +24,7 @@ from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import StreamKeys
 from celery5.errors import Misconfigured, StreamFull
 from celery5.hints import describe_option, make_attribute_error
-from celery5.observability.middleware import ObservedApplication
+from celery5.middleware.middleware import ObservedApplication
 from celery5.protocol.streams.groups import RefusedAppend, StaleMap, StreamMap
 from celery5.protocol.streams.routing import find_partition
 from celery5.runners.operations import MessageOperation

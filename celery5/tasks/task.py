@@ -28,7 +28,7 @@ from celery5.health.health_check import HealthCheck, validate_checks
 from celery5.hints import find_hint, make_attribute_error
 from celery5.limits.declaration import LimitDeclaration, LimitOptions, declare_limits
 from celery5.logs.trace import get_current_trace
-from celery5.observability.middleware import ObservedApplication
+from celery5.middleware.middleware import ObservedApplication
 from celery5.protocol.boxes.box import Box, parse_box
 from celery5.protocol.events.documents import group_recipients
 from celery5.protocol.events.sinks import RedisResults, Sink, SinkOptions, parse_sinks

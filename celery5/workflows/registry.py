@@ -15,7 +15,7 @@ from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import QueueKeys
 from celery5.errors import Misconfigured, StagingLost
 from celery5.logs.trace import get_current_trace
-from celery5.observability.middleware import ObservedApplication
+from celery5.middleware.middleware import ObservedApplication
 from celery5.protocol.job.job import Job, new_id
 from celery5.protocol.job.messages import TRACEPARENT, add_headers, read_headers
 from celery5.protocol.workflows.member_ids import check_run_id

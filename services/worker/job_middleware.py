@@ -9,8 +9,8 @@ import trio
 from celery5.app import App
 from celery5.broker.keys import EVENTS
 from celery5.logs.log import Log
-from celery5.observability.jobs import IncomingJob, SettlingBatch
-from celery5.observability.middleware import Middleware
+from celery5.middleware.jobs import IncomingJob, SettlingBatch
+from celery5.middleware.middleware import Middleware
 from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.job.verdict import Verdict
 from celery5.runners.context import LOG_EVENT

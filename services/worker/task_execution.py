@@ -21,7 +21,7 @@ from celery5.broker.wall_clock import wall_time
 from celery5.errors import BadArguments, BrokerError
 from celery5.logs.fence import FENCE
 from celery5.logs.log import Log
-from celery5.observability.jobs import IncomingJob
+from celery5.middleware.jobs import IncomingJob
 from celery5.protocol.job.delivery import Delivery, check_start_deadline
 from celery5.protocol.job.messages import Command, Failure
 from celery5.protocol.job.verdict import (

@@ -7,8 +7,8 @@ import pytest
 
 from celery5 import App
 from celery5.errors import Misconfigured
+from celery5.middleware.jobs import OutgoingJob
 from celery5.observability import Middleware
-from celery5.observability.jobs import OutgoingJob
 from celery5.observability.opentelemetry import is_sampled
 from celery5.protocol.job.messages import add_headers, make_replay, read_command, read_headers
 

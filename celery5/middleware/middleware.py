@@ -15,7 +15,7 @@ from celery5.runners.operations import MessageOperation
 from celery5.runners.surrounding import CallBlock, CallSurround, FunctionCall, make_surround
 
 if TYPE_CHECKING:
-    from celery5.observability.jobs import IncomingJob, OutgoingJob, SendingBatch, SettlingBatch
+    from celery5.middleware.jobs import IncomingJob, OutgoingJob, SendingBatch, SettlingBatch
 
 Block: TypeAlias = AbstractContextManager[Any] | None
 """What surrounds something: a context manager, or None for nothing."""
@@ -143,7 +143,7 @@ class MiddlewareStack:
     @contextmanager
     def sending(self, jobs: Sequence[Job], *, is_run: bool = False) -> Generator[list[Job], None, None]:
         """Surround the sending of `jobs`; yield them with the headers that middleware has added."""
-        from celery5.observability.jobs import OutgoingJob, SendingBatch  # most producers need neither
+        from celery5.middleware.jobs import OutgoingJob, SendingBatch  # most producers need neither
 
         batch = SendingBatch([OutgoingJob(job, is_run=is_run) for job in jobs])
         entered = self._enter("sending", batch)
@@ -182,7 +182,7 @@ class MiddlewareStack:
             self._exit(entered)
 
     def _drop_bad_headers(self, operation: MessageOperation) -> None:
-        from celery5.observability.jobs import check_headers  # as for `sending`
+        from celery5.middleware.jobs import check_headers  # as for `sending`
 
         for headers in operation.headers:
             try:

@@ -6,7 +6,7 @@ from typing import Literal, cast
 import msgspec
 
 from celery5.broker.keys import EVENTS
-from celery5.observability.outcomes import JobOutcome, make_job_outcome
+from celery5.middleware.outcomes import JobOutcome, make_job_outcome
 from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.job.job import Job
 from celery5.protocol.job.messages import TRACEPARENT, Command, add_headers, read_headers, read_job_id
