@@ -34,6 +34,7 @@ FENCED = {
 
 PURE = {"msgspec"}
 """What the protocol may import besides the standard library and itself."""
+_BELOW_PROTOCOL = ("errors", "similar_names")
 OF_SIGNING = {"joserfc", "cryptography"}
 """What its page about signatures may, too."""
 IMPURE = {
@@ -111,7 +112,10 @@ def test_the_tasks_of_an_example_import_public_names_only() -> None:
 def test_the_protocol_is_pure() -> None:
     offenders = [
         f"{name(path)}:{line} {imported}"
-        for path in (*files("celery5/protocol"), HERE / "celery5" / "errors.py")
+        for path in (
+            *files("celery5/protocol"),
+            *(HERE / "celery5" / f"{layer}.py" for layer in _BELOW_PROTOCOL),
+        )
         for line, imported, _ in imports(path)
         if not is_pure(imported)
         if path.stem not in ("certificates", "signing") or imported.split(".")[0] not in OF_SIGNING
@@ -122,7 +126,7 @@ def test_the_protocol_is_pure() -> None:
 def is_pure(imported: str) -> bool:
     """Whether the protocol may import this."""
     if imported.startswith("celery5."):
-        return imported == "celery5.errors" or imported.startswith("celery5.protocol")
+        return imported.removeprefix("celery5.") in _BELOW_PROTOCOL or imported.startswith("celery5.protocol")
     top = imported.split(".")[0]
     return top in PURE or (top in sys.stdlib_module_names and top not in IMPURE)
 

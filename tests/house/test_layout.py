@@ -66,6 +66,23 @@ def test_every_relaxation_of_a_tool_says_why() -> None:
     assert [line for line in off if "#" not in line] == []
 
 
+def get_layers() -> list[str]:
+    contract = next(each for each in TOOLS["importlinter"]["contracts"] if each["type"] == "layers")
+    return list(contract["layers"])
+
+
+def test_internals_draws_the_tiers_that_the_import_contract_enforces() -> None:
+    page = (HERE / "docs" / "internals.md").read_text()
+    drawn = [line.split() for line in page.split("```text\n")[1].split("```")[0].splitlines()]
+    layers = get_layers()
+    tiers = layers[layers.index("app") + 1 : layers.index("runners | broker")]
+    assert drawn == [tier.split(" | ") for tier in tiers]
+
+
+def test_packages_of_one_layer_do_not_import_each_other() -> None:
+    assert [layer for layer in get_layers() if ":" in layer] == []
+
+
 def test_every_module_belongs_to_a_layer() -> None:
     layers = next(each for each in TOOLS["importlinter"]["contracts"] if each["type"] == "layers")
     assert layers["exhaustive"] is True
