@@ -191,6 +191,15 @@ def test_a_retry_comes_back_with_its_new_message(queue: Queue) -> None:
     assert (again.message, again.deliveries) == (b"second", 0)
 
 
+def test_a_retry_waits_for_its_delay(queue: Queue) -> None:
+    queue.publish("a")
+    queue.join("w")
+    (entry,) = queue.read("w")
+    queue.settle("w", Settlement("retry", entry.id, "a", b"second", 60_000, 0))
+    assert queue(jobs.promote_due_jobs(queue.keys, limit=10))[0] == 0
+    assert queue.where("a") == "RETRY"
+
+
 def test_there_is_no_order_what_comes_back_goes_behind_what_was_sent_later(queue: Queue) -> None:
     queue.join("w1")
     queue.publish("a", "b", "c")

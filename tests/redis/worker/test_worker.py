@@ -270,14 +270,18 @@ async def test_a_worker_consumes_several_queues_and_only_its_own(
 async def test_more_queues_than_room_take_turns(url: str, app_name: str) -> None:
     app = App(app_name, broker=url, lease=LEASE, concurrency=1, cpu_slots=1)
 
+    ran: list[str] = []
+
     @app.task
-    async def echo(n: int) -> int:
-        return n
+    async def note(queue: str) -> None:
+        ran.append(queue)
+        await trio.sleep(0.12)  # longer than jobs are read ahead
 
     queues = tuple(f"q{n}" for n in range(5))
+    sent = [await note.options(queue=name).adelay(name) for name in queues for _ in range(3)]
     async with working(app, queues=queues):
-        sent = [await echo.options(queue=name).adelay(n) for n in range(4) for name in queues]
-        assert await agather(sent) == [n for n in range(4) for _ in queues]
+        assert await agather(sent) == [None] * 15
+    assert [sorted(ran[at : at + 5]) for at in (0, 5, 10)] == [list(queues)] * 3
 
 
 async def test_a_full_kind_does_not_hold_up_the_queue_of_another(url: str, app_name: str) -> None:

@@ -247,8 +247,15 @@ async def test_each_function_runs_where_it_belongs(timer: DeclareTimer, loop: As
     assert seen == {"on_trio": True, "on_asyncio": True, "in_thread": True}
 
 
+@pytest.mark.parametrize(
+    ("zone", "expected"),
+    [
+        ("", ["01 03:00:00", "01 03:30:00", "02 03:00:00"]),
+        ("Europe/Berlin", ["02 02:00:00", "02 02:30:00"]),
+    ],
+)
 async def test_a_cron_trigger_fires_by_the_wall_clock(
-    timer: DeclareTimer, loop: AsyncioRunner, autojump_clock: MockClock
+    timer: DeclareTimer, loop: AsyncioRunner, autojump_clock: MockClock, zone: str, expected: list[str]
 ) -> None:
     first = datetime(2026, 3, 1, 2, 59, 30, tzinfo=UTC).timestamp()
     begin = trio.current_time()
@@ -257,13 +264,24 @@ async def test_a_cron_trigger_fires_by_the_wall_clock(
     def get_wall_time() -> float:
         return first + trio.current_time() - begin
 
-    @timer(cron("*/30 3 * * *"))
+    @timer(cron("*/30 3 * * *", timezone=zone))
     async def nightly() -> None:
         times.append(datetime.fromtimestamp(get_wall_time(), UTC).strftime("%d %H:%M:%S"))
 
     async with firing(timer, loop, get_wall_time=get_wall_time):
         await trio.sleep(86_400 + 60)
-    assert times == ["01 03:00:00", "01 03:30:00", "02 03:00:00"]
+    assert times == expected
+
+
+def test_the_setting_is_the_time_zone_of_timers_that_name_none(timer: DeclareTimer) -> None:
+    @timer(cron("0 3 * * *"))
+    async def nightly() -> None: ...
+
+    @timer(cron("0 3 * * *", timezone="America/New_York"))
+    async def far_away() -> None: ...
+
+    zones = {one.name: getattr(one.interval, "zone", "") for one in timer.list_timers("Europe/Berlin")}
+    assert list(zones.values()) == ["Europe/Berlin", "America/New_York"]
 
 
 def test_ticks_that_passed_while_the_process_was_blocked_are_left_out() -> None:
