@@ -152,9 +152,10 @@ def nightly(session: nox.Session) -> None:
 
 @nox.session
 def nemesis(session: nox.Session) -> None:
-    """Run the random fault tests with all of their seeds."""
+    """Run the random fault tests with all of their seeds, and spoil each key in Redis in each way."""
     session.env["CELERY5_NIGHTLY"] = "1"
-    _test(session, *(session.posargs or ("-m", "nemesis", "tests/faults")))
+    odd_values = "tests/redis/dashboard/test_odd_values.py"
+    _test(session, *(session.posargs or ("-k", "nemesis or odd_values", "tests/faults", odd_values)))
 
 
 @nox.session

@@ -8,6 +8,7 @@ show is what a command imports, how its interpreter starts, and its words in `/p
 
 import atexit
 import faulthandler
+import gc
 import json
 import os
 import runpy
@@ -267,6 +268,8 @@ def serve(requests: socket.socket) -> list[str]:
         import_module(module.name)
     for name in MORE:
         import_module(name)
+    gc.collect()
+    gc.freeze()  # else each fork goes through all that was imported, and copies the pages, at each full collection
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the attendants
     while True:
         message, files, _, _ = socket.recv_fds(requests, LARGEST_REQUEST, 4)

@@ -34,8 +34,10 @@ PAGES = (
     *("streams", "streams/orders", "tasks", "workers", "workflows"),
 )
 """Pages besides those of `list_pages`, and but those that ask processes."""
-ALL_VALUES = "CELERY5_ODD_VALUES" in os.environ
-"""Whether each key is tried with each value, which takes minutes, or with one."""
+ALL_VALUES = "CELERY5_NIGHTLY" in os.environ
+"""Whether each key is tried by itself with each value, which takes minutes, or with one and some others beside it."""
+AT_ONCE = 4
+"""Keys that are spoilt at once, of different subjects."""
 
 
 def replace_leaves(client: "redis.Redis", key: bytes, odd: bytes) -> None:
@@ -111,15 +113,25 @@ async def test_every_page_is_shown_whatever_lies_in_redis(
         errors.append(find_place(error))
 
     async with browsing(app, on_error=note) as client:
-        for number, (key, copy) in enumerate(copies.items()):
-            for odd in ODD if ALL_VALUES else [ODD[number % len(ODD)]]:
+        for spoilt in list_spoilt(list(copies)):
+            for key, odd in spoilt.items():
                 replace_leaves(redis_client, key, odd)
-                for look in dict.fromkeys(looks):
-                    answer = await client.get(look)
-                    if answer.status_code >= 500 or "cannot be shown" in answer.text:
-                        failed.append(f"{key!r} {odd[:20]!r} {look}: {answer.status_code} {errors[-1:]}")
-                restore(redis_client, key, copy)
+            for look in dict.fromkeys(looks):
+                answer = await client.get(look)
+                if answer.status_code >= 500 or "cannot be shown" in answer.text:
+                    failed.append(f"{spoilt!r:.200} {look}: {answer.status_code} {errors[-1:]}")
+            for key in spoilt:
+                restore(redis_client, key, copies[key])
     assert not failed, "\n".join(failed)
+
+
+def list_spoilt(keys: list[bytes]) -> list[dict[bytes, bytes]]:
+    """Return which keys get which values, one round after the other."""
+    if ALL_VALUES:
+        return [{key: odd} for key in keys for odd in ODD]
+    rounds = -(-len(keys) // AT_ONCE)
+    numbered = list(enumerate(keys))
+    return [{key: ODD[number % len(ODD)] for number, key in numbered[at::rounds]} for at in range(rounds)]
 
 
 def list_looks(app: App, ids: dict[str, str]) -> list[str]:

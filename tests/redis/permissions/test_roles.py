@@ -37,6 +37,7 @@ from tests.redis.dashboard.serving import serving
 from tests.redis.dashboard.site import find_form_key, read_text
 from tests.redis.publisher.publishing import publishing
 from tests.redis.worker.workers import Lines, start, working
+from tests.story.cli.commands import celery5
 
 PASSWORD = "open-sesame"
 SPARED = {b"config|get", b"config", b"scan"}
@@ -303,9 +304,8 @@ def test_the_command_prints_what_redis_takes(own_server: EmbeddedServer, tmp_pat
     (tmp_path / "aclapp.py").write_text("from celery5 import App\napp = App('odd[1]*')\n")
 
     def run(*words: str) -> str:
-        command = [sys.executable, "-m", "celery5", "-A", "aclapp", "acl", *words]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False)
-        return done.stdout or done.stderr
+        ended = celery5("-A", "aclapp", "acl", *words, cwd=tmp_path)
+        return ended.out or ended.err
 
     with redis.Redis.from_url(own_server.url) as admin:
         for role in ROLES:

@@ -42,20 +42,24 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def celery5(
-    *words: object, cwd: Path, env: Mapping[str, str] | None = None, command: Sequence[str] | None = None
+    *words: object,
+    cwd: Path,
+    env: Mapping[str, str] | None = None,
+    command: Sequence[str] | None = None,
+    limit: float = LIMIT,
 ) -> Ended:
     """Run one command to its end: in a fork, or as `command` where that is given or its interpreter matters."""
     whole = [*(command or COMMAND), *map(str, words)]
     environ = environment(**(env or {}))
     if command is None and forks.can_start(whole, environ):
-        return Ended(*forks.run(whole[1:], cwd=cwd, env=environ, timeout=LIMIT))
+        return Ended(*forks.run(whole[1:], cwd=cwd, env=environ, timeout=limit))
     done = subprocess.run(
         whole,
         cwd=cwd,
         env=environ,
         capture_output=True,
         text=True,
-        timeout=LIMIT,
+        timeout=limit,
         check=False,
     )
     return Ended(done.returncode, done.stdout, done.stderr)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 
 from celery5 import App
 from celery5.cli.terminal.loading import load_app
-from tests.story.cli.commands import COMMAND, Ended, Serving, environment
+from tests.story.cli.commands import Ended, Serving, celery5
 from tests.story.cli.commands import until as soon
 
 LIMIT = 150.0
@@ -52,16 +51,8 @@ class Controlling(Serving):
 
     def tell(self, *words: str) -> Ended:
         """A command to it."""
-        done = subprocess.run(
-            [*COMMAND, "-A", self.target, "controller", *words, "--timeout", "60"],
-            cwd=self.folder,
-            env=environment(**self.surroundings),
-            capture_output=True,
-            text=True,
-            timeout=LIMIT,
-            check=False,
-        )
-        return Ended(done.returncode, done.stdout, done.stderr)
+        command = ("-A", self.target, "controller", *words, "--timeout", "60")
+        return celery5(*command, cwd=self.folder, env=self.surroundings, limit=LIMIT)
 
     def members(self) -> dict[str, dict[str, Any]]:
         """How the members are, by name."""

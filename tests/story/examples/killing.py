@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests.story.cli.commands import environment
+from tests.forking import forks
+from tests.story.cli.commands import Ended, environment
 from tests.story.cluster.controlling import Controlling
 
 DESCRIPTION = """
@@ -65,16 +66,15 @@ class Example:
 
 def run_module(target: str, *words: object, env: dict[str, str]) -> str:
     """Run a command of an example; return what it has printed."""
-    ended = subprocess.run(
-        [sys.executable, "-m", target, *map(str, words)],
-        env=environment(**env),
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout
+    ended = run_example(target, *words, env=env)
+    assert ended.code == 0, ended.err
+    return ended.out
+
+
+def run_example(target: str, *words: object, env: dict[str, str]) -> Ended:
+    """Run a command of an example to its end, in a fork."""
+    command = ("-m", target, *map(str, words))
+    return Ended(*forks.run(command, cwd=Path.cwd(), env=environment(**env), timeout=150))
 
 
 @contextmanager

@@ -13,14 +13,14 @@ from tests.story.cluster.controlling import until
 from tests.story.examples.killing import run_module, running_example
 
 TARGET = "celery5.examples.count_files"
-FILES = 25_000
+FILES = 12_000
 HALF_STARTER = """
 import os, signal, sys
 from pathlib import Path
 from celery5.examples.count_files.tasks import add_up, count_file, list_files
 def half(paths):
     for number, path in enumerate(paths):
-        if number == 12_500:
+        if number == 6_000:
             os.kill(os.getpid(), signal.SIGKILL)
         yield path
 (count_file.map(half(list_files(Path(sys.argv[1])))) | add_up.s()).start(id="count-files")

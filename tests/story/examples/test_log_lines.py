@@ -30,6 +30,7 @@ from celery5.examples.log_lines.totals import read_totals, wait_for_totals
 from celery5.testing import running_worker
 from tests.story.cli.commands import celery5, environment
 from tests.story.cluster.controlling import Controlling, until
+from tests.story.examples.killing import run_example
 
 TARGET = "celery5.examples.log_lines"
 DESCRIPTION = """
@@ -46,18 +47,6 @@ for part in parts[: len(parts) // 2]:
     streams.parts.send(part)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-
-
-def run_module(*words: object, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """Run a command of the example."""
-    return subprocess.run(
-        [sys.executable, "-m", TARGET, *map(str, words)],
-        env=environment(**env),
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
 
 
 def test_the_demo_counts_what_a_plain_count_does(tmp_path: Path) -> None:
@@ -122,27 +111,28 @@ def test_each_line_counts_once_although_every_process_is_killed_in_turn(
             pid = controller.pids()[name]
             os.kill(pid, signal.SIGKILL)
             controller.replaced(name, pid)
-        sent = run_module("send", logs, env=env)
-        assert (sent.returncode, sent.stderr) == (0, "")
+        sent = run_example(TARGET, "send", logs, env=env)
+        assert (sent.code, sent.err) == (0, "")
         wait_for_share(0.4)
         os.kill(controller.process.pid, signal.SIGKILL)
         controller.process.wait()
         again = Controlling(tmp_path, DESCRIPTION, target=TARGET, env=env)
         with again.up():
-            checked = run_module("check", logs, env=env)
-            assert (checked.returncode, checked.stderr) == (0, "")
-            assert checked.stdout.startswith(f"{whole} lines, {expected.errors.total()} errors, ")
-            assert run_module("send", logs, env=env).returncode == 0
+            checked = run_example(TARGET, "check", logs, env=env)
+            assert (checked.code, checked.err) == (0, "")
+            assert checked.out.startswith(f"{whole} lines, {expected.errors.total()} errors, ")
+            assert run_example(TARGET, "send", logs, env=env).code == 0
             until(lambda: app.streams.info("parts")[0].groups[0].lag == 0)
             assert read_totals(app).find_differences(expected) == []
 
 
 def test_what_is_not_counted_is_said(server: EmbeddedServer, tmp_path: Path) -> None:
     make_files(tmp_path / "logs", hosts=1, minutes=2, lines=5)
-    checked = run_module("check", tmp_path / "logs", "--within", 0.1, env={"CELERY5_BROKER": server.url})
-    assert checked.returncode == 1
-    assert "lines of host-0 at 2026-01-31T12:00: 0 instead of " in checked.stdout
-    assert "totals differ from a plain count" in checked.stderr
+    env = {"CELERY5_BROKER": server.url}
+    checked = run_example(TARGET, "check", tmp_path / "logs", "--within", 0.1, env=env)
+    assert checked.code == 1
+    assert "lines of host-0 at 2026-01-31T12:00: 0 instead of " in checked.out
+    assert "totals differ from a plain count" in checked.err
 
 
 def test_a_file_that_grows_is_read_on_where_it_ended(server: EmbeddedServer, tmp_path: Path) -> None:
