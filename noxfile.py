@@ -383,7 +383,7 @@ def _compile(session: nox.Session, *paths: str) -> None:
 def mutants(session: nox.Session) -> None:
     """Break the main claim of each row of the parity table, and fail when none of the row's tests notices.
 
-    It takes about an hour, and is for the night. `nox -s mutants -- --row F3` breaks one.
+    It is for the night. `nox -s mutants -- --row F3` breaks one row.
     """
     session.env["UV_COMPILE_BYTECODE"] = "1"
     _install(session, "test", project=True)

@@ -13,7 +13,7 @@ from tests.house.test_parity import exists, rows
 from tests.mutants.__main__ import ProjectCopy, Verdict
 from tests.mutants.table import Mutation, Table, mutate, read_table
 
-MOST_TODO = 54
+MOST_TODO = 0
 """The most rows without a mutation. Lower it with each one that is written; it never rises."""
 
 
