@@ -16,8 +16,13 @@ from celery5.broker.call import Call
 from celery5.errors import BlockingInEventLoop
 
 if TYPE_CHECKING:
-    from celery5.broker.driver import AsyncDriver, AsyncResultWaiter, BlockingDriver, ResultWaiter
-    from celery5.broker.waiting.waits import StopCondition
+    from celery5.broker.driver import (
+        AsyncDriver,
+        AsyncResultWaiter,
+        BlockingDriver,
+        ResultWaiter,
+        StopCondition,
+    )
 
 Colour = Literal["trio", "asyncio"]
 

@@ -3,13 +3,15 @@
 A service that needs more (`begin` and `finish`, statistics) names the concrete `TrioRedis` or `ParkedRedis`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from celery5.broker.call import Call
-from celery5.broker.waiting.waits import StopCondition
 
 T = TypeVar("T")
+
+StopCondition = Callable[[Mapping[str, bytes]], bool]
+"""Whether these documents are enough to end a wait."""
 
 
 class BlockingDriver(Protocol):

@@ -78,13 +78,13 @@ class Connections:
 
     async def get_async_driver(self) -> AsyncDriver:
         """Return the driver of the running event loop."""
-        from celery5.broker.drivers import ambient
+        from celery5.broker import ambient
 
         return await ambient.get_driver(self.endpoint)
 
     async def get_async_result_waiter(self) -> AsyncResultWaiter:
         """Return the waiter for results of the running event loop."""
-        from celery5.broker.drivers import ambient
+        from celery5.broker import ambient
 
         return await ambient.get_result_waiter(self.endpoint)
 
@@ -94,7 +94,7 @@ class Connections:
 
         A worker lends its own connection to its jobs.
         """
-        from celery5.broker.drivers import ambient
+        from celery5.broker import ambient
 
         with ambient.lend_driver(endpoint, redis):
             yield

@@ -23,11 +23,11 @@ from celery5.broker.connection.link import (
     LinkEvent,
     LinkLost,
 )
-from celery5.broker.connection.parked import ParkedRedis
 from celery5.broker.connection.push import PushRedis
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.drivers.blocking import BlockingRedis
 from celery5.broker.drivers.on_trio import TrioRedis
+from celery5.broker.drivers.parked import ParkedRedis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import Keys
 from celery5.broker.timing import Timing

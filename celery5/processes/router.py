@@ -15,10 +15,10 @@ import trio
 from celery5.app import App
 from celery5.bootsteps.boot import BootGraph
 from celery5.bootsteps.worker_steps import ChannelSubscriptions, EventsMembership, LentConnection
-from celery5.broker.connection.parked import ParkedRedis
 from celery5.broker.connection.push import PushRedis
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.drivers.on_trio import TrioRedis
+from celery5.broker.drivers.parked import ParkedRedis
 from celery5.broker.keys import EVENTS, Keys, QueueKeys
 from celery5.doctor.needed_processes import needs_router
 from celery5.events.sources import Source, group_by_source

@@ -41,10 +41,10 @@ from celery5.protocol.events.sinks import get_all_recipients
 from celery5.protocol.job.foreign import make_code_version
 from celery5.protocol.limits import parse_kind_rates
 from celery5.protocol.process.recycling import RecyclingLimits
-from celery5.protocol.scaling.budget import KINDS
 from celery5.protocol.scaling.prefetch import DurationEstimate
 from celery5.protocol.scheduling.timers import TimerStanding
 from celery5.protocol.streams.groups import GroupMembership
+from celery5.protocol.task_kinds import TASK_KINDS
 from celery5.protocol.text_values import SIZE
 from celery5.services.health.vitals import ProcessStatus
 from celery5.services.process.recycling import RestartMode
@@ -133,7 +133,7 @@ class _BrokerWorkers:
         self._app = app
         self._log = log
         self._status = options.process_status or ProcessStatus(app=app.name)
-        self._options = replace(options, process_status=self._status, slots=SharedSlots(KINDS))
+        self._options = replace(options, process_status=self._status, slots=SharedSlots(TASK_KINDS))
         self._secondary_scopes: list[trio.CancelScope] = []
         self._settings = app.settings
 

@@ -25,10 +25,10 @@ from celery5.bootsteps.worker_steps import (
     QueueMembership,
     WorkerDeparture,
 )
-from celery5.broker.connection.parked import ParkedRedis
 from celery5.broker.connection.push import PushRedis
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.drivers.on_trio import TrioRedis
+from celery5.broker.drivers.parked import ParkedRedis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import Keys, QueueKeys
 from celery5.broker.timing import Timing
@@ -67,9 +67,10 @@ from celery5.protocol.limits import Rate
 from celery5.protocol.observability.ended_jobs import EndedJobs
 from celery5.protocol.observability.job_tally import JobTally
 from celery5.protocol.process.recycling import RecyclingLimits
-from celery5.protocol.scaling.budget import KINDS, Budget
+from celery5.protocol.scaling.budget import Budget
 from celery5.protocol.scaling.prefetch import DurationEstimate
 from celery5.protocol.scheduling.timers import TimerCounts, TimerStanding
+from celery5.protocol.task_kinds import TASK_KINDS
 from celery5.runners.boxes.boxed import BoxedRunner, BoxLimits
 from celery5.runners.in_thread import ThreadRunner
 from celery5.runners.on_asyncio import AsyncioRunner
@@ -263,7 +264,7 @@ def make_queues(
     """Return where jobs of each kind, and of each task with its own budget, wait for an executor."""
     if slots is not None:
         return slots.make_queues(preferences.get_weight, task_kinds)
-    queues = {kind: InternalTasksQueue() for kind in KINDS}
+    queues = {kind: InternalTasksQueue() for kind in TASK_KINDS}
     shared_kinds = set(task_kinds.values())
     return {**queues, **SharedSlots(shared_kinds).make_queues(preferences.get_weight, task_kinds)}
 

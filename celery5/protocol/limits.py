@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from celery5.errors import Misconfigured
-from celery5.protocol.scaling.budget import KINDS
+from celery5.protocol.task_kinds import TASK_KINDS
 from celery5.protocol.text_values import RATE, parse_assignments
 from celery5.similar_names import did_you_mean
 
@@ -294,8 +294,8 @@ def parse_kind_rates(text: str) -> dict[str, Rate]:
 
 def make_kind_rate(kind: str, rate: str) -> Rate:
     """Return the rate of a kind of task. Raises Misconfigured."""
-    if kind not in KINDS:
-        meant = did_you_mean(kind, KINDS, otherwise=f"there are {', '.join(KINDS)}")
+    if kind not in TASK_KINDS:
+        meant = did_you_mean(kind, TASK_KINDS, otherwise=f"there are {', '.join(TASK_KINDS)}")
         raise Misconfigured(f"{kind!r} is no kind of task: {meant}")
     try:
         return Rate(rate).validate(kind)

@@ -41,6 +41,7 @@ from celery5.protocol.job.names import get_module_name
 from celery5.protocol.job.retry_policy import CustomBackoff, RetryPolicy
 from celery5.protocol.limits import DeclaredLimits, format_expiry
 from celery5.protocol.scheduling.declaration import Periodic, parse_schedule
+from celery5.protocol.task_kinds import TaskKind
 from celery5.protocol.workflows.plan import OnError, check_on_error
 from celery5.protocol.workflows.status import Outcome
 from celery5.results.async_result import AsyncResult
@@ -95,9 +96,6 @@ P = ParamSpec("P")
 Q = ParamSpec("Q")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
-
-TaskKind = Literal["trio", "asyncio", "thread", "boxed"]
-"""Where a task's code runs: in the worker's Trio loop, in its asyncio loop, in a thread, or in a process of its own."""
 
 
 class Task(Generic[P, R_co]):

@@ -118,7 +118,7 @@ class Recorded:
 def refuse_unrecorded() -> None:
     """Raise NotRecorded, which names what the test has called, unless a worker in this process lends its connection."""
     if current_colour() == "trio":
-        from celery5.broker.drivers import ambient_loops
+        from celery5.broker import ambient_loops
 
         if ambient_loops.has_lent_driver():
             return

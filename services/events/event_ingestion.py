@@ -19,8 +19,8 @@ from celery5.broker.calls import jobs as jobs_calls
 from celery5.broker.calls import limits
 from celery5.broker.calls.events import EventOutcome
 from celery5.broker.calls.jobs import Entry
-from celery5.broker.connection.parked import ParkedRedis
 from celery5.broker.driver import AsyncDriver
+from celery5.broker.drivers.parked import ParkedRedis
 from celery5.broker.keys import Keys, QueueKeys
 from celery5.broker.transient_errors import is_outage
 from celery5.errors import BrokerError, BrokerReplied, BrokerUnavailable, Corrupt

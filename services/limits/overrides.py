@@ -19,7 +19,7 @@ from celery5.broker.transient_errors import is_key_corrupt
 from celery5.errors import BrokerError, BrokerUnavailable
 from celery5.logs.log import Log
 from celery5.protocol.limits import KIND_PREFIX, LimitOverride, Suspension
-from celery5.protocol.scaling.budget import KINDS
+from celery5.protocol.task_kinds import TASK_KINDS
 from celery5.services.health.circuits import BreakerTrip, CircuitBreakers
 from celery5.services.limits.admission_state import AdmissionState
 from celery5.services.process.broker_outages import retry_until_available
@@ -142,7 +142,7 @@ class LimitOverrides:
         )
         if effective == self._limits and overrides.suspended == self._suspended:
             return
-        for task in (*self._tasks, *(KIND_PREFIX + kind for kind in KINDS)):
+        for task in (*self._tasks, *(KIND_PREFIX + kind for kind in TASK_KINDS)):
             self._log_changes(task, effective.get(task), overrides.suspended.get(task))
         self._limits, self._suspended = effective, overrides.suspended
         self._admission.set_overrides(self._limits, self._suspended)

@@ -15,8 +15,8 @@ import trio
 from celery5.broker.call import Call
 from celery5.broker.calls import streams as calls
 from celery5.broker.calls.streams import RawEntry
-from celery5.broker.connection.parked import ParkedRedis
 from celery5.broker.driver import AsyncDriver
+from celery5.broker.drivers.parked import ParkedRedis
 from celery5.errors import BrokerError, BrokerReplied, BrokerUnavailable
 from celery5.logs.log import Log
 from celery5.protocol.job.signature_digests import digest_class

@@ -19,7 +19,6 @@ from celery5.protocol.commands.definitions import BudgetParameters, ConcurrencyP
 from celery5.protocol.masking import show_error
 from celery5.protocol.scaling.budget import (
     CPU_ADVICE,
-    KINDS,
     Budget,
     BudgetState,
     ByLoad,
@@ -34,6 +33,7 @@ from celery5.protocol.scaling.budget import (
     next_budget_state,
     scale_budget,
 )
+from celery5.protocol.task_kinds import TASK_KINDS
 from celery5.runners.user_errors import call_in_thread, call_user_code, guard_scopes, reraise_cancellation
 from celery5.services.worker.in_flight import InFlightJobs, RunningJobs
 from celery5.services.worker.internal_queues import InternalTasksQueue
@@ -236,8 +236,8 @@ class MaximalConcurrencyBudget:
             raise CommandRefused(
                 f"budget: task {task!r} has no budget of its own here; these have: {own}; {hint}"
             )
-        if task is None and kind not in KINDS:
-            raise CommandRefused(f"budget: kind is {kind!r}; there are {', '.join(KINDS)}")
+        if task is None and kind not in TASK_KINDS:
+            raise CommandRefused(f"budget: kind is {kind!r}; there are {', '.join(TASK_KINDS)}")
         name = task or kind or ""
         meter = self._meters[name]
         if limits:
@@ -319,7 +319,7 @@ class MaximalConcurrencyBudget:
 
     def _get_tasks(self, name: str) -> tuple[str, ...]:
         """Return the tasks with budgets of their own, if this is a kind."""
-        return self._sharers.get(name, ())[1:] if name in KINDS else ()
+        return self._sharers.get(name, ())[1:] if name in TASK_KINDS else ()
 
     def _make_demand(self, name: str, meter: _Meter) -> Demand:
         cores, load, memory = self._machine

@@ -9,8 +9,8 @@ import trio
 from celery5.broker.call import Call
 from celery5.broker.calls import jobs
 from celery5.broker.calls.jobs import Entry
-from celery5.broker.connection.parked import ParkedRedis
 from celery5.broker.driver import AsyncDriver
+from celery5.broker.drivers.parked import ParkedRedis
 from celery5.broker.transient_errors import is_outage
 from celery5.errors import BrokerError, BrokerReplied, BrokerUnavailable
 from celery5.logs.log import Log

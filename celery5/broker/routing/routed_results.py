@@ -7,10 +7,9 @@ from functools import partial
 from typing import Any
 
 from celery5.broker.colour import current_colour
-from celery5.broker.driver import AsyncResultWaiter, ResultWaiter
+from celery5.broker.driver import AsyncResultWaiter, ResultWaiter, StopCondition
 from celery5.broker.routing.broker_router import BrokerMap
 from celery5.broker.routing.unreachable import UNREACHABLE, get_unreachable
-from celery5.broker.waiting.waits import StopCondition
 from celery5.errors import BrokerError
 
 POLL_INTERVAL = 0.05

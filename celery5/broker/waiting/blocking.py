@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 from celery5.broker.connection.exchange import ProtocolError, ReplyError
 from celery5.broker.connection.socket_link import SocketLink
+from celery5.broker.driver import StopCondition
 from celery5.broker.drivers.blocking import BlockingRedis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.timing import Outage
@@ -24,7 +25,7 @@ from celery5.broker.waiting.conversation import (
     get_reread_interval,
     read_documents,
 )
-from celery5.broker.waiting.waits import ResultWait, StopCondition
+from celery5.broker.waiting.waits import ResultWait
 from celery5.errors import BrokerError, BrokerUnavailable
 
 

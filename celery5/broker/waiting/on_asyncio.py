@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from celery5.broker.connection.asyncio_link import AsyncioLink
 from celery5.broker.connection.exchange import ProtocolError, ReplyError
+from celery5.broker.driver import StopCondition
 from celery5.broker.drivers.on_asyncio import AsyncioRedis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.timing import Outage
@@ -17,7 +18,7 @@ from celery5.broker.waiting.conversation import (
     get_reread_interval,
     read_documents,
 )
-from celery5.broker.waiting.waits import ResultWait, StopCondition
+from celery5.broker.waiting.waits import ResultWait
 from celery5.errors import BrokerError, BrokerUnavailable
 
 

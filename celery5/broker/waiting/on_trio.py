@@ -10,7 +10,7 @@ from celery5.broker.call import Word
 from celery5.broker.connection.exchange import ReplyError, pack_commands
 from celery5.broker.connection.pipeline import PendingRequest
 from celery5.broker.connection.push import PushRedis
-from celery5.broker.driver import AsyncDriver
+from celery5.broker.driver import AsyncDriver, StopCondition
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.timing import Outage, Timing
 from celery5.broker.translate import translate_reply
@@ -20,7 +20,7 @@ from celery5.broker.waiting.conversation import (
     get_reread_interval,
     read_documents,
 )
-from celery5.broker.waiting.waits import ResultWait, ResultWaits, StopCondition
+from celery5.broker.waiting.waits import ResultWait, ResultWaits
 from celery5.errors import BrokerError, BrokerUnavailable
 
 T = TypeVar("T")

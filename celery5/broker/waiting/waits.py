@@ -4,9 +4,9 @@ A document is stored under a key and announced on the channel of the same name. 
 subscribes, then reads the key, then listens: so no announcement is missed. A document may arrive twice.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
-StopCondition = Callable[[Mapping[str, bytes]], bool]
+from celery5.broker.driver import StopCondition
 
 
 class ResultWait:

@@ -34,7 +34,8 @@ from celery5.protocol.commands.definitions import (
 from celery5.protocol.durations import format_age, format_duration
 from celery5.protocol.observability.overview import describe_loss
 from celery5.protocol.process.recycling import format_mib
-from celery5.protocol.scaling.budget import KINDS, is_full_task_name
+from celery5.protocol.scaling.budget import is_full_task_name
+from celery5.protocol.task_kinds import TASK_KINDS
 from celery5.protocol.text_values import parse_json_array, parse_json_object, parse_parameter
 from celery5.similar_names import did_you_mean
 
@@ -287,9 +288,9 @@ def set_log_level(target: Target, /, level: str, **flags: Any) -> None:
 
 
 def _check_budget_name(_context: click.Context, _parameter: click.Parameter, name: str | None) -> str | None:
-    if name is None or name in KINDS or is_full_task_name(name):
+    if name is None or name in TASK_KINDS or is_full_task_name(name):
         return name
-    meant = did_you_mean(name, KINDS, otherwise=f"there are {', '.join(KINDS)}")
+    meant = did_you_mean(name, TASK_KINDS, otherwise=f"there are {', '.join(TASK_KINDS)}")
     raise click.BadParameter(f"{name!r} is no kind of task: {meant}; or give the full name of a task")
 
 
@@ -303,8 +304,8 @@ def budget(
     target: Target, /, kind: str | None, *, minimum: int | None, maximum: int | None, **flags: Any
 ) -> None:
     if kind is None and (minimum, maximum) != (None, None):
-        raise click.UsageError(f"say of which kind: {', '.join(KINDS)}; or of which task")
-    values = {"kind" if kind in KINDS else "task": kind, "minimum": minimum, "maximum": maximum}
+        raise click.UsageError(f"say of which kind: {', '.join(TASK_KINDS)}; or of which task")
+    values = {"kind" if kind in TASK_KINDS else "task": kind, "minimum": minimum, "maximum": maximum}
     parameters = {key: value for key, value in values.items() if value is not None}
     _send(target.load(), BUDGET.name, parameters, **flags)
 

@@ -19,8 +19,8 @@ import msgspec
 
 from celery5.errors import Misconfigured
 from celery5.protocol.job.retry_policy import exponential
-from celery5.protocol.scaling.budget import IO_KINDS, KINDS
 from celery5.protocol.scaling.snapshot import ClusterSnapshot
+from celery5.protocol.task_kinds import IO_KINDS, TASK_KINDS
 from celery5.protocol.text_values import DURATION, parse_assignments
 from celery5.similar_names import did_you_mean
 
@@ -53,7 +53,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
         members = self.snapshot.workers
         return self.snapshot.max_slots(kind) / len(members) if members else 0.0
 
-    def needed(self, *, margin: float = 0.0, kinds: Collection[str] = KINDS) -> int:
+    def needed(self, *, margin: float = 0.0, kinds: Collection[str] = TASK_KINDS) -> int:
         """Return how many workers would have a slot for each job of these kinds, with a share of their slots free.
 
         Jobs of a kind that no worker has slots for need one worker; so do jobs while no worker is alive.

@@ -14,13 +14,10 @@ from typing import NamedTuple, Protocol, cast
 import msgspec
 
 from celery5.errors import Misconfigured
+from celery5.protocol.task_kinds import IO_KINDS, TASK_KINDS
 from celery5.protocol.text_values import COUNT, RANGE, SIZE, parse_assignments
 from celery5.similar_names import did_you_mean
 
-KINDS = ("trio", "asyncio", "thread", "boxed")
-"""The kinds of tasks, by where their code runs."""
-IO_KINDS = ("trio", "asyncio")
-"""The kinds of tasks that are I/O-bound: more of their jobs may wait at once on the same processor."""
 DEFAULT_MAXIMUM = 512
 """The default maximum of a kind, and the most slots that a running worker can be given."""
 GROWTH_WINDOW = 0.25
@@ -205,12 +202,12 @@ def check_budgets(budgets: Mapping[str, Budget]) -> dict[str, Budget]:
     Raises Misconfigured for invalid ones. `check_task_budgets` checks whether there are such tasks.
     """
     for name, budget in budgets.items():
-        if name not in KINDS and not is_full_task_name(name):
-            meant = did_you_mean(str(name), KINDS, otherwise=f"there are {', '.join(KINDS)}")
+        if name not in TASK_KINDS and not is_full_task_name(name):
+            meant = did_you_mean(str(name), TASK_KINDS, otherwise=f"there are {', '.join(TASK_KINDS)}")
             raise Misconfigured(f"budgets has {name!r}, which is no kind of task: {meant}{_OR_TASKS}")
         if not isinstance(cast("object", budget), Budget):
             raise Misconfigured(f"budgets[{name!r}] is {budget!r}: give a Budget(minimum=..., maximum=...)")
-        wrong = find_budget_error(budget, of_task=name not in KINDS)
+        wrong = find_budget_error(budget, of_task=name not in TASK_KINDS)
         if wrong:
             raise Misconfigured(f"budgets[{name!r}]: {wrong}")
     return dict(budgets)
@@ -231,13 +228,13 @@ def check_task_budgets(budgets: Mapping[str, Budget], kinds_by_task: Mapping[str
     Raises:
         Misconfigured: There is no such task, or tasks reserve all slots of their kind.
     """
-    own = [name for name in budgets if name not in KINDS]
+    own = [name for name in budgets if name not in TASK_KINDS]
     for name in own:
         if name not in kinds_by_task:
-            meant = did_you_mean(name, kinds_by_task, otherwise=f"kinds are {', '.join(KINDS)}")
+            meant = did_you_mean(name, kinds_by_task, otherwise=f"kinds are {', '.join(TASK_KINDS)}")
             raise Misconfigured(f"budgets has {name!r}, which is no task of this application: {meant}")
     found = {name: kinds_by_task[name] for name in own}
-    for kind in KINDS:
+    for kind in TASK_KINDS:
         minimums = {name: budgets[name].minimum for name in own if found[name] == kind}
         if minimums and (error := find_reservation_error(kind, budgets[kind].minimum, minimums)):
             raise Misconfigured(f"budgets: {error}")

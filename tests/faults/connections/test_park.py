@@ -12,8 +12,8 @@ import redis as blocking
 import trio
 
 from celery5.broker.call import Call, Script, script_call
-from celery5.broker.connection.parked import ParkedRedis
 from celery5.broker.drivers.on_trio import TrioRedis
+from celery5.broker.drivers.parked import ParkedRedis
 from celery5.broker.endpoint import Endpoint
 from celery5.errors import BrokerReplied, BrokerUnavailable
 from tests.faults.conftest import BRISK, OpenLink

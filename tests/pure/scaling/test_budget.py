@@ -12,7 +12,6 @@ from celery5.processes.options import resolve_budgets
 from celery5.protocol.scaling.budget import (
     DEFAULT_MAXIMUM,
     GROWTH_WINDOW,
-    KINDS,
     Budget,
     BudgetState,
     ByLoad,
@@ -25,6 +24,7 @@ from celery5.protocol.scaling.budget import (
     next_budget_state,
     parse_budgets,
 )
+from celery5.protocol.task_kinds import TASK_KINDS
 
 
 def demand(queued: int, executing: int, current: int, **more: Any) -> Demand:
@@ -297,7 +297,7 @@ def test_any_text_is_either_budgets_or_refused(text: str) -> None:
         found = parse_budgets(text)
     except Misconfigured:
         return
-    assert all(kind in KINDS for kind in found)
+    assert all(kind in TASK_KINDS for kind in found)
 
 
 def test_code_overrides_the_environment_which_overrides_slots(

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from celery5 import Misconfigured
 from celery5.errors import CommandRefused
 from celery5.protocol.commands.definitions import PREFER
-from celery5.protocol.scaling.budget import KINDS
 from celery5.protocol.scaling.prioritisation import (
     MAX_WEIGHT,
     MIN_WEIGHT,
@@ -24,6 +23,7 @@ from celery5.protocol.scaling.prioritisation import (
     sort_by_weight,
 )
 from celery5.protocol.scaling.snapshot import ClusterSnapshot, ClusterWorker, TaskLoad
+from celery5.protocol.task_kinds import TASK_KINDS
 
 
 def line(
@@ -179,11 +179,11 @@ loads = st.builds(
     TaskLoad,
     queue=st.sampled_from("pqr"),
     task=st.sampled_from("abcdef"),
-    kind=st.sampled_from(KINDS),
+    kind=st.sampled_from(TASK_KINDS),
     waiting=st.integers(0, 10**9),
     mean=st.none() | st.floats(0, 1e9),
 )
-counts = st.dictionaries(st.sampled_from(KINDS), st.integers(0, 1000))
+counts = st.dictionaries(st.sampled_from(TASK_KINDS), st.integers(0, 1000))
 workers = st.builds(ClusterWorker, name=st.just("w"), max_slots=counts, executing=counts)
 situations = st.builds(
     ClusterSnapshot,

@@ -7,8 +7,8 @@ import pytest
 import redis
 import trio
 
+from celery5.broker import ambient
 from celery5.broker.colour import current_colour
-from celery5.broker.drivers import ambient
 from celery5.broker.drivers.on_asyncio import AsyncioRedis
 from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.endpoint import Endpoint

@@ -12,10 +12,10 @@ import trio
 
 from celery5.broker.call import Call
 from celery5.broker.calls import cluster
-from celery5.broker.connection.parked import ParkedRedis
 from celery5.broker.drivers.blocking import BlockingRedis
 from celery5.broker.drivers.on_asyncio import AsyncioRedis
 from celery5.broker.drivers.on_trio import TrioRedis
+from celery5.broker.drivers.parked import ParkedRedis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import EVENTS, Keys
 from celery5.errors import UnreadableReply

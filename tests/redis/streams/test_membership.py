@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from celery5 import App
 from celery5.broker.calls import streams as calls
-from celery5.broker.connection.parked import ParkedRedis
 from celery5.broker.drivers.blocking import BlockingRedis
 from celery5.broker.drivers.on_trio import TrioRedis
+from celery5.broker.drivers.parked import ParkedRedis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import StreamKeys
 from celery5.broker.servers.embedded import EmbeddedServer

@@ -29,10 +29,10 @@ async def get_driver(endpoint: Endpoint) -> AsyncDriver:
         BrokerError: On Trio: what `TrioRedis.run` raised.
     """
     if _on_trio():
-        from celery5.broker.drivers import ambient_loops
+        from celery5.broker import ambient_loops
 
         return await ambient_loops.get_trio_driver(endpoint)
-    from celery5.broker.drivers import ambient_loops
+    from celery5.broker import ambient_loops
 
     return (await ambient_loops.get_loop_connections(endpoint)).redis
 
@@ -40,10 +40,10 @@ async def get_driver(endpoint: Endpoint) -> AsyncDriver:
 async def get_result_waiter(endpoint: Endpoint) -> AsyncResultWaiter:
     """Return the waiter for documents of this loop. Raises like `get_driver`."""
     if _on_trio():
-        from celery5.broker.drivers import ambient_loops
+        from celery5.broker import ambient_loops
 
         return await ambient_loops.get_trio_result_waiter(endpoint)
-    from celery5.broker.drivers import ambient_loops
+    from celery5.broker import ambient_loops
 
     return (await ambient_loops.get_loop_connections(endpoint)).results
 
@@ -54,7 +54,7 @@ def lend_driver(endpoint: Endpoint, driver: "TrioRedis") -> Generator[None, None
 
     A worker lends its own connection to its jobs.
     """
-    from celery5.broker.drivers import ambient_loops
+    from celery5.broker import ambient_loops
 
     with ambient_loops.lend_trio_driver(endpoint, driver):
         yield
