@@ -44,9 +44,10 @@ class Script:
 
         Args:
             path: The file below `lua/`, without its suffix: `job/publish`.
-            libs: Files below `lua/lib/` whose functions the script uses. They are put in front of it.
-            on_demand: Such files too, put in place of the script's line `-- libs`: they know its variables. To make
-                functions takes time, so a script may do it only when it needs them.
+            libs: Files below `lua/lib/` whose functions the script uses. They are put in front of it, and know
+                nothing of it but what they are given.
+            on_demand: Such files too, put in place of the script's line `-- libs`. To make functions takes time, so a
+                script may do it only when it needs them.
             inner: Another script that this one calls as a function, named like its file, with other tables in place
                 of KEYS and ARGV. All libraries of both are `libs`.
         """

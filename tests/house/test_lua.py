@@ -19,7 +19,7 @@ import pytest
 from celery5.broker.call import VIRTUAL, make_virtual
 from celery5.broker.keys import VIRTUAL_TIME
 from celery5.protocol.job.states import Place
-from tests.house.lua import SCRIPTS, body, loaded_scripts
+from tests.house.lua import SCRIPTS, body, loaded_scripts, strip_comments
 from tests.house.sources import HERE, files, name, tree
 
 CALLS = [path for path in files("celery5/broker") if " = Script.load(" in path.read_text()]
@@ -285,3 +285,41 @@ def test_no_caught_error_hides_that_redis_refuses_to_write() -> None:
         if command not in READS
     }
     assert found == SWALLOWED.keys()
+
+
+LIBRARIES = files("celery5/broker/lua/lib", suffix=".lua")
+OF_LUA = (
+    "and break do else elseif end false for function if in local nil not or repeat return then true until while "
+    "cjson cmsgpack error ipairs math next pairs pcall redis select string table tonumber tostring type unpack"
+)
+SET_IN_FRONT = {"virtual_clock": {"virtual_time"}}
+"""What `make_virtual` writes in front of a library."""
+
+
+def strip_strings(text: str) -> str:
+    """Return Lua source without its comments and what is in its strings."""
+    return re.sub(r"'(?:[^'\\\n]|\\.)*'", "''", strip_comments(re.sub(r"'--'", "''", text)))
+
+
+def declared(code: str) -> set[str]:
+    """Return all names that Lua source declares anywhere: variables, functions and their parameters, loops."""
+    lists = (r"\blocal ([\w, ]+)", r"\bfor ([\w, ]+) in\b", r"\bfor (\w+) =", r"\bfunction[ \w.]*\(([^)]*)\)")
+    found = [names for pattern in (*lists, r"\blocal function (\w+)") for names in re.findall(pattern, code)]
+    return {name for names in found for name in re.findall(r"\w+", names)}
+
+
+def used(code: str) -> set[str]:
+    """Return the names that Lua source uses: no fields, no keys of tables."""
+    without_keys = re.sub(r"([{,]\s*)\w+ = ", r"\1", code)
+    return set(re.findall(r"(?<![\w.:])[A-Za-z_]\w*", without_keys)) - set(OF_LUA.split())
+
+
+@pytest.mark.parametrize("path", LIBRARIES, ids=name)
+def test_a_library_uses_no_variable_of_a_script(path: Path) -> None:
+    functions = {
+        found
+        for other in LIBRARIES
+        for found in re.findall(r"(?m)^local (?:function )?(\w+)", other.read_text())
+    }
+    code = strip_strings(path.read_text())
+    assert used(code) - declared(code) - functions - SET_IN_FRONT.get(path.stem, set()) == set()

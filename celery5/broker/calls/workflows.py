@@ -15,18 +15,16 @@ ADVANCE = Script.load(
     "workflows/advance",
     "clock",
     "idle_runs",
-    on_demand=(
-        "runs",
-        "run_messages",
-        "run_undo",
-        "run_failures",
-        "run_ends",
-        "run_nodes",
-        "run_maps",
-        "run_children",
-        "run_steps",
-        "run_outcomes",
-    ),
+    "runs",
+    "run_messages",
+    "run_undo",
+    "run_failures",
+    "run_ends",
+    "run_nodes",
+    "run_maps",
+    "run_children",
+    "run_steps",
+    "run_outcomes",
 )
 CLAIM_HOME = Script.load("workflows/claim_home")
 STAGE = Script.load("workflows/stage", "idle_runs")

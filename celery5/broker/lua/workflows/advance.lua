@@ -22,20 +22,36 @@
 -- record that could not be applied ('' for none), and the runs that have failed or expired: id, workflow, state, and what failed first.
 -- A run lives in the slot of one queue, its home, and only this script changes it. States: protocol/workflows/status.py.
 -- A record may come twice: a node ends once, by its state; a member of a map once, by its bit.
-local ended, prefix, definitions, outbox, due, past = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local jobs, result_prefix, idle, undoing = KEYS[7], KEYS[8], KEYS[12], KEYS[13]
-local streams = {[''] = KEYS[9], h = KEYS[10], l = KEYS[11]}
-local budget, wake, home, ttl = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4]
-local WINDOW = 8192 -- jobs of one map on the stream
-local BUCKET = 128 -- results in one hash
-local KEPT = 1000 -- runs that have ended lately
-local LIVE, SUCCESS, FAILED, CANCELLED, EXPIRED, UNDOING = 'live', 'success', 'failed', 'cancelled', 'expired', 'undoing'
-local STATES = {[SUCCESS] = 'SUCCESS', [FAILED] = 'DEAD', [CANCELLED] = 'REVOKED', [EXPIRED] = 'EXPIRED'}
-local now = now_ms()
-local runs, order, nodes, places, failed_runs, earliest = {}, {}, {}, {}, {}, nil
+-- What this call is about: its keys, its words, what it has read and what it has still to write. The libraries take it, and add their
+-- functions to it.
+local call = {ended = KEYS[1], prefix = KEYS[2], definitions = KEYS[3], outbox = KEYS[4], due = KEYS[5], past = KEYS[6], jobs = KEYS[7],
+  result_prefix = KEYS[8], idle = KEYS[12], undoing = KEYS[13], streams = {[''] = KEYS[9], h = KEYS[10], l = KEYS[11]},
+  budget = tonumber(ARGV[1]), wake = ARGV[2], home = ARGV[3], ttl = ARGV[4], now = now_ms(),
+  runs = {}, order = {}, nodes = {}, places = {}, failed_runs = {}, earliest = nil}
 local PAGE = 200 -- keys or nodes that one step looks at, where they are many
-local HEADER = {'def', 'state', 'active', 'tail', 'until', 'parent', 'done', 'bad', 'skipped', 'error', 'work', 'wakes', 'created', 'held', 'root'}
--- libs
+add_runs(call)
+add_run_messages(call)
+add_run_undo(call)
+add_run_failures(call)
+add_run_ends(call)
+add_run_nodes(call)
+add_run_maps(call)
+add_run_children(call)
+add_run_steps(call)
+add_run_outcomes(call)
+local run_of, get, definitions, prefix, add_run, put = call.run_of, call.get, call.definitions, call.prefix, call.add_run, call.put
+local LIVE, now, keep_definition, add, head_of, watch = call.LIVE, call.now, call.keep_definition, call.add, call.head_of, call.watch
+local look_at, later, work_on, parse, end_single = call.look_at, call.later, call.work_on, call.parse, call.end_single
+local fail_member, end_members, go_on_failing, record_later = call.fail_member, call.end_members, call.go_on_failing, call.record_later
+local state_of, refill, node_of, is_undoing, SUCCESS = call.state_of, call.refill, call.node_of, call.is_undoing, call.SUCCESS
+local send_undo, due, failures, to_outbox, number = call.send_undo, call.due, call.failures, call.to_outbox, call.number
+local fail_run, EXPIRED, wake_no_more, succeed, fail_node = call.fail_run, call.EXPIRED, call.wake_no_more, call.succeed, call.fail_node
+local member_id, CANCELLED, is_counted, begin_map = call.member_id, call.CANCELLED, call.is_counted, call.begin_map
+local may_begin, set_state, begin_child, ttl, has_ended = call.may_begin, call.set_state, call.begin_child, call.ttl, call.has_ended
+local BUCKET, is_on_failure, feed_all, child_to_retry = call.BUCKET, call.is_on_failure, call.feed_all, call.child_to_retry
+local root_of, life_of, result_prefix, past, end_run = call.root_of, call.life_of, call.result_prefix, call.past, call.end_run
+local FAILED, ended, write_runs, wake, outbox = call.FAILED, call.ended, call.write_runs, call.wake, call.outbox
+local failed_runs = call.failed_runs
 local handlers = {}
 -- Start a run that has `life` ms, of a plan of `size` nodes, unless there is one of its id. `totals` has each map, and how many items of
 -- it were published. Returns 1 when it is new, also when the call comes again; -1 when something of it is not there any more.
@@ -110,7 +126,7 @@ end
 function handlers.stop(id, from)
   local children = redis.call('LRANGE', prefix .. id .. ':children', from, from + PAGE - 1)
   for _, child in ipairs(children) do handlers.cancel(child) end -- bound: PAGE
-  budget = budget - #children / 4
+  call.budget = call.budget - #children / 4
   if #children == PAGE then record_later('stop', id, from + PAGE) end
 end
 -- Go on sending members of a map.
@@ -286,7 +302,7 @@ function handlers.keep(id, stays, from)
     record_later('keep', child, stays, 0)
   end
   position = position + redis.call('LLEN', key .. ':children')
-  budget = budget - PAGE / 8
+  call.budget = call.budget - PAGE / 8
   if position >= last then record_later('keep', id, stays, last) end
 end
 -- Reset a node for a retry: what failed, was skipped or waited begins again. What succeeded too late is counted now.
@@ -411,15 +427,15 @@ for n = 6, #ARGV do -- bound: the records of this call, 100 at most
   local record = cmsgpack.unpack(ARGV[n])
   replies[n - 5] = apply(record)
 end
-while budget > 0 do -- bound: ARGV 1
+while call.budget > 0 do -- bound: ARGV 1
   local record = redis.call('LPOP', ended)
   if not record then break end
-  budget = budget - 0.5
+  call.budget = call.budget - 0.5
   apply(cmsgpack.unpack(record))
 end
 write_runs()
-if earliest and tonumber(redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')[2]) == earliest then
-  redis.call('PUBLISH', wake, string.format('%.0f', earliest))
+if call.earliest and tonumber(redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')[2]) == call.earliest then
+  redis.call('PUBLISH', wake, string.format('%.0f', call.earliest))
 end
 local left, to_send = redis.call('LLEN', ended), redis.call('XLEN', outbox)
 if ARGV[5] == '' and (left > 0 or to_send > 0) then redis.call('PUBLISH', wake, 'runs') end
