@@ -120,7 +120,7 @@ def check_step(step: BootStep, offered: Mapping[str, Any], names: set[str]) -> N
     available = {
         *filter(str.isidentifier, offered),
         "logger",
-        *(_get_parameter_name(each) for each in step.requires if each in names),
+        *(_get_parameter_name(require) for require in step.requires if require in names),
     }
     body = getattr(target, "run", None) if inspect.isclass(target) or hasattr(target, "run") else target
     if not callable(body):

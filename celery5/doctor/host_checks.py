@@ -198,7 +198,7 @@ class HostChecks:
                 group=group.group,
                 lag=group.lag,
                 is_live=bool(group.members),
-                quarantined=[one.partition for one in group.partitions if one.condition],
+                quarantined=[partition.partition for partition in group.partitions if partition.condition],
                 lost=sum(one.lost for one in group.partitions),
                 full=_find_full(app.streams, group, state.waiting_for_archive),
                 archived=sum(one.archived for one in group.partitions),
@@ -283,10 +283,10 @@ def _find_full(streams: "Streams", group: "GroupLag", waiting: Mapping[int, int]
     if keep is None or keep.full == "drop":
         return []
     return [
-        one.partition
-        for one in group.partitions
-        if one.lag - one.archived - one.lost >= keep.records
-        and (keep.full == "refuse" or waiting.get(one.partition, 0) >= keep.records)
+        partition.partition
+        for partition in group.partitions
+        if partition.lag - partition.archived - partition.lost >= keep.records
+        and (keep.full == "refuse" or waiting.get(partition.partition, 0) >= keep.records)
     ]
 
 

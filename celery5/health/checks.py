@@ -491,7 +491,7 @@ def _parse_networks(
     if isinstance(addresses, str):
         addresses = (addresses,)
     try:
-        return [ipaddress.ip_network(each) for each in addresses]
+        return [ipaddress.ip_network(address) for address in addresses]
     except ValueError as error:
         raise Misconfigured(
             f"health check {name}: addresses: {error}; give IP addresses or networks, as 10.0.0.0/8"

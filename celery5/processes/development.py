@@ -170,8 +170,8 @@ async def run_in_background(app: App, options: ServeOptions) -> AsyncGenerator[t
     log = Log(worker=worker_options.incarnation, app=app.name)
     done = trio.Event()
     async with trio.open_nursery() as nursery:
-        for each in find_companions(app):
-            await nursery.start(partial(run_companion, each, app, None, lambda: None))
+        for companion in find_companions(app):
+            await nursery.start(partial(run_companion, companion, app, None, lambda: None))
         await nursery.start(partial(worker.run, app, worker_options, log=log, done=done))
         try:
             yield done

@@ -218,7 +218,7 @@ async def _story_of(
         else []
     )
     stories = [_story(app, job_id, name, each) for name, each in zip(names, inspections, strict=True)]
-    found_stories = [each for each in stories if each.state is not JobState.UNKNOWN]
+    found_stories = [story for story in stories if story.state is not JobState.UNKNOWN]
     return min(
         found_stories, key=lambda each: each.has_ended, default=None
     )  # of several, one that has not ended

@@ -70,7 +70,7 @@ class PublishPlanner:
             self._announced.add(jobs[0].queue)
         else:
             self._announced.update({job.queue for job in jobs})
-        replies_with_holders = [cast("dict[str, str]", each) for each in replies if isinstance(each, dict)]
+        replies_with_holders = [cast("dict[str, str]", reply) for reply in replies if isinstance(reply, dict)]
         return {job_id: holder for each in replies_with_holders for job_id, holder in each.items()}
 
 

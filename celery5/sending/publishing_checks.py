@@ -59,10 +59,10 @@ class PublishingChecks:
         self._context = CheckContext(keys, redis)
         self._log = log
         self._circuits = {
-            each.name: _CheckCircuit(
-                each, log, min(MAX_BREAKER_RESET, each.period) if reset is None else reset
+            check.name: _CheckCircuit(
+                check, log, min(MAX_BREAKER_RESET, check.period) if reset is None else reset
             )
-            for each in checks
+            for check in checks
         }
         self._all_closed = trio.Event()
         self._check_requested = {name: trio.Event() for name in self._circuits}
@@ -72,8 +72,8 @@ class PublishingChecks:
         """Run each check at its period until cancelled."""
         task_status.started()
         async with trio.open_nursery() as nursery:
-            for each in self._circuits.values():
-                nursery.start_soon(self._keep_checking, each)
+            for circuit in self._circuits.values():
+                nursery.start_soon(self._keep_checking, circuit)
             await trio.sleep_forever()
 
     @property
@@ -150,7 +150,7 @@ class PublishingChecks:
         self._update_closed()
 
     def _update_closed(self) -> None:
-        if all(each.circuit.is_closed for each in self._circuits.values()):
+        if all(circuit.circuit.is_closed for circuit in self._circuits.values()):
             self._all_closed.set()
         elif self._all_closed.is_set():
             self._all_closed = trio.Event()

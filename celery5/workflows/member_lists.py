@@ -76,10 +76,10 @@ async def find_missing_jobs(
     and one that has ends of jobs to tell.
     """
     keys, found, runs = app.queue(home), dict[str, list[str]](), [run_id]
-    for one in runs:  # those inside are added on the way
-        found[one] = await _find_missing_of_run(app, redis, keys, one)
+    for run in runs:  # those inside are added on the way
+        found[run] = await _find_missing_of_run(app, redis, keys, run)
         if len(runs) < LOOKED_FOR:
-            runs += await redis.perform(calls.list_children(keys, one, count=LOOKED_FOR - len(runs)))
+            runs += await redis.perform(calls.list_children(keys, run, count=LOOKED_FOR - len(runs)))
     return found
 
 

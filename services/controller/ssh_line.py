@@ -169,7 +169,7 @@ class SSHConnection:
         if code == _TIMED_OUT:
             return PlatformError(f"host {self._name} has not finished within {CALL_LIMIT:g} seconds")
         last = next(
-            (each.strip() for each in reversed(output.splitlines()) if each.strip()), f"exit code {code}"
+            (line.strip() for line in reversed(output.splitlines()) if line.strip()), f"exit code {code}"
         )
         if code == _SSH_FAILED:
             return HostUnreachable(f"host {self._name} ({self._destination}) is unreachable: {last[:200]}")

@@ -238,7 +238,7 @@ def parse_error(message: bytes) -> str:
     """Return the error with which the sender of a datagram ends; '' for none."""
     lines = message.decode(errors="replace").splitlines()
     return next(
-        (parse_failure_reason(each.removeprefix("STATUS=")) for each in lines if each.startswith("STATUS=")),
+        (parse_failure_reason(line.removeprefix("STATUS=")) for line in lines if line.startswith("STATUS=")),
         "",
     )
 

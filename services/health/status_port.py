@@ -234,7 +234,7 @@ class StatusPort:
                 for number in [fd for fd, one in open_requests.items() if now >= one.deadline]:
                     poll.unregister(number)
                     self._answer_blocked(open_requests.pop(number))
-                times = [one.deadline for one in open_requests.values()] + ([end] if accepts else [])
+                times = [request.deadline for request in open_requests.values()] + ([end] if accepts else [])
                 due = min(times) if times else now
                 for number, _ in poll.poll(max(0.0, due - now) * 1000):
                     if number == listener.fileno():

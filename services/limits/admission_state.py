@@ -369,7 +369,7 @@ class AdmissionState:
     def _apply_rule_changes(self, tasks: set[str]) -> None:
         """Apply changed rules of tasks: jobs that wait for an executor await admission, running ones take a slot."""
         for queue in self._queues.values():
-            for delivery in [each for each in queue.items if _task_of(each) in tasks]:
+            for delivery in [item for item in queue.items if _task_of(item) in tasks]:
                 rule = self.rules.get(_task_of(delivery))
                 if rule is None or (delivery.rule is not None and not rule.suspended):
                     continue

@@ -211,7 +211,7 @@ class AlertEvaluator:
         self, redis: AsyncDriver, names: Sequence[str], paused: Collection[str]
     ) -> dict[str, MeasuredQueue]:
         keys = [self._keys.for_queue(name) for name in names]
-        depth_calls: list[Call[QueueDepth]] = [queue_calls.get_queue_depth(one) for one in keys]
+        depth_calls: list[Call[QueueDepth]] = [queue_calls.get_queue_depth(key) for key in keys]
         depths = await redis.perform_all(depth_calls)
         held = {name: depth.held_tasks for name, depth in zip(names, depths, strict=True)}
         held_by = await self._limit_holds.describe(redis, held)
@@ -243,7 +243,7 @@ class AlertEvaluator:
     ) -> dict[str, tuple[StoppingRun, ...]]:
         """Return the runs of each queue that are not completely undone, as far as they are still known."""
         listed: list[Call[Any]] = [
-            workflow_calls.list_undoing_runs(one, count=STOPPING_RUNS) for one in queues
+            workflow_calls.list_undoing_runs(queue, count=STOPPING_RUNS) for queue in queues
         ]
         replies = await redis.perform_all(listed)
         found: dict[str, tuple[StoppingRun, ...]] = {}
@@ -257,12 +257,12 @@ class AlertEvaluator:
             ]
             found[keys.queue] = tuple(
                 StoppingRun(
-                    id=one.id,
-                    since=since[one.id],
-                    failed=one.undo_failed,
-                    description=f"run {one.id} ({one.name}) is {one.state.value}, {one.undo or 'its jobs stop'}",
+                    id=status.id,
+                    since=since[status.id],
+                    failed=status.undo_failed,
+                    description=f"run {status.id} ({status.name}) is {status.state.value}, {status.undo or 'its jobs stop'}",
                 )
-                for one in statuses
+                for status in statuses
             )
         return found
 

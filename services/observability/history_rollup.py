@@ -288,7 +288,9 @@ class HistoryRollup:
             return
         self._measured_at = minute
         self._look_due = trio.current_time() + self._look_interval
-        measured = await run_all_async([partial(self._measure_broker, one) for one in self._brokers.values()])
+        measured = await run_all_async(
+            [partial(self._measure_broker, broker) for broker in self._brokers.values()]
+        )
         for found in () if is_entered else measured:
             if not isinstance(found, dict):
                 continue  # a broker that is unreachable has no depths
@@ -302,7 +304,7 @@ class HistoryRollup:
         for start in range(0, len(queues), QUEUES_AT_ONCE):
             part = queues[start : start + QUEUES_AT_ONCE]
             keys = [self._keys.for_queue(queue) for queue in part]
-            found = await redis.perform_all([queue_calls.measure_depth_and_flow(one) for one in keys])
+            found = await redis.perform_all([queue_calls.measure_depth_and_flow(key) for key in keys])
             await self._keep_looks(redis, keys, [flow for _, flow in found])
             for queue, (depth, _) in zip(part, found, strict=True):
                 measured[queue] = {

@@ -384,7 +384,9 @@ class Listener:
 
     def _format_outages(self) -> str:
         """Return why nothing is published to a broker now; '' when all brokers accept messages."""
-        problems = [why for one in self._publishers.values() for why in one.conditions().values() if why]
+        problems = [
+            why for publisher in self._publishers.values() for why in publisher.conditions().values() if why
+        ]
         return "; ".join(dict.fromkeys(problems))
 
     # ---- health and metrics

@@ -155,7 +155,7 @@ class ClusterObserver:
                 for name in self._select_queues(broker, names)
             ]
         )
-        workers = sorted({name for each in censuses for name in each.workers})
+        workers = sorted({name for census in censuses for name in census.workers})
         reports = await redis.perform(scaling_calls.get_reports(keys, workers)) if workers else {}
         overrides: StoredOverrides = imposed
         terms = make_task_constraints(

@@ -70,12 +70,12 @@ class Preferences:
             (each.start_order for each in queue.items if each.start_order),
             default=max(turns.values(), default=1.0),
         )
-        for each in queue.items:
-            if not each.start_order:
-                task = _task_of(each)
+        for item in queue.items:
+            if not item.start_order:
+                task = _task_of(item)
                 pause = MAX_WEIGHT / weights.get(task, MAX_WEIGHT)
                 turns[task] = max(now, turns.get(task, 0.0)) + pause
-                each.set_start_order(turns[task])
+                item.set_start_order(turns[task])
         ordered = sorted(queue.items, key=_turn_of)
         queue.items.clear()
         queue.items.extend(ordered)

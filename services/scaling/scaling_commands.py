@@ -142,7 +142,7 @@ class ScalingCommands:
         controllers: Sequence[str],
     ) -> None:
         """Send each recipient what it does not know yet."""
-        targets = [target for each in snapshot.workers for target in each.command_targets]
+        targets = [target for worker in snapshot.workers for target in worker.command_targets]
         names = {each.name for each in targets}
         for gone in self._sent_preferences.keys() - names:
             del self._sent_preferences[gone]

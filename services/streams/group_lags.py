@@ -122,7 +122,7 @@ def _count_records(groups: Sequence[tuple[dict[str, str], GroupLag]]) -> list[Me
         make_gauge(
             "celery5_stream_lost_records",
             "Records that were dropped before the group has read them, and that it has not come to yet.",
-            *[(sum(one.lost for one in lag.partitions), labels) for labels, lag in groups],
+            *[(sum(partition.lost for partition in lag.partitions), labels) for labels, lag in groups],
             merge="max",
         ),
         make_gauge(

@@ -123,14 +123,14 @@ class JobMiddleware:
         """Surround one settlement."""
         LOG_EVENT.set(self._log.event)
         return self._stack.settling(
-            SettlingBatch(queue, [IncomingJob(each, self._worker) for each in deliveries])
+            SettlingBatch(queue, [IncomingJob(delivery, self._worker) for delivery in deliveries])
         )
 
     def note_received(self, deliveries: Sequence[Delivery]) -> None:
         """Tell middleware of jobs that were read."""
         if deliveries:
             LOG_EVENT.set(self._log.event)
-            self._stack.notify("received", [IncomingJob(each, self._worker) for each in deliveries])
+            self._stack.notify("received", [IncomingJob(delivery, self._worker) for delivery in deliveries])
 
     def note_unstarted(self, delivery: Delivery, verdict: Verdict) -> None:
         """Tell middleware of a job that ends here without being run."""

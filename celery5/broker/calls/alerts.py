@@ -81,8 +81,8 @@ def save_alerts(
     """
     named = (keys.metrics_turn, keys.alerts, keys.alert_outbox, keys.alert_history)
     flat: list[Word] = []
-    for one in transitions:
-        flat += [0 if one.silenced else 1, msgspec.json.encode(one)]
+    for transition in transitions:
+        flat += [0 if transition.silenced else 1, msgspec.json.encode(transition)]
     words = (
         process,
         revision,

@@ -458,7 +458,7 @@ def make_rows(states: "list[StreamState]") -> list[dict[str, object]]:
                 "members": len(group.members),
                 "lag": group.lag,
                 "behind": format_duration(group.age) if group.lag else "",
-                "without owner": sum(not one.owner for one in group.partitions),
+                "without owner": sum(not partition.owner for partition in group.partitions),
                 "quarantined": sum(bool(one.condition) for one in group.partitions),
                 "parked": group.parked_keys,
                 "dead": group.dead,
@@ -503,7 +503,7 @@ def _groups(state: "StreamState") -> list[dict[str, object]]:
             "lag": group.lag,
             "age": group.age,
             "owned": sum(bool(one.owner) for one in group.partitions),
-            "quarantined": [one.partition for one in group.partitions if one.condition],
+            "quarantined": [partition.partition for partition in group.partitions if partition.condition],
             "lost": sum(one.lost for one in group.partitions),
             "archived": sum(one.archived for one in group.partitions),
             "dead": group.dead,
@@ -530,17 +530,17 @@ def _format_stream(state: "StreamState") -> Iterator[str]:
         }
         rows: list[dict[str, object]] = [
             {
-                "partition": one.partition,
-                "owner": one.owner or "none",
-                "cursor": one.cursor,
-                "lag": one.lag,
-                "behind": format_duration(one.age) if one.lag else "",
-                "lost": one.lost,
-                "archived": one.archived,
-                "deaths": one.deaths,
-                "condition": one.condition,
-                "why": one.why,
+                "partition": partition.partition,
+                "owner": partition.owner or "none",
+                "cursor": partition.cursor,
+                "lag": partition.lag,
+                "behind": format_duration(partition.age) if partition.lag else "",
+                "lost": partition.lost,
+                "archived": partition.archived,
+                "deaths": partition.deaths,
+                "condition": partition.condition,
+                "why": partition.why,
             }
-            for one in group.partitions
+            for partition in group.partitions
         ]
         yield f"{format_fields(fields)}\n{format_table(rows, empty='no partitions')}"

@@ -183,7 +183,9 @@ def _make_operation(definition: CommandDefinition[Any], noun: ProcessNoun) -> Op
 
 
 def _make_operations() -> list[Operation]:
-    definitions = [one for one in COMMAND_DEFINITIONS.values() if one.permission != "internal"]
+    definitions = [
+        definition for definition in COMMAND_DEFINITIONS.values() if definition.permission != "internal"
+    ]
     for_workers = [
         _make_operation(one, "worker")
         for one in definitions

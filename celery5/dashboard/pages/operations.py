@@ -11,7 +11,7 @@ async def load_limits(request: PageRequest) -> Mapping[str, Any]:
     state = await request.read("info:show")
     return {
         "limits": await request.read("task:limits"),
-        "queues": [one for one in state.queues.values() if one.held],
+        "queues": [queue for queue in state.queues.values() if queue.held],
     }
 
 

@@ -356,8 +356,10 @@ _LOST_BROKER = (BrokerUnavailable, BrokerReplied, BootFailed, LeaseLost)
 def _format_errors(errors: BaseExceptionGroup[Exception]) -> str:
     """Return the errors in a group of groups as text."""
     found: list[str] = []
-    for each in errors.exceptions:
-        found += [_format_errors(each)] if isinstance(each, BaseExceptionGroup) else [str(each)]
+    for exception in errors.exceptions:
+        found += (
+            [_format_errors(exception)] if isinstance(exception, BaseExceptionGroup) else [str(exception)]
+        )
     return "; ".join(dict.fromkeys(found))[:1000]
 
 

@@ -331,11 +331,11 @@ def _ignore(_error: Exception) -> None:
 
 def _leaves(group: Any) -> Iterator[Exception]:
     """Yield the errors in a group of groups."""
-    for each in group.exceptions:
-        if isinstance(each, BaseExceptionGroup):
-            yield from _leaves(each)
+    for exception in group.exceptions:
+        if isinstance(exception, BaseExceptionGroup):
+            yield from _leaves(exception)
         else:
-            yield each
+            yield exception
 
 
 _OTHERS_SERVED = "the others are served meanwhile"

@@ -183,10 +183,10 @@ class FreezeWatch:
         """Return the earliest end of a hard limit among the jobs that may hold the lock; of all if that is unknown."""
         return min(
             (
-                one.deadline
+                slot.deadline
                 for memory in self._memories
-                for one in memory.read_slots()
-                if one.deadline and (not cause.slots or one.slot in cause.slots)
+                for slot in memory.read_slots()
+                if slot.deadline and (not cause.slots or slot.slot in cause.slots)
             ),
             default=math.inf,
         )

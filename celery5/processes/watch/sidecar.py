@@ -497,28 +497,28 @@ class _Watch:
         """Return the calls that renew the memberships in groups of streams. One that is lost stays so."""
         return [
             stream_calls.renew_member(
-                self._app.keys.for_stream(one.stream),
-                one.group,
+                self._app.keys.for_stream(membership.stream),
+                membership.group,
                 member=name,
                 incarnation=self._report.worker,
                 lease=self._app.settings.lease,
             )
-            for one in self._report.memberships
-            for name in one.names
+            for membership in self._report.memberships
+            for name in membership.names
         ]
 
     def _leave_groups(self) -> None:
         """Give back the partitions of streams that the worker owned: others continue them at once."""
         leaves = [
             stream_calls.leave_group(
-                self._app.keys.for_stream(one.stream),
-                one.group,
+                self._app.keys.for_stream(membership.stream),
+                membership.group,
                 member=name,
                 incarnation=self._report.worker,
                 has_died=not self._report.left,
             )
-            for one in self._report.memberships
-            for name in one.names
+            for membership in self._report.memberships
+            for name in membership.names
         ]
         if leaves:
             with suppress(CeleryError):  # else its lease ends

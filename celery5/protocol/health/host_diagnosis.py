@@ -121,7 +121,7 @@ def _find_new_key(
     """Return how a new key is made: by the authority in the folder, unless that has ended, or by the user's own."""
     if not own_authorities:
         return f"have your authority sign a new key, and put both into {shlex.quote(f'{folder}/mine.pem')}"
-    are_valid = all(each in ends and ends[each] >= today for each in own_authorities)
+    are_valid = all(authority in ends and ends[authority] >= today for authority in own_authorities)
     return "celery5 keys new" if are_valid else "celery5 keys new --authority"
 
 
@@ -167,7 +167,7 @@ def _find_not_started(found: Sequence[SystemdUnit]) -> Sequence[SystemdUnit]:
 
 def _enable(units: Sequence[SystemdUnit]) -> str:
     """Return how units are enabled: the Controller alone if it is there, since it starts all others."""
-    controllers = [each for each in units if each.name == "celery5-controller.service"]
+    controllers = [unit for unit in units if unit.name == "celery5-controller.service"]
     chosen = controllers or [each for each in units if not each.name.endswith(".target")] or units
     has_instances = any("@." in each.name for each in chosen)
     explained = ", each NAME that of an environment file" if has_instances else ""
@@ -180,7 +180,7 @@ def _format_systemctl(verb: str, units: Sequence[SystemdUnit]) -> str:
     A drop-in of a template is for all of its instances.
     """
     flag = " --user" if units[0].is_user_unit else ""
-    names = [each.name.replace("@.", "@NAME.") if verb == "enable" else each.name for each in units]
+    names = [unit.name.replace("@.", "@NAME.") if verb == "enable" else unit.name for unit in units]
     return f"systemctl{flag} {verb} {shlex.join(names)}"
 
 

@@ -94,7 +94,8 @@ class JobQuery(msgspec.Struct, frozen=True, kw_only=True):
             and (not self.error or self._has_error(record))
             and self.since <= record.at <= self.until
             and all(
-                one.matches(record.arguments if arguments is None else arguments) for one in self.arguments
+                argument.matches(record.arguments if arguments is None else arguments)
+                for argument in self.arguments
             )
         )
 

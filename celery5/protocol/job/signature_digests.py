@@ -64,7 +64,10 @@ def _describe_class(kind: type[Any], visited: set[type[Any]]) -> Iterator[str]:
         yield from (f"{member.name}={_show(member.value)}" for member in kind)
     try:
         parameters = inspect.signature(kind).parameters.values()
-        yield from (f"{each.name} {each.kind} {each.default is each.empty}" for each in parameters)
+        yield from (
+            f"{parameter.name} {parameter.kind} {parameter.default is parameter.empty}"
+            for parameter in parameters
+        )
     except (TypeError, ValueError):  # it has none that can be told
         pass
     for name, annotation in sorted(_read_hints(kind).items()):

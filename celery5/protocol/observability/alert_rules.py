@@ -434,11 +434,11 @@ def add_sample(
     samples: Sequence[CounterSample], measured: MeasuredCluster, rules: Sequence[AlertRule]
 ) -> tuple[CounterSample, ...]:
     """Return the samples that are needed from now on: with a new one when it is time for that."""
-    times = [one.condition.within for one in rules if one.condition.measure in COUNTED]
+    times = [rule.condition.within for rule in rules if rule.condition.measure in COUNTED]
     if not times:
         return ()
     step = max(min(times) / SAMPLES_WITHIN, max(times) / (MAX_SAMPLES - SAMPLES_WITHIN))
-    past = [one for one in samples if one.at <= measured.at]
+    past = [sample for sample in samples if sample.at <= measured.at]
     if not past or measured.at - past[-1].at >= step:
         dead = {name: queue.dead for name, queue in measured.queues.items()}
         deaths = {task: one.workers for task, one in measured.deaths.items()}
@@ -559,7 +559,7 @@ def _read_failures(
 
 
 def _read_stopping(condition: AlertCondition, name: str, queue: MeasuredQueue, at: float) -> AlertReading:
-    late = [one for one in queue.stopping_runs if one.failed or at - one.since > condition.within]
+    late = [run for run in queue.stopping_runs if run.failed or at - run.since > condition.within]
     if not late:
         return AlertReading(0, f"no run of queue {name} waits to be undone")
     first = max(late, key=lambda one: one.failed)
@@ -627,5 +627,5 @@ def _count_unnamed_lost(condition: AlertCondition, measured: MeasuredCluster) ->
 
 def _find_base(samples: Sequence[CounterSample], at: float) -> CounterSample | None:
     """Return the last sample that is as old as `at`; the oldest one when none is; None for no samples."""
-    old = [one for one in samples if one.at <= at]
+    old = [sample for sample in samples if sample.at <= at]
     return old[-1] if old else (samples[0] if samples else None)

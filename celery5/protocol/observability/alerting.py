@@ -162,7 +162,7 @@ class AlertDecision(msgspec.Struct, frozen=True):
     @property
     def notifications(self) -> tuple[AlertTransition, ...]:
         """The transitions that somebody is notified of."""
-        return tuple(one for one in self.transitions if not one.silenced)
+        return tuple(transition for transition in self.transitions if not transition.silenced)
 
 
 def decide_alerts(

@@ -58,8 +58,8 @@ def _make_lines(family: MetricFamily, *, openmetrics: bool) -> Iterator[str]:
     yield f"# TYPE {name} {family.kind}\n"
     for sample in family.samples:
         yield f"{family.name}{_in_braces(sample.labels)} {_number(sample.value)}\n"
-    for one in family.sketches:
-        yield from _make_bucket_lines(family.name, one, openmetrics=openmetrics)
+    for sketch in family.sketches:
+        yield from _make_bucket_lines(family.name, sketch, openmetrics=openmetrics)
 
 
 def _make_bucket_lines(name: str, one: SketchSample, *, openmetrics: bool) -> Iterator[str]:

@@ -69,8 +69,8 @@ def make_counter(name: str, help: str, *samples: tuple[float, Labels] | float) -
 
 def make_histogram(name: str, help: str, *sketches: tuple[Sketch, Labels, Exemplar | None]) -> MetricFamily:  # noqa: A002  the format's word
     """Return a histogram: how durations are distributed."""
-    return MetricFamily(name, "histogram", help, sketches=[SketchSample(*one) for one in sketches])
+    return MetricFamily(name, "histogram", help, sketches=[SketchSample(*sketch) for sketch in sketches])
 
 
 def _samples(samples: Iterable[tuple[float, Labels] | float]) -> list[Sample]:
-    return [Sample(*one) if isinstance(one, tuple) else Sample(one) for one in samples]
+    return [Sample(*sample) if isinstance(sample, tuple) else Sample(sample) for sample in samples]

@@ -114,7 +114,7 @@ def add_look(reading: FlowReading, interval: float) -> tuple[QueueLook, ...] | N
     last = max(reading.looks, key=_AT, default=None)
     if last is not None and 0 <= reading.look.at - last.at < interval:
         return None
-    past = [one for one in sorted(reading.looks, key=_AT) if one.at < reading.look.at]
+    past = [look for look in sorted(reading.looks, key=_AT) if look.at < reading.look.at]
     return (*past, reading.look)[-MAX_LOOKS:]
 
 

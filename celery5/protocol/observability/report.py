@@ -256,13 +256,13 @@ class ReportMaker:
                 if added := value - before if value >= before else value:
                     measurements.counters[series] = measurements.counters.get(series, 0.0) + added
                 self._counters[series] = value
-        for one in family.sketches:
-            series = make_series(family.name, one.labels)
+        for sketch in family.sketches:
+            series = make_series(family.name, sketch.labels)
             if self._is_room_for(series, self._sketches):
-                new = one.sketch.since(self._sketches.get(series))
+                new = sketch.sketch.since(self._sketches.get(series))
                 if new.counts:
                     measurements.sketches[series] = new
-                    self._sketches[series] = one.sketch.copy()
+                    self._sketches[series] = sketch.sketch.copy()
 
     @staticmethod
     def _is_room_for(series: Series, seen: dict[Series, Any]) -> bool:

@@ -27,7 +27,7 @@ def jitter_limits(limits: RecyclingLimits, random: Callable[[], float]) -> Recyc
 
     `random` returns numbers from 0 to 1.
     """
-    return RecyclingLimits(*(each - int(each * LIMIT_JITTER * random()) for each in limits))
+    return RecyclingLimits(*(limit - int(limit * LIMIT_JITTER * random()) for limit in limits))
 
 
 def get_recycle_reason(limits: RecyclingLimits, *, jobs: int, memory: int) -> str:
