@@ -58,7 +58,7 @@ class Queue:
         found += [self._locked(lock, job) for lock, job in self.unique.items()]
         found += [self._leased(worker, end, now) for worker, end in self.leases.items()]
         orphans = self.schedule_times - self.schedules
-        found += [f"schedule {each!r} has a time and is not there" for each in orphans]
+        found += [f"schedule {orphan!r} has a time and is not there" for orphan in orphans]
         found += [f"consumer {name!r} has no lease and no job" for name in self.idlers()]
         found += self._undelivered()
         return [f"{self.name}: {fault}" for fault in found if fault]
@@ -249,8 +249,10 @@ def _stream(server: Any, key: bytes, queue: Queue) -> None:
     queue.stream |= {entry + lane: fields for entry, fields in server.xrange(key)}
     for group in server.xinfo_groups(key):
         if group["name"] == GROUP.encode():
-            for each in server.xinfo_consumers(key, GROUP):
-                queue.consumers[each["name"]] = queue.consumers.get(each["name"], 0) + each["pending"]
+            for consumer in server.xinfo_consumers(key, GROUP):
+                queue.consumers[consumer["name"]] = (
+                    queue.consumers.get(consumer["name"], 0) + consumer["pending"]
+                )
 
 
 def _visit(server: Any, queue: Queue) -> None:

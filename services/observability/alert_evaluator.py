@@ -260,7 +260,10 @@ class AlertEvaluator:
                     id=status.id,
                     since=since[status.id],
                     failed=status.undo_failed,
-                    description=f"run {status.id} ({status.name}) is {status.state.value}, {status.undo or 'its jobs stop'}",
+                    description=(
+                        f"run {status.id} ({status.name}) is {status.state.value}, "
+                        f"{status.undo or 'its jobs stop'}"
+                    ),
                 )
                 for status in statuses
             )

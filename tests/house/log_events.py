@@ -100,7 +100,7 @@ def collect_events(root: Path) -> dict[str, LoggedEvent]:
             elif isinstance(node, ast.Tuple) and len(node.elts) == 2:
                 for name in _list_names(node.elts[0]):
                     events[name] = events.get(name) or LoggedEvent(name)
-                    events[name].levels |= {one for one in _list_levels(node.elts[1]) if one != VARIES}
+                    events[name].levels |= {level for level in _list_levels(node.elts[1]) if level != VARIES}
     return events
 
 
@@ -145,7 +145,7 @@ def _add_call(
     function = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
     if function == "OutageLog":
         interrupted = next(
-            (_list_levels(one.value) for one in call.keywords if one.arg == "level"), {"warning"}
+            (_list_levels(keyword.value) for keyword in call.keywords if keyword.arg == "level"), {"warning"}
         )
         if any(one.arg == "logs_repeats" for one in call.keywords):
             interrupted = {*interrupted, "debug"}
@@ -223,7 +223,9 @@ def _list_names(node: ast.AST, *, deep: bool = False) -> list[str]:
     ):
         return [f"{kind}:{node.attr.replace('_', '-')}" for kind in PROCESSES]  # a field of `ProcessEvents`
     if isinstance(node, ast.JoinedStr):
-        pattern = "".join(str(one.value) if isinstance(one, ast.Constant) else "{}" for one in node.values)
+        pattern = "".join(
+            str(value.value) if isinstance(value, ast.Constant) else "{}" for value in node.values
+        )
         return [pattern.format(part) for part in COMPUTED.get(pattern, ())]
     return []
 

@@ -55,7 +55,7 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[set[str], set[st
     wheel = build("wheel", unpacked, room)
     with zipfile.ZipFile(wheel) as opened_wheel:
         names = set(opened_wheel.namelist())
-        (metadata,) = [each for each in names if each.endswith(".dist-info/METADATA")]
+        (metadata,) = [name for name in names if name.endswith(".dist-info/METADATA")]
         return in_sdist, names, opened_wheel.read(metadata).decode()
 
 

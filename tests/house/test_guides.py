@@ -62,7 +62,7 @@ KNOWN = {
     *inspect.signature(App).parameters,
     *inspect.signature(app.stream).parameters,
     *ProcessorOptions.__annotations__,
-    *(each.name for each in fields(Keep)),
+    *(field.name for field in fields(Keep)),
 }
 
 
@@ -83,10 +83,10 @@ def missing(names: list[str], text: str) -> list[str]:
     """Names that `text` has neither as they are nor among all that begin so (`beat_*`)."""
     metric_families = tuple(re.findall(r"`(\w+_)\*`", text))
     return [
-        each
-        for each in names
-        if not re.search(rf"(?<![\w-]){re.escape(each)}(?![\w-])", text)
-        and not (metric_families and each.startswith(metric_families))
+        name
+        for name in names
+        if not re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", text)
+        and not (metric_families and name.startswith(metric_families))
     ]
 
 
@@ -102,7 +102,7 @@ def test_every_name_of_fennel_is_on_its_page(title: str) -> None:
 
 
 def test_every_state_and_every_field_of_fennels_log_is_on_its_page() -> None:
-    assert missing([f"`{each}`" for each in fennel_names.STATES], section("from-fennel", "States")) == []
+    assert missing([f"`{state}`" for state in fennel_names.STATES], section("from-fennel", "States")) == []
     assert missing([f"`{each}`" for each in fennel_names.LOG], section("from-fennel", "Log")) == []
 
 
@@ -221,7 +221,7 @@ def test_what_celery5_has_by_another_name_is_answered_with_it(name: str) -> None
     rows = [line.split("|") for line in text.splitlines() if line.startswith("| ")]
     answers = [row[2] for row in rows if f"`{name}`" in row[1]]
     assert answers
-    assert all(f"`{ANSWERS[name]}" in each for each in answers)
+    assert all(f"`{ANSWERS[name]}" in answer for answer in answers)
 
 
 def test_the_page_begins_with_the_ten_changes_that_matter() -> None:

@@ -20,7 +20,8 @@ def rows(heading: str) -> list[tuple[str, ...]]:
 
 def test_the_docs_list_each_log_event_with_its_levels_and_fields() -> None:
     expected = {
-        (f"`{one.name}`", one.format_levels(), one.format_fields()) for one in collect_events(ROOT).values()
+        (f"`{event.name}`", event.format_levels(), event.format_fields())
+        for event in collect_events(ROOT).values()
     }
     listed = [row[:3] for row in rows("Log events")]
     assert sorted(listed) == sorted(expected)

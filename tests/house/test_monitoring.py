@@ -65,7 +65,10 @@ def test_rules_and_dashboard_use_only_metrics_that_exist() -> None:
 
 def test_they_use_only_labels_that_exist() -> None:
     used = {
-        label for one in expressions() for braces in SELECTED.findall(one) for label in LABEL.findall(braces)
+        label
+        for expression in expressions()
+        for braces in SELECTED.findall(expression)
+        for label in LABEL.findall(braces)
     }
     used |= {
         label.strip() for one in expressions() for names in GROUPED.findall(one) for label in names.split(",")

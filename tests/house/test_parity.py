@@ -69,7 +69,9 @@ def find_faults(line: dict[str, str]) -> list[str]:
     if line["otherwise (decision)"] and not decisions:
         faults.append(f"{name}: it is done otherwise, and no decision says why")
     faults += [
-        f"{name}: there is no {each}" for each in decisions if not (DOCS / "decisions" / each).is_file()
+        f"{name}: there is no {decision}"
+        for decision in decisions
+        if not (DOCS / "decisions" / decision).is_file()
     ]
     return faults
 

@@ -53,7 +53,7 @@ def imports_of(code: str) -> Iterator[tuple[str, str]]:
         tree = ast.parse("\n".join(lines))
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "celery5":
-            yield from ((node.module or "", each.name) for each in node.names)
+            yield from ((node.module or "", name.name) for name in node.names)
         elif isinstance(node, ast.Import):
             yield from (("", each.name) for each in node.names if each.name.split(".")[0] == "celery5")
 

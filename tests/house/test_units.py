@@ -19,7 +19,7 @@ from celery5.protocol.cluster.remote_units import RemoteSetup, format_unit_file
 from celery5.protocol.cluster.units import CRASH_SIGNALS, SIDECAR_GRACE_COMMANDS
 from celery5.protocol.cluster.units import HARDENING as OF_MEMBERS
 
-UNITS = sorted(each for each in (Path(__file__).parents[2] / "systemd").iterdir())
+UNITS = sorted(path for path in (Path(__file__).parents[2] / "systemd").iterdir())
 SERVICES = [each for each in UNITS if each.suffix == ".service"]
 PROCESSES = ("controller", "publisher", "router", "scheduler", "worker")
 HARDENED = {
@@ -69,9 +69,9 @@ def service(word: str) -> dict[str, str]:
 
 def test_there_is_a_unit_for_each_kind_of_process_and_a_target_and_a_slice() -> None:
     assert {each.name.removesuffix(".service").removesuffix("@") for each in SERVICES} == {
-        f"celery5-{each}" for each in PROCESSES
+        f"celery5-{process}" for process in PROCESSES
     }
-    assert {each.name for each in UNITS} - {each.name for each in SERVICES} == {
+    assert {unit.name for unit in UNITS} - {each.name for each in SERVICES} == {
         "celery5.slice",
         "celery5.target",
         "celery5-publisher@.socket",

@@ -39,21 +39,21 @@ class Clustered:
         """The processes of the members that run now, by name, whoever has started them. What a member forks looks just
         like it for a moment."""
         found: dict[int, tuple[str, int]] = {}
-        for each in Path("/proc").glob("[0-9]*"):
+        for path in Path("/proc").glob("[0-9]*"):
             with suppress(OSError, ValueError, IndexError):  # it has just ended, or is somebody else's
-                words = (each / "cmdline").read_bytes().decode().split("\0")
+                words = (path / "cmdline").read_bytes().decode().split("\0")
                 name = words[words.index("--name") + 1]
-                ours = f"HISTORY={self.staff.history}".encode() in (each / "environ").read_bytes().split(
+                ours = f"HISTORY={self.staff.history}".encode() in (path / "environ").read_bytes().split(
                     b"\0"
                 )
-                if ours and (each / "comm").read_text() != "celery5-sidecar\n" and _runs(each):
-                    parent = int((each / "stat").read_text().rpartition(")")[2].split()[1])
-                    found[int(each.name)] = name, parent
+                if ours and (path / "comm").read_text() != "celery5-sidecar\n" and _runs(path):
+                    parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+                    found[int(path.name)] = name, parent
         return {name: pid for pid, (name, parent) in found.items() if parent not in found}
 
     def said(self, message: str, name: str = "") -> list[dict[str, Any]]:
         """What the Controller has logged under `celery5:<message>`, about one member or about all."""
-        return [each for each in self.controller.lines(message) if name in ("", each["name"])]
+        return [line for line in self.controller.lines(message) if name in ("", line["name"])]
 
     def whole(self) -> None:
         """Wait until all members have been up once."""
@@ -158,7 +158,9 @@ class Load:
         results: list[Any] = gather(
             [app.result(each.id, queue="default") for each in self.sent], timeout=LIMIT
         )
-        assert all(isinstance(each, int) for each in results), [e for e in results if not isinstance(e, int)]
+        assert all(isinstance(result, int) for result in results), [
+            e for e in results if not isinstance(e, int)
+        ]
         runs = _runs_of(self._staff, "begin")
         assert set(runs) >= {each.id for each in self.sent}
         for handle, value in zip(self.sent, results, strict=True):
@@ -173,15 +175,15 @@ class Load:
 
     def longest_pause(self) -> float:
         """Seconds between two jobs that ended, at most, while jobs came."""
-        ends = sorted(each.at for each in self._staff.notes("end"))
+        ends = sorted(note.at for note in self._staff.notes("end"))
         return max(after - before for before, after in pairwise(ends))
 
 
 def _runs_of(staff: Staff, what: str) -> dict[str, list[int]]:
     """The processes that ran each job, in the order of its runs."""
     found: dict[str, list[int]] = {}
-    for each in staff.notes(what):
-        found.setdefault(each.job, []).append(each.pid)
+    for note in staff.notes(what):
+        found.setdefault(note.job, []).append(note.pid)
     return found
 
 

@@ -179,9 +179,9 @@ def test_a_cluster_stops_under_load_in_order_and_what_has_begun_ends(
         wait_for_more(staff, load)
         assert cluster.stopped() == 0
         kinds = [each["name"].partition("-")[0] for each in cluster.said("member:ended")]
-    assert [each for each in kinds if each != "publisher"] == ["scheduler", "router", "worker", "worker"]
+    assert [kind for kind in kinds if kind != "publisher"] == ["scheduler", "router", "worker", "worker"]
     assert kinds[-1] == ("publisher" if "publisher" in kinds else "worker")
-    begun, ended = (sorted(each.job for each in staff.notes(what)) for what in ("begin", "end"))
+    begun, ended = (sorted(note.job for note in staff.notes(what)) for what in ("begin", "end"))
     assert begun == ended
     cluster.start()
     load.ended_well()

@@ -57,8 +57,8 @@ async def test_whatever_happens_to_the_connections_no_slot_is_lost_or_given_twic
             workers.append(await start(nursery, behind))
     proxy.rules.clear()
     assert await agather(sent, timeout=60) == list(range(250))
-    for each in workers:
-        await each.stop()
+    for worker in workers:
+        await worker.stop()
     keys = behind.queue("default")
     assert (runs, max(most.values())) == (dict.fromkeys(range(250), 1), 2)
     assert gate_leaks(redis_client, keys) == []

@@ -120,12 +120,12 @@ class Cluster:
     def sidecar(self, name: str) -> int:
         """Return the process id of the sidecar of a worker, 0 for none."""
         output = str(self._running[name].output)
-        for each in Path("/proc").glob("[0-9]*"):
+        for path in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):  # it has just ended, or is another user's
-                if (each / "comm").read_text() == "celery5-sidecar\n" and os.readlink(
-                    each / "fd" / "2"
+                if (path / "comm").read_text() == "celery5-sidecar\n" and os.readlink(
+                    path / "fd" / "2"
                 ) == output:
-                    return int(each.name)
+                    return int(path.name)
         return 0
 
     # ---- faults

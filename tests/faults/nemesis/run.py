@@ -66,7 +66,7 @@ class Outcome:
         lines = [f"nemesis --seed {self.seed} --seconds {self.seconds:g}"]
         lines += [f"  {fault}" for fault in self.faults]
         lines += ["numbers: " + ", ".join(f"{name} {value}" for name, value in self.numbers.items())]
-        lines += [f"excused: {each}" for each in self.excuses[:SHOWN]]
+        lines += [f"excused: {excuse}" for excuse in self.excuses[:SHOWN]]
         lines += [f"excused: {len(self.excuses) - SHOWN} more"] * (len(self.excuses) > SHOWN)
         lines += [f"WRONG: {each}" for each in self.wrong[: 5 * SHOWN]] or ["nothing is wrong"]
         return "\n".join([*lines, f"logs and history: {self.folder}"])
@@ -137,8 +137,8 @@ class _Run:
         with trio.move_on_after(self.outcome.seconds + LAST) as scope:
             async with trio.open_nursery() as nursery:
                 try:
-                    for each in producers:
-                        nursery.start_soon(each.run)
+                    for producer in producers:
+                        nursery.start_soon(producer.run)
                     async with trio.open_nursery() as faults:
                         for fault in self.outcome.faults:
                             faults.start_soon(self._strike_at, began + fault.at, fault)
@@ -247,7 +247,7 @@ class _Run:
         self.record.sent += [
             Sent(f"keyed:{FIRST + n}", "keyed", "accepted", each.id) for n, each in enumerate(handles)
         ]
-        wanted = {each.id for each in handles}
+        wanted = {handle.id for handle in handles}
         with trio.move_on_after(BURST_LIMIT) as scope:
             while wanted - {each.job for each in self._runs() if each.whole}:
                 await trio.sleep(0.02)
@@ -275,7 +275,7 @@ class _Run:
                 await trio.sleep(0.05)
         await self.cluster.stop(*ROUTERS, *WORKERS)
         await trio.to_thread.run_sync(self._unfinished)
-        self.outcome.wrong += [f"leak: {each}" for each in await self._leaks()]
+        self.outcome.wrong += [f"leak: {leak}" for leak in await self._leaks()]
 
     def _waiting(self) -> bool:
         with self.cluster.client() as client:

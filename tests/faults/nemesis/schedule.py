@@ -91,7 +91,7 @@ def schedule(seed: int, seconds: float, *, lease: float) -> tuple[Fault, ...]:
         kind = KINDS[name]
         lasts = round(lease * chance.uniform(kind.shortest, kind.longest), 2)
         target = chance.choice(kind.targets)
-        begins = max([at, *(each.at + each.seconds for each in faults)]) + lease if kind.alone else at
+        begins = max([at, *(fault.at + fault.seconds for fault in faults)]) + lease if kind.alone else at
         if begins + lasts <= seconds:
             faults.append(Fault(round(begins, 2), name, target, lasts))
             at = begins + kind.alone * lasts + chance.uniform(LEAST_GAP, MOST_GAP)

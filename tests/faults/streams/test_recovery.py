@@ -184,7 +184,7 @@ def test_after_a_restart_of_redis_all_go_on_where_they_were(
             own_server.kill()
             own_server.revive()
         wait_processed(client, app, producer)
-        assert [each.process.poll() for each in workers] == [None, None]
+        assert [worker.process.poll() for worker in workers] == [None, None]
 
 
 def test_a_record_that_blocks_the_loop_for_longer_than_the_lease_stays_where_it_is(
@@ -241,7 +241,9 @@ def test_a_record_that_kills_its_workers_stops_its_own_partition_and_no_other(
     wait_until(lambda: count_outputs(redis_client, app) >= sum(fine.values()))
     assert find_faults(fine, read_outputs(redis_client, app), read_state(redis_client, app)) == []
     (state,) = [one for one in app.streams.info() if one.stream == "payments"]
-    quarantined = {one.partition: one.why for one in state.groups[0].partitions if one.condition}
+    quarantined = {
+        partition.partition: partition.why for partition in state.groups[0].partitions if partition.condition
+    }
     assert quarantined.keys() == {bad}
     assert "3 workers have died at this record" in quarantined[bad]
     assert sum(each.number == poison.number and each.customer == "c1" for each in read_begun(staff)) == 3

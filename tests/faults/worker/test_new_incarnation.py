@@ -236,8 +236,8 @@ async def test_processes_without_a_lease_wait_for_a_server_that_refuses(
             for word in ("worker", "router"):
                 await until(lambda word=word: bool(lines.of(f"{word}:started")))  # type: ignore[misc]
             await app.tasks["one"].adelay()
-            for each in processes:
-                await each.stop()
+            for process in processes:
+                await process.stop()
     app.close()
 
 
@@ -299,7 +299,7 @@ REFUSED = BrokerReplied("OOM", code="OOM")
         (LeaseLost("lost"), True, True, True),
         (BootFailed("late"), False, False, True),
         (UNAVAILABLE, False, True, True),
-        *[(BrokerReplied(each, code=each), False, True, True) for each in REFUSALS],
+        *[(BrokerReplied(refusal, code=refusal), False, True, True) for refusal in REFUSALS],
         (BrokerReplied("ERR what", code="ERR"), False, False, False),
         (BrokerReplied("WRONGTYPE", code="WRONGTYPE"), True, True, True),
         (UnreadableReply("odd"), True, True, True),

@@ -296,6 +296,8 @@ def test_the_lanes_of_a_queue_differ_in_their_stream_alone() -> None:
     assert high.on_lane("") == keys
     assert len({keys.on_lane(lane).stream for lane in "hlg"} | {keys.stream}) == 4
     same = [
-        name for name in (each.name for each in fields(QueueKeys)) if name not in ("stream", "lane", "_lanes")
+        name
+        for name in (field.name for field in fields(QueueKeys))
+        if name not in ("stream", "lane", "_lanes")
     ]
     assert [getattr(high, name) for name in same] == [getattr(keys, name) for name in same]

@@ -83,7 +83,7 @@ collections_iterable = get_origin(typing.Iterable[int])
 def _defaults(kind: Any) -> Collection[str]:
     if issubclass(kind, msgspec.Struct):
         fields = msgspec.structs.fields(kind)
-        return {each.name for each in fields if not each.required}
+        return {field.name for field in fields if not field.required}
     return getattr(kind, "_field_defaults", {})
 
 
@@ -104,7 +104,10 @@ def _found() -> Iterator[tuple[str, Any, Call[Any]]]:
             inner = given if get_origin(given) is Call else next(iter(get_args(given)), None)
             if get_origin(inner) is not Call:
                 continue
-            required = {each.name: hints[each.name] for each in inspect.signature(thing).parameters.values()}
+            required = {
+                parameter.name: hints[parameter.name]
+                for parameter in inspect.signature(thing).parameters.values()
+            }
             made = thing(**{each: _made(kind) for each, kind in required.items()})
             for call in [made] if isinstance(made, Call) else list(made):
                 yield f"{module.name}.{name}", get_args(inner)[0], call

@@ -83,7 +83,7 @@ def test_a_description_says_what_members_there_are() -> None:
 
 def test_a_scale_says_how_many_there_are_instead() -> None:
     cluster = parse_cluster(DESCRIPTION)
-    names = [each.name for each in build_members(cluster, {"worker-mail": 3, "router-default": 0})]
+    names = [member.name for member in build_members(cluster, {"worker-mail": 3, "router-default": 0})]
     assert names == [f"worker-mail-{n}@web2" for n in (1, 2, 3)]
 
 
@@ -101,7 +101,7 @@ def test_what_is_scaled_is_spread_over_hosts_and_groups() -> None:
     assert distribute_workers(cluster, 1) == {"worker-a": 1, "worker-b": 0, "worker-off": 0}
     assert distribute_workers(cluster, 0) == {"worker-a": 0, "worker-b": 0, "worker-off": 0}
     names = [
-        each.name for each in build_members(cluster, {"worker-a": 3, "worker-b": 0, "router-default": 0})
+        member.name for member in build_members(cluster, {"worker-a": 3, "worker-b": 0, "router-default": 0})
     ]
     assert names == ["worker-a-1@h", "worker-a-2@h", "worker-a-1@i"]
     assert distribute_workers(Cluster(groups=(Group(kind="worker", count=0),)), 3) == {"worker-default": 3}
@@ -129,7 +129,7 @@ def test_members_have_names_of_their_own() -> None:
             "hosts": {"h": {}, "i": {}},
         }
     )
-    names = [each.name for each in build_members(cluster)]
+    names = [member.name for member in build_members(cluster)]
     assert len(names) == len(set(names)) == 8
 
 
@@ -186,10 +186,10 @@ def test_every_flag_that_starts_such_a_process_can_be_said_of_a_group(kind: Kind
     options = [each for each in group.commands["start"].params if isinstance(each, click.Option)]
     flags = {max(each.opts, key=len).removeprefix("--").replace("-", "_") for each in options}
     assert flags - set(UNSUPPORTED_FLAGS) == set(FLAG_TYPES[kind])
-    for each in options:
-        name = max(each.opts, key=len).removeprefix("--").replace("-", "_")
-        if isinstance(each.type, click.Choice):
-            assert FLAG_TYPES[kind][name] == tuple(each.type.choices)
+    for option in options:
+        name = max(option.opts, key=len).removeprefix("--").replace("-", "_")
+        if isinstance(option.type, click.Choice):
+            assert FLAG_TYPES[kind][name] == tuple(option.type.choices)
 
 
 class Strict(ValueChecker):

@@ -48,9 +48,11 @@ class Clock:
 
     def want(self, cluster: Cluster, scale: dict[str, int] | None = None) -> None:
         wanted = build_members(cluster, scale)
-        more = {each.key: (scale or {}).get(each.key, each.total) + 1 for each in cluster.groups}
+        more = {group.key: (scale or {}).get(group.key, group.total) + 1 for group in cluster.groups}
         spares = [
-            each for each in build_members(cluster, more) if each.name not in {one.name for one in wanted}
+            member
+            for member in build_members(cluster, more)
+            if member.name not in {one.name for one in wanted}
         ]
         self.crew.set_desired(cluster, wanted, spares)
 
@@ -87,9 +89,9 @@ class Clock:
 
 def names(actions: Iterable[Action], kind: type[Action]) -> list[str]:
     return [
-        each.member.name if isinstance(each, Start) else each.name
-        for each in actions
-        if isinstance(each, kind)
+        action.member.name if isinstance(action, Start) else action.name
+        for action in actions
+        if isinstance(action, kind)
     ]
 
 
@@ -371,7 +373,7 @@ def test_restarted_member_is_asked_again_to_end() -> None:
     clock.crew.restart([name])
     assert Stop(name) in clock.tick(1)
     clock.crew.release(list(clock.crew.members))  # another Controller leads, and has ended it
-    clock.crew.adopt({each: "up" for each in clock.crew.members if each != name}, clock.now)
+    clock.crew.adopt({member: "up" for member in clock.crew.members if member != name}, clock.now)
     assert [each.member.name for each in clock.tick(1) if isinstance(each, Start)] == [name]
     clock.say(Ready(name))
     clock.crew.restart([name])
@@ -380,7 +382,7 @@ def test_restarted_member_is_asked_again_to_end() -> None:
 
 def test_who_was_forgotten_while_it_was_killed_is_not_killed_when_it_is_adopted() -> None:
     clock, name = Clock().up(), "worker-default-1"
-    others = [each for each in clock.crew.members if each != name]
+    others = [member for member in clock.crew.members if member != name]
     assert any(isinstance(each, Kill) for each in clock.wait(12, beats=others))
     clock.crew.release(list(clock.crew.members))
     clock.crew.adopt(dict.fromkeys(clock.crew.members, "up"), clock.now)

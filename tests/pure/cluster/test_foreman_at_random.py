@@ -39,7 +39,7 @@ class AnyCluster(RuleBasedStateMachine):
         scale = {"worker-default": workers, "router-default": routers}
         wanted = build_members(CLUSTER, scale)
         spares = build_members(CLUSTER, {name: count + 1 for name, count in scale.items()})
-        self.crew.set_desired(CLUSTER, wanted, [each for each in spares if each not in wanted])
+        self.crew.set_desired(CLUSTER, wanted, [spare for spare in spares if spare not in wanted])
 
     @rule(queues=st.sampled_from(["a", "b"]))
     def reload(self, queues: str) -> None:
@@ -115,7 +115,7 @@ class AnyCluster(RuleBasedStateMachine):
                 else:
                     self.crew.handle_event(Ready(name), self.now)
         assert self.crew.is_complete, self.crew.status_line
-        assert sorted(self.running) == sorted(each.name for each in build_members(CLUSTER))
+        assert sorted(self.running) == sorted(member.name for member in build_members(CLUSTER))
 
 
 TestAnyCluster = AnyCluster.TestCase

@@ -9,7 +9,7 @@ from tests.pure.cluster.test_foreman import Clock, names
 @pytest.mark.parametrize("draining", [False, True])
 def test_member_that_cannot_be_asked_is_killed_only_at_shutdown(*, draining: bool) -> None:
     clock, name = Clock().up(), "worker-default-1"
-    others = [each for each in clock.crew.members if each != name]
+    others = [member for member in clock.crew.members if member != name]
     clock.crew.restart([name])
     if draining:
         clock.crew.drain()

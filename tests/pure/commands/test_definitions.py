@@ -47,9 +47,9 @@ def row(definition: CommandDefinition[Any]) -> str:
 
 def test_the_guide_lists_each_command_of_a_worker_as_it_is_defined() -> None:
     rows = [
-        row(each)
-        for each in COMMAND_DEFINITIONS.values()
-        if each.recipients >= WORKERS and each.permission != "internal"
+        row(definition)
+        for definition in COMMAND_DEFINITIONS.values()
+        if definition.recipients >= WORKERS and definition.permission != "internal"
     ]
     table = GUIDE.read_text().partition("| command | parameters |")[2].partition("\n\n")[0].splitlines()[2:]
     assert table == rows
@@ -69,7 +69,7 @@ def test_the_arguments_and_flags_of_the_cli_are_the_parameters_that_are_defined(
             continue
         name, *usage = definition.cli_usage.split()
         parameters = worker.commands[name].params
-        arguments = [each for each in parameters if isinstance(each, click.Argument)]
+        arguments = [parameter for parameter in parameters if isinstance(parameter, click.Argument)]
         flags = {each.opts[0] for each in parameters if isinstance(each, click.Option)}
         written = [word for word in usage if word.strip("[]").isupper()]
         for argument in arguments:
@@ -152,5 +152,5 @@ def test_each_parameter_says_what_it_takes() -> None:
 
 
 def test_a_command_that_only_reads_is_safe_to_repeat_unless_its_name_is_free() -> None:
-    for each in COMMAND_DEFINITIONS.values():
-        assert each.is_idempotent or each.permission != "read" or not each.is_reserved
+    for definition in COMMAND_DEFINITIONS.values():
+        assert definition.is_idempotent or definition.permission != "read" or not definition.is_reserved

@@ -411,7 +411,7 @@ def test_what_is_revoked_from_a_folder_is_its_key(tmp_path: Path) -> None:
     assert ring.revoke(fingerprint(leaf)) == [key_fingerprint(leaf)]
     assert ring.revoke("a" * 64) == ["a" * 64]
     assert (ring.folder / "revoked").read_text() == f"{key_fingerprint(leaf)}\n{'a' * 64}\n"
-    denied = [each.role for each in ring.list_certificates() if each.revoked]
+    denied = [certificate.role for certificate in ring.list_certificates() if certificate.revoked]
     assert denied == ["mine", "trusted"]
     # An old denylist is lifted, too, also where it names the other form.
     (ring.folder / "revoked").write_text(f"{fingerprint(flipped(leaf))}\n{fingerprint(leaf)} # us\n")
@@ -548,7 +548,7 @@ def test_folders_that_are_made_for_keys_are_private_whatever_the_umask(tmp_path:
     assert len(made) == 5
     assert {stat.S_IMODE(each.stat().st_mode) for each in made} == {0o700}
     files = [each for each in (tmp_path / "state").rglob("*") if each.is_file()]
-    assert {stat.S_IMODE(each.stat().st_mode) for each in files} == {0o600}
+    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
 
 
 @pytest.mark.parametrize("name", [".", ".."])

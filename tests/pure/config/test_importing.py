@@ -103,7 +103,7 @@ def test_a_probe_loads_what_it_needs_and_no_more() -> None:
     assert said.endswith("w1 is ready")
     assert ended == "0"
     modules = set(loaded.split())
-    assert {each for each in modules if each.split(".")[0] == "celery5"} == {
+    assert {module for module in modules if module.split(".")[0] == "celery5"} == {
         f"celery5{each}" for each in OF_A_PROBE
     }
     assert modules & HEAVY == set()

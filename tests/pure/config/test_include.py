@@ -42,7 +42,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(tmp_path)
     yield tmp_path
-    for name in [each for each in sys.modules if each.startswith("emporium")]:
+    for name in [module for module in sys.modules if module.startswith("emporium")]:
         del sys.modules[name]
 
 
@@ -67,7 +67,7 @@ def test_a_pattern_means_the_modules_that_fit_it_each_by_one_name(include: str, 
 
 def test_looking_for_modules_imports_none_of_them() -> None:
     find_modules(["emporium.**"])
-    assert [each for each in sys.modules if each.startswith("emporium")] == []
+    assert [module for module in sys.modules if module.startswith("emporium")] == []
 
 
 def test_autodiscover_includes_the_tasks_of_packages() -> None:
@@ -116,7 +116,7 @@ def test_the_tasks_of_a_package_are_loaded_by_one_line() -> None:
         "emporium.mail.tasks.one",
         "emporium.tasks.one",
     ]
-    assert {each.app for each in app.tasks.values()} == {app}
+    assert {task.app for task in app.tasks.values()} == {app}
 
 
 def test_a_free_task_finds_the_application_whose_pattern_covers_it(folder: Path) -> None:

@@ -10,7 +10,7 @@ from celery5.config.settings import SettingOrigin, Settings, find_warnings, get_
 
 
 def of(app: App, name: str) -> SettingOrigin:
-    (found,) = [each for each in get_origins(app) if each.setting == name]
+    (found,) = [origin for origin in get_origins(app) if origin.setting == name]
     return found
 
 
@@ -25,7 +25,7 @@ def test_each_setting_says_where_it_was_said(tmp_path: Path, monkeypatch: pytest
     assert of(app, "concurrency") == SettingOrigin("concurrency", 20, "code")
     assert of(app, "grace_period") == SettingOrigin("grace_period", 9.0, "flag --grace-period")
     assert of(app, "status_port") == SettingOrigin("status_port", None, "default")
-    assert [each.setting for each in get_origins(app)] == list(Settings.__struct_fields__)
+    assert [origin.setting for origin in get_origins(app)] == list(Settings.__struct_fields__)
 
 
 @pytest.mark.parametrize(

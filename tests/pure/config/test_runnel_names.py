@@ -217,7 +217,7 @@ def test_an_explicit_zero_is_a_zero() -> None:
     declare: Any = app.processor
     zeros = {"grace_period": 0, "commit_within": 0, "absence": 0.0, "name": "zeros"}
     declare(orders, on_error=RetryPolicy(max_retries=0, backoff=0), **zeros)(bill)
-    (zero,) = [one for one in app.streams.processors if one.name == "zeros"]
+    (zero,) = [processor for processor in app.streams.processors if processor.name == "zeros"]
     assert (zero.grace_period, zero.commit_within, zero.absence, zero.on_error.max_retries) == (0, 0, 0, 0)
     for option in ("prefetch", "concurrency", "commit_every"):
         with pytest.raises(Misconfigured, match=f"{option} is 0: give 1 to"):
@@ -232,7 +232,8 @@ def test_a_streams_helpers_have_their_names_on_the_page() -> None:
     order = Order(order_id=7)
     fields = orders.codec.encode(order)
     assert (
-        orders.codec.decode([each if isinstance(each, bytes) else each.encode() for each in fields]) == order
+        orders.codec.decode([field if isinstance(field, bytes) else field.encode() for field in fields])
+        == order
     )
     assert orders.find_partition(order) in range(16)
     assert orders.keys.log(0).endswith(":log:0")

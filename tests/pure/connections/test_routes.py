@@ -68,8 +68,8 @@ def test_all_contradictions_are_told_at_once() -> None:
         make_routes(BROKERS, {"routed": "mails"}, "default", tasks)
     lines = str(caught.value).split("; ")
     assert any(
-        "queue 'post' would be on two brokers: task a puts it on 'mails', task b on 'far'" in each
-        for each in lines
+        "queue 'post' would be on two brokers: task a puts it on 'mails', task b on 'far'" in line
+        for line in lines
     )
     assert any(
         "task c is to go to broker 'far', but its queue 'routed' is on broker 'mails'" in each
@@ -309,7 +309,7 @@ def test_a_misspelt_queue_of_a_call_is_warned_of_once_and_sent_to_all_the_same(
     with caplog.at_level("WARNING", logger="celery5"):
         assert [charge.options(queue="imges").job().queue for _ in range(3)] == ["imges"] * 3
         charge.options(queue="leters").job()
-    first, second = [each.getMessage() for each in caplog.records]
+    first, second = [record.getMessage() for record in caplog.records]
     assert first.startswith("queue:not-declared  task=photos.charge  queue=imges  hint=no task, queue route")
     assert "did you mean 'images'?" in first
     assert "did you mean 'letters'?" in second

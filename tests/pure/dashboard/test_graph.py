@@ -13,7 +13,7 @@ def make(number: int, *feeds: int, name: str = "pay", state: str = "SUCCESS", ki
 
 
 def by_label(drawing: Drawing) -> dict[str, DrawnNode]:
-    return {one.label: one for one in drawing.nodes}
+    return {node.label: node for node in drawing.nodes}
 
 
 def test_nothing_is_drawn_of_nothing() -> None:
@@ -25,7 +25,7 @@ def test_a_chain_goes_down_even_when_all_its_nodes_have_one_name() -> None:
     drawing = draw_graph([make(number, number + 1) if number < 19 else make(19) for number in range(20)])
     assert [one.alike for one in drawing.nodes] == [1] * 20
     assert len({one.x for one in drawing.nodes}) == 1
-    heights = [one.y for one in drawing.nodes]
+    heights = [node.y for node in drawing.nodes]
     assert heights == sorted(set(heights))
     assert len(drawing.edges) == 19
 
@@ -40,7 +40,7 @@ def test_nodes_of_a_layer_do_not_overlap_and_are_within_the_drawing() -> None:
     names = "abcdefgh"
     branches = [make(number, 9, name=names[number - 1]) for number in range(1, 9)]
     drawing = draw_graph([make(0, *range(1, 9)), *branches, make(9, name="total")])
-    places = sorted(one.x for one in drawing.nodes if one.label in names)
+    places = sorted(node.x for node in drawing.nodes if node.label in names)
     assert all(after - before >= NODE_WIDTH for before, after in pairwise(places))
     assert places[-1] + NODE_WIDTH <= drawing.width
 
@@ -48,7 +48,7 @@ def test_nodes_of_a_layer_do_not_overlap_and_are_within_the_drawing() -> None:
 def test_many_that_are_alike_are_one_whose_colour_is_that_of_the_worst() -> None:
     members = [make(number, 20, state="FAILED" if number == 7 else "SUCCESS") for number in range(20)]
     drawing = draw_graph([*members, make(20, name="total", state="PENDING")])
-    assert [(one.label, one.alike, one.state.value, one.states) for one in drawing.nodes] == [
+    assert [(node.label, node.alike, node.state.value, node.states) for node in drawing.nodes] == [
         ("pay ×20", 20, "FAILED", "1 FAILED, 19 SUCCESS"),  # noqa: RUF001
         ("total", 1, "PENDING", "PENDING"),
     ]
@@ -70,7 +70,7 @@ def test_many_branches_that_are_alike_are_one_branch() -> None:
 def test_what_leads_elsewhere_is_drawn_by_itself() -> None:
     members = [make(number, 20 if number < 10 else 21) for number in range(20)]
     drawing = draw_graph([*members, make(20, name="total"), make(21, name="mean")])
-    assert sorted(one.label for one in drawing.nodes) == ["mean", "pay ×10", "pay ×10", "total"]  # noqa: RUF001
+    assert sorted(node.label for node in drawing.nodes) == ["mean", "pay ×10", "pay ×10", "total"]  # noqa: RUF001
     assert len(drawing.edges) == 2
 
 
@@ -90,7 +90,7 @@ def test_a_large_graph_is_drawn_in_part_and_soon() -> None:
     assert len(drawing.nodes) == MAX_DRAWN
     assert drawing.left_out == 20_000 - MAX_DRAWN
     alike = draw_graph([make(number) for number in range(20_000)])
-    assert [one.alike for one in alike.nodes] == [MAX_READ]
+    assert [node.alike for node in alike.nodes] == [MAX_READ]
     assert alike.left_out == 20_000 - MAX_READ
 
 

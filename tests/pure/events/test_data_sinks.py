@@ -82,7 +82,7 @@ def test_two_sinks_of_one_name_are_refused_and_one_of_two_tasks_is_not() -> None
         app.task(sinks=[Named(), Named()])(len_of)
     one = app.task(name="one", sinks=[shared])(len_of)
     two = app.task(name="two", sinks=[shared])(len_of)
-    assert [each.name for each in get_all_sink_options([one, two])] == ["own"]
+    assert [option.name for option in get_all_sink_options([one, two])] == ["own"]
     three = app.task(name="three", sinks=[Named()])(len_of)
     with pytest.raises(Misconfigured, match="two sinks are named 'own'"):
         get_all_sink_options([one, three])
@@ -91,7 +91,7 @@ def test_two_sinks_of_one_name_are_refused_and_one_of_two_tasks_is_not() -> None
 def test_results_in_redis_are_kept_as_their_sink_says() -> None:
     task = App("shop").task(sinks=[RedisResults(ttl=7200), Named()])(len_of)
     assert task.send_options.results_ttl == 7200
-    assert [each.name for each in task.sinks] == ["own"]
+    assert [sink.name for sink in task.sinks] == ["own"]
     assert App("shop").task(sinks=[RedisResults()])(len_of).recipients is None
 
 
@@ -159,7 +159,7 @@ def test_a_file_that_is_large_gets_another_name_and_nothing_is_lost(tmp_path: Pa
     files = sorted(tmp_path.iterdir())
     assert len(files) > 3
     assert all(each.stat().st_size < 1300 for each in files)
-    assert sorted(int(each["id"]) for file in files for each in lines(file)) == list(range(40))
+    assert sorted(int(line["id"]) for file in files for line in lines(file)) == list(range(40))
 
 
 def test_a_file_for_each_day_has_the_day_in_its_name(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_a_file_is_for_its_user_alone_when_it_is_to_be(
         FileSink(tmp_path / "a" / "b" / "orders.jsonl", private=private).write([document("a")])
     finally:
         os.umask(before)
-    assert {stat.S_IMODE(each.stat().st_mode) for each in (tmp_path / "a").rglob("*")} == modes
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "a").rglob("*")} == modes
     assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == max(modes)
 
 
@@ -208,7 +208,7 @@ except OSError as error:
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=True
     )
     assert completed.stdout.startswith("OSError")
-    assert [each["id"] for each in lines(path)] == ["a"]
+    assert [line["id"] for line in lines(path)] == ["a"]
 
 
 @pytest.mark.parametrize("rotate", [None, 2000])
@@ -223,7 +223,7 @@ for number in range(100):
 """
     many = [subprocess.Popen([sys.executable, "-c", script, str(n)], env=dict(os.environ)) for n in range(3)]
     assert [each.wait(30) for each in many] == [0, 0, 0]
-    found = [each["id"] for file in tmp_path.iterdir() for each in lines(file)]
+    found = [line["id"] for file in tmp_path.iterdir() for line in lines(file)]
     assert sorted(found) == sorted(
         f"{n}-{number}" for n in range(3) for number in range(100) for _ in range(2)
     )

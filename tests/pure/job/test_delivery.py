@@ -123,7 +123,7 @@ def test_postponed_attempts_do_not_displace_failures_from_the_history() -> None:
         away = Failure(type="BrokerUnavailable", message=f"away for {count} s")
         held.message = make_settlement(Postpone(1.0, away), held, worker="w", ttl=60)[3]
     words = make_settlement(RetryVerdict(0, FAILURE), held, worker="w", ttl=60)
-    kept = [(each.attempt, each.message) for each in read_command(words[3]).failures]
+    kept = [(failure.attempt, failure.message) for failure in read_command(words[3]).failures]
     assert kept == [(1, "old"), (2, "away for 19 s"), (2, "no")]
 
 

@@ -122,7 +122,7 @@ def digest(*annotations: Any, default: Any = inspect.Parameter.empty, name: str 
     def function() -> None: ...
 
     function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    function.__annotations__ = {each.name: each.annotation for each in parameters}
+    function.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return Parameters("t", function).make_digest()
 
 

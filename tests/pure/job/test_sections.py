@@ -255,7 +255,7 @@ async def test_a_decorated_coroutine_function_waits_in_the_colour_of_its_caller(
         return "done"
 
     assert await on_trio() == "done"
-    assert [round(each - calls[0]) for each in calls] == [0, 100, 300, 700]
+    assert [round(call - calls[0]) for call in calls] == [0, 100, 300, 700]
     calls.clear()
     with trio.move_on_after(250) as scope:
         await on_trio()

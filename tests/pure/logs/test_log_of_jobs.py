@@ -56,7 +56,7 @@ def test_log_of_a_job_is_the_same_with_other_eliot_destinations(trace: str, leve
     finally:
         eliot.remove_destination(heard.append)
     assert [each.pop("task_level")[-1] for each in expected] == [1, 2]
-    assert [each.pop("task_level")[-1] for each in lines] == [1, 2]
+    assert [line.pop("task_level")[-1] for line in lines] == [1, 2]
     assert (
         len({each.pop("task_uuid") for each in expected})
         == len({each.pop("task_uuid") for each in lines})
@@ -91,7 +91,7 @@ def test_what_eliot_adds_to_each_message_is_in_a_jobs_line() -> None:
         lines = ended_lines(LogWriter(stream), stream)
     finally:
         fields.clear()
-    assert [each["region"] for each in lines] == ["north", "north"]
+    assert [line["region"] for line in lines] == ["north", "north"]
 
 
 def test_where_eliot_keeps_its_listeners_elsewhere_everything_goes_through_it(
@@ -106,7 +106,7 @@ def test_where_eliot_keeps_its_listeners_elsewhere_everything_goes_through_it(
     monkeypatch.setattr(eliot, "Logger", Elsewhere)
     lines = ended_lines(journal, stream)
     assert not journal.is_only_destination
-    assert [each["job"] for each in lines] == ["j1", "j1"]
+    assert [line["job"] for line in lines] == ["j1", "j1"]
 
 
 def test_what_else_there_is_to_say_of_a_job_is_said() -> None:
@@ -144,7 +144,7 @@ class Dicts:
     def write(self, messages: Sequence[dict[str, Any]]) -> int:
         if self.broken:
             raise OSError("gone")
-        self.taken += [dict(each) for each in messages]
+        self.taken += [dict(message) for message in messages]
         return len(messages)
 
 
@@ -152,7 +152,7 @@ def test_an_outlet_of_the_users_own_is_given_dicts() -> None:
     outlet = Dicts()
     ended_lines(LogWriter(outlet), io.StringIO())
     jobs = [each for each in outlet.taken if each.get("message_type") == "celery5:job"]
-    assert [each["job"] for each in jobs] == ["j1", "j1"]
+    assert [job["job"] for job in jobs] == ["j1", "j1"]
     assert all(isinstance(each["task_level"], list) and "trace" not in each for each in jobs)
 
 
@@ -169,4 +169,4 @@ def test_what_could_not_be_said_of_a_job_is_brought_again_as_a_dict() -> None:
     journal.start_retries()
     ended_lines(journal, io.StringIO())
     jobs = [each for each in journal.take_unwritten(100) if each.get("message_type") == "celery5:job"]
-    assert [each["job"] for each in jobs] == ["j1", "j1"]
+    assert [job["job"] for job in jobs] == ["j1", "j1"]

@@ -107,7 +107,7 @@ def test_a_level_of_its_own_stays() -> None:
     with lines(root=logging.ERROR) as log_lines:
         LOGGER.warning("x")
         LOGGER.error("y")
-    assert [each["message"] for each in log_lines] == ["y"]
+    assert [line["message"] for line in log_lines] == ["y"]
 
 
 class Chatty:
@@ -137,7 +137,7 @@ def test_it_never_raises_and_never_goes_round_in_circles() -> None:
         LOGGER.info("x", extra={"of": Broken(), "number": 10**30, "half": "\ud800"})
         LOGGER.info(Broken())
         LOGGER.info("after")
-    assert [each["message"] for each in log_lines[:3]] == [
+    assert [line["message"] for line in log_lines[:3]] == [
         "chatty",
         "%d orders (its values do not fit: TypeError)",
         "%s (its values do not fit: RuntimeError)",
@@ -155,7 +155,7 @@ def test_a_time_limit_that_hits_it_goes_through_and_leaves_nothing_locked() -> N
         with pytest.raises(SoftTimeLimitExceeded):
             LOGGER.info("%s", Slow())
         LOGGER.info("after")
-    assert [each["message"] for each in log_lines] == ["after"]
+    assert [line["message"] for line in log_lines] == ["after"]
 
 
 def test_threads_may_log_at_once() -> None:
@@ -165,8 +165,8 @@ def test_threads_may_log_at_once() -> None:
 
     with lines() as log_lines:
         threads = [threading.Thread(target=log) for _ in range(8)]
-        for each in threads:
-            each.start()
+        for thread in threads:
+            thread.start()
         for each in threads:
             each.join(30)
     assert len(log_lines) == 1600

@@ -72,7 +72,7 @@ class History:
 
     def changes(self) -> list[str]:
         """Return what somebody was notified of."""
-        return [one.change for one in self.notifications]
+        return [notification.change for notification in self.notifications]
 
 
 def test_alert_fires_and_resolves_after_their_durations() -> None:
@@ -95,7 +95,7 @@ def test_alert_fires_and_resolves_after_their_durations() -> None:
         *("firing", "firing", "firing", "inactive"),
     ]
     assert history.changes() == ["fired", "resolved"]
-    assert [one.at for one in history.notifications] == [70, 120]
+    assert [notification.at for notification in history.notifications] == [70, 120]
     assert {one.since for one in history.notifications} == {10}
 
 
@@ -121,7 +121,7 @@ def test_a_silence_keeps_the_notification_back_until_it_is_over() -> None:
     history.measure(0, 200, silenced)
     assert history.measure(60, 200, silenced) == "firing"
     assert history.changes() == []
-    assert [one.silenced for one in history.transitions] == [True]
+    assert [transition.silenced for transition in history.transitions] == [True]
     history.measure(101, 200, silenced)
     assert history.changes() == ["fired"]
 
@@ -132,7 +132,7 @@ def test_nobody_is_notified_that_an_alert_resolves_that_nobody_was_notified_of()
         history.measure(now, value, {"*": 1000.0})
     assert history.instances == ()
     assert history.changes() == []
-    assert [one.change for one in history.transitions] == ["fired", "resolved"]
+    assert [transition.change for transition in history.transitions] == ["fired", "resolved"]
 
 
 def test_silenced_alert_notifies_of_its_end_if_it_did_of_its_start() -> None:
@@ -175,9 +175,9 @@ def test_no_alert_fires_twice_without_a_resolution_between(
     expected = ["fired", "resolved"] * len(taken)
     assert history.changes() == expected[: len(history.changes())]
     assert len({one.id for one in history.transitions}) == len(history.transitions)
-    for one in history.transitions:
-        if one.change == "fired":
-            assert one.at - one.since >= for_
+    for transition in history.transitions:
+        if transition.change == "fired":
+            assert transition.at - transition.since >= for_
 
 
 @given(steps)

@@ -171,7 +171,7 @@ def test_the_last_attempt_is_told_also_when_two_ended_in_the_same_millisecond() 
         story = add_attempts(None, records)
         assert story is not None
         assert (story.state, story.attempt) == (JobState.SUCCESS, 2)
-        assert [one.attempt for one in story.attempts] == [1, 2]
+        assert [attempt.attempt for attempt in story.attempts] == [1, 2]
 
 
 def test_the_last_attempt_is_told_also_when_the_history_has_only_the_ones_before() -> None:
@@ -181,7 +181,7 @@ def test_the_last_attempt_is_told_also_when_the_history_has_only_the_ones_before
     details = make_job_details("a", "till", place="", message=b"", document=document)
     story = add_attempts(details, [JobRecord(id="a", queue="till", state="DEAD", ended=7.0)])
     assert story is not None
-    assert [(one.replays, one.state, one.ended) for one in story.attempts] == [
+    assert [(attempt.replays, attempt.state, attempt.ended) for attempt in story.attempts] == [
         (0, "DEAD", 7.0),
         (1, "SUCCESS", 9.0),
     ]

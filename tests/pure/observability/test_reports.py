@@ -157,7 +157,7 @@ def test_a_report_with_as_many_series_as_may_be_is_read() -> None:
     labels = [
         {"queue": f"queue-{n}", "task": f"shop.tasks.task_{n}", "state": "success"} for n in range(MAX_SERIES)
     ]
-    family = make_counter("celery5_jobs_total", "h", *[(1.0, each) for each in labels])
+    family = make_counter("celery5_jobs_total", "h", *[(1.0, label) for label in labels])
     report = maker.make([family], kind="worker")
     packed = report.pack()
     assert len(zlib.decompress(packed)) > 300_000

@@ -55,7 +55,7 @@ def test_next_process_removes_only_what_a_killed_one_left(place: Path) -> None:
     (place / "kind-link").symlink_to(target)
     with temporary_folder("kind"):
         assert not folder.exists()
-    assert {each.name for each in place.iterdir()} == {"kind-strange", "kind-begun", "target", "kind-link"}
+    assert {path.name for path in place.iterdir()} == {"kind-strange", "kind-begun", "target", "kind-link"}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")

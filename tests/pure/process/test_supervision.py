@@ -118,7 +118,7 @@ def test_the_waits_grow() -> None:
 
 def test_a_service_is_named_after_its_class_or_function() -> None:
     steps = check_boot_steps([], [StockPrices, work, "shop.prices:HTTPPrices"])
-    assert [each.name for each in steps] == ["stock-prices", "work", "httpprices"]
+    assert [step.name for step in steps] == ["stock-prices", "work", "httpprices"]
 
 
 @pytest.mark.parametrize(

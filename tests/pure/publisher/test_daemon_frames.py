@@ -52,7 +52,7 @@ WORDS = [
 def test_frames_come_whole_and_in_order_however_they_are_cut(
     words: list[ClientHello | PublishRequest], cuts: list[int]
 ) -> None:
-    sent, frames, found = b"".join(encode_frame(each) for each in words), FrameReader(10_000), list[object]()
+    sent, frames, found = b"".join(encode_frame(word) for word in words), FrameReader(10_000), list[object]()
     while sent:
         size = cuts.pop() if cuts else len(sent)
         frames.feed(sent[:size])

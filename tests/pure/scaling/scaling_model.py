@@ -47,7 +47,7 @@ class Story(NamedTuple):
 
     def between(self, begin: float, end: float) -> list[Step]:
         """The steps of a time."""
-        return [each for each in self.steps if begin <= each.at < end]
+        return [step for step in self.steps if begin <= step.at < end]
 
     def workers(self, begin: float, end: float) -> list[int]:
         """The workers that were wanted at each look of a time."""

@@ -273,7 +273,7 @@ def test_a_ramp_is_climbed_and_descended_without_a_step_back() -> None:
 
 def test_one_spike_makes_one_step_and_its_undoing() -> None:
     story = live(POLICY, lambda _now: 2.0, seconds=HOUR, glitch=lambda now: 5000.0 if now == 600.0 else 0.0)
-    assert [(each.before, each.after) for each in story.steps] == [
+    assert [(step.before, step.after) for step in story.steps] == [
         (Scale(1), Scale(1, 2)),
         (Scale(1, 2), Scale(1)),
     ]

@@ -61,7 +61,7 @@ def test_lives_of_one_process_are_one_worker_whose_slots_count_once() -> None:
         {"trio": 4},
     )
     assert (web.executing, web.prefetch) == ({"trio": 4}, 2.0)
-    assert [(each.name, each.queues) for each in web.command_targets] == [
+    assert [(target.name, target.queues) for target in web.command_targets] == [
         ("web:a", ("near",)),
         ("web@mails:c", ("post",)),
     ]

@@ -130,8 +130,8 @@ def test_a_mix_never_asks_for_a_negative_number_nor_for_more_than_a_batch(
     reads: list[dict[str, int]], rooms: dict[str, int]
 ) -> None:
     mix = KindMix()
-    for each in reads:
-        mix.record(each)
+    for read in reads:
+        mix.record(read)
     count = mix.get_read_limit(rooms)
     assert 0 <= count <= max(BATCH, *rooms.values())
     if any(sum(each.values()) for each in reads):
@@ -155,8 +155,8 @@ def test_with_one_kind_of_job_the_others_hardly_count(kind: str, rooms: dict[str
 @given(st.lists(st.fixed_dictionaries({"trio": st.integers(0, 9), "thread": st.integers(1, 9)}), min_size=1))
 def test_the_shares_of_a_mix_follow_what_was_read(reads: list[dict[str, int]]) -> None:
     mix = KindMix()
-    for each in reads:
-        mix.record(each)
+    for read in reads:
+        mix.record(read)
     # Room for one thread job: at most about as many are read as usually bring one of those.
     count = mix.get_read_limit({"trio": 10**6, "thread": 1})
     rarest = min(each["thread"] / sum(each.values()) for each in reads)

@@ -32,7 +32,7 @@ def test_what_workers_hold_and_how_long_it_takes_is_added_up() -> None:
         TaskLoad(queue="q", task="a", kind="trio", running=5, mean=1.5),
         TaskLoad(queue="q", task="b", kind="thread", running=1, mean=5.0),
     )
-    assert [(each.name, each.prefetch) for each in found.workers] == [("1", 1.0), ("2", 2.0)]
+    assert [(worker.name, worker.prefetch) for worker in found.workers] == [("1", 1.0), ("2", 2.0)]
 
 
 def test_jobs_that_schedules_will_send_soon_are_there_before_they_are_sent() -> None:

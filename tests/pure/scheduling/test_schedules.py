@@ -49,7 +49,7 @@ def done(schedule: Schedule, now: int, *, busy: bool = False) -> ScheduleStep:
 
 def seconds(found: ScheduleStep) -> list[int]:
     """The fire times that are published, in seconds from the beginning."""
-    return [(each.at - NOW) // 1000 for each in found.fires]
+    return [(fire.at - NOW) // 1000 for fire in found.fires]
 
 
 def test_it_fires_at_its_time_and_not_before_and_then_at_the_next() -> None:
@@ -102,7 +102,7 @@ def test_years_of_absence_take_no_time() -> None:
     assert found.has_more_missed
     assert found.missed >= 1000
     assert len(found.fires) == 50 + MAX_FIRES_PER_STEP
-    times = [each.at for each in found.fires]
+    times = [fire.at for fire in found.fires]
     assert times == sorted(set(times))
     assert NOW + 10**11 - 60_000 < times[-1] <= NOW + 10**11
 
@@ -114,7 +114,7 @@ def test_more_than_fits_into_one_step_follows_in_the_next() -> None:
         if step is None:
             break
         assert len(step.fires) <= MAX_FIRES_PER_STEP
-        found += [each.at - NOW for each in step.fires]
+        found += [fire.at - NOW for fire in step.fires]
         schedule = step.new_state
     assert found == list(range(1, 251))
 
@@ -267,7 +267,7 @@ def test_whatever_happens_each_fire_time_is_settled_once_and_in_order(
             continue
         assert decode_schedule(encode_schedule(found.new_state)) == found.new_state
         assert found.new_state.rev == schedule.rev + 1
-        published += [each.at for each in found.fires]
+        published += [fire.at for fire in found.fires]
         before = (schedule.next or 0) - every
         passed = ((found.new_state.next or 0) - every - before) // every
         held = (found.new_state.waiting is not None) - (schedule.waiting is not None)
@@ -298,7 +298,7 @@ def test_three_who_fire_at_their_own_pace_publish_each_time_once() -> None:
             hands[who] = None
             if held[0] == kept:
                 kept = encode_schedule(held[1].new_state)
-                published += [each.at for each in held[1].fires]
+                published += [fire.at for fire in held[1].fires]
     assert published == [NOW + 7 * n - NOW % 7 for n in range(1, len(published) + 1)]
 
 

@@ -63,7 +63,7 @@ async def test_no_box_is_started_before_a_job_needs_one_and_no_more_than_there_a
             await ask(app, "add", 1)
             await until(lambda: len(lines.of("box:started")) == 1)
             results = await app.asend_many([app.tasks["add"].s(n) for n in range(40)])
-            assert [await each.aget(LIMIT) for each in results] == [n + 1 for n in range(40)]
+            assert [await result.aget(LIMIT) for result in results] == [n + 1 for n in range(40)]
             await until(lambda: len(lines.of("box:started")) == 2)
             # Boxes of another kind make room for each other.
             assert await ask(app, "shell", "double", 21) == 42

@@ -32,7 +32,7 @@ def test_a_box_and_all_that_it_has_started_end_with_a_worker_that_is_killed(
     (tmp_path / "first").unlink()
     another = staff.start()  # the job was put back, and counted
     wait_until((tmp_path / "first").exists, within=30)
-    assert [each.attempt for each in staff.notes()] == [1, 1]
+    assert [note.attempt for note in staff.notes()] == [1, 1]
     again = [int(each) for each in (tmp_path / "first").read_text().split()]
     another.signal(signal.SIGKILL)
     assert_they_end(again)

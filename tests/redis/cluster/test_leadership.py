@@ -65,7 +65,7 @@ class Contest:
             self.all[name] = start_process(
                 words, cwd=Path.cwd(), env=os.environ, stdout=output, stderr=output
             )
-        wait_until(lambda: any(each.name == name for each in self.notes()), within=LIMIT)
+        wait_until(lambda: any(note.name == name for note in self.notes()), within=LIMIT)
 
     def send(self, name: str, number: signal.Signals) -> None:
         """Send it a signal."""
@@ -188,7 +188,7 @@ def test_whatever_befalls_three_of_them_no_two_act_at_once(held: Contest) -> Non
         what = chance.choice([signal.SIGKILL, signal.SIGSTOP, signal.SIGSTOP, signal.SIGTERM])
         if chance.random() < 0.7:  # most of the time it is the leader's turn
             name = next(
-                (each.name for each in reversed(held.notes("act")) if held.all[each.name].poll() is None),
+                (note.name for note in reversed(held.notes("act")) if held.all[note.name].poll() is None),
                 name,
             )
         held.send(name, what)
@@ -236,7 +236,7 @@ async def test_a_leader_says_what_it_is(
     assert (first.status_line, second.status_line) == ("", "stands by: a leads")
     assert first.get_epoch_environment() == {EPOCH_VARIABLE: str(epoch)}
     assert first.conditions() == second.conditions() == {"leadership": ""}
-    assert [each.samples[0].value for each in first.metric_families()] == [1, epoch]
+    assert [family.samples[0].value for family in first.metric_families()] == [1, epoch]
     clock["a"] += LEASE  # nothing was heard for so long
     assert (first.is_leader, first.has_valid_lease) == (True, False)
     assert first.conditions()["leadership"].startswith("it cannot tell")

@@ -79,7 +79,7 @@ def test_a_controller_under_systemd(machine: Machine) -> None:
     assert "jobs put back" in machine.run(f"journalctl -u {WORKER}")
 
     # The Controller dies: its members go on, and the next one takes them over.
-    pids = [shown(machine, "MainPID", MEMBER.format(each)) for each in units]
+    pids = [shown(machine, "MainPID", MEMBER.format(unit)) for unit in units]
     controller = shown(machine, "MainPID", "celery5-controller")
     machine.run(f"kill -9 {controller}")
     machine.until(

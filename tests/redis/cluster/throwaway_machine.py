@@ -77,8 +77,8 @@ def throwaway_machine() -> Iterator[Machine]:
         space, units = Path(folder, "space"), Path(folder, "units")
         space.mkdir()
         units.mkdir()
-        for each in (_CHECKOUT / "systemd").iterdir():
-            shutil.copy(each, units)
+        for path in (_CHECKOUT / "systemd").iterdir():
+            shutil.copy(path, units)
         for name, text in _UNITS.items():
             (units / name).write_text(text)
         machine = [
@@ -114,7 +114,7 @@ def _let_it_boot(process: "subprocess.Popen[str]", space: Path, token: str) -> N
     assert process.stdout is not None
     said = process.stdout.readline().strip()
     assert said == "canaries are out", said + process.stdout.read()
-    seen = [each for each in _CANARIES if Path("/", each, token).exists()]
+    seen = [canary for canary in _CANARIES if Path("/", canary, token).exists()]
     assert not seen, f"what is written inside is seen outside, in {seen}: nothing is booted"
     assert not list(space.iterdir()), "its root is seen outside: nothing is booted"
     process.stdin.write("boot\n")

@@ -147,10 +147,10 @@ class Staff:
     def sidecars(self) -> list[int]:
         """The process ids of all sidecars that speak where these workers do."""
         found = []
-        for each in Path("/proc").glob("[0-9]*"):
+        for path in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):  # it has just ended, or is another user's
-                if (each / "comm").read_text() == "celery5-sidecar\n" and self._is_ours(each):
-                    found.append(int(each.name))
+                if (path / "comm").read_text() == "celery5-sidecar\n" and self._is_ours(path):
+                    found.append(int(path.name))
         return found
 
     def _is_ours(self, process: Path) -> bool:

@@ -45,7 +45,7 @@ async def test_each_worker_that_lives_answers(app: App) -> None:
     async with working(app, name="w1"), working(app, name="w2"):
         assert await app.control.aworkers() == ("w1", "w2")
         replies = await app.control.aping()
-        assert [(each.worker, each.ok) for each in replies] == [("w1", True), ("w2", True)]
+        assert [(reply.worker, reply.ok) for reply in replies] == [("w1", True), ("w2", True)]
         assert replies[0].answer["pong"].startswith("w1:")
         with trio.fail_after(30):
             answered = False
@@ -122,7 +122,7 @@ async def test_a_paused_queue_is_read_by_nobody_also_not_by_workers_that_begin_l
     double, _ = with_tasks(app)
     async with working(app, name="w1"), working(app, name="w2"):
         replies = await app.control.asend("pause-queue", {"queue": "default"})
-        assert [each.answer for each in replies] == [{"queue": "default", "state": "paused"}] * 2
+        assert [reply.answer for reply in replies] == [{"queue": "default", "state": "paused"}] * 2
     async with working(app, name="w1"):
         handle = await double.adelay(2)
         assert (await told(app, "stats"))["queues"] == {"default": "paused"}
@@ -163,7 +163,9 @@ async def test_a_queue_that_is_paused_is_seen_to_be_also_before_anything_was_sen
     assert not (await app.ainfo()).queues
     await app.aperform(commands.pause_queue(app.keys, "default"))
     assert (await app.ainfo("default")).queues["default"].paused
-    assert [(each.queue, each.paused) for each in (await app.ainfo()).queues.values()] == [("default", True)]
+    assert [(queue.queue, queue.paused) for queue in (await app.ainfo()).queues.values()] == [
+        ("default", True)
+    ]
     await app.aperform(commands.resume_queue(app.keys, "default"))
     assert not (await app.ainfo()).queues
 
@@ -173,7 +175,7 @@ async def test_workers_that_do_not_read_a_queue_make_its_pause_no_failure(app: A
     async with working(app, name="w1"), working(app, name="w2", queues=["mail"]):
         for command in ("pause-queue", "resume-queue"):
             replies = await app.control.asend(command, {"queue": "default"})
-            assert [(one.worker, one.ok, one.concerned) for one in replies] == [
+            assert [(reply.worker, reply.ok, reply.concerned) for reply in replies] == [
                 ("w1", True, True),
                 ("w2", False, False),
             ]
@@ -181,7 +183,7 @@ async def test_workers_that_do_not_read_a_queue_make_its_pause_no_failure(app: A
             (entry, *_) = await app.audit.alist()
             assert (entry.action, entry.count, entry.outcome) == (f"worker:{command}", 1, "done")
         replies = await app.control.asend("pause-queue", {"queue": "nowhere"})
-        assert [one.worker for one in find_failures(replies)] == ["w1", "w2"]
+        assert [failure.worker for failure in find_failures(replies)] == ["w1", "w2"]
         replies = await app.control.asend("pause-queue", {"queue": "default"}, to=["w1", "gone"], timeout=0.5)
         assert [one.worker for one in find_failures(replies)] == ["gone"]
         (entry, *_) = await app.audit.alist()
@@ -215,7 +217,7 @@ async def test_a_job_that_one_worker_stops_is_no_failure_of_the_others(app: App)
             while await handle.astatus() != "EXECUTING":
                 await trio.sleep(0.05)
         replies = await app.control.asend("revoke", {"id": handle.id}, timeout=30)
-        assert [(one.worker, one.ok) for one in replies] == [("w1", True), ("w2", False)], replies
+        assert [(reply.worker, reply.ok) for reply in replies] == [("w1", True), ("w2", False)], replies
         assert find_failures(replies) == []
         (entry,) = await app.audit.alist()
         assert (entry.action, entry.count, entry.outcome) == ("worker:revoke", 1, "done")

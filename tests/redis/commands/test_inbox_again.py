@@ -13,7 +13,7 @@ from tests.redis.commands.forging import INBOX, answer, order, put, signed
 from tests.redis.commands.test_inbox import pauses, posted
 from tests.redis.worker.workers import until
 
-IDEMPOTENT = {one.name for one in COMMAND_DEFINITIONS.values() if one.is_idempotent}
+IDEMPOTENT = {definition.name for definition in COMMAND_DEFINITIONS.values() if definition.is_idempotent}
 
 
 async def test_a_command_that_came_too_late_has_its_worker_ask_what_is_paused(

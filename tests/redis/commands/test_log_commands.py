@@ -66,7 +66,7 @@ def test_the_level_of_the_log_is_set_while_the_worker_runs(talker: tuple[Employe
     worker, app = talker
 
     def said() -> list[str]:
-        return [each["message"] for each in worker.lines("log") if each["logger"] == "talk"]
+        return [line["message"] for line in worker.lines("log") if line["logger"] == "talk"]
 
     app.signature("say").delay().get(timeout=30)
     wait_until(lambda: said() == ["aloud"])
@@ -91,5 +91,5 @@ def test_a_trace_goes_from_the_producer_through_one_job_to_the_next(talker: tupl
         job = app.signature("pass_on").delay()
     assert job.get(timeout=30) == TRACE
     wait_until(lambda: len(worker.lines("job")) == 2)
-    assert {each["trace"] for each in worker.lines("job")} == {TRACE}
+    assert {line["trace"] for line in worker.lines("job")} == {TRACE}
     assert app.signature("hear").delay().get(timeout=30) == ""

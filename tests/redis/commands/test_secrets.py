@@ -84,7 +84,7 @@ async def test_no_object_of_a_process_shows_the_password_of_its_broker(
     async with working(app), trio.open_nursery() as nursery:
         one = await start(nursery, app, page=scheduler.SCHEDULER)
         results = [await far.adelay(), await near.adelay()]
-        assert [await each.aget(30) for each in results] == [1, 2]
+        assert [await result.aget(30) for result in results] == [1, 2]
         values = [app, app.settings, app.connections, app.brokers, app.control, results, far, near, near.s()]
         found = [
             get_origins(app),

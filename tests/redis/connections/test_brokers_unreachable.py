@@ -148,7 +148,7 @@ async def test_workers_on_the_other_brokers_are_commanded(
         await trio.to_thread.run_sync(own_server.kill)
         with app.brokers.reachable() as away:
             replies = await app.control.aping(timeout=30)
-        assert [(each.worker, each.ok) for each in replies] == [("web1", True)]
+        assert [(reply.worker, reply.ok) for reply in replies] == [("web1", True)]
         assert list(away) == ["mails"]
     far.close()
 

@@ -54,8 +54,8 @@ def test_however_the_server_flaps_no_job_runs_twice_while_nobody_died(
     time.sleep(LEASE)  # whoever was to be recovered by now has been
     gate.touch()
     gather(sent, timeout=60, return_exceptions=False)
-    assert Counter(each.job for each in own_staff.notes()) == dict.fromkeys([each.id for each in sent], 1)
-    assert [each.lines("recoverer:recovered") for each in workers] == [[], [], []]
+    assert Counter(note.job for note in own_staff.notes()) == dict.fromkeys([each.id for each in sent], 1)
+    assert [worker.lines("recoverer:recovered") for worker in workers] == [[], [], []]
     assert [each.lines("worker:restarted") for each in workers] == [[], [], []]
 
 
@@ -74,7 +74,7 @@ def test_a_worker_that_died_in_an_outage_is_recovered_after_it(
         time.sleep(2 * LEASE)
     gate.touch()
     gather(sent, timeout=30, return_exceptions=False)
-    assert Counter(each.job for each in own_staff.notes()) == dict.fromkeys([each.id for each in sent], 2)
+    assert Counter(note.job for note in own_staff.notes()) == dict.fromkeys([each.id for each in sent], 2)
     assert [each.lines("worker:restarted") for each in others] == [[], []]
     with redis.Redis.from_url(own_server.url, decode_responses=True) as client:
         left = own_staff.app.queue("default").leases

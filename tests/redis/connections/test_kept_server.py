@@ -224,8 +224,8 @@ def test_data_of_a_backup_is_gone_on_with(keep: Keep, short_path: Path) -> None:
     server.stop()
     other = short_path / "other"
     other.mkdir()
-    for each in server.folder.glob("appendonly*"):
-        each.rename(other / each.name)
+    for path in server.folder.glob("appendonly*"):
+        path.rename(other / path.name)
     second = keep(folder=str(other))
     second.start()
     with client(second) as line:

@@ -58,7 +58,7 @@ def test_a_slow_server_slows_jobs_down_and_does_no_harm(own_staff: Staff, own_se
         sent = [each for _ in range(5) for each in send(own_staff, "nap", 0.01, count=20)]
         gather(sent, timeout=30)
     assert_none_doubled(own_staff, sent)
-    assert [each.lines("worker:restarted") for each in workers] == [[], []]
+    assert [worker.lines("worker:restarted") for worker in workers] == [[], []]
     assert_back_in_time(own_staff)
 
 
@@ -73,7 +73,7 @@ def test_workers_go_on_after_the_server_was_paused(
     assert_back_in_time(own_staff)
     gather(sent, timeout=30)
     assert_none_doubled(own_staff, sent)
-    assert [each.lines("worker:restarted") for each in workers] == [[], []]
+    assert [worker.lines("worker:restarted") for worker in workers] == [[], []]
 
 
 def test_scheduled_and_dead_jobs_survive_a_restart_of_redis(
@@ -104,7 +104,7 @@ def test_scheduled_and_dead_jobs_survive_a_restart_of_redis(
     graves = app.perform(jobs.list_dead_jobs(app.queue("default"), count=10))
     assert len(graves) == 2
     assert far.status() is JobState.SCHEDULED
-    runs = Counter(each.job for each in own_staff.notes("begin"))
+    runs = Counter(note.job for note in own_staff.notes("begin"))
     assert (runs[due.id], runs[held.id], runs[far.id]) == (1, 2, 0)
 
 

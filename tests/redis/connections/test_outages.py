@@ -31,7 +31,7 @@ def assert_back_in_time(staff: Staff, since: float | None = None) -> None:
 
 def assert_none_doubled(staff: Staff, sent: list[AsyncResult[int]]) -> None:
     """Each job ran once: its worker lived all the time."""
-    runs = Counter(each.job for each in staff.notes("begin"))
+    runs = Counter(note.job for note in staff.notes("begin"))
     assert {each.id: runs[each.id] for each in sent} == {each.id: 1 for each in sent}
 
 
@@ -62,7 +62,7 @@ def test_workers_go_on_after_the_server_was_frozen(own_staff: Staff, own_server:
     assert_back_in_time(own_staff)
     gather(sent, timeout=30)
     assert_none_doubled(own_staff, sent)
-    assert [each.lines("worker:restarted") for each in workers] == [[], []]
+    assert [worker.lines("worker:restarted") for worker in workers] == [[], []]
 
 
 def test_outcomes_are_kept_while_the_server_is_away_and_settled_when_it_is_back(
@@ -123,7 +123,7 @@ def test_a_worker_without_a_lease_begins_again_only_when_the_server_takes_writes
         before = int(client.info("stats")["total_connections_received"])
         refused = []
         try:
-            wait_until(lambda: any("OOM" in each["why"] for each in worker.lines("worker:restarted")))
+            wait_until(lambda: any("OOM" in line["why"] for line in worker.lines("worker:restarted")))
             time.sleep(4.0)  # it would begin a dozen times
             refused = worker.lines("worker:restarted")
             assert int(client.info("stats")["total_connections_received"]) - before < 25
@@ -152,4 +152,4 @@ def test_a_worker_waits_while_the_server_refuses_to_write(
     gather(sent, timeout=BACK, return_exceptions=False)
     assert_back_in_time(own_staff, back)
     assert_none_doubled(own_staff, sent)
-    assert [each.process.poll() for each in workers] == [None, None]
+    assert [worker.process.poll() for worker in workers] == [None, None]

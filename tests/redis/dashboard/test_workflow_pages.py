@@ -127,7 +127,7 @@ async def test_what_is_undone_and_where_a_run_failed_is_on_its_page_and_in_the_l
         )
         html = await client.load("workflows/order-1")
         shown = read_text(html)
-        assert all(one in shown for one in words)
+        assert all(word in shown for word in words)
         assert "; ".join(words) in await client.look("workflows")
         assert "refund (undo of node 0) FAILED" in re.sub(r"\s+", " ", shown)
         assert "told (on_failure of the run)" in shown

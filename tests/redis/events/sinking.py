@@ -36,7 +36,7 @@ class Kept:
     def write(self, documents: Sequence[ResultDocument]) -> Any:
         """In a thread."""
         self.batches.append(len(documents))
-        refused = [each.id for each in documents if self.refuses(each)]
+        refused = [document.id for document in documents if self.refuses(document)]
         if refused:
             raise ValueError(f"{self.name} will not have {refused[0]}")
         self.documents += documents
@@ -44,7 +44,7 @@ class Kept:
     @property
     def values(self) -> list[Any]:
         """The values of what it has, in order."""
-        return [each.value for each in self.documents]
+        return [document.value for document in self.documents]
 
 
 class Hanging(Kept):

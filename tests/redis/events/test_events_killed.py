@@ -43,11 +43,11 @@ def ended(routers: list[Process]) -> Generator[None, None, None]:
     try:
         yield
     finally:
-        for each in routers:
-            each.kill()
-            each.wait()
-            assert each.stdout is not None
-            each.stdout.close()
+        for router in routers:
+            router.kill()
+            router.wait()
+            assert router.stdout is not None
+            router.stdout.close()
 
 
 def left(client: Any, app: App) -> int:

@@ -20,7 +20,9 @@ def waiting(queue: Queue, sink: str = SINK) -> list[Any]:
 
 
 def settle(queue: Queue, settlement: Settlement, *documents: tuple[bytes, str, bytes]) -> int:
-    return int(queue(jobs.settle(queue.keys, "w", [settlement], [SinkDocument(*each) for each in documents])))
+    return int(
+        queue(jobs.settle(queue.keys, "w", [settlement], [SinkDocument(*document) for document in documents]))
+    )
 
 
 def collect(
@@ -107,7 +109,7 @@ def test_a_revoked_job_is_handed_on_whether_a_worker_has_it_or_not(queue: Queue,
 
 def test_what_one_has_taken_no_other_is_given_until_its_time_is_over(queue: Queue) -> None:
     put(queue, b"1", b"2", b"3")
-    assert [each.document for each in collect(queue, most=2).documents] == [b"1", b"2"]
+    assert [document.document for document in collect(queue, most=2).documents] == [b"1", b"2"]
     found = collect(queue)
     assert [each.document for each in found.documents] == [b"3"]
     assert found.retry_in == pytest.approx(60, abs=30)
@@ -133,14 +135,14 @@ def test_what_is_delivered_goes_and_then_nothing_is_left(queue: Queue) -> None:
     assert nothing_is_left(queue)
     # Also when the clock has gone back meanwhile: nothing is remembered that would hide what comes now.
     queue.client.xadd(queue.keys.documents_for(SINK), {"document": b"old"}, id="5-0")
-    assert [each.document for each in collect(queue).documents] == [b"old"]
+    assert [document.document for document in collect(queue).documents] == [b"old"]
 
 
 def test_what_is_put_off_is_given_again_then_and_counted_if_it_was_tried(queue: Queue) -> None:
     (entry,) = put(queue, b"1")
     collect(queue)
     assert queue(events_calls.defer_documents(queue.keys, SINK, [entry], delay=0, tried=False)) == 1
-    assert [each.tries for each in collect(queue).documents] == [0]
+    assert [document.tries for document in collect(queue).documents] == [0]
     queue(events_calls.defer_documents(queue.keys, SINK, [entry], delay=0, tried=True))
     assert [each.tries for each in collect(queue).documents] == [1]
     queue(events_calls.defer_documents(queue.keys, SINK, [entry], delay=60, tried=True))
@@ -161,7 +163,7 @@ def test_what_is_buried_is_in_the_dead_letter_queue_and_given_again_once(queue: 
         [DONE],
         [GONE],
     ]
-    assert [each.document for each in collect(queue).documents] == [b"1"]
+    assert [document.document for document in collect(queue).documents] == [b"1"]
     assert not queue.client.exists(queue.keys.dead)
 
 

@@ -19,7 +19,7 @@ from tests.redis.worker.workers import Lines, leftovers, until, until_async, wor
 
 async def send(app: App, task: Any, *values: Any) -> None:
     """Send and wait until all have ended."""
-    for one in await app.asend_many([task.s(each) for each in values]):
+    for one in await app.asend_many([task.s(value) for value in values]):
         await one.astatus()
         try:
             await one.aget(timeout=30)
@@ -79,11 +79,11 @@ async def test_how_many_documents_wait_for_a_sink_is_seen(app: App) -> None:
     async with delivering(app) as sinks:
         await until(lambda: sinks.get_waiting_counts() == {hanging.name: 7})
         (waiting,) = [
-            each
-            for each in DocumentMetrics(
+            family
+            for family in DocumentMetrics(
                 delivered=sinks.get_counts, waiting=sinks.get_waiting_counts, published=dict
             ).metric_families()
-            if each.name == "celery5_sink_documents_waiting"
+            if family.name == "celery5_sink_documents_waiting"
         ]
         assert waiting.kind == "gauge"
         hanging.go.set()
@@ -201,7 +201,7 @@ async def test_a_sink_hears_of_the_ends_that_it_wants(app: App) -> None:
     )
     assert dead.failure is not None
     assert "RuntimeError" in dead.failure.traceback
-    assert [each.state for each in usual.documents] == ["SUCCESS"]
+    assert [document.state for document in usual.documents] == ["SUCCESS"]
     assert late.id in [each.id for each in every.documents]
 
 
@@ -232,7 +232,7 @@ async def test_a_replayed_job_ends_with_a_document_of_its_own(app: App) -> None:
         well.append(True)
         await app.dlq.areplay()
         await until(lambda: len(kept.documents) == 2)
-    assert [(each.id, each.state) for each in kept.documents] == [
+    assert [(document.id, document.state) for document in kept.documents] == [
         (sent.id, "DEAD"),
         (f"{sent.id}.1", "SUCCESS"),
     ]
@@ -247,7 +247,7 @@ async def test_a_job_that_is_revoked_before_it_runs_has_a_document_too(app: App)
     async with working(app), delivering(app):
         sent = await later.options(countdown=60).adelay()
         await sent.arevoke()
-        await until(lambda: [each.id for each in kept.documents] == [sent.id])
+        await until(lambda: [document.id for document in kept.documents] == [sent.id])
     assert kept.documents[0].state == "REVOKED"
 
 

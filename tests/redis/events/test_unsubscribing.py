@@ -49,7 +49,7 @@ async def test_a_subscription_is_taken_back_at_once_and_others_go_on(url: str, a
         await Counted.adelay(number=3)
         await until(lambda: ("other", 3) in had)
         (state,) = await app.events.astate()
-        assert [each.task for each in state.subscribers] == [other.name]
+        assert [subscriber.task for subscriber in state.subscribers] == [other.name]
 
         assert await app.events.aresubscribe(name, one.name)
         assert not await app.events.aresubscribe(name, one.name)

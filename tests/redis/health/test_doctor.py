@@ -255,7 +255,7 @@ def test_jobs_of_other_code_that_a_dead_worker_had_are_left_to_that_code(
 
 def test_a_broker_that_is_away_fails_once_and_the_rest_goes_on(tmp_path: Path) -> None:
     app = App("nobody", broker="unix:///nonexistent/none.sock", keys=str(tmp_path / "keys"))
-    found = {each.check: each for each in run_checks(get_checks(app, root=tmp_path))}
+    found = {check.check: check for check in run_checks(get_checks(app, root=tmp_path))}
     assert [name for name, each in found.items() if each.state == "fail"] == ["server"]
     assert "none.sock" in found["server"].summary
     assert (found["latency"].state, found["workers"].state) == ("warn", "warn")
@@ -267,7 +267,7 @@ def test_each_of_several_brokers_is_looked_at(
 ) -> None:
     other = {"mails": own_server.url, "away": "unix:///nonexistent/none.sock"}
     app = App(own.name, broker=url, brokers=other, keys=str(tmp_path / "keys"))
-    found = {each.check: each for each in run_checks(get_checks(app, root=tmp_path))}
+    found = {check.check: check for check in run_checks(get_checks(app, root=tmp_path))}
     assert (found["server"].state, found["server mails"].state, found["server away"].state) == (
         "ok",
         "ok",
@@ -284,7 +284,7 @@ def test_no_connection_is_left_open(
     before = len(second.client_list())
     app = App(own.name, broker=own_server.url, keys=str(tmp_path / "keys"))
     checks = get_checks(app, root=tmp_path)
-    assert all(each.check for each in run_checks(checks))
+    assert all(check.check for check in run_checks(checks))
     app.close()
     wait_until(lambda: len(second.client_list()) == before)
     assert checks  # they are held: it is not for being forgotten that the connections are closed
@@ -294,7 +294,7 @@ def test_a_server_that_hangs_holds_nobody_up(own: App, own_server: EmbeddedServe
     os.kill(own_server.pid, signal.SIGSTOP)
     begun = time.monotonic()
     try:
-        found = {each.check: each for each in run_checks(get_checks(own, root=tmp_path), limit=0.5)}
+        found = {check.check: check for check in run_checks(get_checks(own, root=tmp_path), limit=0.5)}
     finally:
         os.kill(own_server.pid, signal.SIGCONT)
     assert found["server"].summary == "no answer within 0.5 s"
@@ -336,7 +336,9 @@ def test_keys_that_others_can_read_and_certificates_that_end_are_found(tmp_path:
     )
     (tmp_path / "keys").chmod(0o700)
 
-    mine = next(each for each in app.control.keyring.list_certificates() if each.role == "mine")
+    mine = next(
+        certificate for certificate in app.control.keyring.list_certificates() if certificate.role == "mine"
+    )
     app.control.keyring.revoke(mine.fingerprint)
     assert "refused here: revoked" in host.check_certificates(app).summary
     app.control.keyring.renew()
@@ -354,8 +356,8 @@ def test_keys_that_others_can_read_and_certificates_that_end_are_found(tmp_path:
 def test_a_key_whose_authority_is_not_trusted_is_found(tmp_path: Path) -> None:
     app = App("keyed", keys=str(tmp_path / "keys"))
     app.control.keyring.renew()
-    for each in (tmp_path / "keys" / "trusted").iterdir():
-        each.unlink()
+    for path in (tmp_path / "keys" / "trusted").iterdir():
+        path.unlink()
     found = HostChecks(os.environ, root=tmp_path).check_certificates(app)
     assert (found.state, found.summary) == ("fail", "what is signed here is refused here: unknown-issuer")
     obey(app, found.remedy)

@@ -21,10 +21,12 @@ STAY = {"settings", "pattern"}
 
 def lasting(keys: Keys, queue: QueueKeys) -> Iterator[str]:
     """Every key of a queue and its application that is made without more words."""
-    for each in fields(QueueKeys):
-        value = getattr(queue, each.name)
-        is_key = isinstance(value, str) and value.startswith("celery5:") and not each.name.endswith("_prefix")
-        if is_key and each.name not in CHANNELS:
+    for field in fields(QueueKeys):
+        value = getattr(queue, field.name)
+        is_key = (
+            isinstance(value, str) and value.startswith("celery5:") and not field.name.endswith("_prefix")
+        )
+        if is_key and field.name not in CHANNELS:
             yield value
     yield from (
         queue.documents_for("s"),

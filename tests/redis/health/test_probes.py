@@ -123,8 +123,8 @@ def listening(pid: int) -> list[str]:
     """The TCP addresses that a process listens on, as the kernel spells them."""
     inodes = {
         found[1]
-        for each in Path(f"/proc/{pid}/fd").iterdir()
-        if (found := re.fullmatch(r"socket:\[(\d+)\]", str(each.readlink())))
+        for path in Path(f"/proc/{pid}/fd").iterdir()
+        if (found := re.fullmatch(r"socket:\[(\d+)\]", str(path.readlink())))
     }
     rows = [
         line.split()

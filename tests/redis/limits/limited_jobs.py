@@ -54,7 +54,7 @@ class Gated(Queue):
         )
 
     def ask(self, worker: str, entries: Sequence[Entry], how: str = "run") -> list[int]:
-        jobs = [self.asked(each, how) for each in entries]
+        jobs = [self.asked(entry, how) for entry in entries]
         admitted = self(limits.admit(self.keys, worker, jobs, [(self.rule, 0)]))
         self.waits = admitted.delays
         return list(admitted.outcomes or [])
@@ -73,7 +73,7 @@ class Gated(Queue):
 
     def done(self, worker: str, *entries: Entry, want: int = 100) -> list[Entry]:
         """Settle jobs well; gives what the worker is handed for it."""
-        words = [done(each, read_command(each.message).id) for each in entries]
+        words = [done(entry, read_command(entry.message).id) for entry in entries]
         return self.settled(worker, entries, words, want=want).entries
 
     def settled(
@@ -82,7 +82,7 @@ class Gated(Queue):
         lanes = {each.lane for each in entries} or {""}
         assert len(lanes) == 1
         keys = self.keys.on_lane(lanes.pop())
-        leaving = [Delivery("mail", each.id, each.message) for each in entries]
+        leaving = [Delivery("mail", entry.id, entry.message) for entry in entries]
         call = limits.settle_limited(
             keys, jobs_calls.settle(keys, worker, words), leaving, [(self.rule, want)]
         )
@@ -93,7 +93,7 @@ class Gated(Queue):
 
     def ids(self, entries: Sequence[Entry]) -> str:
         """The ids of jobs, one word."""
-        return "".join(read_command(each.message).id for each in entries)
+        return "".join(read_command(entry.message).id for entry in entries)
 
     def slots(self) -> dict[str, str]:
         return _texts(self.client.hgetall(self.keys.slots))

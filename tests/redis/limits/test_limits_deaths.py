@@ -27,10 +27,10 @@ def crowd(staff: Staff, deaths: dict[int, float]) -> int:
     """How many jobs ran at once, at most. One whose worker was killed ended with that."""
     ends = {(each.job, each.pid, each.attempt): each.at for each in staff.notes("end")}
     changes: list[tuple[float, int]] = []
-    for each in staff.notes("begin"):
-        end = ends.get((each.job, each.pid, each.attempt), deaths.get(each.pid))
-        assert end is not None, each
-        changes += [(each.at, 1), (end, -1)]
+    for note in staff.notes("begin"):
+        end = ends.get((note.job, note.pid, note.attempt), deaths.get(note.pid))
+        assert end is not None, note
+        changes += [(note.at, 1), (end, -1)]
     most = now = 0
     for _at, change in sorted(changes):
         now += change
@@ -82,4 +82,4 @@ def test_a_rate_is_never_exceeded_while_workers_are_killed(staff: Staff, redis_c
     crew[0].signal(signal.SIGKILL)
     staff.start(lease=1.0, concurrency=8)
     gather(sent, timeout=30)
-    assert_in_time([each.at for each in staff.notes("begin")], most=RATE, since=since)
+    assert_in_time([note.at for note in staff.notes("begin")], most=RATE, since=since)

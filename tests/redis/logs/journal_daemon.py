@@ -107,7 +107,7 @@ class JournalDaemon:
 @contextmanager
 def journal_daemon() -> Iterator[JournalDaemon]:
     """A daemon that takes entries; it and its folder are gone with the block. Skips the test where there is none."""
-    program = next((each for each in DAEMONS if Path(each).exists()), None)
+    program = next((daemon for daemon in DAEMONS if Path(daemon).exists()), None)
     if program is None or not shutil.which("unshare") or not shutil.which("journalctl"):
         pytest.skip("systemd-journald, journalctl and unshare are not all installed here")
     with tempfile.TemporaryDirectory(prefix="j-", dir="/tmp") as folder:  # a socket's path is short

@@ -52,8 +52,8 @@ def test_a_worker_whose_stderr_is_the_journal_writes_fields_that_can_be_searched
     jobs = [staff.app.tasks["quiet"].delay(n) for n in range(3)]
     failed = staff.app.tasks["fail"].options(max_retries=0).delay()
     wait_until(lambda: len(journal.entries("CELERY5_EVENT=celery5:job")) == 4)
-    for each in jobs:
-        (entry,) = journal.entries(f"CELERY5_JOB={each.id}")
+    for job in jobs:
+        (entry,) = journal.entries(f"CELERY5_JOB={job.id}")
         assert (entry["CELERY5_TASK"], entry["CELERY5_STATE"]) == ("quiet", "SUCCESS")
         assert (entry["CELERY5_QUEUE"], entry["CELERY5_ATTEMPT"]) == ("default", "1")
         assert float(entry["CELERY5_DURATION"]) >= 0
@@ -135,7 +135,7 @@ def test_jobs_run_and_lines_are_kept_while_the_journal_is_down(
     started(staff, journal, monkeypatch)
     journal.kill()
     jobs = [staff.app.tasks["quiet"].delay(n) for n in range(5)]
-    assert [each.get(timeout=30) for each in jobs] == [0, 1, 2, 3, 4]
+    assert [job.get(timeout=30) for job in jobs] == [0, 1, 2, 3, 4]
     wait_until(lambda: numbers(port)["celery5_log_retried_total"] >= 5)
     journal.start()
     wait_until(lambda: len(journal.entries("CELERY5_EVENT=celery5:job")) == 5)
@@ -162,6 +162,6 @@ def test_thousands_of_messages_at_once_are_all_there_in_order(journal: JournalDa
             log({"message_type": "celery5:x", "level": "info", "worker": "w", "n": n})
         wait_until(lambda: log.counts.written == 3000)  # at its end it would give up, if the journal is slow
     wait_until(lambda: len(journal.entries("CELERY5_EVENT=celery5:x")) == 3000)
-    assert [int(each["CELERY5_N"]) for each in journal.entries("CELERY5_EVENT=celery5:x")] == list(
+    assert [int(entry["CELERY5_N"]) for entry in journal.entries("CELERY5_EVENT=celery5:x")] == list(
         range(3000)
     )

@@ -36,7 +36,7 @@ def declare(app: App, condition: AlertCondition, *, name: str = "tested", for_: 
 async def get_statuses(app: App) -> dict[tuple[str, str], str]:
     """Return the status of each alert that is not inactive, by rule and subject."""
     states: list[AlertState] = await app.alerts.alist()
-    return {(one.name, one.subject): one.status for one in states if one.status != "inactive"}
+    return {(state.name, state.subject): state.status for state in states if state.status != "inactive"}
 
 
 async def get_changes(app: App) -> list[tuple[str, str]]:

@@ -243,7 +243,7 @@ async def test_only_rules_that_there_are_can_be_silenced_and_for_30_days_at_most
 
 async def test_the_built_in_rules_are_inactive_while_all_is_well(app: App) -> None:
     states = await app.alerts.alist()
-    assert [(one.name, one.status, one.above) for one in states] == [
+    assert [(state.name, state.status, state.above) for state in states] == [
         ("oldest-job", "inactive", 300.0),
         ("failure-rate", "inactive", 0.25),
         ("no-workers", "inactive", 0.0),

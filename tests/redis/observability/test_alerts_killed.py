@@ -22,7 +22,7 @@ def find_holder(staff: Staff, client: "redis.Redis", workers: list[Employee]) ->
     """Return the worker that evaluates alerts."""
     turn = client.get(staff.app.keys.metrics_turn)
     assert not isinstance(turn, str)
-    return next((one for one in workers if f":{one.process.pid}" in (turn or b"").decode()), None)
+    return next((worker for worker in workers if f":{worker.process.pid}" in (turn or b"").decode()), None)
 
 
 def wait_for_holder(staff: Staff, client: "redis.Redis", workers: list[Employee]) -> Employee:
@@ -83,7 +83,7 @@ def test_a_notification_that_a_killed_worker_could_not_send_is_sent_by_another(
         wait_until(partial(has_arrived, receiver, "lonely"))
         assert_each_fired_once(staff, receiver, ["lonely"])
         # Lines are written by a thread of their own: one that was not written yet is logged again by the other.
-        wait_until(lambda: any(one.lines("alert:fired") for one in workers))
+        wait_until(lambda: any(worker.lines("alert:fired") for worker in workers))
 
 
 def test_each_alert_fires_once_while_the_holder_of_the_turn_is_frozen(

@@ -147,7 +147,7 @@ async def test_causes_are_bounded_and_further_ones_are_counted_together(
     await bury(broken, why="old", count=2)
     assert redis_client.hget(causes, "count others") == b"2"
     assert redis_client.hlen(causes) == 3003
-    assert [one.count for one in (await broken.dlq.agroups()).groups] == [2]
+    assert [group.count for group in (await broken.dlq.agroups()).groups] == [2]
     await broken.dlq.apurge()
 
 
@@ -156,7 +156,7 @@ async def test_jobs_that_died_before_causes_were_counted_are_in_the_count(
 ) -> None:
     await bury(broken, why="old", count=3)
     redis_client.delete(broken.queue("crm").dead_causes)
-    assert [one.count for one in (await broken.dlq.agroups()).groups] == [3]
+    assert [group.count for group in (await broken.dlq.agroups()).groups] == [3]
     await bury(broken, why="old", count=1)
     assert [one.count for one in (await broken.dlq.agroups()).groups] == [4]
     await broken.dlq.apurge()

@@ -65,7 +65,7 @@ def read_counts() -> dict[str, Read]:
     """How each surface is asked how many workers the jobs of the task took down, and how many were given up."""
 
     def pick(tasks: Iterable[Mapping[str, Any]]) -> tuple[int, int]:
-        return next((one["deaths"], one["poisoned"]) for one in tasks if one["name"] == TASK)
+        return next((task["deaths"], task["poisoned"]) for task in tasks if task["name"] == TASK)
 
     def pick_queue(queue: Mapping[str, Any]) -> tuple[int, int]:
         return queue["deaths"].get(TASK, 0), queue["poisoned"].get(TASK, 0)
@@ -124,7 +124,7 @@ async def test_the_first_worker_that_a_job_takes_down_is_told_of_everywhere(
 
     async def fires() -> bool:
         states = await deadly.alerts.alist()
-        return [one.severity for one in states if (one.subject, one.status) == (FIRED, "firing")] == [
+        return [state.severity for state in states if (state.subject, state.status) == (FIRED, "firing")] == [
             "critical"
         ]
 
@@ -144,7 +144,7 @@ async def test_a_poisoned_job_is_counted_by_task_and_by_cause_everywhere(deadly:
 
     async def fires() -> bool:
         states = await deadly.alerts.alist()
-        return any(one.subject == FIRED and one.status == "firing" for one in states)
+        return any(state.subject == FIRED and state.status == "firing" for state in states)
 
     await until_async(fires)
     await ask_all(surfaces, (4, 1), read_counts())

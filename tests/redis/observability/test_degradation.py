@@ -229,7 +229,7 @@ async def test_an_outlet_that_fails_three_times_gets_no_metrics_until_a_probe_su
     status = ProcessStatus(app=app.name)
 
     def read_state() -> dict[str, float]:
-        families = [each for each in status.metric_families() if each.name == "celery5_breaker_state"]
+        families = [family for family in status.metric_families() if family.name == "celery5_breaker_state"]
         return {one.labels["of"]: one.value for each in families for one in each.samples}
 
     with Lines() as lines:

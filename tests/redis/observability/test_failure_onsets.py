@@ -115,7 +115,7 @@ async def test_an_old_onset_is_told_by_every_surface(
     surfaces = Surfaces(app)
     shown = {
         "app.metrics.overview": next(
-            one.failing_since for one in (await app.metrics.aoverview()).tasks if one.name == "push"
+            task.failing_since for task in (await app.metrics.aoverview()).tasks if task.name == "push"
         ),
         "top --json": find_queue((await surfaces.run_json("top"))["tasks"], "push")["failing_since"],
         "top --since 15m --json": find_queue(

@@ -164,7 +164,8 @@ async def get_alert(app: App) -> str | None:
     """The description of the alert on memory that fires; None for none."""
     states = await app.alerts.alist()
     return next(
-        (one.description for one in states if (one.name, one.status) == ("memory-soon", "firing")), None
+        (state.description for state in states if (state.name, state.status) == ("memory-soon", "firing")),
+        None,
     )
 
 

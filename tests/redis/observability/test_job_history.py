@@ -125,12 +125,12 @@ async def test_the_story_of_a_job_is_told_when_its_result_has_expired(
     *failed, succeeded = [one.kept for one in story.attempts]
     assert failed == ["failure", "failure"]
     assert succeeded in ("slow", "sample")  # which of them depends on when it ended within the interval
-    for one in story.attempts:
-        assert one.worker.startswith("one:")
-        assert one.sent <= one.ended
-        assert one.waited is not None
-        assert one.ran is not None
-        assert one.arguments == {"number": 5}
+    for attempt in story.attempts:
+        assert attempt.worker.startswith("one:")
+        assert attempt.sent <= attempt.ended
+        assert attempt.waited is not None
+        assert attempt.ran is not None
+        assert attempt.arguments == {"number": 5}
     assert await app.jobs.astory("nobody") is None
 
 
@@ -163,7 +163,7 @@ def test_a_killed_worker_takes_no_more_with_it_than_an_interval(staff: Staff) ->
     wait_until(lambda: {one.id for one in jobs} == read_kept(staff))
     worker.signal(signal.SIGKILL)
     worker.wait()
-    assert {one.id for one in jobs} == read_kept(staff)
+    assert {job.id for job in jobs} == read_kept(staff)
 
 
 def read_kept(staff: Staff) -> set[str]:

@@ -310,7 +310,7 @@ async def test_a_job_that_is_revoked_while_it_waits_is_found_and_so_is_its_story
     await waiting.aforget()
     for story in (told, await app.jobs.astory(waiting.id)):
         assert story is not None
-        assert [(one.state, one.task) for one in story.attempts] == [("REVOKED", "shop.pay")]
+        assert [(attempt.state, attempt.task) for attempt in story.attempts] == [("REVOKED", "shop.pay")]
 
 
 async def test_the_last_jobs_of_a_queue_that_were_revoked_are_kept_for_their_time(
@@ -407,4 +407,4 @@ async def test_replayed_dead_job_is_marked_and_its_story_ends_in_success(app: Ap
         await until_async(is_told)
     story = await app.jobs.astory(job.id)
     assert story is not None
-    assert [(one.replays, one.state) for one in story.attempts] == [(0, "DEAD"), (1, "SUCCESS")]
+    assert [(attempt.replays, attempt.state) for attempt in story.attempts] == [(0, "DEAD"), (1, "SUCCESS")]

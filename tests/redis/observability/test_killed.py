@@ -31,7 +31,7 @@ def test_a_killed_worker_takes_no_more_with_it_than_it_has_not_reported(
         """Return the worker whose turn it is to roll reports up."""
         turn = redis_client.get(staff.app.keys.metrics_turn)
         assert not isinstance(turn, str)
-        return [one for one in workers if f":{one.process.pid}" in (turn or b"").decode()]
+        return [worker for worker in workers if f":{worker.process.pid}" in (turn or b"").decode()]
 
     for turn in range(1, 4):
         staff.app.send_many([staff.app.tasks["quiet"].s(number) for number in range(200)])

@@ -80,7 +80,9 @@ async def until_fires(app: App, *subjects: str) -> None:
 
     async def fires() -> bool:
         states = await app.alerts.alist()
-        return {one.subject for one in states if one.name == "worker-lost" and one.fires} == set(subjects)
+        return {state.subject for state in states if state.name == "worker-lost" and state.fires} == set(
+            subjects
+        )
 
     await until_async(fires)
 

@@ -255,7 +255,9 @@ async def test_an_overdue_job_of_a_queue_without_workers_is_backlog_on_every_sur
 
     async def fires() -> bool:
         states = await seeded.alerts.alist()
-        return [one.value for one in states if (one.name, one.subject) == ("unread", "queue nobody")] == [3]
+        return [
+            state.value for state in states if (state.name, state.subject) == ("unread", "queue nobody")
+        ] == [3]
 
     await until_async(fires)
 

@@ -223,7 +223,7 @@ async def test_celery5s_own_services_are_registered_as_an_applications_are(url: 
     incarnation = Incarnation("w", log, trio.Event(), NextIncarnation())
     values = make_incarnation_values(app, WorkerOptions(), incarnation)
     usual = build(BootGraph, WorkerParts, *values)
-    assert {type(each) for each in usual._steps} == {BootStep}
+    assert {type(step) for step in usual._steps} == {BootStep}
     # A worker that has nothing of its own: each of its parts is given to it as an application's would be.
     strange = BootGraph(
         steps=(),
@@ -297,7 +297,7 @@ async def test_a_worker_that_was_taken_for_dead_brings_them_up_anew(
         await until(lambda: notes.count("watch") == 2)
         second = [each for each in notes if each.startswith("fill")][1].removeprefix("fill ")
         assert first != second
-    assert [each for each in notes if each.startswith("empty")] == [f"empty {first}", f"empty {second}"]
+    assert [note for note in notes if note.startswith("empty")] == [f"empty {first}", f"empty {second}"]
     app.close()
 
 

@@ -33,7 +33,7 @@ def each_ran_once(staff: Staff, sent: list[AsyncResult[int]]) -> bool:
 
 def recycled(one: Employee) -> list[str]:
     """Why it was recycled, each time."""
-    return [each["why"] for each in one.lines("worker:recycle-requested")]
+    return [line["why"] for line in one.lines("worker:recycle-requested")]
 
 
 def stopped(one: Employee) -> int:
@@ -177,7 +177,7 @@ def test_workers_that_reach_their_limits_together_are_recycled_one_by_one(staff:
     sent = send(staff, "nap", 0.02, count=200)
     assert [each.get(timeout=60) for each in sent]
     wait_until(lambda: len(recycled(fleet)) >= 3, within=60)
-    times = [each["timestamp"] for each in fleet.lines("worker:recycle-requested")]
+    times = [line["timestamp"] for line in fleet.lines("worker:recycle-requested")]
     assert all(later - earlier > 4 for earlier, later in pairwise(times))
     assert each_ran_once(staff, sent)
     assert stopped(fleet) == 0

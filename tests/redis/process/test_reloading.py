@@ -215,7 +215,9 @@ def test_whoever_can_write_to_redis_does_not_decide_whose_commands_count(
             changed, _apply = app.reload_configuration()
             assert changed == ()
             assert app.settings == before
-        assert [f"{name} cannot be set in the broker" in each for each in caplog.messages] == [True]  # once
+        assert [f"{name} cannot be set in the broker" in message for message in caplog.messages] == [
+            True
+        ]  # once
     finally:
         redis_client.delete(app.keys.settings)
         app.close()

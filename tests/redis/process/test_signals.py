@@ -43,7 +43,7 @@ def dumped(one: Employee, *, times: int = 1) -> dict[str, Any]:
     def complete() -> bool:
         log_lines = one.lines("process:stacks-dumped")
         shown = len(one.lines("process:thread-dumped"))
-        return len(log_lines) >= times and shown >= sum(each["threads"] for each in log_lines)
+        return len(log_lines) >= times and shown >= sum(line["threads"] for line in log_lines)
 
     wait_until(complete, within=LIMIT)
     return one.lines("process:stacks-dumped")[-1]
@@ -60,9 +60,9 @@ def test_usr1_has_every_process_tell_what_its_tasks_and_threads_do(staff: Staff,
     assert (max(each.get("count", 1) for each in tasks) >= 100) is (
         kind == "worker"
     )  # its executors are one message
-    waiting = [frame for each in tasks for frame in each["frames"]]
+    waiting = [frame for task in tasks for frame in task["frames"]]
     assert any("reloader.py" in frame and frame.endswith(" in run") for frame in waiting)
-    assert {"MainThread", "celery5-log"} <= {each["name"] for each in one.lines("process:thread-dumped")}
+    assert {"MainThread", "celery5-log"} <= {line["name"] for line in one.lines("process:thread-dumped")}
     one.signal(signal.SIGUSR1)
     dumped(one, times=2)
     one.signal(signal.SIGTERM)
@@ -75,7 +75,7 @@ def test_a_dump_names_the_job_that_a_task_runs_and_where_it_waits(staff: Staff, 
     wait_until(lambda: bool(staff.notes()), within=LIMIT)
     worker.signal(signal.SIGUSR1)
     dumped(worker)
-    (task,) = [each for each in worker.lines("process:task-dumped") if each.get("job") == job.id]
+    (task,) = [line for line in worker.lines("process:task-dumped") if line.get("job") == job.id]
     assert task["task"] == "gate"
     assert any("historian.py" in frame and frame.endswith("in gate") for frame in task["frames"])
     (tmp_path / "gate").touch()
@@ -91,7 +91,7 @@ def test_a_dump_says_which_job_blocks_the_loop_while_it_does(staff: Staff) -> No
     assert not staff.notes("end")
     assert said["loop"] == "blocked"
     assert said["main"][-1].endswith("in block")
-    (main,) = [each for each in worker.lines("process:thread-dumped") if each["name"] == "MainThread"]
+    (main,) = [line for line in worker.lines("process:thread-dumped") if line["name"] == "MainThread"]
     assert main["frames"][-1].endswith("in block")
     assert job.get(timeout=LIMIT)
 
@@ -224,8 +224,8 @@ def test_whoever_runs_as_root_is_warned_once(staff: Staff) -> None:
     fleet = launched(staff, "worker", "--processes", "2", ready=2)
     warnings = fleet.lines("process:run-as-root")
     assert len(warnings) == (os.geteuid() == 0)
-    for each in warnings:
-        assert (each["level"], "User=" in each["hint"]) == ("warning", True)
+    for warning in warnings:
+        assert (warning["level"], "User=" in warning["hint"]) == ("warning", True)
 
 
 def test_who_is_not_root_is_not_warned(staff: Staff, monkeypatch: pytest.MonkeyPatch) -> None:

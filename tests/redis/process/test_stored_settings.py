@@ -86,7 +86,7 @@ def test_no_value_of_any_stored_setting_stops_a_process_from_using_the_rest(
     assert stored.middleware is not None
     assert "no_setting" in caplog.text
     assert len(caplog.messages) == len(set(caplog.messages))  # each fault once
-    assert all(len(each) < 1000 and each.isprintable() for each in caplog.messages)
+    assert all(len(message) < 1000 and message.isprintable() for message in caplog.messages)
     # A process that starts now sees the same.
     another = App(stored.name, broker=default.broker, config="redis")
     another.task(name="nap")(nap)

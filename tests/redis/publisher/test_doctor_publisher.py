@@ -28,7 +28,7 @@ def own_daemon(own_server: EmbeddedServer, app_name: str, short_path: Path) -> I
 def found(app: App) -> list[Finding]:
     """What the doctor finds about the Publisher."""
     try:
-        return list(run_checks([each for each in get_checks(app) if each.name == "publisher"]))
+        return list(run_checks([check for check in get_checks(app) if check.name == "publisher"]))
     finally:
         app.close()
 

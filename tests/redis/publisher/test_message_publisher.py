@@ -136,9 +136,9 @@ async def test_of_what_is_refused_for_several_reasons_each_is_told_once(
 
     def failures() -> float:
         (found,) = [
-            each for each in press.publisher.metric_families() if each.name.endswith("failures_total")
+            family for family in press.publisher.metric_families() if family.name.endswith("failures_total")
         ]
-        return sum(each.value for each in found.samples)
+        return sum(sample.value for sample in found.samples)
 
     with Lines() as lines:
         async with press.up():

@@ -118,9 +118,9 @@ def test_daemon_killed_at_random_points_publishes_each_job_once(
     own_daemon.start()
     app = own_daemon.app()
     senders = [Sender(app, f"q{n % 2}", 1000 * n, 300) for n in range(4)]
-    for each in senders:
-        each.enough.clear()
-        each.start()
+    for sender in senders:
+        sender.enough.clear()
+        sender.start()
 
     chance, deaths = random.Random(), 0
     while _are_sending(senders) and deaths < 20:
@@ -174,8 +174,8 @@ def test_two_clients_at_once_find_their_own_order_kept(daemon: Daemon) -> None:
     daemon.start()
     apps = [daemon.app(), daemon.app()]
     senders = [Sender(app, "default", 1000 * n, 200) for n, app in enumerate(apps)]
-    for each in senders:
-        each.start()
+    for sender in senders:
+        sender.start()
     for each in senders:
         each.join(LONG)
     wait_until(lambda: len(numbers(apps[0])) == 400, within=LONG)

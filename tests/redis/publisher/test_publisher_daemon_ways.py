@@ -89,7 +89,7 @@ def test_no_job_goes_to_a_socket_that_another_user_listens_on(
             with pytest.raises(Misconfigured, match="user 12345 listens there, who is neither this user"):
                 app.tasks["number"].delay(1)
             assert stranger.stdout.readline() == "0\n"
-            (finding,) = run_checks([one for one in get_checks(app) if one.name == "publisher"])
+            (finding,) = run_checks([check for check in get_checks(app) if check.name == "publisher"])
             assert (finding.state, "user 12345 listens there" in finding.summary) == ("fail", True)
         finally:
             stranger.kill()

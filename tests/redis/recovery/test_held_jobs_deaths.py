@@ -36,7 +36,7 @@ def assert_each_ran_once(staff: Staff, sent: list[AsyncResult[object]]) -> None:
     """None is lost, none is doubled, and to be held is no attempt."""
     assert gather(sent, timeout=30) == [1] * len(sent)
     ids = {each.id for each in sent}
-    begun = [each for each in staff.notes() if each.job in ids]
+    begun = [note for note in staff.notes() if note.job in ids]
     assert Counter(each.job for each in begun) == dict.fromkeys(ids, 1)
     assert {each.attempt for each in begun} == {1}
 
@@ -50,7 +50,7 @@ def assert_nothing_is_left(staff: Staff, client: "redis.Redis") -> None:
 def redis_jobs(staff: Staff, client: "redis.Redis") -> set[bytes]:
     """The kinds of places of all jobs that have one."""
     places: Any = client.hvals(staff.app.queue("default").jobs)
-    return {each[:1] for each in places}
+    return {place[:1] for place in places}
 
 
 def test_held_jobs_outlive_the_worker_that_held_them(

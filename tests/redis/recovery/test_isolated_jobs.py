@@ -43,7 +43,7 @@ async def test_a_suspect_that_waits_for_another_is_given_back(
             assert sorted(running) == [0, 1, 2, 3]
         await worker.stop()
     if not stale:
-        left = {each[b"job"]: int(each[b"deliveries"]) for each in entries(redis_client, stream)}
+        left = {entry[b"job"]: int(entry[b"deliveries"]) for entry in entries(redis_client, stream)}
         assert left == {job.message: deaths for job, deaths in zip(jobs, DEATHS, strict=True)}
         assert sorted(running) == [0, 3]
 

@@ -63,7 +63,7 @@ def test_a_consumer_without_a_worker_is_the_next_workers_to_remove(
     redis_client.xgroup_create(keys.stream, GROUP, "0", mkstream=True)
     redis_client.xgroup_createconsumer(keys.stream, GROUP, "w")
     monkeypatch.setattr("tests.leaks._visit", lambda _server, _queue: None)
-    assert [each for each in leaks(redis_client) if "consumer" in each]
+    assert [leak for leak in leaks(redis_client) if "consumer" in leak]
     monkeypatch.undo()
     assert leaks(redis_client) == []
     assert redis_client.xinfo_consumers(keys.stream, GROUP) == []

@@ -58,15 +58,15 @@ def test_jobs_of_a_worker_whose_machine_is_lost_are_finished_by_another(
     wait_until(lambda: len(staff.notes("end")) > 50)
     victim.lose_its_machine()
     settled = {each.id for each in sent if redis_client.exists(each.key)}
-    once = Counter(each.job for each in staff.notes("begin"))
+    once = Counter(note.job for note in staff.notes("begin"))
     (tmp_path / "gate").touch()
     gather(sent, timeout=30)
     assert_each_job_ended_with_its_last_run(staff, redis_client, sent)
     runs = Counter(each.job for each in staff.notes("begin"))
-    assert [runs[each.id] for each in gates] == [2, 2, 2]
+    assert [runs[gate.id] for gate in gates] == [2, 2, 2]
     # Nothing runs again but what had begun and was not settled when its worker was lost.
     assert {job for job, times in runs.items() if times > 1} <= set(once) - settled
-    wait_until(lambda: sum(each["requeued"] for each in other.lines("recoverer:recovered")) >= 3)
+    wait_until(lambda: sum(line["requeued"] for line in other.lines("recoverer:recovered")) >= 3)
     assert list(held(redis_client, staff.app)) == [other.lines("worker:boot-started")[0]["name"]]
 
 
@@ -103,9 +103,9 @@ def test_a_job_that_takes_one_machine_after_another_down_is_buried_too(staff: St
     assert failed[poison].reason == "poisoned"
     assert {got.reason for got in failed.values()} == {"poisoned"}  # whom the second machine held
     wait_until(
-        lambda: sum(each["dead_lettered"] for each in other.lines("recoverer:recovered")) == len(failed)
+        lambda: sum(line["dead_lettered"] for line in other.lines("recoverer:recovered")) == len(failed)
     )
-    assert [each.attempt for each in staff.notes()] == [1] * (4 + 3 - len(failed))
+    assert [note.attempt for note in staff.notes()] == [1] * (4 + 3 - len(failed))
 
 
 def test_jobs_beside_a_poisonous_one_are_not_buried_with_it(staff: Staff) -> None:
@@ -121,9 +121,9 @@ def test_jobs_beside_a_poisonous_one_are_not_buried_with_it(staff: Staff) -> Non
     gather(innocents, timeout=30)
     assert Counter(each.job for each in staff.notes()) == {
         poison.id: 4,
-        **dict.fromkeys([each.id for each in innocents], 3),
+        **dict.fromkeys([innocent.id for innocent in innocents], 3),
     }
-    begins = [each.at for each in staff.notes()[44:]]
+    begins = [note.at for note in staff.notes()[44:]]
     assert min(later - earlier for earlier, later in itertools.pairwise(begins)) > 0.14  # one at a time
 
 
@@ -145,7 +145,7 @@ def test_a_frozen_worker_is_fenced_off_and_works_again_under_a_new_name(
     other.signal(signal.SIGTERM)
     assert other.wait() == 0
     assert send(staff, "nap", 0.0)[0].get(timeout=30) == frozen.process.pid
-    names = [each["name"] for each in frozen.lines("worker:boot-started")]
+    names = [line["name"] for line in frozen.lines("worker:boot-started")]
     assert len(set(names)) == 2
     assert [each["worker"] for each in frozen.lines("worker:started")] == names
     # Valkey makes the old name's consumer anew when its blocked read ends; the next beat removes it.
@@ -163,7 +163,7 @@ def test_what_a_fenced_worker_finished_is_dropped_and_told_of(
     assert sent.get(timeout=30) == other.process.pid
     frozen.signal(signal.SIGCONT)
     wait_until(lambda: len(frozen.lines("worker:restarted")) == 1)
-    ended = [each for each in staff.notes("end") if each.pid == frozen.process.pid]
+    ended = [note for note in staff.notes("end") if note.pid == frozen.process.pid]
     if ended:  # it ended before the heart noticed: its outcome must have been dropped
         assert sent.id in frozen.lines("results:dropped")[0]["jobs"]
     assert_each_job_ended_with_its_last_run(staff, redis_client, [sent])
@@ -214,7 +214,7 @@ def test_a_job_longer_than_the_grace_period_is_given_back_uncounted(
     (tmp_path / "gate").touch()
     staff.start(lease=LEASE)
     gather(sent, timeout=30)
-    assert [each.attempt for each in staff.notes()] == [1] * 6
+    assert [note.attempt for note in staff.notes()] == [1] * 6
 
 
 def test_a_second_signal_ends_the_worker_at_once(staff: Staff, tmp_path: Path) -> None:

@@ -51,12 +51,12 @@ def send(staff: Staff, kind: str, retries: int, *jobs: list[str]) -> list[AsyncR
 
 def runs(staff: Staff) -> Counter[str]:
     """How often each job has begun."""
-    return Counter(each.job for each in staff.notes())
+    return Counter(note.job for note in staff.notes())
 
 
 def attempts(staff: Staff, job: AsyncResult[int]) -> list[int]:
     """The attempts that the runs of a job belonged to."""
-    return [each.attempt for each in staff.notes() if each.job == job.id]
+    return [note.attempt for note in staff.notes() if note.job == job.id]
 
 
 def assert_each_job_ended_with_its_last_run(staff: Staff, sent: list[AsyncResult[int]]) -> None:
@@ -113,7 +113,7 @@ def each_time_it_runs(staff: Staff, kind: str, retries: int) -> None:
     with pytest.raises(TaskFailed, match="poisoned"):
         job.get(timeout=30)
     assert attempts(staff, job) == [1] * 4
-    assert len({each.pid for each in staff.notes() if each.job == job.id}) == 4
+    assert len({note.pid for note in staff.notes() if note.job == job.id}) == 4
     assert_each_job_ended_with_its_last_run(staff, others)
 
 

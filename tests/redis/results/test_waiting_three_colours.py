@@ -63,7 +63,7 @@ def test_one_wait_after_the_other_uses_the_same_connection(
     def settle_one_by_one() -> None:
         for key in keys:
             until(lambda key=key: listeners(redis_client, key))  # type: ignore[misc]
-            ids.update(one["id"] for one in clients(redis_client) if one["sub"] != "0")
+            ids.update(client["id"] for client in clients(redis_client) if client["sub"] != "0")
             settle(redis_client, key)
 
     async def story(here: Here) -> None:

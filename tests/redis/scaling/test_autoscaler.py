@@ -68,8 +68,8 @@ async def test_jobs_that_wait_raise_the_prefetch_then_the_workers_and_all_goes_b
             (stats,) = await app.control.asend("prefetch", to="w")
             assert stats.answer == {"factor": 4.0}
             go.set()
-            for each in jobs:
-                await each.aget(30)
+            for job in jobs:
+                await job.aget(30)
             await until_async(lambda: wanted(app, 1))
             await until_async(lambda: reads_ahead(app, 1.0))
             await one.stop()
@@ -139,8 +139,8 @@ async def reports(app: App) -> Mapping[str, WorkerReport]:
 async def reported(app: App, **fields: Any) -> bool:
     """Whether the one worker reports these."""
     return any(
-        all(getattr(each, name) == value for name, value in fields.items())
-        for each in (await reports(app)).values()
+        all(getattr(report, name) == value for name, value in fields.items())
+        for report in (await reports(app)).values()
     )
 
 
@@ -172,12 +172,12 @@ async def test_controllers_are_told_their_shares_by_signed_commands(app_name: st
         await until_async(lambda: inbox_has(app, "host1", 2))
         await until_async(lambda: inbox_has(app, "host2", 1))
         go.set()
-        for each in jobs:
-            await each.aget(30)
+        for job in jobs:
+            await job.aget(30)
         await one.stop()
     # Each was told of a number once.
     for name in ("host1", "host2"):
-        shares = [each["workers"] for each in await orders(app, name)]
+        shares = [order["workers"] for order in await orders(app, name)]
         assert all(one != other for one, other in pairwise(shares))
 
 
@@ -192,7 +192,7 @@ async def orders(app: App, inbox: str) -> list[dict[str, Any]]:
 
 async def inbox_has(app: App, inbox: str, workers: int) -> bool:
     """Whether an inbox was told of so many workers last."""
-    return [each["workers"] for each in await orders(app, inbox)][-1:] == [workers]
+    return [order["workers"] for order in await orders(app, inbox)][-1:] == [workers]
 
 
 async def test_one_scheduler_has_the_turn_and_the_next_goes_on_where_it_was(app_name: str, url: str) -> None:
@@ -214,8 +214,8 @@ async def test_one_scheduler_has_the_turn_and_the_next_goes_on_where_it_was(app_
             # The cool-down that began with the one holds for the other.
             assert now.course == left.course
             go.set()
-            for each in jobs:
-                await each.aget(30)
+            for job in jobs:
+                await job.aget(30)
             await two.stop()
     assert [line["after"] for line in lines.of("autoscale:decided")] == [2.0]
 
@@ -280,8 +280,8 @@ async def test_a_strategy_of_ones_own_decides(app_name: str, url: str) -> None:
         await until_async(lambda: wanted(app, 5))
         await until_async(lambda: reads_ahead(app, 3.0))
         go.set()
-        for each in jobs:
-            await each.aget(30)
+        for job in jobs:
+            await job.aget(30)
         await one.stop()
 
 
@@ -297,8 +297,8 @@ async def test_a_worker_gets_more_slots_before_there_are_more_workers_and_loses_
             (reply,) = await app.control.asend("budget", {"kind": "trio"}, to="w")
             assert (reply.answer["minimum"], reply.answer["maximum"]) == (16, 16)
             go.set()
-            for each in jobs:
-                await each.aget(30)
+            for job in jobs:
+                await job.aget(30)
             await until_async(lambda: has_slots(app, 4, 4))
             await one.stop()
     steps = [(line["of"], line["before"], line["after"]) for line in lines.of("autoscale:decided")]
@@ -425,8 +425,8 @@ async def test_what_is_wanted_is_among_the_numbers_of_the_scheduler_that_has_the
         assert numbers(vitals[0])["celery5_scaling_prefetch_factor"] == 4
         assert not any(name.startswith("celery5_scaling") for name in numbers(vitals[1]))
         go.set()
-        for each in jobs:
-            await each.aget(30)
+        for job in jobs:
+            await job.aget(30)
         await one.stop()
         await two.stop()
 
@@ -434,9 +434,9 @@ async def test_what_is_wanted_is_among_the_numbers_of_the_scheduler_that_has_the
 def numbers(process_status: ProcessStatus) -> dict[str, float]:
     """The numbers of a process without labels."""
     return {
-        each.name: each.samples[0].value
-        for each in process_status.metric_families()
-        if len(each.samples) == 1
+        family.name: family.samples[0].value
+        for family in process_status.metric_families()
+        if len(family.samples) == 1
     }
 
 
@@ -466,6 +466,6 @@ async def test_jobs_of_a_suspended_task_need_nobody(app_name: str, url: str) -> 
         await app.limits.aresume(app.tasks["wait"])
         await until_async(lambda: wanted(app, 8))
         go.set()
-        for each in jobs:
-            await each.aget(30)
+        for job in jobs:
+            await job.aget(30)
         await one.stop()

@@ -229,7 +229,7 @@ async def test_each_life_hears_what_is_preferred_on_all_brokers(
 async def preferred(shop: Shop, what: Mapping[str, Any]) -> bool:
     """Whether the lives prefer this."""
     replies = await shop.app.control.asend("stats")
-    return {each.worker: each.answer["preferred"] for each in replies} == what
+    return {reply.worker: reply.answer["preferred"] for reply in replies} == what
 
 
 async def test_a_queue_is_looked_at_only_where_it_is_at_home(shop: Shop, own_server: EmbeddedServer) -> None:
@@ -266,7 +266,9 @@ async def test_metrics_tell_how_many_brokers_are_not_seen(shop: Shop, own_server
 
     def unseen() -> float | None:
         found = {
-            each.name: each.samples[0].value for each in vitals.metric_families() if len(each.samples) == 1
+            family.name: family.samples[0].value
+            for family in vitals.metric_families()
+            if len(family.samples) == 1
         }
         return found.get("celery5_scaling_brokers_unreachable")
 

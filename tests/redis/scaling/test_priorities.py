@@ -27,7 +27,7 @@ async def test_urgent_jobs_run_first_whatever_was_sent_before_them(app: App) -> 
         ran.append(number)
 
     signatures = [note.s(3), note.options(priority="normal").s(2), note.options(priority="high").s(1)]
-    await app.asend_many([each for _ in range(5) for each in signatures])
+    await app.asend_many([signature for _ in range(5) for signature in signatures])
     async with working(app, burst=True) as worker:
         await worker.done.wait()
     assert ran == [1] * 5 + [2] * 5 + [3] * 5

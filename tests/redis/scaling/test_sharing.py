@@ -97,7 +97,7 @@ class Reader:
 
     async def _receive(self, call: Call[list[Entry]]) -> Sequence[Entry]:
         entries = await self._app.aperform(call)
-        self.came += [json.loads(bytes(read_command(each.message).args))[0] for each in entries]
+        self.came += [json.loads(bytes(read_command(entry.message).args))[0] for entry in entries]
         return entries
 
 
@@ -151,7 +151,7 @@ async def test_what_there_was_none_of_for_a_while_has_saved_nothing_up(
     share: float,
 ) -> None:
     app, _ = app_of(url, app_name, **setting)
-    there, away = (app.tasks["note"].options(**each) for each in options)
+    there, away = (app.tasks["note"].options(**option) for option in options)
     reader = Reader(app, ("default", "a", "b"))
     await reader.join()
     await app.asend_many([each.s("first") for each in (there, away)])
@@ -216,7 +216,7 @@ def test_two_worker_processes_under_load_keep_the_order_of_priorities(
     sent: dict[str, str] = {}
     for level in reversed(LEVELS):
         handles = staff.app.send_many([nap.options(priority=level).s(0.01) for _ in range(60)])
-        sent |= {each.id: level for each in handles}
+        sent |= {handle.id: level for handle in handles}
     for _ in range(2):
         staff.start(concurrency=2)
     wait_until(lambda: len(staff.notes("end")) == len(sent), within=30)
@@ -302,7 +302,7 @@ async def test_held_jobs_are_put_into_the_order_of_their_weights() -> None:
         queue.put(job("other"))
         queue.put(job("note"))
     preferences.sort_queue(queue)
-    order = [each.command.task for each in queue.items if each.command]
+    order = [item.command.task for item in queue.items if item.command]
     assert order[:9] == ["note"] * 9
     assert order[:44].count("note") == 40  # one in ten is another one
     assert order.index("other") < 12

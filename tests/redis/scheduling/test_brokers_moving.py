@@ -149,7 +149,7 @@ async def test_a_queue_that_moves_to_another_broker_takes_its_schedules_along(
         records: list[Any] = [
             each.hget(app.keys.schedules("post"), "ticks") for each in (redis_client, second)
         ]
-        read = [periodic.decode_schedule(each) if each else None for each in records]
+        read = [periodic.decode_schedule(record) if record else None for record in records]
         assert sum(each is not None and each.is_active for each in read) == 1, read
         return [name for name, each in zip(("default", "mails"), read, strict=True) if each is not None]
 
@@ -200,7 +200,7 @@ async def test_what_it_fires_while_it_is_moved_it_does_not_fire_again(
             step = periodic.plan_fires(found[queue], 3_600_000, is_busy=False, find_next=get_next_fire_time)
             if step is None:
                 continue
-            fired.extend(each.at for each in step.fires)
+            fired.extend(fire.at for fire in step.fires)
             before, after = periodic.encode_schedule(found[queue]), periodic.encode_schedule(step.new_state)
             trip = scheduling_calls.fire_schedule(
                 app.keys, app.queue(queue), "ticks", expected_state=before, new_state=after, next_look=None

@@ -61,7 +61,7 @@ def test_leader_timers_move_to_another_process_and_start_once(
     wait_until(lambda: len(set(_list_pids(staff, "warm"))) == 2 and len(_list_pids(staff, "ended")) > 3)
     (leader,) = set(_list_pids(staff, "begun"))
     assert _list_pids(staff, "migrated") == [leader]
-    (killed,) = [one for one in workers if one.process.pid == leader]
+    (killed,) = [worker for worker in workers if worker.process.pid == leader]
     (heir,) = [one for one in workers if one.process.pid != leader]
     killed.signal(signal.SIGKILL)
     killed.wait()

@@ -132,7 +132,7 @@ async def test_workers_learn_of_expired_checks_with_and_without_scheduler(
         # One command in each period, whoever of the three sends it; besides, there is our own.
         orders, periods = await told() - before - 1, (trio.current_time() - asked) / 0.4
         assert 3 <= orders <= periods + 1
-        assert sum(asked < each for each in looks) <= orders + 2  # the timer does not look as well
+        assert sum(asked < look for look in looks) <= orders + 2  # the timer does not look as well
         for each in schedulers:
             await each.stop()
         count = len(looks)

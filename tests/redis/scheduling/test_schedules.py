@@ -67,9 +67,9 @@ def test_fire_times_are_published_once_when_schedulers_are_killed(
         time.sleep(dice.uniform(0.1, 0.5))
         schedulers[second].signal(signal.SIGCONT)
         schedulers[first] = employed(staff, lease=1)
-    for each in schedulers:
-        each.signal(signal.SIGTERM)
-        assert each.wait() == 0
+    for scheduler in schedulers:
+        scheduler.signal(signal.SIGTERM)
+        assert scheduler.wait() == 0
     ids, fires = Counter(sent(redis_client, app)), 0
     for name, state in kept(app).items():
         assert state.last is not None

@@ -181,7 +181,7 @@ def test_jobs_of_a_dead_worker_return_to_their_lane(
     (tmp_path / "gate").touch()
     staff.start(lease=60, concurrency=1)
     wait_until(lambda: len(staff.notes("end")) == 3)
-    assert [each.job for each in staff.notes("end")] == [jobs[lane].id for lane in ("h", "", "l")]
+    assert [note.job for note in staff.notes("end")] == [jobs[lane].id for lane in ("h", "", "l")]
 
 
 def _ended(staff: Staff, least: int) -> bool:
@@ -225,7 +225,7 @@ def test_a_queue_is_told_by_its_lanes(queue: Queue) -> None:
     (first,) = queue(jobs_calls.read_jobs([queue.keys.on_lane("h")], "w", count=1, block_seconds=0))
     state = queue(get_queue_state(queue.keys))
     assert (state.waiting, state.high, state.low, state.running) == (5, 1, 3, 1)
-    assert [(each.name, each.running) for each in state.workers] == [("w", 1)]
+    assert [(worker.name, worker.running) for worker in state.workers] == [("w", 1)]
     assert queue.size() == queue_calls.QueueSize(6, 1, 0, 0)
     assert queue(lease_calls.leave_queue(queue.keys, "w")) == 1  # still there, for others to recover
     queue.join("w")
@@ -242,7 +242,7 @@ def test_lanes_share_what_is_read_and_leave_no_room_unused(queue: Queue) -> None
 
     def picked(count: int, *shares: int) -> str:
         entries = queue(jobs_calls.read_by_lane(lanes, "w", count=count, shares=shares))
-        return "".join(each.message.split(b'"id":"')[1][:1].decode() for each in entries)
+        return "".join(entry.message.split(b'"id":"')[1][:1].decode() for entry in entries)
 
     assert picked(3, 1, 1, 1) == "aei"
     assert picked(3, 1, 1, 0) == "bcf"

@@ -131,7 +131,8 @@ def test_second_raw_entry_of_an_id_changes_nothing(queue: Queue, lane: str, toge
     outcomes = [done(first, "a"), other]
     assert (
         sum(
-            queue.settle("w", *batch) for batch in ([outcomes] if together else [[each] for each in outcomes])
+            queue.settle("w", *batch)
+            for batch in ([outcomes] if together else [[outcome] for outcome in outcomes])
         )
         == 2
     )

@@ -78,7 +78,7 @@ def test_a_beat_removes_consumers_that_hold_neither_a_lease_nor_a_job(queue: Que
     queue.read("reading after its recovery")
     queue.client.xgroup_createconsumer(queue.keys.stream, GROUP, "nobody")
     assert queue(leases.renew_lease(queue.keys, "w", lease=5)).lapsed == 1
-    names = {each["name"] for each in queue.client.xinfo_consumers(queue.keys.stream, GROUP)}
+    names = {consumer["name"] for consumer in queue.client.xinfo_consumers(queue.keys.stream, GROUP)}
     assert names == {b"w", b"idle", b"reading after its recovery"}
 
 
@@ -138,7 +138,7 @@ def test_a_dead_workers_jobs_come_back_in_portions_with_a_count(queue: Queue) ->
         assert queue(leases.renew_lease(queue.keys, "w", lease=5)).alive is False
     assert queue.recover().worker == ""
     assert [each.deliveries for each in queue.read("other")] == [1] * 5
-    names = [each["name"] for each in queue.client.xinfo_consumers(queue.keys.stream, GROUP)]
+    names = [consumer["name"] for consumer in queue.client.xinfo_consumers(queue.keys.stream, GROUP)]
     assert names == [b"other"]
 
 

@@ -69,7 +69,7 @@ class Desk:
         """What waits under their keys once the ledger has none of them."""
         await until(lambda: self.ledger.settled_count == len(deliveries))
         await trio.testing.wait_all_tasks_blocked()
-        ids = [each.command.id for each in deliveries if each.command]
+        ids = [delivery.command.id for delivery in deliveries if delivery.command]
         return {each: (await self.app.aperform(jobs.locate_job(self.keys, each))).document for each in ids}
 
 
@@ -129,7 +129,8 @@ async def desk(url: str, app_name: str, nursery: trio.Nursery) -> AsyncIterator[
     await app.asend_many([one.s(number) for number in range(3)])
     entries = await app.aperform(jobs.read_jobs([keys], WORKER, count=3, block_seconds=0))
     read = [
-        Delivery(each.queue, each.id, each.message, command=read_command(each.message)) for each in entries
+        Delivery(entry.queue, entry.id, entry.message, command=read_command(entry.message))
+        for entry in entries
     ]
     await nursery.start(publisher.run)
     await trio.testing.wait_all_tasks_blocked()

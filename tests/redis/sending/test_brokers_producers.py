@@ -49,7 +49,7 @@ async def test_each_job_goes_to_its_queues_broker_one_by_one_and_in_bulk(
     await asked(colour, near.delay, near.adelay, 1)
     many = [task.s(n) for n in range(20) for task in (near, post)] + [app.tasks["mailed"].s("x")]
     handles = await asked(colour, app.send_many, app.asend_many, many)
-    assert [each.queue for each in handles[:2]] == ["near", "post"]
+    assert [handle.queue for handle in handles[:2]] == ["near", "post"]
     made = [near.job(1), post.job(2)]
     await asked(colour, app.send_jobs, app.asend_jobs, made)
     assert streams(redis_client, app) == {"near": 22}

@@ -82,8 +82,8 @@ def test_of_threads_that_race_for_a_key_one_wins(
             sent.append(task.options(key=f"k{number}").delay(number))
 
     threads = [threading.Thread(target=race) for _ in range(8)]
-    for each in threads:
-        each.start()
+    for thread in threads:
+        thread.start()
     for each in threads:
         each.join(30)
     app.close()
@@ -118,12 +118,12 @@ def test_of_processes_that_race_for_a_key_one_wins(
         )
         for _ in range(3)
     ]
-    for each in racers:
-        assert each.stdout is not None
-        assert each.stdout.readline() == "ready\n"
+    for racer in racers:
+        assert racer.stdout is not None
+        assert racer.stdout.readline() == "ready\n"
     gate.touch()
     answers = [each.communicate(timeout=30)[0].split() for each in racers]
-    assert [len(each) for each in answers] == [100] * 3
+    assert [len(answer) for answer in answers] == [100] * 3
     assert answers[0] == answers[1] == answers[2]
     assert len(set(answers[0])) == redis_client.xlen(App(app_name).queue("default").stream) == 100
 

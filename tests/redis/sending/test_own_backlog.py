@@ -57,9 +57,9 @@ class FileBacklog:
     def put(self, jobs: Sequence[UnsentJob]) -> None:
         if self.count() + len(jobs) > self._most:
             raise BacklogFull(f"{self._most} jobs are all that this file takes")
-        for each in jobs:
+        for job in jobs:
             words = "INSERT OR IGNORE INTO jobs (queue, id, job, due) VALUES (?, ?, ?, ?)"
-            self._run(words, each.queue, each.id, each.job, each.due)
+            self._run(words, job.queue, job.id, job.job, job.due)
 
     def first(self, queue: str, limit: int) -> Sequence[UnsentJob]:
         words = "SELECT queue, id, job, due FROM jobs WHERE queue = ? ORDER BY n LIMIT ?"

@@ -97,7 +97,9 @@ async def test_archived_records_count_as_missed_by_a_slow_group(app: App, tmp_pa
     ids = [place for first in range(0, 150, 50) for place in await orders.asend(*make_orders(first, 50))]
     state = await get_state(app)
     assert (state.records, state.archived, state.waiting_for_archive) == (100, 50, {0: 50})
-    assert [(one.lag, one.archived, one.lost) for one in state.groups[0].partitions] == [(150, 50, 0)]
+    assert [
+        (partition.lag, partition.archived, partition.lost) for partition in state.groups[0].partitions
+    ] == [(150, 50, 0)]
     with Lines() as lines:
         async with working(app, processors=()):
             await until_async(lambda: is_archived(app))

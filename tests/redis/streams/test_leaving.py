@@ -23,7 +23,7 @@ async def test_while_a_worker_finishes_a_slow_record_others_continue_its_other_p
 
     async def owners() -> Counter[str]:
         (state,) = await app.streams.ainfo()
-        return Counter(one.owner for group in state.groups for one in group.partitions)
+        return Counter(partition.owner for group in state.groups for partition in group.partitions)
 
     async def is_shared(*shares: int) -> bool:
         found = await owners()

@@ -144,7 +144,9 @@ async def test_a_member_yields_what_it_never_heard_that_it_owns(
         for member in members:
             member.attend_now()
         (state,) = await app.streams.ainfo()
-        return sorted(one.owner for one in state.groups[0].partitions) == [f"{name}:1" for name in names]
+        return sorted(partition.owner for partition in state.groups[0].partitions) == [
+            f"{name}:1" for name in names
+        ]
 
     async with trio.open_nursery() as running:
 

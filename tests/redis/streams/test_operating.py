@@ -161,7 +161,9 @@ async def test_a_reset_begins_anew_and_forgets_what_it_is_told_to(app: App) -> N
     await app.streams.aset_quarantine("orders", "bill", 2, "a look")
     assert set(await app.streams.areset("orders", "bill")) == {0, 1, 2, 3}
     (state,) = await app.streams.ainfo("orders")
-    assert [(one.condition, one.since) for one in state.groups[0].partitions] == [("", 0.0)] * 4
+    assert [(partition.condition, partition.since) for partition in state.groups[0].partitions] == [
+        ("", 0.0)
+    ] * 4
     await process_all(app)
     assert await _state(app) == 60
     await app.streams.areset("orders", "bill", state=True)
@@ -290,7 +292,7 @@ async def test_quarantines_say_since_when(app: App) -> None:
     await process_all(app)
     await app.streams.aset_quarantine("orders", "bill", 1, "a look")
     (state,) = await app.streams.ainfo("orders")
-    (found,) = [one for one in state.groups[0].partitions if one.condition]
+    (found,) = [partition for partition in state.groups[0].partitions if partition.condition]
     assert (found.partition, found.why, found.since > 1_700_000_000) == (1, "a look", True)
 
 

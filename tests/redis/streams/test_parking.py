@@ -222,7 +222,9 @@ class Slow:
 
     async def count_parked(self) -> int:
         streams = await self.app.streams.ainfo()
-        return sum(group.parked_records for one in streams for group in one.groups if one.stream == "orders")
+        return sum(
+            group.parked_records for stream in streams for group in stream.groups if stream.stream == "orders"
+        )
 
     async def until_parked(self, low: int, high: int) -> None:
         async def is_so() -> bool:

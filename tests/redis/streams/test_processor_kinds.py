@@ -82,7 +82,7 @@ class Shop:
 
     async def count_sums(self) -> int:
         streams = await self.app.streams.ainfo()
-        return next((one.records for one in streams if one.stream == "sums"), 0)
+        return next((stream.records for stream in streams if stream.stream == "sums"), 0)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -157,8 +157,8 @@ async def test_outputs_jobs_and_state_are_there_once_though_a_record_was_process
 
     @app.processor(totals)
     async def collect(events: StreamEvents[Any]) -> None:
-        async for one in events.records():
-            sums.append((one["key"], one["total"]))
+        async for record in events.records():
+            sums.append((record["key"], record["total"]))
 
     await orders.asend(*make_orders(60, keys=3))
     async with working(app):
@@ -310,7 +310,7 @@ async def test_a_record_is_acknowledged_when_the_next_one_is_asked_for_and_not_b
 
     async def get_lags() -> list[int]:
         (stream,) = await app.streams.ainfo()
-        return [one.lag for group in stream.groups for one in group.partitions]
+        return [partition.lag for group in stream.groups for partition in group.partitions]
 
     async def is_at(*lags: int) -> bool:
         return await get_lags() == list(lags)

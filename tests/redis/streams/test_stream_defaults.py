@@ -69,7 +69,9 @@ async def test_a_record_that_fails_stops_its_partition_alone_and_is_not_tried_ag
 
         async def is_stopped() -> bool:
             (info,) = await app.streams.ainfo()
-            return any(each.condition == "quarantined" for lag in info.groups for each in lag.partitions)
+            return any(
+                partition.condition == "quarantined" for lag in info.groups for partition in lag.partitions
+            )
 
         await until_async(is_stopped)
         await until(lambda: (second[1], 2) in seen)
@@ -133,7 +135,7 @@ async def test_a_record_that_has_begun_may_end_when_its_worker_stops(app: App) -
             await began.wait()
     assert ended == [1]
     (info,) = await app.streams.ainfo()
-    assert [each.lag for each in info.groups] == [0]
+    assert [group.lag for group in info.groups] == [0]
 
 
 async def test_a_silent_member_keeps_its_partitions_for_ten_seconds(
@@ -193,7 +195,7 @@ async def test_one_read_waits_for_all_partitions(own_app: App, own_server: Embed
 
             async def is_owner_of_all() -> bool:
                 (info,) = await own_app.streams.ainfo()
-                return [all(each.owner for each in lag.partitions) for lag in info.groups] == [True]
+                return [all(partition.owner for partition in lag.partitions) for lag in info.groups] == [True]
 
             await until_async(is_owner_of_all)
             await until(lambda: _count_blocked(client) == 2)  # beside it, that of jobs
@@ -220,7 +222,7 @@ async def test_partitions_go_to_a_worker_that_comes_at_once_and_are_free_when_it
 
     async def is_shared(members: int) -> bool:
         (info,) = await slow_app.streams.ainfo()
-        owners = [each.owner for lag in info.groups for each in lag.partitions]
+        owners = [partition.owner for lag in info.groups for partition in lag.partitions]
         return "" not in owners and len(set(owners)) == members
 
     async with trio.open_nursery() as nursery:

@@ -248,7 +248,7 @@ def test_jobs_are_committed_with_their_records() -> None:
     orders.subscribe(Shelf())
     orders.subscribe_check(HealthCheck("furnace"))(lambda order: None)
     charging, shelving, checking = app.streams.processors
-    assert [(each.then, each.start) for each in app.streams.processors] == [
+    assert [(processor.then, processor.start) for processor in app.streams.processors] == [
         ("ignore", "earliest"),
         ("ignore", "earliest"),
         ("ignore", "latest"),

@@ -37,8 +37,10 @@ async def test_windows_continue_in_another_worker_and_close_by_the_clock(app: Ap
             seen.append(minute)
 
     async def is_done(records: int) -> bool:
-        lags = [one for stream in await app.streams.ainfo() for one in stream.groups if one.group == "count"]
-        return sum(one.lag for one in lags) == 0 and len(lags) == 1 and records > 0
+        lags = [
+            group for stream in await app.streams.ainfo() for group in stream.groups if group.group == "count"
+        ]
+        return sum(lag.lag for lag in lags) == 0 and len(lags) == 1 and records > 0
 
     sensors = ("a", "b", "c")
     async with trio.open_nursery() as nursery:

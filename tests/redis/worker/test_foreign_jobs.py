@@ -83,8 +83,8 @@ class Versions:
 def versions(url: str, app_name: str) -> Iterator[Versions]:
     both = Versions(app_name, url)
     yield both
-    for one in both.apps:
-        one.close()
+    for app in both.apps:
+        app.close()
 
 
 async def send(how: str, task: Any, calls: list[tuple[Any, ...]]) -> list[Any]:

@@ -36,7 +36,7 @@ async def test_a_job_is_tried_four_times_after_waits_that_double_and_are_drawn(a
             with pytest.raises(TaskFailed):
                 await handle.aget(timeout=60)
     waits = [[b - a for a, b in pairwise(times)] for times in attempts.values()]
-    assert {len(each) for each in waits} == {3}
+    assert {len(wait) for wait in waits} == {3}
     # Drawn from 0 to 1, 2 and 4 s, and late at most: forty draws do not all lie in one end.
     first, second, third = (sorted(each) for each in zip(*waits, strict=True))
     assert first[-1] - first[0] > 0.3
@@ -56,7 +56,7 @@ async def test_what_is_sent_while_redis_is_away_is_kept(own_server: EmbeddedServ
     handles = [await number.adelay(n) for n in range(3)]
     await trio.to_thread.run_sync(own_server.revive)
     async with working(app):
-        assert [await each.aget(timeout=60) for each in handles] == [0, 1, 2]
+        assert [await handle.aget(timeout=60) for handle in handles] == [0, 1, 2]
     app.close()
 
 

@@ -137,7 +137,7 @@ async def test_a_job_that_runs_is_told_to_stop_and_its_neighbours_are_not(stage:
             await until(lambda: len(stage.began) == 4)
             assert await jobs[1].arevoke() is True
             await has_been_revoked(jobs[1])
-            assert [await each.astatus() for each in jobs[::2]] == [JobState.EXECUTING] * 2
+            assert [await job.astatus() for job in jobs[::2]] == [JobState.EXECUTING] * 2
             # Its executor takes other jobs, and its key is free again.
             first = await stage.send("first", key="k")
             await until(lambda: "first" in stage.began)
@@ -362,7 +362,7 @@ def test_many_jobs_of_several_queues_are_revoked_in_few_trips(app: App) -> None:
     assert revoke(results) == [True] * 900
     assert revoke([]) == []
     assert results[0].revoke() is True
-    assert {each.status() for each in results[::50]} == {JobState.REVOKED}
+    assert {result.status() for result in results[::50]} == {JobState.REVOKED}
     for queue in ("q0", "q1"):
         assert app.perform(queue_calls.measure_queue(app.queue(queue))).unfinished == 0
 
@@ -390,10 +390,10 @@ def test_a_job_whose_message_makes_no_sense_is_revoked_all_the_same(
         places[f"j{n}"] = b"S" + client.xadd(keys.stream, {"job": message})
     places["gone"], places["nonsense"] = b"S1-1", b"Swhere?"
     client.hset(keys.jobs, mapping=places)
-    results: list[AsyncResult[Any]] = [app.result(each) for each in places]
+    results: list[AsyncResult[Any]] = [app.result(place) for place in places]
     assert revoke(results) == [True] * len(places)
     assert client.xlen(keys.stream) == 0
-    assert {each.status() for each in results} == {JobState.REVOKED}
+    assert {result.status() for result in results} == {JobState.REVOKED}
 
 
 async def test_a_queue_is_emptied_of_all_that_waits_and_of_nothing_else(

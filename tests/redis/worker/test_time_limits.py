@@ -188,7 +188,7 @@ async def test_a_job_with_limits_that_is_quick_is_not_disturbed_nor_is_the_next_
     async with working(app):
         jobs = await app.asend_many([task.s(n) for n in range(60) for task in (quick, aquick)])
         after = await app.asend_many([long.s() for _ in range(20)])
-        assert [await each.aget(30) for each in jobs] == [n for n in range(60) for _ in (quick, aquick)]
+        assert [await job.aget(30) for job in jobs] == [n for n in range(60) for _ in (quick, aquick)]
         assert [await each.aget(30) for each in after] == ["long"] * 20
 
 

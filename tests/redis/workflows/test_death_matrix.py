@@ -122,7 +122,7 @@ async def wait_until_idle(app: App) -> dict[str, int]:
         for queue in QUEUES:
             keys = app.queue(queue)
             words = (("LLEN", keys.run_records), ("XLEN", keys.run_outbox), ("ZCARD", keys.live_runs))
-            counts = await driver.perform_all([Call(one, int, repeatable=True) for one in words])
+            counts = await driver.perform_all([Call(word, int, repeatable=True) for word in words])
             left |= {key: count for (_, key), count in zip(words, counts, strict=True) if count}
         if not left or trio.current_time() > deadline:
             return left

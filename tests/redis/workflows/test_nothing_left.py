@@ -22,7 +22,7 @@ def tasks(app: App) -> SampleTasks:
 
 def list_readers(app: App, client: "redis.Redis", queue: str = "default") -> list[bytes]:
     """Return the workers that the outbox of a queue knows."""
-    return [one["name"] for one in client.xinfo_consumers(app.queue(queue).run_outbox, GROUP)]
+    return [consumer["name"] for consumer in client.xinfo_consumers(app.queue(queue).run_outbox, GROUP)]
 
 
 async def test_the_outbox_forgets_workers_that_left(

@@ -408,4 +408,4 @@ async def test_on_failure_is_called_for_steps_that_are_known_only_later(
         await until(lambda: bool(tasks.of_step))
     (received,) = tasks.of_step
     assert len(received) == len(messages)
-    assert all(any(one in failure.message for failure in received) for one in messages)
+    assert all(any(message in failure.message for failure in received) for message in messages)

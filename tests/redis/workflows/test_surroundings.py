@@ -50,7 +50,7 @@ async def test_sinks_have_the_result_of_each_member_once(app: App, tasks: Sample
         assert await run.aget() == 300
         await until(lambda: len(kept.documents) == 3)
     assert sorted(kept.values) == [10, 20, 300]
-    assert {each.job.partition("~")[0] for each in kept.documents} == {run.id}
+    assert {document.job.partition("~")[0] for document in kept.documents} == {run.id}
     assert {each.state for each in kept.documents} == {"SUCCESS"}
 
 

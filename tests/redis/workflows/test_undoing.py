@@ -368,7 +368,7 @@ def describe_undos(graph: RunGraph) -> dict[int | None, tuple[str, str, str, str
     undos = [node for node in graph.nodes if node.kind == "undo"]
     steps = {node.id: node for node in graph.nodes}
     assert all(one.of is not None and one.id in steps[one.of].feeds for one in undos)
-    return {one.of: (one.name, one.job, one.queue, one.state.value) for one in undos}
+    return {undo.of: (undo.name, undo.job, undo.queue, undo.state.value) for undo in undos}
 
 
 async def test_what_is_undone_is_seen_while_it_is_and_afterwards(app: App, tasks: Charges) -> None:
@@ -391,7 +391,7 @@ async def test_what_is_undone_is_seen_while_it_is_and_afterwards(app: App, tasks
     assert (status.undo, status.total, status.active) == ("undone 2 of 2", 3, 0)
     assert (status.failed_node, status.failed_task) == (4, "break")
     assert status.failure == "node 4, break: ValueError: 0"
-    assert {one[3] for one in describe_undos(await run.agraph()).values()} == {"SUCCESS"}
+    assert {undo[3] for undo in describe_undos(await run.agraph()).values()} == {"SUCCESS"}
 
 
 async def test_a_run_that_succeeds_shows_nothing_to_undo(app: App, tasks: Charges) -> None:

@@ -30,7 +30,7 @@ def fire(desk: Desk, client: "redis.Redis", name: str) -> None:
     pending = decide_alerts({name: rule}, (), readings, {}, now - rule.for_)
     decision = decide_alerts({name: rule}, pending.instances, readings, {}, now)
     transitions: tuple[AlertTransition, ...] = decision.transitions
-    assert [one.change for one in transitions] == ["fired"]
+    assert [transition.change for transition in transitions] == ["fired"]
     client.set(desk.app.keys.metrics_turn, "test", px=60_000)
     assert desk.app.perform(
         save_alerts(desk.app.keys, "test", "", StoredAlerts(decision.instances), transitions)
@@ -46,7 +46,7 @@ def test_an_alert_that_fires_is_listed_and_fails_a_check(desk: Desk, redis_clien
     assert row.split()[:5] == ["no-workers", "queue", "mail", "firing", "critical"]
     assert "12 jobs wait on queue mail, and no worker reads it" in row
     states = json.loads(desk("alert", "list", "--json"))
-    assert [one["name"] for one in states if one["status"] == "firing"] == ["no-workers"]
+    assert [state["name"] for state in states if state["status"] == "firing"] == ["no-workers"]
     assert "no-workers (queue mail): celery5 alert list" in desk("info")
     doctor = celery5("-A", "shop", "doctor", cwd=desk.folder).out
     assert next(line for line in doctor.splitlines() if " alerts " in line).startswith("warn")
@@ -67,7 +67,7 @@ def test_undelivered_notification_is_shown_with_the_alerts(desk: Desk, redis_cli
     desk.app.perform(note_delivery(desk.app.keys, waiting, failure))
     what = "fired: the receiver answered with status 500 (3 tries, sent again)"
     assert what in desk("alert", "list")
-    (state,) = [one for one in json.loads(desk("alert", "list", "--json")) if one["undelivered"]]
+    (state,) = [load for load in json.loads(desk("alert", "list", "--json")) if load["undelivered"]]
     assert (state["subject"], state["undelivered"]["tries"]) == ("queue mail", 3)
     summary = "the webhook has not taken the last notification of 1 alert"
     assert summary in desk("info")
@@ -104,7 +104,7 @@ def test_the_history_and_the_rules_are_shown(desk: Desk, redis_client: "redis.Re
     assert "fired" in desk("alert", "history")
     (entry,) = json.loads(desk("alert", "history", "--json"))
     assert (entry["name"], entry["change"]) == ("no-workers", "fired")
-    assert [one["name"] for one in json.loads(desk("alert", "rules", "--json"))][:2] == [
+    assert [load["name"] for load in json.loads(desk("alert", "rules", "--json"))][:2] == [
         "oldest-job",
         "failure-rate",
     ]

@@ -48,8 +48,8 @@ def test_a_scheduler_scales_what_workers_report_and_all_can_see_it(desk: Desk) -
         assert " by s:" in words["decided"]
         assert "3, from 1 to 3" in desk("info", **SCALE)
         assert json.loads(desk("info", "--json", **SCALE))["scaling"]["maximum"] == 3
-        for each in jobs:
-            each.revoke()
+        for job in jobs:
+            job.revoke()
         scheduler.signal(signal.SIGTERM)
         assert scheduler.ended().code == 0
         for each in ("autoscale", "status"), ("info",):

@@ -24,7 +24,7 @@ def answers(desk: Desk, *words: object) -> Any:
     """What the workers answer, as values."""
     ended = told(desk, "worker", *words, "--json")
     assert ended.code == 0, ended
-    return {each["worker"]: each["answer"] for each in json.loads(ended.out)}
+    return {load["worker"]: load["answer"] for load in json.loads(ended.out)}
 
 
 def assert_tables(desk: Desk) -> None:
@@ -172,7 +172,7 @@ def test_keys_are_for_their_user_alone(desk: Desk, tmp_path: Path) -> None:
     env = {"CELERY5_KEYS": str(tmp_path / "keys")}
     assert told(desk, "keys", "show", **env).out.endswith("the first command that is signed makes them\n")
     told(desk, "keys", "new", **env)
-    modes = {stat.S_IMODE(each.stat().st_mode) for each in (tmp_path / "keys").rglob("*") if each.is_file()}
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "keys").rglob("*") if path.is_file()}
     assert modes <= {0o600}
     assert stat.S_IMODE((tmp_path / "keys").stat().st_mode) == 0o700
     shown = json.loads(told(desk, "keys", "show", "--json", **env).out)

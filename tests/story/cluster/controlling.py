@@ -62,14 +62,14 @@ class Controlling(Serving):
     def pids(self) -> dict[str, int]:
         """The process of each member."""
         found = {}
-        for each in Path("/proc").glob("[0-9]*"):
+        for path in Path("/proc").glob("[0-9]*"):
             try:
-                words = (each / "cmdline").read_bytes().split(b"\0")
-                parent = int((each / "stat").read_text().rpartition(")")[2].split()[1])
+                words = (path / "cmdline").read_bytes().split(b"\0")
+                parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
             except OSError:
                 continue
             if parent == self.process.pid and b"--name" in words:
-                found[words[words.index(b"--name") + 1].decode()] = int(each.name)
+                found[words[words.index(b"--name") + 1].decode()] = int(path.name)
         return found
 
     def replaced(self, name: str, pid: int) -> int:

@@ -109,10 +109,10 @@ def test_waiting_jobs_start_processes_that_end_in_order(stall: App, tmp_path: Pa
         with Customers(lambda: stall.send_many([stall.signature(squeeze, next(numbers), 0.5)])[0]) as few:
             assert [each.get(timeout=LIMIT) for each in loaded] == list(range(MANY))
             until(lambda: workers(controller) == [WORKERS[0]])
-        results = [each.get(timeout=LIMIT) for each in few.results]
+        results = [result.get(timeout=LIMIT) for result in few.results]
         assert results == list(range(MANY, MANY + len(results)))
         assert controller.pids()[WORKERS[0]] == crowd[WORKERS[0]]  # who was there first goes on all the time
-        assert {each["phase"] for each in controller.members().values()} == {"up"}
+        assert {member["phase"] for member in controller.members().values()} == {"up"}
         done = [tuple(map(int, line.split())) for line in Path("done").read_text().splitlines()]
         ended = [(each["name"], each["code"]) for each in controller.logged("member:ended")]
         assert sorted(ended) == [(name, 0) for name in WORKERS[1:]]

@@ -26,7 +26,7 @@ def test_a_cluster_stands_up_stays_up_and_says_so(desk: Desk) -> None:
         before = controller.pids()
         assert sorted(before) == ["scheduler-default-1", "worker-default-1", "worker-default-2"]
         assert all(map(is_group_leader, before.values()))
-        assert {each["phase"] for each in controller.members().values()} == {"up"}
+        assert {member["phase"] for member in controller.members().values()} == {"up"}
         assert desk.app.send_many([desk.app.signature("shop.add", 2, 3)])[0].get(timeout=LIMIT) == 5
         os.kill(before["worker-default-1"], signal.SIGKILL)
         assert controller.replaced("worker-default-1", before["worker-default-1"])

@@ -120,7 +120,7 @@ def test_the_server_is_killed_under_load_again_and_again_and_nothing_is_lost(ban
         finally:
             over.set()
             thread.join()
-        assert [each.get(timeout=LIMIT) for each in jobs] == list(range(len(jobs)))
+        assert [job.get(timeout=LIMIT) for job in jobs] == list(range(len(jobs)))
         assert len(controller.logged("broker:ended")) == 3
         until(lambda: controller.tell("status").code == 0)
 

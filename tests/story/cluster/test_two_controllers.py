@@ -90,7 +90,7 @@ class Load:
     def check(self) -> None:
         """All of them were done."""
         assert len(self.results) > 50
-        assert {each.get(timeout=LIMIT) for each in self.results} == {f"sold {n}" for n in range(10)}
+        assert {result.get(timeout=LIMIT) for result in self.results} == {f"sold {n}" for n in range(10)}
 
 
 def test_when_the_leader_is_killed_the_other_one_takes_over_under_load(pair: Pair) -> None:

@@ -76,7 +76,7 @@ def test_the_example_is_restarted_under_load_and_no_job_is_lost_or_waits(
             over.set()
             thread.join()
         assert len(results) > 50
-        assert {each.get(timeout=LIMIT) for each in results} == {f"sold {n}" for n in range(10)}
+        assert {result.get(timeout=LIMIT) for result in results} == {f"sold {n}" for n in range(10)}
         assert controller.logged("member:killed") == []
         assert fewest_up(controller, "worker") >= 1
         assert fewest_up(controller, "router") >= 1
@@ -88,9 +88,9 @@ def fewest_up(controller: Controlling, kind: str) -> int:
     wanted = {"worker": 2, "router": 1}[kind]
     up, found = set[str](), wanted
     whole = False
-    for each in controller.messages:
-        what = str(each.get("message_type", "")).removeprefix("celery5:member:")
-        name = str(each.get("name", ""))
+    for message in controller.messages:
+        what = str(message.get("message_type", "")).removeprefix("celery5:member:")
+        name = str(message.get("name", ""))
         if not name.startswith(kind):
             continue
         if what == "started":

@@ -98,7 +98,7 @@ def test_each_group_is_a_deployment_whose_pods_answer_probes_and_end_in_order(tm
     port = one.ports[0].container_port
     assert (one.ports[0].name, one.args[-2:]) == ("status", ["--status-port", str(port)])
     probes = [one.liveness_probe, one.readiness_probe, one.startup_probe]
-    assert [each.http_get.path for each in probes if each] == ["/livez", "/readyz", "/livez"]
+    assert [probe.http_get.path for probe in probes if probe] == ["/livez", "/readyz", "/livez"]
     assert one.liveness_probe is not None
     assert one.liveness_probe.failure_threshold * one.liveness_probe.period_seconds >= 45
     assert one.resources is not None
@@ -107,8 +107,8 @@ def test_each_group_is_a_deployment_whose_pods_answer_probes_and_end_in_order(tm
 
 
 def test_nothing_runs_as_root_or_may_become_it_and_no_secret_is_written_down(tmp_path: Path) -> None:
-    for each in deployments(tmp_path, "--keys", "shop-keys").values():
-        pod = each.spec.template.spec
+    for deployment in deployments(tmp_path, "--keys", "shop-keys").values():
+        pod = deployment.spec.template.spec
         assert pod.security_context.run_as_non_root
         assert not pod.automount_service_account_token
         for one in (*pod.containers, *pod.init_containers):
@@ -116,7 +116,7 @@ def test_nothing_runs_as_root_or_may_become_it_and_no_secret_is_written_down(tmp
             assert not one.security_context.allow_privilege_escalation
             mounted = {mount.name for mount in one.volume_mounts}
             assert mounted <= {volume.name for volume in pod.volumes}
-        (broker,) = [one for one in container(each).env if one.name == "CELERY5_BROKER"]
+        (broker,) = [one for one in container(deployment).env if one.name == "CELERY5_BROKER"]
         assert broker.value is None
         assert broker.value_from is not None
         assert broker.value_from.secret_key_ref is not None
@@ -132,7 +132,7 @@ def test_workers_are_scaled_by_their_cpu_or_by_what_waits_on_their_queues(tmp_pa
     streams = [trigger.metadata.stream for trigger in scaled[0].spec.triggers]
     assert streams == [Keys("shop").for_queue(queue).normal for queue in ("mail", "bulk$(x)")]
     workers = [each for each in found if isinstance(each, Deployment) and "worker" in each.metadata.name]
-    assert [each.spec.replicas for each in workers] == [None, None], "else each `apply` would undo it"
+    assert [worker.spec.replicas for worker in workers] == [None, None], "else each `apply` would undo it"
     assert {each.spec.scale_target_ref.name for each in scaled} == {each.metadata.name for each in workers}
 
 
@@ -167,8 +167,8 @@ def test_an_application_that_is_not_here_is_told_of_in_one_line(
 
 
 def test_the_commands_of_pods_are_commands(tmp_path: Path) -> None:
-    for each in deployments(tmp_path).values():
-        first, *words = container(each).args
+    for deployment in deployments(tmp_path).values():
+        first, *words = container(deployment).args
         assert first == "celery5"
         if words[0] == "publisher" and celery5("publisher", "--help", cwd=tmp_path).code:
             continue

@@ -38,7 +38,7 @@ def test_pages_wait_while_there_is_no_paper_and_none_is_lost(office: EmbeddedSer
         pages = [print_page.delay(f"page {n}") for n in range(20)]
         until(lambda: any(each.status() is JobState.HELD for each in pages))
         tray.write_text("500")
-        assert [each.get(timeout=30) for each in pages] == [f"printed: page {n}" for n in range(20)]
+        assert [page.get(timeout=30) for page in pages] == [f"printed: page {n}" for n in range(20)]
         worker.signal(signal.SIGTERM)
         assert worker.ended().code == 0
     assert worker.logged("breaker:closed")

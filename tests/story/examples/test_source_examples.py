@@ -263,7 +263,7 @@ async def watching(folder: Path, emit: Emitted, **said: Any) -> AsyncGenerator[N
 
 
 def _names(folder: Path) -> list[str]:
-    return sorted(each.name for each in folder.iterdir())
+    return sorted(path.name for path in folder.iterdir())
 
 
 async def _until(condition: Any) -> None:

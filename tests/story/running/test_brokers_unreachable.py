@@ -74,7 +74,7 @@ def test_commands_show_what_the_others_have_and_say_in_a_line_who_is_away(pair: 
     for words, shown in LOOKS.items():
         ended = pair(*words.split())
         assert ended.code == 1, (words, ended)
-        warnings = [each for each in ended.err.splitlines() if each.startswith("Warning: what is there")]
+        warnings = [line for line in ended.err.splitlines() if line.startswith("Warning: what is there")]
         assert len(warnings) == 1, (words, ended)
         assert "broker mails cannot be reached (" in warnings[0]
         assert shown in ended.out, (words, ended)

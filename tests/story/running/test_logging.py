@@ -114,7 +114,7 @@ def test_what_a_processor_logs_is_in_the_log_with_its_stream_and_partition(desk:
         assert sent.code == 0, sent.err
 
         def find_lines() -> dict[str, dict[str, Any]]:
-            found = {each.get("message", ""): each for each in worker.messages}
+            found = {message.get("message", ""): message for message in worker.messages}
             return {
                 text: each
                 for text, each in found.items()

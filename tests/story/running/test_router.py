@@ -29,7 +29,7 @@ def members(desk: Desk, url: str) -> list[bytes]:
 
 def test_a_router_starts_takes_commands_and_stops_in_order(desk: Desk, url: str) -> None:
     with routing(desk, "--name", "r1") as serving:
-        assert [each.rpartition(b":")[0] for each in members(desk, url)] == [b"r1"]
+        assert [member.rpartition(b":")[0] for member in members(desk, url)] == [b"r1"]
         (reply,) = desk.app.control.send("ping", to="r1")
         assert (reply.ok, reply.answer["pong"].rpartition(":")[0]) == (True, "r1")
         (strange,) = desk.app.control.send("pause-queue", {"queue": "default"}, to="r1")
@@ -37,7 +37,7 @@ def test_a_router_starts_takes_commands_and_stops_in_order(desk: Desk, url: str)
         serving.signal(signal.SIGTERM)
         assert serving.ended().code == 0
         assert serving.logged("router:stopped")
-        assert {each["action_type"] for each in serving.messages if "action_type" in each} == {
+        assert {message["action_type"] for message in serving.messages if "action_type" in message} == {
             "celery5:router"
         }
         assert not members(desk, url)
@@ -59,7 +59,7 @@ def test_of_several_router_processes_one_that_dies_is_replaced(desk: Desk, url: 
         assert f"router process {pid} ended with -9" in serving.err
     with redis.Redis.from_url(url) as client:
         groups = client.xinfo_groups(desk.app.queue(EVENTS).stream)
-        assert [each["name"] for each in groups] == [GROUP.encode()]
+        assert [group["name"] for group in groups] == [GROUP.encode()]
 
 
 def test_a_router_without_redis_says_so_in_one_line(tmp_path: Path) -> None:

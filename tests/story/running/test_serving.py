@@ -35,7 +35,7 @@ def test_a_burst_of_several_processes(desk: Desk) -> None:
     shop = sys.modules["shop"]
     results = desk.app.send_many([shop.add.s(number, 1) for number in range(500)])
     out = desk("worker", "start", "--burst", "--processes", 2, "--concurrency", 4)
-    assert [each.get(timeout=30) for each in results] == list(range(1, 501))
+    assert [result.get(timeout=30) for result in results] == list(range(1, 501))
     ready = [line for line in out.splitlines() if '"celery5:worker:started"' in line]
     assert len(ready) == 2
 

@@ -82,15 +82,15 @@ class ScriptedSystemd:
         """Say what a real one has said, in that order."""
         script = json.dumps(SCRIPT[scene]).replace("{path}", get_unit_path(unit))
         script = script.replace("{unit}", json.dumps(unit)[1:-1]).replace("{job}", f"{MANAGER_PATH}/job/7")
-        for each in json.loads(script):
-            if each == ["reply"]:
+        for load in json.loads(script):
+            if load == ["reply"]:
                 if call is not None:
                     job: tuple[Any, Any] = (
                         ("o", (f"{MANAGER_PATH}/job/7",)) if scene in _WITH_A_JOB else (None, ())
                     )
                     await self._line.send(new_method_return(call, *job))
                 continue
-            path, name, signature, said = each
+            path, name, signature, said = load
             body = _as_sent(said)
             self._note(unit, name, body)
             interface = PROPERTIES if name == "PropertiesChanged" else MANAGER

@@ -84,7 +84,7 @@ class OtherHost:
 
     def _is_ours(self, entry: Path) -> bool:
         """Each session of sshd has a socket at our port; and the session leader of the daemon stays its own."""
-        inodes = {os.readlink(each) for each in (entry / "fd").iterdir()}
+        inodes = {os.readlink(path) for path in (entry / "fd").iterdir()}
         port = f":{self.port:04X}"
         ours = {
             f"socket:[{line.split()[9]}]"

@@ -86,7 +86,7 @@ async def test_deposed_leader_does_not_act_on_a_host_that_returns(knows: bool, a
         line.there.set()  # it is back, and another Controller looks after it
         await trio.sleep(60)
         nursery.cancel_scope.cancel()
-    assert [found[0] for each in line.scripts for found in ORDER.finditer(each)] == []
+    assert [found[0] for script in line.scripts for found in ORDER.finditer(script)] == []
 
 
 async def test_connection_breaker_opens_after_three_failures(

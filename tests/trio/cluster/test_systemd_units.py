@@ -59,7 +59,7 @@ class Scene:
         """Wait until it has said just these, beats of nothing aside; then forget them."""
 
         def said() -> list[MemberEvent]:
-            return [each for each in self.words if not (isinstance(each, Beat) and not each.status)]
+            return [word for word in self.words if not (isinstance(word, Beat) and not word.status)]
 
         await self.until(lambda: len(said()) >= len(words))
         assert said() == list(words)
@@ -299,7 +299,7 @@ async def test_standby_reports_no_members_before_it_leads(bus: str, tmp_path: Pa
             assert words == []
             assert await second.living() == {"worker-a-1": "up"}
             await first.platform.stop("worker-a-1")
-            await first.until(lambda: any(isinstance(each, Ended) for each in words))
+            await first.until(lambda: any(isinstance(word, Ended) for word in words))
             nursery.cancel_scope.cancel()
 
 
@@ -320,7 +320,7 @@ async def test_when_systemd_begins_anew_what_happened_meanwhile_is_told(bus: str
             with trio.fail_after(LIMIT):
                 while not any(isinstance(each, Ended) for each in words):
                     await trio.sleep(0.005)
-            assert [each for each in words if not isinstance(each, Beat)] == [
+            assert [word for word in words if not isinstance(word, Beat)] == [
                 Ended("worker-a-1", how="ended")
             ]
             assert await platform.living() == {"worker-a-2": "up"}

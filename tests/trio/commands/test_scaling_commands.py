@@ -48,7 +48,7 @@ class Post:
 def workers(*names: str, prefetch: float = 1.0) -> ClusterSnapshot:
     """These workers."""
     return ClusterSnapshot(
-        workers=tuple(ClusterWorker(name=each, queues=("q",), prefetch=prefetch) for each in names)
+        workers=tuple(ClusterWorker(name=name, queues=("q",), prefetch=prefetch) for name in names)
     )
 
 

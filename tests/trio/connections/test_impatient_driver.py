@@ -30,7 +30,7 @@ class Silent:
 
     async def perform_all(self, calls: Sequence[Call[T]], /) -> list[T]:
         """Answer, some time."""
-        return [await self.perform(each) for each in calls]
+        return [await self.perform(call) for call in calls]
 
 
 async def test_one_that_answers_in_time_is_heard(autojump_clock: MockClock) -> None:

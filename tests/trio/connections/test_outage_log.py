@@ -78,7 +78,7 @@ async def test_who_looks_for_due_jobs_of_many_queues_says_so_once(
     with Lines() as lines:
         mover = Mover(
             redis=redis,
-            consumed=[Keys("shop").for_queue(each) for each in queues],
+            consumed=[Keys("shop").for_queue(queue) for queue in queues],
             run_progress=RunProgress(results_ttl=60.0),
             log=Log(worker="one", app="shop"),
         )

@@ -177,8 +177,8 @@ async def test_the_first_that_was_held_comes_first_and_the_others_after_it(autoj
     delays = [barred.delay for _, barred in (ward.comes() for _ in range(20)) if barred]
     assert delays[0] == 20
     assert all(
-        each is not None and 20 + AFTER_PROBE_DELAY <= each <= 20 + 2 * AFTER_PROBE_DELAY
-        for each in delays[1:]
+        delay is not None and 20 + AFTER_PROBE_DELAY <= delay <= 20 + 2 * AFTER_PROBE_DELAY
+        for delay in delays[1:]
     )
     assert len(set(delays[1:])) > 10  # not all at once
 
@@ -369,7 +369,10 @@ async def test_breakers_of_tasks_are_among_the_metrics(autojump_clock: MockClock
 
     def measured() -> dict[str, dict[str, float]]:
         metric_families = BreakerMetrics(ward.circuits).metric_families()
-        return {each.name: {one.labels["of"]: one.value for one in each.samples} for each in metric_families}
+        return {
+            family.name: {sample.labels["of"]: sample.value for sample in family.samples}
+            for family in metric_families
+        }
 
     assert measured() == {"celery5_breaker_state": {}, "celery5_breaker_trips_total": {}}
     for _ in range(2):
@@ -398,7 +401,7 @@ async def test_a_breaker_says_everywhere_what_it_does_with_its_jobs(
     reading = ward.circuits.get_readings()["treat"]
     assert (reading.state, reading.mode, reading.effect) == ("open", mode, effect)
     state, _ = BreakerMetrics(ward.circuits).metric_families()
-    assert [each.labels for each in state.samples] == [{"of": "treat", "mode": mode}]
+    assert [sample.labels for sample in state.samples] == [{"of": "treat", "mode": mode}]
     await trio.sleep(30)
     assert ward.run(WELL)
     assert ward.circuits.get_readings()["treat"].effect == ""

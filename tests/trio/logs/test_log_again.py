@@ -23,7 +23,7 @@ class Outlet:
         self.messages: list[Message] = []
 
     def write(self, messages: Sequence[Message]) -> int:
-        if any(each.get("message_type") == "celery5:x" for each in messages):
+        if any(message.get("message_type") == "celery5:x" for message in messages):
             self.tries += 1
         if self.broken > 0:
             self.broken -= 1
@@ -67,7 +67,9 @@ class Desk:
     @property
     def said(self) -> list[Any]:
         """The numbers of the messages that were written."""
-        return [each["n"] for each in self.outlet.messages if each.get("message_type") == "celery5:x"]
+        return [
+            message["n"] for message in self.outlet.messages if message.get("message_type") == "celery5:x"
+        ]
 
     async def until(self, condition: Any) -> None:
         """Wait for the log's thread."""
@@ -97,7 +99,7 @@ async def test_what_could_not_be_written_comes_through_the_inbox_and_is_written_
     desk.say(n=2)
     await desk.until(lambda: desk.said == [1, 2])
     assert desk.post.sizes == [2, 2]
-    assert {each["again"] for each in desk.outlet.messages if "n" in each} == {2}
+    assert {message["again"] for message in desk.outlet.messages if "n" in message} == {2}
     assert (desk.journal.counts.lost, desk.journal.counts.retried) == (0, 4)
 
 
@@ -110,7 +112,7 @@ async def test_a_message_comes_again_three_times_and_then_is_counted_as_lost(des
     assert desk.post.sizes == [1] * MAX_RETRIES
     desk.outlet.broken = 0
     await desk.until(
-        lambda: any(each["message_type"] == "celery5:log:dropped" for each in desk.outlet.messages)
+        lambda: any(message["message_type"] == "celery5:log:dropped" for message in desk.outlet.messages)
     )
     assert desk.said == []
 

@@ -15,7 +15,7 @@ def crashing(notes: list[str], times: int, *, of: Exception | None = None, after
 
     class Ticker:
         async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
-            begun = len([each for each in notes if each == "ticker"])
+            begun = len([note for note in notes if note == "ticker"])
             notes.append("ticker")
             task_status.started()
             await trio.sleep(after)

@@ -132,7 +132,7 @@ async def test_an_optional_step_that_fails_is_told_of_and_tried_again_by_the_com
         await trio.sleep(60)
         nursery.cancel_scope.cancel()
     assert posted == [(RETRY_BOOT_STEP.name, {"step": "cache"})]
-    tries = [float(each.split()[-1]) - began for each in notes if each.startswith("try")]
+    tries = [float(note.split()[-1]) - began for note in notes if note.startswith("try")]
     assert tries == pytest.approx([0, 0, 1, 3])
     assert desk.board.to_json()["cache"] == {"state": "up"}
     assert [each["level"] for each in told(lines, "step:failed")] == ["warning"] * 3
@@ -184,7 +184,7 @@ async def test_a_step_that_was_given_up_is_tried_again_each_time_that_somebody_a
         for asked in range(1, 21):  # no circuit breaker ever says no
             assert await desk.retry("cache") == {"step": "cache", "tries": 3}
             await trio.sleep(30)
-            assert len([each for each in notes if each.startswith("try")]) == 4 + 3 * asked
+            assert len([note for note in notes if note.startswith("try")]) == 4 + 3 * asked
         nursery.cancel_scope.cancel()
 
 

@@ -85,7 +85,7 @@ class Host:
     def count(self, name: str) -> float:
         """What a metric of the listener says."""
         (found,) = [
-            each for each in self.listener.metric_families() if each.name == f"celery5_publisher_{name}"
+            family for family in self.listener.metric_families() if family.name == f"celery5_publisher_{name}"
         ]
         (sample,) = found.samples
         return sample.value
@@ -99,8 +99,8 @@ class Host:
             try:
                 yield self
             finally:
-                for each in self.clients:
-                    await trio.aclose_forcefully(each.stream)
+                for client in self.clients:
+                    await trio.aclose_forcefully(client.stream)
             nursery.cancel_scope.cancel()
 
     async def client(self, *, greet: bool = True) -> "Client":
@@ -553,5 +553,5 @@ async def test_a_socket_of_systemds_that_other_hosts_reach_needs_a_certificate(
             plan=SocketPlan(inherited=(opened.fileno(),), plain=plain), log=Log(worker="w", app="shop")
         )
         with nullcontext() if fits else pytest.raises(Misconfigured, match="other hosts"):
-            for each in await doors.open_listeners():
-                await each.aclose()
+            for listener in await doors.open_listeners():
+                await listener.aclose()

@@ -139,7 +139,7 @@ async def test_each_call_says_by_which_heartbeat_it_was_decided(
     recoverer, server = await judging(nursery, lease=3.0)
     server.dead = 1
     await beats(recoverer, every=1.0, until=3.5)
-    assert [each.words for each in server.calls] == [server.calls[0].words] * 2
+    assert [call.words for call in server.calls] == [server.calls[0].words] * 2
     judge = HeartbeatEvidence("w", 3000, 3.0)
     words = server.calls[0].words
     at = words.index(judge.name)
@@ -180,5 +180,5 @@ async def test_each_queue_is_judged_by_the_answers_on_that_queue(
         hear(recoverer, lapsed=0)
         hear(recoverer, keys=NEWS)
         await trio.sleep(1.0)
-    assert {each.words[3] for each in server.calls} == {NEWS.normal}
+    assert {call.words[3] for call in server.calls} == {NEWS.normal}
     nursery.cancel_scope.cancel()

@@ -62,7 +62,7 @@ async def test_waiting_and_sleeping_jobs_are_requeued_at_stop(log: Log, mock_clo
     assert not worker.tasks
     mock_clock.jump(2.0)
     worker.unpublishable.run_due_attempts()
-    assert [each.command and each.command.attempt for each in worker.tasks.items] == [2]
+    assert [item.command and item.command.attempt for item in worker.tasks.items] == [2]
     worker.unpublishable.close()
     assert (len(worker.tasks), worker.verbs()) == (0, [("retry", "late", 2), ("release", "soon", 2)])
     assert worker.unpublishable.filter_outcomes([soon, late], sent=False) == [soon, late]
