@@ -1,34 +1,141 @@
 """Wiring: builds a process out of its parts, by the names of their constructors' parameters.
 
+A process is a class with one line for each part: what makes it, and if it is a boot step, after which others it starts.
 Besides the process pages this is the only place that knows the injector; the parts never know that they are injected.
 Type checkers cannot see through an injector: `tests/pure/process/test_wiring.py` writes the calls that it makes out in
 full and has mypy check them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar, cast
+from dataclasses import fields
+from inspect import Parameter, Signature
+from typing import Any, Generic, TypeVar, cast
 
 from dependencies import Injector, value
 
-from celery5.bootsteps.boot import Step
+from celery5.bootsteps.boot import Service, Step
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+AnyService = TypeVar("AnyService", bound=Service)
 
 
-@dataclass(frozen=True, slots=True)
-class Factory:
-    """A part that a function makes, and not a constructor."""
+class Part(Generic[T_co]):
+    """One part of a process, which each incarnation makes once.
 
-    function: Callable[..., Any]
+    `make` is a class or a function: it gets what its parameters name, each another part or a value.
+    """
+
+    def __init__(self, make: Callable[..., T_co]) -> None:
+        self.make = make
+        self.name = ""
+        """The attribute that holds it, by which other parts ask for it."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
 
 
-def made_by(function: Callable[..., Any]) -> Any:
-    """Declare a part that `function` makes: it asks by its parameters' names, as a constructor does."""
-    return Factory(function)
+class StepPart(Part[T_co]):
+    """A part that is a service and runs as a boot step; or a mapping of services, of which each is a step."""
+
+    def __init__(
+        self,
+        make: Callable[..., T_co],
+        *,
+        after: Sequence["StepPart[object]"],
+        step_name: str,
+        start_limit: float,
+        stop_limit: float | Part[float],
+        is_mapping: bool,
+    ) -> None:
+        super().__init__(make)
+        self.after = after
+        self._step_name = step_name
+        self._start_limit = start_limit
+        self.stop_limit = stop_limit
+        self.is_mapping = is_mapping
+
+    @property
+    def step_name(self) -> str:
+        """The name of the step in logs and health checks, and for the steps of an application."""
+        return self._step_name or self.name.replace("_", "-")
+
+    def list_steps(self, made: Mapping[str, Any]) -> Iterator[Step]:
+        """Yield the step, or one for each service of the mapping. `made` has the parts by name."""
+        services: Mapping[str, Any] = made[self.name] if self.is_mapping else {"": made[self.name]}
+        for key, service in services.items():
+            yield Step(
+                f"{self.step_name}-{key}" if key else self.step_name,
+                service,
+                tuple(self._list_requirements(key, made)),
+                start_limit=self._start_limit,
+                stop_limit=self.get_stop_limit(made),
+            )
+
+    def get_stop_limit(self, made: Mapping[str, Any]) -> float:
+        """Return how many seconds the step may take to end."""
+        limit = self.stop_limit
+        return cast("float", made[limit.name]) if isinstance(limit, Part) else limit
+
+    def _list_requirements(self, key: str, made: Mapping[str, Any]) -> Iterator[str]:
+        for part in self.after:
+            if not part.is_mapping:
+                yield part.step_name
+            elif key:
+                yield f"{part.step_name}-{key}"
+            else:
+                yield from (f"{part.step_name}-{each}" for each in made[part.name])
 
 
-def list_parts(parts: type) -> dict[str, Any]:
+def part(make: Callable[..., T]) -> Part[T]:
+    """Declare a part that is no boot step."""
+    return Part(make)
+
+
+def step(
+    make: Callable[..., AnyService],
+    *,
+    after: Sequence[StepPart[object]] = (),
+    name: str = "",
+    start_limit: float = 30.0,
+    stop_limit: float | Part[float] = 30.0,
+) -> StepPart[AnyService]:
+    """Declare a part that runs as a boot step.
+
+    Args:
+        make: The class of the service, or a function that returns it.
+        after: The steps that must be up before it. It stops before them.
+        name: The name of the step, which users see; default: that of the attribute, with dashes.
+        start_limit: Seconds that it may take to come up.
+        stop_limit: Seconds that it may take to end, or a part that is this number.
+    """
+    return StepPart(
+        make,
+        after=after,
+        step_name=name,
+        start_limit=start_limit,
+        stop_limit=stop_limit,
+        is_mapping=False,
+    )
+
+
+def steps(
+    make: Callable[..., Mapping[str, AnyService]],
+    *,
+    after: Sequence[StepPart[object]] = (),
+    name: str = "",
+    stop_limit: float | Part[float] = 30.0,
+) -> StepPart[Mapping[str, AnyService]]:
+    """Declare a mapping of services, each of which runs as a boot step `name-key`.
+
+    A step after it starts after all of them, but in another mapping only after the one of the same key.
+    """
+    return StepPart(
+        make, after=after, step_name=name, start_limit=30.0, stop_limit=stop_limit, is_mapping=True
+    )
+
+
+def list_parts(parts: type) -> dict[str, Part[object]]:
     """Return the parts that a class declares as its attributes, by name; what it inherits comes first.
 
     A class statement of `Injector` itself does not work on Python 3.13 (docs/decisions/0002), so the process pages
@@ -36,20 +143,47 @@ def list_parts(parts: type) -> dict[str, Any]:
     """
     return {
         name: part
-        for owner in reversed(parts.__mro__[:-1])
+        for owner in reversed(parts.__mro__)
         for name, part in vars(owner).items()
-        if not name.startswith("_")
+        if isinstance(part, Part)
     }
+
+
+def list_step_parts(parts: type) -> list[StepPart[object]]:
+    """Return the boot steps of a process, in order: those that its class declares itself.
+
+    What it inherits are parts, and none of its steps: a process that cannot reach its broker runs few of them.
+    """
+    return [part for part in vars(parts).values() if isinstance(part, StepPart)]
+
+
+class StepsMaker:
+    """Makes the boot steps of a process. The injector learns from its signature that it needs their services."""
+
+    def __init__(self, parts: type) -> None:
+        self._steps = list_step_parts(parts)
+        limits = [step.stop_limit for step in self._steps if isinstance(step.stop_limit, Part)]
+        names = dict.fromkeys(part.name for part in [*self._steps, *limits])
+        self.__name__ = "make_steps"
+        self.__signature__ = Signature([Parameter(name, Parameter.KEYWORD_ONLY) for name in names])
+
+    def __call__(self, **made: Any) -> tuple[Step, ...]:
+        return tuple(step for part in self._steps for step in part.list_steps(made))
+
+
+def steps_of(parts: type) -> Part[tuple[Step, ...]]:
+    """Declare the boot steps of a class of parts as a part: for a boot graph within another."""
+    return Part(StepsMaker(parts))
 
 
 def list_values(*values: object) -> dict[str, Any]:
     """Return the fields of these dataclass instances by name. Raises TypeError when two of them have one name."""
     found: dict[str, Any] = {}
     for owner in values:
-        for each in fields(cast("Any", owner)):
-            if each.name in found:
-                raise TypeError(f"two values are named {each.name!r}, one of them in {type(owner).__name__}")
-            found[each.name] = getattr(owner, each.name)
+        for field in fields(cast("Any", owner)):
+            if field.name in found:
+                raise TypeError(f"two values are named {field.name!r}, one of them in {type(owner).__name__}")
+            found[field.name] = getattr(owner, field.name)
     return found
 
 
@@ -60,96 +194,14 @@ def build(root: type[T], parts: type, /, *values: object, **overrides: object) -
 
     Args:
         root: The class to build.
-        parts: A class whose attributes are the parts: classes, and functions marked by `made_by`.
+        parts: A class whose attributes are the parts. `steps` is added: its boot steps.
         values: Dataclass instances, whose fields are what the parts ask for besides each other.
-        overrides: Parts or values that win over those of the same name.
+        overrides: Values that win over those of the same name.
     """
-    scope = {
-        name: value(part.function) if isinstance(part, Factory) else part
-        for name, part in list_parts(parts).items()
+    declared = {"steps": steps_of(parts), **list_parts(parts)}
+    scope: dict[str, object] = {
+        name: part.make if isinstance(part.make, type) else value(part.make)
+        for name, part in declared.items()
     }
     scope |= list_values(*values)
     return cast("T", cast("Any", Injector(**{**scope, **overrides, "root": root})).root)
-
-
-@dataclass(frozen=True, slots=True)
-class StepRow:
-    """One row of a boot table: a step but for its service, which is the value of the field."""
-
-    name: str
-    requires: Sequence[str]
-    start_limit: float
-    stop_limit: float
-
-
-def step(
-    name: str, *, requires: Sequence[str] = (), start_limit: float = 30.0, stop_limit: float = 30.0
-) -> Any:
-    """Declare a field of a boot table: what it holds is the service of this step.
-
-    Args:
-        name: The name of the step, which others require and which logs and health checks show.
-        requires: The names of the steps that must be up before it.
-        start_limit: Seconds that it may take to come up.
-        stop_limit: Seconds that it may take to end.
-    """
-    return field(metadata={"row": StepRow(name, requires, start_limit, stop_limit)})
-
-
-@dataclass(frozen=True, kw_only=True)
-class BootTable:
-    """The boot graph of a process: one field for each step, with its service as the type and what it requires.
-
-    Steps come up from the top, each when what it requires is up, and go down from the bottom. A field may hold a
-    mapping of services: then each of them is a step, `name-key`. One that requires it requires all of them, and in
-    another mapping the one of the same key.
-    """
-
-    def list_steps(self) -> tuple[Step, ...]:
-        """Return the steps of the table, in its order."""
-        rows: list[tuple[StepRow, Any]] = [
-            (each.metadata["row"], getattr(self, each.name)) for each in fields(self) if each.metadata
-        ]
-        keys: dict[str, list[str]] = {
-            row.name: list(cast("Mapping[str, Any]", service))
-            for row, service in rows
-            if isinstance(service, Mapping)
-        }
-        return tuple(
-            Step(
-                name,
-                service,
-                tuple(_expand(row.requires, keys, key)),
-                start_limit=row.start_limit,
-                stop_limit=self.get_stop_limit(row),
-            )
-            for row, services in rows
-            for name, key, service in _list_services(row.name, services)
-        )
-
-    def get_stop_limit(self, row: StepRow) -> float:
-        """Return how many seconds a step may take to end, where that is known only at run time."""
-        return row.stop_limit
-
-
-def _list_services(name: str, services: Any) -> Iterator[tuple[str, str | None, Any]]:
-    if not isinstance(services, Mapping):
-        yield name, None, services
-        return
-    for key, service in cast("Mapping[str, Any]", services).items():
-        yield f"{name}-{key}", key, service
-
-
-def _expand(requires: Sequence[str], keys: Mapping[str, Sequence[str]], own: str | None) -> Iterator[str]:
-    for name in requires:
-        if name not in keys:
-            yield name
-        elif own is not None:
-            yield f"{name}-{own}"
-        else:
-            yield from (f"{name}-{key}" for key in keys[name])
-
-
-def list_steps(boot_table: BootTable) -> tuple[Step, ...]:
-    """Return the steps of a process' boot table."""
-    return boot_table.list_steps()

@@ -19,7 +19,6 @@ import trio
 from celery5.app import App
 from celery5.bootsteps.boot import BootGraph
 from celery5.bootsteps.worker_steps import ChannelSubscriptions, LentConnection
-from celery5.broker.connection.push import PushRedis
 from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.servers.kept_server import STOP_LIMIT
@@ -44,9 +43,11 @@ from celery5.processes.platform_factory import make_platform
 from celery5.processes.process_parts import (
     AuxiliaryParts,
     ChannelListener,
-    DegradedBootTable,
     Incarnation,
+    ProcessValues,
     make_process_values,
+    make_push,
+    make_systemd,
     run_auxiliary_process,
 )
 from celery5.processes.scheduler import make_broker_connections
@@ -77,8 +78,9 @@ from celery5.services.health.vital_sources import QueueDepths
 from celery5.services.health.vitals import StatusPhase, StatusSource
 from celery5.services.observability.metrics_reporter import MetricsReporter
 from celery5.services.process.presence import Presence
-from celery5.services.process.systemd_notify import SystemdNotify, notify, read_notify_settings
-from celery5.wiring import BootTable, StepRow, build, made_by, step
+from celery5.services.process.reloader import Reloader
+from celery5.services.process.systemd_notify import notify, read_notify_settings
+from celery5.wiring import build, part, step
 
 
 class DescriptionChecker(ValueChecker):
@@ -254,49 +256,9 @@ def make_extra_sources(foreman: Foreman, leadership: Leadership) -> tuple[Status
     return (foreman, leadership)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ForemanBootTable(BootTable):
-    """A boot table with a Foreman, whose end takes as long as that of its members."""
-
-    cluster: Cluster
-
-    def get_stop_limit(self, row: StepRow) -> float:
-        """Return the limit of the row; for the Foreman what all members may take to end."""
-        if row.name == "foreman":
-            return get_end_limit(build_members(self.cluster)) + STOP_SURPLUS
-        return row.stop_limit
-
-
-@dataclass(frozen=True, kw_only=True)
-class ControllerBootTable(ForemanBootTable):
-    """The boot graph of a Controller: up from the top, down from the bottom.
-
-    The members are the first to go: until the last of them has ended this process answers and is there.
-    """
-
-    redis: TrioRedis = step("redis")
-    push: PushRedis = step("push", requires=("redis",))
-    listen: ChannelSubscriptions = step("listen", requires=("push",))
-    publishing: LentConnection = step("publishing", requires=("redis",))
-    presence: Presence = step("presence", requires=("redis",))
-    inbox: Inbox = step("inbox", requires=("listen",))
-    log_again: LogRetry = step("log-again", requires=("redis",))
-    status_phase: StatusPhase = step("vitals", requires=("presence", "inbox"))
-    leadership: Leadership = step("leadership", requires=("redis",))
-    foreman: Foreman = step("foreman", requires=("vitals", "log-again", "leadership"))
-    queue_depths: QueueDepths = step("depths", requires=("redis",))
-    metrics_reporter: MetricsReporter = step("metrics", requires=("redis",))
-    member_ends: MemberEnds = step("member-ends", requires=("foreman",))
-    foreman_commands: ForemanCommands = step("hangup", requires=("foreman",))
-    cluster_ready: ClusterReady = step("all-up", requires=("foreman",), start_limit=NO_LIMIT)
-    systemd: SystemdNotify = step("systemd", requires=("all-up",))
-
-
-@dataclass(frozen=True, kw_only=True)
-class ControllerDegradedBootTable(DegradedBootTable, ForemanBootTable):
-    """What a Controller runs while the default broker cannot be reached: members that end with it."""
-
-    foreman: Foreman = step("foreman")
+def make_foreman_limit(cluster: Cluster) -> float:
+    """Return the seconds that the Foreman may take to end: those of all members, and a surplus."""
+    return get_end_limit(build_members(cluster)) + STOP_SURPLUS
 
 
 class NoConnection:
@@ -308,11 +270,6 @@ class NoConnection:
         return False
 
 
-def make_no_connection() -> NoConnection:
-    """Return what stands for the default broker."""
-    return NoConnection()
-
-
 def make_local_leadership(cluster: Cluster, platform: Platform) -> LocalLeadership:
     """Return what leads while nobody can tell who leads."""
     return LocalLeadership(
@@ -321,29 +278,45 @@ def make_local_leadership(cluster: Cluster, platform: Platform) -> LocalLeadersh
 
 
 class ControllerParts(AuxiliaryParts):
-    """Every part of a Controller."""
+    """Every part of a Controller, and its boot graph: its steps start from the top and stop from the bottom.
 
-    boot_table: type[BootTable] = ControllerBootTable
-    listeners = made_by(make_listeners)
-    handlers = made_by(make_cluster_handlers)
-    extra_sources = made_by(make_extra_sources)
-    leadership = Leadership
-    leader = made_by(make_leader)
-    foreman = Foreman
-    member_ends = MemberEnds
-    foreman_commands = ForemanCommands
-    cluster_ready = ClusterReady
-    depth_brokers = made_by(make_broker_connections)
-    queue_depths = QueueDepths
+    The members are the first to go: until the last of them has ended this process answers and is there.
+    """
+
+    # connections and commands
+    listeners = part(make_listeners)
+    handlers = part(make_cluster_handlers)
+    redis = step(TrioRedis)
+    push = step(make_push, after=(redis,))
+    listen = step(ChannelSubscriptions, after=(push,))
+    publishing = step(LentConnection, after=(redis,))
+    presence = step(Presence, after=(redis,))
+    inbox = step(Inbox, after=(listen,))
+    log_again = step(LogRetry, after=(redis,))
+    reloader = part(Reloader)
+    # members
+    extra_sources = part(make_extra_sources)
+    status_phase = step(StatusPhase, name="vitals", after=(presence, inbox))
+    leader = part(make_leader)
+    leadership = step(Leadership, after=(redis,))
+    foreman_limit = part(make_foreman_limit)
+    foreman = step(Foreman, after=(status_phase, log_again, leadership), stop_limit=foreman_limit)
+    # metrics
+    depth_brokers = part(make_broker_connections)
+    queue_depths = step(QueueDepths, name="depths", after=(redis,))
+    metrics_reporter = step(MetricsReporter, name="metrics", after=(redis,))
+    # what follows the Foreman
+    member_ends = step(MemberEnds, after=(foreman,))
+    foreman_commands = step(ForemanCommands, name="hangup", after=(foreman,))
+    cluster_ready = step(ClusterReady, name="all-up", after=(foreman,), start_limit=NO_LIMIT)
+    systemd = step(make_systemd, after=(cluster_ready,))
 
 
 class ControllerDegradedParts(ControllerParts):
-    """Every part of a Controller that cannot reach the default broker."""
+    """What a Controller runs while the default broker cannot be reached: members that end with it."""
 
-    boot_table = ControllerDegradedBootTable
-    added = ()
-    redis = made_by(make_no_connection)
-    leader = made_by(make_local_leadership)
+    systemd = step(make_systemd)
+    foreman = step(Foreman, stop_limit=ControllerParts.foreman_limit)
 
 
 async def run(
@@ -363,23 +336,33 @@ async def run(
     """
     cluster_values = make_cluster_values(app, cluster_options, log, server)
 
-    def make(parts: type, options: ProcessOptions, incarnation: Incarnation) -> BootGraph:
+    def make_common_values(options: ProcessOptions, incarnation: Incarnation) -> ProcessValues:
         status_line = cluster_values.on_status
-        values = make_process_values(
-            app, options, incarnation, kind=KIND, status_line=lambda: status_line.line
-        )
-        return build(BootGraph, parts, values, cluster_values)
+        return make_process_values(app, options, incarnation, kind=KIND, status_line=lambda: status_line.line)
 
     def make_boot(options: ProcessOptions, incarnation: Incarnation) -> BootGraph:
         log.event("controller:boot-started", name=incarnation.name)
-        return make(ControllerParts, options, incarnation)
+        return build(BootGraph, ControllerParts, make_common_values(options, incarnation), cluster_values)
+
+    def make_degraded_boot(options: ProcessOptions, incarnation: Incarnation) -> BootGraph:
+        values = make_common_values(options, incarnation)
+        leader = make_local_leadership(cluster_values.cluster, cluster_values.platform)
+        return build(
+            BootGraph,
+            ControllerDegradedParts,
+            values,
+            cluster_values,
+            redis=NoConnection(),
+            leader=leader,
+            added=(),
+        )
 
     async with supervised_server(server, cluster_values.cluster.hung_after, log):
         await run_auxiliary_process(
             app,
             replace(options, reload=False),  # its members do that themselves
             make_boot,
-            partial(make, ControllerDegradedParts),
+            make_degraded_boot,
             kind=KIND,
             log=log,
             done=done,

@@ -13,7 +13,7 @@ import trio
 from celery5.app import App
 from celery5.boot_step import BootStep, select_steps
 from celery5.bootsteps.boot import BootGraph
-from celery5.bootsteps.worker_steps import ChannelHandler, ChannelSubscriptions, LentConnection
+from celery5.bootsteps.worker_steps import ChannelHandler
 from celery5.broker.calls import jobs
 from celery5.broker.connection.link import (
     BreakerClosed,
@@ -45,11 +45,10 @@ from celery5.protocol.commands.definitions import RELOAD, RETRY_BOOT_STEP, get_i
 from celery5.protocol.observability.alerting import AlertRule
 from celery5.services.commands.dispatcher import CommandHandler, CommandRegistry, SelfCommandSender, handle
 from celery5.services.commands.inbox import (
-    Inbox,
     InboxAddress,
     SelfCommandQueue,
 )
-from celery5.services.commands.log_again import LogRetry, log_handlers
+from celery5.services.commands.log_again import log_handlers
 from celery5.services.commands.process_commands import ProcessCommands
 from celery5.services.health.circuits import CircuitBreakers
 from celery5.services.health.vital_sources import (
@@ -58,14 +57,13 @@ from celery5.services.health.vital_sources import (
     ConnectionStatus,
     LogMetrics,
 )
-from celery5.services.health.vitals import ProcessStatus, StatusPhase, StatusSource
-from celery5.services.observability.metrics_reporter import MetricsReporter, guard_outlets
-from celery5.services.process.presence import Presence
+from celery5.services.health.vitals import ProcessStatus, StatusSource
+from celery5.services.observability.metrics_reporter import guard_outlets
 from celery5.services.process.reloader import NextIncarnation, Reloader, ReloadSignal
 from celery5.services.process.step_status import StepStatus
-from celery5.services.process.systemd_notify import SystemdNotify, read_notify_settings
+from celery5.services.process.systemd_notify import NotifySettings, SystemdNotify, read_notify_settings
 from celery5.services.worker.lease import Lease
-from celery5.wiring import BootTable, list_steps, made_by, step
+from celery5.wiring import part
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +125,10 @@ class ProcessValues:
     history_limit: int
     # Whether another incarnation follows this one.
     is_restarting: Callable[[], bool]
-    systemd: SystemdNotify
+    # What systemd requests, what it shows of the process, and whether the process ends for good.
+    notify_settings: NotifySettings
+    status_line: Callable[[], str]
+    is_exiting: Callable[[], bool]
 
 
 def make_process_values(
@@ -160,7 +161,6 @@ def make_process_values(
     def is_exiting() -> bool:
         return not is_restarting() and not (restart_mode.is_due and restart_mode.in_place)
 
-    notification = read_notify_settings({} if options.shares_process else os.environ, os.getpid())
     return ProcessValues(
         app=app,
         kind=kind,
@@ -193,9 +193,9 @@ def make_process_values(
         outlets=app.metrics.outlets,
         history_limit=app.settings.job_history,
         is_restarting=is_restarting,
-        systemd=SystemdNotify(
-            **notification, status=status_line or (lambda: _format_conditions(status)), is_exiting=is_exiting
-        ),
+        notify_settings=read_notify_settings({} if options.shares_process else os.environ, os.getpid()),
+        status_line=status_line or (lambda: _format_conditions(status)),
+        is_exiting=is_exiting,
     )
 
 
@@ -282,27 +282,25 @@ def make_injectable_values(app: App, worker: str, self_commands: SelfCommandSend
     return {"app": app, "settings": app.settings, "worker": worker, "inbox": self_commands}
 
 
+def make_systemd(
+    notify_settings: NotifySettings, status_line: Callable[[], str], is_exiting: Callable[[], bool]
+) -> SystemdNotify:
+    """Return what notifies systemd."""
+    return SystemdNotify(**notify_settings, status=status_line, is_exiting=is_exiting)
+
+
 class ProcessParts:
     """The parts that every kind of process has.
 
-    Each kind adds `channel_handlers`, `reconnect_observers`, `handlers`, `sources` and its `boot_table`.
+    Each kind adds its steps, `channel_handlers`, `reconnect_observers`, `handlers` and `sources`.
     """
 
-    redis = TrioRedis
-    push = made_by(make_push)
-    listen = ChannelSubscriptions
-    step_status = StepStatus
-    process_commands = ProcessCommands
-    commands = CommandRegistry
-    self_commands = SelfCommandQueue
-    inbox = Inbox
-    log_again = LogRetry
-    status_phase = StatusPhase
-    reloader = Reloader
-    guarded_outlets = made_by(guard_outlets)
-    metrics_reporter = MetricsReporter
-    steps = made_by(list_steps)
-    offered = made_by(make_injectable_values)
+    offered = part(make_injectable_values)
+    step_status = part(StepStatus)
+    process_commands = part(ProcessCommands)
+    commands = part(CommandRegistry)
+    self_commands = part(SelfCommandQueue)
+    guarded_outlets = part(guard_outlets)
 
 
 # ---- processes that run no jobs
@@ -379,18 +377,16 @@ def make_service_breakers(log: Log) -> CircuitBreakers:
 
 
 class AuxiliaryParts(ProcessParts):
-    """The parts of a process that runs no jobs. Each kind adds `listeners`, `extra_sources` and its `boot_table`."""
+    """The parts of a process that runs no jobs. Each kind adds its steps, `listeners` and `extra_sources`."""
 
-    metrics_redis = made_by(make_metrics_redis)
-    publishing = LentConnection
-    added = made_by(make_added_steps)
-    circuit_breakers = made_by(make_service_breakers)
-    channel_handlers = made_by(make_channel_handlers)
-    reconnect_observers = made_by(make_reconnect_observers)
-    presence: type[Presence] = Presence
-    common_handlers = made_by(make_common_handlers)
-    handlers = made_by(make_handlers)
-    sources = made_by(make_sources)
+    metrics_redis = part(make_metrics_redis)
+    added = part(make_added_steps)
+    circuit_breakers = part(make_service_breakers)
+    channel_handlers = part(make_channel_handlers)
+    reconnect_observers = part(make_reconnect_observers)
+    common_handlers = part(make_common_handlers)
+    handlers = part(make_handlers)
+    sources = part(make_sources)
 
 
 async def try_write(app: App, broker: str = DEFAULT_BROKER) -> None:
@@ -405,16 +401,6 @@ async def try_write(app: App, broker: str = DEFAULT_BROKER) -> None:
             redis.close()
 
     await trio.to_thread.run_sync(write, abandon_on_cancel=True)
-
-
-@dataclass(frozen=True, kw_only=True)
-class DegradedBootTable(BootTable):
-    """What a process of several brokers runs while its own cannot be reached.
-
-    Each kind adds what it does on the others.
-    """
-
-    systemd: SystemdNotify = step("systemd")
 
 
 async def reach_another(app: App, broker: str) -> bool:

@@ -5,17 +5,16 @@ stopped first of all, then what waits is published as far as the broker takes it
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from ipaddress import ip_address
 
 import trio
 
 from celery5.app import App
-from celery5.bootsteps.boot import BootGraph
+from celery5.bootsteps.boot import BootGraph, Step
 from celery5.bootsteps.retrying import BackgroundBoot
 from celery5.bootsteps.worker_steps import ChannelSubscriptions
-from celery5.broker.connection.push import PushRedis
 from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import Keys
@@ -31,6 +30,8 @@ from celery5.processes.process_parts import (
     ConnectionLog,
     Incarnation,
     make_process_values,
+    make_push,
+    make_systemd,
     run_auxiliary_process,
 )
 from celery5.protocol.brokers import DEFAULT_BROKER
@@ -47,12 +48,11 @@ from celery5.services.observability.metrics_reporter import MetricsReporter
 from celery5.services.process.presence import Presence
 from celery5.services.process.reloader import Reloader
 from celery5.services.process.step_status import StepStatus
-from celery5.services.process.systemd_notify import SystemdNotify
 from celery5.services.publisher.listener import Listener
 from celery5.services.publisher.message_publisher import MessagePublisher, PublisherConnections
 from celery5.services.publisher.messages_store import MessagesStore
 from celery5.services.publisher.sockets import PublisherSockets, SocketPlan, get_inherited_sockets
-from celery5.wiring import BootTable, StepRow, build, made_by, step
+from celery5.wiring import build, part, step, steps, steps_of
 
 KIND = "publisher"
 STOP_MARGIN = 10.0
@@ -69,9 +69,9 @@ class PublisherValues:
     app_name: str
     # Where it listens.
     plan: SocketPlan
-    # The server of each broker, by the name of the broker, and what keeps the messages for it.
+    # The server of each broker, by the name of the broker, and what keeps the stores over incarnations.
     endpoints: Mapping[str, Endpoint]
-    stores: Stores
+    store_cache: "StoreCache"
     # Returns the broker of a queue.
     broker_of: Callable[[str], str]
     # Seconds that jobs which wait have to be published at the end.
@@ -133,62 +133,54 @@ def make_extra_sources(
     return (listener, *stores.values(), *publishers.values(), own_checks)
 
 
-@dataclass(frozen=True, kw_only=True)
-class BrokerBootTable(BootTable):
+class PublisherBrokerParts(AuxiliaryParts):
     """What needs the broker to be there: a boot graph within that of the process."""
 
-    redis: TrioRedis = step("redis")
-    push: PushRedis = step("push", requires=("redis",))
-    listen: ChannelSubscriptions = step("listen", requires=("push",))
-    presence: Presence = step("presence", requires=("redis",))
-    inbox: Inbox = step("inbox", requires=("listen",))
-    metrics_reporter: MetricsReporter = step("metrics", requires=("redis",))
-    log_again: LogRetry = step("log-again", requires=("redis",))
+    listeners = part(make_listeners)
+    redis = step(TrioRedis)
+    push = step(make_push, after=(redis,))
+    listen = step(ChannelSubscriptions, after=(push,))
+    presence = step(Presence, after=(redis,))
+    inbox = step(Inbox, after=(listen,))
+    metrics_reporter = step(MetricsReporter, name="metrics", after=(redis,))
+    log_again = step(LogRetry, after=(redis,))
 
 
 def make_broker_boot(
-    broker_boot_table: BrokerBootTable, step_status: StepStatus, log: Log, on_stuck: Callable[[], None]
+    broker_steps: Sequence[Step], step_status: StepStatus, log: Log, on_stuck: Callable[[], None]
 ) -> BootGraph:
     """Return the boot graph of what needs the broker to be there."""
-    return BootGraph(
-        steps=broker_boot_table.list_steps(), step_status=step_status, log=log, on_stuck=on_stuck
+    return BootGraph(steps=broker_steps, step_status=step_status, log=log, on_stuck=on_stuck)
+
+
+def make_stores(store_cache: "StoreCache", app: App, endpoints: Mapping[str, Endpoint], log: Log) -> Stores:
+    """Return what keeps the messages for each broker."""
+    return store_cache.get_stores(app, endpoints, log)
+
+
+def make_drain_stop_limit(drain_limit: float) -> float:
+    """Return the seconds that what publishes all that waits may take to end."""
+    return drain_limit + STOP_MARGIN
+
+
+class PublisherParts(PublisherBrokerParts):
+    """Every part of a Publisher, and its boot graph: its steps start from the top and stop from the bottom."""
+
+    broker_steps = steps_of(PublisherBrokerParts)
+    broker_boot = part(make_broker_boot)
+    sockets = part(PublisherSockets)
+    drain_stop_limit = part(make_drain_stop_limit)
+    extra_sources = part(make_extra_sources)
+    own_checks = step(make_own_checks, name="checks")
+    meanwhile = step(BackgroundBoot)
+    stores = steps(make_stores, name="store")
+    publishers = steps(
+        make_publishers, name="publisher", after=(stores, own_checks), stop_limit=drain_stop_limit
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class PublisherBootTable(BootTable):
-    """The boot graph of a Publisher: up from the top, down from the bottom."""
-
-    # Seconds that jobs which wait have to be published at the end.
-    drain_limit: float
-    own_checks: PublishingChecks = step("checks")
-    meanwhile: BackgroundBoot = step("meanwhile")
-    stores: Stores = step("store")
-    publishers: Publishers = step("publisher", requires=("store", "checks"))
-    listener: Listener = step("listener", requires=("publisher",))
-    status_phase: StatusPhase = step("vitals", requires=("listener",))
-    systemd: SystemdNotify = step("systemd", requires=("vitals",))
-    reloader: Reloader = step("reloader", requires=("listener",))
-
-    def get_stop_limit(self, row: StepRow) -> float:
-        """Return the limit of the row; more for what publishes all that waits before it ends."""
-        return self.drain_limit + STOP_MARGIN if row.name in ("publisher", "listener") else row.stop_limit
-
-
-class PublisherParts(AuxiliaryParts):
-    """Every part of a Publisher."""
-
-    boot_table = PublisherBootTable
-    listeners = made_by(make_listeners)
-    extra_sources = made_by(make_extra_sources)
-    own_checks = made_by(make_own_checks)
-    publishers = made_by(make_publishers)
-    sockets = PublisherSockets
-    listener = Listener
-    # what needs the broker to be there
-    broker_boot_table = BrokerBootTable
-    broker_boot = made_by(make_broker_boot)
-    meanwhile = BackgroundBoot
+    listener = step(Listener, after=(publishers,), stop_limit=drain_stop_limit)
+    status_phase = step(StatusPhase, name="vitals", after=(listener,))
+    systemd = step(make_systemd, after=(status_phase,))
+    reloader = step(Reloader, after=(listener,))
 
 
 def make_listen_plan(app: App) -> SocketPlan:
@@ -258,14 +250,13 @@ class StoreCache:
         return stores
 
 
-def make_values(app: App, log: Log, store_cache: StoreCache) -> PublisherValues:
+def make_values(app: App, store_cache: StoreCache) -> PublisherValues:
     """Return the values that only a Publisher has. Raises Misconfigured."""
-    endpoints = get_endpoints(app)
     return PublisherValues(
         app_name=app.name,
         plan=make_listen_plan(app),
-        endpoints=endpoints,
-        stores=store_cache.get_stores(app, endpoints, log),
+        endpoints=get_endpoints(app),
+        store_cache=store_cache,
         broker_of=app.brokers.broker_of_queue,
         drain_limit=app.settings.grace_period,
         message_limit=app.settings.message_limit,
@@ -291,7 +282,7 @@ async def run(
     def make_boot(options: ProcessOptions, incarnation: Incarnation) -> BootGraph:
         log.event("publisher:boot-started", name=incarnation.name)
         values = make_process_values(app, options, incarnation, kind=KIND)
-        return build(BootGraph, PublisherParts, values, make_values(app, log, store_cache))
+        return build(BootGraph, PublisherParts, values, make_values(app, store_cache))
 
     await run_auxiliary_process(
         app, options, make_boot, kind=KIND, log=log, done=done, task_status=task_status

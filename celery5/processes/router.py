@@ -7,7 +7,6 @@ die at any point. Its inbox takes in the commands.
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import trio
@@ -15,7 +14,6 @@ import trio
 from celery5.app import App
 from celery5.bootsteps.boot import BootGraph
 from celery5.bootsteps.worker_steps import ChannelSubscriptions, EventsMembership, LentConnection
-from celery5.broker.connection.push import PushRedis
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.drivers.parked import ParkedRedis
@@ -30,13 +28,14 @@ from celery5.processes.options import ProcessOptions
 from celery5.processes.process_parts import (
     AuxiliaryParts,
     ChannelListener,
-    DegradedBootTable,
     Incarnation,
     ProcessValues,
     make_alert_rules,
     make_alert_webhook,
     make_process_values,
+    make_push,
     make_reader,
+    make_systemd,
     run_auxiliary_process,
 )
 from celery5.protocol.brokers import DEFAULT_BROKER
@@ -56,7 +55,6 @@ from celery5.services.health.vital_sources import (
     DocumentMetrics,
     EventMetrics,
     LeaseStatus,
-    QueueDepths,
 )
 from celery5.services.health.vitals import ProcessStatus, StatusPhase, StatusSource
 from celery5.services.observability.alert_delivery import AlertDelivery
@@ -64,14 +62,13 @@ from celery5.services.observability.alert_evaluator import AlertEvaluator
 from celery5.services.observability.history_rollup import HistoryRollup
 from celery5.services.observability.metrics_reporter import MetricsReporter
 from celery5.services.process.reloader import Reloader
-from celery5.services.process.systemd_notify import SystemdNotify
 from celery5.services.worker.due_jobs import Mover
 from celery5.services.worker.job_middleware import JobMiddleware
 from celery5.services.worker.lease import Heartbeat, Lease
 from celery5.services.worker.recovery import Recoverer
 from celery5.services.workflows.run_progress import RunProgress
 from celery5.tasks.task import Task
-from celery5.wiring import BootTable, build, made_by, step
+from celery5.wiring import build, part, step
 
 KIND = "router"
 UNLIMITED_DELIVERIES = 10**9
@@ -230,107 +227,63 @@ def make_extra_sources(
     )
 
 
-UP = (
-    "inbox",
-    "reader",
-    "publishing",
-    "join",
-    "heartbeat",
-    "recoverer",
-    "mover",
-    "events",
-    "sinks",
-    "sources",
-)
-"""What must be up before the process counts as up."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RouterBootTable(BootTable):
-    """The boot graph of a Router: up from the top, down from the bottom.
+class RouterParts(AuxiliaryParts):
+    """Every part of a Router, and its boot graph: its steps start from the top and stop from the bottom.
 
     It is a consumer of the events' queue, as a worker is of its queues: its lease is one among those consumers.
     """
 
-    redis: TrioRedis = step("redis")
-    push: PushRedis = step("push", requires=("redis",))
-    listen: ChannelSubscriptions = step("listen", requires=("push",))
-    inbox: Inbox = step("inbox", requires=("listen",))
-    reader: ParkedRedis = step("reader", requires=("redis",))
-    publishing: LentConnection = step("publishing", requires=("redis",))
-    join: EventsMembership = step("join", requires=("redis",))
-    heartbeat: Heartbeat = step("heartbeat", requires=("join",))
-    recoverer: Recoverer = step("recoverer", requires=("heartbeat",))
-    mover: Mover = step("mover", requires=("heartbeat", "listen"))
-    event_ingestion: EventIngestion = step("events", requires=("reader", "heartbeat", "recoverer", "mover"))
-    # A write that is under way when the Router stops has a moment to end.
-    sink_delivery: SinkDelivery = step(
-        "sinks", requires=("publishing", "heartbeat", "listen"), stop_limit=30.0
-    )
-    source_ingestion: SourceIngestion = step("sources", requires=("publishing", "heartbeat"))
-    queue_depths: QueueDepths = step("depths", requires=("redis",))
-    metrics_reporter: MetricsReporter = step("metrics", requires=("redis",))
-    history_rollup: HistoryRollup = step("history", requires=("redis",))
-    alert_evaluator: AlertEvaluator = step("alerts", requires=("redis",))
-    alert_delivery: AlertDelivery = step("notices", requires=("redis",))
-    log_again: LogRetry = step("log-again", requires=("redis",))
-    status_phase: StatusPhase = step("vitals", requires=UP)
-    systemd: SystemdNotify = step("systemd", requires=("vitals",))
-    reloader: Reloader = step("reloader", requires=UP)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RouterDegradedBootTable(DegradedBootTable):
-    """What a Router runs while the default broker cannot be reached: sinks and sources of the others. Events wait."""
-
-    sink_delivery: SinkDelivery = step("sinks", stop_limit=30.0)
-    source_ingestion: SourceIngestion = step("sources")
-
-
-class RouterParts(AuxiliaryParts):
-    """Every part of a Router."""
-
-    boot_table: type[BootTable] = RouterBootTable
-    listeners = made_by(make_listeners)
-    all_brokers = made_by(connect_all_brokers)
-    queue_depths = made_by(make_queue_depths)
-    history_rollup = HistoryRollup
-    alert_rules = made_by(make_alert_rules)
-    limit_holds = LimitHolds
-    alert_webhook = made_by(make_alert_webhook)
-    alert_evaluator = AlertEvaluator
-    alert_delivery = AlertDelivery
-    extra_sources = made_by(make_extra_sources)
-    reader = made_by(make_reader)
+    # connections and commands
+    listeners = part(make_listeners)
+    redis = step(TrioRedis)
+    push = step(make_push, after=(redis,))
+    listen = step(ChannelSubscriptions, after=(push,))
+    inbox = step(Inbox, after=(listen,))
+    reader = step(make_reader, after=(redis,))
+    publishing = step(LentConnection, after=(redis,))
     # membership and recovery
-    join = EventsMembership
-    heartbeat = Heartbeat
-    heartbeat_listeners = made_by(make_heartbeat_listeners)
-    mover = Mover
-    run_progress = RunProgress
-    mover_listener = MoverListener
-    job_middleware = JobMiddleware
-    recoverer = Recoverer
-    # events
-    event_ingestion = EventIngestion
-    event_actions = EventActions
-    # data
-    broker_router = made_by(make_broker_router)
-    sink_delivery = made_by(make_sink_delivery)
-    source_ingestion = SourceIngestion
-
-
-def make_default_redis(app: App) -> AsyncDriver:
-    """Return a connection to the default broker that is made when it can be."""
-    return RemoteRedis(app, DEFAULT_BROKER)
+    heartbeat_listeners = part(make_heartbeat_listeners)
+    run_progress = part(RunProgress)
+    mover_listener = part(MoverListener)
+    job_middleware = part(JobMiddleware)
+    join = step(EventsMembership, after=(redis,))
+    heartbeat = step(Heartbeat, after=(join,))
+    recoverer = step(Recoverer, after=(heartbeat,))
+    mover = step(Mover, after=(heartbeat, listen))
+    # events, and documents
+    event_actions = part(EventActions)
+    broker_router = part(make_broker_router)
+    event_ingestion = step(EventIngestion, name="events", after=(reader, heartbeat, recoverer, mover))
+    # A write that is under way when the Router stops has a moment to end.
+    sink_delivery = step(
+        make_sink_delivery, name="sinks", after=(publishing, heartbeat, listen), stop_limit=30.0
+    )
+    source_ingestion = step(SourceIngestion, name="sources", after=(publishing, heartbeat))
+    # metrics and alerts
+    all_brokers = part(connect_all_brokers)
+    alert_rules = part(make_alert_rules)
+    limit_holds = part(LimitHolds)
+    alert_webhook = part(make_alert_webhook)
+    queue_depths = step(make_queue_depths, name="depths", after=(redis,))
+    metrics_reporter = step(MetricsReporter, name="metrics", after=(redis,))
+    history_rollup = step(HistoryRollup, name="history", after=(redis,))
+    alert_evaluator = step(AlertEvaluator, name="alerts", after=(redis,))
+    alert_delivery = step(AlertDelivery, name="notices", after=(redis,))
+    log_again = step(LogRetry, after=(redis,))
+    # the life of the process: what must be up before it counts as up
+    _work = (join, heartbeat, recoverer, mover, event_ingestion, sink_delivery, source_ingestion)
+    extra_sources = part(make_extra_sources)
+    status_phase = step(StatusPhase, name="vitals", after=(inbox, reader, publishing, *_work))
+    systemd = step(make_systemd, after=(status_phase,))
+    reloader = step(Reloader, after=(inbox, reader, publishing, *_work))
 
 
 class RouterDegradedParts(RouterParts):
-    """Every part of a Router that cannot reach the default broker."""
+    """What a Router runs while the default broker cannot be reached: sinks and sources of the others. Events wait."""
 
-    boot_table = RouterDegradedBootTable
-    added = ()
-    redis = made_by(make_default_redis)
+    systemd = step(make_systemd)
+    sink_delivery = step(make_sink_delivery, name="sinks", stop_limit=30.0)
+    source_ingestion = step(SourceIngestion, name="sources")
 
 
 def is_needed(app: App) -> bool:
@@ -352,14 +305,15 @@ async def run(
         BrokerError: The broker lets nobody in.
     """
 
-    def make(parts: type, options: ProcessOptions, incarnation: Incarnation) -> BootGraph:
-        return build(BootGraph, parts, *make_values(app, options, incarnation))
-
     def make_boot(options: ProcessOptions, incarnation: Incarnation) -> BootGraph:
         log.event("router:boot-started", name=incarnation.name)
-        return make(RouterParts, options, incarnation)
+        return build(BootGraph, RouterParts, *make_values(app, options, incarnation))
 
-    make_degraded_boot = partial(make, RouterDegradedParts)
+    def make_degraded_boot(options: ProcessOptions, incarnation: Incarnation) -> BootGraph:
+        values = make_values(app, options, incarnation)
+        redis = RemoteRedis(app, DEFAULT_BROKER)  # it connects when it can
+        return build(BootGraph, RouterDegradedParts, *values, redis=redis, added=())
+
     await run_auxiliary_process(
         app, options, make_boot, make_degraded_boot, kind=KIND, log=log, done=done, task_status=task_status
     )

@@ -6,7 +6,6 @@ that one does is one atomic step, which the others may try as well. Any of them 
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import trio
@@ -14,7 +13,6 @@ import trio
 from celery5.app import App
 from celery5.bootsteps.boot import BootGraph
 from celery5.bootsteps.worker_steps import ChannelSubscriptions, LentConnection
-from celery5.broker.connection.push import PushRedis
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.keys import Keys
@@ -33,11 +31,12 @@ from celery5.processes.options import ProcessOptions
 from celery5.processes.process_parts import (
     AuxiliaryParts,
     ChannelListener,
-    DegradedBootTable,
     Incarnation,
     make_alert_rules,
     make_alert_webhook,
     make_process_values,
+    make_push,
+    make_systemd,
     run_auxiliary_process,
 )
 from celery5.protocol.brokers import DEFAULT_BROKER
@@ -49,7 +48,6 @@ from celery5.scheduling.schedules import make_definition
 from celery5.services.commands.inbox import Inbox, InboxAddress
 from celery5.services.commands.log_again import LogRetry
 from celery5.services.health.health_checks import CheckExpirations
-from celery5.services.health.vital_sources import QueueDepths
 from celery5.services.health.vitals import StatusPhase, StatusSource
 from celery5.services.limits.rule_evaluation import LimitRuleEvaluator
 from celery5.services.observability.alert_delivery import AlertDelivery
@@ -58,13 +56,12 @@ from celery5.services.observability.history_rollup import HistoryRollup
 from celery5.services.observability.metrics_reporter import MetricsReporter
 from celery5.services.process.presence import Presence
 from celery5.services.process.reloader import Reloader
-from celery5.services.process.systemd_notify import SystemdNotify
 from celery5.services.scaling.autoscaler import Autoscaler
 from celery5.services.scaling.observer import ClusterObserver, TimeLimitedDriver
 from celery5.services.scaling.scaling_commands import CommandSender, ScalingCommands, SigningKeys
 from celery5.services.scheduling.declarations import RemoteBrokerSchedules, ScheduleDeclarations
 from celery5.services.scheduling.timetable import Timetable
-from celery5.wiring import BootTable, build, made_by, step
+from celery5.wiring import build, part, step, steps
 
 
 def make_broker_connections(app: App, redis: TrioRedis) -> dict[str, AsyncDriver]:
@@ -94,10 +91,6 @@ def make_command_sender(
 
 
 KIND = "scheduler"
-
-
-UP = ("presence", "inbox", "declarations", "timetable", "expirations", "schedules", "autoscaler", "limits")
-"""What must be up before the process counts as up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,78 +188,58 @@ def make_extra_sources(
     return (timetable, autoscaler, alert_delivery)
 
 
-@dataclass(frozen=True, kw_only=True)
-class SchedulerBootTable(BootTable):
-    """The boot graph of a Scheduler: up from the top, down from the bottom."""
-
-    redis: TrioRedis = step("redis")
-    push: PushRedis = step("push", requires=("redis",))
-    listen: ChannelSubscriptions = step("listen", requires=("push",))
-    publishing: LentConnection = step("publishing", requires=("redis",))
-    presence: Presence = step("presence", requires=("redis",))
-    inbox: Inbox = step("inbox", requires=("listen",))
-    declarations: ScheduleDeclarations = step("declarations", requires=("presence",))
-    timetable: Timetable = step("timetable", requires=("declarations", "listen"))
-    expirations: CheckExpirations = step("expirations", requires=("presence",))
-    remote_schedules: Mapping[str, RemoteBrokerSchedules] = step("schedules", requires=("presence",))
-    autoscaler: Autoscaler = step("autoscaler", requires=("presence",))
-    limit_rules: LimitRuleEvaluator = step("limits", requires=("presence",))
-    queue_depths: QueueDepths = step("depths", requires=("redis",))
-    metrics_reporter: MetricsReporter = step("metrics", requires=("redis",))
-    history_rollup: HistoryRollup = step("history", requires=("redis",))
-    alert_evaluator: AlertEvaluator = step("alerts", requires=("redis",))
-    alert_delivery: AlertDelivery = step("notices", requires=("redis",))
-    log_again: LogRetry = step("log-again", requires=("redis",))
-    status_phase: StatusPhase = step("vitals", requires=UP)
-    systemd: SystemdNotify = step("systemd", requires=("vitals",))
-    reloader: Reloader = step("reloader", requires=UP)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SchedulerDegradedBootTable(DegradedBootTable):
-    """What a Scheduler runs while the default broker cannot be reached: the schedules of the others."""
-
-    remote_schedules: Mapping[str, RemoteBrokerSchedules] = step("schedules")
-
-
 class SchedulerParts(AuxiliaryParts):
-    """Every part of a Scheduler."""
+    """Every part of a Scheduler, and its boot graph: its steps start from the top and stop from the bottom."""
 
-    boot_table: type[BootTable] = SchedulerBootTable
-    listeners = made_by(make_listeners)
-    presence_listeners = made_by(make_presence_listeners)
-    all_brokers = made_by(connect_all_brokers)
-    queue_depths = made_by(make_queue_depths)
-    history_rollup = HistoryRollup
-    alert_rules = made_by(make_alert_rules)
-    limit_holds = LimitHolds
-    alert_webhook = made_by(make_alert_webhook)
-    alert_evaluator = AlertEvaluator
-    alert_delivery = AlertDelivery
-    extra_sources = made_by(make_extra_sources)
+    # connections and commands
+    listeners = part(make_listeners)
+    presence_listeners = part(make_presence_listeners)
+    redis = step(TrioRedis)
+    push = step(make_push, after=(redis,))
+    listen = step(ChannelSubscriptions, after=(push,))
+    publishing = step(LentConnection, after=(redis,))
+    presence = step(Presence, after=(redis,))
+    inbox = step(Inbox, after=(listen,))
     # schedules
-    declarations = ScheduleDeclarations
-    timetable = Timetable
-    remote_schedules = made_by(make_remote_schedules)
-    other_brokers = made_by(make_other_brokers)
+    other_brokers = part(make_other_brokers)
+    declarations = step(ScheduleDeclarations, after=(presence,))
+    timetable = step(Timetable, after=(declarations, listen))
     # health checks
-    expirations = CheckExpirations
+    expirations = step(CheckExpirations, after=(presence,))
+    remote_schedules = steps(make_remote_schedules, name="schedules", after=(presence,))
     # scaling
-    broker_connections = made_by(make_broker_connections)
-    observer = ClusterObserver
-    command_sender = made_by(make_command_sender)
-    scaling_commands = ScalingCommands
-    autoscaler = Autoscaler
+    broker_connections = part(make_broker_connections)
+    observer = part(ClusterObserver)
+    command_sender = part(make_command_sender)
+    scaling_commands = part(ScalingCommands)
+    autoscaler = step(Autoscaler, after=(presence,))
     # limits
-    rule_observer = ClusterObserver
-    limit_rules = LimitRuleEvaluator
+    rule_observer = part(ClusterObserver)
+    limit_rules = step(LimitRuleEvaluator, name="limits", after=(presence,))
+    # metrics and alerts
+    all_brokers = part(connect_all_brokers)
+    alert_rules = part(make_alert_rules)
+    limit_holds = part(LimitHolds)
+    alert_webhook = part(make_alert_webhook)
+    queue_depths = step(make_queue_depths, name="depths", after=(redis,))
+    metrics_reporter = step(MetricsReporter, name="metrics", after=(redis,))
+    history_rollup = step(HistoryRollup, name="history", after=(redis,))
+    alert_evaluator = step(AlertEvaluator, name="alerts", after=(redis,))
+    alert_delivery = step(AlertDelivery, name="notices", after=(redis,))
+    log_again = step(LogRetry, after=(redis,))
+    # the life of the process: what must be up before it counts as up
+    _work = (declarations, timetable, expirations, remote_schedules, autoscaler, limit_rules)
+    extra_sources = part(make_extra_sources)
+    status_phase = step(StatusPhase, name="vitals", after=(presence, inbox, *_work))
+    systemd = step(make_systemd, after=(status_phase,))
+    reloader = step(Reloader, after=(presence, inbox, *_work))
 
 
 class SchedulerDegradedParts(SchedulerParts):
-    """Every part of a Scheduler that cannot reach the default broker."""
+    """What a Scheduler runs while the default broker cannot be reached: the schedules of the others."""
 
-    boot_table = SchedulerDegradedBootTable
-    added = ()
+    systemd = step(make_systemd)
+    remote_schedules = steps(make_remote_schedules, name="schedules")
 
 
 def is_needed(app: App) -> bool:
@@ -284,15 +257,15 @@ async def run(
 ) -> None:
     """Run a Scheduler until cancelled. Raises BrokerError when the broker lets nobody in."""
 
-    def make(parts: type, options: ProcessOptions, incarnation: Incarnation) -> BootGraph:
-        values = make_process_values(app, options, incarnation, kind=KIND)
-        return build(BootGraph, parts, values, make_values(app))
-
     def make_boot(options: ProcessOptions, incarnation: Incarnation) -> BootGraph:
         log.event("scheduler:boot-started", name=incarnation.name)
-        return make(SchedulerParts, options, incarnation)
+        values = make_process_values(app, options, incarnation, kind=KIND)
+        return build(BootGraph, SchedulerParts, values, make_values(app))
 
-    make_degraded_boot = partial(make, SchedulerDegradedParts)
+    def make_degraded_boot(options: ProcessOptions, incarnation: Incarnation) -> BootGraph:
+        values = make_process_values(app, options, incarnation, kind=KIND)
+        return build(BootGraph, SchedulerDegradedParts, values, make_values(app), added=())
+
     await run_auxiliary_process(
         app, options, make_boot, make_degraded_boot, kind=KIND, log=log, done=done, task_status=task_status
     )

@@ -14,6 +14,7 @@ import trio
 from celery5.app import App
 from celery5.boot_step import select_steps
 from celery5.bootsteps.boot import BootGraph
+from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.keys import EVENTS
 from celery5.config.scaling import is_scaled
 from celery5.health.checks import get_all_checks
@@ -24,13 +25,13 @@ from celery5.processes.lifecycle.multi_broker import name_for_broker
 from celery5.processes.lifecycle.noted_process import noting_process
 from celery5.processes.options import ProcessOptions, find_task_kinds, resolve_budgets
 from celery5.processes.process_parts import (
-    DegradedBootTable,
     Incarnation,
     ProcessParts,
     ProcessValues,
     make_alert_rules,
     make_alert_webhook,
     make_process_values,
+    make_systemd,
     reach_another,
     try_write,
 )
@@ -55,7 +56,7 @@ from celery5.services.worker.internal_queues import SharedSlots
 from celery5.services.worker.lease import Lease
 from celery5.streams.processor import Processor
 from celery5.streams.stream import Stream
-from celery5.wiring import build
+from celery5.wiring import build, part, step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +121,8 @@ def get_queues_by_broker(app: App, options: WorkerOptions) -> dict[str, tuple[st
 class WorkerDegradedParts(ProcessParts):
     """What a worker runs for its first broker while that cannot be reached: on the others it has whole incarnations."""
 
-    boot_table = DegradedBootTable
+    redis = part(TrioRedis)
+    systemd = step(make_systemd)
 
 
 class _BrokerWorkers:

@@ -1,8 +1,8 @@
 """Worker Parts: the values, the parts and the boot graph of a worker.
 
-`WorkerBootTable` is the boot graph, `WorkerParts` has every part, `WorkerValues` what they ask for besides each other
-and what every process has (process_parts.py). The functions between them make the parts that take more than a
-constructor.
+`WorkerParts` has a line for each part: what makes it, and for a boot step after which others it starts. `WorkerValues`
+is what they ask for besides each other and what every process has (process_parts.py). The functions between them make
+the parts that take more than a constructor.
 """
 
 import math
@@ -45,7 +45,9 @@ from celery5.processes.process_parts import (
     make_alert_rules,
     make_alert_webhook,
     make_injectable_values,
+    make_push,
     make_reader,
+    make_systemd,
 )
 from celery5.processes.watch.sidecar import Sidecar
 from celery5.protocol.brokers import DEFAULT_BROKER
@@ -112,7 +114,6 @@ from celery5.services.process.reloader import Reloader
 from celery5.services.process.shared_memory import SidecarMemory
 from celery5.services.process.step_status import StepStatus
 from celery5.services.process.suspect_turn import SuspectTurn
-from celery5.services.process.systemd_notify import SystemdNotify
 from celery5.services.scaling.observer import TimeLimitedDriver
 from celery5.services.scaling.preferences import Preferences
 from celery5.services.scaling.reporter import Reporter
@@ -157,7 +158,7 @@ from celery5.services.workflows.run_progress import NEW_RUNS, RunProgress, RunRe
 from celery5.streams.processor import Processor
 from celery5.streams.stream import Stream
 from celery5.tasks.task import Task
-from celery5.wiring import BootTable, made_by, step
+from celery5.wiring import part, step
 
 if TYPE_CHECKING:
     from celery5.protocol.boxes.frames import BoxHome
@@ -552,184 +553,136 @@ def make_worker_values(
     return {**make_injectable_values(app, worker, self_commands), ASYNCIO_RUNNER: asyncio_runner}
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorkerBootTable(BootTable):
-    """The boot graph of a worker: up from the top, down from the bottom."""
-
-    redis: TrioRedis = step("redis")
-    reader: ParkedRedis = step("reader", requires=("redis",))
-    push: PushRedis = step("push", requires=("redis",))
-    listen: ChannelSubscriptions = step("listen", requires=("push",))
-    publishing: LentConnection = step("publishing", requires=("redis",))
-    join: QueueMembership = step("join", requires=("redis",))
-    heartbeat: Heartbeat = step("heartbeat", requires=("join",))
-    recoverer: Recoverer = step("recoverer", requires=("heartbeat",))
-    mover: Mover = step("mover", requires=("heartbeat", "listen"))
-    inbox: Inbox = step("inbox", requires=("listen",))
-    pauses: PausedQueues = step("pauses", requires=("listen",))
-    limit_overrides: LimitOverrides = step("limits", requires=("listen",))
-    budget: MaximalConcurrencyBudget = step("budget")
-    asyncio_runner: AsyncioRunner = step("asyncio")
-    boxes: BoxedRunner = step("boxes")
-    deadlines: Deadlines = step("deadlines")
-    fine_timer: FineTimer = step("timer")
-    revocations: Revocations = step("revocations", requires=("heartbeat", "listen"))
-    health: HealthMonitor = step("health", requires=("redis",))
-    # It needs a lease to delete what jobs have reported that ended when the worker stopped.
-    progress_reports: ProgressReports = step("progress", requires=("heartbeat", "publishing"))
-    # It stops after everything that it counts has ended.
-    metrics_reporter: MetricsReporter = step("metrics", requires=("publishing",))
-    history_rollup: HistoryRollup = step("history", requires=("publishing",))
-    ended_counter: EndedCounter = step("ended", requires=("publishing",))
-    alert_evaluator: AlertEvaluator = step("alerts", requires=("publishing",))
-    alert_delivery: AlertDelivery = step("notices", requires=("publishing",))
-    result_publisher: ResultPublisher = step(
-        "results", requires=("heartbeat", "publishing", "metrics", "ended")
-    )
-    run_relay: RunRelay = step("runs", requires=("heartbeat", "listen", "publishing"))
-    # Which tasks are suspended must be known before any job is admitted.
-    foreign_jobs: ForeignJobs = step("foreign", requires=("join", "results"))
-    admission_control: AdmissionControl = step("admission", requires=("results", "limits"))
-    # It stops after what runs there on the leader only.
-    timer_leadership: TimerLeadership = step("timer-leader", requires=("redis",))
-    timer_runs: TimerRuns = step(
-        "timer-runs",
-        requires=("publishing", "asyncio", "timer-leader"),
-        stop_limit=math.inf,  # it has limits of its own
-    )
-    stream_processors: StreamProcessors = step(
-        "processors",
-        requires=("heartbeat", "listen", "publishing", "asyncio"),
-        stop_limit=math.inf,  # it has limits of its own
-    )
-    task_execution: TaskExecution = step(
-        "execution",
-        # It stops before timer-runs and processors: what runs there has its grace period meanwhile.
-        requires=(
-            *("results", "budget", "asyncio", "boxes", "deadlines", "timer", "revocations", "health"),
-            *("progress", "timer-runs", "processors"),
-        ),
-        stop_limit=math.inf,  # it has limits of its own
-    )
-    consumer: Consumer = step(
-        "consumer",
-        # `runs` first revokes what a worker that died has left to revoke.
-        requires=(
-            *("execution", "reader", "mover", "recoverer", "pauses", "limits", "admission", "runs"),
-            "foreign",
-        ),
-    )
-    timers: Timers = step("timers", requires=("execution",))
-    processors_stop: ProcessorsStop = step("processors-stop", requires=("execution",))
-    # No job passes through the rest.
-    reporter: Reporter = step("reporter", requires=("consumer",))
-    subscriptions: Subscriptions = step("subscriptions", requires=("redis",))
-    burst_watch: Burst = step("burst", requires=("consumer",))
-    log_again: LogRetry = step("log-again", requires=("redis",))
-    status_phase: StatusPhase = step("vitals", requires=("consumer",))
-    systemd: SystemdNotify = step("systemd", requires=("vitals",))
-    reloader: Reloader = step("reloader", requires=("consumer",))
-    recycling: Recycling = step("recycling", requires=("consumer",))
-    queue_depths: QueueDepths = step("depths", requires=("redis",))
-    group_lags: GroupLags = step("lags", requires=("redis",))
-    stream_archives: StreamArchives = step("archives", requires=("redis",))
-
-
 class WorkerParts(ProcessParts):
-    """Every part of a worker."""
+    """Every part of a worker, and its boot graph: its steps start from the top and stop from the bottom."""
 
-    boot_table = WorkerBootTable
-    offered = made_by(make_worker_values)
     # connections and channels
-    reader = made_by(make_reader)
-    publishing = LentConnection
-    channel_handlers = made_by(make_channel_handlers)
-    reconnect_observers = made_by(make_reconnect_observers)
-    incarnation_end = made_by(get_incarnation_end)
-    departure = WorkerDeparture
+    offered = part(make_worker_values)
+    channel_handlers = part(make_channel_handlers)
+    reconnect_observers = part(make_reconnect_observers)
+    redis = step(TrioRedis)
+    reader = step(make_reader, after=(redis,))
+    push = step(make_push, after=(redis,))
+    listen = step(ChannelSubscriptions, after=(push,))
+    publishing = step(LentConnection, after=(redis,))
     # membership and recovery
-    join = QueueMembership
-    heartbeat = Heartbeat
-    heartbeat_listeners = made_by(make_heartbeat_listeners)
-    redis_clock = RedisClock
-    metrics_redis = made_by(make_metrics_redis)
-    all_brokers = made_by(connect_all_brokers)
-    history_rollup = HistoryRollup
-    ended_counter = EndedCounter
-    alert_rules = made_by(make_alert_rules)
-    limit_holds = LimitHolds
-    alert_webhook = made_by(make_alert_webhook)
-    alert_evaluator = AlertEvaluator
-    alert_delivery = AlertDelivery
-    mover = Mover
-    recoverer = Recoverer
-    revocations = Revocations
-    # from the queue into the worker
-    consumer = Consumer
-    intake = JobIntake
-    unstarted = UnstartedJobs
-    foreign_jobs = ForeignJobs
-    reading = ReadingState
-    lanes = QueueLanes
-    read_order = ReadOrder
-    preferences = Preferences
-    queues = made_by(make_queues)
-    pauses = PausedQueues
-    queue_capacity = QueueCapacity
-    prefetch_factor = PrefetchFactor
-    in_flight = InFlightJobs
-    recent = made_by(make_recent_jobs)
-    isolated_jobs = IsolatedJobs
-    suspect_turn = SuspectTurn
-    running_jobs = RunningJobs
-    # limits
-    waiting_tasks = WaitingTasks
-    kind_starts = KindRates
-    kind_rates_redis = made_by(make_kind_rates_redis)
-    admission = AdmissionState
-    admission_control = AdmissionControl
-    limit_overrides = LimitOverrides
-    # execution
-    task_execution = TaskExecution
-    budget = MaximalConcurrencyBudget
-    progress_reports = ProgressReports
-    runners = made_by(make_runners)
-    asyncio_runner = AsyncioRunner
-    boxes = made_by(make_boxes)
-    deadlines = Deadlines
-    fine_timer = FineTimer
-    outcome_handler = OutcomeHandler
-    attempt_recorder = AttemptRecorder
-    job_middleware = JobMiddleware
-    # from the worker into the broker
-    results = InternalResultsQueue
-    result_publisher = ResultPublisher
-    unpublishable_retries = UnpublishableRetries
-    # workflows
-    run_progress = RunProgress
-    run_relay = RunRelay
-    member_jobs = MemberJobs
-    # streams
-    stream_processors = made_by(make_stream_processors)
-    processors_stop = ProcessorsStop
-    group_lags = GroupLags
-    stream_archives = made_by(make_stream_archives)
-    # timers
-    timer_leadership = made_by(make_timer_leadership)
-    timer_runs = TimerRuns
-    timers = Timers
+    incarnation_end = part(get_incarnation_end)
+    departure = part(WorkerDeparture)
+    redis_clock = part(RedisClock)
+    heartbeat_listeners = part(make_heartbeat_listeners)
+    join = step(QueueMembership, after=(redis,))
+    heartbeat = step(Heartbeat, after=(join,))
+    recoverer = step(Recoverer, after=(heartbeat,))
+    mover = step(Mover, after=(heartbeat, listen))
     # commands
-    handlers = made_by(make_handlers)
-    worker_commands = WorkerCommands
-    on_expired = made_by(make_recheck)
-    # health and reports
-    circuit_breakers = CircuitBreakers
-    health = HealthMonitor
-    sources = made_by(make_sources)
-    reporter = Reporter
-    depth_brokers = made_by(make_depth_brokers)
-    queue_depths = QueueDepths
-    # the life of the process
-    burst_watch = Burst
-    recycling = Recycling
-    subscriptions = made_by(make_subscriptions)
+    handlers = part(make_handlers)
+    worker_commands = part(WorkerCommands)
+    on_expired = part(make_recheck)
+    inbox = step(Inbox, after=(listen,))
+    pauses = step(PausedQueues, after=(listen,))
+    limit_overrides = step(LimitOverrides, name="limits", after=(listen,))
+    # what jobs run with
+    runners = part(make_runners)
+    circuit_breakers = part(CircuitBreakers)
+    job_middleware = part(JobMiddleware)
+    member_jobs = part(MemberJobs)
+    budget = step(MaximalConcurrencyBudget)
+    asyncio_runner = step(AsyncioRunner, name="asyncio")
+    boxes = step(make_boxes)
+    deadlines = step(Deadlines)
+    fine_timer = step(FineTimer, name="timer")
+    revocations = step(Revocations, after=(heartbeat, listen))
+    health = step(HealthMonitor, after=(redis,))
+    # It needs a lease to delete what jobs have reported that ended when the worker stopped.
+    progress_reports = step(ProgressReports, name="progress", after=(heartbeat, publishing))
+    # metrics and alerts
+    metrics_redis = part(make_metrics_redis)
+    all_brokers = part(connect_all_brokers)
+    alert_rules = part(make_alert_rules)
+    limit_holds = part(LimitHolds)
+    alert_webhook = part(make_alert_webhook)
+    # It stops after everything that it counts has ended.
+    metrics_reporter = step(MetricsReporter, name="metrics", after=(publishing,))
+    history_rollup = step(HistoryRollup, name="history", after=(publishing,))
+    ended_counter = step(EndedCounter, name="ended", after=(publishing,))
+    alert_evaluator = step(AlertEvaluator, name="alerts", after=(publishing,))
+    alert_delivery = step(AlertDelivery, name="notices", after=(publishing,))
+    # from the worker into the broker
+    results = part(InternalResultsQueue)
+    unpublishable_retries = part(UnpublishableRetries)
+    run_progress = part(RunProgress)
+    result_publisher = step(
+        ResultPublisher, name="results", after=(heartbeat, publishing, metrics_reporter, ended_counter)
+    )
+    run_relay = step(RunRelay, name="runs", after=(heartbeat, listen, publishing))
+    # from the queue into the worker
+    in_flight = part(InFlightJobs)
+    recent = part(make_recent_jobs)
+    isolated_jobs = part(IsolatedJobs)
+    suspect_turn = part(SuspectTurn)
+    running_jobs = part(RunningJobs)
+    queues = part(make_queues)
+    preferences = part(Preferences)
+    reading = part(ReadingState)
+    lanes = part(QueueLanes)
+    read_order = part(ReadOrder)
+    queue_capacity = part(QueueCapacity)
+    prefetch_factor = part(PrefetchFactor)
+    intake = part(JobIntake)
+    unstarted = part(UnstartedJobs)
+    foreign_jobs = step(ForeignJobs, name="foreign", after=(join, result_publisher))
+    # limits
+    admission = part(AdmissionState)
+    waiting_tasks = part(WaitingTasks)
+    kind_starts = part(KindRates)
+    kind_rates_redis = part(make_kind_rates_redis)
+    # Which tasks are suspended must be known before any job is admitted.
+    admission_control = step(AdmissionControl, name="admission", after=(result_publisher, limit_overrides))
+    # timers and streams. They have limits of their own for their ends.
+    # The leader stops after what runs there only.
+    timer_leadership = step(make_timer_leadership, name="timer-leader", after=(redis,))
+    timer_runs = step(TimerRuns, after=(publishing, asyncio_runner, timer_leadership), stop_limit=math.inf)
+    stream_processors = step(
+        make_stream_processors,
+        name="processors",
+        after=(heartbeat, listen, publishing, asyncio_runner),
+        stop_limit=math.inf,
+    )
+    # execution. It has limits of its own for its end.
+    outcome_handler = part(OutcomeHandler)
+    attempt_recorder = part(AttemptRecorder)
+    task_execution = step(
+        TaskExecution,
+        name="execution",
+        after=(
+            *(result_publisher, budget, asyncio_runner, boxes, deadlines, fine_timer, revocations, health),
+            # It stops before these two: what runs there has its grace period meanwhile.
+            *(progress_reports, timer_runs, stream_processors),
+        ),
+        stop_limit=math.inf,
+    )
+    consumer = step(
+        Consumer,
+        after=(
+            *(task_execution, reader, mover, recoverer, pauses, limit_overrides, admission_control),
+            # This one first revokes what a worker that died has left to revoke.
+            run_relay,
+            foreign_jobs,
+        ),
+    )
+    timers = step(Timers, after=(task_execution,))
+    processors_stop = step(ProcessorsStop, after=(task_execution,))
+    # No job passes through the rest.
+    sources = part(make_sources)
+    depth_brokers = part(make_depth_brokers)
+    reporter = step(Reporter, after=(consumer,))
+    subscriptions = step(make_subscriptions, after=(redis,))
+    burst_watch = step(Burst, name="burst", after=(consumer,))
+    log_again = step(LogRetry, after=(redis,))
+    status_phase = step(StatusPhase, name="vitals", after=(consumer,))
+    systemd = step(make_systemd, after=(status_phase,))
+    reloader = step(Reloader, after=(consumer,))
+    recycling = step(Recycling, after=(consumer,))
+    queue_depths = step(QueueDepths, name="depths", after=(redis,))
+    group_lags = step(GroupLags, name="lags", after=(redis,))
+    stream_archives = step(make_stream_archives, name="archives", after=(redis,))

@@ -3,7 +3,6 @@
 import inspect
 import os
 import re
-from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 
@@ -16,12 +15,13 @@ from celery5.broker.calls.queues import QueueState
 from celery5.cli.commands.info import _queues as queue_rows
 from celery5.cli.main import cli
 from celery5.config.settings import PREFIX, Settings, get_descriptions, get_hash_limits
-from celery5.processes.worker_parts import WorkerBootTable
+from celery5.processes.worker_parts import WorkerParts
 from celery5.protocol.job.job import Options
 from celery5.protocol.job.states import JobState
 from celery5.protocol.job.verdict import Reason
 from celery5.results.job_details import AppState
 from celery5.tasks.declaration import TaskOptions
+from celery5.wiring import list_step_parts
 from tests.house.log_events import PROCESSES, collect_events
 from tests.house.sources import HERE, files
 from tests.house.test_parity import exists
@@ -202,9 +202,11 @@ def test_every_file_that_internals_names_is_there(page: Path) -> None:
 
 
 def boot_graph() -> list[str]:
-    """The rows of the worker's boot table, each with the names of those that it requires."""
-    rows = [each.metadata["row"] for each in fields(WorkerBootTable)]
-    return [" ".join([row.name, *row.requires]) for row in rows]
+    """The boot steps of the worker, each with the names of those that it starts after."""
+    return [
+        " ".join([step.step_name, *(other.step_name for other in step.after)])
+        for step in list_step_parts(WorkerParts)
+    ]
 
 
 def test_internals_shows_the_boot_graph_of_the_worker() -> None:

@@ -1,25 +1,20 @@
 """Which steps of each process only observe: those stand behind the fence, and end no process."""
 
 from collections.abc import Iterator
-from dataclasses import fields
 from typing import get_type_hints
 
 import pytest
 
-from celery5.processes.controller import ControllerBootTable
-from celery5.processes.publisher import BrokerBootTable, PublisherBootTable
-from celery5.processes.router import RouterBootTable
-from celery5.processes.scheduler import SchedulerBootTable
-from celery5.processes.worker_parts import WorkerBootTable
-from celery5.wiring import BootTable
+from celery5.processes.controller import ControllerParts
+from celery5.processes.publisher import PublisherBrokerParts, PublisherParts
+from celery5.processes.router import RouterParts
+from celery5.processes.scheduler import SchedulerParts
+from celery5.processes.worker_parts import WorkerParts
+from celery5.wiring import list_step_parts
 
-TABLES: tuple[type[BootTable], ...] = (
-    WorkerBootTable,
-    RouterBootTable,
-    SchedulerBootTable,
-    ControllerBootTable,
-    PublisherBootTable,
-    BrokerBootTable,
+PROCESSES = (
+    *(WorkerParts, RouterParts, SchedulerParts),
+    *(ControllerParts, PublisherParts, PublisherBrokerParts),
 )
 OBSERVE = {
     *("progress", "metrics", "history", "alerts", "notices", "member-ends", "ended"),
@@ -42,21 +37,20 @@ ACT = {
 }
 
 
-def list_steps(table: type[BootTable]) -> Iterator[tuple[str, bool]]:
+def list_steps(parts: type) -> Iterator[tuple[str, bool]]:
     """The name of each step of a process, and whether its service only observes."""
-    services = get_type_hints(table)
-    for each in fields(table):
-        if each.metadata:
-            yield each.metadata["row"].name, bool(getattr(services[each.name], "only_observes", False))
+    for step in list_step_parts(parts):
+        service = step.make if isinstance(step.make, type) else get_type_hints(step.make)["return"]
+        yield step.step_name, bool(getattr(service, "only_observes", False))
 
 
-@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.__name__)
-def test_each_step_that_only_observes_stands_behind_the_fence(table: type[BootTable]) -> None:
-    steps = dict(list_steps(table))
+@pytest.mark.parametrize("parts", PROCESSES, ids=lambda parts: parts.__name__)
+def test_each_step_that_only_observes_stands_behind_the_fence(parts: type) -> None:
+    steps = dict(list_steps(parts))
     assert steps == {name: name in OBSERVE for name in steps}
 
 
 def test_each_step_is_known_to_observe_or_to_act() -> None:
-    names = {name for table in TABLES for name, _ in list_steps(table)}
+    names = {name for parts in PROCESSES for name, _ in list_steps(parts)}
     assert names == OBSERVE | ACT
     assert not OBSERVE & ACT

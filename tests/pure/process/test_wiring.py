@@ -8,14 +8,16 @@ import importlib.util
 import inspect
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 from celery5 import App
+from celery5.boot_step import BootStep
 from celery5.bootsteps.boot import BootGraph
 from celery5.processes import router, scheduler, worker
 from celery5.processes.controller import ControllerParts, ControllerValues
@@ -26,7 +28,7 @@ from celery5.processes.publisher import PublisherParts, PublisherValues
 from celery5.processes.router import RouterParts, RouterValues
 from celery5.processes.scheduler import SchedulerParts, SchedulerValues
 from celery5.processes.worker_parts import WorkerParts, WorkerValues
-from celery5.wiring import Factory, build, list_parts
+from celery5.wiring import StepsMaker, build, list_parts, part, step, steps, steps_of
 
 ROOT = Path(__file__).parents[3]
 PROCESSES: dict[type, tuple[type, ...]] = {
@@ -45,7 +47,7 @@ class Calls:
     """The calls that build one process, written out in the order of the injector."""
 
     def __init__(self, parts: type) -> None:
-        self.parts = list_parts(parts)
+        self.parts = {"steps": steps_of(parts), **list_parts(parts)}
         self.values = {field.name: owner.__name__ for owner in PROCESSES[parts] for field in fields(owner)}
         self.used: set[str] = set()
         self.missing: list[str] = []
@@ -53,10 +55,15 @@ class Calls:
         self.lines: list[str] = []
         self.call("root", BootGraph)
 
-    def call(self, name: str, part: Any) -> None:
-        function: Callable[..., Any] = part.function if isinstance(part, Factory) else part
-        self.imports.add(function.__module__)
+    def call(self, name: str, function: Callable[..., Any]) -> None:
         arguments = [f"{each}={self.provide(each)}" for each in self.list_parameters(name, function)]
+        if isinstance(
+            function, StepsMaker
+        ):  # that each is a service is checked where it is declared as a step
+            self.imports.add(BootStep.__module__)
+            self.lines.append(f"{name}: tuple[{BootStep.__module__}.BootStep, ...] = ()")
+            return
+        self.imports.add(function.__module__)
         self.lines.append(f"{name} = {function.__module__}.{function.__qualname__}({', '.join(arguments)})")
 
     def list_parameters(self, name: str, function: Callable[..., Any]) -> Iterator[str]:
@@ -73,7 +80,7 @@ class Calls:
         if name in self.values:
             return f"{self.values[name]}_.{name}"
         if first:
-            self.call(name, self.parts[name])
+            self.call(name, self.parts[name].make)
         return name
 
 
@@ -118,6 +125,49 @@ def test_every_part_and_value_has_the_type_that_is_asked_for(tmp_path: Path) -> 
         check=False,
     )
     assert done.stdout.startswith("Success"), done.stdout + done.stderr
+
+
+class _Idle:
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        task_status.started()
+        await trio.sleep_forever()
+
+
+def _make_two() -> dict[str, _Idle]:
+    return {"a": _Idle(), "b": _Idle()}
+
+
+class _Parts:
+    stop_after = part(lambda: 7.0)
+    redis = step(_Idle)
+    stores = steps(_make_two, name="store", after=(redis,))
+    publishers = steps(_make_two, name="publisher", after=(stores,), stop_limit=stop_after)
+    log_again = step(_Idle, after=(publishers,))
+
+
+class _FewerParts(_Parts):
+    redis = step(_Idle, stop_limit=1.0)
+
+
+class _Root:
+    def __init__(self, *, steps: Sequence[BootStep]) -> None:
+        self.steps = steps
+
+
+def test_a_step_after_a_mapping_requires_all_its_services_or_that_of_its_key() -> None:
+    built = build(_Root, _Parts).steps
+    assert {step.name: (step.requires, step.stop_limit) for step in built} == {
+        "redis": ((), 30.0),
+        "store-a": (("redis",), 30.0),
+        "store-b": (("redis",), 30.0),
+        "publisher-a": (("store-a",), 7.0),
+        "publisher-b": (("store-b",), 7.0),
+        "log-again": (("publisher-a", "publisher-b"), 30.0),
+    }
+
+
+def test_a_process_runs_no_steps_that_its_class_inherits() -> None:
+    assert [(step.name, step.stop_limit) for step in build(_Root, _FewerParts).steps] == [("redis", 1.0)]
 
 
 def test_two_values_of_one_name_are_refused() -> None:

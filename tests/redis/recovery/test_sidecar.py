@@ -177,9 +177,9 @@ def test_a_worker_whose_sidecar_was_killed_goes_on_and_says_so_once(staff: Staff
 def test_lease_is_not_renewed_for_a_worker_that_has_left(staff: Staff) -> None:
     script = (
         "from celery5.processes.lifecycle import foreground\n"
-        "from celery5.wiring import BootTable\n"
+        "from celery5.wiring import StepPart\n"
         "from tests.redis.events.historian import app\n"
-        "BootTable.get_stop_limit = lambda table, row: 0.5\n"
+        "StepPart.get_stop_limit = lambda part, made: 0.5\n"
         "foreground.serve(app, foreground.ServeOptions())\n"
     )
     worker = staff.launch([sys.executable, "-c", script], lease=0.5, grace_period=0.1)

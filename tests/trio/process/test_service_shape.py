@@ -98,7 +98,7 @@ def steps_with(service: type, app: App, log: Log) -> tuple[Step, ...]:
         (SchedulerParts, lambda: (shared("scheduler"), scheduler.make_values(app))),
         (RouterParts, lambda: router.make_values(app, options, incarnation)),
         (ControllerParts, lambda: (shared("controller"), cluster)),
-        (PublisherParts, lambda: (shared("publisher"), publisher.make_values(app, log, StoreCache()))),
+        (PublisherParts, lambda: (shared("publisher"), publisher.make_values(app, StoreCache()))),
     ]
     found: list[tuple[Step, ...]] = []
     for parts, make_values in kinds:
