@@ -3,6 +3,7 @@
 import ast
 import re
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -17,10 +18,10 @@ MOST_TODO = 0
 """The most rows without a mutation. Lower it with each one that is written; it never rises."""
 
 
-def get_tests(row: str) -> list[str]:
-    """The tests that a row of the parity table names."""
-    (line,) = [line for line in rows() if line["row"] == row]
-    return re.findall(r"`([^`]+)`", line["tests"])
+@cache
+def read_tests() -> dict[str, list[str]]:
+    """The tests that each row of the parity table names."""
+    return {line["row"]: re.findall(r"`([^`]+)`", line["tests"]) for line in rows()}
 
 
 def find_faults(mutation: Mutation) -> list[str]:
@@ -36,7 +37,7 @@ def find_faults(mutation: Mutation) -> list[str]:
     except (OSError, ValueError, SyntaxError) as error:
         faults.append(str(error))
     for row in mutation.rows:
-        named = get_tests(row)
+        named = read_tests()[row]
         faults += [f"{row} does not name {test}" for test in mutation.tests if test not in named]
     return faults + [f"there is no {test}" for test in mutation.tests if not exists(test)]
 
@@ -92,7 +93,7 @@ SOUND = Mutation(
         {"rows": []},
         {"tests": []},
         {"tests": ["tests/pure/job/test_verdict.py::test_that_nobody_wrote"]},
-        {"tests": get_tests("F16")},
+        {"tests": read_tests()["F16"]},
     ],
 )
 def test_a_mutation_that_proves_nothing_is_found(changes: dict[str, object]) -> None:
