@@ -1,6 +1,8 @@
 """Count, list, follow and stop bulk actions: `app.bulk`."""
 
 import builtins
+import math
+import time
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -121,13 +123,26 @@ async def read_statuses(app: Application, redis: AsyncDriver, ids: Sequence[str]
 
 
 async def count_selected(
-    app: Application, connections: AwaitableConnections, action: BulkRequest, *, elapsed: float = 0.0
+    app: Application,
+    connections: AwaitableConnections,
+    action: BulkRequest,
+    *,
+    elapsed: float = 0.0,
+    within: float = math.inf,
 ) -> BulkCount:
-    """Return how many jobs or runs an action selects that was asked for `elapsed` seconds ago."""
+    """Return how many jobs or runs an action selects.
+
+    Args:
+        app: The application.
+        connections: Its connections, for the colour of the caller.
+        action: What selects them.
+        elapsed: Seconds since the action was asked for.
+        within: Seconds to count for, at most.
+    """
     redis = await connections.get_async_driver()
     operation = make_operation(app, connections, redis, check_bulk_action(action), elapsed=elapsed)
-    total = 0
-    while operation.looked_at < MAX_COUNTED:
+    total, deadline = 0, time.monotonic() + within
+    while operation.looked_at < MAX_COUNTED and time.monotonic() < deadline:
         page = await operation.read_page()
         if page is None:
             return BulkCount(total, is_exact=True)

@@ -16,8 +16,8 @@ from starlette.requests import HTTPConnection
 
 from celery5.audit.actor import get_user
 from celery5.broker.servers.kept_folder import check_owned
-from celery5.dashboard.operation import ROLES, Role
 from celery5.errors import Misconfigured
+from celery5.operations.operation import ROLES, Role
 
 MAX_NAME = 200
 """Characters of a user's name."""

@@ -18,7 +18,9 @@ from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import QueueKeys
 from celery5.dead_letters.queues import count_causes
 from celery5.dead_letters.reading import FIRST_BATCH_SIZE, DeadJobReader, fit_count, make_dead
-from celery5.protocol.job.dead_letters import DeadJobQuery
+from celery5.observability.shown_values import mask_groups
+from celery5.operations.dead_letters import MAX_GROUPED, DeadGrouping, group_dead
+from celery5.protocol.job.dead_letters import DeadJobQuery, parse_filter
 from celery5.protocol.job.error_text import normalise_message
 from celery5.protocol.job.failure_groups import MAX_GROUPS, SAMPLES, DeadJobGroup, DeadJobGroups
 
@@ -151,6 +153,19 @@ class DeadLetterIndex:
         # Whether there is none beyond.
         self._is_complete = False
         self._updated = -1e9
+
+    async def perform(self, asked: DeadGrouping) -> DeadJobGroups:
+        """Perform `dlq:groups`, without reading what is kept here."""
+        # The index has neither messages nor positions, and a small limit needs none.
+        if (
+            asked.limit == MAX_GROUPED
+            and asked.newest_first
+            and not (asked.after or asked.message or asked.ids)
+        ):
+            groups = await self.group(parse_filter(asked.to_filter()), within=asked.within)
+            if groups is not None:
+                return mask_groups(self._app, groups)
+        return await group_dead(self._app, asked)
 
     async def group(self, query: DeadJobQuery, *, within: float | None = None) -> DeadJobGroups | None:
         """Return the groups of the selected dead jobs; None when a queue of the query is not known here.

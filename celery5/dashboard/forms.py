@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 
 import msgspec
 
-from celery5.dashboard.operation import Operation
+from celery5.operations.operation import Operation
 
 FEW_FIELDS = 4
 """Fields of a form that are all seen at once."""

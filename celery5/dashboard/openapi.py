@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
-from celery5.dashboard.operation import Operation
-from celery5.dashboard.operations import OPERATIONS
+from celery5.operations.operation import Operation
+from celery5.operations.table import OPERATIONS
 
 REFERENCE = "#/components/schemas/{name}"
 PROBLEM_SCHEMA = {

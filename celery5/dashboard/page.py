@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 import anyio
 
 from celery5.dashboard.access import User
-from celery5.dashboard.operations import OPERATIONS
 from celery5.dashboard.performing import Performer
+from celery5.operations.table import OPERATIONS
 from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
 
 T = TypeVar("T")

@@ -2,10 +2,10 @@
 
 import math
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import anyio
 import msgspec
@@ -13,9 +13,8 @@ from starlette.requests import HTTPConnection
 
 from celery5.app import App
 from celery5.dashboard.access import User
+from celery5.dashboard.dead_letter_index import DeadLetterIndex
 from celery5.dashboard.formats import encode_json
-from celery5.dashboard.operation import Effect, NotFound, Operation, OperationState
-from celery5.dashboard.operations import OPERATIONS
 from celery5.dashboard.withholding import withhold
 from celery5.errors import (
     BadArguments,
@@ -26,6 +25,8 @@ from celery5.errors import (
     UnknownQueue,
     UnknownTask,
 )
+from celery5.operations.operation import Effect, NotFound, Operation
+from celery5.operations.table import OPERATIONS
 from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
 from celery5.similar_names import did_you_mean
 
@@ -42,6 +43,22 @@ MAX_SHARED_AGE = 2 * MAX_SHARED_TIME
 
 READ_AHEAD_PAUSE = 0.2
 """Seconds between two steps of reading ahead: it takes a fifth of a core at most."""
+
+
+class KeptReads(Protocol):
+    """Performs one operation of an application that reads, and keeps what its next calls need."""
+
+    async def perform(self, asked: Any) -> Any:
+        """Perform the operation."""
+        ...
+
+    async def read_ahead(self) -> None:
+        """Read a part of what the next call needs, for some 50 ms; nothing when it needs nothing."""
+        ...
+
+
+KEPT: Mapping[str, Callable[[App], KeptReads]] = {"dlq:groups": DeadLetterIndex}
+"""What performs an operation here, where reading all again at each look would take too long."""
 
 
 class Forbidden(CeleryError):
@@ -114,8 +131,8 @@ class Performer:
     def __init__(self, apps: Mapping[str, App]) -> None:
         self.apps = apps
         self._shared: OrderedDict[tuple[str, str, bytes], _SharedRead] = OrderedDict()
-        # What operations keep of an application, by its name and theirs.
-        self._states: dict[tuple[str, str], OperationState] = {}
+        # What is kept of an application for an operation, by its name and that of the operation.
+        self._kept: dict[tuple[str, str], KeptReads] = {}
 
     def get_operation(self, noun: str, verb: str) -> Operation:
         """Return an operation. Raises NotFound."""
@@ -191,21 +208,21 @@ class Performer:
             return shared.value
 
     async def _call(self, app: App, operation: Operation, parameters: Any) -> Any:
-        if operation.make_state is None:
+        if operation.name not in KEPT:
             return await operation.perform(app, parameters)
         key = (app.name, operation.name)
-        if key not in self._states:
-            self._states[key] = operation.make_state(app)
-        return await operation.perform(app, parameters, self._states[key])
+        if key not in self._kept:
+            self._kept[key] = KEPT[operation.name](app)
+        return await self._kept[key].perform(parameters)
 
     async def read_ahead(self) -> None:
         """Read what operations need for their next calls, step by step, until cancelled."""
         while True:
             await anyio.sleep(READ_AHEAD_PAUSE)
             self._forget_old_reads()
-            for state in list(self._states.values()):
+            for kept in list(self._kept.values()):
                 with suppress(Exception):  # whoever looks next is told of it: the server goes on
-                    await state.read_ahead()
+                    await kept.read_ahead()
 
     @property
     def shared_size(self) -> int:

@@ -9,10 +9,10 @@ import msgspec
 from starlette.requests import Request
 
 from celery5.dashboard.guard import FORM_KEY
-from celery5.dashboard.operation import Operation
 from celery5.dashboard.performing import Forbidden
 from celery5.dashboard.sessions import Sessions
 from celery5.errors import Misconfigured
+from celery5.operations.operation import Operation
 
 MAX_BODY = 1024 * 1024
 """Bytes of a request."""

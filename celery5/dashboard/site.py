@@ -18,14 +18,14 @@ from celery5.dashboard.access import Authenticator
 from celery5.dashboard.formats import FILTERS
 from celery5.dashboard.forms import make_fields
 from celery5.dashboard.guard import FORM_KEY, SIGN_IN_PATH, get_path, get_root
-from celery5.dashboard.operation import Changed, Operation
-from celery5.dashboard.operations import OPERATIONS
 from celery5.dashboard.page import Page, PageRequest
 from celery5.dashboard.pages import PAGES
 from celery5.dashboard.performing import Performer, Problem, describe_problem
 from celery5.dashboard.requests import read_form, read_query, to_parameters
 from celery5.dashboard.sessions import Sessions
 from celery5.dashboard.static import StaticFiles
+from celery5.operations.operation import Changed, Operation
+from celery5.operations.table import OPERATIONS
 from celery5.protocol.masking import escape_text
 
 NOTICE = "celery5_notice"

@@ -8,7 +8,7 @@ from typing import Any, Literal, cast, get_args
 import msgspec
 
 from celery5.errors import Misconfigured
-from celery5.protocol.job.dead_letters import parse_filter
+from celery5.protocol.job.dead_letters import CONDITION_WORDS, parse_filter
 from celery5.protocol.text_values import RATE
 from celery5.similar_names import did_you_mean
 
@@ -21,21 +21,9 @@ DONE, STOPPED, FAILED, INTERRUPTED = "done", "stopped", "failed", "interrupted"
 
 MAX_COUNTED = 100_000
 """Jobs or runs that are looked at to count them before an action."""
-_DEAD_WORDS = (
-    "queue",
-    "task",
-    "error",
-    "reason",
-    "sink",
-    "ids",
-    "message",
-    "group",
-    "older_than",
-    "newer_than",
-)
 _WORDS: Mapping[str, tuple[str, ...]] = {
-    "dlq:replay": _DEAD_WORDS,
-    "dlq:purge": _DEAD_WORDS,
+    "dlq:replay": CONDITION_WORDS,
+    "dlq:purge": CONDITION_WORDS,
     "task:revoke": ("queue", "task"),
     "workflow:retry": ("queue", "workflow"),
 }
@@ -47,7 +35,7 @@ class BulkRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     # `dlq:replay`, `dlq:purge`, `task:revoke` (jobs that wait) or `workflow:retry` (runs that have failed).
     verb: BulkVerb
-    # Of dead jobs: the words of `DeadJobFilter` but `limit`, `where`, `after` and `newest_first`. Of waiting jobs:
+    # Of dead jobs: the conditions of `DeadJobFilter`. Of waiting jobs:
     # `queue` and `task`. Of runs: `queue` and `workflow`.
     filter: Mapping[str, Any] = {}
     # At most so many per second, or a text such as `50/s`; None for no limit.
@@ -155,10 +143,10 @@ def _check_rate(rate: object) -> float | None:
     return float(rate)
 
 
-def encode_action(action: BulkRequest, who: str, source: str) -> dict[str, str]:
+def encode_action(action: BulkRequest, who: str, source: str, progress: BulkProgress) -> dict[str, str]:
     """Return the fields of a new action."""
     text = msgspec.json.encode(action).decode()
-    return {"action": text, "who": who, "source": source, "progress": encode_progress(BulkProgress())}
+    return {"action": text, "who": who, "source": source, "progress": encode_progress(progress)}
 
 
 def encode_progress(progress: BulkProgress) -> str:

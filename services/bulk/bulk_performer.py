@@ -11,7 +11,7 @@ from celery5.broker.calls.dead_letters import get_server_time
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.drivers.retrying import RetryingConnections, RetryingDriver
 from celery5.broker.transient_errors import is_outage
-from celery5.bulk.actions import count_selected, read_statuses, record_outcome
+from celery5.bulk.actions import BulkCount, count_selected, read_statuses, record_outcome
 from celery5.bulk.operations import make_operation
 from celery5.dead_letters.queues import Pace, check_rate
 from celery5.errors import BrokerError, BulkActionRefused, CeleryError
@@ -21,6 +21,7 @@ from celery5.protocol.bulk import (
     FAILED,
     RUNNING,
     STOPPED,
+    BulkProgress,
     BulkRequest,
     BulkStatus,
     check_bulk_action,
@@ -92,14 +93,19 @@ class BulkPerformer:
         self._send_action, self._receive_action = trio.open_memory_channel[_Performance](MAX_WAITING)
         self._performances: dict[str, _Performance] = {}
 
-    async def submit(self, action: BulkRequest) -> str:
+    async def submit(self, action: BulkRequest, counted: BulkCount | None = None) -> str:
         """Have an action performed in the name of who acts now; return its id.
+
+        Args:
+            action: What to do.
+            counted: How many jobs or runs that are, where that was counted already.
 
         Raises:
             Misconfigured: The action makes no sense.
             BulkActionRefused: Too many actions wait.
         """
-        fields = encode_action(check_bulk_action(action), get_actor_name(), get_actor().source)
+        progress = BulkProgress() if counted is None else BulkProgress(**counted._asdict())
+        fields = encode_action(check_bulk_action(action), get_actor_name(), get_actor().source, progress)
         action_id = new_id()
         await self._claim(action_id, fields)
         return action_id

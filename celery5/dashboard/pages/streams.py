@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from celery5.dashboard.operation import NotFound
 from celery5.dashboard.page import Page, PageRequest
+from celery5.operations.operation import NotFound
 
 
 async def load_streams(request: PageRequest) -> Mapping[str, Any]:

@@ -4,11 +4,11 @@ import glob
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from celery5.dashboard.operation import NotFound
 from celery5.dashboard.page import Page, PageRequest
 from celery5.dashboard.pages.dead_letters import READING_TIME
 from celery5.observability.job_search import JobPage
 from celery5.observability.metrics import HistoryPoint, select_over
+from celery5.operations.operation import NotFound
 from celery5.protocol.job.failure_groups import DeadJobGroups
 
 FAILED = ("RETRY", "DEAD")

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from celery5.dashboard.graph import NODE_HEIGHT, NODE_WIDTH, draw_graph
-from celery5.dashboard.operation import NotFound
 from celery5.dashboard.page import Page, PageRequest
 from celery5.observability.job_search import JobPage
+from celery5.operations.operation import NotFound
 from celery5.protocol.job.history import JobRecord
 from celery5.protocol.job.story import JobDetails
 from celery5.protocol.workflows.member_ids import get_run_id

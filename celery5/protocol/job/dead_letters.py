@@ -31,8 +31,8 @@ UNKNOWN_REASON = "untold"
 """The reason of a job whose document is missing or cannot be read."""
 
 
-class DeadJob(msgspec.Struct, frozen=True):
-    """A job in a dead-letter queue, or a document that a Data Sink refused."""
+class DeadJobDetails(msgspec.Struct, frozen=True):
+    """A dead job without its message: what surfaces show."""
 
     queue: str
     entry: str  # its id in the dead-letter queue
@@ -53,8 +53,7 @@ class DeadJob(msgspec.Struct, frozen=True):
     died: float  # seconds since 1970, by the clock of Redis
     sent: float  # seconds since 1970
     failures: tuple[Failure, ...]  # the last attempts, oldest first
-    raw: bytes  # the stored message, or with a `sink` the document that this Data Sink refused
-    sink: str = ""
+    sink: str = ""  # of a document: the Data Sink that refused it
 
     @property
     def error(self) -> str:
@@ -70,6 +69,16 @@ class DeadJob(msgspec.Struct, frozen=True):
     def lock(self) -> str:
         """Return the name of its deduplication lock on the queue; '' without a key."""
         return f"{self.task} {self.key}" if self.key else ""
+
+
+class DeadJob(DeadJobDetails, frozen=True, kw_only=True):
+    """A job in a dead-letter queue, or a document that a Data Sink refused."""
+
+    raw: bytes  # the stored message, or with a `sink` the document that this Data Sink refused
+
+    def without_message(self) -> DeadJobDetails:
+        """Return what surfaces show of it."""
+        return DeadJobDetails(*(getattr(self, name) for name in DeadJobDetails.__struct_fields__))
 
 
 class DeadJobFilter(TypedDict, total=False):
@@ -92,6 +101,12 @@ class DeadJobFilter(TypedDict, total=False):
     where: Callable[[DeadJob], bool] | None  # called last
     newest_first: bool | None  # of all queues together
     after: str | None  # start behind this job: `QUEUE:ENTRY`, or its `entry` when one queue is read
+
+
+POSITION_WORDS = frozenset({"limit", "where", "newest_first", "after"})
+"""The words of `DeadJobFilter` that say how jobs are read, in Python alone. The others are conditions."""
+CONDITION_WORDS = tuple(name for name in DeadJobFilter.__annotations__ if name not in POSITION_WORDS)
+"""The conditions on dead jobs, which every surface takes."""
 
 
 class FailureKind(Protocol):

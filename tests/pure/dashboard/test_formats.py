@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 
 from celery5.commands.control import Reply
-from celery5.dashboard.answers import SHAPES, has_shape
 from celery5.dashboard.formats import FILTERS, encode_json
+from celery5.operations.answers import SHAPES, has_shape
 
 ODD: list[Any] = [
     math.nan,

@@ -8,9 +8,9 @@ import trio
 from celery5 import App
 from celery5.dashboard import performing
 from celery5.dashboard.access import User
-from celery5.dashboard.operation import Operation
 from celery5.dashboard.performing import Performer
 from celery5.errors import BrokerUnavailable
+from celery5.operations.operation import Operation
 
 VIEWER = User("anna", "viewer")
 

@@ -13,8 +13,8 @@ from celery5 import App
 from celery5.cli.main import cli
 from celery5.dashboard.access import hash_token
 from celery5.dashboard.openapi import make_openapi
-from celery5.dashboard.operation import ROLES, Operation
-from celery5.dashboard.operations import OPERATIONS
+from celery5.operations.operation import ROLES, Operation
+from celery5.operations.table import OPERATIONS
 from celery5.protocol.audit import is_action
 from tests.redis.dashboard.site import browsing
 from tests.redis.worker.workers import working

@@ -103,7 +103,7 @@ async def test_a_replay_with_a_rate_goes_on_by_itself_and_shows_how_far_it_is(ap
 
 
 async def test_many_jobs_are_changed_by_a_bulk_action(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("celery5.dashboard.operations.dead_letters.MAX_DIRECT", 2)
+    monkeypatch.setattr("celery5.operations.dead_letters.MAX_DIRECT", 2)
     await bury(app, 6)
     async with looking_at(app) as client:
         assert "2 dead jobs deleted" in await client.press("dlq:purge", task="shop.*", limit="2")

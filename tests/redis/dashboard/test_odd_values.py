@@ -11,7 +11,7 @@ import redis
 
 from celery5 import App
 from celery5.dashboard import performing
-from celery5.dashboard.operations import OPERATIONS
+from celery5.operations.table import OPERATIONS
 from tests.redis.dashboard import test_secrets as filled
 from tests.redis.dashboard.site import browsing
 from tests.redis.worker.workers import working

@@ -6,10 +6,10 @@ import pytest
 
 from celery5 import App
 from celery5.broker.calls.bulk import claim_action
-from celery5.dashboard.operation import Effect
-from celery5.dashboard.operations import OPERATIONS
-from celery5.dashboard.operations.bulk import CONTINUED
-from celery5.protocol.bulk import BulkRequest, encode_action
+from celery5.operations.bulk import CONTINUED
+from celery5.operations.operation import Effect
+from celery5.operations.table import OPERATIONS
+from celery5.protocol.bulk import BulkProgress, BulkRequest, encode_action
 from tests.redis.dashboard.client import looking_at
 from tests.redis.worker.workers import until_async
 
@@ -53,7 +53,7 @@ def test_whoever_may_destroy_or_control_is_an_admin() -> None:
 
 async def interrupt(app: App, verb: Any, **words: Any) -> None:
     """A bulk action of somebody else, whose process has died."""
-    fields = encode_action(BulkRequest(verb=verb, filter=words), "root", "cli")
+    fields = encode_action(BulkRequest(verb=verb, filter=words), "root", "cli", BulkProgress())
     await app.aperform(claim_action(app.keys, "a1", "gone", fields, lease=0.01))
 
     async def is_interrupted() -> bool:

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from celery5 import App, RetryPolicy, chain, progress
-from celery5.dashboard.operations import OPERATIONS
+from celery5.operations.table import OPERATIONS
 from celery5.streams import StreamEvents
 from tests.redis.dashboard.client import looking_at
 from tests.redis.worker.workers import until_async, working

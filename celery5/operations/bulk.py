@@ -7,8 +7,9 @@ import msgspec
 from msgspec import Meta
 
 from celery5.app import App
-from celery5.dashboard.bulk_actions import get_bulk_thread
-from celery5.dashboard.operation import Changed, Effect, Limit, NotFound, Operation, Pattern, Text
+from celery5.bulk.actions import BulkCount
+from celery5.operations.bulk_thread import get_bulk_thread
+from celery5.operations.operation import Changed, Effect, Limit, NotFound, Operation, Pattern, Text
 from celery5.protocol.bulk import BulkRequest, BulkStatus, BulkVerb
 
 
@@ -83,7 +84,7 @@ async def revoke_many(app: App, asked: RevokeMany) -> Changed:
     """Revoke the jobs of a task that wait on a queue."""
     selection = {"queue": asked.queue} | ({"task": asked.task} if asked.task else {})
     request = BulkRequest(verb="task:revoke", filter=selection, rate=asked.rate or None)
-    return await begin(app, request, "jobs revoked", is_dry=asked.dry_run)
+    return await count_and_begin(app, request, "jobs", "revoked", is_dry=asked.dry_run)
 
 
 class RetryMany(msgspec.Struct, frozen=True):
@@ -101,17 +102,31 @@ async def retry_many(app: App, asked: RetryMany) -> Changed:
     """Start what has failed in many runs of workflows again."""
     selection = {name: value for name in ("queue", "workflow") if (value := getattr(asked, name))}
     request = BulkRequest(verb="workflow:retry", filter=selection, rate=asked.rate or None)
-    return await begin(app, request, "runs started again", is_dry=asked.dry_run)
+    return await count_and_begin(app, request, "runs", "started again", is_dry=asked.dry_run)
 
 
-async def begin(app: App, request: BulkRequest, done: str, *, is_dry: bool) -> Changed:
-    """Begin a bulk action, or say how much it would change. `done` says in words what it does."""
-    count = await app.bulk.acount(request)
-    words = f"{'' if count.is_exact else 'at least '}{count.total} {done}"
+async def count_and_begin(app: App, request: BulkRequest, things: str, done: str, *, is_dry: bool) -> Changed:
+    """Begin a bulk action, or say how much it would change."""
+    counted = await app.bulk.acount(request)
     if is_dry:
-        return Changed(summary=words, count=count.total, dry_run=True)
-    action_id = await get_bulk_thread(app).submit(request)
-    return Changed(summary=f"bulk action {action_id} has begun: {words}", count=count.total, bulk=action_id)
+        return preview(counted, things, done)
+    return await begin(app, request, counted, f"{things} {done}")
+
+
+def preview(counted: BulkCount, things: str, done: str) -> Changed:
+    """Return what a dry run answers: how many things would be done."""
+    return Changed(summary=f"{_format(counted)} {things} {done}", count=counted.total, dry_run=True)
+
+
+async def begin(app: App, request: BulkRequest, counted: BulkCount, what: str) -> Changed:
+    """Begin a bulk action whose things were counted. `what` says in words what it does."""
+    action_id = await get_bulk_thread(app).submit(request, counted)
+    summary = f"bulk action {action_id} has begun: {_format(counted)} {what}"
+    return Changed(summary=summary, count=counted.total, bulk=action_id)
+
+
+def _format(counted: BulkCount) -> str:
+    return f"{'' if counted.is_exact else 'at least '}{counted.total}"
 
 
 BULK_OPERATIONS = (

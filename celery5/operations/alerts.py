@@ -6,8 +6,8 @@ import msgspec
 from msgspec import Meta
 
 from celery5.app import App
-from celery5.dashboard.operation import Changed, Effect, Nothing, Operation, Text
 from celery5.observability.alerts import AlertState
+from celery5.operations.operation import Changed, Effect, Nothing, Operation, Text
 from celery5.protocol.observability.alerting import AlertRule, AlertTransition
 
 

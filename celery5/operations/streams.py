@@ -6,7 +6,8 @@ import msgspec
 from msgspec import Meta
 
 from celery5.app import App
-from celery5.dashboard.operation import (
+from celery5.observability.shown_values import mask_dead_record, mask_value
+from celery5.operations.operation import (
     Changed,
     Effect,
     Limit,
@@ -17,7 +18,6 @@ from celery5.dashboard.operation import (
     Seconds,
     Text,
 )
-from celery5.observability.shown_values import mask_dead_record, mask_value
 from celery5.streams.dead_records import DeadRecordQuery, DeadRecordTally
 from celery5.streams.lags import StreamState
 from celery5.streams.parked_keys import ParkedKeyState

@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 
 from celery5.app import App
-from celery5.dashboard.operation import Changed, Effect, NotFound, Nothing, Operation, Text
 from celery5.events.registry import EventState
+from celery5.operations.operation import Changed, Effect, NotFound, Nothing, Operation, Text
 from celery5.similar_names import did_you_mean
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from celery5.commands.control import Reply, find_failures
-from celery5.dashboard.operation import Changed
+from celery5.operations.operation import Changed
 
 
 def summarize_replies(done: str, replies: Sequence[Reply], *, keep_answers: bool = True) -> Changed:

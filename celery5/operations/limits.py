@@ -6,8 +6,8 @@ import msgspec
 from msgspec import Meta
 
 from celery5.app import App
-from celery5.dashboard.operation import Changed, Effect, Nothing, Operation, Text
 from celery5.limits.overrides import TaskLimits
+from celery5.operations.operation import Changed, Effect, Nothing, Operation, Text
 from celery5.protocol.text_values import COUNT
 
 NO_LIMIT = "none"

@@ -7,7 +7,9 @@ import msgspec
 from msgspec import Meta
 
 from celery5.app import App
-from celery5.dashboard.operation import (
+from celery5.observability.job_search import JobPage
+from celery5.observability.shown_values import mask_job
+from celery5.operations.operation import (
     Changed,
     Effect,
     Limit,
@@ -18,8 +20,6 @@ from celery5.dashboard.operation import (
     Seconds,
     Text,
 )
-from celery5.observability.job_search import JobPage
-from celery5.observability.shown_values import mask_job
 from celery5.protocol.job.story import JobDetails
 from celery5.protocol.workflows.member_ids import parse_member_id
 from celery5.results.async_result import AsyncResult, arevoke

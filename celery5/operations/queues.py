@@ -6,9 +6,9 @@ import msgspec
 
 from celery5.app import App
 from celery5.broker.calls.queues import QueueState
-from celery5.dashboard.operation import Changed, Effect, Nothing, Operation, Seconds, Text
-from celery5.dashboard.operations.replies import summarize_replies
 from celery5.observability.metrics import HistoryPoint
+from celery5.operations.operation import Changed, Effect, Nothing, Operation, Seconds, Text
+from celery5.operations.replies import summarize_replies
 from celery5.protocol.commands.definitions import PAUSE_QUEUE, RESUME_QUEUE
 from celery5.protocol.observability.rollup import HOUR
 from celery5.protocol.observability.storage import Storage

@@ -1,15 +1,14 @@
-"""Define operations: what the dashboard and its JSON API can read or do, each as a command of the command line."""
+"""Define operations: a name, a function with its parameters, and an effect. The surfaces follow from them."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
-from typing import Annotated, Any, Literal, Protocol, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
-from celery5.app import App
 from celery5.errors import CeleryError, Misconfigured
 from celery5.similar_names import did_you_mean
 
@@ -93,13 +92,6 @@ class Changed(msgspec.Struct, frozen=True, kw_only=True):
 Perform = Callable[..., Awaitable[Any]]
 
 
-class OperationState(Protocol):
-    """What an operation keeps of an application between calls."""
-
-    async def read_ahead(self) -> None:
-        """Read a part of what the next call needs, for some 50 ms; nothing when it needs nothing."""
-
-
 @dataclass(frozen=True)
 class Operation:
     """One operation.
@@ -109,7 +101,6 @@ class Operation:
         perform: Does it; a coroutine function of the application and of its parameters, a `Struct`. Its docstring's
             first line says what it does.
         effect: What it does, and to what.
-        make_state: Makes what it keeps of an application between calls, its third argument; None: it keeps nothing.
         find_continued: Returns the name of the operation whose work it continues, '' for none: whoever performs it
             needs the role of that one, too. A coroutine function, as `perform`.
     """
@@ -117,7 +108,6 @@ class Operation:
     name: str
     perform: Perform
     effect: Effect = Effect.SEE
-    make_state: Callable[[App], OperationState] | None = None
     find_continued: Callable[..., Awaitable[str]] | None = None
 
     @property

@@ -6,13 +6,15 @@ The dashboard may be mounted in an application on asyncio, and what performs bul
 import os
 import socket
 import threading
+from functools import partial
 from weakref import WeakKeyDictionary
 
-import anyio.to_thread
 import trio
 
 from celery5.app import App
 from celery5.audit.actor import Actor, acting, get_actor
+from celery5.broker.colour import run_in_thread
+from celery5.bulk.actions import BulkCount
 from celery5.errors import BulkActionRefused
 from celery5.logs.log import Log
 from celery5.protocol.bulk import BulkRequest
@@ -33,26 +35,30 @@ class BulkThread:
         self._lock = threading.Lock()
         self._running: tuple[BulkPerformer, trio.lowlevel.TrioToken] | None = None
 
-    async def submit(self, request: BulkRequest) -> str:
+    async def submit(self, request: BulkRequest, counted: BulkCount) -> str:
         """Have an action performed in the name of who acts now; return its id.
+
+        Args:
+            request: What to do.
+            counted: How much that is.
 
         Raises:
             Misconfigured: The action makes no sense.
             BulkActionRefused: Too many actions wait.
         """
         actor = get_actor()
-        return await anyio.to_thread.run_sync(self._submit, request, actor)
+        return await run_in_thread(partial(self._submit, request, counted, actor))
 
     async def resume(self, action_id: str) -> None:
         """Go on with an action that was interrupted, recorded under who acts now. Raises BulkActionRefused."""
-        await anyio.to_thread.run_sync(self._resume, action_id, get_actor())
+        await run_in_thread(partial(self._resume, action_id, get_actor()))
 
-    def _submit(self, request: BulkRequest, actor: Actor) -> str:
+    def _submit(self, request: BulkRequest, counted: BulkCount, actor: Actor) -> str:
         performer, token = self._start()
 
         async def submit() -> str:
             with acting(*actor):
-                return await performer.submit(request)
+                return await performer.submit(request, counted)
 
         return trio.from_thread.run(submit, trio_token=token)
 

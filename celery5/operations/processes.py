@@ -1,21 +1,20 @@
 """Send control commands to processes: an operation for each command that there is."""
 
 import math
+import time
 from collections.abc import Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import anyio
 import msgspec
 
 from celery5.app import App
 from celery5.broker.calls import cluster
 from celery5.broker.calls.scaling import Scaling, get_scaling
 from celery5.commands.control import ProcessNoun
-from celery5.config.scaling import is_scaled
-from celery5.dashboard.answers import has_shape
-from celery5.dashboard.operation import Changed, Effect, Names, NotFound, Nothing, Operation, Perform, Text
-from celery5.dashboard.operations.replies import summarize_replies
+from celery5.operations.answers import has_shape
+from celery5.operations.operation import Changed, Effect, Names, NotFound, Nothing, Operation, Perform, Text
+from celery5.operations.replies import summarize_replies
 from celery5.protocol.commands.definitions import (
     COMMAND_DEFINITIONS,
     CONTROLLERS,
@@ -151,11 +150,11 @@ async def _describe_unknown(app: App, names: list[str]) -> dict[str, str]:
     if not names:
         return {}
     known_since, workers, others = _LIVE.get(app, _NOBODY)
-    if anyio.current_time() - known_since > LIVE_TIME:
+    if time.monotonic() - known_since > LIVE_TIME:
         state = await app.ainfo()
         workers, others = state.workers, {"Routers": state.routers, "Schedulers": state.schedulers}
         others |= {"Controllers": state.controllers, "Publishers": state.publishers}
-        _LIVE[app] = anyio.current_time(), workers, others
+        _LIVE[app] = time.monotonic(), workers, others
     whole_names = {*workers, *(name for live in others.values() for name in live)}
     whys = {
         name: describe_unknown_worker(name, workers, others)

@@ -3,14 +3,14 @@
 import time
 from typing import Annotated
 
-import anyio.to_thread
 import msgspec
 from msgspec import Meta
 
 from celery5.app import App
+from celery5.broker.colour import run_in_thread
 from celery5.config.settings import SettingOrigin, get_origins
-from celery5.dashboard.operation import Effect, Limit, Nothing, Operation, Seconds
 from celery5.observability.metrics import HistoryPoint
+from celery5.operations.operation import Effect, Limit, Nothing, Operation, Seconds
 from celery5.protocol.audit import AuditEntry
 from celery5.protocol.health.broker_diagnosis import Finding
 from celery5.protocol.observability.overview import Overview
@@ -59,7 +59,7 @@ async def examine(app: App, _: Nothing) -> list[Finding]:
 
         return list(run_checks(get_checks(app)))
 
-    return await anyio.to_thread.run_sync(run)
+    return await run_in_thread(run)
 
 
 async def show_settings(app: App, _: Nothing) -> list[SettingOrigin]:

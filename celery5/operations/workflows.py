@@ -6,8 +6,8 @@ import msgspec
 from msgspec import Meta
 
 from celery5.app import App
-from celery5.dashboard.operation import Changed, Effect, Limit, NotFound, Operation, Text
 from celery5.errors import CeleryError
+from celery5.operations.operation import Changed, Effect, Limit, NotFound, Operation, Text
 from celery5.protocol.workflows.status import RunStatus
 from celery5.workflows.graph import RunGraph
 from celery5.workflows.run import WorkflowRun

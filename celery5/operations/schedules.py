@@ -6,8 +6,8 @@ from typing import Any, Literal
 import msgspec
 
 from celery5.app import App
-from celery5.dashboard.operation import Changed, Effect, Nothing, Operation, Seconds, Text
 from celery5.errors import Misconfigured
+from celery5.operations.operation import Changed, Effect, Nothing, Operation, Seconds, Text
 from celery5.protocol.scheduling.declaration import at, cron, every
 from celery5.scheduling.schedules import ScheduleState
 

@@ -1,0 +1,179 @@
+"""See dead jobs, send them again, and delete them."""
+
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Literal, NamedTuple, cast
+
+import msgspec
+from msgspec import Meta
+
+from celery5.app import App
+from celery5.bulk.actions import BulkCount, count_selected
+from celery5.dead_letters.queues import DeadLetterTally
+from celery5.errors import Misconfigured
+from celery5.observability.shown_values import mask_dead_job, mask_groups
+from celery5.operations.bulk import begin, preview
+from celery5.operations.operation import Changed, Effect, Limit, Names, Operation, Pattern, Patterns, Seconds
+from celery5.protocol.bulk import BulkRequest, BulkVerb, check_bulk_action
+from celery5.protocol.job.dead_letters import CONDITION_WORDS, DeadJobDetails, DeadJobFilter
+from celery5.protocol.job.failure_groups import DeadJobGroups
+
+MAX_GROUPED = 100_000
+"""Dead jobs that are grouped in one request."""
+MAX_DIRECT = 200
+"""Jobs that are changed while the request waits; more of them are a bulk action."""
+COUNTING_TIME = 10.0
+"""Seconds for which jobs are counted before they are changed."""
+
+
+class DeadFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """Which dead jobs: of several values of one condition, any may match."""
+
+    # What made them fail: the id of a group.
+    group: Patterns = []
+    queue: Patterns = []
+    # With wildcards: `shop.*`.
+    task: Patterns = []
+    # The class of the last error, with wildcards.
+    error: Patterns = []
+    reason: Patterns = []
+    # The Data Sink that refused a document.
+    sink: Patterns = []
+    # A part of the error's text.
+    message: Pattern = ""
+    ids: Names = []
+    older_than: Seconds | None = None
+    newer_than: Seconds | None = None
+
+    def to_filter(self) -> DeadJobFilter:
+        """Return the filter that the API takes."""
+        conditions = {name: getattr(self, name) for name in CONDITION_WORDS}
+        return cast("DeadJobFilter", {name: value or None for name, value in conditions.items()})
+
+
+class DeadReading(DeadFilter, frozen=True, kw_only=True):
+    """Which dead jobs to show, the newest first."""
+
+    count: Limit = 50
+    # Start behind this one: `QUEUE:ENTRY`.
+    after: Annotated[str, Meta(max_length=500)] = ""
+
+
+async def read_dead(app: App, asked: DeadReading) -> list[DeadJobDetails]:
+    """Show dead jobs and why they are dead, the newest first."""
+    conditions = asked.to_filter()
+    conditions["newest_first"] = True
+    conditions["limit"] = asked.count
+    if asked.after:
+        conditions["after"] = asked.after
+    return [mask_dead_job(app, job).without_message() async for job in app.dlq.aread(**conditions)]
+
+
+class DeadCounting(DeadFilter, frozen=True, kw_only=True):
+    """Which dead jobs to count, and by what."""
+
+    by: Literal["reason", "task", "error", "queue", "cause"] = "reason"
+
+
+async def count_dead(app: App, asked: DeadCounting) -> dict[str, int]:
+    """Count dead jobs by what they have in common, the largest number first."""
+    return await app.dlq.acount(asked.by, **asked.to_filter())
+
+
+class DeadGrouping(DeadFilter, frozen=True, kw_only=True):
+    """Which dead jobs to group."""
+
+    # Dead jobs to look at, at most.
+    limit: Annotated[int, Meta(ge=1, le=MAX_GROUPED)] = MAX_GROUPED
+    # Seconds to read for, at most; None to read all. What was not looked at begins at `next` of the reply.
+    within: Seconds | None = None
+    newest_first: bool = True
+    # Start behind this one: `QUEUE:ENTRY`.
+    after: Annotated[str, Meta(max_length=500)] = ""
+
+
+async def group_dead(app: App, asked: DeadGrouping) -> DeadJobGroups:
+    """Group dead jobs by what made them fail: how many, which error, since when and when last."""
+    conditions = asked.to_filter()
+    conditions["limit"], conditions["newest_first"] = asked.limit, asked.newest_first
+    if asked.after:
+        conditions["after"] = asked.after
+    return mask_groups(app, await app.dlq.agroups(**conditions))
+
+
+class Replay(DeadFilter, frozen=True, kw_only=True):
+    """Which dead jobs to send again."""
+
+    # So many jobs per second, such as 50/s; '' for no limit.
+    rate: Annotated[str, Meta(max_length=20)] = ""
+    # At most so many, the oldest of each queue first.
+    limit: Annotated[int, Meta(ge=1)] | None = None
+    dry_run: bool = False
+
+
+async def replay_dead(app: App, asked: Replay) -> Changed:
+    """Send dead jobs to their queues again, with all their attempts anew."""
+    return await _change(app, asked, _Change("dlq:replay", app.dlq.areplay, "sent again", asked.rate))
+
+
+class Purge(DeadFilter, frozen=True, kw_only=True):
+    """Which dead jobs to delete."""
+
+    limit: Annotated[int, Meta(ge=1)] | None = None
+    dry_run: bool = False
+
+
+async def purge_dead(app: App, asked: Purge) -> Changed:
+    """Delete dead jobs for good."""
+    return await _change(app, asked, _Change("dlq:purge", app.dlq.apurge, "deleted"))
+
+
+class _Change(NamedTuple):
+    """What is done to dead jobs."""
+
+    verb: BulkVerb
+    # Does it while the request waits.
+    run: Callable[..., Awaitable[DeadLetterTally]]
+    # What it does in words: `sent again`.
+    done: str
+    rate: str = ""
+
+
+async def _change(app: App, asked: Replay | Purge, change: _Change) -> Changed:
+    """Count the selected jobs once; then change few of them at once, and many by a bulk action."""
+    conditions = asked.to_filter()
+    words = {name: value for name, value in conditions.items() if value is not None}
+    request = check_bulk_action(BulkRequest(verb=change.verb, filter=words, rate=change.rate or None))
+    if asked.limit is not None and not asked.dry_run and (request.rate or asked.limit > MAX_DIRECT):
+        raise Misconfigured(f"limit: give at most {MAX_DIRECT}, and no rate; or neither")
+    counted = await count_selected(app, app.connections, request, within=COUNTING_TIME)
+    if asked.limit is not None and counted.total >= asked.limit:
+        counted = BulkCount(asked.limit, is_exact=True)
+    if asked.dry_run:
+        return preview(counted, _name_jobs(counted.total), change.done)
+    if asked.limit is None and (request.rate or not counted.is_exact or counted.total > MAX_DIRECT):
+        return await begin(app, request, counted, f"{_name_jobs(counted.total)} {change.done}")
+    conditions["limit"] = asked.limit
+    return _summarize(await change.run(**conditions), change.done)
+
+
+def _summarize(tally: DeadLetterTally, done: str) -> Changed:
+    left = ", ".join(f"{count} {why}" for why, count in tally.left.items())
+    return Changed(
+        summary=f"{tally.done} {_name_jobs(tally.done)} {done}",
+        count=tally.done,
+        failure=f"left alone: {left}" if left else "",
+    )
+
+
+def _name_jobs(count: int) -> str:
+    return "dead job" if count == 1 else "dead jobs"
+
+
+DEAD_LETTER_OPERATIONS = (
+    Operation("dlq:read", read_dead),
+    Operation("dlq:count", count_dead),
+    Operation("dlq:groups", group_dead),
+    Operation("dlq:replay", replay_dead, Effect.CHANGE),
+    Operation("dlq:purge", purge_dead, Effect.DESTROY),
+)
+"""The operations on dead letters."""
