@@ -154,8 +154,8 @@ class DeadLetterIndex:
         self._is_complete = False
         self._updated = -1e9
 
-    async def perform(self, asked: DeadGrouping) -> DeadJobGroups:
-        """Perform `dlq:groups`, without reading what is kept here."""
+    async def answer(self, asked: DeadGrouping) -> DeadJobGroups:
+        """Answer `dlq:groups`, without reading what is kept here."""
         # The index has neither messages nor positions, and a small limit needs none.
         if (
             asked.limit == MAX_GROUPED

@@ -1,16 +1,24 @@
 """Make the fields of a form from the parameters of an operation."""
 
-import re
 from collections.abc import Mapping, Sequence
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
-
-import msgspec
+from typing import NamedTuple
 
 from celery5.operations.operation import Operation
+from celery5.operations.parameters import Parameter, Widget, list_parameters
 
 FEW_FIELDS = 4
 """Fields of a form that are all seen at once."""
+KINDS: Mapping[Widget, tuple[str, str]] = {
+    "text": ("text", ""),
+    "time": ("text", "such as 2026-12-24T18:00:00+01:00"),
+    "number": ("number", ""),
+    "duration": ("number", "in seconds"),
+    "checkbox": ("checkbox", ""),
+    "select": ("select", ""),
+    "lines": ("textarea", "one on each line"),
+    "json": ("textarea", "as JSON"),
+}
+"""The kind of a field for each widget, and what to write."""
 
 
 class FormField(NamedTuple):
@@ -27,6 +35,8 @@ class FormField(NamedTuple):
     choices: Sequence[str] = ()
     # What to write.
     hint: str = ""
+    # What it is, in one line.
+    help: str = ""
     # Whether it is seen at once: others are folded away when the form has values already.
     is_shown: bool = True
 
@@ -36,41 +46,24 @@ def make_fields(operation: Operation, values: Mapping[str, str]) -> list[FormFie
 
     When the form is asked for with values, as by a button, what is optional and has none is folded away.
     """
-    fields = [
-        _make_field(field, values.get(field.encode_name))
-        for field in msgspec.structs.fields(operation.parameters)
-    ]
+    fields = [_make_field(one, values.get(one.name)) for one in list_parameters(operation.parameters)]
     if not any(values.values()) or len(fields) <= FEW_FIELDS:
         return fields
     return [field._replace(is_shown=field.required or bool(values.get(field.name))) for field in fields]
 
 
-def _make_field(field: Any, value: str | None) -> FormField:
-    kind, choices, hint = _choose_kind(field.type)
+def _make_field(parameter: Parameter, value: str | None) -> FormField:
+    kind, hint = KINDS[parameter.widget]
     if value is None:
-        default = field.default
-        value = "" if default in (None, msgspec.NODEFAULT, False) or kind == "textarea" else str(default)
-    label = re.sub(r"_", " ", field.name)
-    return FormField(field.name, label, kind, value, field.required, choices, hint)
-
-
-def _choose_kind(hint: Any) -> tuple[str, Sequence[str], str]:
-    """Return the kind of a field, its choices, and what to write."""
-    origin = get_origin(hint)
-    if origin is Annotated:
-        return _choose_kind(get_args(hint)[0])
-    if origin in (Union, UnionType):
-        parts = [part for part in get_args(hint) if part is not NoneType]
-        return _choose_kind(parts[0])
-    if origin is Literal:
-        return "select", tuple(str(choice) for choice in get_args(hint)), ""
-    if hint is bool:
-        return "checkbox", (), ""
-    if hint in (int, float):
-        return "number", (), ""
-    is_list = origin in (list, tuple)
-    if is_list and Any not in get_args(hint):
-        return "textarea", (), "one on each line"
-    if is_list or origin is dict or hint is Any:
-        return "textarea", (), "as JSON"
-    return "text", (), ""
+        default = parameter.default
+        value = "" if default in (None, False) or kind == "textarea" else str(default)
+    return FormField(
+        name=parameter.name,
+        label=parameter.label,
+        kind=kind,
+        value=value,
+        required=parameter.required,
+        choices=parameter.choices,
+        hint=hint,
+        help=parameter.help,
+    )

@@ -48,7 +48,7 @@ READ_AHEAD_PAUSE = 0.2
 class KeptReads(Protocol):
     """Performs one operation of an application that reads, and keeps what its next calls need."""
 
-    async def perform(self, asked: Any) -> Any:
+    async def answer(self, asked: Any) -> Any:
         """Perform the operation."""
         ...
 
@@ -213,7 +213,7 @@ class Performer:
         key = (app.name, operation.name)
         if key not in self._kept:
             self._kept[key] = KEPT[operation.name](app)
-        return await self._kept[key].perform(parameters)
+        return await self._kept[key].answer(parameters)
 
     async def read_ahead(self) -> None:
         """Read what operations need for their next calls, step by step, until cancelled."""

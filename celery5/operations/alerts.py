@@ -7,7 +7,8 @@ from msgspec import Meta
 
 from celery5.app import App
 from celery5.observability.alerts import AlertState
-from celery5.operations.operation import Changed, Effect, Nothing, Operation, Text
+from celery5.operations.operation import Changed, Effect, Operation
+from celery5.operations.parameters import Nothing, Text, about, as_duration
 from celery5.protocol.observability.alerting import AlertRule, AlertTransition
 
 
@@ -24,7 +25,7 @@ async def list_rules(app: App, _: Nothing) -> list[AlertRule]:
 class AlertHistory(msgspec.Struct, frozen=True):
     """How many alerts."""
 
-    count: Annotated[int, Meta(ge=1, le=500)] = 50
+    count: Annotated[int, Meta(ge=1, le=500), about("Alerts at most.")] = 50
 
 
 async def read_history(app: App, asked: AlertHistory) -> list[AlertTransition]:
@@ -35,38 +36,40 @@ async def read_history(app: App, asked: AlertHistory) -> list[AlertTransition]:
 class NewSilence(msgspec.Struct, frozen=True):
     """A rule to silence."""
 
-    # Its name; `*` for all rules.
-    name: Text
-    # For so many seconds.
-    seconds: Annotated[float, Meta(ge=1, le=90 * 86400)] = 3600.0
-    why: Annotated[str, Meta(max_length=500)] = ""
+    name: Annotated[Text, about("The rule; `*` for all rules.")]
+    seconds: Annotated[
+        float,
+        as_duration(at_least=1, at_most=90 * 86400),
+        about("For how long.", flag="--for", metavar="SPAN"),
+    ] = 3600.0
+    why: Annotated[str, Meta(max_length=500), about("Why, for others to read.")] = ""
 
 
 async def silence(app: App, asked: NewSilence) -> Changed:
     """Notify nobody of the alerts of a rule for some time."""
-    await app.alerts.asilence(asked.name, asked.seconds, asked.why)
-    return Changed(summary=f"{asked.name} is silenced for {asked.seconds:g} s", count=1)
+    silenced = await app.alerts.asilence(asked.name, asked.seconds, asked.why)
+    return Changed(summary=f"{asked.name} is silenced for {asked.seconds:g} s", count=1, value=silenced)
 
 
 class OneRule(msgspec.Struct, frozen=True):
     """A rule of alerts."""
 
-    name: Text
+    name: Annotated[Text, about("The rule.")]
 
 
 async def unsilence(app: App, asked: OneRule) -> Changed:
     """End the silence of a rule."""
     done = await app.alerts.aunsilence(asked.name)
-    return Changed(
-        summary=f"{asked.name} {'notifies again' if done else 'was not silenced'}", count=int(done)
-    )
+    if not done:
+        return Changed(summary="no silence is ended", count=0, failure=f"{asked.name} was not silenced")
+    return Changed(summary=f"{asked.name}: not silenced any more", count=1)
 
 
 async def try_webhook(app: App, _: Nothing) -> Changed:
     """Send a test notification to the webhook, from the machine of the dashboard."""
     name = await app.alerts.atest()
     await app.audit.arecord_sending("alert:test", name)
-    return Changed(summary=f"notification {name} is sent", count=1)
+    return Changed(summary=f"notification {name} is sent", count=1, value=name)
 
 
 ALERT_OPERATIONS = (

@@ -4,19 +4,19 @@ from collections.abc import Mapping
 from typing import Annotated
 
 import msgspec
-from msgspec import Meta
 
 from celery5.app import App
 from celery5.bulk.actions import BulkCount
 from celery5.operations.bulk_thread import get_bulk_thread
-from celery5.operations.operation import Changed, Effect, Limit, NotFound, Operation, Pattern, Text
+from celery5.operations.operation import Changed, Effect, NotFound, Operation
+from celery5.operations.parameters import Limit, Pattern, Rate, Text, about
 from celery5.protocol.bulk import BulkRequest, BulkStatus, BulkVerb
 
 
 class BulkListing(msgspec.Struct, frozen=True):
     """Which bulk actions."""
 
-    count: Limit = 50
+    count: Annotated[Limit, about("Actions at most.")] = 50
 
 
 async def list_bulk_actions(app: App, asked: BulkListing) -> list[BulkStatus]:
@@ -27,14 +27,14 @@ async def list_bulk_actions(app: App, asked: BulkListing) -> list[BulkStatus]:
 class OneBulkAction(msgspec.Struct, frozen=True):
     """A bulk action."""
 
-    id: Text
+    id: Annotated[Text, about("The bulk action.")]
 
 
 async def show_bulk_action(app: App, asked: OneBulkAction) -> BulkStatus:
     """Show how far an action on many jobs is."""
     status = await app.bulk.aget(asked.id)
     if status is None:
-        raise NotFound(f"there is no bulk action {asked.id!r}: they are kept for a day")
+        raise NotFound(f"no bulk action {asked.id}: they are kept for a day")
     return status
 
 
@@ -43,7 +43,9 @@ async def stop_bulk_action(app: App, asked: OneBulkAction) -> Changed:
     status = await show_bulk_action(app, asked)
     done = await app.bulk.astop(asked.id)
     verb = status.action.verb
-    return Changed(summary=f"{verb} stops" if done else f"{verb} had ended before", count=int(done))
+    if not done:
+        return Changed(summary=f"{verb} is not stopped", count=0, failure=f"{asked.id} had ended before")
+    return Changed(summary=f"{asked.id} is asked to stop", count=1)
 
 
 CONTINUED: Mapping[BulkVerb, str] = {
@@ -63,21 +65,18 @@ async def find_begun(app: App, asked: OneBulkAction) -> str:
 async def resume_bulk_action(app: App, asked: OneBulkAction) -> Changed:
     """Go on with an action on many jobs whose process has ended; nothing is done twice."""
     await get_bulk_thread(app).resume(asked.id)
-    return Changed(summary=f"bulk action {asked.id} goes on", count=1)
-
-
-Rate = Annotated[str, Meta(max_length=20)]
+    return Changed(summary=f"bulk action {asked.id} goes on", count=1, bulk=asked.id)
 
 
 class RevokeMany(msgspec.Struct, frozen=True):
     """Which waiting jobs to revoke."""
 
-    queue: Text
-    # Of this task alone, with wildcards.
-    task: Pattern = ""
-    # So many per second, such as 50/s; '' for no limit.
-    rate: Rate = ""
-    dry_run: bool = False
+    queue: Annotated[Text, about("The queue whose waiting jobs are revoked.")]
+    task: Annotated[Pattern, about("Of this task alone, with wildcards: `shop.*`.", metavar="TASK")] = ""
+    rate: Annotated[
+        Rate, about("At most so many per second, such as 50/s; default: no limit.", metavar="N/s")
+    ] = ""
+    dry_run: Annotated[bool, about("Say what would be done, and do nothing.")] = False
 
 
 async def revoke_many(app: App, asked: RevokeMany) -> Changed:
@@ -90,12 +89,12 @@ async def revoke_many(app: App, asked: RevokeMany) -> Changed:
 class RetryMany(msgspec.Struct, frozen=True):
     """Which failed runs to retry."""
 
-    # The queue where they live; '' for all.
-    queue: Pattern = ""
-    # Of this workflow alone, with wildcards.
-    workflow: Pattern = ""
-    rate: Rate = ""
-    dry_run: bool = False
+    queue: Annotated[Pattern, about("The queue where the runs live; default: all.", metavar="QUEUE")] = ""
+    workflow: Annotated[Pattern, about("Of this workflow alone, with wildcards.", metavar="WORKFLOW")] = ""
+    rate: Annotated[
+        Rate, about("At most so many per second, such as 50/s; default: no limit.", metavar="N/s")
+    ] = ""
+    dry_run: Annotated[bool, about("Say what would be done, and do nothing.")] = False
 
 
 async def retry_many(app: App, asked: RetryMany) -> Changed:

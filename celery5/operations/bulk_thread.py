@@ -53,6 +53,12 @@ class BulkThread:
         """Go on with an action that was interrupted, recorded under who acts now. Raises BulkActionRefused."""
         await run_in_thread(partial(self._resume, action_id, get_actor()))
 
+    def wait_until_idle(self) -> None:
+        """Return when the thread has nothing to do, and all of it is recorded. For plain Python."""
+        if self._running is not None:
+            performer, token = self._running
+            trio.from_thread.run(performer.wait_until_idle, trio_token=token)
+
     def _submit(self, request: BulkRequest, counted: BulkCount, actor: Actor) -> str:
         performer, token = self._start()
 

@@ -10,7 +10,8 @@ from celery5.app import App
 from celery5.broker.colour import run_in_thread
 from celery5.config.settings import SettingOrigin, get_origins
 from celery5.observability.metrics import HistoryPoint
-from celery5.operations.operation import Effect, Limit, Nothing, Operation, Seconds
+from celery5.operations.operation import Effect, Operation
+from celery5.operations.parameters import Limit, Nothing, Seconds, about, as_duration
 from celery5.protocol.audit import AuditEntry
 from celery5.protocol.health.broker_diagnosis import Finding
 from celery5.protocol.observability.overview import Overview
@@ -21,8 +22,9 @@ from celery5.results.job_details import AppState
 class StateFilter(msgspec.Struct, frozen=True):
     """How many queues are described."""
 
-    # Queues that are read at most, the first by name; none for 0.
-    most: Annotated[int, Meta(ge=0, le=10_000)] = 10_000
+    most: Annotated[
+        int, Meta(ge=0, le=10_000), about("Queues that are read at most, the first by name; none for 0.")
+    ] = 10_000
 
 
 async def read_state(app: App, asked: StateFilter) -> AppState:
@@ -33,14 +35,21 @@ async def read_state(app: App, asked: StateFilter) -> AppState:
 class AuditFilter(msgspec.Struct, frozen=True):
     """Which actions."""
 
-    count: Limit = 50
-    # An action, or the noun of several; a person.
-    action: Annotated[str, Meta(max_length=200)] = ""
-    who: Annotated[str, Meta(max_length=200)] = ""
-    # Those of so many seconds.
-    since: Seconds | None = None
-    # Those older than the entry with this id.
-    before: Annotated[str, Meta(max_length=50)] = ""
+    count: Annotated[Limit, about("Actions at most.")] = 50
+    action: Annotated[
+        str, Meta(max_length=200), about("This action: dlq:replay, or dlq for all of dlq.", metavar="ACTION")
+    ] = ""
+    who: Annotated[
+        str, Meta(max_length=200), about("Those of this person: anna, or anna@host.", metavar="NAME")
+    ] = ""
+    since: Annotated[
+        Seconds | None, about("Those of this last time: 90 (seconds), 15m, 2h, 7d.", metavar="SPAN")
+    ] = None
+    before: Annotated[
+        str,
+        Meta(max_length=50),
+        about("Those older than the entry with this id: the next page.", metavar="ID"),
+    ] = ""
 
 
 async def list_actions(app: App, asked: AuditFilter) -> list[AuditEntry]:
@@ -70,7 +79,11 @@ async def show_settings(app: App, _: Nothing) -> list[SettingOrigin]:
 class OverviewFilter(msgspec.Struct, frozen=True):
     """Which time the overview looks back to."""
 
-    since: Annotated[float, Meta(ge=60, le=6 * 3600)] = float(HOUR)
+    since: Annotated[
+        float,
+        as_duration(at_least=60, at_most=6 * 3600),
+        about("How far back the numbers go.", metavar="SPAN"),
+    ] = float(HOUR)
 
 
 async def read_overview(app: App, asked: OverviewFilter) -> Overview:
@@ -81,10 +94,8 @@ async def read_overview(app: App, asked: OverviewFilter) -> Overview:
 class SummaryFilter(msgspec.Struct, frozen=True):
     """Which summary."""
 
-    # '' for all queues.
-    queue: str = ""
-    # Of so many seconds.
-    since: Seconds = float(HOUR)
+    queue: Annotated[str, about("The queue; default: all.")] = ""
+    since: Annotated[Seconds, about("How far back, on the full hour.", metavar="SPAN")] = float(HOUR)
 
 
 async def summarize_metrics(app: App, asked: SummaryFilter) -> dict[str, HistoryPoint]:

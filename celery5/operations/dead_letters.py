@@ -12,7 +12,8 @@ from celery5.dead_letters.queues import DeadLetterTally
 from celery5.errors import Misconfigured
 from celery5.observability.shown_values import mask_dead_job, mask_groups
 from celery5.operations.bulk import begin, preview
-from celery5.operations.operation import Changed, Effect, Limit, Names, Operation, Pattern, Patterns, Seconds
+from celery5.operations.operation import Changed, Effect, Operation
+from celery5.operations.parameters import Limit, Names, Pattern, Patterns, Seconds, about
 from celery5.protocol.bulk import BulkRequest, BulkVerb, check_bulk_action
 from celery5.protocol.job.dead_letters import CONDITION_WORDS, DeadJobDetails, DeadJobFilter
 from celery5.protocol.job.failure_groups import DeadJobGroups
@@ -28,21 +29,20 @@ COUNTING_TIME = 10.0
 class DeadFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Which dead jobs: of several values of one condition, any may match."""
 
-    # What made them fail: the id of a group.
-    group: Patterns = []
-    queue: Patterns = []
-    # With wildcards: `shop.*`.
-    task: Patterns = []
-    # The class of the last error, with wildcards.
-    error: Patterns = []
-    reason: Patterns = []
-    # The Data Sink that refused a document.
-    sink: Patterns = []
-    # A part of the error's text.
-    message: Pattern = ""
-    ids: Names = []
-    older_than: Seconds | None = None
-    newer_than: Seconds | None = None
+    group: Annotated[
+        Patterns, about("What made them fail: the id of a group.", flag="--error-group", metavar="ID")
+    ] = []
+    queue: Annotated[Patterns, about("Queues to look at; default: all.", metavar="A,B")] = []
+    task: Annotated[Patterns, about("Of this task; `shop.*` will do.", metavar="NAME")] = []
+    error: Annotated[Patterns, about("Last raised; `*Error` will do.", metavar="CLASS")] = []
+    reason: Annotated[Patterns, about("Dead for this reason.", metavar="REASON")] = []
+    sink: Annotated[Patterns, about("Documents for this Data Sink.", metavar="NAME")] = []
+    message: Annotated[Pattern, about("Whose error has this text.", metavar="TEXT")] = ""
+    ids: Annotated[
+        Names, about("These jobs; or, of one queue, these entries.", flag="--id", metavar="ID")
+    ] = []
+    older_than: Annotated[Seconds | None, about("Dead for longer.", metavar="AGE")] = None
+    newer_than: Annotated[Seconds | None, about("Dead for less.", metavar="AGE")] = None
 
     def to_filter(self) -> DeadJobFilter:
         """Return the filter that the API takes."""
@@ -53,9 +53,10 @@ class DeadFilter(msgspec.Struct, frozen=True, kw_only=True):
 class DeadReading(DeadFilter, frozen=True, kw_only=True):
     """Which dead jobs to show, the newest first."""
 
-    count: Limit = 50
-    # Start behind this one: `QUEUE:ENTRY`.
-    after: Annotated[str, Meta(max_length=500)] = ""
+    count: Annotated[Limit, about("Jobs at most.")] = 50
+    after: Annotated[
+        str, Meta(max_length=500), about("Begin after this job: the next page.", metavar="QUEUE:ENTRY")
+    ] = ""
 
 
 async def read_dead(app: App, asked: DeadReading) -> list[DeadJobDetails]:
@@ -71,7 +72,10 @@ async def read_dead(app: App, asked: DeadReading) -> list[DeadJobDetails]:
 class DeadCounting(DeadFilter, frozen=True, kw_only=True):
     """Which dead jobs to count, and by what."""
 
-    by: Literal["reason", "task", "error", "queue", "cause"] = "reason"
+    by: Annotated[
+        Literal["reason", "task", "error", "queue", "cause"],
+        about("What jobs are put together by; a cause is task, reason and error."),
+    ] = "reason"
 
 
 async def count_dead(app: App, asked: DeadCounting) -> dict[str, int]:
@@ -82,13 +86,17 @@ async def count_dead(app: App, asked: DeadCounting) -> dict[str, int]:
 class DeadGrouping(DeadFilter, frozen=True, kw_only=True):
     """Which dead jobs to group."""
 
-    # Dead jobs to look at, at most.
-    limit: Annotated[int, Meta(ge=1, le=MAX_GROUPED)] = MAX_GROUPED
-    # Seconds to read for, at most; None to read all. What was not looked at begins at `next` of the reply.
-    within: Seconds | None = None
-    newest_first: bool = True
-    # Start behind this one: `QUEUE:ENTRY`.
-    after: Annotated[str, Meta(max_length=500)] = ""
+    limit: Annotated[int, Meta(ge=1, le=MAX_GROUPED), about("Dead jobs to look at, at most.")] = MAX_GROUPED
+    within: Annotated[
+        Seconds | None,
+        about(
+            "How long to read at most; what was not looked at begins at `next` of the reply.", metavar="SPAN"
+        ),
+    ] = None
+    newest_first: Annotated[bool, about("Look at the newest jobs first.")] = True
+    after: Annotated[
+        str, Meta(max_length=500), about("Begin after this job: the next page.", metavar="QUEUE:ENTRY")
+    ] = ""
 
 
 async def group_dead(app: App, asked: DeadGrouping) -> DeadJobGroups:
@@ -103,11 +111,15 @@ async def group_dead(app: App, asked: DeadGrouping) -> DeadJobGroups:
 class Replay(DeadFilter, frozen=True, kw_only=True):
     """Which dead jobs to send again."""
 
-    # So many jobs per second, such as 50/s; '' for no limit.
-    rate: Annotated[str, Meta(max_length=20)] = ""
-    # At most so many, the oldest of each queue first.
-    limit: Annotated[int, Meta(ge=1)] | None = None
-    dry_run: bool = False
+    rate: Annotated[
+        str,
+        Meta(max_length=20),
+        about("At most so many per second, such as 50/s; default: no limit.", metavar="N/s"),
+    ] = ""
+    limit: Annotated[
+        Annotated[int, Meta(ge=1)] | None, about("Jobs at most, the oldest of each queue first.")
+    ] = None
+    dry_run: Annotated[bool, about("Say what would be done, and do nothing.")] = False
 
 
 async def replay_dead(app: App, asked: Replay) -> Changed:
@@ -118,8 +130,10 @@ async def replay_dead(app: App, asked: Replay) -> Changed:
 class Purge(DeadFilter, frozen=True, kw_only=True):
     """Which dead jobs to delete."""
 
-    limit: Annotated[int, Meta(ge=1)] | None = None
-    dry_run: bool = False
+    limit: Annotated[
+        Annotated[int, Meta(ge=1)] | None, about("Jobs at most, the oldest of each queue first.")
+    ] = None
+    dry_run: Annotated[bool, about("Say what would be done, and do nothing.")] = False
 
 
 async def purge_dead(app: App, asked: Purge) -> Changed:

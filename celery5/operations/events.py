@@ -1,12 +1,13 @@
 """See events and who is subscribed to them; send them, and withdraw subscriptions."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from celery5.app import App
 from celery5.events.registry import EventState
-from celery5.operations.operation import Changed, Effect, NotFound, Nothing, Operation, Text
+from celery5.operations.operation import Changed, Effect, NotFound, Operation
+from celery5.operations.parameters import Nothing, Text, about
 from celery5.similar_names import did_you_mean
 
 
@@ -18,7 +19,7 @@ async def list_events(app: App, _: Nothing) -> list[EventState]:
 class OneEvent(msgspec.Struct, frozen=True):
     """An event."""
 
-    event: Text
+    event: Annotated[Text, about("The event.")]
 
 
 async def show_event(app: App, asked: OneEvent) -> list[EventState]:
@@ -34,10 +35,9 @@ async def show_event(app: App, asked: OneEvent) -> list[EventState]:
 class NewEvent(msgspec.Struct, frozen=True):
     """An event to send."""
 
-    event: Text
-    fields: dict[str, Any] = {}
-    # None for the newest.
-    version: int | None = None
+    event: Annotated[Text, about("The event.")]
+    fields: Annotated[dict[str, Any], about("Its fields.")] = {}
+    version: Annotated[int | None, about("Which version; default: the newest.")] = None
 
 
 async def send_event(app: App, asked: NewEvent) -> Changed:
@@ -55,10 +55,9 @@ async def send_event(app: App, asked: NewEvent) -> Changed:
 class OneSubscription(msgspec.Struct, frozen=True):
     """The subscription of a task to an event."""
 
-    event: Text
-    task: Text
-    # The task's application; '' for this one.
-    subscriber: str = ""
+    event: Annotated[Text, about("The event.")]
+    task: Annotated[Text, about("The task that is subscribed.")]
+    subscriber: Annotated[str, about("The task's application; default: this one.", metavar="APP")] = ""
 
 
 async def unsubscribe(app: App, asked: OneSubscription) -> Changed:

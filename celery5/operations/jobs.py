@@ -9,17 +9,8 @@ from msgspec import Meta
 from celery5.app import App
 from celery5.observability.job_search import JobPage
 from celery5.observability.shown_values import mask_job
-from celery5.operations.operation import (
-    Changed,
-    Effect,
-    Limit,
-    Names,
-    NotFound,
-    Operation,
-    Pattern,
-    Seconds,
-    Text,
-)
+from celery5.operations.operation import Changed, Effect, NotFound, Operation
+from celery5.operations.parameters import Limit, Names, Pattern, Seconds, Text, about
 from celery5.protocol.job.story import JobDetails
 from celery5.protocol.workflows.member_ids import parse_member_id
 from celery5.results.async_result import AsyncResult, arevoke
@@ -31,9 +22,8 @@ from celery5.sending.sender import without_backlog
 class OneJob(msgspec.Struct, frozen=True):
     """A job."""
 
-    id: Text
-    # The queue it was sent to; '' to look on all.
-    queue: str = ""
+    id: Annotated[Text, about("The job.")]
+    queue: Annotated[str, about("The queue it was sent to; default: all are looked at.")] = ""
 
 
 async def show_job(app: App, asked: OneJob) -> JobDetails:
@@ -49,25 +39,30 @@ async def show_job(app: App, asked: OneJob) -> JobDetails:
 class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Which jobs, and which page of them."""
 
-    id: Pattern = ""
-    # With wildcards: `shop.*`.
-    task: Pattern = ""
-    queue: Pattern = ""
-    state: Pattern = ""
-    # The class of the error, with wildcards, or a part of its message.
-    error: Pattern = ""
-    # With wildcards.
-    worker: Pattern = ""
-    # The value of an argument, by its path: `order.id=7`.
-    argument: Pattern = ""
-    # Ended, or sent, at most and at least so many seconds ago.
-    since: Seconds | None = None
-    until: Seconds | None = None
-    # From when these are counted, in seconds since 1970. Default: now. A cursor needs that of its search.
-    at: Annotated[float, Meta(ge=0)] | None = None
-    limit: Limit = 100
-    # Where the page before has ended.
-    cursor: Annotated[str, Meta(max_length=100_000)] | None = None
+    id: Annotated[Pattern, about("The job with this id.", metavar="ID")] = ""
+    task: Annotated[Pattern, about("Jobs of this task: `shop.*` for several.", metavar="TASK")] = ""
+    queue: Annotated[Pattern, about("Jobs of this queue.", metavar="QUEUE")] = ""
+    state: Annotated[Pattern, about("Jobs in this state, or attempts that ended in it.", metavar="STATE")] = (
+        ""
+    )
+    error: Annotated[
+        Pattern, about("Failed with this error: its class, or a part of its text.", metavar="ERROR")
+    ] = ""
+    worker: Annotated[Pattern, about("This worker had it: `web-1*` for several.", metavar="WORKER")] = ""
+    argument: Annotated[Pattern, about("An argument has this value: order.id=7.", metavar="PATH=VALUE")] = ""
+    since: Annotated[Seconds | None, about("Ended, or sent, in this last time.", metavar="SPAN")] = None
+    until: Annotated[Seconds | None, about("Ended, or sent, so long ago or longer.", metavar="SPAN")] = None
+    at: Annotated[
+        Annotated[float, Meta(ge=0)] | None,
+        about(
+            "From when these are counted, in seconds since 1970; default: now. A cursor needs that of its search."
+        ),
+    ] = None
+    limit: Annotated[Limit, about("Jobs on a page, at most.")] = 100
+    cursor: Annotated[
+        Annotated[str, Meta(max_length=100_000)] | None,
+        about("Where the page before has ended.", metavar="CURSOR"),
+    ] = None
 
 
 async def search_jobs(app: App, asked: JobFilter) -> JobPage:
@@ -91,15 +86,12 @@ async def search_jobs(app: App, asked: JobFilter) -> JobPage:
 class NewJob(msgspec.Struct, frozen=True):
     """A job to send."""
 
-    task: Text
-    args: list[Any] = []
-    kwargs: dict[str, Any] = {}
-    # Where to send it; '' for the task's queue.
-    queue: str = ""
-    # Seconds until it is due.
-    countdown: Seconds | None = None
-    # Sent only if no live job of the task has this key.
-    key: str = ""
+    task: Annotated[Text, about("The task.")]
+    args: Annotated[list[Any], about("Its arguments, as a list.")] = []
+    kwargs: Annotated[dict[str, Any], about("Those by name, as an object.")] = {}
+    queue: Annotated[str, about("Where to send it; default: the task's queue.")] = ""
+    countdown: Annotated[Seconds | None, about("How long until it is due.")] = None
+    key: Annotated[str, about("It is sent only if no live job of the task has this key.")] = ""
 
 
 async def send_job(app: App, asked: NewJob) -> Changed:
@@ -118,10 +110,9 @@ async def send_job(app: App, asked: NewJob) -> Changed:
 class SomeJobs(msgspec.Struct, frozen=True):
     """Jobs by their ids."""
 
-    ids: Annotated[Names, Meta(min_length=1)]
-    queue: str = ""
-    # Only look which of them have not ended.
-    dry_run: bool = False
+    ids: Annotated[Names, Meta(min_length=1), about("The jobs.")]
+    queue: Annotated[str, about("The queue they were sent to; default: all are looked at.")] = ""
+    dry_run: Annotated[bool, about("Only look which of them have not ended.")] = False
 
 
 async def revoke_jobs(app: App, asked: SomeJobs) -> Changed:
@@ -144,8 +135,7 @@ async def revoke_jobs(app: App, asked: SomeJobs) -> Changed:
 class TaskPrefix(msgspec.Struct, frozen=True):
     """Which tasks."""
 
-    # What their names begin with.
-    prefix: str = ""
+    prefix: Annotated[str, about("What their names begin with.")] = ""
 
 
 class TaskSummary(msgspec.Struct, frozen=True):

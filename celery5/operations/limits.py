@@ -7,7 +7,8 @@ from msgspec import Meta
 
 from celery5.app import App
 from celery5.limits.overrides import TaskLimits
-from celery5.operations.operation import Changed, Effect, Nothing, Operation, Text
+from celery5.operations.operation import Changed, Effect, Operation
+from celery5.operations.parameters import Nothing, Text, about
 from celery5.protocol.text_values import COUNT
 
 NO_LIMIT = "none"
@@ -22,11 +23,17 @@ async def list_limits(app: App, _: Nothing) -> list[TaskLimits]:
 class NewLimit(msgspec.Struct, frozen=True):
     """A limit to impose."""
 
-    task: Text
-    # A number of jobs that may run at the same time, a rate such as 200/m, or `none` to lift what was imposed.
-    limit: Annotated[str, Meta(min_length=1, max_length=50)]
-    # The task is a kind of task, such as thread, and the limit a rate.
-    is_kind: bool = False
+    task: Annotated[Text, about("The task.")]
+    limit: Annotated[
+        str,
+        Meta(min_length=1, max_length=50),
+        about(
+            "Jobs that may run at the same time, a rate such as 200/m, or `none` to lift what was imposed."
+        ),
+    ]
+    is_kind: Annotated[
+        bool, about("The task is a kind of task, such as thread; the limit is a rate.", flag="--kind")
+    ] = False
 
 
 async def set_limit(app: App, asked: NewLimit) -> Changed:
@@ -48,8 +55,8 @@ async def set_limit(app: App, asked: NewLimit) -> Changed:
 class TaskSuspension(msgspec.Struct, frozen=True):
     """A task to suspend."""
 
-    task: Text
-    why: Annotated[str, Meta(max_length=500)] = ""
+    task: Annotated[Text, about("The task.")]
+    why: Annotated[str, Meta(max_length=500), about("The reason, for others to read.")] = ""
 
 
 async def suspend_task(app: App, asked: TaskSuspension) -> Changed:
@@ -61,7 +68,7 @@ async def suspend_task(app: App, asked: TaskSuspension) -> Changed:
 class OneTask(msgspec.Struct, frozen=True):
     """A task."""
 
-    task: Text
+    task: Annotated[Text, about("The task.")]
 
 
 async def resume_task(app: App, asked: OneTask) -> Changed:

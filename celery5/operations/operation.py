@@ -4,10 +4,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 import msgspec
-from msgspec import Meta
 
 from celery5.errors import CeleryError, Misconfigured
 from celery5.similar_names import did_you_mean
@@ -50,26 +49,8 @@ class Effect(Enum):
         return ROLES.index(role) >= ROLES.index(self.role)
 
 
-Text = Annotated[str, Meta(min_length=1, max_length=500)]
-"""A text that may not be empty."""
-Pattern = Annotated[str, Meta(max_length=200)]
-"""A condition on a name, or a part of a text; '' for none."""
-Patterns = Annotated[list[Pattern], Meta(max_length=50)]
-"""Conditions of which any may match: each costs time for each job that is looked at."""
-Names = Annotated[list[Annotated[str, Meta(max_length=200)]], Meta(max_length=1000)]
-"""Ids, or names of processes, keys and the like."""
-Limit = Annotated[int, Meta(ge=1, le=1000)]
-"""How many rows are returned at most."""
-Seconds = Annotated[float, Meta(ge=0, le=90 * 86400)]
-"""A time span."""
-
-
 class NotFound(CeleryError):
     """There is no such thing."""
-
-
-class Nothing(msgspec.Struct, frozen=True):
-    """The parameters of an operation that takes none."""
 
 
 class Changed(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +62,8 @@ class Changed(msgspec.Struct, frozen=True, kw_only=True):
     count: int | None = None
     # Whether nothing was changed because it was a dry run.
     dry_run: bool = False
+    # What was made or changed, as it is now, where there is more to know of it: a schedule, the id of a job.
+    value: Any = None
     # What each process has answered, by name.
     replies: dict[str, Any] = {}
     # The bulk action that goes on with it; '' for none.

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -12,8 +12,10 @@ from celery5.app import App
 from celery5.broker.calls import cluster
 from celery5.broker.calls.scaling import Scaling, get_scaling
 from celery5.commands.control import ProcessNoun
+from celery5.config.scaling import is_scaled
 from celery5.operations.answers import has_shape
-from celery5.operations.operation import Changed, Effect, Names, NotFound, Nothing, Operation, Perform, Text
+from celery5.operations.operation import Changed, Effect, NotFound, Operation, Perform
+from celery5.operations.parameters import Names, Nothing, Text, about
 from celery5.operations.replies import summarize_replies
 from celery5.protocol.commands.definitions import (
     COMMAND_DEFINITIONS,
@@ -50,6 +52,7 @@ LIVE_TIME = 1.0
 """Seconds for which the names of live processes are kept: each look at a worker needs them."""
 _LIVE: WeakKeyDictionary[App, tuple[float, tuple[str, ...], dict[str, tuple[str, ...]]]] = WeakKeyDictionary()
 _NOBODY: tuple[float, tuple[str, ...], dict[str, tuple[str, ...]]] = (-math.inf, (), {})
+RECIPIENTS = Annotated[Names, about("Names of processes; default: all.")]
 CONTROLLER_NAMES = {MEMBERS.name: "status", SHUTDOWN.name: "stop"}
 """Commands to Controllers that have another verb on the command line."""
 
@@ -74,7 +77,7 @@ def _extend(definition: CommandDefinition[Any], *, noun: ProcessNoun) -> type[ms
     ]
     title = "".join(word.capitalize() for word in definition.name.split("-"))
     return msgspec.defstruct(
-        f"{noun.capitalize()}{title}", [*fields, ("to", Names, [])], frozen=True, kw_only=True
+        f"{noun.capitalize()}{title}", [*fields, ("to", RECIPIENTS, [])], frozen=True, kw_only=True
     )
 
 
@@ -201,10 +204,10 @@ def _make_operations() -> list[Operation]:
 class RunOnWorker(msgspec.Struct, frozen=True):
     """A job for one worker."""
 
-    task: Text
-    to: Text
-    args: list[Any] = []
-    kwargs: dict[str, Any] = {}
+    task: Annotated[Text, about("The task.")]
+    to: Annotated[Text, about("The worker.")]
+    args: Annotated[list[Any], about("The task's arguments, as a list.")] = []
+    kwargs: Annotated[dict[str, Any], about("Those by name, as an object.")] = {}
 
 
 async def run_on_worker(app: App, asked: RunOnWorker) -> Changed:
@@ -217,9 +220,9 @@ async def run_on_worker(app: App, asked: RunOnWorker) -> Changed:
 class OwnCommand(msgspec.Struct, frozen=True):
     """A command that the application has declared."""
 
-    command: Text
-    parameters: dict[str, Any] = {}
-    to: Names = []
+    command: Annotated[Text, about("The command.")]
+    parameters: Annotated[dict[str, Any], about("Its parameters.")] = {}
+    to: Annotated[Names, about("The workers; default: all.")] = []
 
 
 async def tell(app: App, asked: OwnCommand) -> Changed:

@@ -1,13 +1,14 @@
 """See queues, pause and resume them, and revoke what waits on them."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from celery5.app import App
 from celery5.broker.calls.queues import QueueState
 from celery5.observability.metrics import HistoryPoint
-from celery5.operations.operation import Changed, Effect, Nothing, Operation, Seconds, Text
+from celery5.operations.operation import Changed, Effect, Operation
+from celery5.operations.parameters import Nothing, Seconds, Text, about
 from celery5.operations.replies import summarize_replies
 from celery5.protocol.commands.definitions import PAUSE_QUEUE, RESUME_QUEUE
 from celery5.protocol.observability.rollup import HOUR
@@ -17,18 +18,19 @@ from celery5.protocol.observability.storage import Storage
 class OneQueue(msgspec.Struct, frozen=True):
     """A queue."""
 
-    queue: Text
+    queue: Annotated[Text, about("The queue.")]
 
 
 class HistorySpan(msgspec.Struct, frozen=True):
     """Which part of the history of a queue."""
 
-    queue: str = ""
-    # How far back, and up to how far back.
-    since: Seconds = float(HOUR)
-    until: Seconds = 0.0
-    # Seconds of a point: a minute or an hour.
-    step: Literal[60, 3600] | None = None
+    queue: Annotated[str, about("The queue; default: all together.")] = ""
+    since: Annotated[Seconds, about("How far back.", metavar="SPAN")] = float(HOUR)
+    until: Annotated[Seconds, about("Up to how far back.", metavar="SPAN")] = 0.0
+    step: Annotated[
+        Literal[60, 3600] | None,
+        about("Seconds of a point: a minute or an hour; default: as the span allows."),
+    ] = None
 
 
 async def list_queues(app: App, _: Nothing) -> list[QueueState]:
@@ -66,19 +68,21 @@ async def resume_queue(app: App, asked: OneQueue) -> Changed:
 class PurgeQueue(msgspec.Struct, frozen=True):
     """A queue to purge."""
 
-    queue: Text
-    # Only count what would be revoked.
-    dry_run: bool = False
+    queue: Annotated[Text, about("The queue.")]
+    dry_run: Annotated[bool, about("Say what would be done, and do nothing.")] = False
 
 
 async def purge_queue(app: App, asked: PurgeQueue) -> Changed:
     """Revoke all jobs that wait on a queue, also scheduled and held ones; running and dead jobs stay."""
     if asked.dry_run:
         state = await show_queue(app, OneQueue(asked.queue))
-        count = state.count_unbegun()
-        return Changed(summary=f"jobs of {asked.queue} revoked: {count}", count=count, dry_run=True)
-    count = await app.aempty(asked.queue)
-    return Changed(summary=f"jobs of {asked.queue} revoked: {count}", count=count)
+        return _summarize(asked.queue, state.count_unbegun(), is_dry=True)
+    return _summarize(asked.queue, await app.aempty(asked.queue))
+
+
+def _summarize(queue: str, count: int, *, is_dry: bool = False) -> Changed:
+    jobs = "1 job" if count == 1 else f"{count} jobs"
+    return Changed(summary=f"{queue}: {jobs} revoked", count=count, dry_run=is_dry)
 
 
 QUEUE_OPERATIONS = (

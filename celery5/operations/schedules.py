@@ -1,14 +1,16 @@
 """See schedules, add and remove them, pause, resume and trigger them."""
 
-from datetime import datetime
-from typing import Any, Literal
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from celery5.app import App
 from celery5.errors import Misconfigured
-from celery5.operations.operation import Changed, Effect, Nothing, Operation, Seconds, Text
+from celery5.operations.operation import Changed, Effect, Operation
+from celery5.operations.parameters import Nothing, Seconds, Text, about
 from celery5.protocol.scheduling.declaration import at, cron, every
+from celery5.protocol.scheduling.triggers import AnyTrigger
 from celery5.scheduling.schedules import ScheduleState
 
 
@@ -20,7 +22,7 @@ async def list_schedules(app: App, _: Nothing) -> list[ScheduleState]:
 class OneSchedule(msgspec.Struct, frozen=True):
     """A schedule."""
 
-    name: Text
+    name: Annotated[Text, about("The schedule.")]
 
 
 async def show_schedule(app: App, asked: OneSchedule) -> ScheduleState:
@@ -31,64 +33,81 @@ async def show_schedule(app: App, asked: OneSchedule) -> ScheduleState:
 class NewSchedule(msgspec.Struct, frozen=True):
     """A schedule to add: give one of `cron`, `every` and `at`."""
 
-    name: Text
-    task: Text
-    # A line of a crontab: `0 3 * * *`.
-    cron: str = ""
-    # Seconds between two jobs.
-    every: Seconds | None = None
-    # Once, such as 2026-12-24T18:00:00+01:00.
-    at: datetime | None = None
-    # Of `cron`: Europe/Berlin; '' for that of the settings.
-    timezone: str = ""
-    args: list[Any] = []
-    kwargs: dict[str, Any] = {}
-    # The queue of its jobs; '' for the task's.
-    queue: str = ""
-    misfire: Literal["skip", "once", "catch-up"] = "once"
-    overlap: Literal["allow", "skip", "queue"] = "allow"
-    # Put off by up to so many seconds.
-    jitter: Seconds = 0.0
+    name: Annotated[Text, about("Its name.")]
+    task: Annotated[Text, about("The task whose jobs it sends.")]
+    cron: Annotated[str | None, about("A line of a crontab: `0 3 * * *`.", metavar="LINE")] = None
+    every: Annotated[Seconds | None, about("An interval.", metavar="SECONDS")] = None
+    at: Annotated[datetime | None, about("Once: 2026-12-24T18:00:00+01:00.", metavar="TIME")] = None
+    timezone: Annotated[
+        str | None, about("Of cron: Europe/Berlin; default: the setting.", metavar="ZONE")
+    ] = None
+    args: Annotated[list[Any], about("The task's arguments, as a list.", metavar="JSON")] = []
+    kwargs: Annotated[dict[str, Any], about("Those by name, as an object.", metavar="JSON")] = {}
+    queue: Annotated[str, about("The queue of its jobs; default: the task's.")] = ""
+    misfire: Annotated[
+        Literal["skip", "once", "catch-up"], about("What happens to times that were missed.")
+    ] = "once"
+    overlap: Annotated[
+        Literal["allow", "skip", "queue"], about("What happens while the job before still runs.")
+    ] = "allow"
+    jitter: Annotated[Seconds, about("Put off by up to so much.", metavar="SECONDS")] = 0.0
 
 
 async def add_schedule(app: App, asked: NewSchedule) -> Changed:
     """Add a schedule, which sends jobs of a task."""
-    if sum((bool(asked.cron), asked.every is not None, asked.at is not None)) != 1:
-        raise Misconfigured("say when: cron, every or at, one of them")
-    when: Any = at(asked.at) if asked.at else every(asked.every or 0.0)
-    if asked.cron:
-        when = cron(asked.cron, timezone=asked.timezone)
+    when = _parse_when(asked)
     call = app.signature(asked.task, *asked.args, **asked.kwargs)
     if asked.queue:
         call = call.task.options(queue=asked.queue).s(*asked.args, **asked.kwargs)
     policies = {"misfire": asked.misfire, "overlap": asked.overlap, "jitter": asked.jitter}
-    await app.schedule.aadd(call, when, name=asked.name, **policies)
-    return Changed(summary=f"schedule {asked.name} is added", count=1)
+    added = await app.schedule.aadd(call, when, name=asked.name, **policies)
+    return Changed(summary=f"schedule {asked.name} is added", count=1, value=added)
+
+
+def _parse_when(asked: NewSchedule) -> AnyTrigger:
+    """Return when a schedule fires. Raises Misconfigured."""
+    if sum(given is not None for given in (asked.cron, asked.every, asked.at)) != 1:
+        raise Misconfigured("say when: `cron`, `every` or `at`, one of them")
+    if asked.timezone is not None and asked.cron is None:
+        raise Misconfigured("`timezone` is for `cron`")
+    if asked.timezone == "":
+        raise Misconfigured("`timezone` '' is no time zone: give a name like Europe/Berlin, or leave it out")
+    if asked.cron is not None:
+        return cron(asked.cron, timezone=asked.timezone or "")
+    if asked.every is not None:
+        return every(asked.every)
+    assert asked.at is not None  # one of them is given
+    if asked.at.utcoffset() is None:
+        offset = asked.at.replace(tzinfo=UTC).isoformat()
+        raise Misconfigured(
+            f"`at` {asked.at.isoformat()!r} does not say where: give an offset from UTC, such as {offset}"
+        )
+    return at(asked.at)
 
 
 async def pause_schedule(app: App, asked: OneSchedule) -> Changed:
-    """Let a schedule rest until it is resumed."""
-    await app.schedule.apause(asked.name)
-    return Changed(summary=f"schedule {asked.name} is paused", count=1)
+    """Pause a schedule until it is resumed."""
+    paused = await app.schedule.apause(asked.name)
+    return Changed(summary=f"schedule {asked.name} is paused", count=1, value=paused)
 
 
 async def resume_schedule(app: App, asked: OneSchedule) -> Changed:
     """Have a schedule go on, with its next time that is still to come."""
-    await app.schedule.aresume(asked.name)
-    return Changed(summary=f"schedule {asked.name} goes on", count=1)
+    resumed = await app.schedule.aresume(asked.name)
+    return Changed(summary=f"schedule {asked.name} goes on", count=1, value=resumed)
 
 
 async def remove_schedule(app: App, asked: OneSchedule) -> Changed:
     """Remove a schedule; jobs that it has sent stay."""
     removed = await app.schedule.aremove(asked.name)
     declared = "" if removed.origin == "runtime" else "; it is declared in code, so a Scheduler adds it again"
-    return Changed(summary=f"schedule {asked.name} is removed{declared}", count=1)
+    return Changed(summary=f"schedule {asked.name} is removed{declared}", count=1, value=removed)
 
 
 async def trigger_schedule(app: App, asked: OneSchedule) -> Changed:
     """Send a schedule's job now; its times stay as they are."""
     sent = await app.schedule.atrigger(asked.name)
-    return Changed(summary=f"job {sent.id} of schedule {asked.name} is sent", count=1)
+    return Changed(summary=f"job {sent.id} of schedule {asked.name} is sent", count=1, value={"id": sent.id})
 
 
 SCHEDULE_OPERATIONS = (

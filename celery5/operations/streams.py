@@ -7,17 +7,8 @@ from msgspec import Meta
 
 from celery5.app import App
 from celery5.observability.shown_values import mask_dead_record, mask_value
-from celery5.operations.operation import (
-    Changed,
-    Effect,
-    Limit,
-    Names,
-    Nothing,
-    Operation,
-    Pattern,
-    Seconds,
-    Text,
-)
+from celery5.operations.operation import Changed, Effect, Operation
+from celery5.operations.parameters import Limit, Names, Nothing, Pattern, Seconds, Text, about
 from celery5.streams.dead_records import DeadRecordQuery, DeadRecordTally
 from celery5.streams.lags import StreamState
 from celery5.streams.parked_keys import ParkedKeyState
@@ -32,7 +23,7 @@ async def list_streams(app: App, _: Nothing) -> list[StreamState]:
 class OneStream(msgspec.Struct, frozen=True):
     """A stream."""
 
-    stream: Text
+    stream: Annotated[Text, about("The stream.")]
 
 
 async def show_stream(app: App, asked: OneStream) -> StreamState:
@@ -44,11 +35,14 @@ async def show_stream(app: App, asked: OneStream) -> StreamState:
 class Tail(msgspec.Struct, frozen=True):
     """Which records of a stream."""
 
-    stream: Text
-    # `earliest`, `latest`, an id or a time; '' for the last records.
-    start: Annotated[str, Meta(max_length=100)] = ""
-    partition: Annotated[int, Meta(ge=0)] | None = None
-    count: Limit = 10
+    stream: Annotated[Text, about("The stream.")]
+    start: Annotated[
+        str,
+        Meta(max_length=100),
+        about("Where to begin: earliest, latest, an id or a time; default: with the last records."),
+    ] = ""
+    partition: Annotated[Annotated[int, Meta(ge=0)] | None, about("This partition alone.")] = None
+    count: Annotated[Limit, about("Records at most.")] = 10
 
 
 async def tail_stream(app: App, asked: Tail) -> list[StoredRecord]:
@@ -64,9 +58,8 @@ async def tail_stream(app: App, asked: Tail) -> list[StoredRecord]:
 class NewRecords(msgspec.Struct, frozen=True):
     """Records to send."""
 
-    stream: Text
-    # One JSON text for each record.
-    records: Annotated[list[str], Meta(min_length=1, max_length=500)]
+    stream: Annotated[Text, about("The stream.")]
+    records: Annotated[list[str], Meta(min_length=1, max_length=500), about("One JSON text for each record.")]
 
 
 async def send_records(app: App, asked: NewRecords) -> Changed:
@@ -81,13 +74,11 @@ async def send_records(app: App, asked: NewRecords) -> Changed:
 class Seek(msgspec.Struct, frozen=True):
     """Where a group is to continue."""
 
-    stream: Text
-    group: Text
-    # `earliest`, `latest`, an id or a time.
-    to: Text
-    partition: Annotated[int, Meta(ge=0)] | None = None
-    # Also while workers run the group.
-    force: bool = False
+    stream: Annotated[Text, about("The stream.")]
+    group: Annotated[Text, about("The group.")]
+    to: Annotated[Text, about("The record that comes next: earliest, latest, an id or a time.")]
+    partition: Annotated[Annotated[int, Meta(ge=0)] | None, about("This partition alone.")] = None
+    force: Annotated[bool, about("Also while workers run the group.")] = False
 
 
 async def seek(app: App, asked: Seek) -> Changed:
@@ -99,12 +90,11 @@ async def seek(app: App, asked: Seek) -> Changed:
 class Reset(msgspec.Struct, frozen=True):
     """A group to begin anew."""
 
-    stream: Text
-    group: Text
-    to: str = "earliest"
-    force: bool = False
-    # Forget the group altogether.
-    forget: bool = False
+    stream: Annotated[Text, about("The stream.")]
+    group: Annotated[Text, about("The group.")]
+    to: Annotated[str, about("The record that comes first.")] = "earliest"
+    force: Annotated[bool, about("Also while workers run the group.")] = False
+    forget: Annotated[bool, about("Remove the group: it holds back trimming no longer.")] = False
 
 
 async def reset(app: App, asked: Reset) -> Changed:
@@ -119,10 +109,9 @@ async def reset(app: App, asked: Reset) -> Changed:
 class Reshard(msgspec.Struct, frozen=True):
     """A new number of partitions."""
 
-    stream: Text
-    partitions: Annotated[int, Meta(ge=1, le=4096)]
-    # Also with open windows.
-    force: bool = False
+    stream: Annotated[Text, about("The stream.")]
+    partitions: Annotated[int, Meta(ge=1, le=4096), about("The new number of partitions.")]
+    force: Annotated[bool, about("Also with open windows.")] = False
 
 
 async def reshard(app: App, asked: Reshard) -> Changed:
@@ -134,11 +123,10 @@ async def reshard(app: App, asked: Reshard) -> Changed:
 class Quarantine(msgspec.Struct, frozen=True):
     """A partition to quarantine, or to process again."""
 
-    stream: Text
-    group: Text
-    partition: Annotated[int, Meta(ge=0)]
-    # Why; '' ends the quarantine.
-    why: Annotated[str, Meta(max_length=500)] = ""
+    stream: Annotated[Text, about("The stream.")]
+    group: Annotated[Text, about("The group.")]
+    partition: Annotated[int, Meta(ge=0), about("The partition.")]
+    why: Annotated[str, Meta(max_length=500), about("Why; without a reason its quarantine is ended.")] = ""
 
 
 async def quarantine(app: App, asked: Quarantine) -> Changed:
@@ -151,8 +139,8 @@ async def quarantine(app: App, asked: Quarantine) -> Changed:
 class OneGroup(msgspec.Struct, frozen=True):
     """A group of a stream."""
 
-    stream: Text
-    group: Text
+    stream: Annotated[Text, about("The stream.")]
+    group: Annotated[Text, about("The group.")]
 
 
 async def list_parked(app: App, asked: OneGroup) -> list[ParkedKeyState]:
@@ -163,12 +151,10 @@ async def list_parked(app: App, asked: OneGroup) -> list[ParkedKeyState]:
 class ParkedRelease(msgspec.Struct, frozen=True):
     """Parked keys to release."""
 
-    stream: Text
-    group: Text
-    # None for all.
-    keys: Names = []
-    # Make their records dead records instead.
-    discard: bool = False
+    stream: Annotated[Text, about("The stream.")]
+    group: Annotated[Text, about("The group.")]
+    keys: Annotated[Names, about("The keys; default: all.")] = []
+    discard: Annotated[bool, about("Make their records dead records instead.")] = False
 
 
 async def release(app: App, asked: ParkedRelease) -> Changed:
@@ -182,14 +168,13 @@ async def release(app: App, asked: ParkedRelease) -> Changed:
 class DeadRecordFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Which dead records of a group."""
 
-    stream: Text
-    group: Text
-    ids: Names = []
-    # A part of the error's text.
-    message: Pattern = ""
-    older_than: Seconds | None = None
-    newer_than: Seconds | None = None
-    limit: Annotated[int, Meta(ge=1, le=100_000)] | None = None
+    stream: Annotated[Text, about("The stream.")]
+    group: Annotated[Text, about("The group that has given them up.")]
+    ids: Annotated[Names, about("These entries.")] = []
+    message: Annotated[Pattern, about("Whose error has this text.")] = ""
+    older_than: Annotated[Seconds | None, about("Dead for longer.")] = None
+    newer_than: Annotated[Seconds | None, about("Dead for less.")] = None
+    limit: Annotated[Annotated[int, Meta(ge=1, le=100_000)] | None, about("Records at most.")] = None
 
     def to_query(self, limit: int | None) -> DeadRecordQuery:
         """Return the query that the API takes."""
@@ -230,7 +215,7 @@ async def read_dead_records(app: App, asked: DeadRecordFilter) -> list[DeadRecor
 class DeadRecordChange(DeadRecordFilter, frozen=True, kw_only=True):
     """Which dead records to send again, or to delete."""
 
-    dry_run: bool = False
+    dry_run: Annotated[bool, about("Say what would be done, and do nothing.")] = False
 
 
 async def replay_dead_records(app: App, asked: DeadRecordChange) -> Changed:

@@ -7,7 +7,8 @@ from msgspec import Meta
 
 from celery5.app import App
 from celery5.errors import CeleryError
-from celery5.operations.operation import Changed, Effect, Limit, NotFound, Operation, Text
+from celery5.operations.operation import Changed, Effect, NotFound, Operation
+from celery5.operations.parameters import Limit, Text, about
 from celery5.protocol.workflows.status import RunStatus
 from celery5.workflows.graph import RunGraph
 from celery5.workflows.run import WorkflowRun
@@ -20,9 +21,8 @@ class RunEnded(CeleryError):
 class RunFilter(msgspec.Struct, frozen=True):
     """Which runs."""
 
-    # Those that have not ended alone.
-    live: bool = False
-    count: Limit = 50
+    live: Annotated[bool, about("Only runs that have not ended.")] = False
+    count: Annotated[Limit, about("Runs at most.")] = 50
 
 
 async def list_runs(app: App, asked: RunFilter) -> list[RunStatus]:
@@ -33,7 +33,7 @@ async def list_runs(app: App, asked: RunFilter) -> list[RunStatus]:
 class OneRun(msgspec.Struct, frozen=True):
     """A run of a workflow."""
 
-    id: Text
+    id: Annotated[Text, about("The run.")]
 
 
 async def show_run(app: App, asked: OneRun) -> RunStatus:
@@ -63,11 +63,12 @@ async def retry_run(app: App, asked: OneRun) -> Changed:
 class NewSignal(msgspec.Struct, frozen=True):
     """A signal for a run."""
 
-    id: Text
-    name: Text
-    value: Any = None
-    # What makes it the same signal when it is sent again.
-    signal_id: Annotated[str, Meta(max_length=200)] = ""
+    id: Annotated[Text, about("The run.")]
+    name: Annotated[Text, about("The name of the signal.")]
+    value: Annotated[Any, about("The value of the signal.", metavar="JSON")] = None
+    signal_id: Annotated[
+        str, Meta(max_length=200), about("What makes it the same signal when it is sent again.", flag="--id")
+    ] = ""
 
 
 async def signal_run(app: App, asked: NewSignal) -> Changed:

@@ -92,6 +92,10 @@ class BulkPerformer:
         self._outages = OutageLog(log, "bulk:interrupted", "bulk:resumed")
         self._send_action, self._receive_action = trio.open_memory_channel[_Performance](MAX_WAITING)
         self._performances: dict[str, _Performance] = {}
+        # Actions that are being performed, until what became of them is recorded.
+        self._busy = 0
+        # Set when the next one has ended.
+        self._ended = trio.Event()
 
     async def submit(self, action: BulkRequest, counted: BulkCount | None = None) -> str:
         """Have an action performed in the name of who acts now; return its id.
@@ -138,6 +142,11 @@ class BulkPerformer:
         except BaseException:
             del self._performances[action_id]
             raise
+
+    async def wait_until_idle(self) -> None:
+        """Return when no action runs or waits, and what became of each is in the audit trail."""
+        while self._performances or self._busy:
+            await self._ended.wait()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Perform actions until cancelled."""
@@ -192,12 +201,17 @@ class BulkPerformer:
             performance = await self._receive_action.receive()
             if self._performances.get(performance.id) is not performance:
                 continue  # it was given up when the service stopped
+            self._busy += 1
             try:
                 await self._perform(performance)
             except Exception as error:  # one action is not worth the others
                 why = describe_error(error, MAX_ERROR_LENGTH)
                 self._log.event("bulk:failed", "error", bulk=performance.id, why=why)
+            finally:
+                self._busy -= 1
             self._performances.pop(performance.id, None)
+            self._ended.set()
+            self._ended = trio.Event()
 
     async def _perform(self, performance: _Performance) -> None:
         redis = RetryingDriver(

@@ -1,59 +1,24 @@
-"""List, follow and stop bulk actions (`bulk`)."""
+"""List, follow, stop and resume bulk actions, and begin them (`bulk`)."""
+
+import sys
+import time
+from typing import TYPE_CHECKING
 
 import click
 
-from celery5.cli.terminal.output import echo, format_cell, format_fields, format_table, format_time, to_json
-from celery5.cli.terminal.target import Target
-from celery5.errors import CeleryError
-from celery5.protocol.bulk import BulkStatus
+from celery5.cli.terminal.errors import EXIT_FAILED, interrupted_by_sigterm
+from celery5.cli.terminal.operation_commands import CommandView, Finished, make_group
+from celery5.cli.terminal.output import echo, format_cell, format_time
+from celery5.operations.bulk import BULK_OPERATIONS
+from celery5.operations.bulk_thread import get_bulk_thread
+from celery5.operations.operation import Changed
+from celery5.protocol.bulk import DONE, INTERRUPTED, BulkStatus
 
+if TYPE_CHECKING:
+    from celery5.app import App
 
-class UnknownBulkAction(CeleryError):
-    """There is no bulk action of that id, or it has ended."""
-
-
-@click.group(no_args_is_help=False)
-def bulk() -> None:
-    """Bulk actions replay, purge, revoke or retry many jobs or runs by themselves."""
-
-
-@bulk.command("list")
-@click.option("--count", type=click.IntRange(min=1), default=50, show_default=True, help="Actions at most.")
-@click.option("--json", "wants_json", is_flag=True, help="For programs.")
-@click.pass_obj
-def list_actions(target: Target, /, *, count: int, wants_json: bool) -> None:
-    """Show the bulk actions of the last day, the newest first."""
-    statuses = target.load().bulk.list(count=count)
-    if wants_json:
-        echo(to_json(statuses))
-    else:
-        echo(format_table([_make_row(status) for status in statuses], empty="no bulk actions"))
-
-
-@bulk.command()
-@click.argument("action_id", metavar="ID")
-@click.option("--json", "wants_json", is_flag=True, help="For programs.")
-@click.pass_obj
-def show(target: Target, /, *, action_id: str, wants_json: bool) -> None:
-    """Show one bulk action, and how far it has come."""
-    status = target.load().bulk.get(action_id)
-    if status is None:
-        raise UnknownBulkAction(f"no bulk action {action_id}: they are kept for a day")
-    if wants_json:
-        echo(to_json(status))
-        return
-    details = {"rate": status.action.rate, "dry run": status.action.dry_run, "error": status.progress.error}
-    echo(format_fields({**_make_row(status), **{name: value for name, value in details.items() if value}}))
-
-
-@bulk.command()
-@click.argument("action_id", metavar="ID")
-@click.pass_obj
-def stop(target: Target, /, *, action_id: str) -> None:
-    """Stop a bulk action. What is done stays done."""
-    if not target.load().bulk.stop(action_id):
-        raise UnknownBulkAction(f"no bulk action {action_id} runs or waits")
-    echo(f"{action_id} is asked to stop")
+PAUSE = 0.2
+"""Seconds between two looks at an action that this process performs."""
 
 
 def _make_row(status: BulkStatus) -> dict[str, object]:
@@ -71,3 +36,57 @@ def _make_row(status: BulkStatus) -> dict[str, object]:
         "last progress": format_time(status.changed) if status.changed else "",
         "filter": ", ".join(f"{name}={format_cell(value)}" for name, value in status.action.filter.items()),
     }
+
+
+def _make_fields(status: BulkStatus) -> dict[str, object]:
+    details = {"rate": status.action.rate, "dry run": status.action.dry_run, "error": status.progress.error}
+    return {**_make_row(status), **{name: value for name, value in details.items() if value}}
+
+
+def _follow(app: "App", changed: Changed) -> Changed | BulkStatus | None:
+    """Wait until a bulk action has ended that this process performs; return how it has ended."""
+    if not changed.bulk:
+        return changed
+    try:
+        with interrupted_by_sigterm():
+            status = _wait(app, changed.bulk)
+            get_bulk_thread(app).wait_until_idle()  # this process ends: all must be in the audit trail
+            return status
+    except KeyboardInterrupt:
+        echo(f"interrupted; to go on: celery5 bulk resume {changed.bulk}", err=True)
+        raise
+
+
+def _wait(app: "App", action_id: str) -> BulkStatus | None:
+    shows_progress = sys.stderr.isatty()
+    while (status := app.bulk.get(action_id)) is not None and not status.has_ended:
+        if status.state == INTERRUPTED:  # Redis was away for longer than the action waits
+            break
+        if shows_progress:
+            click.echo(f"\r{status.progress.done} of {status.progress.total} ", err=True, nl=False)
+        time.sleep(PAUSE)
+    if shows_progress:
+        click.echo("\r\x1b[K", err=True, nl=False)
+    return status
+
+
+def _exit_unless_done(finished: Finished) -> None:
+    status = finished.result
+    if not isinstance(status, Changed) and (status is None or status.state != DONE or status.progress.failed):
+        click.get_current_context().exit(EXIT_FAILED)
+
+
+_PERFORMED = CommandView(row=_make_fields, follow=_follow, after=_exit_unless_done)
+
+bulk = make_group(
+    "bulk",
+    "Bulk actions replay, purge, revoke or retry many jobs or runs by themselves.",
+    BULK_OPERATIONS,
+    {
+        "list": CommandView(row=_make_row, empty="no bulk actions"),
+        "show": CommandView(row=_make_fields),
+        "resume": _PERFORMED,
+        "revoke": _PERFORMED,
+        "retry": _PERFORMED,
+    },
+)

@@ -1,13 +1,16 @@
 """Show how jobs of each task end, run and wait, and print what Prometheus and Grafana need (`metrics`)."""
 
+from collections import Counter
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
 import click
 
 from celery5.cli.terminal.flags import Duration
-from celery5.cli.terminal.output import echo, format_table, to_json
+from celery5.cli.terminal.operation_commands import CommandView, make_command
+from celery5.cli.terminal.output import echo, format_table, format_time, to_json
 from celery5.cli.terminal.target import Target
+from celery5.operations.table import OPERATIONS
 from celery5.protocol.durations import format_duration
 from celery5.protocol.observability.overview import format_share
 
@@ -65,6 +68,31 @@ def _make_row(queue: str, task: "TaskNumbers") -> dict[str, object]:
 
 def _format_percentiles(percentiles: dict[str, float] | None) -> str:
     return ", ".join(format_duration(seconds) for seconds in (percentiles or {}).values())
+
+
+def _make_history_row(point: "HistoryPoint") -> dict[str, object]:
+    counts = Counter[str]()
+    for task in point.tasks:
+        counts.update(task.counts)
+    return {
+        "at": format_time(point.at),
+        "backlog": f"{point.depth:g}",
+        "oldest": format_duration(point.oldest),
+        "dead": f"{point.dead:g}",
+        "held": f"{point.held:g}",
+        "scheduled": f"{point.scheduled:g}",
+        "attempts": ", ".join(f"{count} {state}" for state, count in sorted(counts.items())),
+    }
+
+
+metrics.add_command(
+    make_command(
+        OPERATIONS["metrics:history"],
+        CommandView(
+            row=_make_history_row, empty="nothing was measured in that time, as far as metrics are stored"
+        ),
+    )
+)
 
 
 @metrics.command()

@@ -1,0 +1,269 @@
+"""Make click commands from operations: arguments, flags, `--json`, `--yes`, and what a result looks like."""
+
+import sys
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_origin
+
+import click
+import msgspec
+
+from celery5.cli.terminal.errors import EXIT_FAILED, skip_unreachable
+from celery5.cli.terminal.flags import Duration
+from celery5.cli.terminal.output import echo, format_fields, format_table, to_json, to_one_line
+from celery5.cli.terminal.target import Target
+from celery5.errors import Misconfigured
+from celery5.operations.operation import Changed, Operation
+from celery5.operations.parameters import Parameter, list_parameters
+from celery5.protocol.durations import format_duration
+from celery5.protocol.text_values import parse_json, parse_json_array, parse_json_object
+
+if TYPE_CHECKING:
+    from celery5.app import App
+
+Row = Callable[[Any], Mapping[str, object]]
+
+
+class Finished(NamedTuple):
+    """A command that has printed its result."""
+
+    app: "App"
+    asked: Any
+    result: Any
+    wants_json: bool
+    # The values of the flags of the view.
+    flags: Mapping[str, Any]
+    # The brokers that could not be reached.
+    unreachable: Collection[str]
+
+
+@dataclass(frozen=True)
+class CommandView:
+    """What a command shows of an operation's result, beside what follows from the operation.
+
+    Without a view, rows and fields are those of the result, and a change is told in its own words.
+    """
+
+    # The fields of one row of a table, or of a result that is no list.
+    row: Row | None = None
+    # What is shown of a list without rows.
+    empty: str = "none"
+    # The whole text, instead of a table or fields; '' for none.
+    text: Callable[[Any], str] | None = None
+    # What `--json` prints; default: the result, and of a change what was changed.
+    value: Callable[[Any], object] | None = None
+    # Waits for what has only begun; returns what is shown in place of the result.
+    follow: Callable[["App", Any], Any] | None = None
+    # Called at the end: hints, or an exit code.
+    after: Callable[[Finished], object] | None = None
+    # Flags that the operation does not have, for `after`.
+    flags: Sequence[click.Option] = ()
+    # What a change does, to ask before it: `revoke all jobs that wait on mail`. None: as the operation says of itself.
+    would: Callable[[Any], str] | None = None
+    # Whether a change is done without a question although it destroys: scripts have relied on that.
+    asks: bool = True
+    # The help of the command, where there is more to say; default: the operation's summary.
+    help: str = ""
+    # Whether it goes on without brokers that cannot be reached, and warns of them.
+    skips_unreachable: bool = False
+    # Whether it needs the application's code.
+    needs_code: bool = False
+
+
+def make_group(
+    name: str, text: str, operations: Sequence[Operation], views: Mapping[str, CommandView]
+) -> click.Group:
+    """Return a group with a command for each operation of the noun.
+
+    Args:
+        name: The noun.
+        text: The help of the group.
+        operations: The operations; those of other nouns are left out.
+        views: What commands show, by their verbs.
+    """
+    group = click.Group(name, help=text, no_args_is_help=False)
+    for operation in operations:
+        if operation.noun == name:
+            group.add_command(make_command(operation, views.get(operation.verb, CommandView())))
+    return group
+
+
+def make_command(operation: Operation, view: CommandView) -> click.Command:
+    """Return the command of an operation."""
+    parameters = list_parameters(operation.parameters)
+    options = [*map(_make_option, parameters), *view.flags]
+    asks = operation.access == "danger" and view.asks
+    if asks:
+        options.append(click.Option(["--yes"], is_flag=True, help="Do not ask."))
+    options.append(click.Option(["--json", "wants_json"], is_flag=True, help="For programs."))
+
+    @click.pass_obj
+    def run(target: Target, /, *, wants_json: bool, yes: bool = not asks, **values: Any) -> None:
+        app = target.load(needs_code=view.needs_code)
+        given = {one.name: _parse(one, values[one.name]) for one in parameters}
+        asked = operation.parameters(**{name: value for name, value in given.items() if value is not None})
+        queues = [queue] if isinstance(queue := given.get("queue"), str) and queue else []
+        with (
+            skip_unreachable(app, wants_json=wants_json, queues=queues)
+            if view.skips_unreachable
+            else nullcontext() as reached,
+            _naming_flags(parameters),
+        ):
+            if not yes and not given.get("dry_run"):
+                _confirm(app, operation, asked, view)
+            result = perform(app, operation, asked)
+            if view.follow is not None:
+                result = view.follow(app, result)
+            if wants_json:
+                echo(to_json(_get_value(view, result)))
+            elif not (isinstance(result, Changed) and result.failure and not result.count):
+                echo(_format(view, result))
+            extra = {flag.name: values[flag.name] for flag in view.flags if flag.name}
+            unreachable = reached.errors if reached is not None else ()
+            _end(view, Finished(app, asked, result, wants_json, extra, unreachable))
+
+    return click.Command(operation.verb, callback=run, params=[*options], help=view.help or operation.summary)
+
+
+def perform(app: "App", operation: Operation, asked: Any) -> Any:
+    """Return the result of an operation."""
+    import trio  # when a command runs, and not for its help
+
+    return trio.run(operation.perform, app, asked)
+
+
+@contextmanager
+def _naming_flags(parameters: Sequence[Parameter]) -> Generator[None, None, None]:
+    """Name flags in errors where an operation names parameters: of `cron` it says --cron."""
+    try:
+        yield
+    except Misconfigured as error:
+        text = str(error)
+        for one in parameters:
+            text = text.replace(f"`{one.name}`", _get_flag(one))
+        if type(error) is Misconfigured and text != str(error):
+            raise Misconfigured(text) from error
+        raise
+
+
+def _get_flag(parameter: Parameter) -> str:
+    return parameter.flag or f"--{parameter.name.replace('_', '-')}"
+
+
+def _end(view: CommandView, finished: Finished) -> None:
+    result = finished.result
+    if view.after is not None:
+        view.after(finished)
+    if isinstance(result, Changed) and result.failure:
+        echo(to_one_line(result.failure), err=True)
+        click.get_current_context().exit(EXIT_FAILED)
+
+
+def _confirm(app: "App", operation: Operation, asked: Any, view: CommandView) -> None:
+    """Ask before an operation that destroys, or changes many things. Raises Misconfigured where nobody can answer."""
+    would = view.would(asked) if view.would else operation.summary.rstrip(".")
+    would = would[0].lower() + would[1:]
+    count = ""
+    if "dry_run" in asked.__struct_fields__:
+        preview: Changed = perform(app, operation, msgspec.structs.replace(asked, dry_run=True))
+        count = f" ({preview.count} now)"
+    if not sys.stdin.isatty():
+        raise Misconfigured(f"this would {would}{count}: add --yes")
+    click.confirm(f"{would[0].upper()}{would[1:]}{count}?", err=True, abort=True)
+
+
+def _get_value(view: CommandView, result: Any) -> object:
+    if view.value is not None:
+        return view.value(result)
+    return result.value if isinstance(result, Changed) and result.value is not None else result
+
+
+def _format(view: CommandView, result: Any) -> str:
+    """Return a result for people."""
+    if view.text is not None:
+        return view.text(result)
+    row = view.row or _get_fields
+    if isinstance(result, Changed):
+        done = to_one_line(result.summary)
+        return f"nothing is done; this would be: {done}" if result.dry_run else done
+    if isinstance(result, list | tuple):
+        return format_table([row(one) for one in cast("list[Any]", result)], empty=view.empty)
+    return view.empty if result is None else format_fields(row(result))
+
+
+def _get_fields(result: Any) -> Mapping[str, object]:
+    return msgspec.structs.asdict(result)
+
+
+def _make_option(parameter: Parameter) -> click.Parameter:
+    """Return the argument or the flag of a parameter."""
+    kind = _choose_type(parameter)
+    is_list = parameter.widget == "lines"
+    if parameter.required and not parameter.is_option:
+        metavar = parameter.metavar or parameter.name.upper()
+        return click.Argument([parameter.name], metavar=metavar, type=kind, nargs=-1 if is_list else 1)
+    flag = _get_flag(parameter)
+    if parameter.widget == "checkbox":
+        return click.Option(
+            [flag, parameter.name], is_flag=True, default=parameter.default, help=parameter.help
+        )
+    has_default = parameter.default not in (None, "", 0.0) and parameter.widget not in ("lines", "json")
+    return click.Option(
+        [flag, parameter.name],
+        type=kind,
+        multiple=is_list,
+        required=parameter.required,
+        default=parameter.default if has_default else None,
+        show_default=_format_default(parameter) if has_default else False,
+        metavar=parameter.metavar or ("JSON" if parameter.widget == "json" else None),
+        help=parameter.help.replace("`", "'"),
+    )
+
+
+def _format_default(parameter: Parameter) -> str:
+    return format_duration(parameter.default) if parameter.widget == "duration" else str(parameter.default)
+
+
+def _choose_type(parameter: Parameter) -> Any:
+    match parameter.widget:
+        case "duration":
+            return Duration(min=parameter.least)
+        case "select":
+            return click.Choice(parameter.choices)
+        case "number" if parameter.kind is int:
+            return click.IntRange(min=None if parameter.least is None else int(parameter.least))
+        case "number":
+            return click.FloatRange(min=parameter.least)
+        case _:
+            return str
+
+
+def _parse(parameter: Parameter, value: Any) -> Any:
+    """Return the value of a parameter from that of its argument or flag; None when it was not given."""
+    flag = _get_flag(parameter)
+    match parameter.widget:
+        case "lines":
+            return list(value) or None
+        case "json" if isinstance(value, str):
+            return _parse_json(get_origin(parameter.kind), value, flag)
+        case "time" if isinstance(value, str):
+            return _parse_time(value, flag)
+        case "select" if value is not None:
+            return msgspec.convert(value, parameter.kind, strict=False)
+        case _:
+            return value
+
+
+def _parse_json(kind: Any, text: str, flag: str) -> object:
+    if kind is list:
+        return parse_json_array(text, flag)
+    return parse_json_object(text, flag) if kind is dict else parse_json(text, flag)
+
+
+def _parse_time(text: str, flag: str) -> datetime:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        raise Misconfigured(f"{flag} {text!r} is no time: give one like 2026-12-24T18:00:00+01:00") from None
