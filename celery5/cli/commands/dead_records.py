@@ -17,15 +17,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _FLAGS = (
     click.option("--stream", metavar="STREAM", help="Dead records of this stream instead of jobs."),
-    click.option("--group", metavar="GROUP", help="With --stream: of this group."),
+    click.option("--group", "stream_group", metavar="GROUP", help="With --stream: of this group."),
 )
 _OF_JOBS = {
-    "queues": "--queue",
-    "tasks": "--task",
-    "reasons": "--reason",
-    "sinks": "--sink",
-    "errors": "--error",
-    "groups": "--error-group",
+    "queue": "--queue",
+    "task": "--task",
+    "reason": "--reason",
+    "sink": "--sink",
+    "error": "--error",
+    "group": "--error-group",
     "newest_first": "--newest-first",
     "after": "--after",
     "reachable": "--reachable",
@@ -47,7 +47,7 @@ def dead_record_flags(command: F) -> F:
 
 def is_for_records(flags: Mapping[str, Any]) -> bool:
     """Return whether dead records are meant and not jobs. Raises Misconfigured for half of their names."""
-    names = (flags["stream"], flags["group"])
+    names = (flags["stream"], flags["stream_group"])
     if not any(names):
         return False
     if not all(names):
@@ -74,7 +74,7 @@ def read_dead_records(app: "App", flags: Mapping[str, Any], *, traceback: bool, 
     """Print dead records, with --json one array."""
     from celery5.observability.shown_values import mask_dead_record
 
-    read = app.streams.dead_records.read(flags["stream"], flags["group"], _make_query(flags))
+    read = app.streams.dead_records.read(flags["stream"], flags["stream_group"], _make_query(flags))
     found = (mask_dead_record(app, dead) for dead in read)
     number = 0
     if wants_json:
@@ -94,7 +94,7 @@ def read_dead_records(app: "App", flags: Mapping[str, Any], *, traceback: bool, 
 def replay_dead_records(app: "App", flags: Mapping[str, Any], *, dry_run: bool, wants_json: bool) -> None:
     """Send dead records again, to the end of their stream. Raises NotReplayed."""
     tally = app.streams.dead_records.replay(
-        flags["stream"], flags["group"], _make_query(flags), dry_run=dry_run
+        flags["stream"], flags["stream_group"], _make_query(flags), dry_run=dry_run
     )
     _print_tally(tally, "replayed", dry_run=dry_run, wants_json=wants_json)
     if tally.left:
@@ -109,7 +109,7 @@ def purge_dead_records(
 ) -> None:
     """Remove dead records for good. Asks first when nothing says which."""
     query = _make_query(flags)
-    records, names = app.streams.dead_records, (flags["stream"], flags["group"])
+    records, names = app.streams.dead_records, (flags["stream"], flags["stream_group"])
     is_narrowed = bool(query.entries or query.error or query.limit) or query.older_than is not None
     if not (is_narrowed or query.newer_than is not None or yes or dry_run):
         if not sys.stdin.isatty():

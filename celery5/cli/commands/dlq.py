@@ -14,8 +14,14 @@ from celery5.cli.commands.dead_records import (
     replay_dead_records,
 )
 from celery5.cli.terminal.errors import ReachedBrokers, interrupted_by_sigterm, skip_unreachable
-from celery5.cli.terminal.filters import warn_of_unknown_sinks, warn_of_unknown_tasks
-from celery5.cli.terminal.flags import is_narrowed, parse_selection, queue_names, selection_flags
+from celery5.cli.terminal.filters import (
+    is_narrowed,
+    parse_selection,
+    selected_queues,
+    selection_flags,
+    warn_of_unknown_sinks,
+    warn_of_unknown_tasks,
+)
 from celery5.cli.terminal.flags import parse_rate_flag as rate_of
 from celery5.cli.terminal.output import (
     clean_lines,
@@ -79,7 +85,7 @@ def read(target: Target, /, *, limit: int, traceback: bool, wants_json: bool, **
             read_dead_records(app, flags, traceback=traceback, wants_json=wants_json)
         return
     app, choice = target.load(), parse_selection({**flags, "limit": limit + 1})
-    with skip_unreachable(app, wants_json=wants_json, queues=queue_names(flags["queues"])):
+    with skip_unreachable(app, wants_json=wants_json, queues=selected_queues(flags)):
         _read(app, choice, limit=limit, traceback=traceback, wants_json=wants_json)
 
 
@@ -143,7 +149,7 @@ class _Page:
 def count(target: Target, /, *, by: Any, wants_json: bool, **flags: Any) -> None:
     """Count dead jobs by what they have in common."""
     app, choice = target.load(), parse_selection(flags)
-    with skip_unreachable(app, wants_json=wants_json, queues=queue_names(flags["queues"])):
+    with skip_unreachable(app, wants_json=wants_json, queues=selected_queues(flags)):
         counts = app.dlq.count(by, **choice)
         rows = [{by: name, "count": number} for name, number in counts.items()]
         echo(to_json(counts) if wants_json else format_table(rows, empty=_describe_none(choice)))
@@ -164,7 +170,7 @@ def groups(target: Target, /, *, wants_json: bool, **flags: Any) -> None:
     from celery5.observability.shown_values import mask_groups
 
     app, choice = target.load(), parse_selection(flags)
-    with skip_unreachable(app, wants_json=wants_json, queues=queue_names(flags["queues"])):
+    with skip_unreachable(app, wants_json=wants_json, queues=selected_queues(flags)):
         found = mask_groups(app, app.dlq.groups(**choice))
         rows = [_format_group(group) for group in found.groups]
         echo(to_json(found) if wants_json else format_table(rows, empty=_describe_none(choice)))
@@ -213,7 +219,7 @@ def replay(
     app, choice = target.load(), parse_selection(flags)
     with (
         interrupted_by_sigterm(),
-        skip_unreachable(app, wants_json=wants_json, queues=queue_names(flags["queues"])) as reached,
+        skip_unreachable(app, wants_json=wants_json, queues=selected_queues(flags)) as reached,
     ):
         operation = _BulkOperation(
             app, choice, "replayed", dry_run=dry_run, wants_json=wants_json, reached=reached
@@ -249,7 +255,7 @@ def purge(
     app = target.load()
     with (
         interrupted_by_sigterm(),
-        skip_unreachable(app, wants_json=wants_json, queues=queue_names(flags["queues"])) as reached,
+        skip_unreachable(app, wants_json=wants_json, queues=selected_queues(flags)) as reached,
     ):
         operation = _BulkOperation(
             app, choice, "purged", dry_run=dry_run, wants_json=wants_json, reached=reached

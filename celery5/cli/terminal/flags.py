@@ -20,7 +20,6 @@ from celery5.protocol.text_values import DURATION, NAMES, RATE
 if TYPE_CHECKING:
     from celery5.app import App
     from celery5.processes.lifecycle.foreground import ServeOptions
-    from celery5.protocol.job.dead_letters import DeadJobFilter
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -206,54 +205,3 @@ def queue_names(text: str | None) -> tuple[str, ...]:
     for name in names:
         Options(queue=name).checked()
     return names
-
-
-def selection_flags(command: F) -> F:
-    """Add the flags that select dead jobs."""
-    flags = (
-        click.option("--queue", "queues", metavar="A,B", help="Queues to look at; default: all."),
-        click.option(
-            "--task", "tasks", multiple=True, metavar="NAME", help="Of this task; 'shop.*' will do."
-        ),
-        click.option(
-            "--error", "errors", multiple=True, metavar="CLASS", help="Last raised; '*Error' will do."
-        ),
-        click.option("--message", metavar="TEXT", help="Whose error says this."),
-        click.option(
-            "--error-group", "groups", multiple=True, metavar="ID", help="Of this group of `groups`."
-        ),
-        click.option("--reason", "reasons", multiple=True, metavar="REASON", help="Dead for this reason."),
-        click.option("--sink", "sinks", multiple=True, metavar="NAME", help="Documents for this Data Sink."),
-        click.option(
-            "--older-than", type=Duration(min=0), metavar="AGE", help="Dead for longer: 90, 15m, 2h, 1d12h."
-        ),
-        click.option("--newer-than", type=Duration(min=0), metavar="AGE", help="Dead for less."),
-        click.option(
-            "--id", "ids", multiple=True, metavar="ID", help="This job; or, with --queue, this entry."
-        ),
-    )
-    return _add_flags(flags, command)
-
-
-def parse_selection(flags: dict[str, Any]) -> "DeadJobFilter":
-    """Return the filter that the flags select. Raises Misconfigured for a name that no queue can have."""
-    return {
-        "queue": queue_names(flags["queues"]) or None,
-        "task": flags["tasks"] or None,
-        "error": flags["errors"] or None,
-        "message": flags["message"],
-        "group": flags["groups"] or None,
-        "reason": flags["reasons"] or None,
-        "sink": flags["sinks"] or None,
-        "older_than": flags["older_than"],
-        "newer_than": flags["newer_than"],
-        "ids": flags["ids"] or None,
-        "limit": flags.get("limit"),
-        "newest_first": flags.get("newest_first") or None,
-        "after": flags.get("after"),
-    }
-
-
-def is_narrowed(choice: "DeadJobFilter") -> bool:
-    """Return whether a filter selects less than all dead jobs of its queues."""
-    return any(value is not None for name, value in choice.items() if name != "queue")

@@ -93,7 +93,7 @@ def make_group(
 def make_command(operation: Operation, view: CommandView) -> click.Command:
     """Return the command of an operation."""
     parameters = list_parameters(operation.parameters)
-    options = [*map(_make_option, parameters), *view.flags]
+    options = [*map(_make_parameter, parameters), *view.flags]
     asks = operation.access == "danger" and view.asks
     if asks:
         options.append(click.Option(["--yes"], is_flag=True, help="Do not ask."))
@@ -197,29 +197,41 @@ def _get_fields(result: Any) -> Mapping[str, object]:
     return msgspec.structs.asdict(result)
 
 
-def _make_option(parameter: Parameter) -> click.Parameter:
+def _make_parameter(parameter: Parameter) -> click.Parameter:
     """Return the argument or the flag of a parameter."""
-    kind = _choose_type(parameter)
-    is_list = parameter.widget == "lines"
-    if parameter.required and not parameter.is_option:
-        metavar = parameter.metavar or parameter.name.upper()
-        return click.Argument([parameter.name], metavar=metavar, type=kind, nargs=-1 if is_list else 1)
-    flag = _get_flag(parameter)
-    if parameter.widget == "checkbox":
-        return click.Option(
-            [flag, parameter.name], is_flag=True, default=parameter.default, help=parameter.help
-        )
-    has_default = parameter.default not in (None, "", 0.0) and parameter.widget not in ("lines", "json")
-    return click.Option(
-        [flag, parameter.name],
-        type=kind,
-        multiple=is_list,
-        required=parameter.required,
-        default=parameter.default if has_default else None,
-        show_default=_format_default(parameter) if has_default else False,
-        metavar=parameter.metavar or ("JSON" if parameter.widget == "json" else None),
-        help=parameter.help.replace("`", "'"),
+    if not parameter.required or parameter.is_option:
+        flag, settings = _describe_flag(parameter)
+        return click.Option([flag, parameter.name], **settings)
+    return click.Argument(
+        [parameter.name],
+        metavar=parameter.metavar or parameter.name.upper(),
+        type=_choose_type(parameter),
+        nargs=-1 if parameter.widget == "lines" else 1,
     )
+
+
+def make_flag(parameter: Parameter) -> Callable[[Any], Any]:
+    """Return the decorator that adds the flag of a parameter to a command that is written by hand."""
+    flag, settings = _describe_flag(parameter)
+    return click.option(flag, parameter.name, **settings)
+
+
+def _describe_flag(parameter: Parameter) -> tuple[str, dict[str, Any]]:
+    """Return the flag of a parameter, and what click is told of it."""
+    help_line = parameter.help.replace("`", "'")
+    if parameter.widget == "checkbox":
+        return _get_flag(parameter), {"is_flag": True, "default": parameter.default, "help": help_line}
+    is_list = parameter.widget == "lines"
+    has_default = parameter.default not in (None, "", 0.0) and parameter.widget not in ("lines", "json")
+    return _get_flag(parameter), {
+        "type": _choose_type(parameter),
+        "multiple": is_list,
+        "required": parameter.required,
+        "default": parameter.default if has_default else None,
+        "show_default": _format_default(parameter) if has_default else False,
+        "metavar": parameter.metavar or ("JSON" if parameter.widget == "json" else None),
+        "help": help_line,
+    }
 
 
 def _format_default(parameter: Parameter) -> str:

@@ -63,6 +63,7 @@ ACTING = {
 """Each command that changes something, with its action and its arguments."""
 CHANGING_NOTHING = {
     "alert unsilence",
+    "bulk retry",
     "event resubscribe",
     "stream quarantine",
     "stream release",

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from celery5.cli.terminal.flags import is_narrowed, parse_selection, selection_flags
+from celery5.cli.terminal.filters import is_narrowed, parse_selection, selection_flags
 from tests.redis.dead_letters.many_dead_letters import bury
 from tests.story.conftest import Desk
 

@@ -308,4 +308,11 @@ def test_commands_write_by_the_one_function_that_escapes() -> None:
         if (count := path.read_text().count("click.echo("))
     }
     # A script for the shell, and the progress of three commands: numbers, and control characters of their own.
-    assert found == {"output.py": 1, "completion.py": 1, "demo.py": 1, "dlq.py": 2, "stream.py": 2}
+    assert found == {
+        "output.py": 1,
+        "bulk.py": 2,
+        "completion.py": 1,
+        "demo.py": 1,
+        "dlq.py": 2,
+        "stream.py": 2,
+    }
