@@ -28,7 +28,6 @@ class BackgroundBoot:
         """Run until cancelled. It is up at once, whether the inner graph is or not."""
         task_status.started()
         attempt = 0
-        # Not retry_until_available: a boot graph ends with errors of its steps, too.
         while True:
             try:
                 await self._broker_boot.run(task_status=_Up(self._is_up))

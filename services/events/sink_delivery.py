@@ -201,7 +201,6 @@ class _OneSinkDelivery:
                     try:
                         await self._deliver_from(self._keys[queue])
                     except BrokerError as error:
-                        # Not retry_until_available: one queue's broker may be unreachable while another's is not.
                         self._outages.record_error(error)
                         self.expect(self._keys[queue], trio.current_time() + RETRY_DELAY)
                         await trio.sleep(RETRY_DELAY)

@@ -182,7 +182,6 @@ class _SourceRunner:
     async def run(self) -> None:
         """Run the source, and again after each failure, until cancelled."""
         run = self._run_single if self.source.single else self._run_again
-        # Not retry_until_available: it is the user's code that fails, so the delay grows.
         while True:
             began = trio.current_time()
             try:

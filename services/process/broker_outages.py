@@ -1,4 +1,15 @@
-"""Try again until Redis serves again, and log its outages."""
+"""Try again until Redis serves again, and log its outages.
+
+A service that can do nothing else in the meantime awaits `retry_until_available`. These have loops of their own:
+
+- An error on one queue or broker must not hold up the others: `Mover`, `SinkDelivery`, `RunRelay`.
+- The next attempt has its own moment, and not the same interval: `ScheduleDeclarations` (when the presence is renewed),
+  `Recoverer` (after a heartbeat).
+- What is tried changes between two attempts: `ResultPublisher`, whose batch shrinks.
+- What is tried runs and does not return: `RemoteBrokerSchedules` and `BackgroundBoot`, which end with errors of their
+  services, the connections of a `MessagePublisher`, which wait for the broker themselves, and the sources of
+  `SourceIngestion`, the user's code, after whose errors the delay grows.
+"""
 
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar

@@ -215,7 +215,6 @@ class MessagePublisher:
 
     async def _keep_connected(self, redis: TrioRedis) -> None:
         """Keep a connection up, also when the first attempt or the authentication fails."""
-        # Not retry_until_available: `run` waits by itself while the broker is unreachable.
         while True:
             try:
                 await redis.run()

@@ -93,7 +93,6 @@ class ScheduleDeclarations:
             while True:
                 await self._presence_renewed.wait()
                 self._presence_renewed = trio.Event()
-                # Not retry_until_available: the next renewal of the presence is the next attempt.
                 try:
                     await self.renew_declaration()
                     await self._settle_held()
@@ -231,7 +230,6 @@ class RemoteBrokerSchedules:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Declare and fire until cancelled."""
         task_status.started()
-        # Not retry_until_available: it recovers when its services have started, and these never end.
         while True:
             try:
                 async with trio.open_nursery() as nursery:

@@ -96,7 +96,7 @@ class ScheduleMover:
             BrokerError: This broker is unreachable, or has refused a call.
         """
         await self._redis.perform(scheduling_calls.register_schedule_queue(self._keys, new.of.queue))
-        # Not retry_until_available: no outage, another Scheduler changed it.
+        # Again when another Scheduler has changed it in the meantime.
         for _ in range(MAX_ATTEMPTS):
             stored = await self._read_all(new)
             self._check_ownership(stored, new, now)

@@ -75,7 +75,6 @@ class Mover:
             if self._due.get(keys.queue, math.inf) > trio.current_time():
                 continue
             del self._due[keys.queue]
-            # Not retry_until_available: an error on the key of one queue must not hold up the others.
             try:
                 promoted = await self._redis.perform(jobs.promote_due_jobs(keys, limit=BATCH))
             except (BrokerUnavailable, BrokerReplied) as error:

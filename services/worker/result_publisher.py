@@ -314,7 +314,6 @@ class ResultPublisher:
         Returns:
             Those that were settled: while Redis is unreachable, others may have been retried here or abandoned.
         """
-        # Not retry_until_available: the batch shrinks between two attempts, and each kind of error has its own event.
         waited = sent = False
         while True:
             try:
