@@ -1,7 +1,7 @@
 """Measure the drain rate while optional features fail: `python benchmarks/degradation.py`.
 
 One worker drains a queue of jobs that do nothing, with every feature in use. Whole and broken runs take turns, each in
-a process of its own on a server of its own. A broken run has an ACL that refuses the keys of metrics, history, inbox,
+a process of its own on its own server. A broken run has an ACL that refuses the keys of metrics, history, inbox,
 shared checks and scaling reports, an outlet that raises, and a log that cannot be written. The rate counts from the
 first job to the last one. The medians are compared.
 """
@@ -116,7 +116,7 @@ async def drain(url: str, *, is_broken: bool, exporter: bool) -> float:
 
 
 def run_turn(*, is_broken: bool, exporter: bool) -> float:
-    """Measure once, in a process of its own."""
+    """Measure once, in its own process."""
     words = [sys.executable, __file__, "--turn", "broken" if is_broken else "whole"]
     ended = subprocess.run(
         words + ["--exporter"] * exporter, capture_output=True, text=True, timeout=300, check=False

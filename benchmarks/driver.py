@@ -2,7 +2,7 @@
 
     python benchmarks/driver.py [--rounds 3] [--seconds 1.0]
 
-Each variant runs in a process of its own, in turn. Throughput: 100 tasks (or pipelines of 100) doing GET; latency: one
+Each variant runs in its own process, in turn. Throughput: 100 tasks (or pipelines of 100) doing GET; latency: one
 GET after another. CPU is the client's, user and system, per GET. celery5 must be importable: run it in its environment.
 """
 
@@ -151,7 +151,7 @@ VARIANTS: dict[str, tuple[Callable[[str, float, str], Figures], str]] = {
 
 
 def measured(variant: str, url: str, seconds: float) -> Figures | str:
-    """Measure one variant in a process of its own; return its figures, or a text with the reason of a failure."""
+    """Measure one variant in its own process; return its figures, or a text with the reason of a failure."""
     command = [sys.executable, __file__, "--variant", variant, "--url", url, "--seconds", str(seconds)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT + seconds, check=True)

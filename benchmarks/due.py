@@ -1,6 +1,6 @@
 """Measure what it costs to promote due jobs, while ever more other jobs are scheduled.
 
-    python benchmarks/due.py [--url redis://127.0.0.1:6379/0]      without a URL, at a server of its own
+    python benchmarks/due.py [--url redis://127.0.0.1:6379/0]      without a URL, at its own server
 
 celery5 must be importable: run it in its environment. The waiting jobs are written with bare commands, since sending
 a million would take longer than the measurement; the due jobs are sent and promoted by celery5's own calls.

@@ -3,7 +3,7 @@
 The figures are the rate of jobs, the commands per job, the slowest script, the pause between two jobs of one key, and
 how long one trip of a recovery, and of jobs that join waiting lists, holds the server.
 
-    python benchmarks/gates.py [--url redis://127.0.0.1:6379/0]      without a URL, at a server of its own
+    python benchmarks/gates.py [--url redis://127.0.0.1:6379/0]      without a URL, at its own server
 
 celery5 must be importable: run it in its environment. One worker runs jobs of 2 ms of a task with limit=1, with 1, 12
 and 1,000 keys, the last with 10,000 jobs. Commands are all that the server runs from the start of the worker to the

@@ -41,7 +41,7 @@ GATED = (
 LESS_IS_BETTER = {"p50", "p99", "naps", "startup1", *COST} - {"logged"}
 NOTES = """\
 How to read it. Every contestant ran as whole processes against one Redis without persistence, over TCP on loopback,
-in an environment of its own. Rounds are interleaved, the order of the contestants changes, figures are medians.
+in its own environment. Rounds are interleaved, the order of the contestants changes, figures are medians.
 
 - *Drain*: the queue is filled first. The rate counts from the moment when the last process began its first job to the
   last job, by time stamps that the jobs write to shared memory; start-up does not count. Two processes share two cores
@@ -62,7 +62,7 @@ in an environment of its own. Rounds are interleaved, the order of the contestan
   spends 100 ms on closing its subscription.
 - arq's worker polls its queue every 10 ms here; its default of 500 ms would cap the drain. Its idle requests show it.
 - *Requests per job* are what MONITOR shows less the commands inside scripts, start-up included, over at most 5,000 jobs
-  in a pass of its own. A pipeline of ten commands counts as ten requests, one script over a hundred jobs as one.
+  in its own pass. A pipeline of ten commands counts as ten requests, one script over a hundred jobs as one.
 - *RSS* sums all processes of one worker, parents included, and counts pages that they share in each.
 - *Bytes per queued job*: growth of the server's `used_memory` over the jobs sent one by one.
 - *Left when all results expired*: what 5,000 jobs leave in the server beyond what ten leave, with results kept for 1 s.

@@ -1,6 +1,6 @@
 """Measure how one process rolls up the reports of many workers: `python benchmarks/reports.py [--workers 10000]`.
 
-Simulated workers send real reports, spread over the interval, to a server of their own. One real rollup runs in a
+Simulated workers send real reports, spread over the interval, to their own server. One real rollup runs in a
 process of its own, which also measures by how much its event loop wakes up late. The longest calls are those of
 SLOWLOG, above 1 ms. At the end each job that was sent must be in the totals of the cluster, once.
 """

@@ -32,7 +32,7 @@ _PASSED_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KE
 
 
 class StepCode:
-    """The code of one step. It may be run several times, and is made anew each time."""
+    """The code of one step. It may be run several times, and is made again each time."""
 
     def __init__(self, *, step: BootStep, offered: ProvidedValues) -> None:
         self._step = step

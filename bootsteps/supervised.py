@@ -185,7 +185,7 @@ class SupervisedStep:
             )
 
     async def _wait_retry(self, timeout: float) -> bool:
-        """Return whether a retry is requested within so many seconds. Only that of an optional step can be."""
+        """Return whether a retry is requested within this many seconds. Only that of an optional step can be."""
         self._retry_requested = await self._record.wait_retry(timeout)
         return self._retry_requested
 

@@ -26,7 +26,7 @@ def check_runs(server: Any, keys: list[bytes]) -> tuple[list[str], list[bytes]]:
         elif match["what"] == "jobs:idle-runs":
             idle = [run.decode() for run in server.hkeys(key)]
             found += [
-                f"{key.decode()}: run {run} is not live, or has a hash of its own, too"
+                f"{key.decode()}: run {run} is not live, or has its own hash, too"
                 for run in idle
                 if not _is_owned(server, match["tag"], run) or server.exists(f"{match['tag']}:run:{run}")
             ]

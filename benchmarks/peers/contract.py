@@ -71,9 +71,9 @@ class Workflows:
 
     # A lap for each: so many members and a body, from the start to the body's result.
     fan_in: Callable[[int, int], object]
-    # A lap for each: a chain of so many jobs, from the start to the last one's result.
+    # A lap for each: a chain of this many jobs, from the start to the last one's result.
     chain: Callable[[int, int], object]
-    # Start so many chains of so many jobs; the jobs stamp when they run.
+    # Start so many chains of this many jobs; the jobs stamp when they run.
     chains: Callable[[int, int], object]
     worker: Callable[[int, int], object]
 

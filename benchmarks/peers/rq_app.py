@@ -24,7 +24,7 @@ def nap(n: int) -> int:
 
 
 def opened() -> Queue:
-    """The queue, on a connection of its own."""
+    """The queue, on its own connection."""
     return Queue("bench", connection=Redis.from_url(URL))
 
 

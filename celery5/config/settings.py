@@ -144,7 +144,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = ""
     box_jobs: Annotated[
-        int, Meta(description="jobs after which a box is ended and made anew", extra=_up_to(1_000_000), ge=1)
+        int, Meta(description="jobs after which a box is ended and made again", extra=_up_to(1_000_000), ge=1)
     ] = 1000
     box_idle: Annotated[
         float, Meta(description="how long a box without jobs is kept", extra=_up_to(_DAY), gt=0, le=LONGEST)
@@ -505,7 +505,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SettingOptions(TypedDict, total=False):
-    """The settings that `App(...)` takes as keyword arguments, except those with a parameter of their own.
+    """The settings that `App(...)` takes as keyword arguments, except those with their own parameter.
 
     For type checkers; a test compares them with `Settings`.
     """

@@ -74,7 +74,7 @@ def _closing_broken_connections() -> Generator[None, None, None]:
 
 @asynccontextmanager
 async def _own_thread() -> AsyncGenerator[None, None]:
-    """Run what `sync_to_async` calls in a thread of its own, which is made when it is first needed."""
+    """Run what `sync_to_async` calls in its own thread, which is made when it is first needed."""
     if "django.db" not in sys.modules:
         yield
         return

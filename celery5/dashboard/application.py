@@ -56,7 +56,7 @@ class Dashboard:
         listed = [apps] if isinstance(apps, App) else list(apps)
         by_name = {app.name: app for app in listed}
         if not listed or len(by_name) < len(listed):
-            raise Misconfigured("a dashboard shows one application or several, each with a name of its own")
+            raise Misconfigured("a dashboard shows one application or several, each with its own name")
         sessions, performer = Sessions(secret, listed[0]), Performer(by_name)
         static = StaticFiles()
         site = Site(performer, sessions=sessions, authenticator=authenticator, static=static)

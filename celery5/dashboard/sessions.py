@@ -51,7 +51,7 @@ class Sessions:
             check_secret("the secret of sessions (CELERY5_DASHBOARD_SECRET)", secret)
         self._app = app if secret is not None else None
         self._key = hashlib.sha256((secret or secrets.token_hex(32)).encode()).digest()
-        # Browsers do not tell ports apart: each dashboard has a cookie of its own.
+        # Browsers do not tell ports apart: each dashboard has its own cookie.
         self.cookie: str = f"celery5_{hashlib.sha256(self._key).hexdigest()[:8]}"
         self._ended: dict[str, float] = {}  # when each would be over, by id
 

@@ -206,7 +206,7 @@ class LogWriter:
         return taken
 
     def count_lost(self, count: int) -> None:
-        """Count so many messages as lost."""
+        """Count this many messages as lost."""
         with self._counting:
             self._unreported += count
             self._lost += count

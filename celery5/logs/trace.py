@@ -52,7 +52,7 @@ def get_current_trace() -> str:
         with FENCE("trace"):
             if place := _read_eliot_context():
                 return place
-    # A place in an eliot action is of one job: the next one gets a number of its own below it.
+    # A place in an eliot action is of one job: the next one gets its own number below it.
     return f"{carried.rstrip('/')}/{getrandbits(31) + 2}" if carried else ""
 
 

@@ -161,7 +161,7 @@ class IncomingJob(msgspec.Struct, eq=False):
         """When it was put on its queue and might run, in seconds since 1970 by Redis' clock.
 
         That is after a countdown, the delay of a retry, or its wait for a limit. For a job that was put there by hand
-        under an id of its own it is when it was received.
+        under its own id it is when it was received.
         """
         entered = self._delivery.entry[:13]  # ms: it has 13 digits until the year 2286
         return int(entered) / 1000 if entered.isdigit() else self.received

@@ -1,7 +1,7 @@
 """Read the places where jobs are, page by page: with workers, dead, in the history, revoked, or waiting.
 
 Each read is one or two short trips to Redis. No key is scanned for, and no place is read further than DEPTH jobs but
-for the history, which has an end of its own.
+for the history, which has its own end.
 """
 
 from collections.abc import Mapping, Sequence
@@ -471,7 +471,7 @@ class HistorySource(SearchSource):
 
     @property
     def is_at_depth(self) -> bool:
-        """Never: it has an end of its own."""
+        """Never: it has its own end."""
         return False
 
     @property

@@ -50,7 +50,7 @@ class OpenTelemetryMiddleware(Middleware):
         traces: Whether it makes spans.
         metrics: Whether it counts and measures.
         relation: How the span of a job belongs to who sent it.
-        create_spans: Whether each job of a batch has a span of its own in the producer.
+        create_spans: Whether each job of a batch has its own span in the producer.
         tracer_provider: Default: the global one.
         meter_provider: Default: the global one.
 

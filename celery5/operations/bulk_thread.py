@@ -1,4 +1,4 @@
-"""Perform bulk actions in a thread with an event loop of its own: they go on when nobody looks.
+"""Perform bulk actions in a thread with its own event loop: they go on when nobody looks.
 
 The dashboard may be mounted in an application on asyncio, and what performs bulk actions is a service on Trio.
 """

@@ -47,7 +47,7 @@ EFFECTS: Mapping[str, Effect] = {
 }
 """What a command does. Of all others, those that change something act on a process."""
 ELSEWHERE = frozenset((RUN_TASK.name, PAUSE_QUEUE.name, RESUME_QUEUE.name))
-"""Commands with an operation of their own."""
+"""Commands with their own operation."""
 LIVE_TIME = 1.0
 """Seconds for which the names of live processes are kept: each look at a worker needs them."""
 _LIVE: WeakKeyDictionary[App, tuple[float, tuple[str, ...], dict[str, tuple[str, ...]]]] = WeakKeyDictionary()

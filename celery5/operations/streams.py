@@ -98,12 +98,12 @@ class Reset(msgspec.Struct, frozen=True):
 
 
 async def reset(app: App, asked: Reset) -> Changed:
-    """Have a group begin anew, in all partitions, or forget it."""
+    """Have a group begin again, in all partitions, or forget it."""
     if asked.forget:
         await app.streams.aforget(asked.stream, asked.group, force=asked.force)
         return Changed(summary=f"group {asked.group} is forgotten", count=1)
     await app.streams.areset(asked.stream, asked.group, asked.to, force=asked.force)
-    return Changed(summary=f"group {asked.group} begins anew", count=1)
+    return Changed(summary=f"group {asked.group} begins again", count=1)
 
 
 class Reshard(msgspec.Struct, frozen=True):

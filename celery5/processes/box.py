@@ -170,7 +170,7 @@ def main() -> None:
 def _read_frames(
     pipes: BoxPipes, main_thread: BoxMainThread, runs: "queue.SimpleQueue[RunJob | None]"
 ) -> None:
-    """Read the worker's frames, in a thread of its own."""
+    """Read the worker's frames, in its own thread."""
     for line in pipes.incoming:
         match decode_to_box(line):
             case RunJob() as run:

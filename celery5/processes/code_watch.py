@@ -24,7 +24,7 @@ MAX_SETTLE_POLLS = 20
 MAX_FILES = 20_000
 """The most files that are watched; others are ignored."""
 END_LIMIT = 600.0
-"""Seconds after which a controller that was told to end is killed. It has a limit of its own, by its grace period."""
+"""Seconds after which a controller that was told to end is killed. It has its own limit, by its grace period."""
 IGNORED_FOLDERS = frozenset({"__pycache__", "node_modules", "site-packages"})
 
 FileStates = Mapping[str, tuple[int, int]]
@@ -127,7 +127,7 @@ class _Watched:
 
     def _start(self) -> None:
         if not self._stopping:
-            # In a session of its own: Ctrl-C in the terminal reaches the watching process, which passes it on once.
+            # In its own session: Ctrl-C in the terminal reaches the watching process, which passes it on once.
             self._child = subprocess.Popen(self._command, env=self._environment, start_new_session=True)
             if self._stopping:  # the signal came while it was started
                 self._child.terminate()

@@ -1,4 +1,4 @@
-"""Development: everything in one process, over a server of its own."""
+"""Development: everything in one process, over its own server."""
 
 import os
 import shutil

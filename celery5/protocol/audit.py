@@ -34,7 +34,7 @@ ACTIONS: Mapping[str, str] = {
     "stream:send": "records sent by a person",
     "stream:quarantine": "a partition quarantined, or its quarantine ended",
     "stream:release": "parked keys released, or discarded",
-    "stream:reset": "a group begun anew, or forgotten",
+    "stream:reset": "a group begun again, or forgotten",
     "stream:reshard": "the number of partitions changed",
     "stream:seek": "a group moved",
     "task:send": "a job sent by a person",

@@ -97,7 +97,7 @@ class Rate(msgspec.Struct, frozen=True):
     def slack(self) -> float:
         """Return the seconds within which an admitted job must begin.
 
-        Jobs that begin in a period were admitted in it or at most so many seconds before, so admissions are counted
+        Jobs that begin in a period were admitted in it or at most this many seconds before, so admissions are counted
         over both.
         """
         return min(max(self.span * SLACK_SHARE, MIN_SLACK), MAX_SLACK)

@@ -44,7 +44,7 @@ def collapse_whitespace(text: str) -> str:
 
 
 def get_error_text(error: object, max_length: int | None = None) -> str:
-    """Return the text of an error, or of the reason for one, on one line of at most so many characters. Never raises.
+    """Return the text of an error, or of the reason for one, on one line of at most this many characters. Never raises.
 
     Lone surrogates, which have no bytes, are escaped.
     """
@@ -58,7 +58,7 @@ def get_error_text(error: object, max_length: int | None = None) -> str:
 
 
 def show_error(error: BaseException, max_length: int = 1000) -> str:
-    """Return an error as Python shows it: `ValueError('not a number')`, of at most so many characters. Never raises.
+    """Return an error as Python shows it: `ValueError('not a number')`, of at most this many characters. Never raises.
 
     Lone surrogates, which have no bytes, are escaped.
     """

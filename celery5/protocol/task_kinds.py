@@ -3,7 +3,7 @@
 from typing import Literal
 
 TaskKind = Literal["trio", "asyncio", "thread", "boxed"]
-"""In the worker's Trio loop, in its asyncio loop, in a thread, or in a process of its own."""
+"""In the worker's Trio loop, in its asyncio loop, in a thread, or in its own process."""
 TASK_KINDS = ("trio", "asyncio", "thread", "boxed")
 IO_KINDS = ("trio", "asyncio")
 """The kinds that are I/O-bound: more of their jobs may wait at once on the same processor."""

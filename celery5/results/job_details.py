@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 LEASED_PROCESS_KINDS = ("scheduler", "controller", "publisher")
-"""The kinds of processes that run no jobs, and have a lease of their own while they are live."""
+"""The kinds of processes that run no jobs, and have their own lease while they are live."""
 
 
 class AppState(msgspec.Struct, frozen=True):

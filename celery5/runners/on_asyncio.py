@@ -1,4 +1,4 @@
-"""Asyncio runner: runs `async def` tasks that need asyncio, in an event loop of its own in a thread."""
+"""Asyncio runner: runs `async def` tasks that need asyncio, in its own event loop in a thread."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ from celery5.runners.surrounding import surround_call
 
 
 class AsyncioSoftLimit:
-    """Raises a soft time limit in one coroutine: await it instead of that coroutine, in an asyncio task of its own."""
+    """Raises a soft time limit in one coroutine: await it instead of that coroutine, in its own asyncio task."""
 
     def __init__(self) -> None:
         self._coroutine: Coroutine[Any, Any, Any] | None = None

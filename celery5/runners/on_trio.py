@@ -135,7 +135,7 @@ class TrioRunner:
         kwargs: Mapping[str, Any],
         running_job: RunningJob,
     ) -> Outcome:
-        """Run the job in a context of its own and return its outcome.
+        """Run the job in its own context and return its outcome.
 
         Raises the cancellation of the Trio task. Every other error is the job's outcome, KeyboardInterrupt, SystemExit
         and a Cancelled that it has raised by itself, too. So is what it did to the cancel scopes around it: the

@@ -1,4 +1,4 @@
-"""A process with pipes, in a process group of its own: started, limited, killed and reaped with all its children."""
+"""A process with pipes, in its own process group: started, limited, killed and reaped with all its children."""
 
 import math
 import os
@@ -66,7 +66,7 @@ class ProcessGroup:
         return self._popen.returncode
 
     def limit_memory(self, size: int) -> None:
-        """Limit the data of each process to so many bytes. Raises BoxCrashed if the system cannot do that."""
+        """Limit the data of each process to this many bytes. Raises BoxCrashed if the system cannot do that."""
         self._set_limit(resource.RLIMIT_DATA, size, is_final=True)
 
     def limit_cpu_time(self, seconds: float) -> None:

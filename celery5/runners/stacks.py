@@ -34,7 +34,7 @@ MAX_SIZE = 64 * 1024
 
 _RUNNER_FILES = frozenset((on_trio.__file__, on_asyncio.__file__, in_thread.__file__))
 _DRIVERS = frozenset((*on_trio.DRIVER_CODES, on_asyncio.DRIVER_CODE))
-_IN_BOX = "it runs in a process of its own, a box: its stack cannot be read from here"
+_IN_BOX = "it runs in its own process, a box: its stack cannot be read from here"
 _NOT_IN_FUNCTION = "its function does not run at this moment: it is about to begin, or has just ended"
 
 

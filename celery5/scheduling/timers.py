@@ -72,7 +72,7 @@ class DeclareTimer:
             interval: Seconds between the starts of two runs, or what `cron`, `every`, `calendar` and `at` return.
             overlap: What happens when it is due while a run has not ended: `skip` leaves this run out, `queue` lets at
                 most one wait, `allow` runs it beside the others, at most ten at once.
-            jitter: Each run is delayed by a random time of up to so many seconds.
+            jitter: Each run is delayed by a random time of up to this many seconds.
             name: Its name in logs and metrics; by default that of the function.
             loop: The event loop of an `async def`.
             on_leader: Whether one worker process of the cluster runs it, and not each. When that process dies,

@@ -21,11 +21,11 @@ class BacklogCapacity(msgspec.Struct):
     used_bytes: int = 0
 
     def has_space(self, messages: int, size: int) -> bool:
-        """Return whether so many more messages of so many bytes in all fit."""
+        """Return whether this many more messages of this many bytes in all fit."""
         return self.used_messages + messages <= self.max_messages and self.used_bytes + size <= self.max_bytes
 
     def check(self, messages: int, size: int) -> None:
-        """Raise BacklogFull when so many more do not fit."""
+        """Raise BacklogFull when this many more do not fit."""
         if not self.has_space(messages, size):
             raise BacklogFull(
                 f"no room for {messages} more: the backlog has {self.used_messages} of at most "
@@ -34,7 +34,7 @@ class BacklogCapacity(msgspec.Struct):
             )
 
     def resize(self, max_messages: int, max_bytes: float = math.inf) -> None:
-        """Take so many messages and bytes at most from now on."""
+        """Take this many messages and bytes at most from now on."""
         self.max_messages = max_messages
         self.max_bytes = max_bytes
 
@@ -86,7 +86,7 @@ class BoundedQueue(Generic[T]):
         return (queue, item_id) in self._ids
 
     def add(self, queue: str, item_id: str, size: int, value: T) -> None:
-        """Add an item of so many bytes, unless one of its id waits for the same queue already."""
+        """Add an item of this many bytes, unless one of its id waits for the same queue already."""
         if (queue, item_id) in self._ids:
             return
         self._number += 1

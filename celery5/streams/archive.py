@@ -27,14 +27,14 @@ MAX_NAME = 100
 
 
 class FileArchive:
-    """An archive that writes each portion of records to a file of its own, JSON lines in gzip.
+    """An archive that writes each portion of records to its own file, JSON lines in gzip.
 
     The name of a file is that of the stream, the partition, and the ids of the first and the last record. It is
     written under another name, synced to the disk and renamed: a file that is there is whole, and a portion that
     comes again replaces itself. `celery5 stream send STREAM --file FILE` sends the records again.
 
     Args:
-        folder: Where the files are; it is made when it is missing. Each application needs a folder of its own.
+        folder: Where the files are; it is made when it is missing. Each application needs its own folder.
         private: Create files with mode 0600 and the folder with 0700; else the umask decides.
     """
 

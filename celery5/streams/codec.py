@@ -328,7 +328,7 @@ class RecordCodec(Generic[R]):
         record = self.decode(fields)
         try:
             return msgspec.json.decode(self._add_unknown_fields(record, self._encoder.encode(record)))
-        except BaseException as error:  # the class of the record may be the user's, with a form of its own
+        except BaseException as error:  # the class of the record may be the user's, with its own form
             raise self._make_refusal(error) from error
 
     def decode(self, fields: Sequence[bytes]) -> R:

@@ -75,7 +75,7 @@ async def reset(
     force: bool,
     state: bool,
 ) -> dict[int, str]:
-    """Have a group begin anew: `Streams.reset` explains it."""
+    """Have a group begin again: `Streams.reset` explains it."""
     first = parse_start(start, "reset")
     call = calls.seek(
         app.keys.for_stream(stream), group, first, force=force, begins_anew=True, forgets_state=state

@@ -200,7 +200,7 @@ def retry(
     on: Errors = Exception,
     name: str | None = None,
 ) -> RetrySection:
-    """Return a section with a retry policy of its own.
+    """Return a section with its own retry policy.
 
     `with retry(max_retries=10):` in a task: when the body fails the whole job is tried again, under this policy
     and counted for this section alone; the task's own retries do not change. Code before the section runs again, too.

@@ -1,6 +1,6 @@
 """Run Trio code from plain Python, step by step and in virtual time.
 
-The Trio loop runs in a thread of its own, because a thread has one Trio loop at most, and a test may have others. A
+The Trio loop runs in its own thread, because a thread has one Trio loop at most, and a test may have others. A
 guest loop in the thread of the test was tried: then neither `trio.run` nor a second driver works in the same test.
 """
 

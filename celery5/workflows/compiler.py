@@ -49,7 +49,7 @@ _MARKS = re.compile(rb"(\x01[^\x01]*\x01|\x06[^\x07]*\x07|[\x03\x04\x05])")
 RESOLVE, EXPAND, CHUNK = "arguments", "map", "chunk"
 """What `flow` in a message says: the worker reads the arguments; maps over them; has many items in one job."""
 _MOST_BETWEEN = 40
-"""Arguments with at most so many characters between them are kept as one text: so most calls have one."""
+"""Arguments with at most this many characters between them are kept as one text: so most calls have one."""
 
 
 class NodeTask(Protocol):
@@ -378,7 +378,7 @@ class Compiler:
         skips = any(node.on_error == "skip" for node in self.nodes[start:])
         if not parts or not (is_counted or skips):
             return _Part(Items(tuple(part.value for part in parts)), ends)
-        # One end for each member: a member that is a group itself ends at a gate of its own.
+        # One end for each member: a member that is a group itself ends at its own gate.
         parts = [self._join(part) for part in parts]
         values = tuple(part.value for part in parts)
         gate = Node(kind="gate", task="first" if options.first else "group", hidden=True, entry=entry)
@@ -421,7 +421,7 @@ class Compiler:
         if task.send_options.undo is not None:
             raise Misconfigured(
                 f"task {task.name}: the members of a map are not undone: map {task.name}.options(undo=None), "
-                "and undo what they did in a step of its own"
+                "and undo what they did in its own step"
             )
         if task.send_options.dynamic:
             raise Misconfigured(

@@ -27,7 +27,7 @@ NODES_PER_TRIP = 200
 MOST_PLANS = 1000
 """Plans that a process knows to be published."""
 MOST_ARGUMENTS, MOST_ARGUMENT_BYTES = 40, 1024
-"""What a run has of arguments among its fields. More or longer ones have a hash of their own: so a run that is idle can
+"""What a run has of arguments among its fields. More or longer ones have their own hash: so a run that is idle can
 be packed, and the record that starts a run stays short."""
 
 

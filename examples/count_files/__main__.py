@@ -46,7 +46,7 @@ def wait_for_run(app: App, run_id: str, *, within: float) -> dict[str, int]:
     Args:
         app: The application.
         run_id: The id of the run.
-        within: Seconds to wait. They begin anew whenever more files are counted.
+        within: Seconds to wait. They begin again whenever more files are counted.
     """
     run = app.workflows.find(run_id)
     if run is None:

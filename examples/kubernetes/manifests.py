@@ -170,7 +170,7 @@ def _arguments(group: Group) -> Iterator[str]:
     for word in member.arguments:
         # Kubernetes has $(VARIABLE) in arguments, and $$ for a dollar.
         yield "$(POD_NAME)" if word == member.name else word.replace("$", "$$")
-    yield from ("--status-host", "0.0.0.0", "--status-port", str(PORT))  # the pod has a network of its own
+    yield from ("--status-host", "0.0.0.0", "--status-port", str(PORT))  # the pod has its own network
 
 
 def _member(group: Group) -> Member:

@@ -41,7 +41,7 @@ def wait_for_totals(
     Args:
         app: The application.
         expected: What a plain count has found.
-        within: Seconds to wait. It begins anew whenever the totals have changed.
+        within: Seconds to wait. It begins again whenever the totals have changed.
         is_over: Returns whether to give up.
     """
     end, seen = time.monotonic() + within, -1

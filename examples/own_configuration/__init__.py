@@ -1,1 +1,1 @@
-"""Take the settings of an application from a backend of its own, an SQLite table."""
+"""Take the settings of an application from its own backend, an SQLite table."""

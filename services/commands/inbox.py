@@ -462,7 +462,7 @@ _WITHOUT_INBOX = (
     + " do not reach this worker; what it has to do again (a failed boot step, a check, a lost "
     "log line) does not outlive it"
 )
-_ENDED = "this worker ended, or began anew, before it was done: it may be done in part"
+_ENDED = "this worker ended, or began again, before it was done: it may be done in part"
 _WITHOUT_KEYS = (
     "every command to this worker is refused, until this is mended: celery5 -A APP keys show, as its user"
 )

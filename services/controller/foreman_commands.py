@@ -111,11 +111,11 @@ class ForemanCommands:
         if cluster.platform != self._foreman.cluster.platform:
             raise CommandRefused(
                 f"the old description stays: the platform is {self._foreman.cluster.platform!r}, and another one "
-                f"({cluster.platform!r}) needs a Controller that is started anew"
+                f"({cluster.platform!r}) needs a Controller that is started again"
             )
         if cluster.broker != self._foreman.cluster.broker:
             raise CommandRefused(
-                "the old description stays: another [broker] needs a Controller that is started anew"
+                "the old description stays: another [broker] needs a Controller that is started again"
             )
         settings = _find_changed_settings(self._foreman.cluster, cluster)
         self._foreman.apply_description(cluster)

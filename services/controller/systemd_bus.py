@@ -199,7 +199,7 @@ class SystemdBus:
         sender, name = str(fields.get(names.sender, "")), str(fields.get(names.member, ""))
         if sender == BUS and name == "NameOwnerChanged":
             if self._manager:
-                raise trio.BrokenResourceError("systemd begins anew")
+                raise trio.BrokenResourceError("systemd begins again")
         elif sender == self._manager or not self._manager:  # anybody may send a signal to anybody
             hear(str(fields.get(names.path, "")), name, body)
 
@@ -279,7 +279,7 @@ def should_use_systemd(environ: Mapping[str, str], pid: int) -> bool:
 def find_bus(environ: Mapping[str, str]) -> str:
     """Return the socket of the bus of our systemd.
 
-    That is the system's for root, else the user's; also the user's for root in a service of its own user
+    That is the system's for root, else the user's; also the user's for root in its own service user
     manager. Raises PlatformError for an address that is no unix socket.
     """
     if os.geteuid() == 0 and "MANAGERPID" not in environ:

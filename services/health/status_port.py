@@ -198,7 +198,7 @@ class StatusPort:
                 listener.close()
 
     def serve_while_blocked(self, seconds: float) -> bool:
-        """Answer for so many seconds in another thread, while the event loop is blocked.
+        """Answer for this many seconds in another thread, while the event loop is blocked.
 
         Return False when no port is open.
         """

@@ -169,7 +169,7 @@ class CountsHeldJobs(Protocol):
 
 
 class CountsSlots(Protocol):
-    """Returns how many jobs of a kind, or of a task with a budget of its own, may run at once."""
+    """Returns how many jobs of a kind, or of a task with its own budget, may run at once."""
 
     @property
     def task_kinds(self) -> Mapping[str, str]:
@@ -232,7 +232,7 @@ class JobMetrics:
         if tasks:
             yield make_gauge(
                 "celery5_task_slots",
-                "Jobs of a task with a budget of its own that may run at once, in the slots of its kind.",
+                "Jobs of a task with its own budget that may run at once, in the slots of its kind.",
                 *[(self._budget.get_slots(name), labels[name]) for name in tasks],
             )
 

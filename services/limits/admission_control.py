@@ -315,7 +315,7 @@ class AdmissionControl:
         return Counter(counts)
 
     async def _take_starts(self, jobs: Counter[str]) -> tuple[Counter[str], float]:
-        """Take starts of the rates of kinds for so many jobs of tasks, as far as there are free slots for them.
+        """Take starts of the rates of kinds for this many jobs of tasks, as far as there are free slots for them.
 
         Returns:
             The starts by kind, and the time from which the jobs that are requested now have to begin in time (seconds

@@ -111,7 +111,7 @@ class AdmissionState:
         return self._tasks[task].queue
 
     def get_kind(self, task: str) -> str:
-        """Return the kind whose slots a task's jobs take, or its name if it has a budget of its own."""
+        """Return the kind whose slots a task's jobs take, or its name if it has its own budget."""
         return self._budget.get_name(self._tasks[task])
 
     def get_limited_kinds(self) -> set[str]:

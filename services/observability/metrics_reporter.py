@@ -41,7 +41,7 @@ class GuardedOutlet(NamedTuple):
 def guard_outlets(
     outlets: Sequence[MetricsOutlet], circuit_breakers: CircuitBreakers
 ) -> tuple[GuardedOutlet, ...]:
-    """Return outlets, each with a circuit breaker of its own among those of the process."""
+    """Return outlets, each with its own circuit breaker among those of the process."""
     return tuple(
         GuardedOutlet(
             outlet,

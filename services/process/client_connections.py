@@ -61,7 +61,7 @@ async def accept_connections(
     nursery: trio.Nursery,
     on_failure: Callable[[OSError], object] = lambda error: None,
 ) -> NoReturn:
-    """Serve each connection in a task of its own, until cancelled.
+    """Serve each connection in its own task, until cancelled.
 
     Args:
         listener: Where clients connect.

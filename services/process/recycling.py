@@ -41,7 +41,7 @@ class RestartMode:
 
     # Whether it may be recycled; without that there are no limits.
     is_requested: bool = False
-    # The process executes itself anew; otherwise its parent starts the next one.
+    # The process executes itself again; otherwise its parent starts the next one.
     in_place: bool = False
     # This process is such a next one.
     is_restarted: bool = False

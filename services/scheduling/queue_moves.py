@@ -1,6 +1,6 @@
 """Move a schedule to the queue that its code declares, without ever firing it on two queues.
 
-Each queue has a record of its own for a schedule of this name, and only a record in the stage `settled` fires. To move
+Each queue has its own record for a schedule of this name, and only a record in the stage `settled` fires. To move
 a schedule, a Scheduler
 
 1. writes a record in the stage `arriving` on the wanted queue;

@@ -80,7 +80,7 @@ class _Meter:
 
 
 class MaximalConcurrencyBudget:
-    """The slots of each kind of task, and of each task with a budget of its own.
+    """The slots of each kind of task, and of each task with its own budget.
 
     Each of these has a name: that of the kind or of the task. The slots of a task are some of those of its kind.
     """

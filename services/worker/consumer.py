@@ -283,7 +283,7 @@ class Consumer:
             self._log.event("consumer:jobs-recovered", "warning", count=lost, why=why)
 
     async def _release_stale_jobs(self) -> None:
-        """Release jobs that wait for too long, and estimate their duration anew: long jobs may follow short ones."""
+        """Release jobs that wait for too long, and estimate their duration again: long jobs may follow short ones."""
         while True:
             await trio.sleep(HORIZON)
             now = time.time()

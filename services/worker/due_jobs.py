@@ -50,11 +50,11 @@ class Mover:
             self._expect(keys, trio.current_time() + pulse.due_in)
 
     def on_message(self, channel: bytes, _payload: bytes) -> None:
-        """Read anew when the next job of a queue is due: one was scheduled before all others."""
+        """Read again when the next job of a queue is due: one was scheduled before all others."""
         self._expect(self._queues[channel], trio.current_time())
 
     def recheck(self) -> None:
-        """Read anew when the next jobs are due: the listening connection is new, and messages may have been missed."""
+        """Read again when the next jobs are due: the listening connection is new, and messages may have been missed."""
         for keys in self._queues.values():
             self._expect(keys, trio.current_time())
 

@@ -3,7 +3,7 @@
 A worker of several brokers runs an incarnation for each, with executors of its own. They share the slots of the
 process: each job needs one, and an incarnation that was refused a slot gets the next, so that a broker full of jobs
 does not keep another's waiting. While jobs have weights, since some are preferred, slots go by these. A worker of one
-broker shares nothing, unless a task has a budget of its own: its jobs have a queue of their own then, whose slots are
+broker shares nothing, unless a task has its own budget: its jobs have their own queue then, whose slots are
 some of those of its kind.
 """
 

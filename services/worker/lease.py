@@ -204,4 +204,4 @@ class Heartbeat:
         return [leases.renew_lease(keys, self._worker, lease=self._lease.seconds) for keys in self._consumed]
 
 
-_HINT = "a job that blocks the loop for longer than the lease is given to others, until this process is started anew"
+_HINT = "a job that blocks the loop for longer than the lease is given to others, until this process is started again"

@@ -48,7 +48,7 @@ class Recoverer:
         self._max_deliveries = max_deliveries
         self._results_ttl = results_ttl
         self._message_limit = message_limit
-        # For each queue: in a cluster each may be on a server of its own.
+        # For each queue: in a cluster each may be on its own server.
         self._heartbeats = {keys.queue: Heartbeats(lease=lease.seconds) for keys in consumed}
         self._replies: dict[str, HeartbeatReply] = {}
         self._lapsed = trio.Event()
@@ -78,7 +78,7 @@ class Recoverer:
         """Recover jobs on all queues. Return how many were requeued or dead-lettered."""
         total = 0
         for keys in self._consumed:
-            # Decided anew for each call, which recovers one worker, or a part of what it held.
+            # Decided again for each call, which recovers one worker, or a part of what it held.
             while (evidence := self._make_evidence(keys)) is not None:
                 call = leases.recover(
                     keys,

@@ -235,7 +235,7 @@ class TaskExecution:
         )
 
     async def _run_executor(self, kind: str, slot: int) -> None:
-        """Run one executor, in a nursery of its own.
+        """Run one executor, in its own nursery.
 
         User code can reach the nursery above its task: what it does to that, or starts in it, ends this executor's
         Trio task only, and not the jobs of others. Then another task goes on in its place.
@@ -388,7 +388,7 @@ class TaskExecution:
     def _run_in_middleware(
         self, delivery: Delivery, command: Command, runner: Runner, running_job: RunningJob
     ) -> Awaitable[Outcome]:
-        """Run a job inside of the middleware, in a context of its own."""
+        """Run a job inside of the middleware, in its own context."""
         return run_in_context(self._run_observed(delivery, command, runner, running_job), copy_context())
 
     async def _run_observed(
@@ -597,7 +597,7 @@ _NURSERY_HINT = (
     "a task has started something in the nursery of its worker, or closed that: open a nursery of its own"
 )
 _AWAITED_HINT = (
-    "they take no notice of being cancelled, and run here: this worker begins anew when they have ended"
+    "they take no notice of being cancelled, and run here: this worker begins again when they have ended"
 )
 
 

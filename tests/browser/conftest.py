@@ -236,7 +236,7 @@ class Window:
         def is_clicked() -> bool:
             for element in self.find_all(f"{within} button, {within} a"):
                 if element.text.strip() == label:
-                    with suppress(StaleElementReferenceException):  # the page was shown anew: find it there
+                    with suppress(StaleElementReferenceException):  # the page was shown again: find it there
                         element.click()
                         return True
             return False

@@ -19,7 +19,7 @@ WANTED = (".py", ".lua", ".json", ".typed", ".sh", ".js", ".toml", ".yml", ".htm
 
 
 def build(kind: str, source: Path, target: Path) -> Path:
-    """Build `kind` with the backend itself: without an environment of its own, and so without the network."""
+    """Build `kind` with the backend itself: without its own environment, and so without the network."""
     completed = subprocess.run(
         [sys.executable, "-c", BUILD, kind, str(target)],
         cwd=source,

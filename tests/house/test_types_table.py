@@ -7,7 +7,7 @@ from tests.house.types_table import END, NAMES, PAGE, START, evaluate, make_tabl
 
 def test_the_table_of_types_is_what_happens() -> None:
     table = PAGE.read_text().partition(START)[2].partition(END)[0]
-    assert table == make_table(), "write it anew: python -m tests.house.types_table"
+    assert table == make_table(), "write it again: python -m tests.house.types_table"
 
 
 @pytest.mark.parametrize(

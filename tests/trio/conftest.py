@@ -1,4 +1,4 @@
-"""Fixtures of the tests on a Trio loop: the runner of asyncio tasks, which has a loop of its own."""
+"""Fixtures of the tests on a Trio loop: the runner of asyncio tasks, which has its own loop."""
 
 from collections.abc import AsyncIterator
 

@@ -143,7 +143,7 @@ def read_alert_history(keys: Keys, *, count: int) -> Call[list[AlertTransition]]
 
 
 def set_silence(keys: Keys, silence: AlertSilence, *, seconds: float) -> Call[bool]:
-    """Silence a rule for so many seconds; 0 ends its silence. Return whether something has changed."""
+    """Silence a rule for this many seconds; 0 ends its silence. Return whether something has changed."""
     until = to_ms(silence.until) if seconds else 0
     words = (silence.name, until, msgspec.json.encode(silence), max(1, to_ms(seconds)))
     return script_call(SET_SILENCE, (keys.alert_silences,), words, bool, repeatable=True)

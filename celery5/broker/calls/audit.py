@@ -35,7 +35,7 @@ def read_actions(keys: Keys, *, before: str, since_ms: int, count: int) -> Call[
     Args:
         before: The id after the newest one; '' for the newest of all.
         since_ms: The time of the oldest one, in ms since 1970.
-        count: At most so many.
+        count: How many at most.
     """
     words = ("XREVRANGE", keys.audit, f"({before}" if before else "+", since_ms, "COUNT", count)
     return Call(words, _entries, repeatable=True)

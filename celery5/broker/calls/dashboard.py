@@ -5,7 +5,7 @@ from celery5.broker.keys import Keys
 
 
 def end_session(keys: Keys, session: str, *, seconds: float) -> Call[bool]:
-    """Remember that a session was signed out, for so many seconds."""
+    """Remember that a session was signed out, for this many seconds."""
     return Call(("SET", keys.signed_out(session), "1", "PX", max(to_ms(seconds), 1)), bool, repeatable=True)
 
 

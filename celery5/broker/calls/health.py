@@ -129,7 +129,7 @@ def probe_unblock() -> Call[int]:
 
 
 def probe_subscribe(endpoint: Endpoint, channel: str, timing: Timing) -> str:
-    """Subscribe to a channel for a moment, on a connection of its own. Return the server's error if that is refused."""
+    """Subscribe to a channel for a moment, on its own connection. Return the server's error if that is refused."""
     with closing(dial(endpoint, timing, resp=2, name="celery5-doctor")) as link:
         link.send(pack_commands([("SUBSCRIBE", channel)]))
         answer = link.receive()

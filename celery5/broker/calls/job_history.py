@@ -73,7 +73,7 @@ def read_history(stream: str, *, before: str, since_ms: int, count: int) -> Call
         stream: The key.
         before: The end, as XREVRANGE takes it: `+`, an id, or `(` and an id.
         since_ms: The time of the oldest one, in ms since 1970.
-        count: At most so many.
+        count: How many at most.
     """
     return Call(("XREVRANGE", stream, before, since_ms, "COUNT", count), _history, repeatable=True)
 
@@ -108,7 +108,7 @@ def read_due(keys: QueueKeys, score: str, *, skip: int, count: int) -> Call[list
         keys: The queue.
         score: The earliest time in ms, `-inf` for any.
         skip: How many jobs from there on are left out.
-        count: At most so many.
+        count: How many at most.
     """
     words = ("ZRANGEBYSCORE", keys.due, score, "+inf", "WITHSCORES", "LIMIT", skip, count)
     return Call(words, decode_scores, repeatable=True)
@@ -126,7 +126,7 @@ def read_revoked(keys: QueueKeys, score: str, *, skip: int, count: int) -> Call[
         keys: The queue.
         score: The latest time in ms, `+inf` for any.
         skip: How many jobs from there on are left out.
-        count: At most so many.
+        count: How many at most.
     """
     words = ("ZREVRANGEBYSCORE", keys.revoked_jobs, score, "-inf", "WITHSCORES", "LIMIT", skip, count)
     return Call(words, decode_scores, repeatable=True)

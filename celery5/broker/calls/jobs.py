@@ -116,8 +116,8 @@ def claim(keys: QueueKeys, jobs: Sequence[tuple[str, bytes, str, str, float | No
 
 
 def wait_for_replicas(keys: QueueKeys, *, replicas: int, within: float) -> list[Call[int]]:
-    """Wait, `within` seconds, until so many replicas have all that was written before; the last call returns how many
-    have. In a trip of their own: a script that the server does not know runs after the rest of its trip."""
+    """Wait, `within` seconds, until this many replicas have all that was written before; the last call returns how many
+    have. In their own trip: a script that the server does not know runs after the rest of its trip."""
     # WAIT waits for the last write of its own connection, so write: publishing a duplicate job writes nothing.
     return [try_write(keys), Call(("WAIT", replicas, to_ms(within)), int, repeatable=True, blocks=within)]
 

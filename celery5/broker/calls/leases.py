@@ -63,7 +63,7 @@ class RecoveryResult(msgspec.Struct, frozen=True):
 
 
 def join_queue(keys: QueueKeys, worker: str, *, lease: float) -> Call[int]:
-    """Join a queue with a lease of so many seconds."""
+    """Join a queue with a lease of this many seconds."""
     named = (keys.leases, *keys.streams)
     return script_call(JOIN, named, (GROUP, worker, to_ms(lease)), int, repeatable=True)
 
@@ -71,7 +71,7 @@ def join_queue(keys: QueueKeys, worker: str, *, lease: float) -> Call[int]:
 def renew_lease(
     keys: QueueKeys, worker: str, *, lease: float, silent_for: float | None = None
 ) -> Call[HeartbeatReply]:
-    """Renew the lease for so many seconds.
+    """Renew the lease for this many seconds.
 
     `silent_for`: seconds for which the event loop has not renewed it, where its sidecar does; it is a part of a
     millisecond in the lease, which `read_silence` reads.
@@ -157,7 +157,7 @@ class CodeAnnouncement(NamedTuple):
 def announce_code(
     keys: QueueKeys, code: CodeVersion, *, lease: float, with_tasks: bool = False
 ) -> Call[CodeAnnouncement]:
-    """Announce the version of a worker's code for so many seconds; its tasks as well where they are not known."""
+    """Announce the version of a worker's code for this many seconds; its tasks as well where they are not known."""
     tasks = tuple([word for pair in code.signatures.items() for word in pair]) if with_tasks else ()
     # An application without tasks has a version, too.
     words = ("", "", *tasks) if with_tasks else ()

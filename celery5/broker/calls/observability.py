@@ -72,7 +72,7 @@ def send_report(keys: Keys, process: str, number: int, packed: bytes) -> Call[bo
 
 
 def claim_rollup(keys: Keys, process: str, *, seconds: float) -> Call[RollupTurn]:
-    """Take or keep the turn for so many seconds, unless another process has it; 0 gives it up."""
+    """Take or keep the turn for this many seconds, unless another process has it; 0 gives it up."""
     named = (keys.metrics_turn, keys.metrics_state)
     return script_call(CLAIM_ROLLUP, named, (process, to_ms(seconds)), _turn, repeatable=True)
 

@@ -69,7 +69,7 @@ class SocketLink:
         return not self._poll.poll(0)
 
     def wait(self, seconds: float) -> bool:
-        """Wait until there is something to `drain`, for at most so many seconds; return whether there is."""
+        """Wait until there is something to `drain`, for at most this many seconds; return whether there is."""
         return bool(self._poll.poll(max(0.0, seconds) * 1000))
 
     def set_timeout(self, timeout: float) -> None:

@@ -51,9 +51,7 @@ def controller() -> None:
 
 
 @controller.command()
-@click.option(
-    "--development", is_flag=True, help="Everything in one process, with a private server of its own."
-)
+@click.option("--development", is_flag=True, help="Everything in one process, with its own private server.")
 @click.option("--watch", is_flag=True, help="With --development: restart when a Python file here changes.")
 @click.option(
     "--cluster",
@@ -115,7 +113,7 @@ def _watch(*, development: bool) -> int:
 def _develop(app: "App", file: str, values: dict[str, Any], *, with_dashboard: bool) -> int:
     if file or values.pop("broker"):
         raise Misconfigured(
-            "a development controller is one process with a server of its own: leave --cluster and --broker out"
+            "a development controller is one process with its own server: leave --cluster and --broker out"
         )
     if app.config == "redis" and not os.environ.get("CELERY5_BROKER"):
         app.use_config(None)  # a server of its own begins with an empty hash

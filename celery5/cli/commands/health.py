@@ -102,7 +102,7 @@ def _parse_response(data: bytes) -> ProbeResponse:
     default=1,
     show_default=True,
     metavar="N",
-    help="Ask so many worker processes, at this port and those after it: all must do well.",
+    help="Ask this many worker processes, at this port and those after it: all must do well.",
 )
 @click.option("--live", is_flag=True, help="Ask whether it lives, not whether it is ready for work.")
 @click.option(

@@ -271,7 +271,7 @@ def reset(
     force: bool,
     wants_json: bool,
 ) -> None:
-    """Have GROUP begin anew: all partitions of STREAM, without quarantines. Refuses while workers run it."""
+    """Have GROUP begin again: all partitions of STREAM, without quarantines. Refuses while workers run it."""
     if forget and (start is not None or state):
         raise Misconfigured("--forget removes the group wholly: give it without --to and --state")
     streams = target.load().streams

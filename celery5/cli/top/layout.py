@@ -92,14 +92,14 @@ def format_top_table(
 
 
 def cut(text: str, width: int) -> str:
-    """Return a text in at most so many cells, with an ellipsis where something is cut off."""
+    """Return a text in at most this many cells, with an ellipsis where something is cut off."""
     if cell_len(text) <= width:
         return text
     return set_cell_size(text, width - 1) + "…" if width > 1 else "…"[:width]
 
 
 def cut_line(line: Line, width: int) -> Line:
-    """Return a line in at most so many cells, without any control character: much of it comes from others."""
+    """Return a line in at most this many cells, without any control character: much of it comes from others."""
     left, segments = width, list[Segment]()
     for text, style in line:
         if left <= 0:

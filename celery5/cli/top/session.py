@@ -40,7 +40,7 @@ Change = Callable[[ScreenState], ScreenState]
 
 
 class ReadingLoop:
-    """Reads what the screen shows, again and again, in a thread of its own.
+    """Reads what the screen shows, again and again, in its own thread.
 
     Args:
         sources: What it reads from.

@@ -257,7 +257,7 @@ _HANDLERS: Mapping[str, Callable[[ScreenState, SeenRows], KeyResult]] = {
 
 
 def ask_to_replay(state: ScreenState, group: DeadJobGroup, count: int) -> ScreenState:
-    """Return the state that asks whether so many dead letters are to be replayed."""
+    """Return the state that asks whether this many dead letters are to be replayed."""
     if not count:
         return replace(state, notice="this group has no dead letters any more")
     jobs = "1 dead letter" if count == 1 else f"{count:,} dead letters"

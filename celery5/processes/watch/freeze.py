@@ -141,7 +141,7 @@ class FreezeWatch:
             self._kill(who, reason, at - pulse, self._cause)
 
     def _end_freeze(self, who: str, at: float, pulse: float) -> None:
-        """Start anew: the interpreter has run, or nobody can tell."""
+        """Start again: the interpreter has run, or nobody can tell."""
         if self._cause is not None:
             self._cause = None
             for memory in self._memories:

@@ -58,7 +58,7 @@ FLAG_TYPES: Mapping[Kind, Mapping[str, Any]] = {
 """The flags that a group may set, by kind: flags of `celery5 KIND start`, with the type of each."""
 UNSUPPORTED_FLAGS = {
     "processes": "each member is one process: say count = N",
-    "name": "each member has a name of its own, made of its group's",
+    "name": "each member has its own name, made of its group's",
     "burst": "members stay until they are stopped",
 }
 """Flags that make no sense for a member, with what to do instead."""

@@ -58,7 +58,7 @@ class LeadershipChange(Enum):
     """What a read of the record has changed."""
 
     NONE = "nothing"
-    ACQUIRED = "it leads, in an epoch of its own"
+    ACQUIRED = "it leads, in its own epoch"
     LOST = "it led, and another one does"
     NEW_LEADER = "it stands by, for a leader that it did not know"
 

@@ -164,7 +164,7 @@ _SLOTS = Annotated[int, Meta(ge=1, description="a whole number, 1 or more")]
 class BudgetParameters(msgspec.Struct, frozen=True):
     """The parameters of `budget`."""
 
-    # A kind of task, or a task that has a budget of its own; without both, all are shown.
+    # A kind of task, or a task that has its own budget; without both, all are shown.
     kind: Text | None = None
     # Slots, at least and at most; None to leave them as they are.
     minimum: Annotated[int, Meta(ge=0, description="a whole number, 0 or more")] | None = None

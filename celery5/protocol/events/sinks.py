@@ -20,7 +20,7 @@ RETRY = RetryPolicy(max_retries=10, backoff=1.0, cap=300.0)
 
 
 class Sink(Protocol):
-    """A Data Sink: it has a `name` and takes documents, with `def` in a thread of its own or `async def` on Trio.
+    """A Data Sink: it has a `name` and takes documents, with `def` in its own thread or `async def` on Trio.
 
     A sink gets each document at least once: after a failure, or when a Router died, a document may come again with
     the same `id`. Attributes are options:

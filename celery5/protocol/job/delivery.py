@@ -61,7 +61,7 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
     message: bytes
     deliveries: int = 0
     command: Command | None = None
-    kind: str = ""  # its kind of task, or its task if that has a budget of its own
+    kind: str = ""  # its kind of task, or its task if that has its own budget
     read: float = 0.0
     started: float = 0.0
     finished: float = 0.0
@@ -97,7 +97,7 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
         self.is_foreign = True
 
     def set_kind(self, kind: str) -> None:
-        """Set the kind, or the task with a budget of its own, for which the job is counted."""
+        """Set the kind, or the task with its own budget, for which the job is counted."""
         self.kind = kind
 
     def set_document(self, document: bytes) -> None:

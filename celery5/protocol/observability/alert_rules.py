@@ -54,7 +54,7 @@ COUNTED = ("failures", "dead-letters", "worker-deaths")
 WITHOUT_THRESHOLD = ("no-workers", "worker-deaths", "worker-lost", "not-undone")
 """What alerts from the first on unless a rule says otherwise."""
 MAX_LOST_SUBJECTS = 20
-"""Lost processes, and silent workers, with an alert of their own; further lost ones have one together."""
+"""Lost processes, and silent workers, with their own alert; further lost ones have one together."""
 MAX_NAME = 100
 """Characters of the name of a rule."""
 
@@ -127,7 +127,7 @@ def stream_lag(
 def loop_lag(*, above: float, below: float | None = None) -> AlertCondition:
     """Return the condition that the event loop of a process wakes up more than `above` seconds late.
 
-    A worker whose event loop is blocked cannot report it: its sidecar does, and it has an alert of its own.
+    A worker whose event loop is blocked cannot report it: its sidecar does, and it has its own alert.
     """
     return AlertCondition(measure="loop-lag", above=above, below=below)
 
@@ -551,7 +551,7 @@ def _read_failures(
     condition: AlertCondition, task: str, count: TaskCount, base: CounterSample | None
 ) -> AlertReading:
     before = count if base is None else base.tasks.get(task, TaskCount())
-    if count.ended < before.ended:  # the totals have begun anew
+    if count.ended < before.ended:  # the totals have begun again
         before = TaskCount()
     failed, ended = max(0.0, count.failed - before.failed), count.ended - before.ended
     share = failed / ended if ended and ended >= condition.least else 0.0

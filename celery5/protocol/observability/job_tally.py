@@ -28,7 +28,7 @@ class TaskTally:
         self.successes = SuccessWatch()
 
     def set_exemplar(self, traceparent: str, seconds: float, at: float) -> None:
-        """Note a run, for whoever wants to see one of so many seconds; nothing if its trace is not recorded."""
+        """Note a run, for whoever wants to see one of this many seconds; nothing if its trace is not recorded."""
         if traceparent[-2:] == "01":
             self.exemplar = Exemplar(traceparent, seconds, at)
 

@@ -82,7 +82,7 @@ def measure_flow(
     usable = [
         one
         for one in before
-        # Where the counter has begun anew, or the clock was set back, the difference says nothing.
+        # Where the counter has begun again, or the clock was set back, the difference says nothing.
         if _is_recent(one.at, look) and one.ended <= look.ended
     ]
     first = min(usable, key=_AT, default=look)

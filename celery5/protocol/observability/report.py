@@ -252,7 +252,7 @@ class ReportMaker:
                     measurements.gauges[series] = measurements.gauges.get(series, 0.0) + value
             elif self._is_room_for(series, self._counters):
                 before = self._counters.get(series, 0.0)
-                # A part of the process that was built anew counts from 0 again.
+                # A part of the process that was built again counts from 0 again.
                 if added := value - before if value >= before else value:
                     measurements.counters[series] = measurements.counters.get(series, 0.0) + added
                 self._counters[series] = value

@@ -2,7 +2,7 @@
 
 A budget has a maximum, which is a number or a function of the current demand, and a current number of slots.
 The current number lies between the minimum and the maximum, and a strategy moves it. A fixed budget, minimum =
-maximum, never moves. A task may have a budget of its own: its slots are some of those of its kind.
+maximum, never moves. A task may have its own budget: its slots are some of those of its kind.
 """
 
 import inspect
@@ -214,7 +214,7 @@ def check_budgets(budgets: Mapping[str, Budget]) -> dict[str, Budget]:
 
 
 def is_full_task_name(name: object) -> bool:
-    """Return whether this may be the name of a task with a budget of its own: it has a dot, as no kind has."""
+    """Return whether this may be the name of a task with its own budget: it has a dot, as no kind has."""
     return isinstance(name, str) and "." in name
 
 

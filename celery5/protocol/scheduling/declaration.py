@@ -55,7 +55,7 @@ class Periodic(msgspec.Struct, frozen=True):
     misfire: Misfire | MisfirePolicy = "once"
     # What happens while the previous job has not ended: `allow`, `skip`, or `queue`, where at most one waits.
     overlap: OverlapPolicy = "allow"
-    # Each fire is delayed by a random time of up to so many seconds.
+    # Each fire is delayed by a random time of up to this many seconds.
     jitter: float | timedelta = 0.0
 
 
@@ -179,7 +179,7 @@ def calendar(
     last: date | str | None = None,
     timezone: str = "",
 ) -> AnyTrigger:
-    """Return a trigger that fires at a wall-clock time, every so many years, months, weeks and days.
+    """Return a trigger that fires at a wall-clock time, every given number of years, months, weeks and days.
 
     Dates that a month does not have are left out.
 

@@ -1,6 +1,6 @@
 """Parked keys: keys of a stream whose records a group has set aside, since one of them has failed.
 
-The records of a parked key wait in a log of their own, in their order, until an operator releases or discards them.
+The records of a parked key wait in their own log, in their order, until an operator releases or discards them.
 """
 
 from collections.abc import Mapping, Sequence

@@ -32,7 +32,7 @@ MAX_FEEDS = 100
 MAX_INLINE = 16
 """The most values that are put into a message. A job with more of them reads them when it runs."""
 DEFAULT_LIFE = 30 * 86400.0
-"""Seconds that a run has, without a deadline of its own."""
+"""Seconds that a run has, without its own deadline."""
 
 
 @dataclass(frozen=True, slots=True)

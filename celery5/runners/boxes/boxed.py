@@ -1,4 +1,4 @@
-"""Boxed runner: runs boxed tasks, each in a process of its own, which is kept for the next job.
+"""Boxed runner: runs boxed tasks, each in its own process, which is kept for the next job.
 
 The modules about processes are imported with the first boxed job: other workers do not pay for them.
 """

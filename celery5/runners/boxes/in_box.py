@@ -65,7 +65,7 @@ class BoxMainThread:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Outcome:
-        """Run one job to its end, in a context of its own."""
+        """Run one job to its end, in its own context."""
         job = CurrentJob(run.id, run.task, run.queue, run.attempt, run.worker, run.sections, run.trace)
         return copy_context().run(self._perform, job, run, loop, function, args, kwargs)
 

@@ -203,7 +203,7 @@ def test_cluster_is_unhealthy_when_a_member_keeps_dying(staff: Staff, cluster_of
 
 
 def wait_for_more(staff: Staff, load: Load, count: int = 30) -> None:
-    """Wait until so many more jobs have ended."""
+    """Wait until this many more jobs have ended."""
     had = len(staff.notes("end"))
     wait_until(lambda: len(staff.notes("end")) >= had + count or load.error is not None, within=LIMIT)
 

@@ -48,7 +48,7 @@ class Post:
 
 
 class Strikes:
-    """Three workers, each behind a proxy of its own, and what is done to them."""
+    """Three workers, each behind its own proxy, and what is done to them."""
 
     def __init__(self, staff: Staff, server: EmbeddedServer, seed: int) -> None:
         self._staff = staff

@@ -21,7 +21,7 @@ class Baked(Event):
 @Baked.subscribe
 @app.task(name="smell")
 async def smell(number: int) -> None:
-    """Note that the event has come: by its number, since its job has an id of its own."""
+    """Note that the event has come: by its number, since its job has its own id."""
     line = f"baked-{number} smelt {os.getpid()} 1 {time.time():.6f}\n"
     file = os.open(os.environ["HISTORY"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(file, line.encode())

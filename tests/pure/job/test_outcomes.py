@@ -19,7 +19,7 @@ from tests.pure.job.repeated_values import __file__ as values_script
 
 @pytest.mark.parametrize("name", ERRORS)
 def test_an_error_that_has_no_end_is_an_outcome_in_a_bound_of_time_and_memory(name: str) -> None:
-    """In a process of its own, which its limits end if it does not come to an end."""
+    """In its own process, which its limits end if it does not come to an end."""
     command = [sys.executable, script, name]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 0, ended.stderr[-500:]
@@ -35,7 +35,7 @@ def test_an_error_that_has_no_end_is_an_outcome_in_a_bound_of_time_and_memory(na
 
 @pytest.mark.parametrize("name", REPEATED)
 def test_a_result_that_repeats_its_parts_without_end_is_refused(name: str) -> None:
-    """In a process of its own, which its limits end if it does not come to an end."""
+    """In its own process, which its limits end if it does not come to an end."""
     command = [sys.executable, values_script, name]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 0, ended.stderr[-500:]

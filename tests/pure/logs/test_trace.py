@@ -52,7 +52,7 @@ def test_inside_an_eliot_action_a_job_carries_the_place_in_it() -> None:
         uuid, at, level = said.partition("@")
         assert (uuid, at) == (action.task_uuid, "@")
         assert level.startswith("/")
-        assert sent() != said  # each goes on in a place of its own
+        assert sent() != said  # each goes on in its own place
     assert get_current_trace() == ""
 
 

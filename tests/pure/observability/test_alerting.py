@@ -239,7 +239,7 @@ def test_dead_letters_count_by_how_many_were_added() -> None:
             1,
         ),  # the queue could not be measured then
         ((CounterSample(0, {}, {"mail": 0}, {"pay": 2}),), 5, 145.0, 3),
-        ((CounterSample(0, {}, {"mail": 0}, {"pay": 7}),), 1, 145.0, 1),  # the totals have begun anew
+        ((CounterSample(0, {}, {"mail": 0}, {"pay": 7}),), 1, 145.0, 1),  # the totals have begun again
         ((CounterSample(0, {}, {"mail": 0}, {"pay": 1}),), 1, 20.0, 0),  # long ago
     ],
 )

@@ -47,7 +47,7 @@ def test_the_window_is_the_true_time_between_the_looks_however_odd() -> None:
         [look(-LONGEST_WINDOW - 1)],  # it says nothing of now
         [look(-0.2)],
         [look(5)],  # the clock was set back
-        [look(-30, 2000)],  # the counter has begun anew
+        [look(-30, 2000)],  # the counter has begun again
     ],
 )
 def test_without_a_look_that_can_be_compared_there_is_no_flow(before: list[QueueLook]) -> None:

@@ -33,7 +33,7 @@ IN_GROUP: Series = ("celery5_jobs_total", "state", "SUCCESS", "task", "pay")
 def report(
     process: str, jobs: float = 0, gauges: dict[Series, float] | None = None, largest: str = ""
 ) -> MetricsReport:
-    """A report of so many jobs."""
+    """A report of this many jobs."""
     counters = {JOBS: jobs} if jobs else {}
     return MetricsReport(
         process, "worker", 1, Measurements(counters, gauges or {}, {}), frozenset({largest} - {""})

@@ -93,7 +93,7 @@ def test_a_whole_story_with_a_cool_down() -> None:
         (30.1, 0, 0, 60),  # the queue is given a moment to show what it has
         (30.5, 0, 12, 12),
         (30.6, 0, 0, 2),
-        (31.0, 9, 2, 9),  # growth begins anew, by the excess
+        (31.0, 9, 2, 9),  # growth begins again, by the excess
     ]
     for now, queued, executing, slots in story:
         known = demand(queued, executing, course.current, minimum=2, maximum=60, increases=course.increases)

@@ -180,7 +180,7 @@ def test_a_kind_stays_saturated_until_no_job_of_it_waits_in_a_list() -> None:
     assert not saturation.update(full=False, others=True, waiting=True)
     assert saturation.update(full=False, others=True, waiting=False)
     assert not saturation.is_saturated
-    assert not saturation.update(full=True, others=True, waiting=False), "it begins anew"
+    assert not saturation.update(full=True, others=True, waiting=False), "it begins again"
 
 
 def test_a_kind_is_not_saturated_while_others_are_full_or_nothing_waits() -> None:

@@ -231,7 +231,7 @@ def test_an_application_never_shows_its_password(url: str, shown: str) -> None:
 
 @pytest.fixture
 def free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """A module of free tasks under a name of its own, so that nobody owns them yet."""
+    """A module of free tasks under its own name, so that nobody owns them yet."""
     name = f"free_tasks_{uuid4().hex}"
     shutil.copy(Path(__file__).with_name("free_tasks.py"), tmp_path / f"{name}.py")
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -111,7 +111,7 @@ NO_ACTIONS = {
     "Schedules": "check_configured list list_declared schedulers show",
     "Stream": "append encode find_partition make_append send send_many subscribe subscribe_check",
     "Streams": "declare declare_processor info parse_processors read subscribe subscribe_check",
-    # The last one is what bulk actions call, which have an entry of their own.
+    # The last one is what bulk actions call, which have their own entry.
     "WorkflowRun": "get graph results status retry_unrecorded",
     # The last line is what workers call.
     "Workflows": "check_event declare find list_runs resolve start start_declared "

@@ -1,4 +1,4 @@
-"""Boxed tasks: each job in a process of its own, and all else of it as for any other kind."""
+"""Boxed tasks: each job in its own process, and all else of it as for any other kind."""
 
 import os
 import signal

@@ -52,7 +52,7 @@ def peak() -> int:
 
 
 def forget_peak() -> int:
-    """Begin anew; gives what it has now."""
+    """Begin again; gives what it has now."""
     Path("/proc/self/clear_refs").write_text("5")
     return peak()
 

@@ -1,6 +1,6 @@
 """Throw-away Machine: a real systemd as the first process of a machine that is nothing but namespaces.
 
-DANGER: an init system that boots empties /tmp. So it is booted only in a root of its own, with its own /tmp, and only
+DANGER: an init system that boots empties /tmp. So it is booted only in its own root, with its own /tmp, and only
 after both sides have seen that canaries which were written inside are not to be seen outside. throwaway_machine.sh
 makes the root; only units that it names exist there, and nothing that tidies up. It is run when it is asked for alone.
 """

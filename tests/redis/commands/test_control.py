@@ -384,7 +384,7 @@ async def test_a_configuration_is_read_again_on_command(url: str, app_name: str,
     async def slots() -> int:
         try:
             return int((await told(app, "stats"))["slots"]["trio"]["current"])
-        except BrokerUnavailable:  # here it is asked over the connection of the worker that begins anew
+        except BrokerUnavailable:  # here it is asked over the connection of the worker that begins again
             return 0
 
     async with working(app, name="w1"):

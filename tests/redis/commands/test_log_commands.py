@@ -37,7 +37,7 @@ async def pass_on() -> str:
 
 @pytest.fixture
 def talker(staff: Staff, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Employee, App]]:
-    """A worker that talks, under a name of its own, and the application."""
+    """A worker that talks, under its own name, and the application."""
     (tmp_path / "talk.py").write_text(TALK)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     command = [sys.executable, "-m", "celery5", "-A", "talk", "worker", "start", "--name", "one"]

@@ -255,7 +255,7 @@ def test_a_folder_with_a_space_makes_a_url_that_works(
 def test_a_watcher_that_was_killed_does_not_keep_the_folder(server_binary: str | None) -> None:
     server = EmbeddedServer.start(server_binary)
     assert server._watcher is not None
-    server._watcher.kill()  # as Ctrl-C does to a child that is not yet in a session of its own
+    server._watcher.kill()  # as Ctrl-C does to a child that is not yet in its own session
     server._watcher.wait()
     server.stop()
     assert not server.folder.exists()

@@ -31,7 +31,7 @@ def far_end(name: str, second: str, **settings: Any) -> App:
 
 
 def with_tasks(app: App) -> App:
-    """One task on each broker, one that waits on the first for a job on the second, one without a queue of its own."""
+    """One task on each broker, one that waits on the first for a job on the second, one without its own queue."""
 
     @app.task(name="near", queue="near")
     async def near(number: int) -> int:

@@ -39,7 +39,7 @@ def declare(app: App) -> None:
 
 
 async def until_dead(app: App, count: int) -> None:
-    """Wait until so many jobs are dead, and in the history."""
+    """Wait until this many jobs are dead, and in the history."""
 
     async def are_dead() -> bool:
         page = await app.jobs.asearch(state="DEAD")

@@ -94,7 +94,7 @@ def test_it_is_mounted_on_asyncio(app: App, make: Any) -> None:
 
 
 def test_it_is_mounted_in_front_of_a_django_project_that_answers_elsewhere(app: App) -> None:
-    """In a process of its own: Django has one configuration a process, and the pages of the guide have theirs."""
+    """In its own process: Django has one configuration a process, and the pages of the guide have theirs."""
     ended = subprocess.run(
         [sys.executable, "-m", "tests.redis.dashboard.django_project", app.name, app.settings.broker],
         cwd=Path(__file__).parents[3],

@@ -114,7 +114,7 @@ def gate_thread(path: str) -> int:
 
 @app.task(name="hoard")
 async def hoard(size: int) -> int:
-    """Take so many bytes of memory, for ever."""
+    """Take this many bytes of memory, for ever."""
     note("begin")
     _HOARD.append(b"x" * size)
     note("end")
@@ -358,7 +358,7 @@ def spawn() -> int | None:
 
 @app.task(name="crash_executors")
 async def crash_executors() -> None:
-    """Cancel all executors of the worker, which ends it by an error of its own."""
+    """Cancel all executors of the worker, which ends it by its own error."""
     own = trio.lowlevel.current_task().parent_nursery
     assert own is not None
     above = own.parent_task.parent_nursery

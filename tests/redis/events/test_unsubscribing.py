@@ -43,7 +43,7 @@ async def test_a_subscription_is_taken_back_at_once_and_others_go_on(url: str, a
         assert not await app.events.aunsubscribe(name, one.name)  # there is none any more
         await Counted.adelay(number=2)
         await until(lambda: ("other", 2) in had)
-        # For good: a worker that begins anew declares it, and it stays away.
+        # For good: a worker that begins again declares it, and it stays away.
         await working.stop()
         working = await start(nursery, app)
         await Counted.adelay(number=3)

@@ -29,7 +29,7 @@ from tests.redis.commands.staff import wait_until
 
 @pytest.fixture
 def own(own_server: EmbeddedServer, app_name: str, tmp_path: Path) -> Iterator[App]:
-    """An application over a server of its own."""
+    """An application over its own server."""
     app = App(app_name, broker=own_server.url, keys=str(tmp_path / "keys"))
     yield app
     app.close()

@@ -472,7 +472,7 @@ def test_a_slot_whose_answer_was_lost_goes_with_its_job(gate: Gated) -> None:
 
 
 def worker_with_slots(gate: Gated, *, jobs: int, waiting: int) -> None:
-    """Have a worker "dead" hold jobs that have slots, each with a key of its own, while others wait for each key."""
+    """Have a worker "dead" hold jobs that have slots, each with its own key, while others wait for each key."""
     gate.rule = AdmissionRule(TASK, max_running=1, keyed=True)
     gate.join("dead")
     gate.line_up((f"a{n}", f"k{n}") for n in range(jobs))

@@ -1,6 +1,6 @@
-"""Journal Daemon: a real systemd-journald that lives in a folder of its own, and journalctl to read what it has kept.
+"""Journal Daemon: a real systemd-journald that lives in its own folder, and journalctl to read what it has kept.
 
-It runs in a mount namespace of its own, in which its folder is /run and its configuration the one here: neither the
+It runs in its own mount namespace, in which its folder is /run and its configuration the one here: neither the
 journal of this machine nor anything else sees it. Where that cannot be had there is none.
 """
 

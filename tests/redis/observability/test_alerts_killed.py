@@ -82,7 +82,7 @@ def test_a_notification_that_a_killed_worker_could_not_send_is_sent_by_another(
         receiver.status = 200
         wait_until(partial(has_arrived, receiver, "lonely"))
         assert_each_fired_once(staff, receiver, ["lonely"])
-        # Lines are written by a thread of their own: one that was not written yet is logged again by the other.
+        # Lines are written by their own thread: one that was not written yet is logged again by the other.
         wait_until(lambda: any(worker.lines("alert:fired") for worker in workers))
 
 

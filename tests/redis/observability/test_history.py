@@ -27,7 +27,7 @@ FAST: dict[str, Any] = {"metrics_interval": 0.1}
 
 
 def declare(app: App) -> None:
-    """Two tasks on a queue of their own."""
+    """Two tasks on their own queue."""
 
     @app.task(name="pay", queue="slow")
     async def pay() -> None: ...

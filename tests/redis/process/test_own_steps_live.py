@@ -1,4 +1,4 @@
-"""Own steps live: what an application adds to a worker sends jobs, outlives an outage, and begins anew with its
+"""Own steps live: what an application adds to a worker sends jobs, outlives an outage, and begins again with its
 worker."""
 
 import asyncio

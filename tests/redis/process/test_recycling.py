@@ -1,4 +1,4 @@
-"""Recycling: worker processes that end when they have done enough, and begin anew, while jobs come: none is lost, none
+"""Recycling: worker processes that end when they have done enough, and begin again, while jobs come: none is lost, none
 doubled, none interrupted.
 """
 

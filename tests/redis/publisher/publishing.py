@@ -1,4 +1,4 @@
-"""Publishing: a Publisher daemon in a process of its own, and what it has published, for tests to look at."""
+"""Publishing: a Publisher daemon in its own process, and what it has published, for tests to look at."""
 
 import os
 import signal

@@ -44,7 +44,7 @@ async def ship(number: int) -> int:
 
 @source(single=True, name="ticks")
 async def ticks(emit: Emit) -> None:
-    """Say who runs this, and publish the numbers up to 40, anew each time it is begun."""
+    """Say who runs this, and publish the numbers up to 40, again each time it is begun."""
     with (FOLDER / "runs").open("a") as file:
         file.write(f"{os.getpid()}\n")
     for number in range(40):

@@ -11,7 +11,7 @@ KEPT = 60_000
 
 
 def holding(entry: Entry, delay: int = 0) -> Settlement:
-    """The words that hold what was read, for so many ms."""
+    """The words that hold what was read, for this many ms."""
     return Settlement("hold", entry.id, "a", entry.message, delay, KEPT)
 
 

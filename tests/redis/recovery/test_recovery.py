@@ -148,7 +148,7 @@ def test_a_frozen_worker_is_fenced_off_and_works_again_under_a_new_name(
     names = [line["name"] for line in frozen.lines("worker:boot-started")]
     assert len(set(names)) == 2
     assert [each["worker"] for each in frozen.lines("worker:started")] == names
-    # Valkey makes the old name's consumer anew when its blocked read ends; the next beat removes it.
+    # Valkey makes the old name's consumer again when its blocked read ends; the next beat removes it.
     wait_until(lambda: list(held(redis_client, staff.app)) == [names[1]])
 
 

@@ -191,7 +191,7 @@ async def orders(app: App, inbox: str) -> list[dict[str, Any]]:
 
 
 async def inbox_has(app: App, inbox: str, workers: int) -> bool:
-    """Whether an inbox was told of so many workers last."""
+    """Whether an inbox was told of this many workers last."""
     return [order["workers"] for order in await orders(app, inbox)][-1:] == [workers]
 
 

@@ -104,7 +104,7 @@ def doors() -> Iterator[BlockedJobs]:
 
 
 def application(url: str, name: str, doors: BlockedJobs, *, queue: str | None = None, **more: Any) -> App:
-    """Its tasks `coroutine` and `thread` wait behind the doors; the latter on a queue of its own, if `queue` says."""
+    """Its tasks `coroutine` and `thread` wait behind the doors; the latter on its own queue, if `queue` says."""
     app = App(name, broker=url, lease=1.0, grace_period=1.0, **more)
 
     @app.task(name="coroutine")

@@ -16,7 +16,7 @@ from tests.redis.worker.workers import Lines, start, until, until_async, working
 
 
 def employed(staff: Staff, *flags: str, **settings: Any) -> Employee:
-    """A Scheduler in a process of its own, once it is up."""
+    """A Scheduler in its own process, once it is up."""
     one = staff.launch([sys.executable, "-m", "celery5", *_TARGET, "scheduler", "start", *flags], **settings)
     wait_until(lambda: bool(one.lines("scheduler:started")) or one.process.poll() is not None)
     assert one.process.poll() is None, one.output.read_text()

@@ -108,7 +108,7 @@ async def test_undeclared_schedule_is_retired_after_all_processes_reported(
     two.set_live_schedulers(("two",))
     await two.retire_undeclared()
     await two.retire_undeclared()
-    assert await state() == "active", "whoever declared it may be starting anew"
+    assert await state() == "active", "whoever declared it may be starting again"
     two._lease = 0.0
     two.set_live_schedulers(("three", "two"))
     await two.retire_undeclared()

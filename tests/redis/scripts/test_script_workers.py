@@ -174,7 +174,7 @@ def test_a_worker_whose_own_lease_has_lapsed_has_nobody_recovered(queue: Queue) 
 
 
 def test_an_old_decision_counts_no_more_although_the_lease_was_renewed_meanwhile(queue: Queue) -> None:
-    """By the sidecar, say, on a connection of its own."""
+    """By the sidecar, say, on its own connection."""
     for worker in ("healthy", "judge"):
         queue.join(worker)
     judge = queue.judge("judge", lease=3, ago=4)

@@ -41,7 +41,7 @@ WORKER = "me"
 
 @dataclass
 class Desk:
-    """A Result Publisher on a link of its own, and the jobs that were read for it."""
+    """A Result Publisher on its own link, and the jobs that were read for it."""
 
     app: App
     keys: QueueKeys

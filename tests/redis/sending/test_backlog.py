@@ -280,7 +280,7 @@ def test_sending_returns_when_replicas_have_the_jobs(
                 client.script_flush()  # what is unknown is sent again, which is to be waited for, too
                 tell(colour, one)
                 assert replica.xlen(app.queue("default").stream) == n
-            # On Trio the waiting has a connection of its own, which has written nothing before.
+            # On Trio the waiting has its own connection, which has written nothing before.
             app.close()
             os.kill(other.pid, signal.SIGSTOP)
             try:

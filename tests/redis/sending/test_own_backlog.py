@@ -82,7 +82,7 @@ def declare(app: App) -> Any:
 
 @pytest.fixture
 def kept(own_server: EmbeddedServer, app_name: str, tmp_path: Path) -> Iterator[tuple[App, FileBacklog]]:
-    """An application with a backlog of its own."""
+    """An application with its own backlog."""
     own = FileBacklog(tmp_path / "jobs.sqlite", most=5)
     app = App(app_name, broker=own_server.url, backlog=own)
     declare(app)

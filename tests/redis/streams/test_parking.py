@@ -294,7 +294,7 @@ async def test_a_record_with_which_owners_begin_in_vain_stays_parked(app: App, r
 
         await until_async(is_kept)
         assert await slow.count_parked() == 1
-        await app.streams.parked_keys.arelease("orders", "bill", "ada")  # which tries anew
+        await app.streams.parked_keys.arelease("orders", "bill", "ada")  # which tries again
         await slow.until_parked(0, 0)
     assert await slow.read() == [1]
 

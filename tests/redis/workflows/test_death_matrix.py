@@ -69,7 +69,7 @@ async def come_to(run: WorkflowRun[Any]) -> Any:
 async def mortal_worker(
     shop: MortalShop, url: str, folder: Path, at: int, moment: str = ""
 ) -> AsyncGenerator[Process]:
-    """Run a worker in a process of its own, which kills itself at a call."""
+    """Run a worker in its own process, which kills itself at a call."""
     out = folder / f"out-{at}"
     words = (shop.app.name, url, str(folder / "notes"), str(at), moment)
     command = [sys.executable, "-m", "tests.redis.workflows.mortal", *words]

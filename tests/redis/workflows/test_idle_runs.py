@@ -51,7 +51,7 @@ def tasks(app: App) -> SampleTasks:
 
 
 def is_idle(app: App, client: Any, run: WorkflowRun[Any]) -> bool:
-    """Return whether a run is among the idle ones. It is never there and in a hash of its own."""
+    """Return whether a run is among the idle ones. It is never there and in its own hash."""
     keys = app.queue(run.queue)
     idle, own = client.hexists(keys.idle_runs, run.id), client.exists(keys.run(run.id))
     assert not (idle and own)

@@ -11,7 +11,7 @@ FLAGS = ("--queues", "default,far")
 
 
 def until_ended(staff: Staff, count: int) -> None:
-    """Wait until so many jobs have ended."""
+    """Wait until this many jobs have ended."""
     wait_until(lambda: len(staff.notes("end")) >= count)
 
 

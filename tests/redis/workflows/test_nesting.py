@@ -197,7 +197,7 @@ async def test_a_held_job_holds_the_run_until_its_dead_letter_is_gone(
 
 
 async def settled(run: WorkflowRun[Any], count: int) -> bool:
-    """Return whether so many jobs have succeeded."""
+    """Return whether this many jobs have succeeded."""
     return (await run.astatus()).done == count
 
 

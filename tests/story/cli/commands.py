@@ -75,7 +75,7 @@ def until(condition: Callable[[], Any], *, within: float = LIMIT) -> Any:
 
 
 class Serving:
-    """A command that serves, in a process group of its own, as a terminal would have it. Leaving the block stops it."""
+    """A command that serves, in its own process group, as a terminal would have it. Leaving the block stops it."""
 
     def __init__(self, *words: object, cwd: Path, env: Mapping[str, str] | None = None) -> None:
         self._out = cwd / f"out-{time.monotonic_ns()}"
@@ -108,7 +108,7 @@ class Serving:
         return [message for message in messages if message.get("message_type") == message_type]
 
     def ready(self, workers: int = 1) -> Self:
-        """Wait until so many workers consume."""
+        """Wait until this many workers consume."""
         until(lambda: len(self.logged("worker:started")) >= workers or self.process.poll() is not None)
         assert self.process.poll() is None, self.err
         return self

@@ -18,7 +18,7 @@ from tests.story.cli import commands
 from tests.story.conftest import Desk
 
 celery5 = partial(commands.celery5, command=commands.COMMAND)
-"""A command in an interpreter of its own, as a person starts it."""
+"""A command in its own interpreter, as a person starts it."""
 
 # Which application
 

@@ -1,4 +1,4 @@
-"""`celery5 top`, in a terminal of its own: keys, sizes, a broker that goes and comes back, and how it ends."""
+"""`celery5 top`, in its own terminal: keys, sizes, a broker that goes and comes back, and how it ends."""
 
 import fcntl
 import json

@@ -89,5 +89,5 @@ class Controlling(Serving):
 
 
 def is_group_leader(pid: int) -> bool:
-    """Whether a process has a group of its own, so that Ctrl-C in a terminal is not for it."""
+    """Whether a process has its own group, so that Ctrl-C in a terminal is not for it."""
     return os.getpgid(pid) == pid

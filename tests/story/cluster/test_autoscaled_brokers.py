@@ -66,7 +66,7 @@ def office(
     fresh_modules: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[App]:
-    """An application whose letters are on a second server, in a folder of its own."""
+    """An application whose letters are on a second server, in its own folder."""
     source = POST.format(name=app_name, url=url, second=own_server.url)
     with working_in(tmp_path, "office", source, monkeypatch) as app:
         yield app

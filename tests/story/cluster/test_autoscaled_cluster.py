@@ -57,7 +57,7 @@ __all__ = ["fresh_modules"]
 def stall(
     tmp_path: Path, app_name: str, url: str, fresh_modules: None, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[App]:
-    """An application that is scaled between one and three workers, in a folder of its own."""
+    """An application that is scaled between one and three workers, in its own folder."""
     (tmp_path / "stall.py").write_text(STALL.format(name=app_name, url=url))
     monkeypatch.chdir(tmp_path)
     app = load_app("stall")

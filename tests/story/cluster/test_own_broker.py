@@ -167,7 +167,7 @@ def test_there_is_one_controller_with_a_broker_of_its_own(bank: Path) -> None:
         assert f"another Controller (process {controller.process.pid}) runs the broker in" in other.error
         (bank / "cluster.toml").write_text((bank / "cluster.toml").read_text().replace("always", "no"))
         told = controller.tell("reload")
-        assert "another [broker] needs a Controller that is started anew" in told.err
+        assert "another [broker] needs a Controller that is started again" in told.err
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,7 @@ def test_a_shared_broker_is_left_as_it_was(folder: Path, url: str, redis_client:
 
 
 class Demo:
-    """A demo of the standard library, or of `folder`, in a process group of its own, with its own temporary files."""
+    """A demo of the standard library, or of `folder`, in its own process group, with its own temporary files."""
 
     def __init__(self, room: Path, *folder: Path, **env: str) -> None:
         self.room = room

@@ -167,7 +167,7 @@ def _let_go(value: object) -> None:
 
 @contextlib.contextmanager
 def worker(app: App) -> Iterator[None]:
-    """A worker for `app` in a thread of its own, up while the block lasts."""
+    """A worker for `app` in its own thread, up while the block lasts."""
     ready, stopping = threading.Event(), trio.Event()
     tokens: list[trio.lowlevel.TrioToken] = []
     failed: list[BaseException] = []

@@ -38,7 +38,7 @@ def count_ended(app: App) -> int:
 
 
 def wait_for_ended(count: int) -> None:
-    """Wait until so many orders have come to their end."""
+    """Wait until this many orders have come to their end."""
     until(lambda: count_ended(app) >= count)
 
 

@@ -69,7 +69,7 @@ class Shop:
 
 @pytest.fixture
 def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_modules: None) -> Iterator[Shop]:
-    """The shop in a process of its own, and this process as its page."""
+    """The shop in its own process, and this process as its page."""
     shop = Shop(tmp_path)
     words = ("-A", TARGET, "controller", "start", "--development")
     with Serving(*words, cwd=tmp_path, env=shop.env) as serving:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 import redis
-import trustme  # noqa: F401  not loaded anew by each test, which cryptography would not bear
+import trustme  # noqa: F401  not loaded again by each test, which cryptography would not bear
 
 from celery5 import every
 from celery5.broker.servers.embedded import EmbeddedServer

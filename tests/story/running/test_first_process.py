@@ -90,7 +90,7 @@ def read_name(pid: int) -> str:
 
 @pytest.fixture
 def run(desk: Desk, url: str) -> Iterator[Run]:
-    """Runs `celery5 -A shop ...` in a namespace of its own, in the folder of the desk."""
+    """Runs `celery5 -A shop ...` in its own namespace, in the folder of the desk."""
     denied = subprocess.run([*NAMESPACE, "true"], capture_output=True, text=True, check=False)
     if denied.returncode:
         pytest.skip(f"no PID namespace can be made here: {denied.stderr.strip()}")

@@ -307,7 +307,7 @@ async def test_a_description_that_is_wrong_changes_nothing() -> None:
     async with House().open() as house:
         with pytest.raises(CommandRefused, match="the old description stays: workers"):
             await house.commands(wrong).reload()
-        with pytest.raises(CommandRefused, match="needs a Controller that is started anew"):
+        with pytest.raises(CommandRefused, match="needs a Controller that is started again"):
             await house.commands(lambda: Cluster(platform="systemd")).reload()
         assert len(house.stage.there) == 3
 
@@ -322,7 +322,7 @@ async def test_members_that_go_on_read_their_configuration_again() -> None:
             await nursery.start(commands.run)
             house.bell.send()  # and a thread reads the description: no clock may jump meanwhile
             with trio.fail_after(30):
-                while len(house.stage.did) < 3 + 2 + 2:  # three have started; two look, and one begins anew
+                while len(house.stage.did) < 3 + 2 + 2:  # three have started; two look, and one begins again
                     await trio.sleep(0.01)
             nursery.cancel_scope.cancel()
         told = [name for what, name in house.stage.did if what == "reload"]

@@ -1,7 +1,7 @@
 """Echo peer: the other end of a memory stream, which speaks just enough RESP to tell replies apart.
 
 No stand-in for Redis: it answers HELLO and PING, and to everything else repeats the last word. What it adds
-is mischief: replies in pieces of any size, pauses, and connections that end after so many bytes.
+is mischief: replies in pieces of any size, pauses, and connections that end after this many bytes.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ GREETING = b"*6\r\n$6\r\nserver\r\n$5\r\nredis\r\n$7\r\nversion\r\n$5\r\n7.0.0\r
 class EchoPeer:
     """Accepts connections over memory streams; `connect` is what a link connects with.
 
-    `cuts`: one number for each connection: after so many bytes of replies it ends (none: it lasts). `seen`
+    `cuts`: one number for each connection: after this many bytes of replies it ends (none: it lasts). `seen`
     counts each word that was to be echoed, over all connections.
     """
 

@@ -16,7 +16,7 @@ PING = Call(("PING",), bool, repeatable=True)
 
 
 class Silent:
-    """A broker that answers after so many seconds."""
+    """A broker that answers after this many seconds."""
 
     def __init__(self) -> None:
         self.seconds = 0.0

@@ -26,7 +26,7 @@ from celery5.protocol.observability.queue_depth import QueueDepth
 
 
 class Broken:
-    """A ground on which everything is wrong: Redis `answers` so, after so many seconds."""
+    """A ground on which everything is wrong: Redis `answers` so, after this many seconds."""
 
     def __init__(self, answer: Any, after: float = 0.0) -> None:
         self._answer = answer

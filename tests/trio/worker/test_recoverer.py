@@ -168,7 +168,7 @@ async def test_it_is_decided_anew_for_each_worker(autojump_clock: MockClock, nur
 async def test_each_queue_is_judged_by_the_answers_on_that_queue(
     autojump_clock: MockClock, nursery: trio.Nursery
 ) -> None:
-    """In a cluster each queue may be on a server of its own, which alone was frozen."""
+    """In a cluster each queue may be on its own server, which alone was frozen."""
     recoverer, server = await judging(nursery, lease=3.0)
     await beats(recoverer, every=1.0, until=3.5)
     server.calls.clear()

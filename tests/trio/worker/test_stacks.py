@@ -20,7 +20,7 @@ def test_the_stack_of_a_boxed_job_is_said_to_be_unreadable_in_one_line() -> None
     (stack,) = read_job_stacks("1", "shrink", "boxed", RunningJob())
     (shown,) = format_stacks([stack]).stacks
     assert shown.lines == []
-    assert shown.note == "it runs in a process of its own, a box: its stack cannot be read from here"
+    assert shown.note == "it runs in its own process, a box: its stack cannot be read from here"
 
 
 def test_a_job_whose_function_does_not_run_is_said_to_be_about_to() -> None:

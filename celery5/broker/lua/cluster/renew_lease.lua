@@ -26,7 +26,7 @@ local function look(stream)
   local count = 0
   for _, consumer in ipairs(consumers_of(stream, ARGV[3])) do -- bound: the workers of the queue
     if not redis.call('ZSCORE', leases, consumer.name) then
-      -- Valkey makes a consumer anew, empty, when a read in the name of a worker ends that others have recovered.
+      -- Valkey makes a consumer again, empty, when a read in the name of a worker ends that others have recovered.
       if consumer.pending == 0 then redis.call('XGROUP', 'DELCONSUMER', stream, ARGV[3], consumer.name) else count = count + 1 end
     end
   end

@@ -61,7 +61,7 @@ end
 table.sort(present)
 local living = {}
 for _, each in ipairs(redis.call('HVALS', incarnations)) do living[each] = true end -- bound: the members of the group
--- Plan anew when the members or the partitions are others than the plan was made of.
+-- Plan again when the members or the partitions are others than the plan was made of.
 local wanted = total .. ' ' .. table.concat(present, ' ')
 local plan = {}
 local flat = redis.call('HGETALL', plans)

@@ -11,9 +11,9 @@
 -- ARGV  1 group
 --       2 where to: $ for the end, else the first id that is read next
 --       3 the partition, '' for all
---       4 1 to do it while members live: their owners are fenced, and begin anew at the new place
+--       4 1 to do it while members live: their owners are fenced, and begin again at the new place
 --       5 channel of the group
---       6 1 to begin anew: quarantines end, and parked records are forgotten: they are read again
+--       6 1 to begin again: quarantines end, and parked records are forgotten: they are read again
 --       7 1 to forget the keyed state
 -- Returns how many members live when it was refused for that, else -1 for an unknown group, else {cursor, ...} by
 -- partition ('' for those that were left alone).
