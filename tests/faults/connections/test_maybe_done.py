@@ -263,7 +263,7 @@ async def test_refused_handshake_leaves_the_lost_attempt_undecided(
 
 
 @pytest.mark.parametrize("colour", COLOURS)
-async def test_of_several_commands_one_that_is_refused_does_not_hide_that_others_ran(
+async def test_refused_command_does_not_hide_that_others_ran(
     proxy: FaultyProxy, app_name: str, colour: str
 ) -> None:
     async def story(here: Here) -> list[bool]:

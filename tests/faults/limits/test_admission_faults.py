@@ -21,7 +21,7 @@ from tests.redis.worker.workers import Lines, start, until
 
 
 @pytest.mark.parametrize("seed", range(2))
-async def test_whatever_happens_to_the_connections_no_slot_is_lost_or_given_twice(
+async def test_connection_faults_lose_and_double_no_slot(
     proxy: FaultyProxy, url: str, app_name: str, redis_client: "redis.Redis", nursery: trio.Nursery, seed: int
 ) -> None:
     chance = random.Random(seed)

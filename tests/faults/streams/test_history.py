@@ -158,7 +158,7 @@ def staff(own_server: EmbeddedServer, app_name: str, tmp_path: Path) -> Iterator
 @pytest.mark.nemesis
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_whatever_strikes_each_record_counts_once_and_in_the_order_of_its_key(
+async def test_random_faults_count_each_record_once_in_key_order(
     staff: Staff, own_server: EmbeddedServer, seed: int
 ) -> None:
     assert await strike_while_sending(seed, own_server, staff) == []

@@ -102,7 +102,7 @@ async def test_interrupted_call_is_not_repeated_unless_asked_for(
     assert await link.perform(get(app_name)) == b"1"
 
 
-async def test_who_waits_for_what_was_begun_may_go_and_then_it_is_not_made_again(
+async def test_abandoned_call_is_not_made_again(
     open_link: OpenLink, proxy: FaultyProxy, app_name: str
 ) -> None:
     link = await open_link()

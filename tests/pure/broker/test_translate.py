@@ -93,7 +93,7 @@ def test_a_lost_connection_keeps_what_the_driver_knows(error: Exception, says: s
     assert "\n" not in str(ours)
 
 
-def test_who_has_forgotten_to_say_where_the_broker_is_hears_of_the_default() -> None:
+def test_missing_broker_setting_is_reported_with_the_default() -> None:
     assert Settings().broker == DEFAULT_URL
     refused = ConnectionRefusedError(111, "Connection refused")
     assert str(

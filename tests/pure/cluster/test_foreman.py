@@ -137,7 +137,7 @@ def test_one_that_is_recycled_is_started_at_once_and_has_not_died() -> None:
     assert clock.crew.members["worker-default-1"].recent_deaths == []
 
 
-def test_who_ends_in_order_is_started_again_at_once_and_nobody_counts_it() -> None:
+def test_member_that_ends_in_order_is_restarted_uncounted() -> None:
     clock = Clock(chance=1.0).up()
     for _ in range(9):
         clock.say(Stopping("worker-default-1"), Ended("worker-default-1", "it ended with 0", 0))
@@ -252,7 +252,7 @@ def test_they_end_in_order() -> None:
     assert clock.crew.is_stopped
 
 
-def test_who_does_not_end_in_time_is_killed_and_the_others_wait_for_that() -> None:
+def test_member_that_does_not_end_in_time_is_killed_before_the_next() -> None:
     clock = Clock().up()
     clock.crew.drain()
     clock.tick()
@@ -263,7 +263,7 @@ def test_who_does_not_end_in_time_is_killed_and_the_others_wait_for_that() -> No
     assert names(clock.tick(), Stop) == ["router-default-1"]
 
 
-def test_who_is_ending_by_itself_is_not_asked_to_as_that_would_end_it_at_once() -> None:
+def test_member_that_is_ending_is_not_asked_again_to_end() -> None:
     clock = Clock().up()
     clock.say(Stopping("scheduler-default-1"))
     clock.crew.drain()
@@ -303,7 +303,7 @@ def test_for_the_only_one_of_a_group_another_one_stands_in() -> None:
     assert "router-default-2" not in clock.crew.members
 
 
-def test_of_publishers_and_schedulers_there_are_never_two_in_the_place_of_one() -> None:
+def test_publishers_and_schedulers_are_never_replaced_by_two() -> None:
     clock = Clock().up()
     clock.crew.restart()
     assert {"publisher-default-1", "scheduler-default-1"} < set(names(clock.tick(), Stop))
@@ -353,7 +353,7 @@ def test_words_of_nobody_mean_nothing(word: MemberEvent) -> None:
     assert clock.tick() == []
 
 
-def test_who_is_on_a_host_that_is_away_is_neither_up_nor_dead_and_nobody_acts() -> None:
+def test_member_of_an_unreachable_host_is_left_alone() -> None:
     clock = Clock()
     clock.tick()
     names_ = list(clock.crew.members)
@@ -380,7 +380,7 @@ def test_restarted_member_is_asked_again_to_end() -> None:
     assert Stop(name) in clock.tick(1)
 
 
-def test_who_was_forgotten_while_it_was_killed_is_not_killed_when_it_is_adopted() -> None:
+def test_forgotten_member_is_not_killed_when_it_is_adopted() -> None:
     clock, name = Clock().up(), "worker-default-1"
     others = [member for member in clock.crew.members if member != name]
     assert any(isinstance(each, Kill) for each in clock.wait(12, beats=others))

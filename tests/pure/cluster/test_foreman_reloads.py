@@ -101,7 +101,7 @@ def test_who_stays_does_so_when_the_same_description_is_read_again() -> None:
     assert clock.phase("scheduler-default-2") is Phase.UP
 
 
-def test_who_stays_is_wanted_again_when_the_old_description_is_back() -> None:
+def test_member_is_wanted_again_when_the_old_description_is_back() -> None:
     clock = Clock(described()).up()
     clock.want(described(2, queues=["other"]))
     clock.tick()

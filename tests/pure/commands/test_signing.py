@@ -273,7 +273,7 @@ def test_what_was_revoked_is_trusted_again_and_the_rest_of_the_denylist_stays(tm
     verify_command(sealed, audience=HERE, trust=ring.get_trust_store(), now=time.time())
 
 
-def test_who_revokes_their_own_key_is_told_how_to_be_accepted_again(tmp_path: Path) -> None:
+def test_revoking_the_own_key_says_how_to_be_accepted_again(tmp_path: Path) -> None:
     ring = Keyring(tmp_path / "keys", owner="shop")
     assert ring.get_remedy() == ""
     ring.get_signer()

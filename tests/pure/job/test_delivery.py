@@ -134,7 +134,7 @@ def test_an_expired_job_leaves_a_document_that_says_so() -> None:
 
 
 @pytest.mark.parametrize("reason", Reason)
-def test_a_buried_job_keeps_its_message_its_failures_and_the_reason(reason: Reason) -> None:
+def test_dead_letter_keeps_message_failures_and_reason(reason: Reason) -> None:
     verb, entry, job, message, number, extra = make_settlement(
         Bury(reason, FAILURE), delivery(), worker="w", ttl=60
     )
@@ -150,7 +150,7 @@ def test_a_buried_job_keeps_its_message_its_failures_and_the_reason(reason: Reas
     assert document.failure.worker == "w"
 
 
-def test_bytes_that_are_no_command_are_buried_as_they_are() -> None:
+def test_bytes_that_are_no_command_become_a_dead_letter() -> None:
     corrupt = Delivery("mail", b"5-1", b"\xff{", finished=3.0)
     verb, entry, job, message, _, extra = make_settlement(
         Bury(Reason.CORRUPT, FAILURE), corrupt, worker="w", ttl=60
@@ -173,7 +173,7 @@ def test_bytes_that_are_no_command_are_buried_as_they_are() -> None:
     ],
     ids=repr,
 )
-def test_what_cannot_be_read_is_buried_under_its_id_if_that_can_be_read(message: bytes, job_id: str) -> None:
+def test_unreadable_message_becomes_a_dead_letter_of_its_id(message: bytes, job_id: str) -> None:
     words = make_settlement(
         Bury(Reason.CORRUPT, FAILURE), Delivery("mail", b"5-1", message), worker="w", ttl=60
     )

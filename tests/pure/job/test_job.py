@@ -137,9 +137,7 @@ def sends_policy(options: Options) -> bool:
     ids=str,
 )
 @pytest.mark.parametrize("whole", [False, True], ids=["alone", "in a policy"])
-def test_whatever_is_said_of_retries_for_one_call_goes_with_the_job(
-    said: dict[str, Any], whole: bool
-) -> None:
+def test_retry_options_of_a_call_travel_with_the_job(said: dict[str, Any], whole: bool) -> None:
     app = App("retries")
 
     @app.task(name="t")

@@ -46,7 +46,7 @@ def test_no_password_is_ever_shown(value: Any, shown: Any) -> None:
         {"mails": "redis://hu/sh@b"},
     ],
 )
-def test_of_what_is_no_url_everything_is_hidden_that_may_be_a_password(value: object) -> None:
+def test_possible_passwords_are_hidden_in_what_is_no_url(value: object) -> None:
     assert "hu" not in said(value)
     assert "sh" not in said(value)
 

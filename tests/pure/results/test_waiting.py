@@ -156,7 +156,7 @@ def test_waiter_subscribes_and_reads_a_key_in_one_write() -> None:
     assert said(talk) == [[b"UNSUBSCRIBE", b"a"], [b"SUBSCRIBE", b"b"], [b"MGET", b"b"]]
 
 
-def test_who_gives_up_leaves_at_once_since_what_comes_now_nobody_reads() -> None:
+def test_worker_that_gives_up_leaves_at_once() -> None:
     talk = ResultWaitProtocol()
     had, never = a_wait("a"), a_wait("b", "c")
     for wait, _ in (had, never):

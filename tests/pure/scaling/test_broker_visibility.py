@@ -131,7 +131,7 @@ def test_limits_that_were_changed_hold_all_the_same() -> None:
     assert course.workers == POLICY.maximum
 
 
-def test_it_begins_when_all_brokers_are_seen_and_goes_on_without_one() -> None:
+def test_autoscaler_begins_with_all_brokers_and_continues_without_one() -> None:
     assert resume_state(None, POLICY, seen(0, 1, "mails")) is None
     first = resume_state(None, POLICY, seen(0, 3))
     assert first == make_initial_state(POLICY, seen(0, 3)) == AutoscaleState(workers=3)

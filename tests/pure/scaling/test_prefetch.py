@@ -93,9 +93,7 @@ def test_a_slow_kind_is_held_ahead_again_only_after_short_jobs(seen: list[float]
 
 
 @given(slots, st.floats(1e-7, 20), st.floats(1, 16))
-def test_whoever_reaches_further_holds_what_starts_within_that_time(
-    slots: int, mean: float, factor: float
-) -> None:
+def test_worker_holds_jobs_that_start_within_its_horizon(slots: int, mean: float, factor: float) -> None:
     pace = DurationEstimate(mean)
     pace.set_factor(factor)
     held = count_ahead(slots, mean, pace.horizon)

@@ -254,7 +254,7 @@ def test_what_was_added_by_hand_stays_whatever_code_says() -> None:
     st.integers(1, 100_000),
     st.lists(st.tuples(st.integers(0, 200_000), st.booleans()), max_size=30),
 )
-def test_whatever_happens_each_fire_time_is_settled_once_and_in_order(
+def test_each_fire_time_is_settled_once_and_in_order_at_random(
     overlap: OverlapPolicy, policy: Any, every: int, looks: list[tuple[int, bool]]
 ) -> None:
     """Published, missed or skipped: one of them, and never a time that was settled before."""

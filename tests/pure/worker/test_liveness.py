@@ -117,7 +117,7 @@ def test_one_word_ends_the_doubt() -> None:
     )  # and so does work
 
 
-def test_who_is_given_up_for_its_silence_has_hung_as_long_as_was_said() -> None:
+def test_silent_member_is_given_up_after_hung_after() -> None:
     for hung_after in (0.5, 10.0, 20.0, 60.0, 600.0):
         silent = get_silence_limit(hung_after)
         for told in (hung_after, silent):  # what a member is told: by the Foreman, and by systemd

@@ -77,7 +77,7 @@ def test_after_an_end_in_order_another_leads_at_once_in_a_new_epoch(
     assert (second.leader, second.epoch > first.epoch) == ("b", True)
 
 
-def test_who_leads_anew_is_not_deposed_by_what_it_said_in_an_epoch_before(
+def test_leader_is_not_deposed_by_its_record_of_an_earlier_epoch(
     driver: BlockingRedis, app_name: str
 ) -> None:
     keys = Keys(app_name)

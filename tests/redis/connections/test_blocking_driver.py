@@ -93,7 +93,7 @@ def test_broken_connections_leave_their_places_to_others(own_server: EmbeddedSer
     driver.close()
 
 
-def test_whoever_keeps_the_errors_of_an_outage_keeps_no_connection_from_others(
+def test_kept_errors_of_an_outage_hold_no_connection(
     own_server: EmbeddedServer,
 ) -> None:
     timing = Timing(reply=1.0, breaker_reset=0.1)

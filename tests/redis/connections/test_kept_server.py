@@ -136,7 +136,7 @@ def test_a_port_has_a_password(keep: Keep) -> None:
     assert keep(port=port).start() is True
 
 
-def test_it_throws_no_job_away_is_no_affair_of_systemds_and_ends_in_order(
+def test_broker_keeps_jobs_is_no_unit_of_systemd_and_ends_in_order(
     keep: Keep, server_binary: str | None, short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", "/run/systemd/notify")

@@ -80,7 +80,7 @@ def test_an_age_goes_by_the_time_of_death_on_the_clock_of_redis(
     assert ids(ids=["old", "new"], newer_than=100) == ["new"]
 
 
-def test_whatever_lies_in_a_grave_can_be_read_and_purged_but_not_replayed(
+def test_damaged_dead_letter_is_read_and_purged_but_not_replayed(
     app: App, redis_client: "redis.Redis"
 ) -> None:
     keys = app.queue(QUEUE)
@@ -102,7 +102,7 @@ def test_whatever_lies_in_a_grave_can_be_read_and_purged_but_not_replayed(
 # Replaying
 
 
-async def test_a_replayed_job_runs_anew_and_never_shows_its_old_failure(app: App) -> None:
+async def test_replayed_job_does_not_show_its_old_failure(app: App) -> None:
     gates: list[trio.Event] = []
     attempts: list[int] = []
 

@@ -315,7 +315,7 @@ async def _is(result: Any, state: JobState) -> bool:
     return bool(await result.astatus() is state)
 
 
-async def test_a_message_that_is_no_event_is_buried_and_holds_up_nothing(
+async def test_message_that_is_no_event_becomes_a_dead_letter(
     url: str, app_name: str, redis_client: Any
 ) -> None:
     app, had = shop(app_name, url), list[int]()

@@ -140,7 +140,7 @@ async def test_jobs_of_an_event_are_kept_while_a_router_may_have_it(
         assert redis_client.xlen(one.app.queue("default").stream) == 1
 
 
-async def test_who_was_frozen_while_it_asked_who_is_subscribed_publishes_nothing(
+async def test_router_frozen_while_it_reads_subscriptions_publishes_nothing(
     url: str, app_name: str, redis_client: "redis.Redis"
 ) -> None:
     async with desk(url, app_name, redis_client) as one:

@@ -107,7 +107,7 @@ def test_a_revoked_job_is_handed_on_whether_a_worker_has_it_or_not(queue: Queue,
     assert not queue.client.exists(queue.keys.documents)
 
 
-def test_what_one_has_taken_no_other_is_given_until_its_time_is_over(queue: Queue) -> None:
+def test_claimed_entry_goes_to_no_other_until_its_time_is_over(queue: Queue) -> None:
     put(queue, b"1", b"2", b"3")
     assert [document.document for document in collect(queue, most=2).documents] == [b"1", b"2"]
     found = collect(queue)
@@ -152,7 +152,7 @@ def test_what_is_put_off_is_given_again_then_and_counted_if_it_was_tried(queue: 
     assert nothing_is_left(queue)
 
 
-def test_what_is_buried_is_in_the_dead_letter_queue_and_given_again_once(queue: Queue) -> None:
+def test_dead_document_is_redelivered_once(queue: Queue) -> None:
     (entry,) = put(queue, b"1")
     collect(queue)
     assert [queue(events_calls.bury_document(queue.keys, SINK, entry, b"{}")) for _ in range(2)] == [1, 0]

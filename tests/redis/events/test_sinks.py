@@ -127,7 +127,7 @@ def _blamed(lines: Lines) -> set[str]:
     return {line["sink"] for line in lines.of("sink:failed") if "document" in line}
 
 
-async def test_what_a_sink_will_not_have_is_buried_and_the_rest_is_not(app: App) -> None:
+async def test_only_documents_that_a_sink_refuses_become_dead_letters(app: App) -> None:
     picky = Kept("picky", lambda document: document.value in (13, 66))
 
     @app.task(sinks=[picky])
@@ -146,7 +146,7 @@ async def test_what_a_sink_will_not_have_is_buried_and_the_rest_is_not(app: App)
     assert "will not have" in dead[0].message
 
 
-async def test_a_buried_document_is_delivered_when_it_is_replayed(app: App) -> None:
+async def test_dead_document_is_delivered_when_it_is_replayed(app: App) -> None:
     well: list[bool] = []
     sick = Kept("sick", lambda _: not well)
     ran: list[int] = []

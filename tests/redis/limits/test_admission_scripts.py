@@ -584,7 +584,7 @@ def test_a_message_over_the_limit_is_put_back_by_its_id_alone(gate: Gated) -> No
 
 
 @pytest.mark.parametrize(("message_limit", "task"), [(2, ""), (3, TASK)])
-def test_a_message_is_decoded_up_to_the_limit_when_it_is_buried(
+def test_message_of_a_dead_letter_is_decoded_up_to_the_limit(
     gate: Gated, message_limit: int, task: str
 ) -> None:
     too_large(gate, 2)

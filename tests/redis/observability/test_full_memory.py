@@ -117,7 +117,7 @@ WRITES = ("job", "later", "records", "run", "event", "schedule", "command")
 
 
 @pytest.mark.parametrize("write", WRITES)
-def test_whatever_is_refused_says_how_full_memory_is_in_each_colour(filled: App, write: str) -> None:
+def test_refusals_of_a_full_redis_show_its_memory_in_each_colour(filled: App, write: str) -> None:
     send, asend = make_writes(filled)[write]
     with pytest.raises(BrokerReplied, match=REFUSED):
         send()

@@ -155,7 +155,7 @@ async def test_overview_knows_all_workers_over_many_pages_of_reports(
         )  # fmt: skip
 
 
-def test_of_very_many_lost_workers_all_are_counted_and_the_state_is_read_once(
+def test_all_lost_workers_are_counted_and_the_state_is_read_once(
     app: App, redis_client: "redis.Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app.perform(queue_calls.register_queue(app.keys, "mail"))

@@ -202,7 +202,7 @@ def test_no_reload_means_that_nothing_is_watched(staff: Staff, tmp_path: Path) -
 @pytest.mark.parametrize(
     "name", ["broker", "inbox", "inbox_signatures", "keys", "keys_usage", "status_host", "status_port"]
 )
-def test_whoever_can_write_to_redis_does_not_decide_whose_commands_count(
+def test_writing_to_redis_does_not_make_commands_trusted(
     url: str, app_name: str, redis_client: "redis.Redis", name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = App(app_name, broker=url, config="redis")

@@ -261,9 +261,7 @@ def test_an_epoch_that_makes_no_sense_is_told_of_in_one_line(staff: Staff) -> No
     assert line.startswith("Error: CELERY5_CONTROLLER_EPOCH is 'soon'")
 
 
-def test_of_the_epoch_in_which_a_process_was_started_its_jobs_know_nothing(
-    staff: Staff, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_jobs_do_not_see_the_epoch_of_their_process(staff: Staff, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(EPOCH_VARIABLE, "1")
     assert check_controller_epoch(staff.app)
     assert EPOCH_VARIABLE not in os.environ

@@ -66,7 +66,7 @@ def test_a_job_past_its_limit_that_holds_the_lock_is_ended_with_its_worker(
         assert f"job {frozen.id} at " in text(worker)
 
 
-def test_a_job_that_holds_the_lock_again_and_again_is_buried_with_the_reason(staff: Staff) -> None:
+def test_job_that_keeps_the_lock_repeatedly_dies_with_the_reason(staff: Staff) -> None:
     worker = staff.start(max_deliveries=1)
     frozen = send(staff, "freeze_trio", "regex", 0.0, time_limit=1.0)
     assert worker.wait() == -signal.SIGKILL

@@ -84,7 +84,7 @@ def test_job_that_kills_its_workers_dies_as_poisonous(staff: Staff, redis_client
     assert fleet.wait() == 0
 
 
-def test_a_job_that_takes_one_machine_after_another_down_is_buried_too(staff: Staff, tmp_path: Path) -> None:
+def test_job_that_kills_one_machine_after_another_dies(staff: Staff, tmp_path: Path) -> None:
     """Nobody is left to tell of such a death: others notice it by the lease, for jobs of every kind, and count it."""
     kinds = ("gate", "gate_asyncio", "gate_thread")
     sent = [send(staff, kind, str(tmp_path / "gate"))[0] for kind in kinds]
@@ -108,7 +108,7 @@ def test_a_job_that_takes_one_machine_after_another_down_is_buried_too(staff: St
     assert [note.attempt for note in staff.notes()] == [1] * (4 + 3 - len(failed))
 
 
-def test_jobs_beside_a_poisonous_one_are_not_buried_with_it(staff: Staff) -> None:
+def test_jobs_beside_a_poisonous_one_do_not_die_with_it(staff: Staff) -> None:
     poison = send(staff, "poison", 0.1)[0]
     innocents = send(staff, "nap", 0.15, count=20)
     for death in range(1, 5):

@@ -235,9 +235,7 @@ def test_a_handle_that_knows_its_queue_costs_no_trip_more(app: App, redis_client
         redis_client.set(sent.key, document, px=60_000)
 
 
-def test_of_several_queues_the_one_counts_where_the_job_has_not_ended(
-    app: App, redis_client: "redis.Redis"
-) -> None:
+def test_queue_where_the_job_has_not_ended_counts(app: App, redis_client: "redis.Redis") -> None:
     task = slow_task(app, trio.Event())
     for queue in ("a", "b", "c"):
         task.options(queue=queue, id="j").delay("fine")

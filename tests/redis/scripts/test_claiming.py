@@ -124,7 +124,7 @@ def test_a_key_is_kept_through_retries_and_what_is_given_back_and_recovered(queu
     assert queue.size().unfinished == 1
 
 
-def test_a_key_is_free_when_its_job_is_buried_as_poisonous(queue: Queue) -> None:
+def test_key_is_released_when_its_job_dies_as_poisonous(queue: Queue) -> None:
     queue.join("w")
     claim(queue, "a")
     queue.read("w")

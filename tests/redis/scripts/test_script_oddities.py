@@ -140,7 +140,7 @@ def test_second_raw_entry_of_an_id_changes_nothing(queue: Queue, lane: str, toge
     assert queue.size() == queues.QueueSize(stream=0, in_workers=0, due=0, dead=0)
 
 
-def test_of_two_entries_with_one_id_only_the_one_that_is_the_job_can_end_it(queue: Queue) -> None:
+def test_only_the_right_one_of_two_entries_ends_the_job(queue: Queue) -> None:
     first, copy = copied(queue)
     assert queue.settle("w2", done(copy, "a")) == 1
     assert (place(queue), document(queue)) == ("S" + first.id.decode(), {})

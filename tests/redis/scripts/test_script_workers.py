@@ -271,7 +271,7 @@ def test_the_last_portion_may_be_full(queue: Queue) -> None:
     )
 
 
-def test_a_job_that_takes_down_too_many_workers_is_buried_as_poisoned(queue: Queue) -> None:
+def test_job_that_kills_too_many_workers_dies_as_poisoned(queue: Queue) -> None:
     queue.publish("a")
     for death in range(1, 4):
         queue.join(f"w{death}")
@@ -307,7 +307,7 @@ def test_a_job_that_takes_down_too_many_workers_is_buried_as_poisoned(queue: Que
     ],
     ids=repr,
 )
-def test_a_corrupt_message_is_put_back_and_at_last_buried(queue: Queue, message: bytes) -> None:
+def test_corrupt_message_is_requeued_then_becomes_a_dead_letter(queue: Queue, message: bytes) -> None:
     queue.client.xadd(queue.keys.stream, {"job": message})
     for death in range(1, 3):
         queue.join(f"w{death}")

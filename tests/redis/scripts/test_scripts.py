@@ -209,7 +209,7 @@ def test_there_is_no_order_what_comes_back_goes_behind_what_was_sent_later(queue
     assert [json.loads(each.message)["id"] for each in queue.read("w1")] == ["c", "a", "b"]
 
 
-def test_a_corrupt_message_is_buried_without_an_id(queue: Queue) -> None:
+def test_corrupt_message_becomes_a_dead_letter_without_an_id(queue: Queue) -> None:
     queue.client.xadd(queue.keys.stream, {"job": b"\xff"})
     queue.client.xadd(queue.keys.stream, {"nonsense": "x"})
     queue.join("w")

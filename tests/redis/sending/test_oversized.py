@@ -32,7 +32,7 @@ def large(job_id: str, task: str) -> bytes:
     return b'{"v":1,"id":"%s","task":"%s","kwargs":{"text":"%s"}}' % (job_id.encode(), task.encode(), PADDING)
 
 
-async def test_a_worker_buries_an_oversized_message_under_its_id_and_goes_on(
+async def test_oversized_message_becomes_a_dead_letter_of_its_id(
     tight: App, redis_client: "redis.Redis"
 ) -> None:
     had = list[int]()
@@ -55,7 +55,7 @@ async def test_a_worker_buries_an_oversized_message_under_its_id_and_goes_on(
     assert (await tight.dlq.areplay()).left == {"corrupt": 1}
 
 
-async def test_a_router_buries_an_oversized_event(tight: App, redis_client: "redis.Redis") -> None:
+async def test_oversized_event_becomes_a_dead_letter(tight: App, redis_client: "redis.Redis") -> None:
     queue = tight.queue(EVENTS)
     event = b'{"v":1,"id":"e-1","event":"Large","fields":{"text":"%s"}}' % PADDING
     async with trio.open_nursery() as nursery:

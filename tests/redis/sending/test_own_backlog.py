@@ -295,7 +295,7 @@ RETURNING = ("open", "count", "first")
         ("remove", "raises"),
     ],
 )
-def test_whatever_a_backlog_does_no_job_is_lost_whose_caller_was_not_told(
+def test_own_backlog_loses_no_job_without_telling_its_caller(
     kept: tuple[App, FileBacklog], own_server: EmbeddedServer, method: str, odd: str
 ) -> None:
     app, own = kept

@@ -162,7 +162,7 @@ async def test_local_leaves_nothing_behind_when_the_worker_stops(
     assert await sent.astatus() is JobState.RETRY
 
 
-async def test_abandon_buries_the_job_when_redis_is_back(apps: Any, own_server: EmbeddedServer) -> None:
+async def test_abandoned_job_dies_when_redis_is_back(apps: Any, own_server: EmbeddedServer) -> None:
     shop = Shop(apps("abandon"), "trio")
     async with working(shop.app):
         sent = await fails_without(own_server, shop)

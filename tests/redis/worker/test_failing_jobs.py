@@ -34,7 +34,7 @@ async def test_a_job_that_fails_is_tried_again_until_it_succeeds(app: App, kind:
 
 @pytest.mark.parametrize("kind", ["trio", "asyncio", "thread"])
 @pytest.mark.parametrize("error", [ValueError("wrong \udc80 \N{SNOWMAN}", 7), SystemExit(3)], ids=repr)
-async def test_a_job_that_never_succeeds_is_buried_with_what_it_raised(
+async def test_job_that_never_succeeds_dies_with_its_error(
     app: App, redis_client: "redis.Redis", kind: str, error: BaseException
 ) -> None:
     def body() -> None:
@@ -85,7 +85,7 @@ class Awkward(Exception):
         raise RuntimeError("no text")
 
 
-async def test_an_error_that_cannot_be_shown_is_buried_all_the_same(app: App) -> None:
+async def test_error_that_cannot_be_shown_still_becomes_a_dead_letter(app: App) -> None:
     @app.task(max_retries=0)
     async def awkward() -> None:
         raise Awkward
@@ -95,7 +95,7 @@ async def test_an_error_that_cannot_be_shown_is_buried_all_the_same(app: App) ->
             await (await awkward.adelay()).aget()
 
 
-async def test_what_cannot_be_run_is_buried_with_the_reason_and_the_worker_lives(
+async def test_job_that_cannot_run_becomes_a_dead_letter_with_the_reason(
     app: App, redis_client: "redis.Redis"
 ) -> None:
     @app.task

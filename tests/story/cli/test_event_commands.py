@@ -60,7 +60,7 @@ def test_what_is_wrong_is_said_in_one_line(paid: Desk, words: tuple[str, ...], s
     assert said in ended.error
 
 
-def test_who_sends_while_no_router_lives_is_told_and_what_waits_is_counted(paid: Desk) -> None:
+def test_sender_is_warned_without_a_router_and_events_are_counted(paid: Desk) -> None:
     silence = f"no Router of {paid.app.name} is running: events wait"
     for n in range(3):
         ended = celery5("-A", "shop", "event", "send", "shop.Paid", f"order={n}", cwd=paid.folder)

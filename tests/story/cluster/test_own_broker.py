@@ -144,7 +144,7 @@ def test_it_is_up_first_and_ends_last_and_what_it_had_is_there_again(bank: Path)
         assert app.info().queues["nobody"].waiting == 7
 
 
-def test_it_outlives_a_controller_that_is_killed_and_the_next_one_takes_it_over(bank: Path) -> None:
+def test_broker_survives_a_killed_controller_and_is_adopted(bank: Path) -> None:
     with running(bank) as (controller, app):
         server, members = server_of(bank), controller.pids()
         app.send_many([app.signature("bank.wait")])

@@ -86,7 +86,7 @@ async def test_a_platform_that_cannot_tell_what_runs_is_told_of_once(autojump_cl
     assert log.said.count("cluster:adopt-failed") == 1
 
 
-async def test_who_leads_no_more_ends_its_own_members_and_is_back_when_it_leads_again(
+async def test_deposed_leader_ends_its_members_until_it_leads_again(
     autojump_clock: MockClock,
 ) -> None:
     async with House().open() as house:
@@ -99,7 +99,7 @@ async def test_who_leads_no_more_ends_its_own_members_and_is_back_when_it_leads_
         assert len(house.stage.there) == 3
 
 
-async def test_who_leads_no_more_leaves_alone_what_another_one_may_have_adopted(
+async def test_deposed_leader_leaves_members_that_may_be_adopted(
     autojump_clock: MockClock,
 ) -> None:
     async with House(stage=Lasting()).open() as house:

@@ -57,7 +57,7 @@ async def looked_at(server: Server, *, hung_after: float, seconds: float) -> Non
         await service.run()
 
 
-async def test_one_that_dies_again_and_again_is_started_again_less_and_less_often(
+async def test_member_that_keeps_dying_is_started_less_and_less_often(
     autojump_clock: MockClock,
 ) -> None:
     server = Server(dies=True)
@@ -66,7 +66,7 @@ async def test_one_that_dies_again_and_again_is_started_again_less_and_less_ofte
     assert 5 <= server.begun <= 15
 
 
-async def test_one_that_does_not_answer_is_killed_only_where_that_is_wanted(
+async def test_silent_member_is_killed_only_where_wanted(
     autojump_clock: MockClock,
 ) -> None:
     server = Server()

@@ -263,7 +263,7 @@ async def test_stop_request_is_repeated_when_the_host_is_back(
                 await trio.sleep(0.02)
 
 
-async def test_one_that_was_to_start_there_and_is_stopped_before_never_does(host: OtherHost) -> None:
+async def test_member_that_is_stopped_before_its_start_never_starts(host: OtherHost) -> None:
     host.down()
     heard = Heard()
     async with platform(host, heard) as one:

@@ -93,7 +93,7 @@ async def test_only_workers_with_another_budget_are_sent_a_command(
     assert post.told("concurrency")[2:] == [(MIN_COMMAND_INTERVAL, "w")]
 
 
-async def test_who_reads_as_usual_is_told_nothing_and_who_does_not_is_told_at_once(
+async def test_only_workers_with_another_read_order_are_told_at_once(
     autojump_clock: MockClock,
 ) -> None:
     post = Post()

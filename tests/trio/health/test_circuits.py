@@ -330,7 +330,7 @@ async def test_open_periods_grow_as_wished_while_probes_fail(autojump_clock: Moc
     assert [each["seconds"] for each in told(lines, "breaker:tripped")] == [10, 20, 35, 35]
 
 
-async def test_who_waits_for_a_job_that_expires_while_it_is_held_hears_of_it_then(
+async def test_waiter_hears_when_a_held_job_expires(
     autojump_clock: MockClock,
 ) -> None:
     import time

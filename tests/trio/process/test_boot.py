@@ -89,7 +89,7 @@ async def test_a_step_that_does_not_go_in_time_does_not_keep_the_others(autojump
     assert notes[-2:] == ["a down", "b down"]
 
 
-async def test_whoever_can_end_the_process_hears_of_a_step_that_does_not_go(
+async def test_step_that_does_not_end_is_reported_to_the_process(
     autojump_clock: MockClock,
 ) -> None:
     notes: list[str] = []

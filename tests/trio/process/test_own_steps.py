@@ -188,7 +188,7 @@ async def test_a_step_that_was_given_up_is_tried_again_each_time_that_somebody_a
         nursery.cancel_scope.cancel()
 
 
-async def test_whoever_asks_while_a_step_waits_for_its_next_try_has_it_tried_at_once(
+async def test_requested_try_of_a_waiting_step_runs_at_once(
     desk: Desk, notes: list[str], autojump_clock: MockClock
 ) -> None:
     policy = RetryPolicy(max_retries=5, backoff=3600.0, jitter=False)

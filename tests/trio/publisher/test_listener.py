@@ -173,7 +173,7 @@ async def test_groups_are_stored_in_order_and_then_acknowledged(host: Host) -> N
     assert "p.sock" not in os.listdir(os.path.dirname(host.plan.path))
 
 
-async def test_of_groups_that_come_together_those_are_taken_that_there_is_room_for(short_path: Path) -> None:
+async def test_only_groups_that_fit_are_taken_from_one_read(short_path: Path) -> None:
     host = Host(SocketPlan(path=str(short_path / "p.sock")), room=3)
     async with host.up():
         one = await host.client()

@@ -239,7 +239,7 @@ incidents = st.dictionaries(st.integers(0, 24), st.sampled_from(["crash", "rebal
     incidents,
     st.integers(1, 3),
 )
-def test_whatever_happens_each_window_is_sent_once_with_all_of_its_records(
+def test_each_window_is_sent_once_with_all_records_at_random(
     shape: Any, lateness: int, ms: Sequence[int], what: dict[int, str], at_once: int
 ) -> None:
     station = Station(

@@ -121,7 +121,7 @@ async def test_slots_go_by_the_weights_of_jobs_while_they_have_any(
         nursery.cancel_scope.cancel()
 
 
-async def test_who_has_light_jobs_alone_has_all_slots_and_owes_nothing_afterwards(
+async def test_only_task_has_all_slots_and_owes_nothing_later(
     autojump_clock: MockClock,
 ) -> None:
     slots = SharedSlots(["trio"])
