@@ -29,8 +29,8 @@ from celery5.services.worker.attempt_recorder import AttemptRecorder
 from celery5.services.worker.in_flight import RunningJobs
 from celery5.services.worker.internal_queues import InternalResultsQueue
 from celery5.services.worker.job_middleware import JobMiddleware
-from celery5.services.worker.judgement import OutcomeHandler
 from celery5.services.worker.lease import RedisClock
+from celery5.services.worker.outcome_handler import OutcomeHandler
 from celery5.services.worker.task_execution import TaskExecution
 
 JOBS = 3000

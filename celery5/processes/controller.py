@@ -69,7 +69,7 @@ from celery5.protocol.process.recycling import SUPERVISED_VARIABLE
 from celery5.protocol.scaling.autoscale import Autoscale
 from celery5.services.commands.dispatcher import CommandHandler
 from celery5.services.commands.inbox import Inbox
-from celery5.services.commands.log_again import LogRetry
+from celery5.services.commands.log_retry import LogRetry
 from celery5.services.controller.foreman import ClusterReady, Foreman, get_end_limit
 from celery5.services.controller.foreman_commands import ForemanCommands
 from celery5.services.controller.leadership import Leadership, LocalLeadership

@@ -19,7 +19,7 @@ from celery5.platform import MessageBroker
 from celery5.processes.platform_factory import load_class
 from celery5.protocol.cluster.own_broker import OwnBroker
 from celery5.protocol.masking import mask_passwords
-from celery5.services.controller.own_server import BrokerSupervisor
+from celery5.services.controller.broker_supervisor import BrokerSupervisor
 
 ClusterBroker = KeptServer | MessageBroker
 """A broker that a Controller runs: celery5's own server, or what a user's class runs."""

@@ -11,7 +11,7 @@ from celery5.platform import Platform
 from celery5.protocol.cluster.description import Cluster
 from celery5.protocol.cluster.remote_units import RemoteSetup
 from celery5.services.controller import systemd_bus
-from celery5.services.controller.multi_host import MultiHostPlatform
+from celery5.services.controller.multi_host_platform import MultiHostPlatform
 from celery5.services.controller.remote_host import RemoteHost
 from celery5.services.controller.ssh_line import SSHConnection
 from celery5.services.controller.sub_processes import SubProcesses

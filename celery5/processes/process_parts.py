@@ -48,7 +48,7 @@ from celery5.services.commands.inbox import (
     InboxAddress,
     SelfCommandQueue,
 )
-from celery5.services.commands.log_again import log_handlers
+from celery5.services.commands.log_retry import log_handlers
 from celery5.services.commands.process_commands import ProcessCommands
 from celery5.services.health.circuits import CircuitBreakers
 from celery5.services.health.vital_sources import (

@@ -42,7 +42,7 @@ from celery5.sending.messages_backlog import make_backlog
 from celery5.sending.publisher_client import get_default_socket
 from celery5.sending.publishing_checks import PublishingChecks
 from celery5.services.commands.inbox import Inbox
-from celery5.services.commands.log_again import LogRetry
+from celery5.services.commands.log_retry import LogRetry
 from celery5.services.health.vitals import StatusPhase, StatusSource
 from celery5.services.observability.metrics_reporter import MetricsReporter
 from celery5.services.process.presence import Presence

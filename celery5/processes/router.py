@@ -42,7 +42,7 @@ from celery5.protocol.brokers import DEFAULT_BROKER
 from celery5.protocol.events.sinks import SinkOptions, check_sinks, get_all_recipients, get_all_sink_options
 from celery5.protocol.job.job import Job
 from celery5.services.commands.inbox import Inbox
-from celery5.services.commands.log_again import LogRetry
+from celery5.services.commands.log_retry import LogRetry
 from celery5.services.events.event_ingestion import (
     BrokerLookup,
     EventActions,

@@ -46,10 +46,10 @@ from celery5.protocol.scaling.prioritisation import PrioritisationStrategy
 from celery5.scheduling.fire_times import validate_trigger
 from celery5.scheduling.schedules import make_definition
 from celery5.services.commands.inbox import Inbox, InboxAddress
-from celery5.services.commands.log_again import LogRetry
+from celery5.services.commands.log_retry import LogRetry
 from celery5.services.health.health_checks import CheckExpirations
 from celery5.services.health.vitals import StatusPhase, StatusSource
-from celery5.services.limits.rule_evaluation import LimitRuleEvaluator
+from celery5.services.limits.limit_rule_evaluator import LimitRuleEvaluator
 from celery5.services.observability.alert_delivery import AlertDelivery
 from celery5.services.observability.alert_evaluator import AlertEvaluator
 from celery5.services.observability.history_rollup import HistoryRollup

@@ -81,7 +81,7 @@ from celery5.runners.running_job import Runner
 from celery5.scheduling.timers import Timer
 from celery5.services.commands.dispatcher import CommandHandler, SelfCommandSender, handle
 from celery5.services.commands.inbox import Inbox
-from celery5.services.commands.log_again import LogRetry, log_handlers
+from celery5.services.commands.log_retry import LogRetry, log_handlers
 from celery5.services.commands.paused_queues import PausedQueues
 from celery5.services.commands.worker_commands import WorkerCommands
 from celery5.services.events.subscriptions import Subscriptions
@@ -137,11 +137,11 @@ from celery5.services.worker.consumer import Consumer
 from celery5.services.worker.due_jobs import Mover
 from celery5.services.worker.foreign_jobs import NEW_FOREIGN, ForeignJobs
 from celery5.services.worker.in_flight import InFlightJobs, IsolatedJobs, RecentJobs, RunningJobs
-from celery5.services.worker.intake import JobIntake
 from celery5.services.worker.internal_queues import InternalResultsQueue, InternalTasksQueue, SharedSlots
+from celery5.services.worker.job_intake import JobIntake
 from celery5.services.worker.job_middleware import JobMiddleware
-from celery5.services.worker.judgement import OutcomeHandler
 from celery5.services.worker.lease import Heartbeat, Lease, RedisClock
+from celery5.services.worker.outcome_handler import OutcomeHandler
 from celery5.services.worker.progress_reports import ProgressReports
 from celery5.services.worker.reading import NEW_LANE, QueueLanes, ReadingState, ReadOrder
 from celery5.services.worker.recovery import Recoverer
@@ -152,7 +152,7 @@ from celery5.services.worker.result_publisher import (
 from celery5.services.worker.revocations import Revocations
 from celery5.services.worker.task_execution import TaskExecution
 from celery5.services.worker.time_limits import Deadlines, FineTimer
-from celery5.services.worker.unstarted import UnstartedJobs
+from celery5.services.worker.unstarted_jobs import UnstartedJobs
 from celery5.services.workflows.member_jobs import MemberJobs
 from celery5.services.workflows.run_progress import NEW_RUNS, RunProgress, RunRelay
 from celery5.streams.processor import Processor

@@ -42,7 +42,7 @@ from celery5.services.scheduling.timers import TimerRuns
 from celery5.services.worker.concurrency_budget import MaximalConcurrencyBudget
 from celery5.services.worker.consumer import Consumer
 from celery5.services.worker.in_flight import InFlightJobs
-from celery5.services.worker.intake import JobIntake
+from celery5.services.worker.job_intake import JobIntake
 from celery5.services.worker.progress_reports import ProgressReports
 from celery5.services.worker.task_execution import TaskExecution
 

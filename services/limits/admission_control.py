@@ -26,11 +26,11 @@ from celery5.services.limits.admission_state import AdmissionState, is_expired
 from celery5.services.limits.waiting_tasks import QueueTask
 from celery5.services.process.broker_outages import OutageLog, retry_until_available
 from celery5.services.worker.in_flight import InFlightJobs, RecentJobs
-from celery5.services.worker.intake import JobIntake
-from celery5.services.worker.judgement import OutcomeHandler
+from celery5.services.worker.job_intake import JobIntake
 from celery5.services.worker.lease import Lease
+from celery5.services.worker.outcome_handler import OutcomeHandler
 from celery5.services.worker.reading import ReadingState
-from celery5.services.worker.unstarted import UnstartedJobs
+from celery5.services.worker.unstarted_jobs import UnstartedJobs
 from celery5.tasks.task import Task
 
 ADMISSION_BATCH = 64

@@ -23,11 +23,11 @@ from celery5.services.worker.capacity import QueueCapacity
 from celery5.services.worker.concurrency_budget import MaximalConcurrencyBudget
 from celery5.services.worker.foreign_jobs import TAKE_BATCH, ForeignJobs
 from celery5.services.worker.in_flight import InFlightJobs, IsolatedJobs
-from celery5.services.worker.intake import JobIntake
 from celery5.services.worker.internal_queues import InternalTasksQueue
+from celery5.services.worker.job_intake import JobIntake
 from celery5.services.worker.lease import Lease
 from celery5.services.worker.reading import PassCapacity, ReadingState, ReadOrder
-from celery5.services.worker.unstarted import UnstartedJobs
+from celery5.services.worker.unstarted_jobs import UnstartedJobs
 
 RETRY_INTERVAL = 0.1
 """Seconds between attempts while Redis is unreachable."""

@@ -34,7 +34,7 @@ from celery5.protocol.limits import unescape_word
 from celery5.services.process.broker_outages import OutageLog, retry_until_available
 from celery5.services.worker.lease import HEARTBEATS_PER_LEASE, Lease
 from celery5.services.worker.reading import ReadingState
-from celery5.services.worker.unstarted import UnstartedJobs
+from celery5.services.worker.unstarted_jobs import UnstartedJobs
 
 RETRY_INTERVAL = 0.5
 """Seconds between attempts while Redis is unreachable."""

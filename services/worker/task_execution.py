@@ -56,8 +56,8 @@ from celery5.services.worker.foreign_jobs import ForeignJobs
 from celery5.services.worker.in_flight import IsolatedJobs, RunningJobs
 from celery5.services.worker.internal_queues import InternalTasksQueue
 from celery5.services.worker.job_middleware import EnteredBlock, JobMiddleware
-from celery5.services.worker.judgement import OutcomeHandler
 from celery5.services.worker.lease import MARGIN_FRACTION, Lease, now
+from celery5.services.worker.outcome_handler import OutcomeHandler
 from celery5.services.worker.progress_reports import ProgressReports
 from celery5.services.worker.time_limits import Deadlines
 from celery5.services.workflows.member_jobs import MemberJobs, needs_preparing

@@ -23,8 +23,8 @@ from celery5.services.limits.admission_state import AdmissionState
 from celery5.services.process.reloader import NextIncarnation
 from celery5.services.worker.consumer import Consumer
 from celery5.services.worker.in_flight import InFlightJobs, RecentJobs
-from celery5.services.worker.intake import JobIntake
 from celery5.services.worker.internal_queues import InternalResultsQueue
+from celery5.services.worker.job_intake import JobIntake
 from celery5.services.worker.reading import QueueLanes
 from celery5.services.worker.result_publisher import ResultPublisher
 from celery5.wiring import build

@@ -16,7 +16,7 @@ from celery5.processes.scheduler import SCHEDULER
 from celery5.protocol.limit_rules import ImposedLimits
 from celery5.protocol.limits import LimitOverride
 from celery5.scaling import ClusterSnapshot
-from celery5.services.limits import rule_evaluation
+from celery5.services.limits import limit_rule_evaluator
 from celery5.services.scaling import reporter
 from tests.redis.worker.workers import Lines, start, until, until_async, working
 
@@ -24,7 +24,7 @@ from tests.redis.worker.workers import Lines, start, until, until_async, working
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Evaluations and reports follow each other soon."""
-    monkeypatch.setattr(rule_evaluation, "INTERVAL", 0.1)
+    monkeypatch.setattr(limit_rule_evaluator, "INTERVAL", 0.1)
     monkeypatch.setattr(reporter, "REPORT_INTERVAL", 0.1)
 
 

@@ -10,7 +10,7 @@ import trio
 from celery5 import App, TaskFailed
 from celery5.logs import trace
 from celery5.logs.fence import FENCE
-from celery5.services.commands.log_again import LogRetry
+from celery5.services.commands.log_retry import LogRetry
 from celery5.services.health.vital_sources import QueueDepths
 from celery5.services.health.vitals import ProcessStatus, StatusPhase
 from celery5.services.observability.alert_delivery import AlertDelivery
@@ -23,7 +23,7 @@ from celery5.services.process.systemd_notify import SystemdNotify
 from celery5.services.scaling.reporter import Reporter
 from celery5.services.streams.group_lags import GroupLags
 from celery5.services.worker import attempt_recorder
-from celery5.services.worker.judgement import OutcomeHandler
+from celery5.services.worker.outcome_handler import OutcomeHandler
 from celery5.services.worker.progress_reports import ProgressReports
 from tests.redis.worker.workers import Lines, until, working
 

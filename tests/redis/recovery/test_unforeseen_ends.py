@@ -9,7 +9,7 @@ import trio
 
 from celery5 import App, AsyncResult, JobState, TaskFailed
 from celery5.services.streams.lane_execution import LaneExecution
-from celery5.services.worker import judgement
+from celery5.services.worker import outcome_handler
 from tests.redis.commands.staff import Employee, Staff, wait_until
 from tests.redis.worker.workers import entries, working
 
@@ -70,7 +70,7 @@ async def test_without_a_sidecar_a_worker_counts_its_own_death(
     @app.task
     async def never() -> None: ...
 
-    monkeypatch.setattr(judgement, "judge", broken)
+    monkeypatch.setattr(outcome_handler, "judge", broken)
     await unlucky.adelay()
     await never.adelay()
     await run_until_it_fails(app)

@@ -13,7 +13,7 @@ from trio.testing import MockClock
 from celery5.logs.log import Log
 from celery5.processes.own_broker import resolve_paths, supervised_server
 from celery5.protocol.cluster.own_broker import OwnBroker
-from celery5.services.controller.own_server import BrokerSupervisor
+from celery5.services.controller.broker_supervisor import BrokerSupervisor
 
 
 class Server:

@@ -16,7 +16,7 @@ import trio
 from celery5.errors import PlatformError
 from celery5.platform import Beat, Ended, Member, MemberEvent, Platform, Ready, State, Stopping, Unknown
 from celery5.protocol.cluster.remote_units import RemoteSetup, UnitCommand, get_unit_name, make_command_script
-from celery5.services.controller.multi_host import MultiHostPlatform
+from celery5.services.controller.multi_host_platform import MultiHostPlatform
 from celery5.services.controller.remote_host import RemoteHost
 from tests.trio.cluster import sshd
 from tests.trio.cluster.sshd import OtherHost

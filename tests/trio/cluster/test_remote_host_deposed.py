@@ -13,7 +13,7 @@ from celery5.protocol.cluster.description import parse_cluster
 from celery5.protocol.cluster.members import Beat, Ended, MemberEvent, Ready, Unknown
 from celery5.protocol.cluster.remote_units import LINE_PREFIX, RemoteSetup, get_unit_name
 from celery5.services.controller import remote_host
-from celery5.services.controller.multi_host import MultiHostPlatform
+from celery5.services.controller.multi_host_platform import MultiHostPlatform
 from celery5.services.controller.remote_host import RemoteHost
 from celery5.services.controller.ssh_line import HostUnreachable
 from tests.trio.cluster.test_foreman_service import House, Stage

@@ -9,9 +9,9 @@ import trio
 from celery5.errors import BrokerUnavailable, CommandRefused
 from celery5.logs.lines import Message
 from celery5.logs.log import MAX_RETRIES, MAX_UNWRITTEN, Level, Log, LogWriter
-from celery5.services.commands import log_again
+from celery5.services.commands import log_retry
 from celery5.services.commands.dispatcher import CommandRegistry, ImmediateCommands
-from celery5.services.commands.log_again import MAX_MESSAGE_SIZE, LogRetry, log_handlers
+from celery5.services.commands.log_retry import MAX_MESSAGE_SIZE, LogRetry, log_handlers
 
 
 class Outlet:
@@ -80,8 +80,8 @@ class Desk:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_again, "RETRY_DELAYS", (0.02, 0.02, 0.02))
-    monkeypatch.setattr(log_again, "POLL_INTERVAL", 0.005)
+    monkeypatch.setattr(log_retry, "RETRY_DELAYS", (0.02, 0.02, 0.02))
+    monkeypatch.setattr(log_retry, "POLL_INTERVAL", 0.005)
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ from celery5.processes.worker_parts import WorkerParts
 from celery5.protocol.cluster.description import Cluster
 from celery5.services.bulk.bulk_performer import BulkPerformer
 from celery5.services.commands.dispatcher import CommandRegistry, ImmediateCommands
-from celery5.services.controller.own_server import BrokerSupervisor
+from celery5.services.controller.broker_supervisor import BrokerSupervisor
 from celery5.services.health.status_port import StatusPort
 from celery5.services.health.vitals import ProcessStatus
 from celery5.services.process.reloader import NextIncarnation

@@ -17,7 +17,7 @@ from celery5.services.worker.foreign_jobs import ForeignJobs
 from celery5.services.worker.in_flight import InFlightJobs, IsolatedJobs, RecentJobs
 from celery5.services.worker.internal_queues import InternalTasksQueue
 from celery5.services.worker.job_middleware import JobMiddleware
-from celery5.services.worker.unstarted import UnstartedJobs
+from celery5.services.worker.unstarted_jobs import UnstartedJobs
 from celery5.tasks.task import Task
 
 
