@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from celery5.streams.blocking_events import BlockingEvents
     from celery5.streams.codec import Compressor, RecordCodec, Serializer
     from celery5.streams.dead_records import DeadRecordQuery, DeadRecords, DeadRecordTally, StoredDeadRecord
-    from celery5.streams.events import StreamEntry, StreamEvents
+    from celery5.streams.entry import StreamEntry
+    from celery5.streams.events import StreamEvents
     from celery5.streams.lags import GroupLag, PartitionLag, StreamState
     from celery5.streams.middleware import ProcessorMiddleware, RecordSkipped
     from celery5.streams.operations import GroupIsLive, GroupNotEmpty, WindowsAreOpen
@@ -69,7 +70,7 @@ if not TYPE_CHECKING:
             "Record": "celery5.streams.record",
             "RecordCodec": "celery5.streams.codec",
             "Serializer": "celery5.streams.codec",
-            "StreamEntry": "celery5.streams.events",
+            "StreamEntry": "celery5.streams.entry",
             "StreamEvents": "celery5.streams.events",
             "StoredDeadRecord": "celery5.streams.dead_records",
             "DeadRecordQuery": "celery5.streams.dead_records",

@@ -9,15 +9,8 @@ from typing import Any, Generic, TypeVar, Unpack, cast, overload
 
 from celery5.protocol.streams.windows import WindowKey, WindowShape
 from celery5.streams.codec import RecordCodec
-from celery5.streams.events import (
-    EntryBatches,
-    KeyedState,
-    Outputs,
-    RecordBatches,
-    Records,
-    StreamEntry,
-    StreamEvents,
-)
+from celery5.streams.entry import StreamEntry
+from celery5.streams.events import EntryBatches, KeyedState, Outputs, RecordBatches, Records, StreamEvents
 from celery5.streams.feed import RecordFeed
 from celery5.streams.stream import Stream
 from celery5.streams.windows import Window, WindowSettings

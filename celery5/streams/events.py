@@ -4,23 +4,21 @@ A record is acknowledged when the next one is asked for, and when the processor 
 state are committed in the same step as that, or not at all.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, Unpack, overload
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, TypeVar, Unpack, overload
 
 import msgspec
 
-from celery5.broker.calls.streams import RawEntry
 from celery5.errors import Misconfigured
 from celery5.events.event import Event, get_event_declaration
-from celery5.hints import make_attribute_error
 from celery5.protocol.job.annotations import adapt_annotation
 from celery5.protocol.job.arguments import encode_value
 from celery5.protocol.job.job import Job
 from celery5.protocol.job.json_values import from_json
 from celery5.protocol.masking import get_type_name
-from celery5.protocol.streams.groups import split_id
 from celery5.protocol.streams.windows import WindowKey, WindowShape
-from celery5.streams.codec import RecordCodec, read_record_headers
+from celery5.streams.codec import RecordCodec
+from celery5.streams.entry import StreamEntry
 from celery5.streams.feed import RecordFeed
 from celery5.streams.stream import Stream, surround_sending
 from celery5.streams.windows import WindowOptions, Windows, WindowSettings
@@ -39,49 +37,6 @@ class JobSource(Protocol):
     def job(self) -> Job:
         """Return the job."""
         ...
-
-
-class StreamEntry(Generic[R]):
-    """One record with what surrounds it.
-
-    Attributes:
-        partition: Its partition.
-        group: The processor that reads it.
-        id: Its id in the partition.
-        fields: What is stored: fields and values in turns.
-    """
-
-    __slots__ = ("_codec", "fields", "group", "id", "partition")
-
-    def __init__(self, partition: int, group: str, raw: RawEntry, codec: RecordCodec[R]) -> None:
-        self.partition = partition
-        self.group = group
-        self.id: str = raw[0].decode()
-        self.fields: Sequence[bytes] = raw[1]
-        self._codec = codec
-
-    if not TYPE_CHECKING:  # a type checker knows the attributes
-
-        def __getattr__(self, name: str) -> Any:
-            raise make_attribute_error("events", self, name)
-
-    def __repr__(self) -> str:
-        return f"<StreamEntry {self.id} of partition {self.partition}>"
-
-    @property
-    def record(self) -> R:
-        """The record. Raises BadRecord."""
-        return self._codec.decode(self.fields)
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """What the sender's middleware has added: texts by name, such as `traceparent`."""
-        return read_record_headers(self.fields)
-
-    @property
-    def time(self) -> float:
-        """When it was sent, in seconds since 1970, or what the sender gave as its time."""
-        return split_id(self.id)[0] / 1000
 
 
 class Outputs:

@@ -4,7 +4,7 @@ The order is that of Django's and Runnel's middleware: `before` in the order of 
 """
 
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Generic, TypeVar
 
@@ -12,8 +12,7 @@ from celery5.broker.calls.streams import RawEntry
 from celery5.errors import BadRecord, CeleryError, Misconfigured
 from celery5.runners.operations import MessageOperation, OperationSurround
 from celery5.streams.codec import RecordCodec, get_headers_field, read_record_headers
-from celery5.streams.events import StreamEntry
-from celery5.streams.feed import RecordFeed
+from celery5.streams.entry import StreamEntry
 
 R = TypeVar("R")
 
@@ -86,111 +85,50 @@ def check_middleware(
     return tuple(checked)
 
 
-class SurroundedFeed:
-    """A feed with middleware around its records: a `RecordFeed` itself.
+class MiddlewareCalls:
+    """Calls the middleware of a processor around the records of one feed, and what surrounds their processing.
 
     Args:
-        feed: Where records come from, and outputs go.
         middleware: The middleware, the outermost first.
         codec: How records are encoded.
+        group: The name of the processor.
+        partition: The partition.
         operating: What surrounds the processing of each record, or of each batch, outside of the middleware.
         stream: The name of the stream.
     """
 
     def __init__(
         self,
-        feed: RecordFeed,
         middleware: Sequence[ProcessorMiddleware[Any]],
         codec: RecordCodec[Any],
+        *,
+        group: str,
+        partition: int,
         operating: OperationSurround | None = None,
         stream: str = "",
     ) -> None:
-        self._feed = feed
         self._middleware = tuple(middleware)
         self._reversed = self._middleware[::-1]
         self._codec = codec
+        self._group = group
+        self._partition = partition
         self._operating = operating
         self._stream = stream
         self._operation: tuple[MessageOperation, AbstractContextManager[None]] | None = None
         self._entries: list[StreamEntry[Any]] = []
-        self._is_settling = False
-        self.now = feed.now
-        self.add_output = feed.add_output
-        self.set_state = feed.set_state
-        self.get_state = feed.get_state
-        self.get_states = feed.get_states
 
-    @property
-    def group(self) -> str:
-        """The name of the processor."""
-        return self._feed.group
+    async def enter(self, raws: Sequence[RawEntry]) -> list[RawEntry]:
+        """Call what comes before records that were taken. Return what the processor gets of them."""
+        if raws:
+            self._begin(raws)
+        return [raw for raw in [await self._enter(raw) for raw in raws] if raw is not None]
 
-    @property
-    def partition(self) -> int:
-        """The partition."""
-        return self._feed.partition
-
-    @property
-    def grace_period(self) -> float:
-        """Seconds that a processor has to end."""
-        return self._feed.grace_period
-
-    @property
-    def concurrency(self) -> int:
-        """How many feeds the partition has."""
-        return self._feed.concurrency
-
-    @property
-    def is_stopping(self) -> bool:
-        """Whether the processor is to end."""
-        return self._feed.is_stopping
-
-    def take_next(self) -> RawEntry | None:
-        """Return nothing: `wait_next` does it, since middleware may wait."""
-        return None
-
-    async def wait_next(self) -> RawEntry | None:
-        """Return the next record that is not skipped."""
-        return await self._take(self._feed.wait_next)
-
-    async def wait_next_within(self, seconds: float) -> RawEntry | None:
-        """Return the next record that is not skipped; None when none has come in this time after the last one."""
-
-        async def take() -> RawEntry | None:
-            return await self._feed.wait_next_within(seconds)
-
-        return await self._take(take)
-
-    async def _take(self, take: Callable[[], Awaitable[RawEntry | None]]) -> RawEntry | None:
-        while True:
-            await self._leave()
-            raw = self._feed.take_next() or await take()
-            if raw is None:
-                return None
-            self._begin([raw])
-            passed = await self._enter(raw)
-            if passed is not None:
-                return passed
-
-    async def wait_batch(self, count: int, within: float) -> Sequence[RawEntry]:
-        """Return the next batch without the records that are skipped; an empty one when the processor is to end."""
-        while True:
-            await self._leave()
-            batch = await self._feed.wait_batch(count, within)
-            if batch:
-                self._begin(batch)
-            passed = [raw for raw in [await self._enter(raw) for raw in batch] if raw is not None]
-            if passed or not batch:
-                return passed
-
-    def settle(self) -> None:
-        """Acknowledge what was taken when the next record is asked for: what follows a record may wait."""
-        self._is_settling = True
-
-    async def flush(self) -> None:
-        """`settle`, and wait until the commit of that is under way."""
-        await self._leave()
-        await self._feed.flush()
+    async def leave(self) -> None:
+        """Call what follows the records that were taken."""
+        while self._entries:
+            await self._call_all(self._reversed, "after", self._entries[0])
+            del self._entries[0]
+        self.end(None)
 
     async def fail(self, error: Exception) -> None:
         """Say that the function has failed on what it has."""
@@ -200,10 +138,6 @@ class SurroundedFeed:
                 await self._call_all(self._reversed, "on_error", entry, error)
         finally:
             self.end(error)
-
-    async def finish(self) -> None:
-        """Say that the function has returned."""
-        await self._leave()
 
     async def skip(self, entries: Sequence[RawEntry], why: str) -> None:
         """Say that records are given up."""
@@ -235,16 +169,6 @@ class SurroundedFeed:
             raise BadRecord(f"before of {type(middleware).__name__} has returned: {error}") from error
         return [word if isinstance(word, bytes) else str(word).encode() for word in words]
 
-    async def _leave(self) -> None:
-        """Call what follows the records that were taken."""
-        while self._entries:
-            await self._call_all(self._reversed, "after", self._entries[0])
-            del self._entries[0]
-        self.end(None)
-        if self._is_settling:
-            self._is_settling = False
-            self._feed.settle()
-
     def _begin(self, raws: Sequence[RawEntry]) -> None:
         """Enter what surrounds the processing of these records."""
         if self._operating is not None:
@@ -265,7 +189,7 @@ class SurroundedFeed:
             await _call(getattr(each, hook), *words)
 
     def _make_entry(self, raw: RawEntry) -> StreamEntry[Any]:
-        return StreamEntry(self._feed.partition, self._feed.group, raw, self._codec)
+        return StreamEntry(self._partition, self._group, raw, self._codec)
 
 
 async def _call(hook: Callable[..., Any], *words: Any) -> Any:

@@ -17,7 +17,8 @@ from celery5.protocol.events.sinks import SinkOptions, get_sink_options
 from celery5.protocol.health.readings import get_worst_state, parse_states
 from celery5.runners.surrounding import surround_call
 from celery5.streams.blocking_events import BlockingEvents
-from celery5.streams.events import StreamEntry, StreamEvents
+from celery5.streams.entry import StreamEntry
+from celery5.streams.events import StreamEvents
 from celery5.streams.stream import Stream
 from celery5.tasks.task import Task
 

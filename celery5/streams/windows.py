@@ -238,7 +238,7 @@ class Windows(Generic[R, K, A]):
             if limit is None:
                 raw = await feed.wait_next()
             else:
-                raw = await feed.wait_next_within(max(0.0, self._last_record + limit - feed.now()))
+                raw = await feed.wait_next(max(0.0, self._last_record + limit - feed.now()))
         if raw is not None:
             await self._add(tracker, raw)
         elif feed.is_stopping:

@@ -25,11 +25,11 @@ from celery5.protocol.streams.parking import ParkedAction, ParkedKey, ParkedKeys
 from celery5.protocol.streams.routing import find_partition
 from celery5.runners.on_asyncio import AsyncioRunner
 from celery5.services.streams.commit_loop import CommitLoop
-from celery5.services.streams.lane_execution import LaneExecution
 from celery5.services.streams.outbox_relay import decode_output
 from celery5.services.streams.owned_partition import OwnedPartition, end_partitions
 from celery5.services.streams.parking import ParkedKeys
 from celery5.services.streams.processor_calls import ProcessorCalls
+from celery5.services.streams.serial_executor import SerialExecutor
 from celery5.streams.processor import Processor, ProcessorFunction
 from celery5.streams.stream import RecordId, Stream
 from celery5.streams.windows import OWN_STATE
@@ -320,7 +320,7 @@ class _VirtualGroup:
         self._grace_period = processor.get_grace_period(GRACE_PERIOD)
         self._log = Log(worker="test", app=processor.stream.app.name)
         self._asyncio_runner = AsyncioRunner()
-        self._execution = LaneExecution(
+        self._executor = SerialExecutor(
             processor=processor,
             calls=ProcessorCalls(
                 processor=processor,
@@ -372,11 +372,11 @@ class _VirtualGroup:
         )
         self._partitions[log.number] = partition
         assert self._nursery is not None
-        for lane in partition.lanes:
+        for sequence in partition.sequences:
             if partition.condition:
-                lane.ended.set()
+                sequence.ended.set()
             else:
-                self._nursery.start_soon(self._execution.process, partition, lane, parked)
+                self._nursery.start_soon(self._executor.process, partition, sequence, parked)
         if partition.needs_trial:
             partition.begin_trial()
         self.want_records()
@@ -418,7 +418,7 @@ class _VirtualGroup:
             self._partitions[log.number].lose()
             self._begin(log)
 
-    # the host of partitions and lanes
+    # the host of partitions
 
     def note_done(self, partition: OwnedPartition) -> None:
         """Commit this partition soon."""

@@ -1,6 +1,5 @@
 """One partition that this worker owns: the records that are here, those that are done, and what is to be committed."""
 
-import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from secrets import token_hex
@@ -65,13 +64,17 @@ class PartitionHost(Protocol):
         ...
 
 
-class Lane:
-    """The records of a partition that are processed one after the other: a `LaneFeed` for one processor function."""
+class RecordSequence:
+    """Records of a partition that are processed one after the other: all of them, or those of some of its keys.
+
+    For a feed in Trio it is the `FeedTransport`. When a function has ended, it has what that had in hand.
+    """
 
     def __init__(self, partition: "OwnedPartition") -> None:
-        self._owner = partition
+        self._partition = partition
         self._buffer: deque[RawEntry] = deque()
-        self._taken: Sequence[RawEntry] = ()
+        self._taken: deque[RawEntry] = deque()
+        # What the records that were taken have produced, when their function has ended.
         self._outputs: list[bytes] = []
         self._state: dict[str, bytes | None] = {}
         self._waiter: trio.lowlevel.Task | None = None
@@ -80,141 +83,90 @@ class Lane:
         self.stop_requested = trio.Event()
         self.ended = trio.Event()
 
-    @property
-    def group(self) -> str:
-        """The name of the processor."""
-        return self._owner.processor.name
-
-    @property
-    def partition(self) -> int:
-        """The partition."""
-        return self._owner.number
-
-    @property
-    def grace_period(self) -> float:
-        """Seconds that a record has to end."""
-        return self._owner.grace_period
-
-    @property
-    def concurrency(self) -> int:
-        """How many lanes the partition has."""
-        return self._owner.processor.concurrency
-
-    def now(self) -> float:
-        """Return the time of the Trio clock."""
-        return trio.current_time()
-
-    @property
-    def taken(self) -> Sequence[RawEntry]:
-        """The records that the function has taken last."""
-        return self._taken
-
     def feed(self, entries: Sequence[RawEntry]) -> None:
         """Take entries to process."""
         self._buffer.extend(entries)
         self.wake()
 
-    def take_next(self) -> RawEntry | None:
-        """Acknowledge what was taken before, and return the next record if it is here and may be taken."""
-        owner, taken = self._owner, self._taken
-        if taken:
-            if self._outputs or self._state or len(taken) > 1 or not owner.settle_one(taken[0]):
-                self.settle()
-            else:
-                self._taken = ()
-        if not self._buffer or owner.room <= 0 or self.is_stopping:
-            return None
-        raw = self._buffer.popleft()
-        self._taken = (raw,)
-        owner.take_one()
-        return raw
+    # for the feed of a function
 
-    def settle(self) -> None:
-        """Acknowledge what was taken. What has come without records is committed, too."""
-        taken, outputs, state = self._taken, self._outputs, self._state
-        if not (taken or outputs or state):
+    def take(self, most: int) -> Sequence[RawEntry]:
+        """Return the next records that are here and may be taken."""
+        if self.is_stopping:
+            return ()
+        return self._take(min(most, max(0, self._partition.capacity), len(self._buffer)))
+
+    def _take(self, count: int) -> Sequence[RawEntry]:
+        taken = [self._buffer.popleft() for _ in range(count)]
+        self._taken += taken
+        self._partition.take(count)
+        return taken
+
+    async def fetch(self, into: deque[RawEntry], most: int, seconds: float | None = None) -> None:
+        """Wait for the next records, unless some have come already, or the processor is to end."""
+        if seconds is not None:
+            with trio.move_on_after(seconds):
+                await self.fetch(into, most)
+            if not self._buffer:  # else the next record is here, and waits for a commit
+                return
+        while not into and not self.is_stopping:
+            into.extend(self.take(most))
+            if not into:
+                await self.wait()
+
+    async def fetch_batch(
+        self,
+        into: deque[RawEntry],
+        count: int,
+        within: float,
+        *,
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Wait for the next batch, unless the processor is to end, or `is_over` while there is nothing to take."""
+        if into:
+            self.unread_after(0)
+            into.clear()
+        self._partition.prefetch_batches(count)
+        while not (self._buffer and self._partition.capacity > 0):
+            if self.is_stopping or is_over():
+                return
+            await self.wait()
+        count = 1 if self._partition.deaths else count
+        with trio.move_on_after(within):
+            while len(self._buffer) < count and not self.is_stopping:
+                await self.wait()
+        if not self.is_stopping:
+            into.extend(self._take(min(count, len(self._buffer))))
+
+    def settle(self, count: int, outputs: list[bytes], state: Mapping[str, bytes | None]) -> None:
+        """Acknowledge the first records of those that were taken, with what they have produced."""
+        taken = self._taken
+        if count == 1 and not (outputs or state) and self._partition.settle_one(taken[0]):
+            taken.popleft()
             return
-        self._taken = ()
-        if outputs:
-            self._outputs = []
-        if state:
-            self._state = {}
-        self._owner.settle(taken, outputs, state)
+        self._partition.settle([taken.popleft() for _ in range(count)], outputs, state)
+
+    async def get_states(self, names: Sequence[str]) -> list[bytes | None]:
+        """Return values of the keyed state, as they are with all that was settled."""
+        return await self._partition.get_states(names)
 
     async def flush(self) -> None:
-        """Acknowledge what was taken, and wait until the commit of that is under way."""
-        self.settle()
-        while self._owner.is_dirty:
-            self._owner.commit_now()
+        """Wait until the commit of what was settled is under way."""
+        while self._partition.is_dirty:
+            self._partition.commit_now()
             await self.wait()
-
-    def give_back(self) -> None:
-        """Put what was taken in front again, and forget what it has produced."""
-        self._buffer.extendleft(reversed(self._taken))
-        self._owner.give_back(len(self._taken))
-        self._taken = ()
-        self._outputs, self._state = [], {}
-
-    def bury(self, dead: Sequence[Sequence[str | bytes]]) -> None:
-        """Give up what was taken."""
-        taken, self._taken = self._taken, ()
-        self._outputs, self._state = [], {}
-        self._owner.bury(taken, dead)
-
-    def forget_outputs(self) -> None:
-        """Forget what the records that were taken have produced."""
-        self._outputs, self._state = [], {}
-
-    def add_parked(self, parked: ParkedRecord) -> None:
-        """Add a change of a parked key to what is settled next."""
-        self._owner.add_parked(parked)
-
-    def settle_released(self, released: ReleasedRecord | None) -> None:
-        """Settle what was added, and a parked record with what it has produced; commit that now."""
-        outputs, state = self._outputs, self._state
-        self._outputs, self._state = [], {}
-        if released is not None:
-            self._owner.add_released(released)
-        self._owner.settle((), outputs, state)
-        self._owner.commit_now()
-
-    def discard_parked(self, released: ReleasedRecord, dead: Sequence[str | bytes]) -> None:
-        """Make a parked record a dead one."""
-        self._owner.add_released(released)
-        self._owner.bury((), [dead])
-
-    def commit_now(self) -> None:
-        """Commit now what is done."""
-        self._owner.commit_now()
-
-    async def wait_next(self) -> RawEntry | None:
-        """Return the next record when it is here; None when the function is to end."""
-        while not self.is_stopping:
-            raw = self.take_next()
-            if raw is not None:
-                return raw
-            await self.wait()
-        return None
-
-    async def wait_next_within(self, seconds: float) -> RawEntry | None:
-        """Return the next record; None when none has come in this time, or the function is to end."""
-        while not self.is_stopping:
-            with trio.move_on_after(seconds):
-                return await self.wait_next()
-            if not self._buffer:  # else it is here, and waits for a commit
-                return None
-        return None
 
     async def wait(self) -> None:
         """Wait until there is something new: a record, a commit, or the end.
 
-        Trio's own means, since a lane waits after every few records, and an Event costs twice as much.
+        Trio's own means, since a processor waits after every few records, and an Event costs twice as much.
         """
         if self._buffer:
-            self._owner.commit_now()
+            self._partition.commit_now()
         if self._waiter is not None:
             raise RuntimeError(
-                f"processor {self.group}: two tasks ask for the records of partition {self.partition}"
+                f"processor {self._partition.processor.name}: two tasks ask for the records of partition "
+                f"{self._partition.number}"
             )
         self._waiter = trio.lowlevel.current_task()
 
@@ -230,95 +182,75 @@ class Lane:
         if waiter is not None:
             trio.lowlevel.reschedule(waiter)
 
-    async def wait_batch(
-        self, count: int, within: float, *, is_over: Callable[[], bool] = lambda: False
-    ) -> Sequence[RawEntry]:
-        """Acknowledge what was taken before, and return the next batch; an empty one when the function is to end.
-
-        It is empty as well when `is_over` returns True while there is nothing to take.
-        """
-        if self._taken:
-            self.settle()
-        self._owner.prefetch_batches(count)
-        while not (self._buffer and self._owner.room > 0):
-            if self.is_stopping or is_over():
-                return ()
-            await self.wait()
-        count = 1 if self._owner.deaths else count
-        with trio.move_on_after(within):
-            while len(self._buffer) < count and not self.is_stopping:
-                await self.wait()
-        if self.is_stopping:
-            return ()
-        buffer = self._buffer
-        self._taken = [buffer.popleft() for _ in range(min(count, len(buffer)))]
-        self._owner.take(len(self._taken))
-        return self._taken
-
-    # for a function in another thread: it takes records in portions, and is done with one after the other
-
-    async def wait_portion(self, most: int, seconds: float | None) -> Sequence[RawEntry]:
-        """Return the next records when some are here, beside those that were taken; none when the function is to end.
-
-        Args:
-            most: At most so many.
-            seconds: At most for so long; None for no limit.
-        """
-        with trio.move_on_after(math.inf if seconds is None else seconds):
-            while not (self._buffer and self._owner.room > 0) and not self.is_stopping:
-                await self.wait()
-        if self.is_stopping:
-            return ()
-        portion = [
-            self._buffer.popleft() for _ in range(min(most, max(0, self._owner.room), len(self._buffer)))
-        ]
-        self._taken = (*self._taken, *portion)
-        self._owner.take(len(portion))
-        return portion
-
-    def settle_first(self, count: int, outputs: list[bytes], state: Mapping[str, bytes | None]) -> None:
-        """Acknowledge the first of what was taken."""
-        done, self._taken = self._taken[:count], self._taken[count:]
-        self._owner.settle(done, outputs, state)
-
-    def return_behind(self, count: int) -> None:
-        """Put what was taken in front again, but for the first `count`."""
-        behind, self._taken = self._taken[count:], self._taken[:count]
-        self._buffer.extendleft(reversed(behind))
-        self._owner.give_back(len(behind))
-
-    def take_over(self, count: int, outputs: list[bytes], state: dict[str, bytes | None]) -> None:
-        """Continue where a function has ended: with so many records in hand, and what it has produced for them."""
-        self.return_behind(count)
-        self._outputs, self._state = outputs, state
-
-    # what is produced
-
-    def add_output(self, output: bytes) -> None:
-        """Add an output of what was taken last."""
-        self._outputs.append(output)
-
-    async def get_state(self, name: str) -> bytes | None:
-        """Return a value of the keyed state."""
-        if name in self._state:
-            return self._state[name]
-        return await self._owner.get_state(name)
-
-    async def get_states(self, names: Sequence[str]) -> list[bytes | None]:
-        """Return values of the keyed state."""
-        stored = await self._owner.get_states([name for name in names if name not in self._state])
-        values = iter(stored)
-        return [self._state[name] if name in self._state else next(values) for name in names]
-
-    def set_state(self, name: str, value: bytes | None) -> None:
-        """Set a value of the keyed state."""
-        self._state[name] = value
-
     def stop(self) -> None:
         """End after what was taken."""
         self.is_stopping = True
         self.stop_requested.set()
         self.wake()
+
+    # when the function has ended
+
+    @property
+    def taken(self) -> Sequence[RawEntry]:
+        """The records that the function has taken last."""
+        return self._taken
+
+    def take_over(self, count: int, outputs: list[bytes], state: dict[str, bytes | None]) -> None:
+        """Continue where a function has ended: with `count` records in hand, and what it has produced for them."""
+        self.unread_after(count)
+        self._outputs, self._state = outputs, state
+
+    def unread_after(self, count: int) -> None:
+        """Put what was taken in front again, but for the first `count`."""
+        unread = [self._taken.pop() for _ in range(len(self._taken) - count)]
+        self._buffer.extendleft(unread)
+        self._partition.give_back(len(unread))
+
+    def settle_taken(self) -> None:
+        """Acknowledge what was taken. What has come without records is committed, too."""
+        taken, outputs, state = self._taken, self._outputs, self._state
+        if taken or outputs or state:
+            self._taken, self._outputs, self._state = deque(), [], {}
+            self._partition.settle(taken, outputs, state)
+
+    def give_back(self) -> None:
+        """Put what was taken in front again, and forget what it has produced."""
+        self.unread_after(0)
+        self.forget_outputs()
+
+    def bury(self, dead: Sequence[Sequence[str | bytes]]) -> None:
+        """Give up what was taken."""
+        taken, self._taken = self._taken, deque()
+        self.forget_outputs()
+        self._partition.bury(taken, dead)
+
+    def forget_outputs(self) -> None:
+        """Forget what the records that were taken have produced."""
+        self._outputs, self._state = [], {}
+
+    # parked keys
+
+    def add_parked(self, parked: ParkedRecord) -> None:
+        """Add a change of a parked key to what is settled next."""
+        self._partition.add_parked(parked)
+
+    def settle_released(self, released: ReleasedRecord | None) -> None:
+        """Settle what was added, and a parked record with what it has produced; commit that now."""
+        outputs, state = self._outputs, self._state
+        self.forget_outputs()
+        if released is not None:
+            self._partition.add_released(released)
+        self._partition.settle((), outputs, state)
+        self._partition.commit_now()
+
+    def discard_parked(self, released: ReleasedRecord, dead: Sequence[str | bytes]) -> None:
+        """Make a parked record a dead one."""
+        self._partition.add_released(released)
+        self._partition.bury((), [dead])
+
+    def commit_now(self) -> None:
+        """Commit now what is done."""
+        self._partition.commit_now()
 
 
 class OwnedPartition:
@@ -355,7 +287,7 @@ class OwnedPartition:
         self._is_at_limit = False
         self._host = host
         self._is_serial = processor.concurrency == 1 and not assignment.ahead
-        # Ids that were handed to lanes, in order, and those of them that are done while an earlier one is not.
+        # Ids that were handed to sequences, in order, and those of them that are done while an earlier one is not.
         self._order: deque[bytes] = deque()
         self._ahead = {record_id.encode() for record_id in assignment.ahead}
         self._done_id = assignment.cursor.encode()
@@ -374,14 +306,14 @@ class OwnedPartition:
         self._is_dirty = False
         # How many more records may be taken before a commit. One that may have killed a worker is taken alone, and one
         # that may have killed several waits for its trial.
-        self.room = 0 if self.needs_trial else 1 if self.deaths else self._commit_every
+        self.capacity = 0 if self.needs_trial else 1 if self.deaths else self._commit_every
         # The last owner had at most so many records in hand when it died, and none behind the last one of that time.
         self._suspects = min(self._commit_every, MAX_SUSPECTS)
         self._suspect_end = assignment.suspect
         self._is_held = False
         self._fed = trio.Event()
         self._trial_ended = trio.Event()
-        self.lanes = tuple(Lane(self) for _ in range(processor.concurrency))
+        self.sequences = tuple(RecordSequence(self) for _ in range(processor.concurrency))
 
     # reading
 
@@ -392,7 +324,7 @@ class OwnedPartition:
             self._buffered < self._refill_at
             and not (self._is_at_limit or self.condition or self.is_lost)
             and not (self.deaths and (self._buffered or self._uncommitted))
-            and not self.lanes[0].is_stopping
+            and not self.sequences[0].is_stopping
         )
 
     def feed(self, entries: Sequence[RawEntry]) -> int:
@@ -403,36 +335,36 @@ class OwnedPartition:
         if not entries:
             return 0
         if self.deaths:
-            entries = entries[:1]  # it is tried alone, whichever lane it is of
+            entries = entries[:1]  # it is tried alone, whichever sequence it is of
             self._fed.set()
         gap = max(0, split_id(entries[0][0].decode())[1] - split_id(self.position)[1] - 1)
         self.position = entries[-1][0].decode()
         if self._is_serial:
             self._buffered += len(entries)
-            self.lanes[0].feed(entries)
+            self.sequences[0].feed(entries)
         else:
-            self._feed_lanes(entries)
+            self._feed_sequences(entries)
         return gap
 
-    def _feed_lanes(self, entries: Sequence[RawEntry]) -> None:
-        """Give each entry to the lane of its key. Those that were done by an earlier owner are done."""
+    def _feed_sequences(self, entries: Sequence[RawEntry]) -> None:
+        """Give each entry to the sequence of its key. Those that were done by an earlier owner are done."""
         for entry in entries:
             self._order.append(entry[0])
             if entry[0] not in self._ahead:
                 self._buffered += 1
-                self._choose_lane(entry).feed((entry,))
+                self._choose_sequence(entry).feed((entry,))
         if self._order[0] in self._ahead:
             self._advance(())
             self._note_done()
 
-    def _choose_lane(self, entry: RawEntry) -> Lane:
-        """Return the lane of the key of an entry. One that may have killed its owner is alone, so that any will do.
+    def _choose_sequence(self, entry: RawEntry) -> RecordSequence:
+        """Return the sequence of the key of an entry. One that may have killed its owner is alone, so that any will do.
 
         It is not decoded for its key: that may be what kills, and before its trial it would not be found to blame.
         """
         if self.deaths and self._on_commit is None:
-            return self.lanes[0]
-        return self.find_lane(self.find_key(entry))
+            return self.sequences[0]
+        return self.find_sequence(self.find_key(entry))
 
     def _cut_at_limit(self, entries: Sequence[RawEntry]) -> Sequence[RawEntry]:
         """Return the entries up to the border, behind which other partitions must be read first."""
@@ -504,19 +436,14 @@ class OwnedPartition:
         self.prefetch = max(self.prefetch, 2 * count)
         self._refill_at = (self.prefetch + 1) // 2
 
-    def take_one(self) -> None:
-        """Note that a record is in hand."""
-        self.room -= 1
-        self._in_hand += 1
-
     def take(self, count: int) -> None:
         """Note that records are in hand."""
-        self.room -= count
+        self.capacity -= count
         self._in_hand += count
 
     def give_back(self, count: int) -> None:
         """Note that records are not in hand any more, and not done."""
-        self.room += count
+        self.capacity += count
         self._in_hand -= count
 
     def _note_done(self) -> None:
@@ -531,7 +458,7 @@ class OwnedPartition:
             self._done_id = order.popleft()
             self._ahead.discard(self._done_id)
         if len(self._ahead) >= MAX_AHEAD:
-            self.room = min(self.room, 0)
+            self.capacity = min(self.capacity, 0)
 
     def bury(self, taken: Sequence[RawEntry], dead: Sequence[Sequence[str | bytes]]) -> None:
         """Note that records were given up."""
@@ -551,34 +478,26 @@ class OwnedPartition:
         codec = self.processor.stream.codec
         try:
             return codec.key(codec.decode(entry[1])) or b""
-        except BaseException:  # its lane raises the error in the processor
+        except BaseException:  # the processor gets the error
             return b""
 
-    def find_lane(self, key: bytes) -> Lane:
-        """Return the lane of a key."""
-        return self.lanes[crc32(key) % len(self.lanes)]
+    def find_sequence(self, key: bytes) -> RecordSequence:
+        """Return the sequence of a key."""
+        return self.sequences[crc32(key) % len(self.sequences)]
 
     def wake(self) -> None:
-        """Have the lanes look again for something to do."""
-        for lane in self.lanes:
-            lane.wake()
+        """Have the sequences look again for something to do."""
+        for sequence in self.sequences:
+            sequence.wake()
 
     def commit_now(self) -> None:
-        """Commit now what is done: a lane waits for it."""
+        """Commit now what is done: a processor waits for it."""
         self._host.commit_now()
 
     @property
     def is_dirty(self) -> bool:
         """Whether something is done whose commit is not under way."""
         return self._is_dirty
-
-    async def get_state(self, name: str) -> bytes | None:
-        """Return a value of the keyed state, as it is with all that is done."""
-        for state in (self._pending_state, self._committing_state, self._state_cache):
-            if name in state:
-                return state[name]
-        (value,) = await self.get_states([name])
-        return value
 
     async def get_states(self, names: Sequence[str]) -> list[bytes | None]:
         """Return values of the keyed state, as they are with all that is done."""
@@ -614,9 +533,9 @@ class OwnedPartition:
 
     def begin_trial(self) -> None:
         """Let that record be taken."""
-        self.room = 1
-        for lane in self.lanes:
-            lane.wake()
+        self.capacity = 1
+        for sequence in self.sequences:
+            sequence.wake()
 
     async def wait_trial_ended(self) -> None:
         """Wait until that record is committed, or the partition ends."""
@@ -674,7 +593,7 @@ class OwnedPartition:
                 self.deaths = 0
                 self._trial_ended.set()
             self._host.want_records()
-        self._update_room()
+        self._update_capacity()
         if self._is_at_limit and split_id(self.cursor) >= split_id(self._limit):
             self._host.want_records()
 
@@ -686,28 +605,28 @@ class OwnedPartition:
     def hold(self) -> None:
         """Take nothing more until `release`."""
         self._is_held = True
-        self.room = min(self.room, 0)
+        self.capacity = min(self.capacity, 0)
 
     def release(self) -> None:
         """Take records again."""
         self._is_held = False
-        self._update_room()
+        self._update_capacity()
 
-    def _update_room(self) -> None:
+    def _update_capacity(self) -> None:
         is_full = self._is_held or len(self._ahead) >= MAX_AHEAD
         allowed = 1 if self.deaths else self._commit_every
-        self.room = 0 if is_full else allowed - self._uncommitted - self._in_hand
-        for lane in self.lanes:
-            lane.wake()
+        self.capacity = 0 if is_full else allowed - self._uncommitted - self._in_hand
+        for sequence in self.sequences:
+            sequence.wake()
 
     # ending
 
     def stop(self) -> None:
-        """Have the lanes end after what they have taken."""
+        """Have the sequences end after what they have taken."""
         self._fed.set()
         self._trial_ended.set()
-        for lane in self.lanes:
-            lane.stop()
+        for sequence in self.sequences:
+            sequence.stop()
 
     def lose(self) -> None:
         """End at once: another worker owns the partition."""
@@ -717,8 +636,8 @@ class OwnedPartition:
 
     def cancel(self) -> None:
         """Cancel what is in hand: it is not acknowledged."""
-        for lane in self.lanes:
-            lane.scope.cancel()
+        for sequence in self.sequences:
+            sequence.scope.cancel()
 
 
 async def end_partitions(partitions: Sequence[OwnedPartition], grace_period: float) -> None:
@@ -734,5 +653,5 @@ async def end_partitions(partitions: Sequence[OwnedPartition], grace_period: flo
 
 async def _wait_ended(partitions: Sequence[OwnedPartition]) -> None:
     for partition in partitions:
-        for lane in partition.lanes:
-            await lane.ended.wait()
+        for sequence in partition.sequences:
+            await sequence.ended.wait()

@@ -4,6 +4,7 @@ Only the owner of a key's partition changes what is parked of it, and only by it
 become of a key, and the owner does it: the parked records go first, and later ones of the key wait behind them.
 """
 
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -28,7 +29,7 @@ from celery5.protocol.streams.parking import (
     read_parked_words,
 )
 from celery5.protocol.streams.routing import find_partition
-from celery5.services.streams.owned_partition import Lane, OwnedPartition, PartitionHost
+from celery5.services.streams.owned_partition import OwnedPartition, PartitionHost, RecordSequence
 
 PORTION = 100
 """Parked records in one read."""
@@ -132,11 +133,11 @@ class ParkedKeys:
         self._changed.add(key)
 
 
-class ParkingFeed:
-    """A lane whose records are parked when their keys are: a `RecordFeed`, and a lane for whoever runs the function.
+class ParkingSequence:
+    """A sequence whose records are parked when their keys are, and that has released records, too: a `FeedTransport`.
 
     Args:
-        lane: Where records come from.
+        sequence: Where records come from.
         partition: Its partition.
         parked: The parked keys that the partition knows.
         host: The group.
@@ -148,7 +149,7 @@ class ParkingFeed:
     def __init__(
         self,
         *,
-        lane: Lane,
+        sequence: RecordSequence,
         partition: OwnedPartition,
         parked: ParkedKeys,
         host: PartitionHost,
@@ -156,7 +157,7 @@ class ParkingFeed:
         log: Callable[..., None],
         now: Callable[[], float] = time.time,
     ) -> None:
-        self._lane = lane
+        self._sequence = sequence
         self._partition = partition
         self._parked = parked
         self._host = host
@@ -175,29 +176,33 @@ class ParkingFeed:
         self._is_over_full = False
         # How many records are to be taken one by one, since a batch of them has failed.
         self._singles = 0
-        self.group, self.partition = lane.group, lane.partition
-        self.grace_period, self.concurrency = lane.grace_period, lane.concurrency
-        self.scope, self.ended, self.stop_requested = lane.scope, lane.ended, lane.stop_requested
-        self.now = lane.now
-        self.add_output, self.set_state = lane.add_output, lane.set_state
-        self.get_state, self.get_states = lane.get_state, lane.get_states
+        self.stop_requested = sequence.stop_requested
 
     @property
     def is_stopping(self) -> bool:
         """Whether the processor is to end."""
-        return self._lane.is_stopping
+        return self._sequence.is_stopping
 
     @property
     def taken(self) -> Sequence[RawEntry]:
         """The records that the function has taken last."""
-        return self._lane.taken if self._in_hand is None else (self._in_hand[2],)
+        return self._sequence.taken if self._in_hand is None else (self._in_hand[2],)
 
     # taking records
 
-    def take_next(self) -> RawEntry | None:
-        """Acknowledge what was taken before, and return the next record if it is here and may be taken."""
-        self.settle()
-        if self.is_stopping or self._is_over_full:
+    async def fetch(self, into: deque[RawEntry], _most: int, seconds: float | None) -> None:
+        """Wait for the next record: alone, so that what is parked is known before the one behind it is taken."""
+        with trio.move_on_after(math.inf if seconds is None else seconds):
+            while not into and not self.is_stopping:
+                raw = self._take_next()
+                if raw is None:
+                    await self._wait_more()
+                else:
+                    into.append(raw)
+
+    def _take_next(self) -> RawEntry | None:
+        """Return the next record if it is here and may be taken."""
+        if self._is_over_full:
             return None
         if self._released:
             key, entry, _ = released = self._released.popleft()
@@ -210,24 +215,15 @@ class ParkingFeed:
         if self._parked and self._find_due() is not None:
             return None
         while True:
-            raw = self._lane.take_next()
-            if raw is None:
+            taken = self._sequence.take(1)
+            if not taken:
                 return None
             self._singles = max(0, self._singles - 1)
-            if not self._is_to_park(raw):
-                return raw
+            if not self._is_to_park(taken[0]):
+                return taken[0]
             if self._is_over_full:
                 return None
-            self.settle()
-
-    async def wait_next(self) -> RawEntry | None:
-        """Return the next record when it is here; None when the function is to end."""
-        while not self.is_stopping:
-            raw = self.take_next()
-            if raw is not None:
-                return raw
-            await self._wait_more()
-        return None
+            self.settle_taken()
 
     async def _wait_more(self) -> None:
         """Get released records, or wait for something new."""
@@ -235,33 +231,33 @@ class ParkingFeed:
             await self._host.quarantine(self._partition, _FULL)
             self._is_over_full = False
         elif not await self._fetch_released():
-            await self._lane.wait()
+            await self._sequence.wait()
 
-    async def wait_next_within(self, seconds: float) -> RawEntry | None:
-        """Return the next record; None when none has come in this time, or the function is to end."""
-        with trio.move_on_after(seconds):
-            return await self.wait_next()
-        return None
-
-    async def wait_batch(self, count: int, within: float) -> Sequence[RawEntry]:
-        """Return the next batch without what is parked; an empty one when the function is to end."""
-        while not self.is_stopping:
-            self.settle()
+    async def fetch_batch(self, into: deque[RawEntry], count: int, within: float) -> None:
+        """Wait for the next batch, without what is parked."""
+        if into:
+            self.give_back()
+            into.clear()
+        while not into and not self.is_stopping:
+            self.settle_taken()
             if self._released or (self._parked and self._find_due() is not None):
-                raw = self.take_next()
+                raw = self._take_next()
                 if raw is not None:
-                    return (raw,)
-                await self._wait_more()
+                    into.append(raw)
+                else:
+                    await self._wait_more()
                 continue
+            batch: deque[RawEntry] = deque()
             most = 1 if self._singles else count
-            batch = await self._lane.wait_batch(most, within, is_over=lambda: self._find_due() is not None)
+            await self._sequence.fetch_batch(
+                batch, most, within, is_over=lambda: self._find_due() is not None
+            )
             self._singles = max(0, self._singles - len(batch))
             passed = [raw for raw in batch if not self._is_to_park(raw)]
             if self._is_over_full:
                 await self._wait_more()
-            elif passed:
-                return passed
-        return ()
+            else:
+                into.extend(passed)
 
     def _is_to_park(self, raw: RawEntry) -> bool:
         """Return whether the key of a record that was taken is parked, and note that it is to be."""
@@ -283,10 +279,12 @@ class ParkingFeed:
     # released records
 
     def _find_due(self) -> bytes | None:
-        """Return a key of this lane that is to be released or discarded."""
+        """Return a key of this sequence that is to be released or discarded."""
         if self._partition.deaths:
             return None  # a record that may have killed a worker is tried alone
-        mine = (key for key in self._parked.find_due() if self._partition.find_lane(key) is self._lane)
+        mine = (
+            key for key in self._parked.find_due() if self._partition.find_sequence(key) is self._sequence
+        )
         return next(mine, None)
 
     async def _fetch_released(self) -> bool:
@@ -301,10 +299,10 @@ class ParkingFeed:
         if key not in self._begun:
             self._begun.add(key)
             self._parked.change(key, about)
-            self._lane.add_parked(ParkedRecord(key, None))
-            self._lane.settle_released(None)
+            self._sequence.add_parked(ParkedRecord(key, None))
+            self._sequence.settle_released(None)
         if self._parked.has_uncommitted(key):
-            self._lane.commit_now()
+            self._sequence.commit_now()
             return False
         entries = await self._host.read_parked(key, self._positions.get(key, ""), PORTION)
         if not entries:
@@ -325,29 +323,33 @@ class ParkingFeed:
     def _end_release(self, key: bytes) -> bool:
         """Note that all records of a key are done, once that is committed."""
         if self._parked.has_uncommitted(key):
-            self._lane.commit_now()
+            self._sequence.commit_now()
             return False
         self._forget(key)
         self._parked.drop(key)
-        self._log("key:released", "info", key=key.decode(errors="replace"), partition=self.partition)
+        self._log("key:released", "info", key=key.decode(errors="replace"), partition=self._partition.number)
         return True
 
     def _discard(self, key: bytes, entry: str, raw: RawEntry, why: str) -> None:
-        dead = make_dead_record(*raw, partition=self.partition, error=why, traceback="", attempts=0)
+        dead = make_dead_record(*raw, partition=self._partition.number, error=why, traceback="", attempts=0)
         self._positions[key] = entry
         self._parked.note_released(key)
-        self._lane.discard_parked(ReleasedRecord(key, entry), dead)
+        self._sequence.discard_parked(ReleasedRecord(key, entry), dead)
 
     def _keep(self, key: bytes, why: str) -> None:
         """Leave a key parked that was to be released."""
         about = self._parked.get(key) or ParkedKey(why, self._now_ms())
         about = msgspec.structs.replace(about, action="", tries=0, why=why)
         self._parked.change(key, about)
-        self._lane.add_parked(ParkedRecord(key, about))
-        self._lane.settle_released(None)
+        self._sequence.add_parked(ParkedRecord(key, about))
+        self._sequence.settle_released(None)
         self._forget(key)
         self._log(
-            "key:parked", "warning", key=key.decode(errors="replace"), partition=self.partition, why=why
+            "key:parked",
+            "warning",
+            key=key.decode(errors="replace"),
+            partition=self._partition.number,
+            why=why,
         )
 
     def _forget(self, key: bytes) -> None:
@@ -360,25 +362,42 @@ class ParkingFeed:
 
     # what becomes of what was taken
 
-    def settle(self) -> None:
+    def settle(self, count: int, outputs: list[bytes], state: dict[str, bytes | None]) -> None:
+        """Acknowledge what was taken, with what it has produced."""
+        if not count:
+            self._sequence.settle(0, outputs, state)
+            return
+        self.take_over(count, outputs, state)
+        self.settle_taken()
+
+    async def get_states(self, names: Sequence[str]) -> list[bytes | None]:
+        """Return values of the keyed state, as they are with all that was settled."""
+        return await self._sequence.get_states(names)
+
+    async def flush(self) -> None:
+        """Wait until the commit of what was settled is under way."""
+        await self._sequence.flush()
+
+    def settle_taken(self) -> None:
         """Acknowledge what was taken. What has come without records is committed, too."""
         if self._in_hand is None:
             for key, about, raw in self._to_park:
                 self._parked.park(key, about)
-                words = make_parked_words(*raw, partition=self.partition)
-                self._lane.add_parked(ParkedRecord(key, about, words))
+                words = make_parked_words(*raw, partition=self._partition.number)
+                self._sequence.add_parked(ParkedRecord(key, about, words))
             self._to_park.clear()
-            self._lane.settle()
+            self._sequence.settle_taken()
             return
         key, entry, _ = self._in_hand
         self._in_hand = None
         self._parked.note_released(key)
-        self._lane.settle_released(ReleasedRecord(key, entry))
+        self._sequence.settle_released(ReleasedRecord(key, entry))
 
-    async def flush(self) -> None:
-        """Acknowledge what was taken, and wait until the commit of that is under way."""
-        self.settle()
-        await self._lane.flush()
+    def take_over(self, count: int, outputs: list[bytes], state: dict[str, bytes | None]) -> None:
+        """Continue where a function has ended: with `count` records in hand, and what it has produced for them."""
+        if not count:
+            self.give_back()
+        self._sequence.take_over(len(self._sequence.taken), outputs, state)
 
     def give_back(self) -> None:
         """Put what was taken in front again, and forget what it has produced."""
@@ -386,7 +405,7 @@ class ParkingFeed:
             self._released.appendleft(self._in_hand)
             self._in_hand = None
         self._to_park.clear()
-        self._lane.give_back()
+        self._sequence.give_back()
 
     def take_singly(self) -> bool:
         """Have the records of a batch that has failed taken one by one. Return whether there is more than one."""
@@ -401,49 +420,28 @@ class ParkingFeed:
         if self._in_hand is not None:
             key = self._in_hand[0]
             self._in_hand = None
-            self._lane.give_back()  # what it has produced
+            self._sequence.give_back()  # what it has produced
             self._keep(key, why)
             return "parked"
-        (raw,) = self._lane.taken
+        (raw,) = self._sequence.taken
         key = self._partition.find_key(raw)
         if not key or self._parked.is_full:
             return "full" if key else "no key"
-        self._lane.forget_outputs()
+        self._sequence.forget_outputs()
         self._to_park.append((key, ParkedKey(why, self._now_ms()), raw))
-        self.settle()
+        self.settle_taken()
         self._log(
-            "key:parked", "warning", key=key.decode(errors="replace"), partition=self.partition, why=why
+            "key:parked",
+            "warning",
+            key=key.decode(errors="replace"),
+            partition=self._partition.number,
+            why=why,
         )
         return "parked"
 
     def bury(self, dead: Sequence[Sequence[str | bytes]]) -> None:
         """Give up what was taken."""
-        self._lane.bury(dead)
-
-    # for a function in another thread
-
-    async def wait_portion(self, _most: int, seconds: float | None) -> Sequence[RawEntry]:
-        """Return the next record, alone, so that what is parked is known before the one behind it is taken."""
-        raw = await (self.wait_next() if seconds is None else self.wait_next_within(seconds))
-        return () if raw is None else (raw,)
-
-    def settle_first(self, _count: int, outputs: list[bytes], state: dict[str, bytes | None]) -> None:
-        """Acknowledge what was taken, with what it has produced."""
-        self.take_over(1, outputs, state)
-        self.settle()
-
-    def return_behind(self, count: int) -> None:
-        """Put what was taken in front again, but for the first `count`; no more than one is taken."""
-        if not count:
-            self.give_back()
-
-    def take_over(self, count: int, outputs: list[bytes], state: dict[str, bytes | None]) -> None:
-        """Continue where a function has ended: with so many records in hand, and what it has produced for them."""
-        self.return_behind(count)
-        for output in outputs:
-            self.add_output(output)
-        for name, value in state.items():
-            self.set_state(name, value)
+        self._sequence.bury(dead)
 
 
 _FULL = f"{MAX_PARKED_RECORDS:,} records are parked: release or discard them, then end the quarantine"

@@ -16,16 +16,17 @@ from celery5.runners.operations import OPERATION_SURROUND
 from celery5.runners.running_job import RunningJob
 from celery5.runners.surrounding import CALL_SURROUND, surround_call
 from celery5.runners.user_errors import call_user_code, reraise_cancellation
-from celery5.services.streams.lane_feed import LaneFeed
-from celery5.services.streams.remote_feed import AsyncioFeed, RemoteFeed, ThreadFeed
+from celery5.services.streams.owned_partition import OwnedPartition, RecordSequence
+from celery5.services.streams.parking import ParkingSequence
+from celery5.services.streams.thread_transports import AsyncioTransport, ThreadTransport
 from celery5.streams.blocking_events import BlockingEvents, run_without_waiting
 from celery5.streams.events import StreamEvents
-from celery5.streams.feed import RecordFeed
-from celery5.streams.middleware import SurroundedFeed
+from celery5.streams.feed import PORTION, FeedTransport, RecordFeed
+from celery5.streams.middleware import MiddlewareCalls
 from celery5.streams.processor import Processor
 
 MAX_THREADS = 100_000
-"""Threads of a processor: each lane has one, so that this is no bound of ours."""
+"""Threads of a processor: each sequence of records has one, so that this is no bound of ours."""
 
 
 class ProcessorEnded(CeleryError):
@@ -55,49 +56,91 @@ class ProcessorCalls:
         self._asyncio_runner = asyncio_runner
         self._thread_runner = ThreadRunner(get_slots=lambda: MAX_THREADS)
 
-    async def process(self, lane: LaneFeed) -> None:
-        """Call the function until it ends. What it was at is `lane.taken` then. Raises what it raises."""
-        match self._processor.kind:
-            case "trio":
-                error = await _run_on_trio(partial(self._process, lane))
-                if error is not None:
-                    raise error
-            case "asyncio":
-                await self._process_remotely(AsyncioFeed(lane, checkpoint=self._checkpoint))
-            case "thread":
-                await self._process_remotely(ThreadFeed(lane, checkpoint=self._checkpoint))
+    async def process(self, partition: OwnedPartition, records: RecordSequence | ParkingSequence) -> None:
+        """Call the function until it ends. What it was at is `records.taken` then. Raises what it raises."""
+        middleware = self._make_middleware(partition.number) if self._is_surrounded else None
+        if self._processor.kind == "trio":
+            # One at a time, so that what may be taken before a commit is there for the other sequences, too.
+            portion = 1 if self._processor.concurrency > 1 else PORTION
+            feed = self._make_feed(records, partition, trio.current_time, middleware, portion)
+            try:
+                error = await _run_on_trio(partial(self._process, feed, middleware))
+            finally:
+                records.take_over(*feed.unsettled)
+        else:
+            crossing = AsyncioTransport if self._processor.kind == "asyncio" else ThreadTransport
+            transport = crossing(records, group=self._processor.name, checkpoint=self._checkpoint)
+            now = trio.lowlevel.current_clock().current_time
+            feed = self._make_feed(transport, partition, now, middleware, PORTION)
+            try:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(transport.serve)
+                    error = await self._execute(partial(self._process, feed, middleware))
+                    nursery.cancel_scope.cancel()
+            finally:
+                transport.close()
+                records.take_over(*feed.unsettled)
+        if error is not None:
+            raise error
 
-    async def skip(self, lane: LaneFeed, entries: Sequence[RawEntry], why: str) -> None:
+    async def skip(self, partition: int, entries: Sequence[RawEntry], why: str) -> None:
         """Tell the middleware that records are given up. Raises what it raises."""
         if not self._processor.middleware:
             return
         async with trio.open_nursery() as nursery:
             if self._checkpoint is not None:
                 nursery.start_soon(_repeat, self._checkpoint)
-            error = await self._execute(partial(self._surround(lane).skip, entries, why))
+            error = await self._execute(partial(self._make_middleware(partition).skip, entries, why))
             nursery.cancel_scope.cancel()
         if error is not None:
             raise error
 
-    def _surround(self, feed: RecordFeed) -> SurroundedFeed:
-        processor = self._processor
-        return SurroundedFeed(
-            feed, processor.middleware, self._codec, self._operation_surround, processor.stream.name
+    def _make_feed(
+        self,
+        transport: FeedTransport,
+        partition: OwnedPartition,
+        now: Callable[[], float],
+        middleware: MiddlewareCalls | None,
+        portion: int,
+    ) -> RecordFeed:
+        return RecordFeed(
+            transport,
+            group=self._processor.name,
+            partition=partition.number,
+            grace_period=partition.grace_period,
+            concurrency=self._processor.concurrency,
+            now=now,
+            portion=portion,
+            middleware=middleware,
         )
 
-    async def _process(self, feed: RecordFeed) -> None:
-        if not self._processor.middleware and self._operation_surround is None:
+    @property
+    def _is_surrounded(self) -> bool:
+        return bool(self._processor.middleware) or self._operation_surround is not None
+
+    def _make_middleware(self, partition: int) -> MiddlewareCalls:
+        processor = self._processor
+        return MiddlewareCalls(
+            processor.middleware,
+            self._codec,
+            group=processor.name,
+            partition=partition,
+            operating=self._operation_surround,
+            stream=processor.stream.name,
+        )
+
+    async def _process(self, feed: RecordFeed, middleware: MiddlewareCalls | None) -> None:
+        if middleware is None:
             await self._call(feed)
             return
-        surrounded = self._surround(feed)
         try:
-            await self._call(surrounded)
-            await surrounded.finish()
+            await self._call(feed)
+            await middleware.leave()
         except Exception as error:
-            await surrounded.fail(error)
+            await middleware.fail(error)
             raise
         except BaseException as error:
-            surrounded.end(error)
+            middleware.end(error)
             raise
 
     async def _call(self, feed: RecordFeed) -> None:
@@ -117,17 +160,6 @@ class ProcessorCalls:
                 raise  # asyncio is not imported for this; its runner knows whether the cancellation is ours
             reraise_cancellation(error)
             raise ProcessorEnded(describe_error(error, MAX_ERROR_LENGTH)) from error
-
-    async def _process_remotely(self, feed: RemoteFeed) -> None:
-        try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(feed.serve)
-                error = await self._execute(partial(self._process, feed))
-                nursery.cancel_scope.cancel()
-        finally:
-            feed.close()
-        if error is not None:
-            raise error
 
     async def _execute(self, function: Callable[[], Awaitable[None]]) -> Exception | None:
         """Run a function where the processor runs; return what it raises."""

@@ -35,11 +35,11 @@ from celery5.services.process.broker_outages import OutageLog, retry_until_avail
 from celery5.services.process.incarnation_end import IncarnationEnd
 from celery5.services.process.suspect_turn import SuspectTurn
 from celery5.services.streams.commit_loop import CommitLoop
-from celery5.services.streams.lane_execution import LaneExecution
 from celery5.services.streams.outbox_relay import OutboxRelay
 from celery5.services.streams.owned_partition import OwnedPartition, end_partitions
 from celery5.services.streams.parking import ParkedKeys
 from celery5.services.streams.processor_calls import ProcessorCalls
+from celery5.services.streams.serial_executor import SerialExecutor
 from celery5.streams.archive import describe_archive
 from celery5.streams.encodings import learn_encodings
 from celery5.streams.processor import Processor
@@ -114,7 +114,7 @@ class ProcessorGroup:
         self._outages = OutageLog(log, "processor:interrupted", "processor:resumed", **self._names)
         self._grace_period = processor.get_grace_period(member.grace_period)
         self._commits = CommitLoop(commit=self._commit_portion, within=processor.commit_within)
-        self._execution = LaneExecution(
+        self._executor = SerialExecutor(
             processor=processor,
             calls=processor_calls,
             host=self,
@@ -351,11 +351,11 @@ class ProcessorGroup:
             "partition:acquired", "debug", partition=number, cursor=cursor, epoch=epoch, **self._names
         )
         assert self._nursery is not None
-        for lane in partition.lanes:
+        for sequence in partition.sequences:
             if partition.condition:
-                lane.ended.set()
+                sequence.ended.set()
             else:
-                self._nursery.start_soon(self._execution.process, partition, lane, parked)
+                self._nursery.start_soon(self._executor.process, partition, sequence, parked)
         if partition.needs_trial and not partition.condition:
             self._nursery.start_soon(self._try_suspect, partition)
         self.want_records()
@@ -499,7 +499,7 @@ class ProcessorGroup:
                 **self._names,
             )
 
-    # what partitions and lanes need besides
+    # what partitions need besides
 
     async def quarantine(self, partition: OwnedPartition, why: str) -> None:
         """Stop the partition, in the whole cluster, until somebody ends that."""

@@ -8,7 +8,7 @@ import redis
 import trio
 
 from celery5 import App, AsyncResult, JobState, TaskFailed
-from celery5.services.streams.lane_execution import LaneExecution
+from celery5.services.streams.serial_executor import SerialExecutor
 from celery5.services.worker import outcome_handler
 from tests.redis.commands.staff import Employee, Staff, wait_until
 from tests.redis.worker.workers import entries, working
@@ -92,7 +92,7 @@ async def test_a_record_whose_worker_ends_by_an_error_counts_a_death(
     async def fail(*_args: object, **_more: object) -> None:
         raise ZeroDivisionError("a fault of our own")
 
-    monkeypatch.setattr(LaneExecution, "_handle_failure", fail)
+    monkeypatch.setattr(SerialExecutor, "_handle_failure", fail)
     await readings.asend({"n": 1})
     await run_until_it_fails(app)
     keys = readings.keys

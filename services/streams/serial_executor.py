@@ -1,6 +1,7 @@
-"""Run the function of a processor on the records of a lane, and do what follows when it fails."""
+"""Run the function of a processor on records, one after the other, and do what follows when it fails."""
 
 import random
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -24,23 +25,23 @@ from celery5.protocol.streams.failure import (
 from celery5.runners.context import CURRENT_PARTITION
 from celery5.runners.outcome import make_failure
 from celery5.runners.user_errors import guard_scopes
-from celery5.services.streams.lane_feed import LaneFeed
-from celery5.services.streams.owned_partition import Lane, OwnedPartition, PartitionHost
-from celery5.services.streams.parking import ParkedKeys, ParkingFeed
+from celery5.services.streams.owned_partition import OwnedPartition, PartitionHost, RecordSequence
+from celery5.services.streams.parking import ParkedKeys, ParkingSequence
 from celery5.services.streams.processor_calls import ProcessorCalls
 from celery5.streams.processor import Processor
 
+Records = RecordSequence | ParkingSequence
 RESTART_DELAY = 1.0
 """Seconds until a function that has ended by itself, without taking a record, is called again."""
 
 
-class LaneExecution:
+class SerialExecutor:
     """Runs the function of one processor.
 
     Args:
         processor: The processor.
         calls: Calls its function.
-        host: The group that its lanes belong to.
+        host: The group that its partitions belong to.
         max_deliveries: How many deaths of workers a record may cause.
         log: Where failures are logged.
         random: Returns a number from 0 to 1, for the jitter of retries.
@@ -65,51 +66,53 @@ class LaneExecution:
         self._unreadable: dict[int, str] = {}  # the record that was logged last, by partition
         self._names: dict[str, Any] = {"stream": processor.stream.name, "processor": processor.name}
 
-    async def process(self, partition: OwnedPartition, lane: Lane, parked: ParkedKeys | None = None) -> None:
+    async def process(
+        self, partition: OwnedPartition, sequence: RecordSequence, parked: ParkedKeys | None = None
+    ) -> None:
         """Call the function of the processor, again and again, until the partition is given away.
 
         Args:
             partition: The partition.
-            lane: Its lane.
+            sequence: Those of its records that the function gets.
             parked: The parked keys that it knows, if the processor parks keys.
         """
         attempts: dict[bytes, int] = {}
         # It goes with the context into a thread or an asyncio task.
         CURRENT_PARTITION.set({"worker": self._log.worker, **self._names, "partition": partition.number})
         try:
-            with lane.scope:
-                feed = lane if parked is None else self._make_parking_feed(partition, lane, parked)
+            with sequence.scope:
+                records = sequence if parked is None else self._make_parking(partition, sequence, parked)
                 if partition.deaths >= self._max_deliveries:
-                    await self._pass_poison(partition, lane, feed)
-                while not feed.is_stopping:
-                    await self._call_function(partition, feed, attempts)
+                    await self._pass_poison(partition, sequence, records)
+                while not records.is_stopping:
+                    await self._call_function(partition, records, attempts)
         finally:
-            lane.ended.set()
+            sequence.ended.set()
 
     async def _call_function(
-        self, partition: OwnedPartition, feed: LaneFeed, attempts: dict[bytes, int]
+        self, partition: OwnedPartition, records: Records, attempts: dict[bytes, int]
     ) -> None:
         try:
-            await self._calls.process(feed)
+            await self._calls.process(partition, records)
         except Exception as error:
-            await self._handle_failure(partition, feed, attempts, error)
+            await self._handle_failure(partition, records, attempts, error)
             return
-        has_taken = bool(feed.taken)
-        feed.settle()
-        if not feed.is_stopping:
+        has_taken = bool(records.taken)
+        records.settle_taken()
+        if not records.is_stopping:
             self._log.event(
                 "processor:returned", "warning", partition=partition.number, hint=_RETURNED, **self._names
             )
-            await _sleep_unless_stopping(feed, 0.0 if has_taken else RESTART_DELAY)
+            await _sleep_unless_stopping(records, 0.0 if has_taken else RESTART_DELAY)
 
     async def _handle_failure(
-        self, partition: OwnedPartition, feed: LaneFeed, attempts: dict[bytes, int], error: Exception
+        self, partition: OwnedPartition, records: Records, attempts: dict[bytes, int], error: Exception
     ) -> None:
-        if delay := await self._wait_for_reader(partition, feed, error):
-            feed.give_back()
-            await _sleep_unless_stopping(feed, delay)
+        if delay := await self._wait_for_reader(partition, records, error):
+            records.give_back()
+            await _sleep_unless_stopping(records, delay)
             return
-        first = feed.taken[0][0] if feed.taken else b""
+        first = records.taken[0][0] if records.taken else b""
         attempt = attempts[first] = attempts.get(first, 0) + 1
         decision = decide_failure(
             self._processor.on_error,
@@ -129,31 +132,31 @@ class LaneExecution:
             traceback=make_failure(error).traceback,
             **self._names,
         )
-        if not feed.taken and not isinstance(decision, QuarantinePartition):
+        if not records.taken and not isinstance(decision, QuarantinePartition):
             decision = RetryRecord(RESTART_DELAY)
         if isinstance(decision, RetryRecord):
-            feed.give_back()
-            await _sleep_unless_stopping(feed, decision.delay)
+            records.give_back()
+            await _sleep_unless_stopping(records, decision.delay)
             return
-        if isinstance(decision, ParkKey) and isinstance(feed, ParkingFeed):
-            if feed.take_singly():
+        if isinstance(decision, ParkKey) and isinstance(records, ParkingSequence):
+            if records.take_singly():
                 return  # to find out which one of the batch it was
-            decision = self._park(feed, show_error(error))
+            decision = self._park(records, show_error(error))
         attempts.pop(first, None)
         if isinstance(decision, ParkKey):
             return
         if isinstance(decision, QuarantinePartition):
-            feed.give_back()
+            records.give_back()
             await self._host.quarantine(partition, f"record {first.decode()}: {show_error(error)}"[:1000])
             return
-        await self._bury(partition, feed, show_error(error), make_failure(error).traceback, attempt)
+        await self._bury(partition, records, show_error(error), make_failure(error).traceback, attempt)
 
-    async def _wait_for_reader(self, partition: OwnedPartition, feed: LaneFeed, error: Exception) -> float:
+    async def _wait_for_reader(self, partition: OwnedPartition, records: Records, error: Exception) -> float:
         """Return for how many seconds to wait for a member of the group whose class can read what this one cannot.
 
         0.0 when the failure has another cause, or nobody else can read it.
         """
-        unreadable = next((raw for raw in feed.taken if not self._can_read(raw)), None)
+        unreadable = next((raw for raw in records.taken if not self._can_read(raw)), None)
         if unreadable is None:
             return 0.0
         number, record = partition.number, unreadable[0].decode()
@@ -179,9 +182,9 @@ class LaneExecution:
             return False
         return True
 
-    def _park(self, feed: ParkingFeed, why: str) -> Decision:
+    def _park(self, records: ParkingSequence, why: str) -> Decision:
         """Park the key of a record; return what else becomes of it when that cannot be."""
-        match feed.park(why[:MAX_ERROR_TEXT]):
+        match records.park(why[:MAX_ERROR_TEXT]):
             case "parked":
                 return ParkKey()
             case "no key":
@@ -189,9 +192,11 @@ class LaneExecution:
             case "full":
                 return QuarantinePartition()
 
-    def _make_parking_feed(self, partition: OwnedPartition, lane: Lane, parked: ParkedKeys) -> ParkingFeed:
-        return ParkingFeed(
-            lane=lane,
+    def _make_parking(
+        self, partition: OwnedPartition, sequence: RecordSequence, parked: ParkedKeys
+    ) -> ParkingSequence:
+        return ParkingSequence(
+            sequence=sequence,
             partition=partition,
             parked=parked,
             host=self._host,
@@ -200,10 +205,10 @@ class LaneExecution:
         )
 
     async def _bury(
-        self, partition: OwnedPartition, feed: LaneFeed, error: str, trace: str, attempts: int
+        self, partition: OwnedPartition, records: Records, error: str, trace: str, attempts: int
     ) -> None:
         try:
-            await self._calls.skip(feed, feed.taken, error)
+            await self._calls.skip(partition.number, records.taken, error)
         except Exception as failure:  # the record is given up all the same
             self._log.event(
                 "middleware:failed",
@@ -214,25 +219,28 @@ class LaneExecution:
                 traceback=make_failure(failure).traceback,
                 **self._names,
             )
-        feed.bury(
+        records.bury(
             [
                 make_dead_record(
                     *raw, partition=partition.number, error=error, traceback=trace, attempts=attempts
                 )
-                for raw in feed.taken
+                for raw in records.taken
             ]
         )
 
-    async def _pass_poison(self, partition: OwnedPartition, lane: Lane, feed: LaneFeed) -> None:
+    async def _pass_poison(
+        self, partition: OwnedPartition, sequence: RecordSequence, records: Records
+    ) -> None:
         """Give up the first record, at which too many workers have died, or quarantine the partition."""
-        raw = await lane.wait_next()
-        if raw is None:
+        found: deque[RawEntry] = deque()
+        await sequence.fetch(found, 1)
+        if not found:
             return
-        if partition.deaths < self._max_deliveries:  # another lane had that record
-            lane.give_back()
+        if partition.deaths < self._max_deliveries:  # another sequence had that record
+            sequence.give_back()
             return
         why = f"{partition.deaths} workers have died at this record"
-        number, record = partition.number, raw[0].decode()
+        number, record = partition.number, found[0][0].decode()
         self._log.event(
             "record:poisonous",
             "error",
@@ -241,18 +249,18 @@ class LaneExecution:
             deaths=partition.deaths,
             **self._names,
         )
-        if isinstance(feed, ParkingFeed) and feed.park(why) == "parked":
+        if isinstance(records, ParkingSequence) and records.park(why) == "parked":
             return
         if self._processor.then == "ignore":
-            await self._bury(partition, lane, why, "", partition.deaths)
+            await self._bury(partition, sequence, why, "", partition.deaths)
         else:
-            lane.give_back()
-            await self._host.quarantine(partition, f"record {raw[0].decode()}: {why}")
+            sequence.give_back()
+            await self._host.quarantine(partition, f"record {record}: {why}")
 
 
-async def _sleep_unless_stopping(lane: LaneFeed, seconds: float) -> None:
+async def _sleep_unless_stopping(records: Records, seconds: float) -> None:
     with trio.move_on_after(seconds):
-        await lane.stop_requested.wait()
+        await records.stop_requested.wait()
 
 
 _UNREADABLE = (
