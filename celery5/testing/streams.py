@@ -24,9 +24,8 @@ from celery5.protocol.streams.groups import Assignment, Commit, split_id
 from celery5.protocol.streams.parking import ParkedAction, ParkedKey, ParkedKeysFound, read_parked_words
 from celery5.protocol.streams.routing import find_partition
 from celery5.runners.on_asyncio import AsyncioRunner
-from celery5.services.streams.commit_loop import CommitLoop
 from celery5.services.streams.outbox_relay import decode_output
-from celery5.services.streams.owned_partition import OwnedPartition, end_partitions
+from celery5.services.streams.owned_partition import OwnedPartition, UncommittedPartitions, end_partitions
 from celery5.services.streams.parking import ParkedKeys
 from celery5.services.streams.processor_calls import ProcessorCalls
 from celery5.services.streams.serial_executor import SerialExecutor
@@ -140,7 +139,7 @@ class ProcessorDriver(Generic[R]):
 
     def commit(self) -> None:
         """Commit what is done by now."""
-        self._loop.call(self._group.commits.commit)
+        self._loop.call(self._group.commit)
 
     def advance(self, seconds: float) -> None:
         """Let virtual time pass: timers, retries, batches and commits happen in their time."""
@@ -332,7 +331,8 @@ class _VirtualGroup:
             log=self._log,
             random=Random(0).random,
         )
-        self.commits = CommitLoop(commit=self._commit, within=processor.commit_within)
+        self._uncommitted = UncommittedPartitions()
+        self._committing = trio.Lock()
         self.logs = [_PartitionLog(number) for number in range(processor.stream.partitions)]
         self.sent: list[tuple[str, Sequence[bytes]]] = []
         self.state: dict[str, bytes] = {}
@@ -353,7 +353,7 @@ class _VirtualGroup:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 nursery.start_soon(self._supply_forever)
-                nursery.start_soon(self.commits.run)
+                nursery.start_soon(self._commit_forever)
                 await nursery.start(self._asyncio_runner.run)
                 for log in self.logs:
                     self._begin(log)
@@ -368,7 +368,12 @@ class _VirtualGroup:
             parked = ParkedKeys(log.number, self._find_parked(), len(self.logs))
             self._parked_by_partition[log.number], on_commit = parked, parked.note_commit
         partition = OwnedPartition(
-            log.assign(), self._processor, self, grace_period=self._grace_period, on_commit=on_commit
+            log.assign(),
+            self._processor,
+            self,
+            self._uncommitted,
+            grace_period=self._grace_period,
+            on_commit=on_commit,
         )
         self._partitions[log.number] = partition
         assert self._nursery is not None
@@ -407,7 +412,7 @@ class _VirtualGroup:
     async def rebalance(self, numbers: Sequence[int]) -> None:
         """Let partitions be given away and taken over."""
         await end_partitions([self._partitions[number] for number in numbers], self._grace_period)
-        await self.commits.commit()
+        await self.commit()
         for number in numbers:
             self._begin(self.logs[number])
 
@@ -419,14 +424,6 @@ class _VirtualGroup:
             self._begin(log)
 
     # the host of partitions
-
-    def note_done(self, partition: OwnedPartition) -> None:
-        """Commit this partition soon."""
-        self.commits.note_done(partition)
-
-    def commit_now(self) -> None:
-        """Commit now what was noted."""
-        self.commits.commit_now()
 
     def want_records(self) -> None:
         """Give a partition more records."""
@@ -483,13 +480,26 @@ class _VirtualGroup:
     async def quarantine(self, partition: OwnedPartition, why: str) -> None:
         """Stop the partition until `end_quarantine`."""
         partition.stop()
-        await self.commits.commit()
+        await self.commit()
         log = self.logs[partition.number]
         log.condition, log.why = "quarantined", why
 
-    async def _commit(self, partitions: Sequence[OwnedPartition], commits: Sequence[Commit]) -> None:
-        pairs = zip(partitions, commits, strict=True)
-        for partition, commit in sorted(pairs, key=lambda pair: pair[0].number):
+    async def _commit_forever(self) -> None:
+        while True:
+            await self._uncommitted.wait(self._processor.commit_within)
+            await self.commit()
+
+    async def commit(self) -> None:
+        """Commit all that is done by now."""
+        async with self._committing:
+            for partitions in self._uncommitted.take():
+                commits = [partition.begin_commit() for partition in partitions]
+                self._commit_portion(partitions, commits)
+
+    def _commit_portion(self, partitions: Sequence[OwnedPartition], commits: Sequence[Commit]) -> None:
+        for partition, commit in sorted(
+            zip(partitions, commits, strict=True), key=lambda pair: pair[0].number
+        ):
             self.logs[partition.number].commit(commit)
             for name, value in commit.state.items():
                 if value is None:

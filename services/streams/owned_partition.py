@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from secrets import token_hex
 from typing import Any, Protocol
 from zlib import crc32
@@ -14,6 +15,8 @@ from celery5.protocol.streams.groups import Assignment, Commit, split_id
 from celery5.protocol.streams.parking import ParkedRecord, ReleasedRecord
 from celery5.streams.processor import Processor
 
+MAX_COMMITS = 64
+"""Partitions in one commit: Redis does nothing else in that time."""
 TRIAL_DEATHS = 2
 """Deaths from which on a record is tried while no other suspect of its worker is: `is_suspect` of the scripts.
 
@@ -30,14 +33,6 @@ MAX_CACHED_STATE = 10_000
 
 class PartitionHost(Protocol):
     """The group that partitions are owned for: in Redis, or in the memory of a test."""
-
-    def note_done(self, partition: "OwnedPartition") -> None:
-        """Commit this partition soon."""
-        ...
-
-    def commit_now(self) -> None:
-        """Commit now what was noted: a processor waits for it."""
-        ...
 
     def want_records(self) -> None:
         """Read again for a partition that wants more."""
@@ -62,6 +57,51 @@ class PartitionHost(Protocol):
             Seconds for which to wait for that, or for such a member to come; 0.0 when there is none.
         """
         ...
+
+
+class UncommittedPartitions:
+    """Partitions with records that are done and not committed. They note it here, and their group commits them."""
+
+    def __init__(self) -> None:
+        self._partitions: list[OwnedPartition] = []
+        self._noted = trio.Event()
+        self._requested = trio.Event()
+
+    def note(self, partition: "OwnedPartition") -> None:
+        """Have a partition committed soon."""
+        self._partitions.append(partition)
+        self._noted.set()
+
+    def commit_now(self) -> None:
+        """Have what was noted committed now: a processor waits for it."""
+        self._requested.set()
+
+    async def wait(self, within: float) -> None:
+        """Wait until something is to be committed: `within` seconds after it was noted, or as soon as requested."""
+        await self._noted.wait()
+        with trio.move_on_after(within):
+            await self._requested.wait()
+
+    def take(self) -> "list[Sequence[OwnedPartition]]":
+        """Return what was noted by now, in portions of one commit each."""
+        # Somebody may wait for one of them: an event that is replaced before it is set would never wake it.
+        if self._noted.is_set():
+            self._noted = trio.Event()
+        if self._requested.is_set():
+            self._requested = trio.Event()
+        found, self._partitions = [one for one in self._partitions if not one.is_lost], []
+        return [found[first : first + MAX_COMMITS] for first in range(0, len(found), MAX_COMMITS)]
+
+
+@dataclass(slots=True)
+class _Produced:
+    """What is committed next together with the records that are done."""
+
+    outputs: list[bytes] = field(default_factory=list[bytes])
+    state: dict[str, bytes | None] = field(default_factory=dict[str, bytes | None])
+    dead: list[Sequence[str | bytes]] = field(default_factory=list[Sequence[str | bytes]])
+    parked: list[ParkedRecord] = field(default_factory=list[ParkedRecord])
+    released: list[ReleasedRecord] = field(default_factory=list[ReleasedRecord])
 
 
 class RecordSequence:
@@ -260,6 +300,7 @@ class OwnedPartition:
         assignment: Where it begins.
         processor: Its processor.
         host: The group that it is owned for.
+        uncommitted: Where it notes that records are done.
         grace_period: Seconds that a record has to end.
         on_commit: Is told of each commit that was made.
     """
@@ -269,6 +310,7 @@ class OwnedPartition:
         assignment: Assignment,
         processor: Processor[Any],
         host: PartitionHost,
+        uncommitted: UncommittedPartitions,
         *,
         grace_period: float,
         on_commit: Callable[[Commit], None] | None = None,
@@ -291,12 +333,9 @@ class OwnedPartition:
         self._order: deque[bytes] = deque()
         self._ahead = {record_id.encode() for record_id in assignment.ahead}
         self._done_id = assignment.cursor.encode()
-        self._outputs: list[bytes] = []
-        self._dead: list[Sequence[str | bytes]] = []
-        self._parked: list[ParkedRecord] = []
-        self._released: list[ReleasedRecord] = []
+        self._uncommitted_partitions = uncommitted
+        self._produced = _Produced()
         self._on_commit = on_commit
-        self._pending_state: dict[str, bytes | None] = {}
         self._committing_state: Mapping[str, bytes | None] = {}
         self._state_cache: dict[str, bytes | None] = {}
         self._in_hand = self._uncommitted = self._buffered = 0
@@ -413,9 +452,9 @@ class OwnedPartition:
         elif taken:
             self._done_id = taken[-1][0]
         if outputs:
-            self._outputs += outputs
+            self._produced.outputs += outputs
         if state:
-            self._pending_state.update(state)
+            self._produced.state.update(state)
         self._in_hand -= len(taken)
         self._count_done(len(taken))
 
@@ -427,9 +466,9 @@ class OwnedPartition:
             self._host.want_records()
         if not self._is_dirty:
             self._is_dirty = True
-            self._host.note_done(self)
+            self._uncommitted_partitions.note(self)
         if self._uncommitted >= self._commit_every or self.deaths:
-            self._host.commit_now()
+            self._uncommitted_partitions.commit_now()
 
     def prefetch_batches(self, count: int) -> None:
         """Read enough ahead for batches of so many records."""
@@ -449,7 +488,7 @@ class OwnedPartition:
     def _note_done(self) -> None:
         if not self._is_dirty:
             self._is_dirty = True
-            self._host.note_done(self)
+            self._uncommitted_partitions.note(self)
 
     def _advance(self, taken: Sequence[RawEntry]) -> None:
         self._ahead.update(entry[0] for entry in taken)
@@ -462,16 +501,16 @@ class OwnedPartition:
 
     def bury(self, taken: Sequence[RawEntry], dead: Sequence[Sequence[str | bytes]]) -> None:
         """Note that records were given up."""
-        self._dead += dead
+        self._produced.dead += dead
         self.settle(taken, [], {})
 
     def add_parked(self, parked: ParkedRecord) -> None:
         """Add a change of a parked key to what is settled next."""
-        self._parked.append(parked)
+        self._produced.parked.append(parked)
 
     def add_released(self, released: ReleasedRecord) -> None:
         """Add a parked record that is done to what is settled next."""
-        self._released.append(released)
+        self._produced.released.append(released)
 
     def find_key(self, entry: RawEntry) -> bytes:
         """Return the key of an entry; nothing for one without a key, or that cannot be decoded."""
@@ -492,7 +531,7 @@ class OwnedPartition:
 
     def commit_now(self) -> None:
         """Commit now what is done: a processor waits for it."""
-        self._host.commit_now()
+        self._uncommitted_partitions.commit_now()
 
     @property
     def is_dirty(self) -> bool:
@@ -501,13 +540,13 @@ class OwnedPartition:
 
     async def get_states(self, names: Sequence[str]) -> list[bytes | None]:
         """Return values of the keyed state, as they are with all that is done."""
-        states = (self._pending_state, self._committing_state, self._state_cache)
+        states = (self._produced.state, self._committing_state, self._state_cache)
         missing = [name for name in names if not any(name in state for state in states)]
         found: dict[str, bytes | None] = {}
         for first in range(0, len(missing), STATES_PER_READ):
             portion = missing[first : first + STATES_PER_READ]
             found.update(zip(portion, await self._host.read_states(portion), strict=True))
-        current = (self._pending_state, self._committing_state, self._state_cache, found)
+        current = (self._produced.state, self._committing_state, self._state_cache, found)
         values = [next((state[name] for state in current if name in state), None) for name in names]
         for name, value in found.items():
             if name not in self._state_cache:  # it may have been set and committed meanwhile
@@ -547,7 +586,8 @@ class OwnedPartition:
         """Return what is to be committed. `end_commit` follows."""
         self._is_dirty = False
         self._commits += 1
-        self._committing, self._committing_state = self._uncommitted, self._pending_state
+        produced, self._produced = self._produced, _Produced()
+        self._committing, self._committing_state = self._uncommitted, produced.state
         if self._done_id.decode() != self.cursor:
             self._suspects -= 1
         commit = Commit(
@@ -555,18 +595,16 @@ class OwnedPartition:
             self.epoch,
             self.cursor,
             self._done_id.decode(),
-            tuple(self._outputs),
-            self._pending_state,
-            tuple(self._dead),
+            tuple(produced.outputs),
+            produced.state,
+            tuple(produced.dead),
             sorted((done.decode() for done in self._ahead), key=split_id),
             self._name,
             self._commits,
-            tuple(self._parked),
-            tuple(self._released),
+            tuple(produced.parked),
+            tuple(produced.released),
             self._is_suspect(self._done_id.decode()),
         )
-        self._outputs, self._pending_state, self._dead = [], {}, []
-        self._parked, self._released = [], []
         return commit
 
     def _is_suspect(self, cursor: str) -> bool:

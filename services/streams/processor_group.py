@@ -34,9 +34,8 @@ from celery5.runners.operations import operating
 from celery5.services.process.broker_outages import OutageLog, retry_until_available
 from celery5.services.process.incarnation_end import IncarnationEnd
 from celery5.services.process.suspect_turn import SuspectTurn
-from celery5.services.streams.commit_loop import CommitLoop
 from celery5.services.streams.outbox_relay import OutboxRelay
-from celery5.services.streams.owned_partition import OwnedPartition, end_partitions
+from celery5.services.streams.owned_partition import OwnedPartition, UncommittedPartitions, end_partitions
 from celery5.services.streams.parking import ParkedKeys
 from celery5.services.streams.processor_calls import ProcessorCalls
 from celery5.services.streams.serial_executor import SerialExecutor
@@ -113,7 +112,8 @@ class ProcessorGroup:
         self._names: dict[str, Any] = {"stream": processor.stream.name, "processor": processor.name}
         self._outages = OutageLog(log, "processor:interrupted", "processor:resumed", **self._names)
         self._grace_period = processor.get_grace_period(member.grace_period)
-        self._commits = CommitLoop(commit=self._commit_portion, within=processor.commit_within)
+        self._uncommitted = UncommittedPartitions()
+        self._committing = trio.Lock()
         self._executor = SerialExecutor(
             processor=processor,
             calls=processor_calls,
@@ -133,9 +133,7 @@ class ProcessorGroup:
         self._is_joining = True
         self._announce_at = 0.0
         self._digest = digest_class(processor.stream.codec.kind)
-        self._is_past_border = False
-        self._is_stopping = False
-        self._is_handing_over = False
+        self._is_past_border = self._is_stopping = self._is_handing_over = False
         self._map = StreamMap(processor.stream.partitions, 0)
         self._wanted = trio.Event()
         self._read_scope: trio.CancelScope | None = None
@@ -187,7 +185,7 @@ class ProcessorGroup:
             await nursery.start(self._reader.run)
             nursery.start_soon(self._attend_forever)
             nursery.start_soon(self._read_forever)
-            nursery.start_soon(self._commits.run)
+            nursery.start_soon(self._commit_forever)
             nursery.start_soon(self._relay.run)
             working.set()
 
@@ -201,7 +199,7 @@ class ProcessorGroup:
         await end_partitions(owned, self._grace_period)
         with trio.move_on_after(FINISH_LIMIT):
             try:
-                await self._commits.commit()
+                await self._commit()
                 await self._deliver_outputs(owned)
                 # Not before: while something is in hand, its lease must not end.
                 self._attending.cancel()
@@ -342,7 +340,12 @@ class ProcessorGroup:
         parked = self._make_parked_keys(assignment.partition)
         on_commit = None if parked is None else parked.note_commit
         partition = OwnedPartition(
-            assignment, self._processor, self, grace_period=self._grace_period, on_commit=on_commit
+            assignment,
+            self._processor,
+            self,
+            self._uncommitted,
+            grace_period=self._grace_period,
+            on_commit=on_commit,
         )
         self._partitions[partition.number] = partition
         self._relay.note(partition.number)
@@ -396,7 +399,7 @@ class ProcessorGroup:
     async def _give_away(self, partition: OwnedPartition) -> None:
         """Finish what is in hand within the grace period, commit, and give the partition back."""
         await end_partitions([partition], self._grace_period)
-        await self._commits.commit()
+        await self._commit()
         self._leaving.discard(partition)
         if self._partitions.get(partition.number) is not partition:
             return  # it was lost meanwhile, and has perhaps begun anew
@@ -504,7 +507,7 @@ class ProcessorGroup:
     async def quarantine(self, partition: OwnedPartition, why: str) -> None:
         """Stop the partition, in the whole cluster, until somebody ends that."""
         partition.stop()
-        await self._commits.commit()
+        await self._commit()
         call = calls.set_condition(
             *(self._keys, self._group, partition.number, "quarantined"),
             why=why,
@@ -537,15 +540,19 @@ class ProcessorGroup:
 
     # committing
 
-    def note_done(self, partition: OwnedPartition) -> None:
-        """Commit this partition soon."""
-        self._commits.note_done(partition)
+    async def _commit_forever(self) -> None:
+        while True:
+            await self._uncommitted.wait(self._processor.commit_within)
+            await self._commit()
 
-    def commit_now(self) -> None:
-        """Commit now what was noted."""
-        self._commits.commit_now()
+    async def _commit(self) -> None:
+        """Commit all that is done by now."""
+        async with self._committing:
+            for partitions in self._uncommitted.take():
+                await self._commit_portion(partitions, [partition.begin_commit() for partition in partitions])
 
     async def _commit_portion(self, partitions: Sequence[OwnedPartition], commits: Sequence[Commit]) -> None:
+        """Commit partitions, and tell each how that has ended."""
         call = calls.commit(self._keys, self._group, self._member.incarnation, commits)
         with operating("commit", "stream", self._keys.stream, len(commits)):
             verdicts = await retry_until_available(

@@ -44,7 +44,6 @@ from celery5.services.health.vitals import ProcessStatus
 from celery5.services.process.reloader import NextIncarnation
 from celery5.services.process.step_status import StepStatus
 from celery5.services.scheduling.declarations import RemoteBrokerSchedules
-from celery5.services.streams.commit_loop import CommitLoop
 from celery5.services.streams.outbox_relay import OutboxRelay
 from celery5.services.streams.processor_group import ProcessorGroup, StreamProcessors
 from celery5.streams import StreamEvents
@@ -135,7 +134,7 @@ def in_its_place(service: type, app: App) -> tuple[Service, list[Service]]:
     return runs, [step.run for step in sort_steps(steps) if step.name in needed]
 
 
-PARTS_OF_A_PROCESSOR = (CommitLoop, OutboxRelay, ProcessorGroup)
+PARTS_OF_A_PROCESSOR = (OutboxRelay, ProcessorGroup)
 """What runs within `StreamProcessors`, which is the step."""
 
 
@@ -145,7 +144,6 @@ def of_a_processor(service: type, processors: object) -> Service:
     (group,) = processors._groups.values()
     parts: dict[type, Service] = {
         ProcessorGroup: group,
-        CommitLoop: group._commits,
         OutboxRelay: group._relay,
     }
     return parts[service]
