@@ -415,7 +415,7 @@ class OwnedPartition:
         return allowed
 
     def update(self, assignment: Assignment) -> None:
-        """Take what a later attendance says of it."""
+        """Take what a later renewal says of it."""
         self._limit, self._awaited = assignment.limit, assignment.awaited
         if self._is_at_limit:
             self._is_at_limit = False
@@ -452,7 +452,7 @@ class OwnedPartition:
         elif taken:
             self._done_id = taken[-1][0]
         if outputs:
-            self._produced.outputs += outputs
+            self._produced.outputs.extend(outputs)
         if state:
             self._produced.state.update(state)
         self._in_hand -= len(taken)
@@ -501,7 +501,7 @@ class OwnedPartition:
 
     def bury(self, taken: Sequence[RawEntry], dead: Sequence[Sequence[str | bytes]]) -> None:
         """Note that records were given up."""
-        self._produced.dead += dead
+        self._produced.dead.extend(dead)
         self.settle(taken, [], {})
 
     def add_parked(self, parked: ParkedRecord) -> None:

@@ -1,6 +1,6 @@
 """Run the processors of this worker: each is a member of its group, reads the partitions that it owns, and commits.
 
-There is no leader and no lock. A member renews its lease by `attend`, which assigns the partitions as well; one that
+There is no leader and no lock. A member renews its membership, which assigns the partitions as well; one that
 must move is given back by its owner first, unless that is gone. What an owner commits is fenced by the epoch of the
 partition: an owner that was frozen, and replaced, commits nothing.
 """
@@ -22,8 +22,8 @@ from celery5.logs.log import Log
 from celery5.protocol.job.signature_digests import digest_class
 from celery5.protocol.streams.groups import (
     Assignment,
-    Attendance,
     Commit,
+    RenewedMembership,
     StreamMap,
     get_leaving_name,
     split_gap,
@@ -43,12 +43,12 @@ from celery5.streams.archive import describe_archive
 from celery5.streams.encodings import learn_encodings
 from celery5.streams.processor import Processor
 
-ATTENDANCES_PER_LEASE = 3
-"""Attendances in one lease."""
+RENEWALS_PER_LEASE = 3
+"""Renewals of the membership in one lease."""
 LAPSE_DELAY = 0.02
-"""Seconds after the end of another member's lease at which an attendance finds it dead."""
+"""Seconds after the end of another member's lease at which a renewal finds it dead."""
 MIN_INTERVAL = 0.05
-"""The least seconds between two attendances that nobody asked for."""
+"""The least seconds between two renewals that nobody asked for."""
 TRIAL_LIMIT = 30.0
 """Seconds for which other suspects wait for the trial of a slow one."""
 RETRY_INTERVAL = 0.2
@@ -127,9 +127,9 @@ class ProcessorGroup:
         self._partitions: dict[int, OwnedPartition] = {}
         self._leaving: set[OwnedPartition] = set()
         self._nursery: trio.Nursery | None = None
-        self._attend_requested = trio.Event()
-        self._attending = trio.CancelScope()
-        self._attended = trio.Event()
+        self._renewal_requested = trio.Event()
+        self._renewing = trio.CancelScope()
+        self._renewals_ended = trio.Event()
         self._is_joining = True
         self._announce_at = 0.0
         self._digest = digest_class(processor.stream.codec.kind)
@@ -143,16 +143,16 @@ class ProcessorGroup:
         """The channel on which members hear that something has changed."""
         return self._keys.changes(self._group)
 
-    def attend_now(self) -> None:
-        """Attend soon: something has changed."""
-        self._attend_requested.set()
+    def renew_now(self) -> None:
+        """Renew the membership soon: something has changed."""
+        self._renewal_requested.set()
 
     # the service
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Be a member until cancelled; then finish what is in hand within the grace period, commit and leave."""
         self._is_joining, self._is_stopping, self._is_handing_over = True, False, False
-        self._attending, self._attended = trio.CancelScope(), trio.Event()
+        self._renewing, self._renewals_ended = trio.CancelScope(), trio.Event()
         scope, working = trio.CancelScope(shield=True), trio.Event()
         async with trio.open_nursery() as nursery:
             # Not by `nursery.start`: when that is cancelled, it waits for the end of what shields itself.
@@ -183,7 +183,7 @@ class ProcessorGroup:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             await nursery.start(self._reader.run)
-            nursery.start_soon(self._attend_forever)
+            nursery.start_soon(self._renew_forever)
             nursery.start_soon(self._read_forever)
             nursery.start_soon(self._commit_forever)
             nursery.start_soon(self._relay.run)
@@ -202,8 +202,8 @@ class ProcessorGroup:
                 await self._commit()
                 await self._deliver_outputs(owned)
                 # Not before: while something is in hand, its lease must not end.
-                self._attending.cancel()
-                await self._attended.wait()
+                self._renewing.cancel()
+                await self._renewals_ended.wait()
                 for name in (self._member.name, get_leaving_name(self._member.name)):
                     call = calls.leave_group(
                         *(self._keys, self._group),
@@ -221,7 +221,7 @@ class ProcessorGroup:
     async def _hand_over(self, partitions: Sequence[OwnedPartition]) -> None:
         """Have others continue each partition as soon as what is in hand of it has ended."""
         self._is_handing_over = True
-        self.attend_now()
+        self.renew_now()
         with trio.move_on_after(self._grace_period + FINISH_LIMIT):
             async with trio.open_nursery() as nursery:
                 for partition in partitions:
@@ -235,49 +235,49 @@ class ProcessorGroup:
 
     # membership
 
-    async def _attend_forever(self) -> None:
+    async def _renew_forever(self) -> None:
         try:
-            with self._attending:
-                await self._attend_until_replaced()
+            with self._renewing:
+                await self._renew_until_replaced()
         finally:
-            self._attended.set()
+            self._renewals_ended.set()
 
-    async def _attend_until_replaced(self) -> None:
+    async def _renew_until_replaced(self) -> None:
         while True:
-            attendance = await retry_until_available(self._attend, self._outages, RETRY_INTERVAL)
-            if attendance is None:
+            membership = await retry_until_available(self._renew_membership, self._outages, RETRY_INTERVAL)
+            if membership is None:
                 self._log.event(
                     "processor:replaced", "error", member=self._member.name, hint=_REPLACED, **self._names
                 )
                 for partition in list(self._partitions.values()):
                     self._lose(partition)
                 return
-            self._apply(attendance)
-            await self._yield_unknown(attendance)
-            with trio.move_on_after(self._get_interval(attendance)):
-                await self._attend_requested.wait()
-            self._attend_requested = trio.Event()
+            self._apply(membership)
+            await self._release_unknown(membership)
+            with trio.move_on_after(self._get_interval(membership)):
+                await self._renewal_requested.wait()
+            self._renewal_requested = trio.Event()
 
-    async def _yield_unknown(self, attendance: Attendance) -> None:
+    async def _release_unknown(self, membership: RenewedMembership) -> None:
         """Give back what is owned without being known here, so that those who wait for it get it.
 
         The reply by which this member became the owner was lost, and the plan has changed since. What is known here
         is given away with the work that is in hand.
         """
-        unknown = [number for number in attendance.claimed if number not in self._partitions]
+        unknown = [number for number in membership.claimed if number not in self._partitions]
         if unknown:
-            await self._yield(unknown)
+            await self._release(unknown)
 
-    def _get_interval(self, attendance: Attendance) -> float:
-        """Return the seconds until the next attendance: at once after another member's lease, if that ends first."""
-        usual = self._member.lease / ATTENDANCES_PER_LEASE
-        if attendance.lapse_in is None:
+    def _get_interval(self, membership: RenewedMembership) -> float:
+        """Return the seconds until the next renewal: at once after another member's lease, if that ends first."""
+        usual = self._member.lease / RENEWALS_PER_LEASE
+        if membership.lapse_in is None:
             return usual
-        return min(usual, max(attendance.lapse_in + LAPSE_DELAY, MIN_INTERVAL))
+        return min(usual, max(membership.lapse_in + LAPSE_DELAY, MIN_INTERVAL))
 
-    async def _attend(self) -> Attendance | None:
+    async def _renew_membership(self) -> RenewedMembership | None:
         is_past_border = self._is_past_border
-        call = calls.attend(
+        call = calls.renew_membership(
             *(self._keys, self._group),
             member=self._member.name,
             incarnation=self._member.incarnation,
@@ -288,9 +288,9 @@ class ProcessorGroup:
             is_past_border=is_past_border,
             is_leaving=self._is_handing_over,
         )
-        attendance = await self._redis.perform(call)
+        membership = await self._redis.perform(call)
         if self._parks_keys:
-            # After the attendance: what is parked in front of a border is known before it is passed.
+            # After the renewal: what is parked in front of a border is known before it is passed.
             for parked in self._parked_by_partition.values():
                 parked.begin_update()
             self._parked = await self._redis.perform(calls.list_parked_keys(self._keys, self._group))
@@ -299,7 +299,7 @@ class ProcessorGroup:
         self._is_joining = False
         if is_past_border:
             self._is_past_border = False
-        return attendance
+        return membership
 
     async def _announce_class(self) -> None:
         """Announce which class of records this member has."""
@@ -310,16 +310,16 @@ class ProcessorGroup:
         )
         self._announce_at = trio.current_time() + CLASS_TTL / 4
 
-    def _apply(self, attendance: Attendance) -> None:
+    def _apply(self, membership: RenewedMembership) -> None:
         """Begin and end partitions as they are assigned."""
         if self._is_stopping or self._nursery is None:
             return
-        self._map = attendance.map
+        self._map = membership.map
         for number, parked in self._parked_by_partition.items():
             parked.update(self._parked, self._map.partitions)
             if number in self._partitions:
                 self._partitions[number].wake()
-        assigned = {assignment.partition: assignment for assignment in attendance.assigned}
+        assigned = {assignment.partition: assignment for assignment in membership.assigned}
         for number, partition in list(self._partitions.items()):
             assignment = assigned.get(number)
             if assignment is not None and (assignment.epoch != partition.epoch or not assignment.is_owned):
@@ -408,12 +408,12 @@ class ProcessorGroup:
         del self._partitions[partition.number]
         self._parked_by_partition.pop(partition.number, None)
         self._relay.forget(partition.number)
-        await self._yield([partition.number])
-        self.attend_now()
+        await self._release([partition.number])
+        self.renew_now()
 
-    async def _yield(self, numbers: Sequence[int]) -> None:
+    async def _release(self, numbers: Sequence[int]) -> None:
         """Give partitions back, and stay a member."""
-        call = calls.yield_partitions(
+        call = calls.release_partitions(
             *(self._keys, self._group),
             member=self._member.name,
             incarnation=self._member.incarnation,
@@ -561,7 +561,7 @@ class ProcessorGroup:
         for partition, commit, is_committed in zip(partitions, commits, verdicts, strict=True):
             if not is_committed:
                 self._lose(partition)
-                self.attend_now()
+                self.renew_now()
                 continue
             partition.end_commit(commit)
             if commit.outputs:
@@ -569,7 +569,7 @@ class ProcessorGroup:
                 self._hold_if_behind(partition)
             if partition.is_past_border:
                 self._is_past_border = True
-                self.attend_now()
+                self.renew_now()
 
     def _hold_if_behind(self, partition: OwnedPartition) -> None:
         """Let a partition wait whose outputs are not taken: an outbox has a bound, too."""
@@ -610,12 +610,12 @@ class StreamProcessors:
 
     def on_message(self, channel: bytes, _payload: bytes) -> None:
         """Hear of a change in a group."""
-        self._groups[channel.decode()].attend_now()
+        self._groups[channel.decode()].renew_now()
 
     def recheck(self) -> None:
-        """Attend in all groups: the connection was down, and messages may have been missed."""
+        """Renew the membership in all groups: the connection was down, and messages may have been missed."""
         for group in self._groups.values():
-            group.attend_now()
+            group.renew_now()
 
     def stop(self) -> None:
         """Begin to stop all processors. Repeated calls do nothing."""

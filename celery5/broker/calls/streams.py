@@ -1,4 +1,4 @@
-"""Build the calls on streams of records: append, attend to a group, read, commit, and what operators do."""
+"""Build the calls on streams of records: append, be a member of a group, read, commit, and what operators do."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,13 +22,13 @@ from celery5.protocol.streams.groups import (
     ArchiveClaim,
     ArchivePortion,
     Assignment,
-    Attendance,
     Commit,
     ForgottenPortion,
     GroupState,
     PartitionState,
     RefusedAppend,
     RefusedReshard,
+    RenewedMembership,
     StaleMap,
     StreamMap,
     StreamTotals,
@@ -37,10 +37,10 @@ from celery5.protocol.streams.parking import ParkedAction, ParkedKey, ParkedKeys
 from celery5.protocol.streams.windows import LATE_RECORDS, OPEN_WINDOWS
 
 APPEND = Script.load("streams/append", "clock", "record_id")
-ATTEND = Script.load("streams/attend", "clock", "record_id", "stream_group")
+RENEW_MEMBERSHIP = Script.load("streams/renew_membership", "clock", "record_id", "stream_group")
 COMMIT = Script.load("streams/commit")
-RENEW_MEMBER = Script.load("streams/renew_member", "clock")
-YIELD = Script.load("streams/yield", "clock", "record_id", "stream_group")
+RENEW_MEMBER_LEASE = Script.load("streams/renew_member_lease", "clock")
+RELEASE_PARTITIONS = Script.load("streams/release_partitions", "clock", "record_id", "stream_group")
 SET_PARKED = Script.load("streams/set_parked")
 SET_CONDITION = Script.load("streams/set_condition", "clock")
 HAND_OVER = Script.load("streams/hand_over", "clock", "stream_group")
@@ -153,7 +153,7 @@ def _read_appended(stream: str, raw: Any, most: int) -> AppendReply:
     return Appended(tuple(zip(map(int, ids[::2]), ids[1::2], strict=True)), int(raw[2]))
 
 
-def attend(
+def renew_membership(
     keys: StreamKeys,
     group: str,
     *,
@@ -165,7 +165,7 @@ def attend(
     partitions: int,
     is_past_border: bool = False,
     is_leaving: bool = False,
-) -> Call[Attendance | None]:
+) -> Call[RenewedMembership | None]:
     """Renew a membership for `lease` seconds. None: another incarnation has the member's name."""
     named = (
         keys.map,
@@ -189,10 +189,10 @@ def attend(
         int(is_past_border),
         int(is_leaving),
     )
-    return script_call(ATTEND, named, args, _read_attendance, repeatable=True)
+    return script_call(RENEW_MEMBERSHIP, named, args, _read_membership, repeatable=True)
 
 
-def _read_attendance(raw: Any) -> Attendance | None:
+def _read_membership(raw: Any) -> RenewedMembership | None:
     if raw[0] != b"ok":
         return None
     assigned = [
@@ -210,7 +210,7 @@ def _read_attendance(raw: Any) -> Attendance | None:
         )
         for row in raw[5]
     ]
-    return Attendance(
+    return RenewedMembership(
         StreamMap(_read_partitions(raw[1]), raw[2]),
         raw[3],
         tuple(assigned),
@@ -219,10 +219,12 @@ def _read_attendance(raw: Any) -> Attendance | None:
     )
 
 
-def renew_member(keys: StreamKeys, group: str, *, member: str, incarnation: str, lease: float) -> Call[bool]:
-    """Renew a membership for `lease` seconds, and nothing else. False: it is a member no more."""
+def renew_member_lease(
+    keys: StreamKeys, group: str, *, member: str, incarnation: str, lease: float
+) -> Call[bool]:
+    """Renew the lease of a member for `lease` seconds, and nothing else. False: it is a member no more."""
     named = (keys.members(group), keys.incarnations(group))
-    return script_call(RENEW_MEMBER, named, (member, incarnation, to_ms(lease)), bool, repeatable=True)
+    return script_call(RENEW_MEMBER_LEASE, named, (member, incarnation, to_ms(lease)), bool, repeatable=True)
 
 
 def read(
@@ -265,11 +267,11 @@ def _read_verdicts(raw: Any) -> tuple[bool, ...]:
     return tuple(verdict == 1 for verdict in raw)
 
 
-def yield_partitions(
+def release_partitions(
     keys: StreamKeys, group: str, *, member: str, incarnation: str, partitions: Sequence[int]
 ) -> Call[int]:
     """Give partitions back, and stay a member."""
-    return _give_back(keys, group, (member, incarnation), "", False, partitions)
+    return _release(keys, group, (member, incarnation), "", False, partitions)
 
 
 def leave_group(
@@ -282,10 +284,10 @@ def leave_group(
     has_died: bool = False,
 ) -> Call[int]:
     """Give everything back and leave; the member's share is kept for its return for `absence` seconds."""
-    return _give_back(keys, group, (member, incarnation), to_ms(absence), has_died, ())
+    return _release(keys, group, (member, incarnation), to_ms(absence), has_died, ())
 
 
-def _give_back(
+def _release(
     keys: StreamKeys,
     group: str,
     names: tuple[str, str],
@@ -297,7 +299,7 @@ def _give_back(
     prefix, channel = f"{keys.partition_prefix}{group}:", keys.changes(group)
     named = (keys.map, keys.members(group), keys.incarnations(group), prefix, keys.log_prefix)
     args = (member, incarnation, channel, absence, int(has_died), *partitions)
-    return script_call(YIELD, named, args, int, repeatable=True)
+    return script_call(RELEASE_PARTITIONS, named, args, int, repeatable=True)
 
 
 def set_condition(

@@ -496,7 +496,7 @@ class _Watch:
     def _make_renewals(self) -> list[Call[bool]]:
         """Return the calls that renew the memberships in groups of streams. One that is lost stays so."""
         return [
-            stream_calls.renew_member(
+            stream_calls.renew_member_lease(
                 self._app.keys.for_stream(membership.stream),
                 membership.group,
                 member=name,

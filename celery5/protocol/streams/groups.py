@@ -134,7 +134,7 @@ def get_leaving_name(member: str) -> str:
     return f"\0{member}"
 
 
-class Attendance(msgspec.Struct, frozen=True):
+class RenewedMembership(msgspec.Struct, frozen=True):
     """The reply to a member that has renewed its lease."""
 
     map: StreamMap
@@ -143,7 +143,7 @@ class Attendance(msgspec.Struct, frozen=True):
     # Seconds until the next lease of another member ends, unless that renews it; None when there is no other.
     lapse_in: float | None = None
     # Partitions that this member owns and another one waits for. It may not know that it owns them: the reply to the
-    # attendance that made it their owner may be lost.
+    # renewal that made it their owner may be lost.
     claimed: tuple[int, ...] = ()
 
 

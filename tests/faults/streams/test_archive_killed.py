@@ -31,7 +31,7 @@ def start(staff: Staff, name: str) -> Employee:
 
 def begin_group(app: App, readings: Stream[int]) -> None:
     """Have a group that reads nothing."""
-    call = calls.attend(
+    call = calls.renew_membership(
         *(readings.keys, "nobody"),
         member="gone",
         incarnation="gone",

@@ -69,7 +69,7 @@ def bill_of(app: App, orders: Any, seen: list[int]) -> None:
 
 async def begin_group(app: App, orders: Any, group: str = "bill") -> None:
     """Have a group that has read nothing, and that nobody runs."""
-    call = calls.attend(
+    call = calls.renew_membership(
         *(orders.keys, group),
         member="gone",
         incarnation="gone",

@@ -11,7 +11,7 @@ from celery5.broker.calls.streams import RecordToAppend
 from celery5.broker.drivers.blocking import BlockingRedis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import StreamKeys
-from celery5.protocol.streams.groups import Appended, Attendance, Commit, RefusedAppend, StaleMap
+from celery5.protocol.streams.groups import Appended, Commit, RefusedAppend, RenewedMembership, StaleMap
 
 GROUP = "bill"
 
@@ -34,7 +34,7 @@ def append(redis: BlockingRedis, keys: StreamKeys, *partitions: int, version: in
     return redis.perform(calls.append(keys, records, version=version, **settings))
 
 
-def attend(
+def renew(
     redis: BlockingRedis,
     keys: StreamKeys,
     member: str,
@@ -42,8 +42,8 @@ def attend(
     joins: bool = False,
     lease: float = 30,
     incarnation: str = "",
-) -> Attendance:
-    call = calls.attend(
+) -> RenewedMembership:
+    call = calls.renew_membership(
         *(keys, GROUP),
         member=member,
         incarnation=incarnation or f"{member}:1",
@@ -52,9 +52,9 @@ def attend(
         start="0-0",
         partitions=4,
     )
-    attendance = redis.perform(call)
-    assert attendance is not None
-    return attendance
+    membership = redis.perform(call)
+    assert membership is not None
+    return membership
 
 
 def now_ms(client: Any) -> float:
@@ -62,8 +62,8 @@ def now_ms(client: Any) -> float:
     return float(seconds * 1000 + microseconds / 1000)
 
 
-def owned(attendance: Attendance) -> set[int]:
-    return {one.partition for one in attendance.assigned if one.is_owned}
+def owned(membership: RenewedMembership) -> set[int]:
+    return {one.partition for one in membership.assigned if one.is_owned}
 
 
 def test_a_producer_without_the_map_gets_it_and_one_with_an_old_one_is_told(
@@ -119,9 +119,9 @@ def test_times_never_decrease_in_a_partition(redis: BlockingRedis, keys: StreamK
 def test_a_commit_of_an_earlier_owner_changes_nothing(redis: BlockingRedis, keys: StreamKeys) -> None:
     append(redis, keys, 0, version=0)
     ids = [record_id for _, record_id in append(redis, keys, 0, 0, 0).ids]
-    before = next(one for one in attend(redis, keys, "a", joins=True).assigned if one.partition == 0)
+    before = next(one for one in renew(redis, keys, "a", joins=True).assigned if one.partition == 0)
     redis.perform(calls.leave_group(keys, GROUP, member="a", incarnation="a:1"))
-    after = next(one for one in attend(redis, keys, "b", joins=True).assigned if one.partition == 0)
+    after = next(one for one in renew(redis, keys, "b", joins=True).assigned if one.partition == 0)
     assert after.epoch == before.epoch + 1
     late = Commit(
         0, before.epoch, before.cursor, ids[1], outputs=[b"late"], state={"a": b"1"}, name="a", number=1
@@ -138,7 +138,7 @@ def test_a_commit_of_an_earlier_owner_changes_nothing(redis: BlockingRedis, keys
 def test_a_commit_may_be_repeated_and_is_done_once(redis: BlockingRedis, keys: StreamKeys) -> None:
     append(redis, keys, 0, version=0)
     ids = [record_id for _, record_id in append(redis, keys, 0, 0).ids]
-    one = next(one for one in attend(redis, keys, "a", joins=True).assigned if one.partition == 0)
+    one = next(one for one in renew(redis, keys, "a", joins=True).assigned if one.partition == 0)
     first = Commit(
         0,
         one.epoch,
@@ -161,46 +161,46 @@ def test_a_commit_may_be_repeated_and_is_done_once(redis: BlockingRedis, keys: S
 
 
 def test_a_partition_waits_for_its_owner_to_give_it_back(redis: BlockingRedis, keys: StreamKeys) -> None:
-    assert owned(attend(redis, keys, "a", joins=True)) == {0, 1, 2, 3}
-    second = attend(redis, keys, "b", joins=True)
+    assert owned(renew(redis, keys, "a", joins=True)) == {0, 1, 2, 3}
+    second = renew(redis, keys, "b", joins=True)
     assert len(second.assigned) == 2
     assert owned(second) == set()
     leaving = [one.partition for one in second.assigned]
-    assert {one.partition for one in attend(redis, keys, "a").assigned}.isdisjoint(leaving)
-    call = calls.yield_partitions(keys, GROUP, member="a", incarnation="a:1", partitions=leaving)
+    assert {one.partition for one in renew(redis, keys, "a").assigned}.isdisjoint(leaving)
+    call = calls.release_partitions(keys, GROUP, member="a", incarnation="a:1", partitions=leaving)
     assert redis.perform(call) == 2
-    assert owned(attend(redis, keys, "b")) == set(leaving)
+    assert owned(renew(redis, keys, "b")) == set(leaving)
 
 
 def test_a_member_that_let_its_own_lease_lapse_judges_nobody(
     redis: BlockingRedis, keys: StreamKeys, redis_client: Any
 ) -> None:
-    attend(redis, keys, "a", joins=True)
-    attend(redis, keys, "b", joins=True)
+    renew(redis, keys, "a", joins=True)
+    renew(redis, keys, "b", joins=True)
     # The leases end at once: with short ones, that of the first might end before the second joins, who would judge it.
     lapsed = now_ms(redis_client) - 1
     redis_client.zadd(keys.members(GROUP), {"a": lapsed, "b": lapsed}, xx=True)
-    assert attend(redis, keys, "a").members == 2
+    assert renew(redis, keys, "a").members == 2
 
 
 def test_a_new_incarnation_of_a_name_ends_the_earlier_one(redis: BlockingRedis, keys: StreamKeys) -> None:
-    attend(redis, keys, "a", joins=True)
-    assert owned(attend(redis, keys, "a", joins=True, incarnation="a:2")) == {0, 1, 2, 3}
-    call = calls.attend(
+    renew(redis, keys, "a", joins=True)
+    assert owned(renew(redis, keys, "a", joins=True, incarnation="a:2")) == {0, 1, 2, 3}
+    call = calls.renew_membership(
         *(keys, GROUP), member="a", incarnation="a:1", lease=30, is_joining=False, start="0-0", partitions=4
     )
     assert redis.perform(call) is None
 
 
 def test_a_named_member_keeps_its_share_while_it_is_away(redis: BlockingRedis, keys: StreamKeys) -> None:
-    attend(redis, keys, "a", joins=True)
-    attend(redis, keys, "b", joins=True)
-    share = {one.partition for one in attend(redis, keys, "a").assigned}
+    renew(redis, keys, "a", joins=True)
+    renew(redis, keys, "b", joins=True)
+    share = {one.partition for one in renew(redis, keys, "a").assigned}
     redis.perform(calls.leave_group(keys, GROUP, member="a", incarnation="a:1", absence=30))
-    assert {one.partition for one in attend(redis, keys, "b").assigned}.isdisjoint(share)
-    assert owned(attend(redis, keys, "a", joins=True, incarnation="a:2")) == share
+    assert {one.partition for one in renew(redis, keys, "b").assigned}.isdisjoint(share)
+    assert owned(renew(redis, keys, "a", joins=True, incarnation="a:2")) == share
     redis.perform(calls.leave_group(keys, GROUP, member="a", incarnation="a:2"))
-    assert owned(attend(redis, keys, "b")) >= share
+    assert owned(renew(redis, keys, "b")) >= share
 
 
 def test_the_deaths_of_owners_are_counted_until_the_cursor_moves(
@@ -209,13 +209,13 @@ def test_the_deaths_of_owners_are_counted_until_the_cursor_moves(
     append(redis, keys, 0, version=0)
     ids = [record_id for _, record_id in append(redis, keys, 0).ids]
     for deaths in range(3):
-        one = next(one for one in attend(redis, keys, "a", joins=True).assigned if one.partition == 0)
+        one = next(one for one in renew(redis, keys, "a", joins=True).assigned if one.partition == 0)
         assert one.deaths == deaths
         redis.perform(calls.leave_group(keys, GROUP, member="a", incarnation="a:1", has_died=True))
-    one = next(one for one in attend(redis, keys, "a", joins=True).assigned if one.partition == 0)
+    one = next(one for one in renew(redis, keys, "a", joins=True).assigned if one.partition == 0)
     assert redis.perform(
         calls.commit(keys, GROUP, "a:1", [Commit(0, one.epoch, one.cursor, ids[0], name="a", number=1)])
     ) == (True,)
     redis.perform(calls.leave_group(keys, GROUP, member="a", incarnation="a:1"))
-    one = next(one for one in attend(redis, keys, "a", joins=True).assigned if one.partition == 0)
+    one = next(one for one in renew(redis, keys, "a", joins=True).assigned if one.partition == 0)
     assert one.deaths == 0

@@ -1,4 +1,4 @@
-"""Replies to attendances that are lost: a member that does not know what it owns holds nothing up."""
+"""Replies to renewals that are lost: a member that does not know what it owns holds nothing up."""
 
 from random import Random
 from typing import Any, TypeVar
@@ -14,7 +14,7 @@ from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import StreamKeys
 from celery5.errors import BrokerUnavailable
-from celery5.protocol.streams.groups import Attendance
+from celery5.protocol.streams.groups import RenewedMembership
 from celery5.streams import StreamEvents
 from tests.redis.streams.test_membership import make_member
 from tests.redis.worker.workers import until, until_async
@@ -33,10 +33,10 @@ class Member:
         self.is_new = True
         self.known: set[int] = set()
 
-    def attend(self) -> Attendance:
-        """Attend; the reply is not looked at."""
-        attendance = self.redis.perform(
-            calls.attend(
+    def renew(self) -> RenewedMembership:
+        """Renew the membership; the reply is not looked at."""
+        membership = self.redis.perform(
+            calls.renew_membership(
                 *(self.keys, "bill"),
                 member=self.name,
                 incarnation=f"{self.name}:1",
@@ -46,18 +46,18 @@ class Member:
                 partitions=PARTITIONS,
             )
         )
-        assert attendance is not None
-        return attendance
+        assert membership is not None
+        return membership
 
-    def apply(self, attendance: Attendance) -> None:
+    def apply(self, membership: RenewedMembership) -> None:
         """Begin what is owned, and give back what is assigned to others."""
         self.is_new = False
-        assigned = {one.partition for one in attendance.assigned}
-        yielded = {*(self.known - assigned), *(set(attendance.claimed) - self.known)}
-        self.known = {one.partition for one in attendance.assigned if one.is_owned}
+        assigned = {one.partition for one in membership.assigned}
+        yielded = {*(self.known - assigned), *(set(membership.claimed) - self.known)}
+        self.known = {one.partition for one in membership.assigned if one.is_owned}
         if yielded:
             self.redis.perform(
-                calls.yield_partitions(
+                calls.release_partitions(
                     *(self.keys, "bill"),
                     member=self.name,
                     incarnation=f"{self.name}:1",
@@ -80,31 +80,31 @@ def test_each_partition_gets_an_owner_that_knows_it_whatever_replies_were_lost(
     keys, members, count = app.keys.for_stream("orders"), list[Member](), 0
     try:
         for _ in range(40):
-            match random.choice(["join", "leave", "attend", "attend", "attend"]):
+            match random.choice(["join", "leave", "renew", "renew", "renew"]):
                 case "join" if len(members) < 4:
                     members.append(Member(redis, keys, f"m{count}"))
-                    members[-1].attend()  # whether it hears of it or not
+                    members[-1].renew()  # whether it hears of it or not
                     count += 1
                 case "leave" if len(members) > 1:
                     members.pop(random.randrange(len(members))).leave()
                 case _ if members:
                     member = random.choice(members)
-                    attendance = member.attend()
+                    membership = member.renew()
                     if random.random() < 0.4:
-                        member.apply(attendance)
+                        member.apply(membership)
                 case _:
                     pass
         members = members or [Member(redis, keys, "last")]
         for _ in range(4):
             for member in members:
-                member.apply(member.attend())
+                member.apply(member.renew())
         assert sorted(number for member in members for number in member.known) == list(range(PARTITIONS))
     finally:
         redis.close()
 
 
 class LossyDriver:
-    """A driver that loses the replies to attendances while `is_losing`."""
+    """A driver that loses the replies to renewals while `is_losing`."""
 
     def __init__(self, redis: TrioRedis) -> None:
         self.redis: Any = redis
@@ -117,7 +117,7 @@ class LossyDriver:
     async def perform(self, call: Call[T]) -> T:
         """Perform one call."""
         reply: T = await self.redis.perform(call)
-        if self.is_losing and call.script is calls.ATTEND:
+        if self.is_losing and call.script is calls.RENEW_MEMBERSHIP:
             self.lost += 1
             raise BrokerUnavailable("the reply is lost", maybe_done=True)
         return reply
@@ -137,16 +137,14 @@ async def test_a_member_yields_what_it_never_heard_that_it_owns(
     (processor,) = app.streams.processors
     driver = TrioRedis(endpoint=endpoint)
     await nursery.start(driver.run)
-    lossy = LossyDriver(driver)
-    members: list[Any] = []
+    lossy, members = LossyDriver(driver), list[Any]()
 
     async def owners(*names: str) -> bool:
         for member in members:
-            member.attend_now()
+            member.renew_now()
         (state,) = await app.streams.ainfo()
-        return sorted(partition.owner for partition in state.groups[0].partitions) == [
-            f"{name}:1" for name in names
-        ]
+        owned = sorted(partition.owner for partition in state.groups[0].partitions)
+        return owned == [f"{name}:1" for name in names]
 
     async with trio.open_nursery() as running:
 

@@ -21,7 +21,7 @@ from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import StreamKeys
 from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.logs.log import NullLog
-from celery5.protocol.streams.groups import Attendance
+from celery5.protocol.streams.groups import RenewedMembership
 from celery5.runners.on_asyncio import AsyncioRunner
 from celery5.services.streams.outbox_relay import OutboxRelay
 from celery5.services.streams.processor_calls import ProcessorCalls
@@ -106,12 +106,12 @@ class Group:
         self.redis = redis
         self.keys = keys
 
-    def attend(
+    def renew(
         self, member: str, *, lease: float = 30.0, incarnation: str = "", joins: bool = False
-    ) -> Attendance:
-        """Attend as a member, whose incarnation is `<member>:1` by default."""
-        attendance = self.redis.perform(
-            calls.attend(
+    ) -> RenewedMembership:
+        """Renew the membership of a member, whose incarnation is `<member>:1` by default."""
+        membership = self.redis.perform(
+            calls.renew_membership(
                 *(self.keys, "bill"),
                 member=member,
                 incarnation=incarnation or f"{member}:1",
@@ -121,12 +121,12 @@ class Group:
                 partitions=4,
             )
         )
-        assert attendance is not None
-        return attendance
+        assert membership is not None
+        return membership
 
-    def owned(self, attendance: Attendance) -> set[int]:
+    def owned(self, membership: RenewedMembership) -> set[int]:
         """Return the partitions that are owned."""
-        return {one.partition for one in attendance.assigned if one.is_owned}
+        return {one.partition for one in membership.assigned if one.is_owned}
 
     def deaths(self, client: "redis.Redis") -> list[int]:
         """Return how many have died at each partition."""
@@ -147,10 +147,10 @@ def test_a_lease_is_renewed_for_a_member_only_and_for_the_right_incarnation(
 ) -> None:
     def renew(member: str, incarnation: str) -> bool:
         return group.redis.perform(
-            calls.renew_member(group.keys, "bill", member=member, incarnation=incarnation, lease=60.0)
+            calls.renew_member_lease(group.keys, "bill", member=member, incarnation=incarnation, lease=60.0)
         )
 
-    group.attend("one", joins=True)
+    group.renew("one", joins=True)
     before: Any = redis_client.zscore(group.keys.members("bill"), "one")
     owners = redis_client.hgetall(group.keys.partition("bill", 0))
     assert renew("one", "one:1")
@@ -163,45 +163,45 @@ def test_a_lease_is_renewed_for_a_member_only_and_for_the_right_incarnation(
 
 
 def test_a_member_hears_when_the_next_lease_of_another_ends(group: Group) -> None:
-    assert group.attend("one", joins=True).lapse_in is None
-    group.attend("two", lease=7.0, joins=True)
-    lapse_in = group.attend("one").lapse_in
+    assert group.renew("one", joins=True).lapse_in is None
+    group.renew("two", lease=7.0, joins=True)
+    lapse_in = group.renew("one").lapse_in
     assert lapse_in is not None
     assert 5.0 < lapse_in <= 7.0
 
 
 def test_a_member_that_had_lapsed_itself_judges_nobody(group: Group, redis_client: "redis.Redis") -> None:
-    group.attend("one", joins=True)
-    group.attend("two", joins=True)
-    group.owned(group.attend("one"))
+    group.renew("one", joins=True)
+    group.renew("two", joins=True)
+    group.owned(group.renew("one"))
     members = group.keys.members("bill")
     redis_client.zadd(members, {"one": 1, "two": 1})  # Redis was down for longer than a lease
-    first = group.attend("one")
+    first = group.renew("one")
     assert first.members == 2
     assert first.lapse_in is not None
     assert 0 < first.lapse_in <= 2.0
     redis_client.zadd(members, {"two": 1})  # it has not come back
-    assert group.attend("one").members == 1
+    assert group.renew("one").members == 1
 
 
 def test_an_owner_that_dies_where_nothing_is_to_do_is_no_death_at_a_record(
     group: Group, redis_client: "redis.Redis"
 ) -> None:
-    group.attend("one", joins=True)
+    group.renew("one", joins=True)
     redis_client.xadd(group.keys.log(2), {"=json": "1"}, id="5-1")
     group.redis.perform(
         calls.leave_group(group.keys, "bill", member="one", incarnation="one:1", has_died=True)
     )
     assert group.deaths(redis_client) == [0, 0, 1, 0]
-    group.attend("two", joins=True)
-    group.attend("two", incarnation="two:2", joins=True)  # the first one was killed, with its sidecar
+    group.renew("two", joins=True)
+    group.renew("two", incarnation="two:2", joins=True)  # the first one was killed, with its sidecar
     assert group.deaths(redis_client) == [0, 0, 2, 0]
-    again = group.attend("two", incarnation="two:3", joins=True)
+    again = group.renew("two", incarnation="two:3", joins=True)
     assert group.deaths(redis_client) == [0, 0, 2, 0]  # it had not tried the record
     (epoch,) = [one.epoch for one in again.assigned if one.partition == 2]
     trial = calls.begin_trial(group.keys, "bill", 2, incarnation="two:3", epoch=epoch)
     assert group.redis.perform(trial)
-    group.attend("two", incarnation="two:4", joins=True)
+    group.renew("two", incarnation="two:4", joins=True)
     assert group.deaths(redis_client) == [0, 0, 3, 0]
     assert not group.redis.perform(trial)
 
@@ -209,35 +209,35 @@ def test_an_owner_that_dies_where_nothing_is_to_do_is_no_death_at_a_record(
 def test_the_share_of_one_who_is_absent_is_kept_and_then_goes_to_the_others(
     group: Group, redis_client: "redis.Redis"
 ) -> None:
-    group.attend("one", joins=True)
-    group.attend("two", joins=True)
-    share = {one.partition for one in group.attend("one").assigned}
+    group.renew("one", joins=True)
+    group.renew("two", joins=True)
+    share = {one.partition for one in group.renew("one").assigned}
     assert len(share) == 2
     group.redis.perform(
         calls.leave_group(group.keys, "bill", member="one", incarnation="one:1", absence=20.0)
     )
-    kept = group.attend("two")
+    kept = group.renew("two")
     assert kept.members == 2
     assert kept.lapse_in is not None
     assert 18.0 < kept.lapse_in <= 20.0
     assert share.isdisjoint(one.partition for one in kept.assigned)
     redis_client.zadd(group.keys.members("bill"), {"one": 1})  # it does not come back
-    assert group.owned(group.attend("two")) == {0, 1, 2, 3}
+    assert group.owned(group.renew("two")) == {0, 1, 2, 3}
     assert group.deaths(redis_client) == [0, 0, 0, 0]
 
 
 def test_released_partition_is_acquired_after_any_number_of_waits(group: Group) -> None:
-    group.attend("one", joins=True)
-    share = {one.partition for one in group.attend("two", joins=True).assigned}
+    group.renew("one", joins=True)
+    share = {one.partition for one in group.renew("two", joins=True).assigned}
     assert len(share) == 2
     for _ in range(100):
-        assert group.owned(group.attend("two")) == set()
+        assert group.owned(group.renew("two")) == set()
     group.redis.perform(
-        calls.yield_partitions(
+        calls.release_partitions(
             group.keys, "bill", member="one", incarnation="one:1", partitions=sorted(share)
         )
     )
-    assert group.owned(group.attend("two")) == share
+    assert group.owned(group.renew("two")) == share
 
 
 # ---- many members in one process
@@ -272,7 +272,7 @@ async def test_one_who_joins_sixteen_moves_its_share_of_256_partitions_and_no_ot
         with trio.fail_after(60):
             while True:
                 for member in members:
-                    member.attend_now()
+                    member.renew_now()
                 owners = await get_owners()
                 shares = [list(owners.values()).count(f"m{number:02}:1") for number in range(count)]
                 if sum(shares) == 256 and max(shares) - min(shares) <= 1:

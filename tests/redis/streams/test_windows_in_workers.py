@@ -125,8 +125,8 @@ async def test_late_records_and_open_windows_are_counted(
 
 async def test_a_commit_that_moves_no_cursor_is_made_once_however_often_it_is_sent(app: App) -> None:
     keys = app.keys.for_stream("readings")
-    attendance = await app.aperform(
-        calls.attend(
+    membership = await app.aperform(
+        calls.renew_membership(
             *(keys, "count"),
             member="one",
             incarnation="one",
@@ -136,8 +136,8 @@ async def test_a_commit_that_moves_no_cursor_is_made_once_however_often_it_is_se
             partitions=1,
         )
     )
-    assert attendance is not None
-    (assigned,) = attendance.assigned
+    assert membership is not None
+    (assigned,) = membership.assigned
     cursor = assigned.cursor
     commit = Commit(0, assigned.epoch, cursor, cursor, [b"output"], {"key": b"1"}, name="abc", number=1)
 

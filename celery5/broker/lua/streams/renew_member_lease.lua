@@ -1,4 +1,4 @@
--- Renew the lease of a member of a group, and do nothing else: its worker is busy and cannot attend by itself.
+-- Renew the lease of a member of a group, and do nothing else: its worker is busy and cannot renew its membership itself.
 -- KEYS  1 members of the group
 --       2 the incarnation of each
 -- ARGV  1 member
