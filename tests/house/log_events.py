@@ -72,12 +72,12 @@ def parse(path: Path) -> ast.Module:
 def find_sources(root: Path) -> Iterator[tuple[str, ast.Module]]:
     """Yield each module of the code, by its path.
 
-    The dashboard is left out: it logs nothing, and its operations have the names of commands.
+    Operations and what shows them are left out: they log nothing, and operations have names of this form.
     """
     for folder in ("celery5", "services", "bootsteps"):
         for path in sorted((root / folder).rglob("*.py")):
             name = path.relative_to(root).as_posix()
-            if not name.startswith("celery5/dashboard/"):
+            if not name.startswith(("celery5/dashboard/", "celery5/operations/")):
                 yield name, parse(path)
 
 
@@ -86,8 +86,9 @@ def collect_events(root: Path) -> dict[str, LoggedEvent]:
     events: dict[str, LoggedEvent] = {}
     for path, tree in find_sources(root):
         assigned = _list_assigned(tree)
+        keys = {node.slice for node in ast.walk(tree) if isinstance(node, ast.Subscript)}  # of OPERATIONS
         for node in ast.walk(tree):
-            for name in _list_names(node):
+            for name in _list_names(node) if node not in keys else ():
                 events.setdefault(name, LoggedEvent(name))
             if isinstance(node, ast.Call):
                 _add_call(events, path, node, assigned)
