@@ -216,10 +216,15 @@ def test_many_processes_write_to_one_file(tmp_path: Path, rotate: int | None) ->
     path = tmp_path / "orders.jsonl"
     script = f"""
 import sys
-from tests.pure.events.test_data_sinks import FileSink, document
+from celery5.protocol.events.documents import ResultDocument
+from celery5.results import FileSink
 sink = FileSink({str(path)!r}, rotate={rotate})
 for number in range(100):
-    sink.write([document(f"{{sys.argv[1]}}-{{number}}", "x" * (number * 3)) for _ in range(2)])
+    name = f"{{sys.argv[1]}}-{{number}}"
+    written = ResultDocument(
+        id=name, job=name, task="shop.charge", queue="default", state="SUCCESS", value="x" * (number * 3)
+    )
+    sink.write([written, written])
 """
     many = [subprocess.Popen([sys.executable, "-c", script, str(n)], env=dict(os.environ)) for n in range(3)]
     assert [each.wait(30) for each in many] == [0, 0, 0]
