@@ -1,7 +1,7 @@
 """Define the `celery5` command and the tree of its commands.
 
-A command's module is imported when the command is used. Trio, the Redis client and the user's modules are imported
-only when a command that needs them runs, so that a probe and `--help` are quick.
+A command's module is imported when the command is used, and with it the operations that the command is made from. The
+user's modules are imported only when a command that needs them runs. A probe imports neither Trio nor the Redis client.
 """
 
 import atexit

@@ -10,6 +10,7 @@ from celery5.bulk.actions import BulkCount
 from celery5.operations.bulk_thread import get_bulk_thread
 from celery5.operations.operation import Changed, Effect, NotFound, Operation
 from celery5.operations.parameters import Limit, Pattern, Rate, Text, about
+from celery5.operations.queues import PURGE
 from celery5.protocol.bulk import BulkRequest, BulkStatus, BulkVerb
 
 
@@ -133,7 +134,7 @@ BULK_OPERATIONS = (
     Operation("bulk:show", show_bulk_action),
     Operation("bulk:stop", stop_bulk_action, Effect.CHANGE),
     Operation("bulk:resume", resume_bulk_action, Effect.CHANGE, find_continued=find_begun),
-    Operation("bulk:revoke", revoke_many, Effect.DESTROY),
+    Operation("bulk:revoke", revoke_many, PURGE.effect),
     Operation("bulk:retry", retry_many, Effect.CHANGE_AT_ONCE),
 )
 """The operations on bulk actions."""

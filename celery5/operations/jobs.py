@@ -157,11 +157,13 @@ async def list_tasks(app: App, asked: TaskPrefix) -> list[TaskSummary]:
     ]
 
 
+SEND = Operation("task:send", send_job, Effect.CHANGE)
+REVOKE = Operation("task:revoke", revoke_jobs, Effect.CHANGE_AT_ONCE)
 JOB_OPERATIONS = (
     Operation("task:show", show_job),
     Operation("task:search", search_jobs),
     Operation("task:list", list_tasks),
-    Operation("task:send", send_job, Effect.CHANGE),
-    Operation("task:revoke", revoke_jobs, Effect.CHANGE_AT_ONCE),
+    SEND,
+    REVOKE,
 )
 """The operations on jobs."""

@@ -7,6 +7,7 @@ import msgspec
 
 from celery5.app import App
 from celery5.errors import Misconfigured
+from celery5.operations.jobs import SEND
 from celery5.operations.operation import Changed, Effect, Operation
 from celery5.operations.parameters import Nothing, Seconds, Text, about
 from celery5.protocol.scheduling.declaration import at, cron, every
@@ -116,7 +117,7 @@ SCHEDULE_OPERATIONS = (
     Operation("schedule:add", add_schedule, Effect.CHANGE),
     Operation("schedule:pause", pause_schedule, Effect.CHANGE),
     Operation("schedule:resume", resume_schedule, Effect.CHANGE),
-    Operation("schedule:trigger", trigger_schedule, Effect.CHANGE),
+    Operation("schedule:trigger", trigger_schedule, SEND.effect),
     Operation("schedule:remove", remove_schedule, Effect.DESTROY),
 )
 """The operations on schedules."""

@@ -10,7 +10,7 @@ from celery5.cli.terminal.flags import Duration
 from celery5.cli.terminal.operation_commands import CommandView, make_command
 from celery5.cli.terminal.output import echo, format_table, format_time, to_json
 from celery5.cli.terminal.target import Target
-from celery5.operations.table import OPERATIONS
+from celery5.operations.queues import HISTORY
 from celery5.protocol.durations import format_duration
 from celery5.protocol.observability.overview import format_share
 
@@ -87,7 +87,7 @@ def _make_history_row(point: "HistoryPoint") -> dict[str, object]:
 
 metrics.add_command(
     make_command(
-        OPERATIONS["metrics:history"],
+        HISTORY,
         CommandView(
             row=_make_history_row, empty="nothing was measured in that time, as far as metrics are stored"
         ),
