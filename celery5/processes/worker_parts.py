@@ -108,6 +108,7 @@ from celery5.services.observability.alert_evaluator import AlertEvaluator
 from celery5.services.observability.ended_counter import EndedCounter
 from celery5.services.observability.history_rollup import HistoryRollup
 from celery5.services.observability.metrics_reporter import MetricsReporter
+from celery5.services.process.burst import Burst
 from celery5.services.process.incarnation_end import IncarnationEnd
 from celery5.services.process.recycling import Recycling, RestartMode
 from celery5.services.process.reloader import Reloader
@@ -130,7 +131,6 @@ from celery5.services.streams.processor_group import (
 )
 from celery5.services.streams.stream_archives import StreamArchives
 from celery5.services.worker.attempt_recorder import AttemptRecorder
-from celery5.services.worker.burst import Burst
 from celery5.services.worker.capacity import PrefetchFactor, QueueCapacity
 from celery5.services.worker.concurrency_budget import MaximalConcurrencyBudget
 from celery5.services.worker.consumer import Consumer

@@ -37,7 +37,7 @@ from celery5.protocol.job.verdict import iterate_leaves
 from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error, get_error_text, get_type_name
 from celery5.runners.surrounding import surround_call
 from celery5.runners.user_errors import call_in_thread, call_user_code, reraise_cancellation
-from celery5.services.worker.exclusive_lease import ExclusiveLease
+from celery5.services.process.exclusive_lease import ExclusiveLease
 from celery5.tasks.task import Task
 
 FIRST_DELAY = 0.5

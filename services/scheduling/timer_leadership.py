@@ -12,7 +12,7 @@ from celery5.logs.log import Log
 from celery5.protocol.scheduling.timers import TimerStanding
 from celery5.scheduling.timers import Timer
 from celery5.services.process.broker_outages import OutageLog, retry_until_available
-from celery5.services.worker.exclusive_lease import ExclusiveLease
+from celery5.services.process.exclusive_lease import ExclusiveLease
 
 RETRY_INTERVAL = 0.5
 """Seconds between two requests while Redis is unreachable."""

@@ -17,7 +17,7 @@ from celery5.logs.log import Log
 from celery5.protocol.events.documents import SourceDocument
 from celery5.services.events import source_ingestion
 from celery5.services.events.source_ingestion import SourceIngestion
-from celery5.services.worker import exclusive_lease
+from celery5.services.process import exclusive_lease
 from tests.redis.worker.workers import Lines, until, working
 
 

@@ -5,7 +5,7 @@ import os
 import trio
 
 from celery5 import App
-from celery5.services.worker import exclusive_lease
+from celery5.services.process import exclusive_lease
 
 exclusive_lease.LEASE = 1.0  # seconds: what takes it over is awaited by tests
 app = App(os.environ.get("HISTORY_APP", "leader-clocks"))

@@ -15,7 +15,7 @@ import trio
 from celery5 import App
 from celery5.broker.calls import cluster
 from celery5.broker.keys import Keys
-from celery5.services.worker import exclusive_lease
+from celery5.services.process import exclusive_lease
 from tests.redis.commands.staff import Employee, Staff, wait_until
 from tests.redis.worker.one_queue import Queue
 from tests.redis.worker.workers import Lines, until, working
