@@ -13,6 +13,7 @@ from typing import (
     TYPE_CHECKING,
     Any,
     Concatenate,
+    Final,
     Literal,
     Never,
     ParamSpec,
@@ -27,7 +28,7 @@ from weakref import WeakSet
 from celery5.application import Application
 from celery5.boot_step import BootStep, check_boot_steps
 from celery5.broker.call import Call
-from celery5.broker.colour import run_in_event_loop, run_in_plain_python
+from celery5.broker.colour import blocking
 from celery5.broker.keys import Keys, QueueKeys
 from celery5.commands.control import Control
 from celery5.commands.declaration import DeclareCommand
@@ -240,7 +241,6 @@ class App:
         self._sender = Sender(self)
         return Backlog(
             publish=self._sender.publish,
-            apublish=self._sender.apublish,
             app=self.name,
             broker_of_queue=self.brokers.broker_of_queue,
             own=own,
@@ -642,8 +642,8 @@ class App:
         self.load()
         return Signature(self.tasks[name], args, kwargs)
 
-    def send_many(self, signatures: Sequence[Signature[R]]) -> list[AsyncResult[R]]:
-        """Send many jobs in few round trips; return their handles in order. For plain Python.
+    async def asend_many(self, signatures: Sequence[Signature[R]]) -> list[AsyncResult[R]]:
+        """Send many jobs in few round trips; return their handles in order.
 
         Raises:
             BadArguments: Before anything is sent.
@@ -655,24 +655,16 @@ class App:
         """
         signatures = check_signatures(signatures)
         jobs = check_tasks_declared(self, [signature.job() for signature in signatures])
-        holders = self.dispatch(jobs)
-        return [
-            self._handle(job, signature.task, holders)
-            for job, signature in zip(jobs, signatures, strict=True)
-        ]
-
-    async def asend_many(self, signatures: Sequence[Signature[R]]) -> list[AsyncResult[R]]:
-        """`send_many`, from Trio or asyncio."""
-        signatures = check_signatures(signatures)
-        jobs = check_tasks_declared(self, [signature.job() for signature in signatures])
         holders = await self.adispatch(jobs)
         return [
             self._handle(job, signature.task, holders)
             for job, signature in zip(jobs, signatures, strict=True)
         ]
 
-    def send_jobs(self, jobs: Sequence[Job]) -> list[AsyncResult[Any]]:
-        """Send jobs that were made before, with `Task.job`, as an outbox does. For plain Python.
+    send_many: Final = blocking(asend_many)
+
+    async def asend_jobs(self, jobs: Sequence[Job]) -> list[AsyncResult[Any]]:
+        """Send jobs that were made before, with `Task.job`, as an outbox does.
 
         A job that is sent twice runs once, since it has its id already. The backlog is never used: after this
         returns, the caller may delete its own copy.
@@ -681,14 +673,11 @@ class App:
             BrokerUnavailable: Redis cannot be reached.
         """
         jobs = check_tasks_declared(self, check_jobs(jobs))
-        holders = self._sender.send(jobs)
+        self._check_sendable(jobs)
+        holders = await self._sender.asend(jobs, use_backlog=False)
         return [self._handle(job, self._task_of(job), holders) for job in jobs]
 
-    async def asend_jobs(self, jobs: Sequence[Job]) -> list[AsyncResult[Any]]:
-        """`send_jobs`, from Trio or asyncio."""
-        jobs = check_tasks_declared(self, check_jobs(jobs))
-        holders = await self._sender.asend(jobs)
-        return [self._handle(job, self._task_of(job), holders) for job in jobs]
+    send_jobs: Final = blocking(asend_jobs)
 
     def result(
         self, job_id: str, *, queue: str | None = None, task: Task[..., R] | None = None
@@ -713,16 +702,16 @@ class App:
             is_located=bool(queue),
         )
 
-    def find(self, job_id: str, *, queue: str | None = None) -> JobDetails | None:
-        """Return all that Redis has on a job, on one queue or on any; None if it has nothing. For plain Python."""
-        return run_in_plain_python(find_job, self, check_job_id(job_id), queue)
-
     async def afind(self, job_id: str, *, queue: str | None = None) -> JobDetails | None:
-        """`find`, from Trio or asyncio."""
-        return await run_in_event_loop(find_job, self, check_job_id(job_id), queue)
+        """Return all that Redis has on a job, on one queue or on any; None if it has nothing."""
+        checked_id = check_job_id(job_id)
+        redis = await self.connections.get_async_driver()
+        return await find_job(self, redis, checked_id, queue)
 
-    def info(self, queue: str | None = None, *, most: int | None = None) -> AppState:
-        """Return what is in the queues, or in one of them, and which processes are live. For plain Python.
+    find: Final = blocking(afind)
+
+    async def ainfo(self, queue: str | None = None, *, most: int | None = None) -> AppState:
+        """Return what is in the queues, or in one of them, and which processes are live.
 
         Args:
             queue: Only this queue. Default: all of them.
@@ -732,25 +721,24 @@ class App:
             UnknownQueue: There is no such queue.
             Misconfigured: `most` is below 0.
         """
-        return run_in_plain_python(read_app_state, self, queue, most=_check_most(most))
+        limit = _check_most(most)
+        redis = await self.connections.get_async_driver()
+        return await read_app_state(self, redis, queue, most=limit)
 
-    async def ainfo(self, queue: str | None = None, *, most: int | None = None) -> AppState:
-        """`info`, from Trio or asyncio."""
-        return await run_in_event_loop(read_app_state, self, queue, most=_check_most(most))
+    info: Final = blocking(ainfo)
 
-    def empty(self, queue: str) -> int:
-        """Revoke all jobs that wait on a queue, also scheduled and held ones; return how many. For plain Python.
+    async def aempty(self, queue: str) -> int:
+        """Revoke all jobs that wait on a queue, also scheduled and held ones; return how many.
 
         Running and dead jobs stay. Pause the queue first, so that no job begins meanwhile.
 
         Raises:
             UnknownQueue: There is no such queue.
         """
-        return run_in_plain_python(empty_queue, self, queue)
+        redis = await self.connections.get_async_driver()
+        return await empty_queue(self, redis, queue)
 
-    async def aempty(self, queue: str) -> int:
-        """`empty`, from Trio or asyncio."""
-        return await run_in_event_loop(empty_queue, self, queue)
+    empty: Final = blocking(aempty)
 
     def check_message_size(self, message: bytes, what: str) -> bytes:
         """Return `message`. Raises MessageTooLarge when it exceeds the limit."""
@@ -762,13 +750,11 @@ class App:
             )
         return message
 
-    def perform(self, call: Call[T]) -> T:
-        """Perform one call on the broker. For plain Python."""
-        return self.connections.get_blocking_driver().perform(call)
-
     async def aperform(self, call: Call[T]) -> T:
-        """Perform one call on the broker, from Trio or asyncio."""
+        """Perform one call on the broker."""
         return await (await self.connections.get_async_driver()).perform(call)
+
+    perform: Final = blocking(aperform)
 
     def close(self) -> None:
         """Close the connections of plain Python. They open again when needed."""
@@ -776,19 +762,18 @@ class App:
         if "connections" in self.__dict__:
             self.connections.close()
 
-    def dispatch(self, jobs: Sequence[Job]) -> Mapping[str, str]:
+    async def adispatch(self, jobs: Sequence[Job]) -> Mapping[str, str]:
         """Send jobs, now or by the backlog; return the holder of its key for each job that was not sent, by ids."""
+        self._check_sendable(jobs)
         try:
-            return self._sender.dispatch(jobs)
+            return await self._sender.asend(jobs)
         except BrokerUnavailable as error:
             raise without_traceback(error) from None
 
-    async def adispatch(self, jobs: Sequence[Job]) -> Mapping[str, str]:
-        """`dispatch`, from Trio or asyncio."""
-        try:
-            return await self._sender.adispatch(jobs)
-        except BrokerUnavailable as error:
-            raise without_traceback(error) from None
+    dispatch: Final = blocking(adispatch)
+
+    def _check_sendable(self, jobs: Sequence[Job]) -> None:
+        """Raise Misconfigured when this application must not send."""
 
     @contextmanager
     def redirect(self, receiver: JobReceiver, check: Callable[[], None]) -> Generator[None, None, None]:
@@ -897,25 +882,9 @@ class DefaultApp(App):
         self._is_chosen = True
         super().use_broker(url)
 
-    def dispatch(self, jobs: Sequence[Job]) -> Mapping[str, str]:
-        """Send jobs. Raises Misconfigured unless the application was chosen."""
+    def _check_sendable(self, jobs: Sequence[Job]) -> None:
+        """Raise Misconfigured unless the application was chosen."""
         self._check_chosen(jobs)
-        return super().dispatch(jobs)
-
-    async def adispatch(self, jobs: Sequence[Job]) -> Mapping[str, str]:
-        """`dispatch`, from Trio or asyncio."""
-        self._check_chosen(jobs)
-        return await super().adispatch(jobs)
-
-    def send_jobs(self, jobs: Sequence[Job]) -> list[AsyncResult[Any]]:
-        """Send jobs that were made before. Raises Misconfigured unless the application was chosen."""
-        self._check_chosen(jobs)
-        return super().send_jobs(jobs)
-
-    async def asend_jobs(self, jobs: Sequence[Job]) -> list[AsyncResult[Any]]:
-        """`send_jobs`, from Trio or asyncio."""
-        self._check_chosen(jobs)
-        return await super().asend_jobs(jobs)
 
     def _check_chosen(self, jobs: Sequence[Job] = ()) -> None:
         if self.is_chosen or self._is_recorded:

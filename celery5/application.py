@@ -109,18 +109,10 @@ class Application(Protocol):
         """Return the message. Raises MessageTooLarge."""
         ...
 
-    def perform(self, call: "Call[T]") -> T:
-        """Perform one call on the broker, in plain Python."""
-        ...
-
     async def aperform(self, call: "Call[T]") -> T:
-        """`perform`, from Trio or asyncio."""
-        ...
-
-    def dispatch(self, jobs: "Sequence[Job]") -> Mapping[str, str]:
-        """Send jobs, now or by the backlog; return the holder of its key for each job that was not sent, by ids."""
+        """Perform one call on the broker, in any colour."""
         ...
 
     async def adispatch(self, jobs: "Sequence[Job]") -> Mapping[str, str]:
-        """`dispatch`, from Trio or asyncio."""
+        """Send jobs, in any colour; return the holder of its key for each job that was not sent, by ids."""
         ...

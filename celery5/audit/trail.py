@@ -5,12 +5,12 @@ import math
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar, Final, cast
 
 from celery5.audit.actor import acting
 from celery5.audit.recording import record_sending
 from celery5.broker.calls import audit
-from celery5.broker.colour import run_in_event_loop, run_in_plain_python
+from celery5.broker.colour import blocking
 from celery5.broker.driver import AsyncDriver
 from celery5.errors import Misconfigured
 from celery5.protocol.audit import (
@@ -62,7 +62,7 @@ class Audit:
         with acting(who, source):
             yield
 
-    def list(
+    async def alist(
         self,
         *,
         count: int = 100,
@@ -70,8 +70,8 @@ class Audit:
         who: str = "",
         since: float | datetime | None = None,
         before: str = "",
-    ) -> list[AuditEntry]:
-        """Return actions, the newest first. For plain Python.
+    ) -> builtins.list[AuditEntry]:
+        """Return actions, the newest first.
 
         Args:
             count: At most so many.
@@ -85,25 +85,15 @@ class Audit:
             BrokerError: The default broker cannot be reached, or refuses.
         """
         since_ms = _check(count, action, since, before)
-        return run_in_plain_python(_list, self._app, count, action, who, since_ms, before)
+        redis = await self._app.connections.get_async_driver()
+        return await _list(self._app, redis, count, action, who, since_ms, before)
 
-    async def alist(
-        self,
-        *,
-        count: int = 100,
-        action: str = "",
-        who: str = "",
-        since: float | datetime | None = None,
-        before: str = "",
-    ) -> builtins.list[AuditEntry]:
-        """`list`, from Trio or asyncio."""
-        since_ms = _check(count, action, since, before)
-        return await run_in_event_loop(_list, self._app, count, action, who, since_ms, before)
+    list: Final = blocking(alist)
 
-    def record_sending(
+    async def arecord_sending(
         self, action: str, target: str, how: Mapping[str, object] | None = None, *, count: int = 1
     ) -> None:
-        """Record that a person has sent something. For plain Python.
+        """Record that a person has sent something.
 
         Commands and pages do so. What programs send has no entry: it would cost each job a second request.
 
@@ -113,13 +103,10 @@ class Audit:
             how: More on it. What is empty is left out.
             count: How many were sent.
         """
-        run_in_plain_python(record_sending, self._app, action, target, how, count=count)
+        redis = await self._app.connections.get_async_driver()
+        await record_sending(self._app, redis, action, target, how, count=count)
 
-    async def arecord_sending(
-        self, action: str, target: str, how: Mapping[str, object] | None = None, *, count: int = 1
-    ) -> None:
-        """`record_sending`, from Trio or asyncio."""
-        await run_in_event_loop(record_sending, self._app, action, target, how, count=count)
+    record_sending: Final = blocking(arecord_sending)
 
 
 def _check(count: object, action: str, since: float | datetime | None, before: str) -> int:

@@ -9,8 +9,10 @@ nothing for Trio.
 import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from types import FrameType
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
+from contextvars import ContextVar
+from functools import update_wrapper
+from inspect import cleandoc
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar
 
 from celery5.broker.call import Call
 from celery5.errors import BlockingInEventLoop
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
 
 Colour = Literal["trio", "asyncio"]
 
-A = TypeVar("A", bound="ConnectedApplication")
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
@@ -43,40 +44,61 @@ def current_colour() -> Colour | None:
     return None
 
 
-def check_may_block() -> None:
+# The coroutine to await instead, while a blocking function runs inside an event loop; '' otherwise.
+_COROUTINE_TO_AWAIT: ContextVar[str] = ContextVar("celery5_coroutine_to_await", default="")
+
+
+def blocking(function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, R]:
+    """Return the blocking twin of a coroutine function: `get: Final = blocking(aget)`.
+
+    It takes and returns the same. In plain Python the coroutine runs to its end without an event loop, since
+    `Connections.get_async_driver` returns a blocking driver there. Inside an event loop the twin raises
+    BlockingInEventLoop as soon as the coroutine needs a connection; a result that has arrived already is returned.
+
+    A class that is reached through an attribute of the application names that as `REACHED_AS`, for the error.
+    """
+    name = function.__name__.lstrip("_")
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        coroutine = function(*args, **kwargs)
+        if current_colour() is None:
+            return run_blocking(coroutine)
+        owner: object = getattr(function, "__self__", args[0] if args else None)
+        # What the user called, if that called another twin.
+        to_await = _COROUTINE_TO_AWAIT.get() or f"{getattr(owner, 'REACHED_AS', '')}{name}"
+        token = _COROUTINE_TO_AWAIT.set(to_await)
+        try:
+            return run_blocking(coroutine)
+        finally:
+            _COROUTINE_TO_AWAIT.reset(token)
+
+    update_wrapper(call, function)
+    call.__name__ = name.removesuffix("_async") if name.endswith("_async") else name.removeprefix("a")
+    call.__qualname__ = f"{function.__qualname__.removesuffix(name)}{call.__name__}"
+    # Tracebacks, and code that looks for what was called, show the name of the twin.
+    call.__code__ = call.__code__.replace(co_name=call.__name__, co_qualname=call.__qualname__)
+    call.__doc__ = (
+        f"{cleandoc(function.__doc__ or '')}\n\nFor plain Python: in Trio or asyncio, await `{name}`."
+    )
+    return call
+
+
+def check_may_block(coroutine: str = "get_async_driver") -> None:
     """Raise BlockingInEventLoop inside an event loop. The error names the coroutine to await instead."""
     colour = current_colour()
     if colour is not None:
-        name = _find_coroutine_name(sys._getframe(1))  # pyright: ignore[reportPrivateUsage]
+        name = _COROUTINE_TO_AWAIT.get() or coroutine
         raise BlockingInEventLoop(f"this would block the {colour} event loop: await {name}(...) instead")
 
 
-def _find_coroutine_name(frame: FrameType | None) -> str:
-    """Return the name of the coroutine for the call of the public API that led to `frame`.
+def get_awaitable_colour() -> Colour | None:
+    """Return the event loop that a coroutine of any colour may await; None in plain Python, where it blocks.
 
-    It is read off the stack, since the alternative is to pass it through every function between the API and the
-    driver. The outermost function of this package that has a counterpart is the one that the user called.
+    Raises BlockingInEventLoop when a blocking twin runs the coroutine inside an event loop.
     """
-    name, package = "get_async_driver", __name__.partition(".")[0]
-    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == package:
-        name = _get_counterpart(frame) or name
-        frame = frame.f_back
-    return name
-
-
-def _get_counterpart(frame: FrameType) -> str:
-    """Return how the coroutine beside a function is reached: `delay` has `adelay`, `wait` has `wait_async`.
-
-    A class that is reached through an attribute of the application names that as `REACHED_AS`. '' for none.
-    """
-    function, owner = frame.f_code.co_name, frame.f_locals.get("self", frame.f_locals.get("cls"))
-    for counterpart in (f"a{function}", f"{function}_async"):
-        if owner is None and counterpart in frame.f_globals:
-            return counterpart
-        kind = owner if isinstance(owner, type) else type(owner)
-        if owner is not None and hasattr(kind, counterpart):
-            return f"{getattr(kind, 'REACHED_AS', '')}{counterpart}"
-    return ""
+    if _COROUTINE_TO_AWAIT.get():
+        check_may_block()
+    return current_colour()
 
 
 async def run_in_thread(function: Callable[[], T]) -> T:
@@ -84,7 +106,7 @@ async def run_in_thread(function: Callable[[], T]) -> T:
 
     In plain Python it is called directly.
     """
-    colour = current_colour()
+    colour = get_awaitable_colour()
     if colour is None:
         return function()
     if colour == "trio":
@@ -141,74 +163,6 @@ class AwaitableConnections(Protocol):
         ...
 
 
-class ConnectionsInPlainPython(Protocol):
-    """The connections that `BlockingConnections` needs. `Connections` is an implementation."""
-
-    def get_blocking_driver(self) -> "BlockingDriver":
-        """Return the blocking driver. Raises BlockingInEventLoop."""
-        ...
-
-    def get_result_waiter(self) -> "ResultWaiter":
-        """Return the blocking waiter for results. Raises BlockingInEventLoop."""
-        ...
-
-
-class BlockingConnections:
-    """The connections of an application for a coroutine that runs in plain Python, by `run_blocking`.
-
-    Both methods raise BlockingInEventLoop inside an event loop.
-    """
-
-    def __init__(self, connections: ConnectionsInPlainPython) -> None:
-        self._connections = connections
-
-    async def get_async_driver(self) -> "AsyncDriver":
-        """Return the blocking driver."""
-        return BlockingDriverAdapter(self._connections.get_blocking_driver())
-
-    async def get_async_result_waiter(self) -> "AsyncResultWaiter":
-        """Return the blocking waiter."""
-        return BlockingWaiterAdapter(self._connections.get_result_waiter())
-
-
-class ConnectionsForEachColour(AwaitableConnections, ConnectionsInPlainPython, Protocol):
-    """The connections of an application, for a caller of any colour. `Connections` is an implementation."""
-
-
-class ConnectedApplication(Protocol):
-    """An application, for the two functions that finish an operation for each colour."""
-
-    @property
-    def connections(self) -> ConnectionsForEachColour:
-        """The connections to its broker, or to all of them."""
-        ...
-
-
-def run_in_plain_python(
-    operation: "Callable[Concatenate[A, AsyncDriver, P], Coroutine[Any, Any, R]]",
-    app: A,
-    *args: P.args,
-    **kwargs: P.kwargs,
-) -> R:
-    """Return what `operation(app, driver, ...)` returns, with the blocking driver of the application.
-
-    An operation is written once, as a coroutine. A method of the API runs it by this function, and the method with the
-    prefix `a` by `run_in_event_loop`. Raises BlockingInEventLoop inside an event loop.
-    """
-    driver = BlockingDriverAdapter(app.connections.get_blocking_driver())
-    return run_blocking(operation(app, driver, *args, **kwargs))
-
-
-async def run_in_event_loop(
-    operation: "Callable[Concatenate[A, AsyncDriver, P], Coroutine[Any, Any, R]]",
-    app: A,
-    *args: P.args,
-    **kwargs: P.kwargs,
-) -> R:
-    """Return what `operation(app, driver, ...)` returns, with the driver for the event loop of the caller."""
-    return await operation(app, await app.connections.get_async_driver(), *args, **kwargs)
-
-
 def run_blocking(coroutine: Coroutine[Any, Any, R]) -> R:
     """Run a coroutine in plain Python and return its result. It must not wait for an event loop."""
     try:
@@ -221,7 +175,7 @@ def run_blocking(coroutine: Coroutine[Any, Any, R]) -> R:
 
 async def sleep(seconds: float) -> None:
     """Sleep, in the colour of the caller."""
-    colour = current_colour()
+    colour = get_awaitable_colour()
     if colour == "trio":
         import trio
 

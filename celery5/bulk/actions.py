@@ -4,14 +4,14 @@ import builtins
 import math
 import time
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 from celery5.application import Application
 from celery5.audit.actor import acting, get_actor_name
 from celery5.audit.recording import AuditedAction
 from celery5.broker.call import Call
 from celery5.broker.calls import bulk as calls
-from celery5.broker.colour import AwaitableConnections, BlockingConnections, run_blocking
+from celery5.broker.colour import AwaitableConnections, blocking
 from celery5.broker.driver import AsyncDriver
 from celery5.bulk.operations import make_operation
 from celery5.errors import Misconfigured
@@ -49,64 +49,47 @@ class Bulk:
     def __init__(self, app: Application) -> None:
         self._app = app
 
-    def count(self, action: BulkRequest) -> BulkCount:
-        """Return how many jobs or runs an action would select: at most 100,000 are looked at. For plain Python.
+    async def acount(self, action: BulkRequest) -> BulkCount:
+        """Return how many jobs or runs an action would select: at most 100,000 are looked at.
 
         Raises:
             Misconfigured: The action makes no sense.
             UnknownQueue: There is no such queue.
         """
-        return run_blocking(count_selected(self._app, BlockingConnections(self._app.connections), action))
-
-    async def acount(self, action: BulkRequest) -> BulkCount:
-        """`count`, from Trio or asyncio."""
         return await count_selected(self._app, self._app.connections, action)
 
-    def list(self, *, count: int = 100) -> list[BulkStatus]:
-        """Return actions, the newest first: at most `count`. For plain Python."""
-        return run_blocking(self._list(BlockingConnections(self._app.connections), count))
+    count: Final = blocking(acount)
 
     async def alist(self, *, count: int = 100) -> builtins.list[BulkStatus]:
-        """`list`, from Trio or asyncio."""
-        return await self._list(self._app.connections, count)
-
-    async def _list(self, connections: AwaitableConnections, count: int) -> builtins.list[BulkStatus]:
+        """Return actions, the newest first: at most `count`."""
         if count < 1:
             raise Misconfigured(f"count is {count!r}: give 1 or more")
-        redis = await connections.get_async_driver()
+        redis = await self._app.connections.get_async_driver()
         ids = await redis.perform(calls.list_actions(self._app.keys, count=count))
         found: list[BulkStatus] = []
         for start in range(0, len(ids), STATUSES_AT_ONCE):
             found += await read_statuses(self._app, redis, ids[start : start + STATUSES_AT_ONCE])
         return found
 
-    def get(self, action_id: str) -> BulkStatus | None:
-        """Return the state and the progress of an action; None when it is not known. For plain Python."""
-        return run_blocking(self._get(BlockingConnections(self._app.connections), action_id))
+    list: Final = blocking(alist)
 
     async def aget(self, action_id: str) -> BulkStatus | None:
-        """`get`, from Trio or asyncio."""
-        return await self._get(self._app.connections, action_id)
-
-    async def _get(self, connections: AwaitableConnections, action_id: str) -> BulkStatus | None:
-        redis = await connections.get_async_driver()
+        """Return the state and the progress of an action; None when it is not known."""
+        redis = await self._app.connections.get_async_driver()
         return next(iter(await read_statuses(self._app, redis, [action_id])), None)
 
-    def stop(self, action_id: str) -> bool:
-        """Stop an action; return whether it had not ended. What is done stays done. For plain Python."""
-        return run_blocking(self._stop(BlockingConnections(self._app.connections), action_id))
+    get: Final = blocking(aget)
 
     async def astop(self, action_id: str) -> bool:
-        """`stop`, from Trio or asyncio."""
-        return await self._stop(self._app.connections, action_id)
-
-    async def _stop(self, connections: AwaitableConnections, action_id: str) -> bool:
-        redis = await connections.get_async_driver()
+        """Stop an action; return whether it had not ended. What is done stays done."""
+        redis = await self._app.connections.get_async_driver()
         reply = await redis.perform(calls.stop_action(self._app.keys, action_id, get_actor_name()))
         if reply == calls.STOPPED_NOW:  # no process performs it, so none records it
             for status in await read_statuses(self._app, redis, [action_id]):
                 await record_outcome(self._app, redis, status)
         return reply != calls.NOT_STOPPED
+
+    stop: Final = blocking(astop)
 
 
 async def read_statuses(app: Application, redis: AsyncDriver, ids: Sequence[str]) -> list[BulkStatus]:

@@ -7,7 +7,7 @@ that states this. A command for a worker that is down waits in its inbox until i
 import os
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, cast
 
 import msgspec
 
@@ -15,14 +15,7 @@ from celery5.audit.actor import get_actor, get_user
 from celery5.audit.recording import AuditedAction
 from celery5.broker.calls import commands as command_calls
 from celery5.broker.calls import queues as queue_calls
-from celery5.broker.colour import (
-    AwaitableConnections,
-    BlockingConnections,
-    run_blocking,
-    run_in_event_loop,
-    run_in_plain_python,
-    run_in_thread,
-)
+from celery5.broker.colour import blocking, run_in_thread
 from celery5.broker.driver import AsyncDriver, AsyncResultWaiter
 from celery5.commands.keyring import Keyring
 from celery5.config.key_folder import get_key_folder
@@ -122,15 +115,14 @@ class Control:
             self._keyrings[key] = Keyring(folder, owner=self._app.name, usage=settings.keys_usage)
         return self._keyrings[key]
 
-    def workers(self) -> tuple[str, ...]:
-        """Return the names of the inboxes of all live workers. For plain Python."""
-        return run_in_plain_python(_list_live_workers, self._app)
-
     async def aworkers(self) -> tuple[str, ...]:
-        """`workers`, from Trio or asyncio."""
-        return await run_in_event_loop(_list_live_workers, self._app)
+        """Return the names of the inboxes of all live workers."""
+        redis = await self._app.connections.get_async_driver()
+        return await _list_live_workers(self._app, redis)
 
-    def send(
+    workers: Final = blocking(aworkers)
+
+    async def asend(
         self,
         command: str,
         parameters: Mapping[str, Any] | None = None,
@@ -140,7 +132,7 @@ class Control:
         expires: float | None = None,
         noun: ProcessNoun = "worker",
     ) -> list[Reply]:
-        """Send a command to workers; return the reply of each, sorted by name. For plain Python.
+        """Send a command to workers; return the reply of each, sorted by name.
 
         `COMMAND_DEFINITIONS` lists the commands. While no worker lives, `pause-queue` and `resume-queue` take effect
         for workers that start later, and the list is empty; they raise UnknownQueue for a queue that nobody uses.
@@ -153,57 +145,39 @@ class Control:
             expires: Seconds after which the command is void.
             noun: What the audit trail calls the processes: `worker` or `controller`.
         """
-        request = _make_request(command, parameters, to, timeout, expires, noun)
-        return run_blocking(self._send(BlockingConnections(self._app.connections), request))
+        return await self._send(_make_request(command, parameters, to, timeout, expires, noun))
 
-    async def asend(
-        self,
-        command: str,
-        parameters: Mapping[str, Any] | None = None,
-        *,
-        to: To = None,
-        timeout: float = TIMEOUT,
-        expires: float | None = None,
-        noun: ProcessNoun = "worker",
-    ) -> list[Reply]:
-        """`send`, from Trio or asyncio."""
-        return await self._send(
-            self._app.connections, _make_request(command, parameters, to, timeout, expires, noun)
-        )
+    send: Final = blocking(asend)
 
-    async def _send(self, connections: AwaitableConnections, request: "_Request") -> list[Reply]:
-        redis = await connections.get_async_driver()
+    async def _send(self, request: "_Request") -> list[Reply]:
+        redis = await self._app.connections.get_async_driver()
         if not _changes_something(request):
-            return await self._perform(connections, redis, request)
+            return await self._perform(redis, request)
         target = join_names(request.to) or "all workers"
         name, how = _get_action(request), _describe_parameters(request)
         routine = request.command == RUN_TASK.name
         async with AuditedAction(self._app, redis, name, target, how, is_routine=routine) as action:
-            replies = await self._perform(connections, redis, request)
+            replies = await self._perform(redis, request)
             if replies or request.command not in _STORED:  # those change Redis also when no worker lives
                 action.set_count(sum(reply.ok for reply in replies))
             if failures := find_failures(replies):
                 action.set_failure("; ".join(f"{reply.worker}: {reply.why}" for reply in failures))
             return replies
 
-    async def _perform(
-        self, connections: AwaitableConnections, redis: AsyncDriver, request: "_Request"
-    ) -> list[Reply]:
+    async def _perform(self, redis: AsyncDriver, request: "_Request") -> list[Reply]:
         inboxes = await _find_inboxes(self._app, redis, request)
         commands = await run_in_thread(lambda: self._sign_commands(request, inboxes))
-        waiter = await connections.get_async_result_waiter()
+        waiter = await self._app.connections.get_async_result_waiter()
         return await _send_and_wait(self._app, redis, waiter, request, commands)
 
-    def ping(self, *, to: To = None, timeout: float = TIMEOUT) -> list[Reply]:
-        """Return a reply of each worker, which shows whether it answers. For plain Python."""
-        return self.send(PING.name, to=to, timeout=timeout, expires=min(timeout, MAX_COMMAND_LIFETIME))
-
     async def aping(self, *, to: To = None, timeout: float = TIMEOUT) -> list[Reply]:
-        """`ping`, from Trio or asyncio."""
+        """Return a reply of each worker, which shows whether it answers."""
         return await self.asend(PING.name, to=to, timeout=timeout, expires=min(timeout, MAX_COMMAND_LIFETIME))
 
-    def stack(self, job: str | None = None, *, to: To = None, timeout: float = TIMEOUT) -> list[Reply]:
-        """Return where the code of running jobs stands now, and of each worker itself. For plain Python.
+    ping: Final = blocking(aping)
+
+    async def astack(self, job: str | None = None, *, to: To = None, timeout: float = TIMEOUT) -> list[Reply]:
+        """Return where the code of running jobs stands now, and of each worker itself.
 
         An answer has the stacks in `stacks`, each with `job`, `task`, `kind` and `lines`. No values of variables are in
         them.
@@ -213,14 +187,12 @@ class Control:
             to: The workers.
             timeout: Seconds to wait for answers.
         """
-        return self.send(STACK.name, _get_stack_parameters(job), to=to, timeout=timeout)
-
-    async def astack(self, job: str | None = None, *, to: To = None, timeout: float = TIMEOUT) -> list[Reply]:
-        """`stack`, from Trio or asyncio."""
         return await self.asend(STACK.name, _get_stack_parameters(job), to=to, timeout=timeout)
 
-    def run(self, call: "Signature[Any]", *, to: str, timeout: float = TIMEOUT) -> AsyncResult[Any]:
-        """Run a job on one worker, like an actor: `app.control.run(resize.s(path), to="web1")`. For plain Python.
+    stack: Final = blocking(astack)
+
+    async def arun(self, call: "Signature[Any]", *, to: str, timeout: float = TIMEOUT) -> AsyncResult[Any]:
+        """Run a job on one worker, like an actor: `app.control.run(resize.s(path), to="web1")`.
 
         A retry of the job may run on a different worker.
 
@@ -230,26 +202,17 @@ class Control:
         Raises:
             CommandRefused: The worker refuses the job, or does not answer.
         """
-        return run_blocking(self._run(BlockingConnections(self._app.connections), call, to, timeout))
-
-    async def arun(self, call: "Signature[Any]", *, to: str, timeout: float = TIMEOUT) -> AsyncResult[Any]:
-        """`run`, from Trio or asyncio."""
-        return await self._run(self._app.connections, call, to, timeout)
-
-    async def _run(
-        self, connections: AwaitableConnections, call: "Signature[Any]", to: str, timeout: float
-    ) -> AsyncResult[Any]:
         job = call.job()
         if job.at or job.lock:
             raise Misconfigured("a job that runs on one worker at once has neither a countdown nor a key")
         parameters = {"job": job.message.decode(), "queue": job.queue, "id": job.id}
-        (reply,) = await self._send(
-            connections, _make_request(RUN_TASK.name, parameters, to, timeout, timeout)
-        )
+        (reply,) = await self._send(_make_request(RUN_TASK.name, parameters, to, timeout, timeout))
         if not reply.ok:
             raise CommandRefused(f"{reply.worker} does not run it: {reply.why}")
         task = call.task
         return AsyncResult(self._app, job.id, queue=job.queue, task=task.name, type=task.result_type)
+
+    run: Final = blocking(arun)
 
     def _sign_commands(self, request: "_Request", inboxes: Sequence[str]) -> dict[str, tuple[str, bytes]]:
         """Return the id and the bytes of the command for each inbox. Reads files, and makes keys the first time."""

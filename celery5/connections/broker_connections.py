@@ -8,7 +8,12 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from celery5.broker.colour import check_may_block
+from celery5.broker.colour import (
+    BlockingDriverAdapter,
+    BlockingWaiterAdapter,
+    check_may_block,
+    get_awaitable_colour,
+)
 from celery5.broker.driver import AsyncDriver, AsyncResultWaiter, BlockingDriver, ResultWaiter
 from celery5.errors import Misconfigured
 from celery5.protocol.brokers import DEFAULT_BROKER, format_unknown_broker
@@ -77,13 +82,29 @@ class Connections:
         return self._results
 
     async def get_async_driver(self) -> AsyncDriver:
-        """Return the driver of the running event loop."""
+        """Return the driver of the running event loop; in plain Python one whose calls block.
+
+        Raises BlockingInEventLoop when a blocking function asks for it inside an event loop.
+        """
+        if get_awaitable_colour() is None:
+            return BlockingDriverAdapter(self.get_blocking_driver())
+        return await self._get_driver_of_loop()
+
+    async def _get_driver_of_loop(self) -> AsyncDriver:
         from celery5.broker import ambient
 
         return await ambient.get_driver(self.endpoint)
 
     async def get_async_result_waiter(self) -> AsyncResultWaiter:
-        """Return the waiter for results of the running event loop."""
+        """Return the waiter for results of the running event loop; in plain Python one that blocks.
+
+        Raises BlockingInEventLoop when a blocking function asks for it inside an event loop.
+        """
+        if get_awaitable_colour() is None:
+            return BlockingWaiterAdapter(self.get_result_waiter())
+        return await self._get_result_waiter_of_loop()
+
+    async def _get_result_waiter_of_loop(self) -> AsyncResultWaiter:
         from celery5.broker import ambient
 
         return await ambient.get_result_waiter(self.endpoint)

@@ -252,11 +252,11 @@ class MultiBrokerConnections(Connections):
 
         return RoutedResultWaiter(self._map, lambda name: self._each[name].get_result_waiter())
 
-    async def get_async_driver(self) -> AsyncDriver:
+    async def _get_driver_of_loop(self) -> AsyncDriver:
         """Return a driver for the running event loop that sends each call to the broker of its queue."""
         return AsyncBrokerRouter(self._map, lambda name: self._each[name].get_async_driver())
 
-    async def get_async_result_waiter(self) -> AsyncResultWaiter:
+    async def _get_result_waiter_of_loop(self) -> AsyncResultWaiter:
         """Return a waiter in the running event loop for results on all brokers."""
         from celery5.broker.routing.routed_results import AsyncRoutedResultWaiter
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from celery5.broker.colour import check_may_block
+from celery5.broker.colour import check_may_block, get_awaitable_colour
 from celery5.broker.driver import AsyncDriver, AsyncResultWaiter, BlockingDriver, ResultWaiter
 from celery5.connections.broker_connections import Connections
 
@@ -52,12 +52,14 @@ class GuardedConnections(Connections):
         return self._guarded.get_result_waiter()
 
     async def get_async_driver(self) -> AsyncDriver:
-        """Return the driver of the running event loop. Raises what the check raises."""
+        """Return the driver of the running event loop. Raises BlockingInEventLoop first, then what the check raises."""
+        get_awaitable_colour()
         self._check()
         return await self._guarded.get_async_driver()
 
     async def get_async_result_waiter(self) -> AsyncResultWaiter:
-        """Return the waiter for results of the running event loop. Raises what the check raises."""
+        """Return the waiter for results of the running event loop. Raises like `get_async_driver`."""
+        get_awaitable_colour()
         self._check()
         return await self._guarded.get_async_result_waiter()
 

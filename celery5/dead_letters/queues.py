@@ -7,7 +7,7 @@ after an interruption some jobs are done and the rest are unchanged.
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Unpack, cast
 
 import msgspec
 
@@ -15,15 +15,10 @@ from celery5.audit.recording import AuditedAction
 from celery5.broker.calls import dead_letters as dead_letter_calls
 from celery5.broker.calls.dead_letters import ALIVE, DONE, GONE, KEY_TAKEN
 from celery5.broker.calls.events import redeliver_documents
-from celery5.broker.colour import (
-    BlockingDriverAdapter,
-    run_blocking,
-    run_in_event_loop,
-    run_in_plain_python,
-    sleep,
-)
+from celery5.broker.colour import blocking, sleep
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import QueueKeys
+from celery5.connections.batches import Batches, ReadBatch
 from celery5.connections.long_operations import persist
 from celery5.dead_letters.reading import BATCH_SIZE, DeadJobReader, make_dead
 from celery5.dead_letters.run_members import find_jobs_of_ended_runs
@@ -99,35 +94,42 @@ class DeadLetters:
 
         Jobs that die while a queue is read are left out.
         """
-        driver = BlockingDriverAdapter(self._app.connections.get_blocking_driver())
-        return _each(DeadJobReader(self._app, driver, parse_filter(choice)))
+        return self._read(parse_filter(choice)).iterate("app.dlq.aread")
 
     def aread(self, **choice: Unpack[DeadJobFilter]) -> AsyncIterator[DeadJob]:
         """`read`, from Trio or asyncio: `async for job in app.dlq.aread(...)`."""
-        return _EachAwaited(self._app, parse_filter(choice))
+        return self._read(parse_filter(choice))
 
-    def count(self, by: GroupBy = "reason", **choice: Unpack[DeadJobFilter]) -> dict[str, int]:
-        """Return how many dead jobs there are by `reason`, `task`, `error`, `queue` or `cause`, the largest first."""
-        return run_in_plain_python(_counted, self._app, parse_filter(choice), check_group_by(by))
+    def _read(self, query: DeadJobQuery) -> Batches[DeadJob]:
+        async def open_reader() -> ReadBatch[DeadJob]:
+            redis = await self._app.connections.get_async_driver()
+            return DeadJobReader(self._app, redis, query).read_batch
+
+        return Batches(open_reader)
 
     async def acount(self, by: GroupBy = "reason", **choice: Unpack[DeadJobFilter]) -> dict[str, int]:
-        """`count`, from Trio or asyncio."""
-        return await run_in_event_loop(_counted, self._app, parse_filter(choice), check_group_by(by))
+        """Return how many dead jobs there are by `reason`, `task`, `error`, `queue` or `cause`, the largest first."""
+        query = parse_filter(choice)
+        grouping = check_group_by(by)
+        redis = await self._app.connections.get_async_driver()
+        return await _counted(self._app, redis, query, grouping)
 
-    def groups(self, **choice: Unpack[DeadJobFilter]) -> DeadJobGroups:
-        """Return dead jobs grouped by what made them fail, the largest group first. For plain Python.
+    count: Final = blocking(acount)
+
+    async def agroups(self, **choice: Unpack[DeadJobFilter]) -> DeadJobGroups:
+        """Return dead jobs grouped by what made them fail, the largest group first.
 
         A group is a task, a class of error, and a message in which numbers, ids, paths and the like do not count. Its
         `id` is what the filter `group` takes. With `limit` at most so many dead jobs are looked at, default 100,000;
         `next` of the reply is then the `after` of the next call.
         """
-        return run_in_plain_python(_group, self._app, parse_filter(choice))
+        query = parse_filter(choice)
+        redis = await self._app.connections.get_async_driver()
+        return await _group(self._app, redis, query)
 
-    async def agroups(self, **choice: Unpack[DeadJobFilter]) -> DeadJobGroups:
-        """`groups`, from Trio or asyncio."""
-        return await run_in_event_loop(_group, self._app, parse_filter(choice))
+    groups: Final = blocking(agroups)
 
-    def replay(
+    async def areplay(
         self,
         *,
         rate: float | str | None = None,
@@ -135,7 +137,7 @@ class DeadLetters:
         progress: Progress | None = None,
         **choice: Unpack[DeadJobFilter],
     ) -> DeadLetterTally:
-        """Send dead jobs to their queues again, and documents to their sinks. For plain Python.
+        """Send dead jobs to their queues again, and documents to their sinks.
 
         A replayed job has a new retry budget and no failure. A job that dies again during the call is not replayed
         again.
@@ -146,62 +148,20 @@ class DeadLetters:
             progress: Called with the tally after each batch.
         """
         query, jobs_per_second = parse_filter(choice), check_rate(rate)
-        return run_in_plain_python(_replay, self._app, query, jobs_per_second, dry_run, progress)
+        redis = await self._app.connections.get_async_driver()
+        return await _replay(self._app, redis, query, jobs_per_second, dry_run, progress)
 
-    async def areplay(
-        self,
-        *,
-        rate: float | str | None = None,
-        dry_run: bool = False,
-        progress: Progress | None = None,
-        **choice: Unpack[DeadJobFilter],
-    ) -> DeadLetterTally:
-        """`replay`, from Trio or asyncio."""
-        query, jobs_per_second = parse_filter(choice), check_rate(rate)
-        return await run_in_event_loop(_replay, self._app, query, jobs_per_second, dry_run, progress)
-
-    def purge(
-        self, *, dry_run: bool = False, progress: Progress | None = None, **choice: Unpack[DeadJobFilter]
-    ) -> DeadLetterTally:
-        """Delete dead jobs. `dry_run` and `progress` are those of `replay`. For plain Python."""
-        return run_in_plain_python(_purge, self._app, parse_filter(choice), dry_run, progress)
+    replay: Final = blocking(areplay)
 
     async def apurge(
         self, *, dry_run: bool = False, progress: Progress | None = None, **choice: Unpack[DeadJobFilter]
     ) -> DeadLetterTally:
-        """`purge`, from Trio or asyncio."""
-        return await run_in_event_loop(_purge, self._app, parse_filter(choice), dry_run, progress)
+        """Delete dead jobs. `dry_run` and `progress` are those of `replay`."""
+        query = parse_filter(choice)
+        redis = await self._app.connections.get_async_driver()
+        return await _purge(self._app, redis, query, dry_run, progress)
 
-
-def _each(reader: "DeadJobReader") -> Iterator[DeadJob]:
-    while jobs := run_blocking(reader.read_batch()):
-        yield from jobs
-
-
-class _EachAwaited:
-    """An asynchronous iterator over dead jobs. Not a generator: a generator would have to be closed."""
-
-    def __init__(self, app: "Application", meant: DeadJobQuery) -> None:
-        self._app = app
-        self._meant = meant
-        self._reading: DeadJobReader | None = None
-        self._jobs: Iterator[DeadJob] = iter(())
-
-    def __aiter__(self) -> "_EachAwaited":
-        return self
-
-    async def __anext__(self) -> DeadJob:
-        if self._reading is None:
-            self._reading = DeadJobReader(
-                self._app, await self._app.connections.get_async_driver(), self._meant
-            )
-        for job in self._jobs:
-            return job
-        jobs = await self._reading.read_batch()
-        if not jobs:
-            raise StopAsyncIteration
-        self._jobs = iter(jobs)
-        return next(self._jobs)
+    purge: Final = blocking(apurge)
 
 
 async def _counted(

@@ -11,6 +11,7 @@ from typing import (
     TYPE_CHECKING,
     Any,
     ClassVar,
+    Final,
     Generic,
     ParamSpec,
     Protocol,
@@ -27,6 +28,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from celery5.application import Application
+from celery5.broker.colour import blocking
 from celery5.broker.keys import EVENTS
 from celery5.broker.wall_clock import wall_time
 from celery5.errors import BadArguments, Misconfigured
@@ -222,7 +224,7 @@ class Event(_Fields):
         See `app.events.unsubscribe`.
         """
         app = cast("EventApplication", task.app)  # an application of tasks is one of events, too
-        return app.events.unsubscribe(get_event_declaration(cls).name, task.name)
+        return blocking(app.events.aunsubscribe)(get_event_declaration(cls).name, task.name)
 
     # `cls` is typed as a callable with the fields, so that type checkers know them in `delay`, as in the constructor.
     @classmethod
@@ -241,14 +243,12 @@ class Event(_Fields):
     @classmethod
     def delay(cls: Callable[P, Any], /, *args: P.args, **fields: P.kwargs) -> SentEvent:
         """Send the event. For plain Python; in an event loop await `adelay`. Raises as `job`, and BrokerUnavailable."""
-        declaration, event = _make_event(cls, args, fields)
-        return declaration.app.events.send([event])[0]
+        return _delay(cls, args, fields)
 
     @classmethod
     async def adelay(cls: Callable[P, Any], /, *args: P.args, **fields: P.kwargs) -> SentEvent:
         """Send the event, from Trio or asyncio."""
-        declaration, event = _make_event(cls, args, fields)
-        return (await declaration.app.events.asend([event]))[0]
+        return await _adelay(cls, args, fields)
 
 
 class EventClass(Generic[T]):
@@ -286,16 +286,12 @@ class EventSender(Protocol):
         """Add an event. Raises Misconfigured when a different class has its name and version."""
         ...
 
-    def send(self, events: Sequence[Event]) -> list[SentEvent]:
-        """Send events, in plain Python."""
-        ...
-
     async def asend(self, events: Sequence[Event]) -> list[SentEvent]:
-        """`send`, from Trio or asyncio."""
+        """Send events, in any colour."""
         ...
 
-    def unsubscribe(self, event: str, task: str) -> bool:
-        """Withdraw the subscription of a task, in plain Python. Return whether there was one."""
+    async def aunsubscribe(self, event: str, task: str) -> bool:
+        """Withdraw the subscription of a task, in any colour. Return whether there was one."""
         ...
 
 
@@ -538,6 +534,14 @@ def find_events(modules: Iterable[str]) -> Iterator[EventDeclaration]:
             declaration = _DECLARED.get(value) if isinstance(value, type) else None
             if declaration is not None and not declaration.is_of_every_application:
                 yield declaration
+
+
+async def _adelay(kind: Any, args: Sequence[object], fields: dict[str, Any]) -> SentEvent:
+    declaration, event = _make_event(kind, args, fields)
+    return (await declaration.app.events.asend([event]))[0]
+
+
+_delay: Final = blocking(_adelay)
 
 
 def _make_event_class(kind: type[Any], name: str) -> type[Event]:

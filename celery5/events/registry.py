@@ -1,7 +1,7 @@
 """The events of an application: the declared ones, sending in bulk, and their state in Redis."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar, Final, cast
 
 import msgspec
 
@@ -9,7 +9,7 @@ from celery5.audit.recording import perform_audited
 from celery5.broker.call import Call
 from celery5.broker.calls import events as trips
 from celery5.broker.calls.queues import QueueState, get_queue_state
-from celery5.broker.colour import run_in_event_loop, run_in_plain_python
+from celery5.broker.colour import blocking
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import EVENTS, Keys
 from celery5.errors import Misconfigured
@@ -134,8 +134,8 @@ class Events(Mapping[str, type[Event]]):
             for subscription in subscribed
         }
 
-    def send(self, events: Sequence[Event]) -> list[SentEvent]:
-        """Send many events in few round trips; return their handles in order. For plain Python.
+    async def asend(self, events: Sequence[Event]) -> list[SentEvent]:
+        """Send many events in few round trips; return their handles in order.
 
         Raises:
             TypeError: Before anything is sent: an item is no event.
@@ -145,33 +145,26 @@ class Events(Mapping[str, type[Event]]):
             BacklogFull: As in `App.send_many`.
         """
         jobs = self._make_jobs(events)
-        self._app.dispatch(jobs)
-        return _make_handles(events, jobs)
-
-    async def asend(self, events: Sequence[Event]) -> list[SentEvent]:
-        """`send`, from Trio or asyncio."""
-        jobs = self._make_jobs(events)
         await self._app.adispatch(jobs)
         return _make_handles(events, jobs)
 
-    def waiting(self) -> QueueState:
-        """Return how many events wait for a Router, and the live Routers as its `workers`. For plain Python."""
-        return self._app.perform(get_queue_state(self._app.queue(EVENTS)))
+    send: Final = blocking(asend)
 
     async def awaiting(self) -> QueueState:
-        """`waiting`, from Trio or asyncio."""
+        """Return how many events wait for a Router, and the live Routers as its `workers`."""
         return await self._app.aperform(get_queue_state(self._app.queue(EVENTS)))
 
-    def state(self) -> list[EventState]:
-        """Return the state of the application's events. For plain Python."""
-        return run_in_plain_python(_read_states, self._app, self._all)
+    waiting: Final = blocking(awaiting)
 
     async def astate(self) -> list[EventState]:
-        """`state`, from Trio or asyncio."""
-        return await run_in_event_loop(_read_states, self._app, self._all)
+        """Return the state of the application's events."""
+        redis = await self._app.connections.get_async_driver()
+        return await _read_states(self._app, redis, self._all)
 
-    def unsubscribe(self, event: str, task: str, *, app: str = "") -> bool:
-        """Withdraw the subscription of a task at once, whatever workers declare. For plain Python.
+    state: Final = blocking(astate)
+
+    async def aunsubscribe(self, event: str, task: str, *, app: str = "") -> bool:
+        """Withdraw the subscription of a task at once, whatever workers declare.
 
         Args:
             app: The task's application; '' for this one.
@@ -181,33 +174,23 @@ class Events(Mapping[str, type[Event]]):
         """
         call = self._set_withdrawn(event, task, app, withdrawn=True)
         subscriber = _describe_subscriber(task, app)
-        return run_in_plain_python(perform_audited, self._app, call, "event:unsubscribe", event, subscriber)
+        redis = await self._app.connections.get_async_driver()
+        return await perform_audited(self._app, redis, call, "event:unsubscribe", event, subscriber)
 
-    async def aunsubscribe(self, event: str, task: str, *, app: str = "") -> bool:
-        """`unsubscribe`, from Trio or asyncio."""
-        call = self._set_withdrawn(event, task, app, withdrawn=True)
-        subscriber = _describe_subscriber(task, app)
-        return await run_in_event_loop(
-            perform_audited, self._app, call, "event:unsubscribe", event, subscriber
-        )
+    unsubscribe: Final = blocking(aunsubscribe)
 
-    def resubscribe(self, event: str, task: str, *, app: str = "") -> bool:
-        """Allow a withdrawn subscription again: its workers declare it within a minute. For plain Python.
+    async def aresubscribe(self, event: str, task: str, *, app: str = "") -> bool:
+        """Allow a withdrawn subscription again: its workers declare it within a minute.
 
         Returns:
             Whether it was withdrawn.
         """
         call = self._set_withdrawn(event, task, app, withdrawn=False)
         subscriber = _describe_subscriber(task, app)
-        return run_in_plain_python(perform_audited, self._app, call, "event:resubscribe", event, subscriber)
+        redis = await self._app.connections.get_async_driver()
+        return await perform_audited(self._app, redis, call, "event:resubscribe", event, subscriber)
 
-    async def aresubscribe(self, event: str, task: str, *, app: str = "") -> bool:
-        """`resubscribe`, from Trio or asyncio."""
-        call = self._set_withdrawn(event, task, app, withdrawn=False)
-        subscriber = _describe_subscriber(task, app)
-        return await run_in_event_loop(
-            perform_audited, self._app, call, "event:resubscribe", event, subscriber
-        )
+    resubscribe: Final = blocking(aresubscribe)
 
     def _set_withdrawn(self, event: str, task: str, app: str, *, withdrawn: bool) -> Call[bool]:
         owner = next(

@@ -7,7 +7,7 @@ until then they start jobs as before.
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import msgspec
 
@@ -16,7 +16,7 @@ from celery5.audit.recording import perform_audited
 from celery5.broker.call import Call
 from celery5.broker.calls import limits
 from celery5.broker.calls.limits import StoredOverrides
-from celery5.broker.colour import run_in_event_loop, run_in_plain_python
+from celery5.broker.colour import blocking
 from celery5.errors import Misconfigured
 from celery5.events.event import DeclareEvent, Event
 from celery5.health.health_check import HealthCheck
@@ -111,80 +111,64 @@ class Limits:
         override = LimitOverride(limit=limit, rate=rate)
         self._limit_rule.add(name, task, override, during, when, states)
 
-    def set(self, task: "str | DeclaredTask", limit: int | str, *, by: str = "") -> bool:
+    async def aset(self, task: "str | DeclaredTask", limit: int | str, *, by: str = "") -> bool:
         """Impose a limit or a rate on a task, in place of what was imposed before.
 
         `limit` is a number of running jobs (0 rejects all jobs) or a rate such as `200/m`. Returns whether that changes
         anything. Raises Misconfigured, UnknownTask and BrokerError.
         """
-        return self._act("task:limit", self._set_override(task, limit, by), task, {"limit": limit})
-
-    async def aset(self, task: "str | DeclaredTask", limit: int | str, *, by: str = "") -> bool:
-        """`set`, from Trio or asyncio."""
         call = self._set_override(task, limit, by)
-        return await self._aact("task:limit", call, task, {"limit": limit})
+        return await self._change("task:limit", call, task, {"limit": limit})
 
-    def lift(self, task: "str | DeclaredTask") -> bool:
-        """Remove what is imposed, so that the task's own limit holds again. Returns whether anything was imposed."""
-        return self._check_known(task, self._act("task:limit", self._lift(task), task, _LIFTED))
+    set: Final = blocking(aset)
 
     async def alift(self, task: "str | DeclaredTask") -> bool:
-        """`lift`, from Trio or asyncio."""
-        return self._check_known(task, await self._aact("task:limit", self._lift(task), task, _LIFTED))
+        """Remove what is imposed, so that the task's own limit holds again. Returns whether anything was imposed."""
+        return self._check_known(task, await self._change("task:limit", self._lift(task), task, _LIFTED))
 
-    def set_kind_rate(self, kind: str, rate: str, *, by: str = "") -> bool:
+    lift: Final = blocking(alift)
+
+    async def aset_kind_rate(self, kind: str, rate: str, *, by: str = "") -> bool:
         """Let jobs of a kind of task (`trio`, `asyncio`, `thread`, `boxed`) begin at a rate, on all workers together.
 
         It is counted on each queue, and holds beside the limits of the tasks, in place of the setting `rate_limits`.
         Returns whether that changes anything. Raises Misconfigured and BrokerError.
         """
         call = self._set_kind_rate(kind, rate, by)
-        return self._act("task:limit", call, KIND_PREFIX + kind, {"limit": rate})
+        return await self._change("task:limit", call, KIND_PREFIX + kind, {"limit": rate})
 
-    async def aset_kind_rate(self, kind: str, rate: str, *, by: str = "") -> bool:
-        """`set_kind_rate`, from Trio or asyncio."""
-        call = self._set_kind_rate(kind, rate, by)
-        return await self._aact("task:limit", call, KIND_PREFIX + kind, {"limit": rate})
-
-    def lift_kind_rate(self, kind: str) -> bool:
-        """Remove the rate that was set for a kind: the setting holds again. Returns whether there was one."""
-        name = KIND_PREFIX + kind
-        return self._act("task:limit", self._lift(name), name, _LIFTED)
+    set_kind_rate: Final = blocking(aset_kind_rate)
 
     async def alift_kind_rate(self, kind: str) -> bool:
-        """`lift_kind_rate`, from Trio or asyncio."""
+        """Remove the rate that was set for a kind: the setting holds again. Returns whether there was one."""
         name = KIND_PREFIX + kind
-        return await self._aact("task:limit", self._lift(name), name, _LIFTED)
+        return await self._change("task:limit", self._lift(name), name, _LIFTED)
 
-    def suspend(self, task: "str | DeclaredTask", *, why: str = "", by: str = "") -> bool:
+    lift_kind_rate: Final = blocking(alift_kind_rate)
+
+    async def asuspend(self, task: "str | DeclaredTask", *, why: str = "", by: str = "") -> bool:
         """Start no job of a task on any worker until it is resumed; its jobs wait in Redis.
 
         Running jobs run to their end. Workers hear of it within moments, so some jobs may still start. Returns whether
         that changes anything.
         """
-        return self._act("task:suspend", self._suspend(task, why, by), task, {"why": why})
+        return await self._change("task:suspend", self._suspend(task, why, by), task, {"why": why})
 
-    async def asuspend(self, task: "str | DeclaredTask", *, why: str = "", by: str = "") -> bool:
-        """`suspend`, from Trio or asyncio; for example in a task that an event starts."""
-        return await self._aact("task:suspend", self._suspend(task, why, by), task, {"why": why})
-
-    def resume(self, task: "str | DeclaredTask") -> bool:
-        """Start jobs of a suspended task again, in the order in which they came. Returns whether it was suspended."""
-        return self._check_known(task, self._act("task:resume", self._resume(task), task))
+    suspend: Final = blocking(asuspend)
 
     async def aresume(self, task: "str | DeclaredTask") -> bool:
-        """`resume`, from Trio or asyncio."""
-        return self._check_known(task, await self._aact("task:resume", self._resume(task), task))
+        """Start jobs of a suspended task again, in the order in which they came. Returns whether it was suspended."""
+        return self._check_known(task, await self._change("task:resume", self._resume(task), task))
 
-    def list(self) -> dict[str, TaskLimits]:
-        """Return what is imposed on tasks now, by their names."""
-        return _list_limits(self._app.perform(limits.list_overrides(self._app.keys)))
+    resume: Final = blocking(aresume)
 
     async def alist(self) -> dict[str, TaskLimits]:
-        """`list`, from Trio or asyncio."""
+        """Return what is imposed on tasks now, by their names."""
         return _list_limits(await self._app.aperform(limits.list_overrides(self._app.keys)))
 
-    def _act(
+    list: Final = blocking(alist)
+
+    async def _change(
         self,
         action: str,
         call: Call[bool],
@@ -192,17 +176,9 @@ class Limits:
         how: Mapping[str, object] | None = None,
     ) -> bool:
         """Perform a change, and record it in the audit trail."""
-        return run_in_plain_python(perform_audited, self._app, call, action, _get_name(task), how)
-
-    async def _aact(
-        self,
-        action: str,
-        call: Call[bool],
-        task: "str | DeclaredTask",
-        how: Mapping[str, object] | None = None,
-    ) -> bool:
-        """`_act`, from Trio or asyncio."""
-        return await run_in_event_loop(perform_audited, self._app, call, action, _get_name(task), how)
+        name = _get_name(task)
+        redis = await self._app.connections.get_async_driver()
+        return await perform_audited(self._app, redis, call, action, name, how)
 
     def _set_override(self, task: "str | DeclaredTask", limit: int | str, by: str) -> Call[bool]:
         name = self._name(task)

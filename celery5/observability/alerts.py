@@ -4,7 +4,7 @@ import builtins
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import msgspec
 
@@ -13,7 +13,7 @@ from celery5.audit.actor import get_actor_name
 from celery5.audit.recording import perform_audited
 from celery5.broker.calls import alerts as calls
 from celery5.broker.calls.alerts import MAX_SILENCE, MAX_TRANSITIONS, AlertSilence
-from celery5.broker.colour import check_may_block, run_in_event_loop, run_in_plain_python, run_in_thread
+from celery5.broker.colour import blocking, run_in_thread
 from celery5.broker.driver import AsyncDriver
 from celery5.errors import Misconfigured
 from celery5.observability.alert_declaration import DeclareAlert
@@ -81,19 +81,19 @@ class Alerts:
         settings = self._app.settings
         return parse_webhook(settings.alert_webhook, settings.alert_webhook_secret)
 
-    def list(self) -> builtins.list[AlertState]:
-        """Return each rule, or each of its alerts that is pending or firing. For plain Python.
+    async def alist(self) -> builtins.list[AlertState]:
+        """Return each rule, or each of its alerts that is pending or firing.
 
         An alert whose last notification the webhook has not taken is there for a day, also when it is resolved.
         """
-        return run_in_plain_python(_list, self._app, self.rules())
+        rules = self.rules()
+        redis = await self._app.connections.get_async_driver()
+        return await _list(self._app, redis, rules)
 
-    async def alist(self) -> builtins.list[AlertState]:
-        """`list`, from Trio or asyncio."""
-        return await run_in_event_loop(_list, self._app, self.rules())
+    list: Final = blocking(alist)
 
-    def silence(self, name: str, seconds: float, why: str = "") -> AlertSilence:
-        """Notify nobody of a rule's alerts for some time, `*` for those of all rules. For plain Python.
+    async def asilence(self, name: str, seconds: float, why: str = "") -> AlertSilence:
+        """Notify nobody of a rule's alerts for some time, `*` for those of all rules.
 
         If it still fires then, a notification is sent.
 
@@ -101,48 +101,38 @@ class Alerts:
             Misconfigured: There is no such rule, or the time is longer than 30 days.
         """
         silence = self._make_silence(name, seconds, why)
-        run_in_plain_python(_silence, self._app, silence, seconds)
+        redis = await self._app.connections.get_async_driver()
+        await _silence(self._app, redis, silence, seconds)
         return silence
 
-    async def asilence(self, name: str, seconds: float, why: str = "") -> AlertSilence:
-        """`silence`, from Trio or asyncio."""
-        silence = self._make_silence(name, seconds, why)
-        await run_in_event_loop(_silence, self._app, silence, seconds)
-        return silence
-
-    def unsilence(self, name: str) -> bool:
-        """End the silence of a rule. Return whether there was one. For plain Python."""
-        return run_in_plain_python(_unsilence, self._app, name)
+    silence: Final = blocking(asilence)
 
     async def aunsilence(self, name: str) -> bool:
-        """`unsilence`, from Trio or asyncio."""
-        return await run_in_event_loop(_unsilence, self._app, name)
+        """End the silence of a rule. Return whether there was one."""
+        redis = await self._app.connections.get_async_driver()
+        return await _unsilence(self._app, redis, name)
 
-    def history(self, *, count: int = MAX_TRANSITIONS) -> builtins.list[AlertTransition]:
-        """Return what has fired or resolved, the newest first: the last 500 at most. For plain Python."""
-        return run_in_plain_python(_read_history, self._app, count)
+    unsilence: Final = blocking(aunsilence)
 
     async def ahistory(self, *, count: int = MAX_TRANSITIONS) -> builtins.list[AlertTransition]:
-        """`history`, from Trio or asyncio."""
-        return await run_in_event_loop(_read_history, self._app, count)
+        """Return what has fired or resolved, the newest first: the last 500 at most."""
+        redis = await self._app.connections.get_async_driver()
+        return await _read_history(self._app, redis, count)
 
-    def test(self) -> str:
-        """Send a test notification to the webhook from this process; return its id. For plain Python.
+    history: Final = blocking(ahistory)
+
+    async def atest(self) -> str:
+        """Send a test notification to the webhook from this process; return its id.
 
         Raises:
             Misconfigured: There is no webhook.
             WebhookRefused: The notification did not arrive, or was refused.
         """
-        check_may_block()
-        webhook, name, body = self._make_test()
-        webhook.post(name, body, time.time())
-        return name
-
-    async def atest(self) -> str:
-        """`test`, from Trio or asyncio."""
         webhook, name, body = self._make_test()
         await run_in_thread(lambda: webhook.post(name, body, time.time()))
         return name
+
+    test: Final = blocking(atest)
 
     def _make_test(self) -> tuple[AlertWebhook, str, bytes]:
         webhook, now = self.webhook, time.time()

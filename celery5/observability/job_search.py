@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import msgspec
 
@@ -10,7 +10,7 @@ from celery5.application import Application
 from celery5.broker.calls import jobs as job_calls
 from celery5.broker.calls import queues as queue_calls
 from celery5.broker.calls.dead_letters import queue_exists
-from celery5.broker.colour import run_in_event_loop, run_in_plain_python
+from celery5.broker.colour import blocking
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.routing.unreachable import UNREACHABLE, retry_without_unreachable, skip_unreachable
 from celery5.errors import BrokerError, UnknownQueue
@@ -77,7 +77,7 @@ class Jobs:
     def __init__(self, app: Application) -> None:
         self._app = app
 
-    def search(
+    async def asearch(
         self,
         *,
         id: str = "",  # noqa: A002  the job's own word
@@ -92,7 +92,7 @@ class Jobs:
         limit: int = 100,
         cursor: str | None = None,
     ) -> JobPage:
-        """Return a page of jobs. For plain Python.
+        """Return a page of jobs.
 
         Pages come in this order: jobs that workers have, dead jobs, what has ended, jobs that were revoked while they
         waited, jobs that wait for a time, at a limit, and on their queue. A page may be empty while more follow.
@@ -120,32 +120,14 @@ class Jobs:
             id=id, task=task, queue=queue, state=state, error=error, worker=worker, argument=argument,
             since=since, until=until,
         )  # fmt: skip
-        return run_in_plain_python(_search, self._app, query, check_limit(limit), cursor)
+        page_size = check_limit(limit)
+        redis = await self._app.connections.get_async_driver()
+        return await _search(self._app, redis, query, page_size, cursor)
 
-    async def asearch(
-        self,
-        *,
-        id: str = "",  # noqa: A002  the job's own word
-        task: str = "",
-        queue: str = "",
-        state: str = "",
-        error: str = "",
-        worker: str = "",
-        argument: ArgumentFilter = "",
-        since: Moment | None = None,
-        until: Moment | None = None,
-        limit: int = 100,
-        cursor: str | None = None,
-    ) -> JobPage:
-        """`search`, from Trio or asyncio."""
-        query = make_job_query(
-            id=id, task=task, queue=queue, state=state, error=error, worker=worker, argument=argument,
-            since=since, until=until,
-        )  # fmt: skip
-        return await run_in_event_loop(_search, self._app, query, check_limit(limit), cursor)
+    search: Final = blocking(asearch)
 
-    def story(self, job_id: str, *, queue: str | None = None) -> JobDetails | None:
-        """Return all that is known of a job, with its attempts in the history; None when nothing is. For plain Python.
+    async def astory(self, job_id: str, *, queue: str | None = None) -> JobDetails | None:
+        """Return all that is known of a job, with its attempts in the history; None when nothing is.
 
         It reads all of the history that is not older than the job: `app.find` does less.
 
@@ -157,11 +139,11 @@ class Jobs:
             UnknownQueue: There is no such queue.
             BrokerError: The broker cannot be reached, or refuses.
         """
-        return run_in_plain_python(_tell_story, self._app, check_job_id(job_id), queue)
+        checked_id = check_job_id(job_id)
+        redis = await self._app.connections.get_async_driver()
+        return await _tell_story(self._app, redis, checked_id, queue)
 
-    async def astory(self, job_id: str, *, queue: str | None = None) -> JobDetails | None:
-        """`story`, from Trio or asyncio."""
-        return await run_in_event_loop(_tell_story, self._app, check_job_id(job_id), queue)
+    story: Final = blocking(astory)
 
 
 async def _tell_story(

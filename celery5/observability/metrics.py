@@ -3,13 +3,13 @@
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from celery5.application import Application
 from celery5.broker.calls import observability as calls
-from celery5.broker.colour import AwaitableConnections, BlockingConnections, run_blocking
+from celery5.broker.colour import blocking
 from celery5.broker.driver import AsyncDriver
 from celery5.observability.outlets import MetricsOutlet, StatsDOutlet
 from celery5.observability.overview import OverviewReader, WorkerReader
@@ -116,10 +116,10 @@ class Metrics:
         """Have the metrics of each process sent to `outlet`, too."""
         self._outlets.append(outlet)
 
-    def history(
+    async def ahistory(
         self, queue: str, *, since: float = HOUR, until: float = 0, step: int | None = None
     ) -> list[HistoryPoint]:
-        """Return what was measured of a queue, the oldest first. For plain Python.
+        """Return what was measured of a queue, the oldest first.
 
         Args:
             queue: The name of the queue.
@@ -127,25 +127,12 @@ class Metrics:
             until: Seconds ago at which it ends.
             step: 60 for minutes, 3600 for hours. Default: minutes, for more than six hours hours.
         """
-        return run_blocking(
-            self._history(BlockingConnections(self._app.connections), queue, since, until, step)
-        )
-
-    async def ahistory(
-        self, queue: str, *, since: float = HOUR, until: float = 0, step: int | None = None
-    ) -> list[HistoryPoint]:
-        """`history`, from Trio or asyncio."""
-        return await self._history(self._app.connections, queue, since, until, step)
-
-    async def _history(
-        self, connections: AwaitableConnections, queue: str, since: float, until: float, step: int | None
-    ) -> list[HistoryPoint]:
         step = step or (MINUTE if since - until <= FINE_HISTORY else HOUR)
         if step not in _TIERS:
             raise ValueError(f"step is {step!r}: give 60 for minutes or 3600 for hours")
         now = time.time()
         begin, end = now - since, now - until
-        stored = await self._read_points(connections, [queue], _TIERS[step], begin, end)
+        stored = await self._read_points([queue], _TIERS[step], begin, end)
         by_time: dict[int, list[Measurements]] = {}
         for at, point in stored[queue].unpack():
             if begin - step < at <= end:
@@ -155,14 +142,16 @@ class Metrics:
             for at, found in sorted(by_time.items())
         ]
 
+    history: Final = blocking(ahistory)
+
     async def _read_points(
-        self, connections: AwaitableConnections, queues: Sequence[str], tier: Tier, begin: float, end: float
+        self, queues: Sequence[str], tier: Tier, begin: float, end: float
     ) -> "dict[str, _StoredPoints]":
         """Return the points of some queues: those that are packed, those that wait for it, and what is under way.
 
         That takes several trips. The mark of a queue tells whether it was saved between them; then it is read again.
         """
-        redis, keys = await connections.get_async_driver(), self._app.keys
+        redis, keys = await self._app.connections.get_async_driver(), self._app.keys
         prefix = keys.metrics_minutes_prefix if tier is MINUTES else keys.metrics_hours_prefix
         found: dict[str, _StoredPoints] = {}
         left = list(queues)
@@ -195,8 +184,8 @@ class Metrics:
                 break
         return found
 
-    def summary(self, queue: str = "", *, since: float = HOUR) -> dict[str, HistoryPoint]:
-        """Return what was measured in all of some time until now, by queue. For plain Python.
+    async def asummary(self, queue: str = "", *, since: float = HOUR) -> dict[str, HistoryPoint]:
+        """Return what was measured in all of some time until now, by queue.
 
         It begins on the full hour, since percentiles of minutes that are packed cannot be merged.
 
@@ -204,36 +193,29 @@ class Metrics:
             queue: The name of the queue. Default: each queue that has metrics.
             since: Seconds ago at which it begins, at the latest: at most 90 days.
         """
-        return run_blocking(self._summary(BlockingConnections(self._app.connections), queue, since))
-
-    async def asummary(self, queue: str = "", *, since: float = HOUR) -> dict[str, HistoryPoint]:
-        """`summary`, from Trio or asyncio."""
-        return await self._summary(self._app.connections, queue, since)
-
-    async def _summary(
-        self, connections: AwaitableConnections, queue: str, since: float
-    ) -> dict[str, HistoryPoint]:
-        names = [queue] if queue else await self._read_group_names(connections)
+        names = [queue] if queue else await self._read_group_names()
         now = time.time()
         begin = int(now - since) // HOUR * HOUR
         summaries: dict[str, HistoryPoint] = {}
         names = sorted(set(names) - {CLUSTER})
         for start in range(0, len(names), QUEUES_AT_ONCE):
             part = names[start : start + QUEUES_AT_ONCE]
-            stored = await self._read_points(connections, part, HOURS, begin, now)
+            stored = await self._read_points(part, HOURS, begin, now)
             for name in part:
                 total = sum_points(point for at, point in stored.pop(name).unpack() if at >= begin)
                 if total != Measurements():
                     summaries[name] = _make_point(begin, int(now) - begin, total)
         return summaries
 
-    async def _read_group_names(self, connections: AwaitableConnections) -> list[str]:
-        redis = await connections.get_async_driver()
+    summary: Final = blocking(asummary)
+
+    async def _read_group_names(self) -> list[str]:
+        redis = await self._app.connections.get_async_driver()
         found = await redis.perform(calls.read_state(self._app.keys, ["index"]))
         return read_index(found.get("index", b""))
 
-    def overview(self, *, since: float = HOUR) -> Overview:
-        """Return how the queues, tasks and workers of the application stand. For plain Python.
+    async def aoverview(self, *, since: float = HOUR) -> Overview:
+        """Return how the queues, tasks and workers of the application stand.
 
         What it reads does not grow with the application: `left_out` says what is not shown. A broker that is
         unreachable is named, and the others are shown.
@@ -245,16 +227,12 @@ class Metrics:
             BrokerError: No broker can be reached.
             Misconfigured: `since` is out of range.
         """
-        return run_blocking(
-            self._overview.read(BlockingConnections(self._app.connections), self._get_blocking_driver, since)
-        )
+        return await self._overview.read(self._get_async_driver, since)
 
-    async def aoverview(self, *, since: float = HOUR) -> Overview:
-        """`overview`, from Trio or asyncio."""
-        return await self._overview.read(self._app.connections, self._get_async_driver, since)
+    overview: Final = blocking(aoverview)
 
-    def workers(self, state: AppState | None = None) -> WorkersOverview:
-        """Return the live workers and how each stands, and those that were lost in the last hour. For plain Python.
+    async def aworkers(self, state: AppState | None = None) -> WorkersOverview:
+        """Return the live workers and how each stands, and those that were lost in the last hour.
 
         A frozen worker, and one whose event loop is blocked, is `silent`; one that ended in order is in neither.
 
@@ -264,25 +242,21 @@ class Metrics:
         Raises:
             BrokerError: No broker can be reached.
         """
-        return run_blocking(self._workers.read(BlockingConnections(self._app.connections), state))
+        return await self._workers.read(state)
 
-    async def aworkers(self, state: AppState | None = None) -> WorkersOverview:
-        """`workers`, from Trio or asyncio."""
-        return await self._workers.read(self._app.connections, state)
+    workers: Final = blocking(aworkers)
 
-    def memory(self) -> tuple[ServerMemory, ...]:
-        """Return how full the memory of the server of each broker is. For plain Python.
+    async def amemory(self) -> tuple[ServerMemory, ...]:
+        """Return how full the memory of the server of each broker is.
 
         A broker that is unreachable is missing, and one that does not say.
         """
-        return tuple(run_blocking(read_memory(self._app, self._get_blocking_driver)))
-
-    async def amemory(self) -> tuple[ServerMemory, ...]:
-        """`memory`, from Trio or asyncio."""
         return tuple(await read_memory(self._app, self._get_async_driver))
 
-    def storage(self) -> Storage:
-        """Return what Redis holds for the application: servers, queues, streams, history. For plain Python.
+    memory: Final = blocking(amemory)
+
+    async def astorage(self) -> Storage:
+        """Return what Redis holds for the application: servers, queues, streams, history.
 
         Bytes are estimates from a few entries of each key, those of results from a sample of at most 10,000 keys. Of
         queues the 200 with the most entries are measured. A broker that is unreachable is named, and the others are
@@ -291,29 +265,17 @@ class Metrics:
         Raises:
             BrokerError: No broker can be reached.
         """
-        return run_blocking(read_storage(self._app, self._get_blocking_driver))
-
-    async def astorage(self) -> Storage:
-        """`storage`, from Trio or asyncio."""
         return await read_storage(self._app, self._get_async_driver)
 
-    async def _get_blocking_driver(self, broker: str) -> AsyncDriver:
-        return await BlockingConnections(self._app.brokers.get(broker)).get_async_driver()
+    storage: Final = blocking(astorage)
 
     async def _get_async_driver(self, broker: str) -> AsyncDriver:
         return await self._app.brokers.get(broker).get_async_driver()
 
-    def totals(self) -> list[MetricFamily]:
-        """Return the metrics of the whole cluster, as `/metrics/cluster` has them. For plain Python."""
-        return run_blocking(self._totals(BlockingConnections(self._app.connections)))
-
     async def atotals(self) -> list[MetricFamily]:
-        """`totals`, from Trio or asyncio."""
-        return await self._totals(self._app.connections)
-
-    async def _totals(self, connections: AwaitableConnections) -> list[MetricFamily]:
-        redis, keys = await connections.get_async_driver(), self._app.keys
-        names = await self._read_group_names(connections)
+        """Return the metrics of the whole cluster, as `/metrics/cluster` has them."""
+        redis, keys = await self._app.connections.get_async_driver(), self._app.keys
+        names = await self._read_group_names()
         families: dict[str, MetricFamily] = {}
         for start in range(0, len(names), STATE_FIELDS):
             part = [f"group:{name}" for name in names[start : start + STATE_FIELDS]]
@@ -321,6 +283,8 @@ class Metrics:
             for name, packed in stored.items():
                 _add_families(families, name.partition(":")[2], MetricsGroup.unpack(packed).totals)
         return list(families.values())
+
+    totals: Final = blocking(atotals)
 
 
 @dataclass(slots=True)

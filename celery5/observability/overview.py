@@ -13,7 +13,7 @@ from celery5.broker.calls import dead_letters as dead_letter_calls
 from celery5.broker.calls import observability as calls
 from celery5.broker.calls import scheduling as scheduling_calls
 from celery5.broker.calls.queues import QueueState, WorkerState
-from celery5.broker.colour import AwaitableConnections, sleep
+from celery5.broker.colour import sleep
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.routing.unreachable import UNREACHABLE, skip_unreachable
 from celery5.errors import Misconfigured
@@ -144,11 +144,11 @@ class WorkerReader:
         self._processes: dict[str, ProcessNews] = {}
         self._last_report: str = ""
 
-    async def read(self, connections: AwaitableConnections, state: AppState | None = None) -> WorkersOverview:
+    async def read(self, state: AppState | None = None) -> WorkersOverview:
         """Return them, of a state that was read just now or else is read. Raises BrokerError when no broker can be
         reached.
         """
-        redis = await connections.get_async_driver()
+        redis = await self._app.connections.get_async_driver()
         with skip_unreachable():
             state = state or await read_app_state(self._app, redis, None, most=MAX_QUEUES)
             now = await redis.perform(dead_letter_calls.get_server_time()) / 1000
@@ -269,11 +269,11 @@ class OverviewReader:
         self._filled_by: dict[str, str] = {}
         self._filled_at = 0.0
 
-    async def read(self, connections: AwaitableConnections, get_driver: GetDriver, since: float) -> Overview:
+    async def read(self, get_driver: GetDriver, since: float) -> Overview:
         """Return the overview. Raises BrokerError when no broker can be reached, Misconfigured for a wrong time."""
         if not MINUTE <= since <= MAX_SINCE:
             raise Misconfigured(f"since is {since!r}: give seconds, {MINUTE} to {MAX_SINCE}")
-        redis = await connections.get_async_driver()
+        redis = await self._app.connections.get_async_driver()
         with skip_unreachable() as unreachable:
             state = await read_app_state(self._app, redis, None, most=MAX_QUEUES)
             # Minutes and reports have their times from there, too.

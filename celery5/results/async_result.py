@@ -4,13 +4,13 @@ One connection of a process waits for any number of results.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar, cast
 
 from celery5.audit.recording import AuditedAction
 from celery5.broker.call import Call
 from celery5.broker.calls import commands, jobs, limits, queues
 from celery5.broker.calls.jobs import LocatedJob
-from celery5.broker.colour import AwaitableConnections, BlockingConnections, run_blocking
+from celery5.broker.colour import blocking
 from celery5.broker.driver import AsyncDriver
 from celery5.errors import (
     BadResult,
@@ -99,20 +99,15 @@ class AsyncResult(Generic[R_co]):
         """The key for the job's document."""
         return self.app.queue(self.queue).result(self.id)
 
-    def status(self) -> JobState:
-        """Return the job's state now; UNKNOWN when Redis has nothing on it. For plain Python."""
-        return run_blocking(self._status(BlockingConnections(self.app.connections)))
-
     async def astatus(self) -> JobState:
-        """`status`, from Trio or asyncio."""
-        return await self._status(self.app.connections)
-
-    async def _status(self, connections: AwaitableConnections) -> JobState:
-        place = (await locate_jobs(await connections.get_async_driver(), [self]))[0]
+        """Return the job's state now; UNKNOWN when Redis has nothing on it."""
+        place = (await locate_jobs(await self.app.connections.get_async_driver(), [self]))[0]
         return get_job_state(place, self.app.settings.message_limit)
 
-    def get(self, timeout: float | None = 10.0) -> R_co:
-        """Wait for the job to end and return its result. For plain Python.
+    status: Final = blocking(astatus)
+
+    async def aget(self, timeout: float | None = 10.0) -> R_co:
+        """Wait for the job to end and return its result.
 
         Args:
             timeout: Seconds to wait; None for ever. The job itself is not limited by it.
@@ -123,54 +118,39 @@ class AsyncResult(Generic[R_co]):
             BadResult: What the job returned does not fit the task's annotation.
             ResultsDisabled: The job was sent with `ignore_result`.
         """
-        return run_blocking(self._get(BlockingConnections(self.app.connections), timeout))
-
-    async def aget(self, timeout: float | None = 10.0) -> R_co:
-        """`get`, from Trio or asyncio."""
-        return await self._get(self.app.connections, timeout)
-
-    async def _get(self, connections: AwaitableConnections, timeout: float | None) -> R_co:
         if self._value is _MISSING:
             self._refuse_ignored()
-            documents = await wait_for_documents(self.app, connections, [self], timeout=_limit(timeout))
+            documents = await wait_for_documents(self.app, [self], timeout=_limit(timeout))
             if self.key not in documents:
-                raise await self._too_late(await connections.get_async_driver(), timeout)
+                raise await self._too_late(await self.app.connections.get_async_driver(), timeout)
             self._value = self._unpack(documents[self.key])
         return cast("R_co", self._value)
 
-    def forget(self) -> None:
-        """Delete the stored result: `get` cannot return it any more. For plain Python."""
-        run_blocking(self._forget(BlockingConnections(self.app.connections)))
+    get: Final = blocking(aget)
 
     async def aforget(self) -> None:
-        """`forget`, from Trio or asyncio."""
-        await self._forget(self.app.connections)
-
-    async def _forget(self, connections: AwaitableConnections) -> None:
-        redis = await connections.get_async_driver()
-        await locate_unknown(connections, [self])
+        """Delete the stored result: `get` cannot return it any more."""
+        redis = await self.app.connections.get_async_driver()
+        await locate_unknown(redis, [self])
         await redis.perform(jobs.delete_results(self.app.queue(self.queue), [self.id]))
 
-    def progress(self) -> Progress | None:
-        """Return what the job has last reported of its progress. For plain Python.
+    forget: Final = blocking(aforget)
+
+    async def aprogress(self) -> Progress | None:
+        """Return what the job has last reported of its progress.
 
         Returns:
             None when it has reported nothing, or has ended. What an attempt has reported whose worker died may stay
             for up to five minutes, or until another attempt reports.
         """
-        return run_blocking(self._progress(BlockingConnections(self.app.connections)))
-
-    async def aprogress(self) -> Progress | None:
-        """`progress`, from Trio or asyncio."""
-        return await self._progress(self.app.connections)
-
-    async def _progress(self, connections: AwaitableConnections) -> Progress | None:
-        redis = await connections.get_async_driver()
-        await locate_unknown(connections, [self])
+        redis = await self.app.connections.get_async_driver()
+        await locate_unknown(redis, [self])
         return await redis.perform(jobs.get_progress(self.app.queue(self.queue), self.id))
 
-    def revoke(self) -> bool:
-        """Prevent the job from running, or stop it. For plain Python.
+    progress: Final = blocking(aprogress)
+
+    async def arevoke(self) -> bool:
+        """Prevent the job from running, or stop it.
 
         This applies to all workers, also to those that start later. `get` raises TaskRevoked for a revoked job.
 
@@ -178,11 +158,9 @@ class AsyncResult(Generic[R_co]):
             True when the job will not run any more or is being stopped: it is EXECUTING until its worker has
             stopped it. False when it had ended before, or Redis has nothing on it.
         """
-        return revoke([self])[0]
-
-    async def arevoke(self) -> bool:
-        """`revoke`, from Trio or asyncio."""
         return (await arevoke([self]))[0]
+
+    revoke: Final = blocking(arevoke)
 
     def outcome(self, raw: bytes) -> "R_co | Exception":
         """Return what `get` would return or raise for the document `raw`."""
@@ -279,10 +257,13 @@ _ENDS: Mapping[str, tuple[type[TaskFailed], str]] = {
 }
 
 
-def gather(
-    results: Iterable[AsyncResult[R]], *, timeout: float | None = 10.0, return_exceptions: bool = True
+async def agather(
+    results: Iterable[AsyncResult[R]],
+    *,
+    timeout: float | None = 10.0,
+    return_exceptions: bool = True,
 ) -> "list[R | Exception]":
-    """Return the results of all jobs, in order, with a single wait for all of them. For plain Python.
+    """Return the results of all jobs, in order, with a single wait for all of them.
 
     Args:
         timeout: Seconds to wait for all of them; None for ever.
@@ -292,50 +273,11 @@ def gather(
     handles = _handles(results, "gather")
     if not handles:
         return []
-    connections = BlockingConnections(_app_of(handles).connections)
-    return run_blocking(_gather(connections, handles, timeout, return_exceptions))
-
-
-async def agather(
-    results: Iterable[AsyncResult[R]],
-    *,
-    timeout: float | None = 10.0,
-    return_exceptions: bool = True,
-) -> "list[R | Exception]":
-    """`gather`, from Trio or asyncio."""
-    handles = _handles(results, "agather")
-    if not handles:
-        return []
-    return await _gather(_app_of(handles).connections, handles, timeout, return_exceptions)
-
-
-async def _gather(
-    connections: AwaitableConnections,
-    handles: list[AsyncResult[R]],
-    timeout: float | None,
-    return_exceptions: bool,
-) -> "list[R | Exception]":
-    documents = await wait_for_documents(_app_of(handles), connections, handles, timeout=_limit(timeout))
+    documents = await wait_for_documents(_app_of(handles), handles, timeout=_limit(timeout))
     return _in_order(handles, documents, timeout, return_exceptions)
 
 
-def wait(
-    results: Iterable[AsyncResult[Any]],
-    *,
-    timeout: float | None = None,
-    return_when: ReturnWhen = "ALL_COMPLETED",
-) -> tuple[set[AsyncResult[Any]], set[AsyncResult[Any]]]:
-    """Wait for jobs; return those that have ended and those that have not. For plain Python.
-
-    Args:
-        timeout: Seconds to wait; None for ever.
-        return_when: Return when all jobs have ended, when the first has ended, or when the first has failed.
-    """
-    handles = _handles(results, "wait")
-    if not handles:
-        return set(), set()
-    connections = BlockingConnections(_app_of(handles).connections)
-    return run_blocking(_wait(connections, handles, timeout, return_when))
+gather: Final = blocking(agather)
 
 
 async def wait_async(
@@ -344,54 +286,43 @@ async def wait_async(
     timeout: float | None = None,
     return_when: ReturnWhen = "ALL_COMPLETED",
 ) -> tuple[set[AsyncResult[Any]], set[AsyncResult[Any]]]:
-    """`wait`, from Trio or asyncio."""
-    handles = _handles(results, "wait_async")
+    """Wait for jobs; return those that have ended and those that have not.
+
+    Args:
+        timeout: Seconds to wait; None for ever.
+        return_when: Return when all jobs have ended, when the first has ended, or when the first has failed.
+    """
+    handles = _handles(results, "wait")
     if not handles:
         return set(), set()
-    return await _wait(_app_of(handles).connections, handles, timeout, return_when)
-
-
-async def _wait(
-    connections: AwaitableConnections,
-    handles: list[AsyncResult[Any]],
-    timeout: float | None,
-    return_when: ReturnWhen,
-) -> tuple[set[AsyncResult[Any]], set[AsyncResult[Any]]]:
     app = _app_of(handles)
     enough = _enough(return_when, app.settings.message_limit)
-    documents = await wait_for_documents(app, connections, handles, timeout=_limit(timeout), enough=enough)
+    documents = await wait_for_documents(app, handles, timeout=_limit(timeout), enough=enough)
     return _parted(handles, documents)
 
 
-def revoke(results: Iterable[AsyncResult[Any]]) -> list[bool]:
-    """Revoke many jobs in few round trips; return, in order, what `AsyncResult.revoke` returns. For plain Python."""
-    handles = _handles(results, "revoke")
-    if not handles:
-        return []
-    return run_blocking(_revoke(BlockingConnections(_app_of(handles).connections), handles))
+wait: Final = blocking(wait_async)
 
 
 async def arevoke(results: Iterable[AsyncResult[Any]]) -> list[bool]:
-    """`revoke`, from Trio or asyncio."""
-    handles = _handles(results, "arevoke")
+    """Revoke many jobs in few round trips; return, in order, what `AsyncResult.revoke` returns."""
+    handles = _handles(results, "revoke")
     if not handles:
         return []
-    return await _revoke(_app_of(handles).connections, handles)
-
-
-async def _revoke(connections: AwaitableConnections, listed: list[AsyncResult[Any]]) -> list[bool]:
-    redis = await connections.get_async_driver()
-    await locate_unknown(connections, listed)
-    trips = _plan_revocations(listed)
-    ids = join_names(handle.id for handle in listed)
-    queues = {"queue": sorted({handle.queue for handle in listed})}
-    routine = len(listed) == 1
-    async with AuditedAction(
-        _app_of(listed), redis, "task:revoke", ids, queues, is_routine=routine
-    ) as action:
-        revoked = _revoked(listed, await redis.perform_all([call for call, _ in trips]), trips)
+    app = _app_of(handles)
+    redis = await app.connections.get_async_driver()
+    await locate_unknown(redis, handles)
+    trips = _plan_revocations(handles)
+    ids = join_names(handle.id for handle in handles)
+    queues = {"queue": sorted({handle.queue for handle in handles})}
+    routine = len(handles) == 1
+    async with AuditedAction(app, redis, "task:revoke", ids, queues, is_routine=routine) as action:
+        revoked = _revoked(handles, await redis.perform_all([call for call, _ in trips]), trips)
         action.set_count(sum(revoked))
         return revoked
+
+
+revoke: Final = blocking(arevoke)
 
 
 def _handles(results: object, what: str) -> list[AsyncResult[Any]]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from celery5.broker.calls import jobs as jobs_calls
 from celery5.broker.calls import queues as queue_calls
 from celery5.broker.calls.jobs import LocatedJob
-from celery5.broker.colour import AwaitableConnections, sleep
+from celery5.broker.colour import sleep
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.routing.unreachable import retry_without_unreachable, skip_unreachable
 from celery5.broker.timing import OUTAGE_LIMIT
@@ -108,16 +108,15 @@ def _home(handle: "JobHandle") -> str:
     return handle.app.brokers.broker_of_queue(handle.queue)
 
 
-async def locate_unknown(connections: AwaitableConnections, handles: "Sequence[JobHandle]") -> None:
+async def locate_unknown(redis: AsyncDriver, handles: "Sequence[JobHandle]") -> None:
     """Locate the jobs of those handles whose queue is a guess."""
     unknown = [handle for handle in handles if not handle.is_located]
     if unknown:
-        await locate_jobs(await connections.get_async_driver(), unknown)
+        await locate_jobs(redis, unknown)
 
 
 async def wait_for_documents(
     app: "Application",
-    connections: AwaitableConnections,
     handles: "Sequence[JobHandle]",
     *,
     timeout: float | None,
@@ -134,11 +133,9 @@ async def wait_for_documents(
     """
     if all(handle.is_located for handle in handles):
         keys = [handle.key for handle in handles]
-        return await wait_for_results(app, connections, keys, timeout=timeout, enough=enough)
-    search = await _Search(app, handles, timeout).begun(connections.get_async_driver)
-    documents = await wait_for_results(
-        app, connections, search.keys, timeout=search.rest, enough=search.enough(enough)
-    )
+        return await wait_for_results(app, keys, timeout=timeout, enough=enough)
+    search = await _Search(app, handles, timeout).begun(app.connections.get_async_driver)
+    documents = await wait_for_results(app, search.keys, timeout=search.rest, enough=search.enough(enough))
     return search.ended(documents)
 
 

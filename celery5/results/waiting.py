@@ -11,7 +11,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from celery5.broker.calls import dead_letters as dead_letter_calls
-from celery5.broker.colour import AwaitableConnections
 from celery5.broker.driver import AsyncDriver
 from celery5.errors import BrokerUnavailable
 
@@ -29,14 +28,13 @@ StopCondition = Callable[[Mapping[str, bytes]], bool]
 
 async def wait_for_results(
     app: "Application",
-    connections: AwaitableConnections,
     keys: Sequence[str],
     *,
     timeout: float | None,
     enough: StopCondition | None = None,
 ) -> dict[str, bytes]:
     """Wait for documents of jobs like `ResultWaiter.wait`, and look into the dead-letter queues after a while."""
-    results = await connections.get_async_result_waiter()
+    results = await app.connections.get_async_result_waiter()
     wait, reached = _Wait(keys, timeout, enough), False
     try:
         wait.add(await results.wait(keys, timeout=wait.first, enough=enough))
@@ -46,7 +44,7 @@ async def wait_for_results(
             raise
     if reached and not wait.over():
         with suppress(BrokerUnavailable):
-            redis = await connections.get_async_driver()
+            redis = await app.connections.get_async_driver()
             wait.add(await _find_dead_documents(app, redis, wait.missing))
     if not wait.over() and wait.rest != 0:
         wait.add(await results.wait(wait.missing, timeout=wait.rest, enough=wait.enough))

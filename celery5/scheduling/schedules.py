@@ -4,7 +4,7 @@ import builtins
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Final, cast
 
 import msgspec
 
@@ -14,7 +14,7 @@ from celery5.broker.calls import cluster
 from celery5.broker.calls import queues as queue_calls
 from celery5.broker.calls import scheduling as scheduling_calls
 from celery5.broker.calls.scheduling import JobToSend
-from celery5.broker.colour import run_in_event_loop, run_in_plain_python
+from celery5.broker.colour import blocking
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.routing.unreachable import not_found_error, retry_without_unreachable, skip_unreachable
 from celery5.broker.wall_clock import wall_time
@@ -485,71 +485,61 @@ class Schedules:
         tasks = self._app.tasks.values()
         return bool(self._declared or self._app.settings.schedules or any(task.schedule for task in tasks))
 
-    def list(self) -> builtins.list[ScheduleState]:
-        """Return all schedules, by name. For plain Python."""
-        return run_in_plain_python(list_states, self._app)
-
     async def alist(self) -> builtins.list[ScheduleState]:
-        """`list`, from Trio or asyncio."""
-        return await run_in_event_loop(list_states, self._app)
+        """Return all schedules, by name."""
+        redis = await self._app.connections.get_async_driver()
+        return await list_states(self._app, redis)
 
-    def show(self, name: str) -> ScheduleState:
-        """Return one schedule. For plain Python."""
-        return run_in_plain_python(get_schedule_state, self._app, name)
+    list: Final = blocking(alist)
 
     async def ashow(self, name: str) -> ScheduleState:
-        """`show`, from Trio or asyncio."""
-        return await run_in_event_loop(get_schedule_state, self._app, name)
+        """Return one schedule."""
+        redis = await self._app.connections.get_async_driver()
+        return await get_schedule_state(self._app, redis, name)
 
-    def add(self, call: Signature[Any], when: When, *, name: str = "", **how: Any) -> ScheduleState:
-        """Add a schedule to those in Redis, from now on. `how` takes the options of a declaration. For plain Python."""
-        of = make_checked_definition(self._app, call, when, name, how)
-        return run_in_plain_python(add_schedule, self._app, name or call.task.name, of)
+    show: Final = blocking(ashow)
 
     async def aadd(self, call: Signature[Any], when: When, *, name: str = "", **how: Any) -> ScheduleState:
-        """`add`, from Trio or asyncio."""
+        """Add a schedule to those in Redis, from now on. `how` takes the options of a declaration."""
         of = make_checked_definition(self._app, call, when, name, how)
-        return await run_in_event_loop(add_schedule, self._app, name or call.task.name, of)
+        redis = await self._app.connections.get_async_driver()
+        return await add_schedule(self._app, redis, name or call.task.name, of)
 
-    def pause(self, name: str) -> ScheduleState:
-        """Pause a schedule. Fire times in the pause count neither as fired nor as missed. For plain Python."""
-        return run_in_plain_python(change_schedule, self._app, name, "schedule:pause", paused_schedule)
+    add: Final = blocking(aadd)
 
     async def apause(self, name: str) -> ScheduleState:
-        """`pause`, from Trio or asyncio."""
-        return await run_in_event_loop(change_schedule, self._app, name, "schedule:pause", paused_schedule)
+        """Pause a schedule. Fire times in the pause count neither as fired nor as missed."""
+        redis = await self._app.connections.get_async_driver()
+        return await change_schedule(self._app, redis, name, "schedule:pause", paused_schedule)
 
-    def resume(self, name: str) -> ScheduleState:
-        """Resume a schedule, at its next fire time in the future. For plain Python."""
-        return run_in_plain_python(change_schedule, self._app, name, "schedule:resume", resumed_schedule)
+    pause: Final = blocking(apause)
 
     async def aresume(self, name: str) -> ScheduleState:
-        """`resume`, from Trio or asyncio."""
-        return await run_in_event_loop(change_schedule, self._app, name, "schedule:resume", resumed_schedule)
+        """Resume a schedule, at its next fire time in the future."""
+        redis = await self._app.connections.get_async_driver()
+        return await change_schedule(self._app, redis, name, "schedule:resume", resumed_schedule)
 
-    def remove(self, name: str) -> ScheduleState:
-        """Remove a schedule; return it as it was. Jobs that it has sent stay. For plain Python."""
-        return run_in_plain_python(change_schedule, self._app, name, "schedule:remove", removed_schedule)
+    resume: Final = blocking(aresume)
 
     async def aremove(self, name: str) -> ScheduleState:
-        """`remove`, from Trio or asyncio."""
-        return await run_in_event_loop(change_schedule, self._app, name, "schedule:remove", removed_schedule)
+        """Remove a schedule; return it as it was. Jobs that it has sent stay."""
+        redis = await self._app.connections.get_async_driver()
+        return await change_schedule(self._app, redis, name, "schedule:remove", removed_schedule)
 
-    def trigger(self, name: str) -> AsyncResult[Any]:
-        """Send a job of a schedule now; return its handle. For plain Python.
+    remove: Final = blocking(aremove)
+
+    async def atrigger(self, name: str) -> AsyncResult[Any]:
+        """Send a job of a schedule now; return its handle.
 
         The overlap policy is ignored, and the fire times stay as they are.
         """
-        return run_in_plain_python(trigger_schedule, self._app, name)
+        redis = await self._app.connections.get_async_driver()
+        return await trigger_schedule(self._app, redis, name)
 
-    async def atrigger(self, name: str) -> AsyncResult[Any]:
-        """`trigger`, from Trio or asyncio."""
-        return await run_in_event_loop(trigger_schedule, self._app, name)
-
-    def schedulers(self) -> tuple[str, ...]:
-        """Return the live Schedulers, by name. For plain Python."""
-        return self._app.perform(cluster.list_live_processes(self._app.keys, "scheduler"))
+    trigger: Final = blocking(atrigger)
 
     async def aschedulers(self) -> tuple[str, ...]:
-        """`schedulers`, from Trio or asyncio."""
+        """Return the live Schedulers, by name."""
         return await self._app.aperform(cluster.list_live_processes(self._app.keys, "scheduler"))
+
+    schedulers: Final = blocking(aschedulers)

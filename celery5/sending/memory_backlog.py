@@ -44,6 +44,7 @@ OPEN_INTERVAL = 1.0
 Portions = Mapping[str, Sequence[UnsentJob]]
 """The first jobs of each queue."""
 Publish = Callable[[Sequence[Job]], Awaitable[object]]
+"""Publish jobs, in any colour: awaited by `Backlog.run`, run to its end in the thread."""
 T = TypeVar("T")
 
 
@@ -56,14 +57,12 @@ class Backlog:
     def __init__(
         self,
         *,
-        publish: Callable[[Sequence[Job]], object],
+        publish: Publish,
         app: str,
-        apublish: Publish | None = None,
         broker_of_queue: Callable[[str], str] = lambda _queue: "",
         own: OwnBacklog | None = None,
     ) -> None:
         self._publish = publish
-        self._apublish = apublish
         self._find_broker = broker_of_queue
         self._owner = f"application {app!r}"
         self._own = own
@@ -197,9 +196,8 @@ class Backlog:
         """
         import trio  # a producer may not need it
 
-        publish = self._apublish
-        if publish is None or self._wake is not None:
-            raise RuntimeError("this backlog has a coroutine already, or nothing to publish with in one")
+        if self._wake is not None:
+            raise RuntimeError("this backlog has a coroutine already")
         arrived, token, failures = trio.Event(), trio.lowlevel.current_trio_token(), 0
 
         def wake() -> None:
@@ -216,7 +214,7 @@ class Backlog:
                 arrived = trio.Event()
                 portions = await self._call(self._take_without_thread)
                 if portions is None or portions:
-                    done = bool(portions) and await self._publish_portions(publish, portions or {})
+                    done = bool(portions) and await self._publish_portions(portions or {})
                     failures = 0 if done else failures + 1
                     pause = THREAD_CHECK_INTERVAL if self._thread is not None else _pause(failures)
                     await trio.sleep(pause if failures else 0)
@@ -240,7 +238,7 @@ class Backlog:
         Returns:
             Whether no job is left.
         """
-        check_may_block()
+        check_may_block("aflush")
         self.open()
         with self._changed:
             if not self._queues:  # a backlog of the user's own could not count when the last job went
@@ -275,9 +273,6 @@ class Backlog:
             f"celery5: {jobs} of {self._owner} could not be published and {are} left in {self._store!r}, for the next "
             f"process that sends: {self._why}"
         )
-
-    async def _publish_here(self, jobs: Sequence[Job]) -> None:
-        self._publish(jobs)
 
     async def _call(self, function: Callable[[], T]) -> T:
         """Call a function, in a thread where it may block."""
@@ -342,10 +337,10 @@ class Backlog:
                 if (portions is not None and not portions) or self._wake is not None:
                     self._thread = None
                     return
-            done = portions is not None and run_blocking(self._publish_portions(self._publish_here, portions))
+            done = portions is not None and run_blocking(self._publish_portions(portions))
             failures = 0 if done else failures + 1
 
-    async def _publish_portions(self, publish: Publish, portions: Portions) -> bool:
+    async def _publish_portions(self, portions: Portions) -> bool:
         """Make one attempt at each queue's first jobs; return whether all of them went through."""
         complete = True
         unreachable = set[str]()
@@ -353,7 +348,7 @@ class Backlog:
             if self._find_broker(queue) in unreachable:
                 continue
             try:
-                await publish([each.to_job(time.time()) for each in portion])
+                await self._publish([each.to_job(time.time()) for each in portion])
             except BrokerUnavailable as error:  # the broker of this queue and others, which need not be tried
                 self._why, complete = str(error), False
                 unreachable.add(self._find_broker(queue))

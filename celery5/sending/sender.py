@@ -13,13 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from celery5.application import Application
 from celery5.broker.calls import jobs as jobs_calls
-from celery5.broker.colour import (
-    AwaitableConnections,
-    BlockingConnections,
-    check_may_block,
-    run_blocking,
-    run_in_thread,
-)
+from celery5.broker.colour import get_awaitable_colour, run_in_thread
 from celery5.broker.driver import BlockingDriver
 from celery5.broker.keys import QueueKeys
 from celery5.errors import (
@@ -229,87 +223,50 @@ class Sender:
         """Return the keys of a queue, which are made once."""
         return self._publisher.queue(name)
 
-    def dispatch(self, jobs: Jobs) -> KeyHolders:
-        """Send jobs, now or by the backlog.
+    async def asend(self, jobs: Jobs, *, use_backlog: bool = True) -> KeyHolders:
+        """Send jobs, and keep those in the backlog that cannot be sent now; without it send them now or not at all.
 
         Returns:
             Who has the key of each job that was not sent, by the ids of these jobs.
         """
-        check_may_block()
-        dispatch = self._dispatch_in_middleware if self._app.middleware.sends else self._dispatch
-        return run_blocking(dispatch(BlockingConnections(self._app.connections), jobs))
-
-    async def adispatch(self, jobs: Jobs) -> KeyHolders:
-        """`dispatch`, from Trio or asyncio."""
-        dispatch = self._dispatch_in_middleware if self._app.middleware.sends else self._dispatch
-        return await dispatch(self._app.connections, jobs)
-
-    async def _dispatch_in_middleware(self, connections: AwaitableConnections, jobs: Jobs) -> KeyHolders:
+        get_awaitable_colour()  # refuses before the Publisher daemon or the backlog has any of them
+        if not self._app.middleware.sends:
+            return await self._send(jobs, use_backlog)
         with self._app.middleware.sending(jobs) as with_headers:
-            return await self._dispatch(connections, with_headers)
+            return await self._send(with_headers, use_backlog)
 
-    async def _dispatch(self, connections: AwaitableConnections, jobs: Jobs) -> KeyHolders:
+    async def _send(self, jobs: Jobs, use_backlog: bool) -> KeyHolders:
         if self._receiver is not None:
             self._receiver(jobs)
             return {}
-        if len(jobs) > 1 and len(parts := self._app.brokers.split_by_broker(jobs)) > 1:
-            return await _send_parts(parts, lambda part: self._dispatch(connections, part))
-        if await self._held_up(jobs):
+        parts = self._app.brokers.split_by_broker(jobs)
+        if len(parts) == 1:
+            return await self._send_part(jobs, use_backlog)
+        return await _send_parts(parts, lambda part: self._send_part(part, use_backlog))
+
+    async def _send_part(self, jobs: Jobs, use_backlog: bool) -> KeyHolders:
+        """Send jobs that are on one broker."""
+        if use_backlog and await self._held_up(jobs):
             return {}
         try:
-            holders = await self._publish(connections, jobs)
+            holders = await self.publish(jobs, direct=not use_backlog)
         except BrokerUnavailable as error:
+            if not use_backlog:
+                raise
             await self._keep(jobs, error)
             return {}
         if jobs and self._app.settings.replicas:
             await self._wait_for_replicas(jobs)
         return holders
 
-    def send(self, jobs: Jobs) -> KeyHolders:
-        """Send jobs now or not at all: without the backlog."""
-        check_may_block()
-        send = self._send_in_middleware if self._app.middleware.sends else self._send
-        return run_blocking(send(BlockingConnections(self._app.connections), jobs))
-
-    async def asend(self, jobs: Jobs) -> KeyHolders:
-        """`send`, from Trio or asyncio."""
-        send = self._send_in_middleware if self._app.middleware.sends else self._send
-        return await send(self._app.connections, jobs)
-
-    async def _send_in_middleware(self, connections: AwaitableConnections, jobs: Jobs) -> KeyHolders:
-        with self._app.middleware.sending(jobs) as with_headers:
-            return await self._send(connections, with_headers)
-
-    async def _send(self, connections: AwaitableConnections, jobs: Jobs) -> KeyHolders:
-        if self._receiver is not None:
-            return await self._dispatch(connections, jobs)
-
-        async def send(part: Jobs) -> KeyHolders:
-            holders = await self._publish(connections, part, direct=True)
-            if part and self._app.settings.replicas:
-                await self._wait_for_replicas(part)
-            return holders
-
-        return await _send_parts(self._app.brokers.split_by_broker(jobs), send)
-
-    def publish(self, jobs: Jobs) -> KeyHolders:
-        """Try once to publish jobs: by the Publisher daemon, if there is one."""
-        return run_blocking(self._publish(BlockingConnections(self._app.connections), jobs))
-
-    async def apublish(self, jobs: Jobs) -> KeyHolders:
-        """`publish`, from Trio or asyncio."""
-        return await self._publish(self._app.connections, jobs)
-
-    async def _publish(
-        self, connections: AwaitableConnections, jobs: Jobs, *, direct: bool = False
-    ) -> KeyHolders:
+    async def publish(self, jobs: Jobs, *, direct: bool = False) -> KeyHolders:
         """Try once to publish jobs: by the Publisher daemon, if there is one, unless it must be `direct`."""
         if not direct:
             if self._app.settings.publisher:
                 jobs = await self._daemon.send(jobs)
             elif self._app.publisher_check.known and not all(job.lock for job in jobs):
                 self._raise_if_held()
-        redis = await connections.get_async_driver()
+        redis = await self._app.connections.get_async_driver()
         replies = await redis.perform_all(self._publisher.plan_calls(jobs))
         return self._publisher.record_published(jobs, replies)
 

@@ -1,15 +1,16 @@
 """Read the records of a stream without a group, as `celery5 stream tail` does: nothing is acknowledged."""
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from celery5.application import Application
 from celery5.broker.calls import streams as calls
-from celery5.broker.colour import BlockingDriverAdapter, run_blocking, sleep
+from celery5.broker.colour import sleep
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import StreamKeys
+from celery5.connections.batches import Batches, ReadBatch
 from celery5.errors import Misconfigured
 from celery5.protocol.streams.groups import split_id
 from celery5.similar_names import did_you_mean
@@ -50,41 +51,13 @@ class RecordQuery:
             parse_start(self.start, f"stream {self.stream}")
 
 
-def read_records(app: Application, query: RecordQuery) -> Iterator[StoredRecord]:
-    """Return the records of a query. For plain Python."""
-    driver = BlockingDriverAdapter(app.connections.get_blocking_driver())
-    return _iterate(_RecordReader(app, driver, query))
+def read_records(app: Application, query: RecordQuery) -> Batches[StoredRecord]:
+    """Return the records of a query."""
 
+    async def open_reader() -> ReadBatch[StoredRecord]:
+        return _RecordReader(app, await app.connections.get_async_driver(), query).read_portion
 
-def _iterate(reader: "_RecordReader") -> Iterator[StoredRecord]:
-    while portion := run_blocking(reader.read_portion()):
-        yield from portion
-
-
-class AwaitedRecords:
-    """An asynchronous iterator over the records of a query. Not a generator: a generator would have to be closed."""
-
-    def __init__(self, app: Application, query: RecordQuery) -> None:
-        self._app = app
-        self._query = query
-        self._reader: _RecordReader | None = None
-        self._records: Iterator[StoredRecord] = iter(())
-
-    def __aiter__(self) -> AsyncIterator[StoredRecord]:
-        return self
-
-    async def __anext__(self) -> StoredRecord:
-        if self._reader is None:
-            self._reader = _RecordReader(
-                self._app, await self._app.connections.get_async_driver(), self._query
-            )
-        for record in self._records:
-            return record
-        portion = await self._reader.read_portion()
-        if not portion:
-            raise StopAsyncIteration
-        self._records = iter(portion)
-        return next(self._records)
+    return Batches(open_reader)
 
 
 class _RecordReader:

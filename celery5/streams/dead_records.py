@@ -6,21 +6,17 @@ A record is dead when a processor has given it up. It is kept with its error unt
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 import msgspec
 
 from celery5.application import Application
 from celery5.audit.recording import AuditedAction
 from celery5.broker.calls import streams as calls
-from celery5.broker.colour import (
-    BlockingDriverAdapter,
-    run_blocking,
-    run_in_event_loop,
-    run_in_plain_python,
-)
+from celery5.broker.colour import blocking
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import StreamKeys
+from celery5.connections.batches import Batches, ReadBatch
 from celery5.connections.long_operations import persist
 from celery5.errors import Misconfigured
 from celery5.protocol.bounded_decoding import decode_msgpack
@@ -129,17 +125,25 @@ class DeadRecords:
 
     def read(self, stream: str, group: str, query: DeadRecordQuery = ALL) -> Iterator[StoredDeadRecord]:
         """Return dead records, the oldest first. For plain Python."""
-        driver = BlockingDriverAdapter(self._app.connections.get_blocking_driver())
-        return _iterate(_DeadRecordReader(self._app, driver, stream, group, query, self._find_codec(stream)))
+        return self._read(stream, group, query).iterate("app.streams.dead_records.aread")
 
     def aread(self, stream: str, group: str, query: DeadRecordQuery = ALL) -> AsyncIterator[StoredDeadRecord]:
         """`read`, from Trio or asyncio: `async for dead in app.streams.dead_records.aread(...)`."""
-        return _AwaitedDeadRecords(self._app, stream, group, query, self._find_codec(stream))
+        return self._read(stream, group, query)
 
-    def replay(
+    def _read(self, stream: str, group: str, query: DeadRecordQuery) -> Batches[StoredDeadRecord]:
+        codec = self._find_codec(stream)
+
+        async def open_reader() -> ReadBatch[StoredDeadRecord]:
+            redis = await self._app.connections.get_async_driver()
+            return _DeadRecordReader(self._app, redis, stream, group, query, codec).read_batch
+
+        return Batches(open_reader)
+
+    async def areplay(
         self, stream: str, group: str, query: DeadRecordQuery = ALL, *, dry_run: bool = False
     ) -> DeadRecordTally:
-        """Send dead records again. For plain Python.
+        """Send dead records again.
 
         Each is appended to the end of its stream, in the partition of its key: all groups get it, behind the later
         records of its key. An interrupted replay may be repeated: within a minute no record is appended twice.
@@ -153,27 +157,20 @@ class DeadRecords:
         Raises:
             StreamFull: A group has not read as many records as are kept. The records before were replayed.
         """
-        return run_in_plain_python(_replay, self._app, self._streams[stream], group, query, dry_run)
+        redis = await self._app.connections.get_async_driver()
+        return await _replay(self._app, redis, self._streams[stream], group, query, dry_run)
 
-    async def areplay(
-        self, stream: str, group: str, query: DeadRecordQuery = ALL, *, dry_run: bool = False
-    ) -> DeadRecordTally:
-        """`replay`, from Trio or asyncio."""
-        return await run_in_event_loop(_replay, self._app, self._streams[stream], group, query, dry_run)
-
-    def purge(
-        self, stream: str, group: str, query: DeadRecordQuery = ALL, *, dry_run: bool = False
-    ) -> DeadRecordTally:
-        """Remove dead records for good. For plain Python."""
-        codec = self._find_codec(stream)
-        return run_in_plain_python(_purge, self._app, stream, group, query, dry_run, codec)
+    replay: Final = blocking(areplay)
 
     async def apurge(
         self, stream: str, group: str, query: DeadRecordQuery = ALL, *, dry_run: bool = False
     ) -> DeadRecordTally:
-        """`purge`, from Trio or asyncio."""
+        """Remove dead records for good."""
         codec = self._find_codec(stream)
-        return await run_in_event_loop(_purge, self._app, stream, group, query, dry_run, codec)
+        redis = await self._app.connections.get_async_driver()
+        return await _purge(self._app, redis, stream, group, query, dry_run, codec)
+
+    purge: Final = blocking(apurge)
 
 
 class _DeadRecordReader:
@@ -267,40 +264,6 @@ class _DeadRecordReader:
             record=decode_document(fields, self._codec),
             fields=fields,
         )
-
-
-def _iterate(reader: _DeadRecordReader) -> Iterator[StoredDeadRecord]:
-    while batch := run_blocking(reader.read_batch()):
-        yield from batch
-
-
-class _AwaitedDeadRecords:
-    """An asynchronous iterator over dead records. Not a generator: a generator would have to be closed."""
-
-    def __init__(
-        self, app: Application, stream: str, group: str, query: DeadRecordQuery, codec: RecordCodec[Any]
-    ) -> None:
-        self._app = app
-        self._names = (stream, group)
-        self._query = query
-        self._codec = codec
-        self._reader: _DeadRecordReader | None = None
-        self._batch: Iterator[StoredDeadRecord] = iter(())
-
-    def __aiter__(self) -> AsyncIterator[StoredDeadRecord]:
-        return self
-
-    async def __anext__(self) -> StoredDeadRecord:
-        if self._reader is None:
-            redis = await self._app.connections.get_async_driver()
-            self._reader = _DeadRecordReader(self._app, redis, *self._names, self._query, self._codec)
-        for dead in self._batch:
-            return dead
-        batch = await self._reader.read_batch()
-        if not batch:
-            raise StopAsyncIteration
-        self._batch = iter(batch)
-        return next(self._batch)
 
 
 async def _replay(

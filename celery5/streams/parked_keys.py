@@ -3,14 +3,14 @@
 A processor with `then="park-key"` sets a record that fails aside, with all later records of its key.
 """
 
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import msgspec
 
 from celery5.application import Application
 from celery5.audit.recording import AuditedAction
 from celery5.broker.calls import streams as calls
-from celery5.broker.colour import run_in_event_loop, run_in_plain_python
+from celery5.broker.colour import blocking
 from celery5.broker.driver import AsyncDriver
 from celery5.errors import Misconfigured
 from celery5.protocol.audit import join_names
@@ -52,16 +52,15 @@ class ParkedKeyRegistry:
     def __init__(self, app: Application) -> None:
         self._app = app
 
-    def read(self, stream: str, group: str) -> list[ParkedKeyState]:
-        """Return the parked keys of a group, the first one that was parked first. For plain Python."""
-        return run_in_plain_python(_list, self._app, stream, group)
-
     async def aread(self, stream: str, group: str) -> list[ParkedKeyState]:
-        """`read`, from Trio or asyncio."""
-        return await run_in_event_loop(_list, self._app, stream, group)
+        """Return the parked keys of a group, the first one that was parked first."""
+        redis = await self._app.connections.get_async_driver()
+        return await _list(self._app, redis, stream, group)
 
-    def release(self, stream: str, group: str, *keys: str) -> int:
-        """Have parked records processed: those of these keys, or all. For plain Python.
+    read: Final = blocking(aread)
+
+    async def arelease(self, stream: str, group: str, *keys: str) -> int:
+        """Have parked records processed: those of these keys, or all.
 
         The parked records of a key are processed in their order, before later ones. If one fails again, the key stays
         parked from there on.
@@ -69,25 +68,23 @@ class ParkedKeyRegistry:
         Returns:
             How many keys are released.
         """
-        return run_in_plain_python(_set_action, self._app, stream, group, "release", keys)
+        redis = await self._app.connections.get_async_driver()
+        return await _set_action(self._app, redis, stream, group, "release", keys)
 
-    async def arelease(self, stream: str, group: str, *keys: str) -> int:
-        """`release`, from Trio or asyncio."""
-        return await run_in_event_loop(_set_action, self._app, stream, group, "release", keys)
+    release: Final = blocking(arelease)
 
-    def discard(self, stream: str, group: str, *keys: str) -> int:
-        """Have parked records made dead records: those of these keys, or all. For plain Python.
+    async def adiscard(self, stream: str, group: str, *keys: str) -> int:
+        """Have parked records made dead records: those of these keys, or all.
 
         Later records of a key are processed again after that.
 
         Returns:
             How many keys are discarded.
         """
-        return run_in_plain_python(_set_action, self._app, stream, group, "discard", keys)
+        redis = await self._app.connections.get_async_driver()
+        return await _set_action(self._app, redis, stream, group, "discard", keys)
 
-    async def adiscard(self, stream: str, group: str, *keys: str) -> int:
-        """`discard`, from Trio or asyncio."""
-        return await run_in_event_loop(_set_action, self._app, stream, group, "discard", keys)
+    discard: Final = blocking(adiscard)
 
 
 async def _list(app: Application, redis: AsyncDriver, stream: str, group: str) -> list[ParkedKeyState]:

@@ -2,16 +2,15 @@
 
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
-from celery5.broker.colour import run_in_event_loop, run_in_plain_python
+from celery5.broker.colour import blocking
 from celery5.errors import Misconfigured
 from celery5.middleware.middleware import ObservedApplication
 from celery5.protocol.streams.groups import StreamMap
 from celery5.similar_names import did_you_mean
 from celery5.streams import operations
 from celery5.streams.browsing import (
-    AwaitedRecords,
     RecordQuery,
     read_records,
 )
@@ -132,8 +131,8 @@ class Streams(Mapping[str, Stream[Any]]):
                 raise Misconfigured(f"no processor {name!r} here; {hint}; write none for no processor")
         return names
 
-    def info(self, stream: str | None = None) -> list[StreamState]:
-        """Return the state of all streams of the application that are declared or known to Redis. For plain Python.
+    async def ainfo(self, stream: str | None = None) -> list[StreamState]:
+        """Return the state of all streams of the application that are declared or known to Redis.
 
         Args:
             stream: This one alone.
@@ -141,11 +140,10 @@ class Streams(Mapping[str, Stream[Any]]):
         Raises:
             Misconfigured: There is no such stream.
         """
-        return run_in_plain_python(get_states, self._app, self, stream)
+        redis = await self._app.connections.get_async_driver()
+        return await get_states(self._app, redis, self, stream)
 
-    async def ainfo(self, stream: str | None = None) -> list[StreamState]:
-        """`info`, from Trio or asyncio."""
-        return await run_in_event_loop(get_states, self._app, self, stream)
+    info: Final = blocking(ainfo)
 
     def read(
         self,
@@ -171,9 +169,8 @@ class Streams(Mapping[str, Stream[Any]]):
         Raises:
             Misconfigured: There is no such stream or partition, or a value makes no sense.
         """
-        return read_records(
-            self._app, RecordQuery(stream, start, partition, count, follow, self._find_document_codec(stream))
-        )
+        query = RecordQuery(stream, start, partition, count, follow, self._find_document_codec(stream))
+        return read_records(self._app, query).iterate("app.streams.aread")
 
     def aread(
         self,
@@ -185,9 +182,8 @@ class Streams(Mapping[str, Stream[Any]]):
         follow: bool = False,
     ) -> AsyncIterator[StoredRecord]:
         """`read`, from Trio or asyncio: `async for stored in app.streams.aread(...)`."""
-        return AwaitedRecords(
-            self._app, RecordQuery(stream, start, partition, count, follow, self._find_document_codec(stream))
-        )
+        query = RecordQuery(stream, start, partition, count, follow, self._find_document_codec(stream))
+        return read_records(self._app, query)
 
     def _find_document_codec(self, stream: str) -> RecordCodec[Any]:
         """Return what decodes the entries of a stream as they are stored, whether it is declared here or not."""
@@ -196,7 +192,7 @@ class Streams(Mapping[str, Stream[Any]]):
         codec = self._streams[stream].codec
         return codec if isinstance(codec, PrimitiveCodec) else codec.without_class()
 
-    def seek(
+    async def aseek(
         self,
         stream: str,
         group: str,
@@ -205,7 +201,7 @@ class Streams(Mapping[str, Stream[Any]]):
         partition: int | None = None,
         force: bool = False,
     ) -> dict[int, str]:
-        """Have a group continue elsewhere. For plain Python.
+        """Have a group continue elsewhere.
 
         Args:
             stream: The name of the stream.
@@ -221,21 +217,12 @@ class Streams(Mapping[str, Stream[Any]]):
             GroupIsLive: Members run, and `force` is not given.
             Misconfigured: There is no such group, or `start` makes no sense.
         """
-        return run_in_plain_python(operations.seek, self._app, stream, group, start, partition, force)
+        redis = await self._app.connections.get_async_driver()
+        return await operations.seek(self._app, redis, stream, group, start, partition, force)
 
-    async def aseek(
-        self,
-        stream: str,
-        group: str,
-        start: str | datetime,
-        *,
-        partition: int | None = None,
-        force: bool = False,
-    ) -> dict[int, str]:
-        """`seek`, from Trio or asyncio."""
-        return await run_in_event_loop(operations.seek, self._app, stream, group, start, partition, force)
+    seek: Final = blocking(aseek)
 
-    def reset(
+    async def areset(
         self,
         stream: str,
         group: str,
@@ -244,7 +231,7 @@ class Streams(Mapping[str, Stream[Any]]):
         force: bool = False,
         state: bool = False,
     ) -> dict[int, str]:
-        """Have a group begin anew: all partitions, and no quarantine is left. For plain Python.
+        """Have a group begin anew: all partitions, and no quarantine is left.
 
         What it has sent stays sent, and its dead records stay.
 
@@ -262,22 +249,13 @@ class Streams(Mapping[str, Stream[Any]]):
             GroupIsLive: Members run, and `force` is not given.
             Misconfigured: There is no such group, or `start` makes no sense.
         """
-        return run_in_plain_python(operations.reset, self._app, stream, group, start, force, state)
+        redis = await self._app.connections.get_async_driver()
+        return await operations.reset(self._app, redis, stream, group, start, force, state)
 
-    async def areset(
-        self,
-        stream: str,
-        group: str,
-        start: str | datetime = "earliest",
-        *,
-        force: bool = False,
-        state: bool = False,
-    ) -> dict[int, str]:
-        """`reset`, from Trio or asyncio."""
-        return await run_in_event_loop(operations.reset, self._app, stream, group, start, force, state)
+    reset: Final = blocking(areset)
 
-    def forget(self, stream: str, group: str, *, force: bool = False) -> None:
-        """Remove a group with its cursors, state and dead records: it holds back trimming no longer. For plain Python.
+    async def aforget(self, stream: str, group: str, *, force: bool = False) -> None:
+        """Remove a group with its cursors, state and dead records: it holds back trimming no longer.
 
         A processor of this name that is started later begins as a new one.
 
@@ -291,26 +269,24 @@ class Streams(Mapping[str, Stream[Any]]):
             GroupNotEmpty: It has outputs that are not delivered, or dead or parked records.
             Misconfigured: There is no such group.
         """
-        return run_in_plain_python(operations.forget, self._app, stream, group, force)
+        redis = await self._app.connections.get_async_driver()
+        return await operations.forget(self._app, redis, stream, group, force)
 
-    async def aforget(self, stream: str, group: str, *, force: bool = False) -> None:
-        """`forget`, from Trio or asyncio."""
-        return await run_in_event_loop(operations.forget, self._app, stream, group, force)
+    forget: Final = blocking(aforget)
 
-    def set_quarantine(self, stream: str, group: str, partition: int, why: str = "") -> bool:
-        """Quarantine a partition of a group, or with no `why` end its quarantine. For plain Python.
+    async def aset_quarantine(self, stream: str, group: str, partition: int, why: str = "") -> bool:
+        """Quarantine a partition of a group, or with no `why` end its quarantine.
 
         Returns:
             Whether the group has this partition.
         """
-        return run_in_plain_python(operations.set_quarantine, self._app, stream, group, partition, why)
+        redis = await self._app.connections.get_async_driver()
+        return await operations.set_quarantine(self._app, redis, stream, group, partition, why)
 
-    async def aset_quarantine(self, stream: str, group: str, partition: int, why: str = "") -> bool:
-        """`set_quarantine`, from Trio or asyncio."""
-        return await run_in_event_loop(operations.set_quarantine, self._app, stream, group, partition, why)
+    set_quarantine: Final = blocking(aset_quarantine)
 
-    def reshard(self, stream: str, partitions: int, *, force: bool = False) -> StreamMap:
-        """Change the number of partitions of a stream; each key keeps its order. For plain Python.
+    async def areshard(self, stream: str, partitions: int, *, force: bool = False) -> StreamMap:
+        """Change the number of partitions of a stream; each key keeps its order.
 
         Args:
             stream: The name of the stream.
@@ -322,8 +298,7 @@ class Streams(Mapping[str, Stream[Any]]):
             WindowsAreOpen: A group has open windows, and `force` is not given.
             Misconfigured: There is no such stream, or too many earlier changes are not read past.
         """
-        return run_in_plain_python(operations.reshard, self._app, stream, partitions, force)
+        redis = await self._app.connections.get_async_driver()
+        return await operations.reshard(self._app, redis, stream, partitions, force)
 
-    async def areshard(self, stream: str, partitions: int, *, force: bool = False) -> StreamMap:
-        """`reshard`, from Trio or asyncio."""
-        return await run_in_event_loop(operations.reshard, self._app, stream, partitions, force)
+    reshard: Final = blocking(areshard)

@@ -11,7 +11,19 @@ from dataclasses import dataclass
 from datetime import timedelta
 from itertools import count, islice
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Never, Protocol, TypeVar, cast, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Generic,
+    Literal,
+    NamedTuple,
+    Never,
+    Protocol,
+    TypeVar,
+    cast,
+    overload,
+)
 
 import msgspec
 
@@ -19,7 +31,7 @@ from celery5.application import Application
 from celery5.broker.call import Call
 from celery5.broker.calls import streams as calls
 from celery5.broker.calls.streams import MAX_PARTITIONS, RecordToAppend
-from celery5.broker.colour import run_in_event_loop, run_in_plain_python
+from celery5.broker.colour import blocking
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import StreamKeys
 from celery5.errors import Misconfigured, StreamFull
@@ -180,8 +192,10 @@ class Stream(Generic[R]):
         def __getattr__(self, name: str) -> Any:
             raise make_attribute_error("stream", self, name)
 
-    def send(self, *records: R, times: Sequence[int] | None = None, **unknown: Never) -> list[RecordId]:
-        """Append records, in this order; return where each of them is. For plain Python.
+    async def asend(
+        self, *records: R, times: Sequence[int] | None = None, **unknown: Never
+    ) -> list[RecordId]:
+        """Append records, in this order; return where each of them is.
 
         Up to 200 records are appended all or none; more are sent in portions, which are smaller when the stream keeps
         fewer.
@@ -200,14 +214,11 @@ class Stream(Generic[R]):
             BrokerUnavailable: Redis cannot be reached. There is no backlog: it could not keep the order.
         """
         _refuse_options(unknown)
-        return run_in_plain_python(_send, self.app, self, self._encode(records, times))
+        encoded = self._encode(records, times)
+        redis = await self.app.connections.get_async_driver()
+        return await _send(self.app, redis, self, encoded)
 
-    async def asend(
-        self, *records: R, times: Sequence[int] | None = None, **unknown: Never
-    ) -> list[RecordId]:
-        """`send`, from Trio or asyncio."""
-        _refuse_options(unknown)
-        return await run_in_event_loop(_send, self.app, self, self._encode(records, times))
+    send: Final = blocking(asend)
 
     def send_many(self, records: Iterable[R]) -> Iterator[RecordId]:
         """Append records from an iterable of any length in portions; yield where each of them is. For plain Python.

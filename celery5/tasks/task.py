@@ -7,6 +7,7 @@ from typing import (
     TYPE_CHECKING,
     Any,
     Concatenate,
+    Final,
     Generic,
     Literal,
     ParamSpec,
@@ -20,6 +21,7 @@ from typing import (
 
 from msgspec import Raw
 
+from celery5.broker.colour import blocking
 from celery5.broker.wall_clock import wall_time
 from celery5.config.settings import Settings
 from celery5.errors import Misconfigured
@@ -412,13 +414,11 @@ class Task(Generic[P, R_co]):
         )
         return ComposedPartial[Any, Any](tree) if items is None else ComposedWorkflow[Any](tree)
 
-    def delay(self, /, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R_co]:
-        """Send a job and return its handle. For plain Python; inside an event loop await `adelay`."""
-        return self.app.send_many([Signature(self, args, kwargs)])[0]
-
     async def adelay(self, /, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R_co]:
-        """Send a job and return its handle, from Trio or asyncio."""
+        """Send a job and return its handle."""
         return (await self.app.asend_many([Signature(self, args, kwargs)]))[0]
+
+    delay: Final = blocking(adelay)
 
 
 class CoroutineTask(Task[P, R_co]):
@@ -625,13 +625,11 @@ class Signature(Workflow[R_co]):
         """Return the job, with a new id each time, unless the options have one."""
         return self.task.job(*self._args, **self._kwargs)
 
-    def delay(self) -> AsyncResult[R_co]:
-        """Send it. For plain Python."""
-        return self.task.delay(*self._args, **self._kwargs)
-
     async def adelay(self) -> AsyncResult[R_co]:
-        """Send it, from Trio or asyncio."""
+        """Send it."""
         return await self.task.adelay(*self._args, **self._kwargs)
+
+    delay: Final = blocking(adelay)
 
 
 class PartialSignature(Partial[A_contra, R_co]):
@@ -682,12 +680,8 @@ class TaskApplication(ObservedApplication, Protocol):
         """How the circuit breakers of its tasks behave."""
         ...
 
-    def send_many(self, signatures: Sequence[Signature[R]]) -> list[AsyncResult[R]]:
-        """Send many jobs, in plain Python."""
-        ...
-
     async def asend_many(self, signatures: Sequence[Signature[R]]) -> list[AsyncResult[R]]:
-        """`send_many`, from Trio or asyncio."""
+        """Send many jobs, in any colour."""
         ...
 
 

@@ -16,7 +16,7 @@ from celery5.boot_step import BootStep, select_steps
 from celery5.bootsteps.boot import EXECUTION_STEP, BootGraph
 from celery5.broker.calls import queues as queue_calls
 from celery5.broker.calls.health import erase_app
-from celery5.broker.colour import run_in_plain_python
+from celery5.broker.colour import BlockingDriverAdapter, run_blocking
 from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.errors import Misconfigured
 from celery5.logs.log import Log
@@ -219,7 +219,7 @@ def _provide_server(broker: str) -> Generator[str, None, None]:
 def _erase(app: App) -> None:
     """Remove the application's keys from the broker. Results expire by themselves."""
     queues = [app.queue(name) for name in app.perform(queue_calls.list_queues(app.keys))]
-    run_in_plain_python(erase_streams, app)
+    run_blocking(erase_streams(app, BlockingDriverAdapter(app.connections.get_blocking_driver())))
     for call in erase_app(app.keys, queues):
         app.perform(call)
 

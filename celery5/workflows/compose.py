@@ -4,8 +4,9 @@ A `Workflow` has all that it needs and can be started. A `Partial` lacks the val
 """
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast, overload
 
+from celery5.broker.colour import blocking
 from celery5.errors import Misconfigured
 from celery5.hints import make_attribute_error
 from celery5.protocol.workflows.plan import OnError, check_on_error
@@ -80,7 +81,7 @@ class Workflow(Composed, Generic[R_co]):
         """Return a workflow in which `after` begins when this one has ended, without its value."""
         return ComposedWorkflow(link(self.tree, check_workflow(after).tree, "order"))
 
-    def start(
+    async def astart(
         self,
         *,
         id: str | None = None,  # noqa: A002  the name of the option
@@ -88,7 +89,7 @@ class Workflow(Composed, Generic[R_co]):
         on_error: OnError | None = None,
         on_failure: Any = None,
     ) -> "WorkflowRun[R_co]":
-        """Start a run and return its handle. For plain Python; inside an event loop await `astart`.
+        """Start a run and return its handle.
 
         Args:
             id: The id of the run: the same id is the same run. Default: a new one.
@@ -105,24 +106,12 @@ class Workflow(Composed, Generic[R_co]):
         """
         return cast(
             "WorkflowRun[R_co]",
-            self._workflows.start(self, id=id, deadline=deadline, on_error=on_error, on_failure=on_failure),
-        )
-
-    async def astart(
-        self,
-        *,
-        id: str | None = None,  # noqa: A002  the name of the option
-        deadline: float | None = None,
-        on_error: OnError | None = None,
-        on_failure: Any = None,
-    ) -> "WorkflowRun[R_co]":
-        """`start`, from Trio or asyncio."""
-        return cast(
-            "WorkflowRun[R_co]",
             await self._workflows.astart(
                 self, id=id, deadline=deadline, on_error=on_error, on_failure=on_failure
             ),
         )
+
+    start: Final = blocking(astart)
 
     @property
     def _workflows(self) -> Any:

@@ -15,6 +15,7 @@ from typing import (
     TYPE_CHECKING,
     Any,
     Concatenate,
+    Final,
     Generic,
     NoReturn,
     ParamSpec,
@@ -27,6 +28,7 @@ from typing import (
 
 from msgspec import Raw
 
+from celery5.broker.colour import blocking
 from celery5.errors import Misconfigured
 from celery5.protocol.job.arguments import Parameters, ResultType, encode_value
 from celery5.protocol.job.names import get_module_name
@@ -487,19 +489,17 @@ class DeclaredWorkflow(Generic[P, R_co]):
         copy.deadline = self.deadline if deadline is None else deadline
         return copy
 
-    def start(self, /, *args: P.args, **kwargs: P.kwargs) -> WorkflowRun[R_co]:
-        """Start a run and return its handle. For plain Python; inside an event loop await `astart`.
+    async def astart(self, /, *args: P.args, **kwargs: P.kwargs) -> WorkflowRun[R_co]:
+        """Start a run and return its handle.
 
         Raises:
             BadArguments: An argument does not fit.
             Misconfigured: The workflow cannot be declared so.
             BrokerUnavailable: Redis cannot be reached: the run has begun whole, or not at all.
         """
-        return cast("WorkflowRun[R_co]", self.app.workflows.start_declared(self, args, kwargs))
-
-    async def astart(self, /, *args: P.args, **kwargs: P.kwargs) -> WorkflowRun[R_co]:
-        """`start`, from Trio or asyncio."""
         return cast("WorkflowRun[R_co]", await self.app.workflows.astart_declared(self, args, kwargs))
+
+    start: Final = blocking(astart)
 
     @property
     def compiled(self) -> Compiled:

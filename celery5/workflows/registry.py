@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from celery5.broker.call import Call
 from celery5.broker.calls import jobs as jobs_calls
 from celery5.broker.calls import queues as queue_calls
 from celery5.broker.calls import workflows as calls
-from celery5.broker.colour import AwaitableConnections, BlockingConnections, run_blocking
+from celery5.broker.colour import blocking
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import QueueKeys
 from celery5.errors import Misconfigured, StagingLost
@@ -58,7 +58,7 @@ class Workflows:
         self._published = PublishedPlans()
         self._calls = RepeatedCalls()
 
-    def start(
+    async def astart(
         self,
         workflow: Workflow[R],
         *,
@@ -67,7 +67,7 @@ class Workflows:
         on_error: OnError | None = None,
         on_failure: Any = None,
     ) -> WorkflowRun[R]:
-        """Start a run. For plain Python.
+        """Start a run.
 
         Args:
             workflow: What is composed of `task.s(...)`.
@@ -83,30 +83,6 @@ class Workflows:
             BadArguments: An argument does not fit its task.
             BrokerUnavailable: Redis cannot be reached. Nothing runs, or all of it does.
         """
-        connections = BlockingConnections(self._app.connections)
-        return run_blocking(self._start(connections, workflow, id, deadline, on_error, on_failure))
-
-    async def astart(
-        self,
-        workflow: Workflow[R],
-        *,
-        id: str | None = None,  # noqa: A002
-        deadline: float | None = None,
-        on_error: OnError | None = None,
-        on_failure: Any = None,
-    ) -> WorkflowRun[R]:
-        """`start`, from Trio or asyncio."""
-        return await self._start(self._app.connections, workflow, id, deadline, on_error, on_failure)
-
-    async def _start(
-        self,
-        connections: AwaitableConnections,
-        workflow: Workflow[R],
-        run_id: str | None,
-        deadline: float | None,
-        on_error: OnError | None,
-        on_failure: Any,
-    ) -> WorkflowRun[R]:
         check_on_error(on_error, "start")
         check_on_failure(on_failure, "start")
         tree = check_workflow(workflow).tree
@@ -118,14 +94,14 @@ class Workflows:
             return compile_workflow(tree, on_error=on_error, home=home, on_failure=on_failure)
 
         terms = RunTerms(
-            run_id=new_id() if run_id is None else check_run_id(run_id),
+            run_id=new_id() if id is None else check_run_id(id),
             name=describe_tree(tree),
             life=check_life(life),
             trace=get_current_trace() or "",
         )
-        redis = await connections.get_async_driver()
+        redis = await self._app.connections.get_async_driver()
         compiled = compile_at(None)
-        with self._calls.token_for(run_id) if run_id is not None else nullcontext() as token:
+        with self._calls.token_for(id) if id is not None else nullcontext() as token:
             if token is not None:
                 terms = replace(terms, caller=token.text)
                 home = await redis.perform(calls.claim_home(self._app.keys, terms.run_id, compiled.plan.home))
@@ -134,6 +110,8 @@ class Workflows:
         # With "continue" its last step gives an Outcome, and so may each that is in its value.
         result_type = RunResultType() if on_error == "continue" else RunResultType(tree)
         return WorkflowRun(self._app, terms.run_id, home=compiled.plan.home, type=result_type, is_new=is_new)
+
+    start: Final = blocking(astart)
 
     def declare(self, function: Any, **options: Any) -> "DeclaredWorkflow[..., Any]":
         """Declare a workflow: `@app.workflow`. Raises Misconfigured."""
@@ -167,27 +145,10 @@ class Workflows:
         """Return the name of an event that a workflow waits for. Raises Misconfigured."""
         return self._waits.check(event, where)
 
-    def start_declared(
-        self, declared: "DeclaredWorkflow[..., R]", args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> WorkflowRun[R]:
-        """Start a run of a declared workflow. For plain Python."""
-        return run_blocking(
-            self._start_declared(BlockingConnections(self._app.connections), declared, args, kwargs)
-        )
-
     async def astart_declared(
         self, declared: "DeclaredWorkflow[..., R]", args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> WorkflowRun[R]:
-        """`start_declared`, from Trio or asyncio."""
-        return await self._start_declared(self._app.connections, declared, args, kwargs)
-
-    async def _start_declared(
-        self,
-        connections: AwaitableConnections,
-        declared: "DeclaredWorkflow[..., R]",
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-    ) -> WorkflowRun[R]:
+        """Start a run of a declared workflow."""
         compiled = declared.compiled
         life = DEFAULT_LIFE if declared.deadline is None else check_life(declared.deadline)
         terms = RunTerms(
@@ -197,7 +158,7 @@ class Workflows:
             trace=get_current_trace() or "",
             inputs=declared.encode_inputs(args, kwargs),
         )
-        redis = await connections.get_async_driver()
+        redis = await self._app.connections.get_async_driver()
         home = compiled.plan.home
         with self._calls.token_for(declared.id) if declared.id is not None else nullcontext() as token:
             if token is not None:
@@ -210,6 +171,8 @@ class Workflows:
             await self._waits.prepare(redis, compiled.plan, terms)
             is_new = await self.launch(redis, compiled, terms)
         return WorkflowRun(self._app, terms.run_id, home=home, type=_type_of(declared), is_new=is_new)
+
+    start_declared: Final = blocking(astart_declared)
 
     async def launch(self, redis: AsyncDriver, compiled: Compiled, terms: RunTerms) -> bool:
         """Publish a run and start it. Returns whether this call has started it, also when an earlier try of it has.
@@ -271,16 +234,9 @@ class Workflows:
         reply: calls.Advance = (await redis.perform_all(start))[0]
         return reply
 
-    def find(self, run_id: str) -> WorkflowRun[Any] | None:
-        """Return the handle of a run; None when Redis has nothing on it. For plain Python."""
-        return run_blocking(self._find(BlockingConnections(self._app.connections), run_id))
-
     async def afind(self, run_id: str) -> WorkflowRun[Any] | None:
-        """`find`, from Trio or asyncio."""
-        return await self._find(self._app.connections, run_id)
-
-    async def _find(self, connections: AwaitableConnections, run_id: str) -> WorkflowRun[Any] | None:
-        redis = await connections.get_async_driver()
+        """Return the handle of a run; None when Redis has nothing on it."""
+        redis = await self._app.connections.get_async_driver()
         home = await redis.perform(calls.find_home(self._app.keys, run_id))
         queues = [home] if home else await redis.perform(queue_calls.list_queues(self._app.keys))
         for queue in queues:
@@ -288,8 +244,10 @@ class Workflows:
                 return WorkflowRun(self._app, run_id, home=queue, is_new=False)
         return None
 
-    def list_runs(self, *, count: int = 100, live_only: bool = False) -> "list[RunStatus]":
-        """Return the status of live runs, and of those that have ended lately, the newest first. For plain Python.
+    find: Final = blocking(afind)
+
+    async def alist_runs(self, *, count: int = 100, live_only: bool = False) -> "list[RunStatus]":
+        """Return the status of live runs, and of those that have ended lately, the newest first.
 
         Runs that are a part of another one, in the place of a job, are not among them.
 
@@ -297,16 +255,7 @@ class Workflows:
             count: Runs at most. Of more live ones, those that are due next.
             live_only: Leave out those that have ended.
         """
-        return run_blocking(self._list(BlockingConnections(self._app.connections), count, live_only))
-
-    async def alist_runs(self, *, count: int = 100, live_only: bool = False) -> "list[RunStatus]":
-        """`list_runs`, from Trio or asyncio."""
-        return await self._list(self._app.connections, count, live_only)
-
-    async def _list(
-        self, connections: AwaitableConnections, count: int, live_only: bool
-    ) -> "list[RunStatus]":
-        redis = await connections.get_async_driver()
+        redis = await self._app.connections.get_async_driver()
         found: dict[tuple[str, str], None] = {}
         for queue in await redis.perform(queue_calls.list_queues(self._app.keys)):
             keys = self._app.queue(queue)
@@ -323,6 +272,8 @@ class Workflows:
             if fields
         ]
         return sorted(statuses, key=lambda status: status.created, reverse=True)[:count]
+
+    list_runs: Final = blocking(alist_runs)
 
     # what workers call
 

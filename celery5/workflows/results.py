@@ -5,7 +5,7 @@ from typing import Any, Generic, TypeVar, get_args
 
 import msgspec
 
-from celery5.broker.colour import BlockingConnections, run_blocking
+from celery5.broker.colour import check_may_block, run_blocking
 from celery5.errors import Misconfigured
 from celery5.workflows.values import MapLocation, MapPages
 
@@ -43,7 +43,8 @@ class Results(Generic[T]):
         if self._location is None:
             yield from self._values
             return
-        pages = run_blocking(self._open(BlockingConnections(self._get_app().connections)))
+        check_may_block()
+        pages = run_blocking(self._open(self._get_app().connections))
         while (page := run_blocking(pages.read_next())) is not None:
             yield from map(self._decode, page)
 

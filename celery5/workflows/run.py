@@ -1,7 +1,7 @@
 """The handle of one run of a workflow."""
 
 from collections.abc import Mapping
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Final, Generic, TypeVar, cast
 
 import msgspec
 from msgspec import Raw
@@ -9,7 +9,7 @@ from msgspec import Raw
 from celery5.application import Application
 from celery5.audit.recording import AuditedAction
 from celery5.broker.calls import workflows as calls
-from celery5.broker.colour import AwaitableConnections, BlockingConnections, run_blocking
+from celery5.broker.colour import AwaitableConnections, blocking
 from celery5.errors import (
     BadArguments,
     BadResult,
@@ -111,12 +111,8 @@ class WorkflowRun(Generic[R_co]):
         """The key for the document of its end."""
         return self.app.queue(self.queue).result(self.id)
 
-    @property
-    def _blocking(self) -> AwaitableConnections:
-        return BlockingConnections(self.app.connections)
-
-    def get(self, timeout: float | None = 10.0) -> R_co:
-        """Wait for the run to end and return its result. For plain Python.
+    async def aget(self, timeout: float | None = 10.0) -> R_co:
+        """Wait for the run to end and return its result.
 
         Args:
             timeout: Seconds to wait; None for ever. The run itself is not limited by it.
@@ -128,18 +124,11 @@ class WorkflowRun(Generic[R_co]):
             ResultTimeout: The run has not ended in time.
             ResultLost: The results have expired.
         """
-        return run_blocking(self._get(self._blocking, timeout))
-
-    async def aget(self, timeout: float | None = 10.0) -> R_co:
-        """`get`, from Trio or asyncio."""
-        return await self._get(self.app.connections, timeout)
-
-    async def _get(self, connections: AwaitableConnections, timeout: float | None) -> R_co:
         if self._value is _MISSING:
-            document = await self._wait(connections, timeout)
+            document = await self._wait(timeout)
             value = bytes(document.value)
             if document.reason == "stored":
-                values = RunValues(await connections.get_async_driver(), self.app.queue(self.queue))
+                values = RunValues(await self.app.connections.get_async_driver(), self.app.queue(self.queue))
                 value = await values.make_result(self.id)
             try:
                 self._value = self._type.decode(value)
@@ -147,53 +136,45 @@ class WorkflowRun(Generic[R_co]):
                 raise BadResult(f"run {self.id} succeeded, but {error}") from None
         return cast("R_co", self._value)
 
-    def results(self, timeout: float | None = 10.0) -> Results[Any]:
-        """Wait for the run to end and return its results, to be read a thousand at a time. For plain Python.
+    get: Final = blocking(aget)
+
+    async def aresults(self, timeout: float | None = 10.0) -> Results[Any]:
+        """Wait for the run to end and return its results, to be read a thousand at a time.
 
         For a run whose result is that of a map; that of any other is its only item. Raises as `get`.
         """
-        return run_blocking(self._results(self._blocking, timeout))
+        document = await self._wait(timeout)
+        if document.reason == "stored":
+            values = RunValues(await self.app.connections.get_async_driver(), self.app.queue(self.queue))
+            location = await values.locate_result(self.id)
+            if location is not None:
+                return make_stored_results(self.app, location, self._type.decode_item)
+        value = await self.aget(timeout)
+        return Results[Any](cast("list[Any]", value) if isinstance(value, list) else [value])
 
-    async def aresults(self, timeout: float | None = 10.0) -> Results[Any]:
-        """`results`, from Trio or asyncio."""
-        return await self._results(self.app.connections, timeout)
+    results: Final = blocking(aresults)
 
-    async def _wait(self, connections: AwaitableConnections, timeout: float | None) -> _RunDocument:
+    async def _wait(self, timeout: float | None) -> _RunDocument:
         """Return the document of the end. Raises as `get`."""
-        documents = await wait_for_documents(self.app, connections, [self], timeout=timeout)
+        documents = await wait_for_documents(self.app, [self], timeout=timeout)
         if self.key not in documents:
-            state = (await self._status(connections)).state.value
+            state = (await self.astatus()).state.value
             raise ResultTimeout(f"run {self.id}: no result after {timeout} s; it is {state}")
         document = _DOCUMENT.decode(documents[self.key])
         if document.state != "SUCCESS":
             raise make_run_error(document)
         return document
 
-    async def _results(self, connections: AwaitableConnections, timeout: float | None) -> Results[Any]:
-        document = await self._wait(connections, timeout)
-        if document.reason == "stored":
-            values = RunValues(await connections.get_async_driver(), self.app.queue(self.queue))
-            location = await values.locate_result(self.id)
-            if location is not None:
-                return make_stored_results(self.app, location, self._type.decode_item)
-        value = await self._get(connections, timeout)
-        return Results[Any](cast("list[Any]", value) if isinstance(value, list) else [value])
-
-    def status(self) -> RunStatus:
-        """Return the state of the run and how many of its nodes are in which state. For plain Python."""
-        return run_blocking(self._status(self._blocking))
-
     async def astatus(self) -> RunStatus:
-        """`status`, from Trio or asyncio."""
-        return await self._status(self.app.connections)
-
-    async def _status(self, connections: AwaitableConnections) -> RunStatus:
-        redis = await connections.get_async_driver()
+        """Return the state of the run and how many of its nodes are in which state."""
+        redis = await self.app.connections.get_async_driver()
         fields = await redis.perform(calls.read_run(self.app.queue(self.queue), self.id, STATUS_FIELDS))
         return make_status(self.id, self.queue, fields)
 
-    def cancel(self) -> bool:
-        """Cancel the run: what waits is withdrawn, what runs is revoked. For plain Python.
+    status: Final = blocking(astatus)
+
+    async def acancel(self) -> bool:
+        """Cancel the run: what waits is withdrawn, what runs is revoked.
 
         It is CANCELLING while any of that is left; when it is CANCELLED, nothing of it begins any more.
 
@@ -201,43 +182,33 @@ class WorkflowRun(Generic[R_co]):
             True when this call has cancelled it, also when its reply was lost and the call is made again on this
             handle; False when it had ended, or another call had cancelled it before, or it is not known.
         """
-        return run_blocking(self._cancel(self._blocking))
-
-    async def acancel(self) -> bool:
-        """`cancel`, from Trio or asyncio."""
-        return await self._cancel(self.app.connections)
-
-    async def _cancel(self, connections: AwaitableConnections) -> bool:
         with self._calls.token_for("cancel") as token:
-            before = (await self._status(connections)).state
+            before = (await self.astatus()).state
             if before not in (RunState.RUNNING, RunState.HELD) and not token.is_repeated:
                 return False
-            async with await self._audited(connections, "cancel") as action:
-                count = int((await self._apply(connections, "cancel_once", token.text))[0])
+            async with await self._audited("cancel") as action:
+                count = int((await self._apply(self.app.connections, "cancel_once", token.text))[0])
                 action.set_count(count)
                 return count == 1
 
-    async def _audited(self, connections: AwaitableConnections, verb: str, name: str = "") -> AuditedAction:
-        redis, how = await connections.get_async_driver(), {"queue": self.queue, "signal": name}
+    cancel: Final = blocking(acancel)
+
+    async def _audited(self, verb: str, name: str = "") -> AuditedAction:
+        redis, how = await self.app.connections.get_async_driver(), {"queue": self.queue, "signal": name}
         return AuditedAction(self.app, redis, f"workflow:{verb}", self.id, how, is_routine=True)
 
-    def retry(self) -> None:
-        """Start the nodes that have failed again, and what depends on them; what has succeeded stays. For plain Python.
+    async def aretry(self) -> None:
+        """Start the nodes that have failed again, and what depends on them; what has succeeded stays.
 
         When its reply was lost, the call may be made again on this handle: the run is retried once.
 
         Raises:
             RunNotRetried: It has not failed, its jobs have not all ended yet, or it was undone.
         """
-        run_blocking(self._retry(self._blocking))
+        async with await self._audited("retry"):
+            await self.retry_unrecorded(self.app.connections)
 
-    async def aretry(self) -> None:
-        """`retry`, from Trio or asyncio."""
-        await self._retry(self.app.connections)
-
-    async def _retry(self, connections: AwaitableConnections) -> None:
-        async with await self._audited(connections, "retry"):
-            await self.retry_unrecorded(connections)
+    retry: Final = blocking(aretry)
 
     async def retry_unrecorded(self, connections: AwaitableConnections) -> None:
         """Do what `retry` does. Whoever calls it records it."""
@@ -254,8 +225,8 @@ class WorkflowRun(Generic[R_co]):
         words = (first, token.text, token.is_repeated)
         return int((await self._apply(connections, "retry_once", *words))[0])
 
-    def signal(self, name: str, value: object = None, *, id: str | None = None) -> bool:  # noqa: A002
-        """Give a value to the node that waits for a signal of that name. For plain Python.
+    async def asignal(self, name: str, value: object = None, *, id: str | None = None) -> bool:  # noqa: A002
+        """Give a value to the node that waits for a signal of that name.
 
         A signal that comes early is kept; each is consumed once.
 
@@ -269,36 +240,25 @@ class WorkflowRun(Generic[R_co]):
         Raises:
             TypeError: The value has no JSON form, or the name is no text (a BadArguments).
         """
-        return run_blocking(self._signal(self._blocking, name, value, id))
-
-    async def asignal(self, name: str, value: object = None, *, id: str | None = None) -> bool:  # noqa: A002
-        """`signal`, from Trio or asyncio."""
-        return await self._signal(self.app.connections, name, value, id)
-
-    async def _signal(
-        self, connections: AwaitableConnections, name: str, value: object, signal_id: str | None
-    ) -> bool:
         text = encode_value(value, "the value of a signal").decode()
         if not isinstance(cast("object", name), str) or not _has_bytes(name):
             raise BadArguments(f"the name of a signal is {name!r}: give a text")
         with self._calls.token_for("signal", name, text) as token:
-            async with await self._audited(connections, "signal", name) as action:
-                reply = int(
-                    (await self._apply(connections, "signal", name, text, signal_id or token.text))[0]
-                )
+            async with await self._audited("signal", name) as action:
+                words = (name, text, id or token.text)
+                reply = int((await self._apply(self.app.connections, "signal", *words))[0])
                 action.set_count(int(reply == 1))
                 return reply == 1
 
-    def graph(self) -> RunGraph:
-        """Return the graph of the run with the states of its nodes. For plain Python."""
-        return run_blocking(self._graph(self._blocking))
+    signal: Final = blocking(asignal)
 
     async def agraph(self) -> RunGraph:
-        """`graph`, from Trio or asyncio."""
-        return await self._graph(self.app.connections)
+        """Return the graph of the run with the states of its nodes."""
+        return await read_graph(
+            await self.app.connections.get_async_driver(), self.app.queue(self.queue), self.id
+        )
 
-    async def _graph(self, connections: AwaitableConnections) -> RunGraph:
-        return await read_graph(await connections.get_async_driver(), self.app.queue(self.queue), self.id)
+    graph: Final = blocking(agraph)
 
     async def _apply(self, connections: AwaitableConnections, handler: str, *arguments: object) -> list[Any]:
         """Apply a record at the home of the run. Returns the replies."""

@@ -103,7 +103,7 @@ class Index:
         ids = [result.id for result in results]
         self.under_way.update(ids)
         keys = [result.key for result in results]
-        documents = await wait_for_results(self._app, self._app.connections, keys, timeout=None)
+        documents = await wait_for_results(self._app, keys, timeout=None)
         values = [self._take(result, documents[result.key]) for result in results]
         await self._app.aperform(jobs_calls.delete_results(self._app.queue(results[0].queue), ids))
         self.under_way.difference_update(ids)

@@ -127,11 +127,10 @@ def _run(
 async def _erase_keys(app: "App") -> None:
     """Delete the application's keys, since the broker may be shared."""
     from celery5.broker.calls.health import erase_app
-    from celery5.broker.colour import run_in_event_loop
     from celery5.streams.erasing import erase_streams
 
     with suppress(BrokerError):
-        await run_in_event_loop(erase_streams, app)
+        await erase_streams(app, await app.connections.get_async_driver())
         for call in erase_app(app.keys, [app.queue(app.settings.default_queue)]):
             await app.aperform(call)
 

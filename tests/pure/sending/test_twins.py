@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from celery5 import App
+from celery5.broker.colour import get_awaitable_colour
 from celery5.errors import BlockingInEventLoop
 from celery5.results.async_result import AsyncResult, gather, revoke, wait
 
@@ -83,8 +84,38 @@ def test_user_code_before_the_loop_is_not_taken_for_an_api_call() -> None:
     asyncio.run(asend())
 
 
+def test_blocking_twin_has_name_signature_and_docstring_of_its_coroutine() -> None:
+    get: Any = JOB.get
+    assert (get.__name__, get.__qualname__, wait.__name__) == ("get", "AsyncResult.get", "wait")
+    assert not inspect.iscoroutinefunction(get)
+    assert inspect.signature(get) == inspect.signature(JOB.aget)
+    first, *_, last = get.__doc__.splitlines()
+    assert first == "Wait for the job to end and return its result."
+    assert last == "For plain Python: in Trio or asyncio, await `aget`."
+
+
+def test_blocking_twin_returns_inside_a_loop_what_needs_no_connection() -> None:
+    async def program() -> None:
+        assert gather([]) == []
+        with pytest.raises(TypeError, match="gather takes a list of handles"):
+            gather(JOB)  # type: ignore[arg-type]
+        with pytest.raises(BlockingInEventLoop):
+            gather([JOB])
+        await asyncio.sleep(0)  # the refusal ends with the call: coroutines go on
+        assert get_awaitable_colour() == "asyncio"
+
+    asyncio.run(program())
+
+
 PARTS = (
     APP,
+    APP.bulk,
+    APP.metrics,
+    APP.jobs,
+    APP.alerts,
+    APP.audit,
+    APP.workflows,
+    JOB,
     APP.dlq,
     APP.limits,
     APP.control,
@@ -102,7 +133,7 @@ TWINS = [
 
 
 def test_there_are_twins() -> None:
-    assert len(TWINS) > 25
+    assert len(TWINS) > 60
 
 
 @pytest.mark.parametrize(("kind", "name"), TWINS, ids=[f"{kind.__name__}.{name}" for kind, name in TWINS])

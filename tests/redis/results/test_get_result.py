@@ -140,6 +140,6 @@ async def test_a_result_is_waited_for_ten_seconds_unless_another_limit_is_given(
     assert 10 <= ended[0] < 30
     limits = {
         inspect.signature(way).parameters["timeout"].default
-        for way in (AsyncResult.get, AsyncResult.aget, gather, agather)
+        for way in (handle.get, AsyncResult.aget, gather, agather)
     }
     assert limits == {10.0}

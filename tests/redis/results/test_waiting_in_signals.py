@@ -32,6 +32,7 @@ def handle(number, frame):
     finally:
         depth[0] -= 1
 
+nap.delay(0.0).get(timeout=20)  # a signal must not come in the middle of an import
 short = nap.delay(0.0)
 signal.signal(signal.SIGALRM, handle)
 signal.setitimer(signal.ITIMER_REAL, 0.05, 0.003)
