@@ -14,7 +14,7 @@ from celery5.errors import BlockingInEventLoop, UnknownQueue
 from celery5.protocol.job.messages import Command, encode
 from celery5.results import JobDetails
 from tests.redis.dead_letters.many_dead_letters import bury
-from tests.redis.worker.workers import working
+from tests.redis.worker.workers import LEASE, working
 
 
 async def found(app: App, job_id: str) -> JobDetails:
@@ -155,7 +155,7 @@ async def test_an_application_is_seen_before_and_after_it_has_workers(
         (worker,) = after.queues["slow"].workers
         assert (after.workers, after.dead, after.unfinished) == ((worker.name,), 1, 1)
         assert worker.alive
-        assert (worker.running, 0 < worker.lease <= 1.1) == (0, True)
+        assert (worker.running, 0 < worker.lease <= LEASE + 0.1) == (0, True)
     redis_client.zadd(app.queue("slow").leases, {"gone": 1})
     (gone,) = (await app.ainfo("slow")).queues["slow"].workers
     assert (gone.name, gone.alive, gone.running) == ("gone", False, 0)
