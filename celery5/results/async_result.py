@@ -33,8 +33,8 @@ from celery5.protocol.job.states import JobState
 from celery5.results.job_location import (
     locate_jobs,
     locate_unknown,
-    wait_for_documents,
 )
+from celery5.results.waiting import wait_for_documents
 
 if TYPE_CHECKING:
     from celery5.application import Application
@@ -120,7 +120,7 @@ class AsyncResult(Generic[R_co]):
         """
         if self._value is _MISSING:
             self._refuse_ignored()
-            documents = await wait_for_documents(self.app, [self], timeout=_limit(timeout))
+            documents = await wait_for_documents([self], timeout=_limit(timeout))
             if self.key not in documents:
                 raise await self._too_late(await self.app.connections.get_async_driver(), timeout)
             self._value = self._unpack(documents[self.key])
@@ -273,7 +273,7 @@ async def agather(
     handles = _handles(results, "gather")
     if not handles:
         return []
-    documents = await wait_for_documents(_app_of(handles), handles, timeout=_limit(timeout))
+    documents = await wait_for_documents(handles, timeout=_limit(timeout))
     return _in_order(handles, documents, timeout, return_exceptions)
 
 
@@ -295,9 +295,9 @@ async def wait_async(
     handles = _handles(results, "wait")
     if not handles:
         return set(), set()
-    app = _app_of(handles)
+    app = handles[0].app
     enough = _enough(return_when, app.settings.message_limit)
-    documents = await wait_for_documents(app, handles, timeout=_limit(timeout), enough=enough)
+    documents = await wait_for_documents(handles, timeout=_limit(timeout), enough=enough)
     return _parted(handles, documents)
 
 
@@ -309,7 +309,7 @@ async def arevoke(results: Iterable[AsyncResult[Any]]) -> list[bool]:
     handles = _handles(results, "revoke")
     if not handles:
         return []
-    app = _app_of(handles)
+    app = handles[0].app
     redis = await app.connections.get_async_driver()
     await locate_unknown(redis, handles)
     trips = _plan_revocations(handles)
@@ -326,7 +326,10 @@ revoke: Final = blocking(arevoke)
 
 
 def _handles(results: object, what: str) -> list[AsyncResult[Any]]:
-    """Return the handles that `what` was called with. Raises TypeError for anything else."""
+    """Return the handles that `what` was called with. Raises TypeError for anything else.
+
+    Raises Misconfigured when they are of several applications.
+    """
     if isinstance(results, AsyncResult | str | bytes) or not isinstance(results, Iterable):
         raise TypeError(f"{what} takes a list of handles, got {results!r}: write {what}([result])")
     handles = list(cast("Iterable[Any]", results))
@@ -335,6 +338,10 @@ def _handles(results: object, what: str) -> list[AsyncResult[Any]]:
             raise TypeError(
                 f"{what} takes handles of jobs, got {handle!r}; app.result(id) makes one of an id"
             )
+    if any(handle.app is not handles[0].app for handle in handles):
+        raise Misconfigured(
+            "these are results of several applications: wait for each application's by themselves"
+        )
     return handles
 
 
@@ -350,7 +357,7 @@ def _plan_revocations(results: Sequence[AsyncResult[Any]]) -> list[tuple[Call[li
     by_queue: dict[str, dict[str, str]] = {}
     for each in results:
         by_queue.setdefault(each.queue, {})[each.id] = each.key
-    app, trips = _app_of(results), list[tuple[Call[list[str]], Sequence[str]]]()
+    app, trips = results[0].app, list[tuple[Call[list[str]], Sequence[str]]]()
     for queue, keys in by_queue.items():
         ids = list(keys)
         for start in range(0, len(ids), jobs.REVOCATION_BATCH):
@@ -369,14 +376,6 @@ def _revoked(
     for (_call, keys), states in zip(trips, answers, strict=True):
         state_by_key.update(zip(keys, states, strict=True))
     return [state_by_key[result.key] in (JobState.REVOKED, JobState.EXECUTING) for result in results]
-
-
-def _app_of(results: Sequence[AsyncResult[Any]]) -> "Application":
-    if any(result.app is not results[0].app for result in results):
-        raise Misconfigured(
-            "these are results of several applications: wait for each application's by themselves"
-        )
-    return results[0].app
 
 
 def _in_order(

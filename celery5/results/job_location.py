@@ -1,37 +1,26 @@
 """Locate a job: find the queue that it is on, for a handle that was made from an id alone.
 
 A handle that was returned by sending has its queue, and is not looked up. Any other one has a guess; when the job
-is not on that queue, all queues are searched, as `App.find` does, and a wait covers all of them.
+is not on that queue, all queues are searched, as `App.find` does.
 """
 
-import math
-import time
-from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from celery5.broker.calls import jobs as jobs_calls
 from celery5.broker.calls import queues as queue_calls
 from celery5.broker.calls.jobs import LocatedJob
-from celery5.broker.colour import sleep
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.routing.unreachable import retry_without_unreachable, skip_unreachable
-from celery5.broker.timing import OUTAGE_LIMIT
-from celery5.errors import BrokerUnavailable
 from celery5.protocol.job.states import JobState
-from celery5.results.waiting import wait_for_results
 
 if TYPE_CHECKING:
     from celery5.application import Application
 
 JOBS_PER_TRIP = 500
 """Jobs to look for in one trip."""
-RETRY_DELAY = 0.1
-"""Seconds before a wait looks again for jobs after it could not."""
 
 _NOWHERE = LocatedJob(JobState.UNKNOWN, "", b"")
-
-StopCondition = Callable[[Mapping[str, bytes]], bool]
-Documents = dict[str, bytes]
 
 
 class JobHandle(Protocol):
@@ -113,92 +102,6 @@ async def locate_unknown(redis: AsyncDriver, handles: "Sequence[JobHandle]") -> 
     unknown = [handle for handle in handles if not handle.is_located]
     if unknown:
         await locate_jobs(redis, unknown)
-
-
-async def wait_for_documents(
-    app: "Application",
-    handles: "Sequence[JobHandle]",
-    *,
-    timeout: float | None,
-    enough: StopCondition | None = None,
-) -> Documents:
-    """Wait for the documents of jobs.
-
-    Args:
-        timeout: Seconds; None to wait without a limit.
-        enough: Called with the documents that have arrived; the wait ends when it returns true.
-
-    Returns:
-        The documents that have arrived, by the keys of the handles.
-    """
-    if all(handle.is_located for handle in handles):
-        keys = [handle.key for handle in handles]
-        return await wait_for_results(app, keys, timeout=timeout, enough=enough)
-    search = await _Search(app, handles, timeout).begun(app.connections.get_async_driver)
-    documents = await wait_for_results(app, search.keys, timeout=search.rest, enough=search.enough(enough))
-    return search.ended(documents)
-
-
-class _Search:
-    """A wait for jobs some of whose queues are unknown: it covers all keys of their documents."""
-
-    def __init__(self, app: "Application", handles: "Sequence[JobHandle]", timeout: float | None) -> None:
-        self._app = app
-        self._handles = handles
-        self._ends = math.inf if timeout is None else time.monotonic() + timeout
-        self._of_each: list[list[str]] = []
-
-    async def begun(self, reach: Callable[[], Awaitable[AsyncDriver]]) -> "_Search":
-        """Return itself after all jobs were searched for. Retries during an outage. Raises BrokerUnavailable."""
-        outage_deadline = min(self._ends, time.monotonic() + OUTAGE_LIMIT)
-        while True:
-            try:
-                await self._look(await reach())
-            except BrokerUnavailable:
-                if time.monotonic() >= outage_deadline:
-                    raise
-                await sleep(RETRY_DELAY)
-            else:
-                return self
-
-    async def _look(self, redis: AsyncDriver) -> None:
-        await locate_jobs(redis, [handle for handle in self._handles if not handle.is_located])
-        names = await redis.perform(queue_calls.list_queues(self._app.keys))
-        self._of_each = []
-        for handle in self._handles:
-            queue_names = [handle.queue] if handle.is_located else dict.fromkeys([handle.queue, *names])
-            self._of_each.append([self._app.queue(name).result(handle.id) for name in queue_names])
-
-    @property
-    def keys(self) -> list[str]:
-        """All possible keys of the documents."""
-        return list(dict.fromkeys(key for keys in self._of_each for key in keys))
-
-    @property
-    def rest(self) -> float | None:
-        """The remaining seconds; None for no limit."""
-        return None if self._ends == math.inf else max(0.0, self._ends - time.monotonic())
-
-    def enough(self, condition: StopCondition | None) -> StopCondition:
-        """Return a condition: each job has a document under one of its keys, or the caller's condition is true."""
-        jobs = len({handle.id for handle in self._handles})
-
-        def is_enough(documents: Mapping[str, bytes]) -> bool:
-            if condition is not None and condition(documents):
-                return True
-            return len(documents) >= jobs and all(
-                any(key in documents for key in keys) for keys in self._of_each
-            )
-
-        return is_enough
-
-    def ended(self, found: Documents) -> Documents:
-        """Return the documents after setting the queues of their handles."""
-        for handle, keys in zip(self._handles, self._of_each, strict=True):
-            key = next((key for key in keys if key in found), None)
-            if key is not None:
-                handle.queue, handle.is_located = self._app.keys.parse_result_key(key)[0], True
-        return found
 
 
 async def _locate_pairs(redis: AsyncDriver, pairs: "Sequence[tuple[JobHandle, str]]") -> list[LocatedJob]:

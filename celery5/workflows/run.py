@@ -25,7 +25,7 @@ from celery5.protocol.job.arguments import encode_value
 from celery5.protocol.job.messages import Failure, read_document
 from celery5.protocol.workflows.member_ids import parse_member_id
 from celery5.protocol.workflows.status import RunState, RunStatus, make_status, read_inner
-from celery5.results.job_location import wait_for_documents
+from celery5.results.waiting import wait_for_documents
 from celery5.workflows.graph import RunGraph, read_graph
 from celery5.workflows.repeated_calls import CallToken, RepeatedCalls
 from celery5.workflows.result_types import RunResultType
@@ -156,7 +156,7 @@ class WorkflowRun(Generic[R_co]):
 
     async def _wait(self, timeout: float | None) -> _RunDocument:
         """Return the document of the end. Raises as `get`."""
-        documents = await wait_for_documents(self.app, [self], timeout=timeout)
+        documents = await wait_for_documents([self], timeout=timeout)
         if self.key not in documents:
             state = (await self.astatus()).state.value
             raise ResultTimeout(f"run {self.id}: no result after {timeout} s; it is {state}")

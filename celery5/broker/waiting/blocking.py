@@ -19,13 +19,13 @@ from celery5.broker.drivers.blocking import BlockingRedis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.timing import Outage
 from celery5.broker.translate import translate_error
-from celery5.broker.waiting.conversation import (
+from celery5.broker.waiting.result_waits import (
     READ_AT_ONCE,
+    ResultWait,
     ResultWaitProtocol,
     get_reread_interval,
     read_documents,
 )
-from celery5.broker.waiting.waits import ResultWait
 from celery5.errors import BrokerError, BrokerUnavailable
 
 
@@ -50,7 +50,7 @@ class BlockingResultWaiter:
         self._lock = threading.Lock()
         # Whether a thread is in here already.
         self._thread = _ThreadState()
-        self._talk = ResultWaitProtocol()
+        self._protocol = ResultWaitProtocol()
         self._outage = Outage(self._timing)
         self._link: SocketLink | None = None
         # Weak: a thread that was interrupted while it left must not lead, or count as a follower, for ever.
@@ -58,8 +58,8 @@ class BlockingResultWaiter:
         self._followers: weakref.WeakSet[_Follower] = weakref.WeakSet()
         self._orphans: deque[ResultWait] = deque()
         # On the monotonic clock: when the server must have replied, and when to read again.
-        self._answer_due = 0.0
-        self._look_due = 0.0
+        self._reply_due = 0.0
+        self._reread_due = 0.0
 
     def wait(
         self, keys: Sequence[str], *, timeout: float | None, enough: StopCondition | None = None
@@ -100,7 +100,7 @@ class BlockingResultWaiter:
         self, keys: Sequence[str], *, timeout: float | None, enough: StopCondition | None
     ) -> dict[str, bytes]:
         if timeout is not None and timeout <= 0:
-            return self._look(keys)
+            return self._read_once_for(keys)
         follower = _Follower(self._orphans)
         wait = follower.wait = ResultWait(keys, enough=enough, wake=_wake_weakly(follower))
         if wait.finished:
@@ -112,14 +112,14 @@ class BlockingResultWaiter:
                 if not self._followers:
                     self._outage.reset()
                 self._followers.add(follower)
-                self._talk.add(wait)
-                self._say()
+                self._protocol.add(wait)
+                self._send_pending()
             self._until_finished(wait, follower, deadline)
         finally:
             with self._lock:
-                self._talk.remove(wait)
+                self._protocol.remove(wait)
                 self._followers.discard(follower)
-                self._say()
+                self._send_pending()
                 if self._is_leader(follower):
                     self._pass_leadership()
                 follower.wait = None
@@ -130,7 +130,7 @@ class BlockingResultWaiter:
         with self._lock:
             self._drop()
 
-    def _look(self, keys: Sequence[str]) -> dict[str, bytes]:
+    def _read_once_for(self, keys: Sequence[str]) -> dict[str, bytes]:
         documents: dict[str, bytes] = {}
         for start in range(0, len(keys), READ_AT_ONCE):
             part = keys[start : start + READ_AT_ONCE]
@@ -161,18 +161,20 @@ class BlockingResultWaiter:
             self._connect(left)
             return
         now = time.monotonic()
-        next_deadline = min(self._look_due, self._answer_due if self._talk.is_reply_due else self._look_due)
+        next_deadline = min(
+            self._reread_due, self._reply_due if self._protocol.is_reply_due else self._reread_due
+        )
         readable = link.wait(min(left, next_deadline - now))
         with self._lock:
             if self._link is not link:
                 return
             try:
                 if readable:
-                    self._talk.receive(link.drain())
+                    self._protocol.receive(link.drain())
                 self._check_deadlines()
-                self._say()
+                self._send_pending()
             except (OSError, ProtocolError, ReplyError) as error:
-                self._lost(error)
+                self._handle_loss(error)
             except BaseException:
                 # Interrupted: a part of the data that was read is lost.
                 self._drop()
@@ -190,47 +192,47 @@ class BlockingResultWaiter:
         with self._lock:
             self._link = link
             self._outage.reset()
-            self._talk.reset()
-            self._look_due = time.monotonic() + get_reread_interval(self._timing)
-            self._say()
+            self._protocol.reset()
+            self._reread_due = time.monotonic() + get_reread_interval(self._timing)
+            self._send_pending()
 
-    def _say(self) -> None:
+    def _send_pending(self) -> None:
         """Send the commands that are pending. With the lock held."""
         link = self._link
         if link is None:
             return
-        was_reply_due = self._talk.is_reply_due
+        was_reply_due = self._protocol.is_reply_due
         try:
-            data = self._talk.data_to_send()
+            data = self._protocol.data_to_send()
             if data:
                 link.send(data)
         except OSError as error:
-            self._lost(error)
+            self._handle_loss(error)
         except BaseException:
             self._drop()
             raise
-        if self._talk.is_reply_due and not was_reply_due:
-            self._answer_due = time.monotonic() + self._timing.reply
+        if self._protocol.is_reply_due and not was_reply_due:
+            self._reply_due = time.monotonic() + self._timing.reply
 
     def _check_deadlines(self) -> None:
         """Read again when that is due. Raises TimeoutError when a reply is overdue."""
         now = time.monotonic()
-        if self._talk.is_reply_due and now >= self._answer_due:
+        if self._protocol.is_reply_due and now >= self._reply_due:
             raise TimeoutError
-        if now >= self._look_due:
-            self._look_due = now + get_reread_interval(self._timing)
-            self._talk.recheck()
+        if now >= self._reread_due:
+            self._reread_due = now + get_reread_interval(self._timing)
+            self._protocol.recheck()
 
-    def _lost(self, error: Exception) -> None:
+    def _handle_loss(self, error: Exception) -> None:
         """Drop the connection; the leader will make a new one. With the lock held."""
         self._drop()
         translation = translate_error(error, maybe_done=False, where=self._where)
         if not isinstance(translation, BrokerUnavailable):
-            self._talk.fail(translation)
+            self._protocol.fail(translation)
 
     def _failed(self, error: BrokerError) -> float:
         if self._outage.record_failure(error, time.monotonic()):
-            self._talk.fail(error)
+            self._protocol.fail(error)
             self._outage.reset()
             return 0.0
         return self._outage.next_pause()
@@ -253,7 +255,7 @@ class BlockingResultWaiter:
     def _remove_orphans(self) -> None:
         """Remove the waits of threads that were interrupted before they did. With the lock held."""
         while self._orphans:
-            self._talk.remove(self._orphans.popleft())
+            self._protocol.remove(self._orphans.popleft())
 
 
 class _ThreadState(threading.local):
@@ -269,12 +271,12 @@ class _Follower:
     interrupted before it removed that wait.
     """
 
-    __slots__ = ("__weakref__", "_orphans", "_told", "wait")
+    __slots__ = ("__weakref__", "_orphans", "_wakeup", "wait")
 
     def __init__(self, orphans: deque[ResultWait]) -> None:
         # A bare lock: an Event costs five times as much, and most threads never sleep on it.
-        self._told = threading.Lock()
-        self._told.acquire()
+        self._wakeup = threading.Lock()
+        self._wakeup.acquire()
         self._orphans = orphans
         self.wait: ResultWait | None = None
 
@@ -283,12 +285,12 @@ class _Follower:
             self._orphans.append(self.wait)
 
     def sleep(self, seconds: float) -> None:
-        self._told.acquire(timeout=seconds)
+        self._wakeup.acquire(timeout=seconds)
 
     def wake(self) -> None:
         """Let the thread go on, now or when it next sleeps. Only called with the lock of the waiter held."""
-        if self._told.locked():
-            self._told.release()
+        if self._wakeup.locked():
+            self._wakeup.release()
 
 
 def _wake_weakly(follower: _Follower) -> Callable[[], None]:

@@ -14,13 +14,14 @@ from celery5.broker.driver import AsyncDriver, StopCondition
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.timing import Outage, Timing
 from celery5.broker.translate import translate_reply
-from celery5.broker.waiting.conversation import (
+from celery5.broker.waiting.result_waits import (
     READ_AT_ONCE,
     SUBSCRIBE_AT_ONCE,
+    ResultWait,
+    ResultWaits,
     get_reread_interval,
     read_documents,
 )
-from celery5.broker.waiting.waits import ResultWait, ResultWaits
 from celery5.errors import BrokerError, BrokerUnavailable
 
 T = TypeVar("T")
@@ -79,7 +80,7 @@ class TrioResultWaiter:
         self._where = endpoint.masked_url
         self._push = _PushConnection(
             endpoint=endpoint,
-            on_message=self._hear,
+            on_message=self._add_document,
             on_connected=self._wake_all,
             timing=timing,
             name="celery5-results",
@@ -116,7 +117,7 @@ class TrioResultWaiter:
         if wait.finished:
             return wait.found
         if timeout is not None and timeout <= 0:
-            return await self._look(list(wait.missing.values()))
+            return await self._read_once_for(list(wait.missing.values()))
         outage = Outage(self._timing)
         self._wake_events[wait] = trio.Event()
         self._waiting.add(wait)
@@ -126,7 +127,7 @@ class TrioResultWaiter:
         finally:
             self._mark_stale(self._waiting.remove(wait))
             del self._wake_events[wait]
-        return wait.get_documents(outage.error or self._away())
+        return wait.get_documents(outage.error or self._make_unavailable())
 
     async def _until_finished(self, wait: ResultWait, outage: Outage) -> None:
         while not wait.finished:
@@ -155,7 +156,7 @@ class TrioResultWaiter:
             self._mark_subscribed(new)
             for key, document in zip(keys, documents, strict=True):
                 if document is not None:
-                    self._hear(key, document)
+                    self._add_document(key, document)
             return
         for chunk in _chunks(new, SUBSCRIBE_AT_ONCE):
             await self._push.subscribe(*chunk)
@@ -171,23 +172,23 @@ class TrioResultWaiter:
     async def _read(self, wait: ResultWait) -> None:
         for chunk in _chunks(list(wait.missing.values()), READ_AT_ONCE):
             for key, document in (await self.redis.perform(read_documents(chunk))).items():
-                self._hear(key.encode(), document)
+                self._add_document(key.encode(), document)
             if wait.finished:
                 return
 
-    async def _look(self, keys: Sequence[str]) -> dict[str, bytes]:
+    async def _read_once_for(self, keys: Sequence[str]) -> dict[str, bytes]:
         documents: dict[str, bytes] = {}
         for chunk in _chunks(keys, READ_AT_ONCE):
             part = await self.redis.perform(read_documents(chunk))
             documents |= part
         return documents
 
-    def _hear(self, key: bytes, document: bytes) -> None:
+    def _add_document(self, key: bytes, document: bytes) -> None:
         if self._waiting.add_document(key, document):
             self._mark_stale([key])
             self._waiting.wake_finished()
 
-    def _away(self) -> BrokerUnavailable | None:
+    def _make_unavailable(self) -> BrokerUnavailable | None:
         if self._push.connected:
             return None
         return BrokerUnavailable(f"broker {self._where} cannot be reached: the connection was lost")

@@ -12,7 +12,7 @@ from celery5.broker.colour import run_blocking
 from celery5.errors import BadResult, Corrupt
 from celery5.protocol.job.arguments import ResultType
 from celery5.protocol.job.messages import Document, Failure, encode
-from celery5.results import job_location
+from celery5.results import waiting
 from celery5.results.async_result import (
     _enough,
     _in_order,
@@ -181,7 +181,7 @@ def test_the_limit_of_a_wait_is_the_one_that_was_given_and_none_is_for_ever(
         timeouts.append(timeout)
         return dict.fromkeys(keys, document("a"))
 
-    monkeypatch.setattr(job_location, "wait_for_results", wait_for_results)
+    monkeypatch.setattr(waiting, "wait_for_results", wait_for_results)
     for limit in (None, 0, 0.5, 7, 86_400):
         handle("a").get(limit)
         gather([handle("a")], timeout=limit)

@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 
 from celery5.broker.connection.exchange import NEED_DATA, PushNotification, ReplyError, ReplyParser
 from celery5.broker.timing import OUTAGE_LIMIT, Outage, Timing
-from celery5.broker.waiting.conversation import (
+from celery5.broker.waiting.result_waits import (
     READ_AT_ONCE,
     SUBSCRIBE_AT_ONCE,
     UNSUBSCRIBE_BATCH,
+    ResultWait,
     ResultWaitProtocol,
+    ResultWaits,
 )
-from celery5.broker.waiting.waits import ResultWait, ResultWaits
 from celery5.errors import BrokerDenied, BrokerUnavailable
 
 
