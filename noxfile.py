@@ -369,7 +369,7 @@ def _compile(session: nox.Session, *paths: str) -> None:
     whole = [
         str(path)
         for path in sorted((HERE / "tests").iterdir())
-        if path.is_dir() and any(path.glob("**/test_*.py"))
+        if path.is_dir() and path.name != "browser" and any(path.glob("**/test_*.py"))
     ]
     parts = (
         [["tests/redis"], [path for path in whole if not path.endswith("redis")]]

@@ -61,7 +61,7 @@ R_co = TypeVar("R_co", covariant=True)
 class StepTask(NodeTask, Protocol[P, R_co]):
     """A task, as a step of a declared workflow: with the types of its arguments and of its result."""
 
-    def delay(self, /, *args: P.args, **kwargs: P.kwargs) -> "AsyncResult[R_co]":
+    async def adelay(self, /, *args: P.args, **kwargs: P.kwargs) -> "AsyncResult[R_co]":
         """Send a job and return its handle."""
         ...
 
