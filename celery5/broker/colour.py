@@ -32,6 +32,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
+BLOCKED_ON_LOOP = "plain Python waited for an event loop"
+
 
 def current_colour() -> Colour | None:
     """Return the event loop that runs the caller; None in plain Python and in the worker threads of both loops."""
@@ -62,7 +64,12 @@ def blocking(function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, R]:
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         coroutine = function(*args, **kwargs)
         if current_colour() is None:
-            return run_blocking(coroutine)
+            try:  # as `run_blocking` does, which would be one more line in the tracebacks of users
+                coroutine.send(None)
+            except StopIteration as end:
+                value: R = end.value
+                return value
+            raise AssertionError(BLOCKED_ON_LOOP)
         owner: object = getattr(function, "__self__", args[0] if args else None)
         # What the user called, if that called another twin.
         to_await = _COROUTINE_TO_AWAIT.get() or f"{getattr(owner, 'REACHED_AS', '')}{name}"
@@ -170,7 +177,7 @@ def run_blocking(coroutine: Coroutine[Any, Any, R]) -> R:
     except StopIteration as end:
         value: R = end.value
         return value
-    raise AssertionError("plain Python waited for an event loop")
+    raise AssertionError(BLOCKED_ON_LOOP)
 
 
 async def sleep(seconds: float) -> None:

@@ -21,7 +21,8 @@ WINDOWS = (60, 900, 3600, 21_600)
 def fail_from(begin: int, now: float, *, well_before: int = 10) -> dict[int, Ended]:
     """Minutes in which `push` failed from a time on, after some in which it did well."""
     minutes: dict[int, Ended] = {}
-    for at in range(begin - well_before * MINUTE, int(now) - MINUTE, MINUTE):
+    # Up to the minute that is under way: the one before is gone from a window of a minute when the next one begins.
+    for at in range(begin - well_before * MINUTE, int(now), MINUTE):
         minutes[at // MINUTE * MINUTE] = {"push": (0, 5) if at >= begin else (20, 0), "other": (9, 0)}
     return minutes
 

@@ -111,7 +111,7 @@ async def test_what_two_workers_have_done_is_in_the_history_of_the_queue(app: Ap
     assert pay.wait is not None
     assert 0 <= pay.run["p50"] <= pay.run["p95"] <= pay.run["p99"] < 30
     assert 0 < pay.wait["p50"] < 60
-    assert max(point.dead for point in points) in (0, 20)  # measured once a minute
+    assert max(point.dead for point in points) <= 20
 
 
 async def test_a_summary_adds_up_each_task_of_each_queue_since_the_full_hour(app: App) -> None:
