@@ -119,10 +119,10 @@ class Record:
 
 
 def runs_of(history: str) -> list[Run]:
-    """Read the history."""
+    """Read the history, as far as it is written: the end of the last line may be on its way."""
     found: list[Run] = []
     running: dict[tuple[str, str, str], int] = {}
-    for line in history.splitlines():
+    for line in history[: history.rfind("\n") + 1].splitlines():
         label, what, pid, attempt, job, at = line.split()
         key = (job, pid, attempt)
         if what == "begin":

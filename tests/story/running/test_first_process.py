@@ -25,7 +25,7 @@ pytestmark = [
 NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 TERMINAL = ("setsid", "--ctty")
 """Makes the next process the leader of a session whose terminal is its stdin."""
-ORPHANS = "for n in 1 2 3; do sleep 0.2 & done"
+ORPHANS = "for n in 1 2 3; do sleep 1 & done"
 """Three processes that end later than who has started them."""
 LEAVES_ORPHANS = f"""
 import subprocess

@@ -121,7 +121,7 @@ def test_what_a_processor_logs_is_in_the_log_with_its_stream_and_partition(desk:
                 if text in ("on trio", "by eliot", "on asyncio", "in a thread")
             }
 
-        until(lambda: len(find_lines()) == 4)
+        until(lambda: len(find_lines()) == 4 and len(worker.logged("worker:started")) == 1)
         (started,) = worker.logged("worker:started")
         for text, line in find_lines().items():
             processor = text.replace("by eliot", "on trio").replace(" ", "_")
