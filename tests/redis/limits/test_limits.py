@@ -19,7 +19,7 @@ from tests.redis.worker.workers import Lines, entries, held, start, until, until
 def app(url: str, app_name: str) -> Iterator[App]:
     """An application whose workers have room for many."""
     policy = RetryPolicy(max_retries=2, backoff=0.01, jitter=False)
-    one = App(app_name, broker=url, lease=1.0, concurrency=20, cpu_slots=4, retry_policy=policy)
+    one = App(app_name, broker=url, lease=3.0, concurrency=20, cpu_slots=4, retry_policy=policy)
     yield one
     one.close()
 
