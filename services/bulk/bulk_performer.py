@@ -140,8 +140,13 @@ class BulkPerformer:
                 raise BulkActionRefused(f"bulk action {action_id} {_REFUSALS[reply]}")
             self._send_action.send_nowait(performance)
         except BaseException:
-            del self._performances[action_id]
+            self._forget(performance)
             raise
+
+    def _forget(self, performance: _Performance) -> None:
+        """Forget a performance, but not another one of the same action: somebody may have asked to resume it."""
+        if self._performances.get(performance.id) is performance:
+            del self._performances[performance.id]
 
     async def wait_until_idle(self) -> None:
         """Return when no action runs or waits, and what became of each is in the audit trail."""
@@ -209,7 +214,7 @@ class BulkPerformer:
                 self._log.event("bulk:failed", "error", bulk=performance.id, why=why)
             finally:
                 self._busy -= 1
-            self._performances.pop(performance.id, None)
+            self._forget(performance)
             self._ended.set()
             self._ended = trio.Event()
 
@@ -278,7 +283,7 @@ class BulkPerformer:
             return
         fields = {"state": state, "progress": encode_progress(status.progress)}
         await self._save(performance, fields, redis=redis, lease=0.0, has_ended=True)
-        self._performances.pop(performance.id, None)
+        self._forget(performance)
         for ended in await read_statuses(self._app, redis, [status.id]):
             await record_outcome(self._app, redis, ended)
         progress = status.progress

@@ -180,6 +180,30 @@ async def test_what_its_process_left_is_interrupted_and_resumed_without_doubling
     assert [job.id async for job in app.dlq.aread()] == ["later"]
 
 
+async def test_an_action_that_ends_forgets_no_request_to_resume_it(
+    app: App, redis_client: "redis.Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await dead(app, redis_client, "one")
+    ends, may_end, claim_action = trio.Event(), trio.Event(), calls.claim_action
+
+    async def record_late(*_args: Any) -> None:
+        ends.set()
+        await may_end.wait()
+
+    def claim_as_it_ends(*args: Any, **options: Any) -> Any:
+        may_end.set()
+        return claim_action(*args, **options)
+
+    monkeypatch.setattr(bulk_performer, "record_outcome", record_late)
+    async with performing(app) as performer:
+        action_id = await performer.submit(BulkRequest(verb="dlq:replay"))
+        with trio.fail_after(30):
+            await ends.wait()
+            monkeypatch.setattr(calls, "claim_action", claim_as_it_ends)
+            with pytest.raises(BulkActionRefused, match="has ended"):
+                await performer.resume(action_id)
+
+
 async def test_a_killed_process_is_seen_by_its_lease(app: App, redis_client: "redis.Redis") -> None:
     """Nothing is given up by a process that is killed: its lease just ends."""
     claim = calls.claim_action(
