@@ -32,8 +32,10 @@ from celery5.protocol.process.liveness import ProcessSample
 from celery5.services.process.shared_memory import SidecarMemory, SlotRecord
 from celery5.services.worker.lease import now
 
-STACKS_TIMEOUT = 0.5
+STACKS_TIMEOUT = 1.0
 """Seconds that the stacks of the worker's threads may take to be written: mostly it is a millisecond."""
+STACKS_INTERVAL = 0.02
+"""Seconds between two looks at what is written of them."""
 MAX_STACKS_BYTES = 4 << 20
 """The most bytes of stacks that are read."""
 _STOPPED = "Tt"
@@ -199,12 +201,19 @@ class FreezeWatch:
             os.ftruncate(file, 0)
             if not _send_stack_signal(self._pid, thread):
                 return []
-            size, end = -1, now() + STACKS_TIMEOUT
-            while now() < end and (size <= 0 or size != os.fstat(file).st_size):
-                size = os.fstat(file).st_size
-                time.sleep(0.02)
-            return parse_stacks(os.pread(file, MAX_STACKS_BYTES, 0).decode("utf-8", "replace"))
+            written, end = b"", now() + STACKS_TIMEOUT
+            while True:
+                before, written = written, os.pread(file, MAX_STACKS_BYTES, 0)
+                stacks = parse_stacks(written.decode("utf-8", "replace"))
+                if (written == before and self._are_complete(stacks)) or now() > end:
+                    return stacks
+                time.sleep(STACKS_INTERVAL)
         return []
+
+    def _are_complete(self, stacks: list[ThreadStack]) -> bool:
+        """Whether all stacks are there: the main thread's is the last, and a busy machine may stop before it."""
+        main = self._memories[0].main_thread
+        return any(stack.identity == main for stack in stacks)
 
     def _kill(self, who: str, reason: str, seconds: float, cause: FreezeCause) -> None:
         self.end_reason = f"the interpreter had not run for {seconds:.0f} s, {cause.text}; {reason}"
