@@ -183,7 +183,8 @@ def measure(
         "memory, MiB": [round(size / 2**20) for size in sizes],
         "share of a core": (get_cpu(pid) - cpu) / elapsed,
         "commands a second, with those of scripts": sum(commands.values()) / elapsed,
-        "scans of all keys": commands.get("scan", 0) + commands.get("keys", 0),
+        "commands that walk all keys": commands.get("keys", 0),
+        "scans a look at the storage": commands.get("scan", 0) / max(len(times["/storage"]), 1),
         f"calls above {SLOW / 1000:g} ms": len(slow),
         "the longest, ms": max((one["duration"] for one in slow), default=0) / 1000,
     }

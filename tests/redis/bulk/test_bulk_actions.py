@@ -33,7 +33,7 @@ from celery5.services.bulk.bulk_performer import BulkPerformer
 app = App({name!r}, broker={broker!r})
 
 async def main():
-    performer = BulkPerformer(app=app, worker="killed", log=NullLog(), bulk_lease=1.0)
+    performer = BulkPerformer(app=app, worker="killed", log=NullLog(), bulk_lease=3.0)
     async with trio.open_nursery() as nursery:
         await nursery.start(performer.run)
         print(await performer.submit(BulkRequest(verb="dlq:replay", rate={rate!r})), flush=True)
@@ -131,7 +131,7 @@ async def test_a_rate_holds(app: App, redis_client: "redis.Redis") -> None:
 
 async def test_a_stop_leaves_the_rest_and_is_in_the_trail(app: App, redis_client: "redis.Redis") -> None:
     await dead(app, redis_client, *numbered(300))
-    async with performing(app, lease=1.0) as performer:
+    async with performing(app, lease=3.0) as performer:
         action_id = await performer.submit(BulkRequest(verb="dlq:replay", rate="20/s"))
         await until_some_are_done(app, action_id)
         with app.audit.acting_as("bob"):
