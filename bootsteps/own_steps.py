@@ -120,7 +120,7 @@ def check_step(step: BootStep, offered: Mapping[str, Any], names: set[str]) -> N
     available = {
         *filter(str.isidentifier, offered),
         "logger",
-        *(_get_parameter_name(require) for require in step.requires if require in names),
+        *(_get_parameter_name(name) for name in step.requires if name in names),
     }
     body = getattr(target, "run", None) if inspect.isclass(target) or hasattr(target, "run") else target
     if not callable(body):

@@ -134,7 +134,7 @@ class AlertDelivery:
             if why:
                 failure = self._count_failure(one, one.transition, why, is_permanent=is_permanent)
             else:
-                self._attempts.pop(one.alert, None)  # the next one of the alert is tried again
+                self._attempts.pop(one.alert, None)  # the next one of the alert has not failed yet
         await self._redis.perform(calls.note_delivery(self._keys, one, failure))
         return failure is None or failure.is_dropped
 

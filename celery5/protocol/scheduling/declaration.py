@@ -179,7 +179,7 @@ def calendar(
     last: date | str | None = None,
     timezone: str = "",
 ) -> AnyTrigger:
-    """Return a trigger that fires at a wall-clock time, every given number of years, months, weeks and days.
+    """Return a trigger that fires at a wall-clock time, at an interval of years, months, weeks and days.
 
     Dates that a month does not have are left out.
 

@@ -62,7 +62,7 @@ class Cron(Trigger, frozen=True, kw_only=True, omit_defaults=True, tag="cron"):
 
 
 class Interval(Trigger, frozen=True, kw_only=True, omit_defaults=True, tag="interval"):
-    """Fires every given number of ms, counted from `start`, independent of time zones and clock changes."""
+    """Fires at an interval in ms, counted from `start`, independent of time zones and clock changes."""
 
     every: int
     start: int = 0
@@ -70,7 +70,7 @@ class Interval(Trigger, frozen=True, kw_only=True, omit_defaults=True, tag="inte
 
 
 class Calendar(Trigger, frozen=True, kw_only=True, omit_defaults=True, tag="calendar"):
-    """Fires at a time of day, every given number of years, months, weeks and days from the date `first` on."""
+    """Fires at a time of day, at an interval of years, months, weeks and days from the date `first` on."""
 
     years: int = 0
     months: int = 0

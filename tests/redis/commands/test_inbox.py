@@ -114,7 +114,7 @@ def oversized(post: Post) -> tuple[ControlCommand, bytes]:
 
 
 def of_no_version(post: Post) -> tuple[ControlCommand, bytes]:
-    """Its certificate is of a version that there is not: libraries have its own error for that."""
+    """Its certificate is of a version that there is not: the library raises another error for that."""
     one, signer = pauses(post.app), post.app.control.keyring.get_signer()
     der = signer.chain[0].replace(b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x07", 1)
     return one, sign_command(one, Signer(signer.key, (der, *signer.chain[1:])))

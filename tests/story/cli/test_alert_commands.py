@@ -67,7 +67,7 @@ def test_undelivered_notification_is_shown_with_the_alerts(desk: Desk, redis_cli
     desk.app.perform(note_delivery(desk.app.keys, waiting, failure))
     what = "fired: the receiver answered with status 500 (3 tries, sent again)"
     assert what in desk("alert", "list")
-    (state,) = [load for load in json.loads(desk("alert", "list", "--json")) if load["undelivered"]]
+    (state,) = [entry for entry in json.loads(desk("alert", "list", "--json")) if entry["undelivered"]]
     assert (state["subject"], state["undelivered"]["tries"]) == ("queue mail", 3)
     summary = "the webhook has not taken the last notification of 1 alert"
     assert summary in desk("info")
@@ -104,7 +104,7 @@ def test_the_history_and_the_rules_are_shown(desk: Desk, redis_client: "redis.Re
     assert "fired" in desk("alert", "history")
     (entry,) = json.loads(desk("alert", "history", "--json"))
     assert (entry["name"], entry["change"]) == ("no-workers", "fired")
-    assert [load["name"] for load in json.loads(desk("alert", "rules", "--json"))][:2] == [
+    assert [entry["name"] for entry in json.loads(desk("alert", "rules", "--json"))][:2] == [
         "oldest-job",
         "failure-rate",
     ]

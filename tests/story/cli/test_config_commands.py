@@ -22,7 +22,7 @@ def test_config_show_tells_each_value_and_where_it_was_said(shop: Path) -> None:
     words = ("-A", "shop", "config", "show", "--concurrency", "7", "--no-inbox")
     said = celery5(*words, "--origin", "--json", cwd=shop, env=env)
     assert (said.code, said.err) == (0, "")
-    found = {load["setting"]: (load["value"], load["origin"]) for load in json.loads(said.out)}
+    found = {entry["setting"]: (entry["value"], entry["origin"]) for entry in json.loads(said.out)}
     assert found["broker"] == ("redis://clerk:***@127.0.0.1:1/0", "CELERY5_BROKER")
     assert found["cpu_slots"] == (3, "CELERY5_CPU_SLOTS")
     assert found["grace_period"] == (20.0, "code")

@@ -24,7 +24,7 @@ def answers(desk: Desk, *words: object) -> Any:
     """What the workers answer, as values."""
     ended = told(desk, "worker", *words, "--json")
     assert ended.code == 0, ended
-    return {load["worker"]: load["answer"] for load in json.loads(ended.out)}
+    return {entry["worker"]: entry["answer"] for entry in json.loads(ended.out)}
 
 
 def assert_tables(desk: Desk) -> None:

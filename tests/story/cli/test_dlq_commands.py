@@ -73,7 +73,7 @@ def test_dead_jobs_are_read_and_counted(desk: Desk, redis_client: "redis.Redis")
     assert (one["job"], one["entry"], one["error"], one["type"], one["args"], one["failures"][0]["type"]) == (
         *("p", entry, "OSError: OSError of bank.pay", "OSError", [], "OSError"),
     )
-    assert [load["job"] for load in json.loads(desk("dlq", "read", "--json"))] == ["j0", "j1", "j2", "p"]
+    assert [entry["job"] for entry in json.loads(desk("dlq", "read", "--json"))] == ["j0", "j1", "j2", "p"]
     assert json.loads(desk("dlq", "read", "--older-than", "1h", "--json")) == []
     assert desk("dlq", "read", "--id", "p", "--id", "j1", "--newer-than", "1h", "--json").count('"job"') == 2
     # In two queues two entries may have the same id.

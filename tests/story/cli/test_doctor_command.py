@@ -36,7 +36,7 @@ def test_all_is_well_with_a_worker_that_lives_and_keys(
         worker.ready()
         said = celery5("-A", "shop", "doctor", "--json", cwd=shop, env=env)
         assert (said.code, said.err) == (0, ""), said
-        found = {load["check"]: load for load in json.loads(said.out)}
+        found = {entry["check"]: entry for entry in json.loads(said.out)}
         assert found["workers"]["summary"].startswith("1 live, of version ")
         assert found["application"]["summary"] == "shop, 1 tasks"
         assert found["certificates"]["state"] == "ok"

@@ -307,7 +307,7 @@ def test_info_and_doctor_tell_of_streams(shop: Desk) -> None:
 
 
 def _examine(desk: Desk) -> tuple[str, str]:
-    found = {load["check"]: load for load in json.loads(run(desk, "doctor", "--json").out)}
+    found = {entry["check"]: entry for entry in json.loads(run(desk, "doctor", "--json").out)}
     return found["streams"]["state"], found["streams"]["summary"]
 
 

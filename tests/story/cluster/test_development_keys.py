@@ -36,7 +36,7 @@ def test_development_keys_are_private_and_accepted_by_workers(shop: Path) -> Non
         pinged = celery5(
             "-A", "shop", "worker", "ping", "--json", cwd=shop, env={**state, "CELERY5_BROKER": own}
         )
-        assert [load["ok"] for load in json.loads(pinged.out)] == [True], pinged
+        assert [entry["ok"] for entry in json.loads(pinged.out)] == [True], pinged
         # Another's keys are not believed.
         other = {"XDG_STATE_HOME": str(shop / "other"), "CELERY5_BROKER": own}
         refused = celery5("-A", "shop", "worker", "ping", "--json", cwd=shop, env=other)

@@ -67,7 +67,7 @@ def test_commands_need_only_the_name_of_the_application(desk: Desk, here: Here) 
     assert dead.id in here("task", "show", dead.id).out
     assert here("dlq", "replay", "--json").code == 0
     assert app.info().queues["default"].waiting == 2
-    assert [load["name"] for load in json.loads(here("schedule", "list", "--json").out)] == ["sum"]
+    assert [entry["name"] for entry in json.loads(here("schedule", "list", "--json").out)] == ["sum"]
     assert here("schedule", "pause", "sum").code == 0
     assert app.schedule.show("sum").state == "paused"
     assert here("schedule", "trigger", "sum").code == 0
@@ -86,7 +86,7 @@ def test_unread_queue_is_listed_with_a_similar_name(desk: Desk, here: Here) -> N
     listed = desk("queue", "list")
     assert f"\nunread  default (1 job, no worker); {mark}\n" in listed
     assert f"unread  default (1 job, no worker); {mark}" in desk("info")
-    by_queue = {load["queue"]: load["workers"] for load in json.loads(desk("queue", "list", "--json"))}
+    by_queue = {entry["queue"]: entry["workers"] for entry in json.loads(desk("queue", "list", "--json"))}
     assert by_queue == {"default": 0, "solw": 0}
     with Serving("-A", "shop", "worker", "start", cwd=desk.folder).ready():
         told = here("queue", "list").out

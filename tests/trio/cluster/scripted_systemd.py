@@ -82,15 +82,15 @@ class ScriptedSystemd:
         """Say what a real one has said, in that order."""
         script = json.dumps(SCRIPT[scene]).replace("{path}", get_unit_path(unit))
         script = script.replace("{unit}", json.dumps(unit)[1:-1]).replace("{job}", f"{MANAGER_PATH}/job/7")
-        for load in json.loads(script):
-            if load == ["reply"]:
+        for message in json.loads(script):
+            if message == ["reply"]:
                 if call is not None:
                     job: tuple[Any, Any] = (
                         ("o", (f"{MANAGER_PATH}/job/7",)) if scene in _WITH_A_JOB else (None, ())
                     )
                     await self._line.send(new_method_return(call, *job))
                 continue
-            path, name, signature, said = load
+            path, name, signature, said = message
             body = _as_sent(said)
             self._note(unit, name, body)
             interface = PROPERTIES if name == "PropertiesChanged" else MANAGER
