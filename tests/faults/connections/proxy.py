@@ -6,6 +6,7 @@ with an error. For the latter the command is replaced by a script that returns t
 its place among the other replies.
 """
 
+import socket
 import ssl
 from collections import Counter
 from dataclasses import dataclass
@@ -83,9 +84,9 @@ class FaultyProxy:
         self.loss: Loss | None = None
         self._flowing = trio.Event()
         self._flowing.set()
-        self._listening: trio.CancelScope | None = None
-        self._accepting = trio.Event()
-        self._accepting.set()
+        self._nursery: trio.Nursery | None = None
+        # What accepts connections and what ends that and all that came of it; None while connections are refused.
+        self._accepting: tuple[trio.SocketListener, trio.CancelScope] | None = None
         self._live: set[trio.CancelScope] = set()
 
     @property
@@ -109,15 +110,25 @@ class FaultyProxy:
             scope.cancel()
 
     def refuse(self) -> None:
-        """End all connections and refuse new ones."""
-        self._accepting = trio.Event()
+        """End all connections and refuse new ones, from this moment on."""
         self.cut_all()
-        if self._listening is not None:
-            self._listening.cancel()
+        if self._accepting is not None:
+            (listener, serving), self._accepting = self._accepting, None
+            serving.cancel()
+            listener.socket.close()
 
     def accept(self) -> None:
-        """Accept connections again, on the same port."""
-        self._accepting.set()
+        """Accept connections again, on the same port, from this moment on.
+
+        At once and not in a task of the proxy: a test that goes on from here may dial before that task runs, and be
+        refused.
+        """
+        if self._accepting is None and self._nursery is not None:
+            bound = _bind(self.port)
+            bound.listen(1024)
+            listener = trio.SocketListener(trio.socket.from_stdlib_socket(bound))
+            self._accepting = listener, trio.CancelScope()
+            self._nursery.start_soon(self._listen, *self._accepting)
 
     def cut_reply(self, word: str, *, after: int) -> None:
         """Let the next command of this name through to the server, and of what comes back only `after` bytes."""
@@ -136,15 +147,17 @@ class FaultyProxy:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Listen until cancelled."""
-        while True:
-            await self._accepting.wait()
-            with trio.CancelScope() as self._listening:
-                listeners = await trio.open_tcp_listeners(self.port, host="127.0.0.1")
-                self.port = listeners[0].socket.getsockname()[1]
-                if task_status is not None:
-                    task_status.started()
-                    task_status = trio.TASK_STATUS_IGNORED
-                await trio.serve_listeners(self._serve, listeners)
+        # This socket keeps the port while nothing listens there: else another process might take it.
+        with _bind(0) as reserved:
+            self.port = reserved.getsockname()[1]
+            async with trio.open_nursery() as self._nursery:
+                self.accept()
+                task_status.started()
+                await trio.sleep_forever()
+
+    async def _listen(self, listener: trio.SocketListener, serving: trio.CancelScope) -> None:
+        with listener.socket, serving:
+            await trio.serve_listeners(self._serve, [listener])
 
     async def _serve(self, plain: trio.SocketStream) -> None:
         self.connections += 1
@@ -231,6 +244,13 @@ class _Connection:
                 self._left -= len(data)
             await self._client.send_all(data)
         self._scope.cancel()
+
+
+def _bind(port: int) -> socket.socket:
+    bound = socket.socket()
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    bound.bind(("127.0.0.1", port))
+    return bound
 
 
 def _failing(error: str) -> bytes:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 from functools import partial
 
 import pytest
@@ -41,6 +42,15 @@ async def test_run_gives_up_when_there_was_never_a_server() -> None:
         await TrioRedis(endpoint=Endpoint.from_url("redis://127.0.0.1:1"), timing=timing).run()
     assert 0.1 < trio.current_time() - start < 5
     assert not caught.value.maybe_done
+
+
+async def test_proxy_listens_from_the_moment_it_accepts_again(proxy: FaultyProxy) -> None:
+    # No checkpoint anywhere, so no task of the proxy runs: the tests rely on it to dial at once.
+    proxy.refuse()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", proxy.port), timeout=5)
+    proxy.accept()
+    socket.create_connection(("127.0.0.1", proxy.port), timeout=5).close()
 
 
 async def test_run_gives_up_on_a_host_that_never_answers(proxy: FaultyProxy) -> None:

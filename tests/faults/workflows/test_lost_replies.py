@@ -14,7 +14,6 @@ from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.errors import BrokerError, WorkflowFailed
 from celery5.workflows import Flow, RunState, WorkflowRun
 from tests.faults.connections.proxy import FaultyProxy
-from tests.faults.connections.test_maybe_done import listening
 from tests.redis.worker.workers import until, working
 from tests.redis.workflows.sample_tasks import QUEUES, SampleTasks
 
@@ -71,7 +70,6 @@ async def lose_each_reply(
             proxy.accept()
             yield passing, subject, None
             if not values:
-                await listening(proxy)
                 values.append(await trio.to_thread.run_sync(call, subject))
             yield passing, subject, values[0]
         if not is_lost:
