@@ -21,7 +21,7 @@ from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.health import HealthCheck
 from celery5.logs.log import Log, LogWriter
 from celery5.observability import IncomingJob, MetricsReport, Middleware
-from celery5.processes.lifecycle.foreground import WORKER
+from celery5.processes.foreground import WORKER
 from celery5.processes.worker import WorkerOptions
 
 JOBS = 100_000

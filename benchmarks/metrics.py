@@ -19,7 +19,7 @@ from celery5 import App
 from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.observability.job_tally import JobTally
-from celery5.services.worker.lease import RedisClock
+from celery5.services.process.lease import RedisClock
 
 INTERVALS = (0, 15, 1)
 app = App("bench", broker=os.environ.get("CELERY5_BROKER", "redis://127.0.0.1:6379/0"))

@@ -24,13 +24,13 @@ from celery5.protocol.observability.job_tally import JobTally
 from celery5.runners.on_trio import TrioRunner
 from celery5.runners.running_job import RunningJob
 from celery5.services.health.circuits import CircuitBreakers
+from celery5.services.job.attempt_recorder import AttemptRecorder
+from celery5.services.job.in_flight import RunningJobs
+from celery5.services.job.internal_queues import InternalResultsQueue
+from celery5.services.job.job_middleware import JobMiddleware
+from celery5.services.job.outcome_handler import OutcomeHandler
 from celery5.services.process.incarnation_end import IncarnationEnd
-from celery5.services.worker.attempt_recorder import AttemptRecorder
-from celery5.services.worker.in_flight import RunningJobs
-from celery5.services.worker.internal_queues import InternalResultsQueue
-from celery5.services.worker.job_middleware import JobMiddleware
-from celery5.services.worker.lease import RedisClock
-from celery5.services.worker.outcome_handler import OutcomeHandler
+from celery5.services.process.lease import RedisClock
 from celery5.services.worker.task_execution import TaskExecution
 
 JOBS = 3000

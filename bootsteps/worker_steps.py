@@ -14,10 +14,10 @@ from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import Keys, QueueKeys
 from celery5.errors import BrokerError
 from celery5.logs.log import Log
+from celery5.services.job.in_flight import InFlightJobs
 from celery5.services.process.incarnation_end import IncarnationEnd
+from celery5.services.process.lease import Lease
 from celery5.services.process.step_status import StepStatus
-from celery5.services.worker.in_flight import InFlightJobs
-from celery5.services.worker.lease import Lease
 from celery5.similar_names import did_you_mean
 
 LEAVE_TIMEOUT = 5.0

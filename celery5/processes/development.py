@@ -15,16 +15,15 @@ from celery5.app import App
 from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.errors import Misconfigured
 from celery5.logs.log import Log
-from celery5.processes import publisher, router, scheduler, worker
-from celery5.processes.lifecycle import foreground
-from celery5.processes.lifecycle.companions import run_companion
-from celery5.processes.lifecycle.foreground import (
+from celery5.processes import foreground, publisher, router, scheduler, worker
+from celery5.processes.foreground import (
     ServeOptions,
     make_interruption,
     make_stop_times,
     open_log,
     serve_in_process,
 )
+from celery5.processes.lifecycle.companions import run_companion
 from celery5.processes.lifecycle.incarnations import ProcessKind, new_incarnation_name
 from celery5.processes.lifecycle.signals import Interruption
 from celery5.processes.publisher import PUBLISHER

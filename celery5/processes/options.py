@@ -8,8 +8,8 @@ from celery5.config.scaling import merge_budgets
 from celery5.logs.log import LogWriter
 from celery5.protocol.scaling.budget import Budget, check_task_budgets
 from celery5.services.health.vitals import ProcessStatus
-from celery5.services.process.recycling import RestartMode
 from celery5.services.process.reloader import ReloadSignal
+from celery5.services.worker.recycling import RestartMode
 
 
 def _nothing() -> None:

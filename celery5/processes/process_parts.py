@@ -59,10 +59,10 @@ from celery5.services.health.vital_sources import (
 )
 from celery5.services.health.vitals import ProcessStatus, StatusSource
 from celery5.services.observability.metrics_reporter import guard_outlets
+from celery5.services.process.lease import Lease
 from celery5.services.process.reloader import NextIncarnation, Reloader, ReloadSignal
 from celery5.services.process.step_status import StepStatus
 from celery5.services.process.systemd_notify import NotifySettings, SystemdNotify, read_notify_settings
-from celery5.services.worker.lease import Lease
 from celery5.wiring import part
 
 

@@ -57,14 +57,14 @@ from celery5.services.health.vital_sources import (
     LeaseStatus,
 )
 from celery5.services.health.vitals import ProcessStatus, StatusPhase, StatusSource
+from celery5.services.job.job_middleware import JobMiddleware
 from celery5.services.observability.alert_delivery import AlertDelivery
 from celery5.services.observability.alert_evaluator import AlertEvaluator
 from celery5.services.observability.history_rollup import HistoryRollup
 from celery5.services.observability.metrics_reporter import MetricsReporter
+from celery5.services.process.lease import Heartbeat, Lease
 from celery5.services.process.reloader import Reloader
 from celery5.services.worker.due_jobs import Mover
-from celery5.services.worker.job_middleware import JobMiddleware
-from celery5.services.worker.lease import Heartbeat, Lease
 from celery5.services.worker.recovery import Recoverer
 from celery5.services.workflows.run_progress import RunProgress
 from celery5.tasks.task import Task

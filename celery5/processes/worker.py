@@ -48,12 +48,12 @@ from celery5.protocol.streams.groups import GroupMembership
 from celery5.protocol.task_kinds import TASK_KINDS
 from celery5.protocol.text_values import SIZE
 from celery5.services.health.vitals import ProcessStatus
-from celery5.services.process.recycling import RestartMode
+from celery5.services.job.internal_queues import SharedSlots
+from celery5.services.process.lease import Lease
 from celery5.services.process.reloader import NextIncarnation, ReloadSignal
 from celery5.services.scheduling.timers import check_triggers
 from celery5.services.streams.processor_group import GroupMember
-from celery5.services.worker.internal_queues import SharedSlots
-from celery5.services.worker.lease import Lease
+from celery5.services.worker.recycling import RestartMode
 from celery5.streams.processor import Processor
 from celery5.streams.stream import Stream
 from celery5.wiring import build, part, step

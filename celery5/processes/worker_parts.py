@@ -82,8 +82,6 @@ from celery5.scheduling.timers import Timer
 from celery5.services.commands.dispatcher import CommandHandler, SelfCommandSender, handle
 from celery5.services.commands.inbox import Inbox
 from celery5.services.commands.log_retry import LogRetry, log_handlers
-from celery5.services.commands.paused_queues import PausedQueues
-from celery5.services.commands.worker_commands import WorkerCommands
 from celery5.services.events.subscriptions import Subscriptions
 from celery5.services.health.circuits import CircuitBreakers
 from celery5.services.health.health_checks import HealthMonitor
@@ -98,7 +96,14 @@ from celery5.services.health.vital_sources import (
     TimerMetrics,
 )
 from celery5.services.health.vitals import StatusPhase, StatusSource
-from celery5.services.limits.admission_control import AdmissionControl
+from celery5.services.job.attempt_recorder import AttemptRecorder
+from celery5.services.job.concurrency_budget import MaximalConcurrencyBudget
+from celery5.services.job.in_flight import InFlightJobs, IsolatedJobs, RecentJobs, RunningJobs
+from celery5.services.job.internal_queues import InternalResultsQueue, InternalTasksQueue, SharedSlots
+from celery5.services.job.job_middleware import JobMiddleware
+from celery5.services.job.outcome_handler import OutcomeHandler
+from celery5.services.job.reading_state import ReadingState
+from celery5.services.job.unstarted_jobs import UnstartedJobs
 from celery5.services.limits.admission_state import AdmissionState
 from celery5.services.limits.kind_rates import KindRates
 from celery5.services.limits.overrides import LimitOverrides
@@ -108,15 +113,15 @@ from celery5.services.observability.alert_evaluator import AlertEvaluator
 from celery5.services.observability.ended_counter import EndedCounter
 from celery5.services.observability.history_rollup import HistoryRollup
 from celery5.services.observability.metrics_reporter import MetricsReporter
-from celery5.services.process.burst import Burst
 from celery5.services.process.incarnation_end import IncarnationEnd
-from celery5.services.process.recycling import Recycling, RestartMode
+from celery5.services.process.lease import Heartbeat, Lease, RedisClock
 from celery5.services.process.reloader import Reloader
 from celery5.services.process.shared_memory import SidecarMemory
 from celery5.services.process.step_status import StepStatus
 from celery5.services.process.suspect_turn import SuspectTurn
 from celery5.services.scaling.observer import TimeLimitedDriver
 from celery5.services.scaling.preferences import Preferences
+from celery5.services.scaling.prefetch_factor import PrefetchFactor
 from celery5.services.scaling.reporter import Reporter
 from celery5.services.scheduling.timer_leadership import TimerLeadership
 from celery5.services.scheduling.timers import TimerRuns, Timers
@@ -130,21 +135,18 @@ from celery5.services.streams.processor_group import (
     StreamProcessors,
 )
 from celery5.services.streams.stream_archives import StreamArchives
-from celery5.services.worker.attempt_recorder import AttemptRecorder
-from celery5.services.worker.capacity import PrefetchFactor, QueueCapacity
-from celery5.services.worker.concurrency_budget import MaximalConcurrencyBudget
+from celery5.services.worker.admission_control import AdmissionControl
+from celery5.services.worker.burst import Burst
+from celery5.services.worker.capacity import QueueCapacity
 from celery5.services.worker.consumer import Consumer
 from celery5.services.worker.due_jobs import Mover
 from celery5.services.worker.foreign_jobs import NEW_FOREIGN, ForeignJobs
-from celery5.services.worker.in_flight import InFlightJobs, IsolatedJobs, RecentJobs, RunningJobs
-from celery5.services.worker.internal_queues import InternalResultsQueue, InternalTasksQueue, SharedSlots
 from celery5.services.worker.job_intake import JobIntake
-from celery5.services.worker.job_middleware import JobMiddleware
-from celery5.services.worker.lease import Heartbeat, Lease, RedisClock
-from celery5.services.worker.outcome_handler import OutcomeHandler
+from celery5.services.worker.paused_queues import PausedQueues
 from celery5.services.worker.progress_reports import ProgressReports
-from celery5.services.worker.reading import NEW_LANE, QueueLanes, ReadingState, ReadOrder
+from celery5.services.worker.reading import NEW_LANE, QueueLanes, ReadOrder
 from celery5.services.worker.recovery import Recoverer
+from celery5.services.worker.recycling import Recycling, RestartMode
 from celery5.services.worker.result_publisher import (
     ResultPublisher,
     UnpublishableRetries,
@@ -152,7 +154,7 @@ from celery5.services.worker.result_publisher import (
 from celery5.services.worker.revocations import Revocations
 from celery5.services.worker.task_execution import TaskExecution
 from celery5.services.worker.time_limits import Deadlines, FineTimer
-from celery5.services.worker.unstarted_jobs import UnstartedJobs
+from celery5.services.worker.worker_commands import WorkerCommands
 from celery5.services.workflows.member_jobs import MemberJobs
 from celery5.services.workflows.run_progress import NEW_RUNS, RunProgress, RunRelay
 from celery5.streams.processor import Processor

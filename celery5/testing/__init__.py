@@ -21,7 +21,7 @@ from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.errors import Misconfigured
 from celery5.logs.log import Log
 from celery5.processes.development import run_in_background
-from celery5.processes.lifecycle.foreground import ServeOptions
+from celery5.processes.foreground import ServeOptions
 from celery5.protocol.commands.definitions import RETRY_BOOT_STEP
 from celery5.protocol.job.job import new_id
 from celery5.runners.context import CURRENT_JOB, CurrentJob

@@ -3,7 +3,7 @@
 Ask `has_valid_lease` before each act: the process' own clock answers it, without a round trip. So a leader that
 hears nothing from Redis stops acting before another one may begin, and one that was frozen finds out before it
 acts again. Members that it was starting meanwhile refuse to start, by their epoch
-(`processes/lifecycle/foreground.py`).
+(`processes/foreground.py`).
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -24,7 +24,7 @@ from celery5.protocol.cluster.leadership import (
 )
 from celery5.protocol.observability.families import MetricFamily, make_gauge
 from celery5.services.process.broker_outages import OutageLog, retry_until_available
-from celery5.services.worker.lease import now as clock
+from celery5.services.process.lease import now as clock
 
 REQUEST_LIMIT = 1.0
 """Seconds that one round trip may take before it is tried again."""

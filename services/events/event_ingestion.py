@@ -42,7 +42,7 @@ from celery5.protocol.limits import Suspension
 from celery5.runners.operations import operating
 from celery5.sending.publisher import PublishPlanner
 from celery5.services.process.broker_outages import OutageLog, retry_until_available
-from celery5.services.worker.lease import Lease
+from celery5.services.process.lease import Lease
 
 READ_BATCH = 200
 """The most events read in one trip."""

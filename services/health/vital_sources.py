@@ -20,7 +20,7 @@ from celery5.protocol.scheduling.timers import TimerCounts
 from celery5.services.health.circuits import CircuitBreakers
 from celery5.services.health.vitals import ProcessStatus
 from celery5.services.process.broker_outages import OutageLog
-from celery5.services.worker.lease import Lease
+from celery5.services.process.lease import Lease
 
 
 class StatusConnection(Protocol):

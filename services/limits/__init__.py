@@ -1,1 +1,1 @@
-"""The services that admit jobs of tasks with limits."""
+"""The limits of tasks as one worker knows them, and what sets them."""

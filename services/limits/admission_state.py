@@ -29,12 +29,12 @@ from celery5.protocol.limits import (
 from celery5.protocol.masking import MAX_ERROR_LENGTH, get_error_text, get_type_name
 from celery5.protocol.scaling.prefetch import HORIZON, DurationEstimate, count_ahead
 from celery5.runners.user_errors import guard_scopes, reraise_cancellation
+from celery5.services.job.concurrency_budget import MaximalConcurrencyBudget
+from celery5.services.job.in_flight import InFlightJobs, IsolatedJobs, RunningJobs
+from celery5.services.job.internal_queues import InternalTasksQueue
+from celery5.services.job.reading_state import ReadingState
 from celery5.services.limits.kind_rates import KindRates
 from celery5.services.limits.waiting_tasks import WaitingTasks
-from celery5.services.worker.concurrency_budget import MaximalConcurrencyBudget
-from celery5.services.worker.in_flight import InFlightJobs, IsolatedJobs, RunningJobs
-from celery5.services.worker.internal_queues import InternalTasksQueue
-from celery5.services.worker.reading import ReadingState
 from celery5.tasks.task import Task
 
 AWAITING_ADMISSION = "awaiting-admission"

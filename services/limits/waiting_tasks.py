@@ -5,8 +5,8 @@ from typing import Any
 
 from celery5.protocol.scaling.prioritisation import MAX_WEIGHT
 from celery5.protocol.scaling.read_order import parse_queue_order
+from celery5.services.job.concurrency_budget import MaximalConcurrencyBudget
 from celery5.services.scaling.preferences import Preferences
-from celery5.services.worker.concurrency_budget import MaximalConcurrencyBudget
 from celery5.tasks.task import Task
 
 QueueTask = tuple[str, str]

@@ -1,1 +1,1 @@
-"""The services that every process runs: presence, recycling, reloading, systemd."""
+"""The services that every process runs: its lease, presence, reloading, systemd."""

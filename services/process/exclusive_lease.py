@@ -8,7 +8,7 @@ from celery5.broker.calls import cluster
 from celery5.broker.calls.cluster import ExclusiveLeaseReply
 from celery5.broker.driver import AsyncDriver
 from celery5.errors import BrokerError
-from celery5.services.worker.lease import MARGIN_FRACTION, now
+from celery5.services.process.lease import MARGIN_FRACTION, now
 
 LEASE = 5.0
 """Seconds of the lease, after the last renewal."""

@@ -12,7 +12,7 @@ from celery5.logs.log import Log
 from celery5.protocol.commands.definitions import PreferParameters
 from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.scaling.prioritisation import MAX_WEIGHT, Preference
-from celery5.services.worker.internal_queues import InternalTasksQueue
+from celery5.services.job.internal_queues import InternalTasksQueue
 
 
 class Preferences:

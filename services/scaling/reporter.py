@@ -14,10 +14,10 @@ from celery5.broker.keys import Keys, QueueKeys
 from celery5.logs.log import Log
 from celery5.protocol.scaling.snapshot import WorkerReport
 from celery5.services.health.vitals import ProcessStatus
+from celery5.services.job.concurrency_budget import MaximalConcurrencyBudget
+from celery5.services.job.in_flight import InFlightJobs
 from celery5.services.process.broker_outages import OutageLog, retry_until_available
-from celery5.services.worker.capacity import PrefetchFactor
-from celery5.services.worker.concurrency_budget import MaximalConcurrencyBudget
-from celery5.services.worker.in_flight import InFlightJobs
+from celery5.services.scaling.prefetch_factor import PrefetchFactor
 
 REPORT_INTERVAL = 3.0
 """Seconds between reports."""

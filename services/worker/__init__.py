@@ -1,1 +1,1 @@
-"""The services of a worker: reading, running and settling jobs, and the lease on them."""
+"""The services of a worker: reading, admitting, running and settling jobs, and its commands."""

@@ -17,17 +17,18 @@ from celery5.logs.log import Log
 from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.job.verdict import Release
 from celery5.protocol.scaling.prefetch import HORIZON
+from celery5.services.job.concurrency_budget import MaximalConcurrencyBudget
+from celery5.services.job.in_flight import InFlightJobs, IsolatedJobs
+from celery5.services.job.internal_queues import InternalTasksQueue
+from celery5.services.job.reading_state import ReadingState
+from celery5.services.job.unstarted_jobs import UnstartedJobs
 from celery5.services.limits.admission_state import AdmissionState
 from celery5.services.process.broker_outages import OutageLog, retry_until_available
+from celery5.services.process.lease import Lease
 from celery5.services.worker.capacity import QueueCapacity
-from celery5.services.worker.concurrency_budget import MaximalConcurrencyBudget
 from celery5.services.worker.foreign_jobs import TAKE_BATCH, ForeignJobs
-from celery5.services.worker.in_flight import InFlightJobs, IsolatedJobs
-from celery5.services.worker.internal_queues import InternalTasksQueue
 from celery5.services.worker.job_intake import JobIntake
-from celery5.services.worker.lease import Lease
-from celery5.services.worker.reading import PassCapacity, ReadingState, ReadOrder
-from celery5.services.worker.unstarted_jobs import UnstartedJobs
+from celery5.services.worker.reading import PassCapacity, ReadOrder
 
 RETRY_INTERVAL = 0.1
 """Seconds between attempts while Redis is unreachable."""

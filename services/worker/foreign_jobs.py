@@ -31,10 +31,10 @@ from celery5.protocol.job.verdict import (
     Release,
 )
 from celery5.protocol.limits import unescape_word
+from celery5.services.job.reading_state import ReadingState
+from celery5.services.job.unstarted_jobs import UnstartedJobs
 from celery5.services.process.broker_outages import OutageLog, retry_until_available
-from celery5.services.worker.lease import HEARTBEATS_PER_LEASE, Lease
-from celery5.services.worker.reading import ReadingState
-from celery5.services.worker.unstarted_jobs import UnstartedJobs
+from celery5.services.process.lease import HEARTBEATS_PER_LEASE, Lease
 
 RETRY_INTERVAL = 0.5
 """Seconds between attempts while Redis is unreachable."""

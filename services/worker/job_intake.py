@@ -9,15 +9,15 @@ from celery5.errors import Corrupt
 from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.job.messages import read_command
 from celery5.protocol.job.verdict import Reason
+from celery5.services.job.concurrency_budget import MaximalConcurrencyBudget
+from celery5.services.job.in_flight import InFlightJobs, IsolatedJobs, RecentJobs
+from celery5.services.job.internal_queues import InternalTasksQueue
+from celery5.services.job.job_middleware import JobMiddleware
+from celery5.services.job.unstarted_jobs import UnstartedJobs
 from celery5.services.limits.admission_state import AWAITING_ADMISSION, AdmissionState
 from celery5.services.scaling.preferences import Preferences
 from celery5.services.worker.capacity import QueueCapacity
-from celery5.services.worker.concurrency_budget import MaximalConcurrencyBudget
 from celery5.services.worker.foreign_jobs import ForeignJobs
-from celery5.services.worker.in_flight import InFlightJobs, IsolatedJobs, RecentJobs
-from celery5.services.worker.internal_queues import InternalTasksQueue
-from celery5.services.worker.job_middleware import JobMiddleware
-from celery5.services.worker.unstarted_jobs import UnstartedJobs
 from celery5.tasks.task import Task
 
 

@@ -18,8 +18,8 @@ from celery5.errors import BrokerError
 from celery5.logs.log import Log
 from celery5.protocol.job.progress import ProgressReport
 from celery5.runners.context import CurrentJob
+from celery5.services.job.in_flight import RunningJobs
 from celery5.services.process.broker_outages import OutageLog, retry_until_available
-from celery5.services.worker.in_flight import RunningJobs
 
 WRITE_INTERVAL = 1.0
 """Seconds between two writes."""

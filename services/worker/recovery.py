@@ -16,8 +16,8 @@ from celery5.broker.keys import QueueKeys
 from celery5.errors import BrokerReplied, BrokerUnavailable
 from celery5.logs.log import Log
 from celery5.protocol.process.liveness import Heartbeats
-from celery5.services.worker.job_middleware import JobMiddleware
-from celery5.services.worker.lease import Lease
+from celery5.services.job.job_middleware import JobMiddleware
+from celery5.services.process.lease import Lease
 
 RECOVERY_BATCH = 16
 """Jobs in one call: Redis does nothing else in that time. One that held a slot costs about 10 commands."""

@@ -39,12 +39,12 @@ from celery5.protocol.job.states import ADMITTED
 from celery5.protocol.job.verdict import Bury, Reason, Release
 from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
 from celery5.runners.user_errors import reraise_cancellation
-from celery5.services.limits.admission_control import AdmissionControl
+from celery5.services.job.in_flight import InFlightJobs, IsolatedJobs, RecentJobs
+from celery5.services.job.internal_queues import InternalResultsQueue, InternalTasksQueue
+from celery5.services.job.job_middleware import JobMiddleware
 from celery5.services.limits.admission_state import AdmissionState
-from celery5.services.worker.in_flight import InFlightJobs, IsolatedJobs, RecentJobs
-from celery5.services.worker.internal_queues import InternalResultsQueue, InternalTasksQueue
-from celery5.services.worker.job_middleware import JobMiddleware
-from celery5.services.worker.lease import Lease
+from celery5.services.process.lease import Lease
+from celery5.services.worker.admission_control import AdmissionControl
 from celery5.services.workflows.run_progress import RunProgress, log_advance
 
 DeliverySettlement = tuple[Delivery, Settlement]

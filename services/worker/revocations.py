@@ -18,7 +18,7 @@ from celery5.errors import BrokerError
 from celery5.logs.log import Log
 from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.job.states import Place
-from celery5.services.worker.in_flight import InFlightJobs
+from celery5.services.job.in_flight import InFlightJobs
 from celery5.services.worker.task_execution import TaskExecution
 
 MIN_HELD_SECONDS = 0.5

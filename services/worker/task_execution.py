@@ -49,15 +49,15 @@ from celery5.runners.outcome import get_error_outcome, make_failure
 from celery5.runners.running_job import Runner, RunningJob
 from celery5.runners.user_errors import ScopeGuard, find_cancellation, reraise_cancellation
 from celery5.services.health.circuits import CircuitBreakers
+from celery5.services.job.concurrency_budget import MaximalConcurrencyBudget
+from celery5.services.job.in_flight import IsolatedJobs, RunningJobs
+from celery5.services.job.internal_queues import InternalTasksQueue
+from celery5.services.job.job_middleware import EnteredBlock, JobMiddleware
+from celery5.services.job.outcome_handler import OutcomeHandler
 from celery5.services.process.incarnation_end import IncarnationEnd
+from celery5.services.process.lease import MARGIN_FRACTION, Lease, now
 from celery5.services.process.shared_memory import MemorySlot, SidecarMemory, number_queues
-from celery5.services.worker.concurrency_budget import MaximalConcurrencyBudget
 from celery5.services.worker.foreign_jobs import ForeignJobs
-from celery5.services.worker.in_flight import IsolatedJobs, RunningJobs
-from celery5.services.worker.internal_queues import InternalTasksQueue
-from celery5.services.worker.job_middleware import EnteredBlock, JobMiddleware
-from celery5.services.worker.lease import MARGIN_FRACTION, Lease, now
-from celery5.services.worker.outcome_handler import OutcomeHandler
 from celery5.services.worker.progress_reports import ProgressReports
 from celery5.services.worker.time_limits import Deadlines
 from celery5.services.workflows.member_jobs import MemberJobs, needs_preparing

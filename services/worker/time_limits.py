@@ -17,7 +17,7 @@ from celery5.errors import SoftTimeLimitExceeded, TimeLimitExceeded
 from celery5.protocol.job.job import to_seconds
 from celery5.protocol.job.messages import Command
 from celery5.runners.running_job import RunningJob, TimeLimits
-from celery5.services.worker.lease import now
+from celery5.services.process.lease import now
 from celery5.tasks.task import Task
 
 

@@ -66,26 +66,38 @@ def test_every_relaxation_of_a_tool_says_why() -> None:
     assert [line for line in off if "#" not in line] == []
 
 
-def get_layers() -> list[str]:
-    contract = next(each for each in TOOLS["importlinter"]["contracts"] if each["type"] == "layers")
-    return list(contract["layers"])
+CONTRACTS = TOOLS["importlinter"]["contracts"]
+LAYERS = {contract["containers"][0]: contract for contract in CONTRACTS if contract["type"] == "layers"}
+
+
+def get_drawn_tiers(number: int) -> list[list[str]]:
+    page = (HERE / "docs" / "internals.md").read_text()
+    return [line.split() for line in page.split("```text\n")[number].split("```")[0].splitlines()]
 
 
 def test_internals_draws_the_tiers_that_the_import_contract_enforces() -> None:
-    page = (HERE / "docs" / "internals.md").read_text()
-    drawn = [line.split() for line in page.split("```text\n")[1].split("```")[0].splitlines()]
-    layers = get_layers()
+    layers = LAYERS["celery5"]["layers"]
     tiers = layers[layers.index("app") + 1 : layers.index("runners | broker")]
-    assert drawn == [tier.split(" | ") for tier in tiers]
+    assert get_drawn_tiers(1) == [tier.split(" | ") for tier in tiers]
+
+
+def test_internals_draws_the_tiers_of_services_that_the_contract_enforces() -> None:
+    assert get_drawn_tiers(2) == [tier.split(" | ") for tier in LAYERS["celery5.services"]["layers"]]
 
 
 def test_packages_of_one_layer_do_not_import_each_other() -> None:
-    assert [layer for layer in get_layers() if ":" in layer] == []
+    layers = [layer for contract in LAYERS.values() for layer in contract["layers"]]
+    assert [layer for layer in layers if ":" in layer] == []
 
 
 def test_every_module_belongs_to_a_layer() -> None:
-    layers = next(each for each in TOOLS["importlinter"]["contracts"] if each["type"] == "layers")
-    assert layers["exhaustive"] is True
-    assert layers["containers"] == ["celery5"]
-    assert "exhaustive_ignores" not in layers
-    assert "ignore_imports" not in layers
+    assert set(LAYERS) == {"celery5", "celery5.services", "celery5.processes"}
+    for contract in LAYERS.values():
+        assert contract["exhaustive"] is True
+        assert "exhaustive_ignores" not in contract
+        assert "ignore_imports" not in contract
+
+
+def test_the_contract_against_circles_has_no_exception() -> None:
+    (contract,) = [contract for contract in CONTRACTS if contract["type"] == "acyclic_siblings"]
+    assert contract == {"name": contract["name"], "type": "acyclic_siblings", "ancestors": ["celery5"]}

@@ -12,7 +12,8 @@ import pytest
 
 from celery5.cli.main import cli
 from celery5.config.settings import Settings
-from celery5.processes.lifecycle import fleet, foreground
+from celery5.processes import foreground
+from celery5.processes.lifecycle import fleet
 from celery5.protocol.cluster.description import STOP_MARGIN
 from celery5.protocol.cluster.members import KINDS, Member
 from celery5.protocol.cluster.remote_units import RemoteSetup, format_unit_file

@@ -77,7 +77,7 @@ def check(target: Target, /, *, file: str, **flags: Any) -> None:
     """
     from celery5.config.configuration import check_usable, describe_skipped_fields
     from celery5.config.settings import find_warnings, get_origins
-    from celery5.processes.lifecycle import foreground
+    from celery5.processes import foreground
 
     app = _load_configured(target, flags)
     settings = check_usable(app.settings, app.name, app.settings.broker)

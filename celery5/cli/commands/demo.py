@@ -257,7 +257,7 @@ async def _run(
     import trio
 
     from celery5.processes.development import run_in_background
-    from celery5.processes.lifecycle.foreground import ServeOptions
+    from celery5.processes.foreground import ServeOptions
 
     outcome, seconds = None, 0.0
     try:

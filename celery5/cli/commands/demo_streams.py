@@ -104,7 +104,7 @@ def _run(
     from celery5.examples.log_lines.folder import list_parts
     from celery5.examples.log_lines.totals import wait_for_totals
     from celery5.processes.development import provide_broker, run_in_background
-    from celery5.processes.lifecycle.foreground import ServeOptions
+    from celery5.processes.foreground import ServeOptions
 
     def send_and_wait() -> list[str]:
         for _ in streams.parts.send_many(list_parts(files)):

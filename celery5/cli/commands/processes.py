@@ -26,7 +26,7 @@ def start_router(target: Target, /, **flags: Any) -> int:
     """
     app = target.load(serves=True)
     options = configure(app, flags)
-    from celery5.processes.lifecycle.foreground import serve
+    from celery5.processes.foreground import serve
     from celery5.processes.router import ROUTER
 
     app.brokers.check()  # a URL that cannot be parsed is an error at once
@@ -45,7 +45,7 @@ def start_scheduler(target: Target, /, **flags: Any) -> int:
     """Run a Scheduler until stopped. There may be any number of them."""
     app = target.load(serves=True)
     options = configure(app, flags)
-    from celery5.processes.lifecycle.foreground import serve
+    from celery5.processes.foreground import serve
     from celery5.processes.scheduler import SCHEDULER
 
     app.brokers.check()  # a URL that cannot be parsed is an error at once
@@ -100,7 +100,7 @@ def start_publisher(target: Target, /, **flags: Any) -> int:
     own = {name: flags.pop(name) for name in list(flags) if name.startswith("publisher_")}
     options = configure(app, flags)
     app.configure(**own)
-    from celery5.processes.lifecycle.foreground import serve
+    from celery5.processes.foreground import serve
     from celery5.processes.publisher import PUBLISHER
 
     _ = app.connections.endpoint  # a URL that cannot be parsed is an error at once

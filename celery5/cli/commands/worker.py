@@ -360,7 +360,7 @@ def start(target: Target, /, **flags: Any) -> int:
     # A Controller's member is one process whatever the setting is: its group has the count.
     is_member = EPOCH_VARIABLE in os.environ
     options = replace(options, processes=processes or (1 if is_member else app.settings.processes))
-    from celery5.processes.lifecycle.foreground import serve
+    from celery5.processes.foreground import serve
 
     app.brokers.check()  # a URL that cannot be parsed is an error at once
     if options.processes > 1 and not app.brokers.is_multi_broker:

@@ -19,7 +19,7 @@ from celery5.protocol.text_values import DURATION, NAMES, RATE
 
 if TYPE_CHECKING:
     from celery5.app import App
-    from celery5.processes.lifecycle.foreground import ServeOptions
+    from celery5.processes.foreground import ServeOptions
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -174,7 +174,7 @@ def configure(app: "App", flags: dict[str, Any]) -> "ServeOptions":
 
     The flag `processes` stays one of the others: it is a setting of workers alone.
     """
-    from celery5.processes.lifecycle.foreground import ServeOptions
+    from celery5.processes.foreground import ServeOptions
 
     config = flags.pop("config")
     if config:

@@ -29,8 +29,8 @@ from celery5.protocol.process.frozen import (
     parse_stacks,
 )
 from celery5.protocol.process.liveness import ProcessSample
+from celery5.services.process.lease import now
 from celery5.services.process.shared_memory import SidecarMemory, SlotRecord
-from celery5.services.worker.lease import now
 
 STACKS_TIMEOUT = 1.0
 """Seconds that the stacks of the worker's threads may take to be written: mostly it is a millisecond."""

@@ -16,8 +16,8 @@ from typing import Self
 
 from celery5.processes.lifecycle.signals import Interruption
 from celery5.protocol.process.frozen import LOOK_INTERVAL
+from celery5.services.process.lease import now
 from celery5.services.process.shared_memory import SidecarMemory
-from celery5.services.worker.lease import now
 
 STACK_SIGNAL: int | None = signal.SIGRTMIN + 5 if hasattr(signal, "SIGRTMIN") else None
 """The signal by which the sidecar asks for the stacks; None where the system has none to spare."""

@@ -49,8 +49,8 @@ from celery5.protocol.process.liveness import (
 from celery5.protocol.scaling.budget import get_max_slots
 from celery5.protocol.streams.groups import GroupMembership
 from celery5.runners.process_group import get_start_ticks
+from celery5.services.process.lease import HEARTBEATS_PER_LEASE, now
 from celery5.services.process.shared_memory import SidecarMemory
-from celery5.services.worker.lease import HEARTBEATS_PER_LEASE, now
 from celery5.services.worker.recovery import RECOVERY_BATCH
 
 MISSED_BEATS = 1.5

@@ -25,8 +25,8 @@ from celery5.errors import (
 )
 from celery5.processes import controller
 from celery5.processes.controller import ClusterOptions
+from celery5.processes.foreground import WORKER
 from celery5.processes.lifecycle import incarnations as lives
-from celery5.processes.lifecycle.foreground import WORKER
 from celery5.processes.lifecycle.incarnations import ProcessKind, should_restart
 from celery5.processes.publisher import PUBLISHER
 from celery5.processes.router import ROUTER

@@ -11,15 +11,15 @@ import trio
 
 from celery5 import App
 from celery5.errors import BrokerReplied, BrokerUnavailable, LeaseLost
-from celery5.processes.lifecycle.foreground import WORKER, serve_in_process
+from celery5.processes.foreground import WORKER, serve_in_process
 from celery5.processes.lifecycle.incarnations import ProcessKind
 from celery5.processes.lifecycle.signals import Interruption
 from celery5.processes.router import ROUTER
 from celery5.processes.scheduler import SCHEDULER
 from celery5.processes.worker import WorkerOptions
+from celery5.services.process.lease import Heartbeat
 from celery5.services.process.presence import Presence
 from celery5.services.worker.consumer import Consumer
-from celery5.services.worker.lease import Heartbeat
 from celery5.services.worker.result_publisher import ResultPublisher
 from tests.faults.connections.proxy import FaultyProxy
 

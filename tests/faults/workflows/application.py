@@ -20,7 +20,7 @@ from zlib import crc32
 import trio
 
 from celery5 import App, RetryPolicy, current_job, group
-from celery5.processes.lifecycle.foreground import ServeOptions, serve
+from celery5.processes.foreground import ServeOptions, serve
 from celery5.services.workflows import run_progress
 from celery5.workflows import Flow
 from tests.redis.worker.workers import LEASE

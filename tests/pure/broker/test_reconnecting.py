@@ -4,7 +4,8 @@ import pytest
 
 from celery5.broker.timing import Timing
 from celery5.protocol.job.retry_policy import exponential
-from celery5.services.worker import consumer, due_jobs, lease, result_publisher
+from celery5.services.process import lease
+from celery5.services.worker import consumer, due_jobs, result_publisher
 
 BACK = 2.0
 """Seconds after the return of Redis within which a worker works again."""

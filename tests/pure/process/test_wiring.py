@@ -19,9 +19,8 @@ import trio
 from celery5 import App
 from celery5.boot_step import BootStep
 from celery5.bootsteps.boot import BootGraph
-from celery5.processes import router, scheduler, worker
+from celery5.processes import foreground, router, scheduler, worker
 from celery5.processes.controller import ControllerParts, ControllerValues
-from celery5.processes.lifecycle import foreground
 from celery5.processes.lifecycle.incarnations import PROCESS_EVENTS
 from celery5.processes.process_parts import ProcessValues
 from celery5.processes.publisher import PublisherParts, PublisherValues

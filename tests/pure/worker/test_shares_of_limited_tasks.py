@@ -11,13 +11,13 @@ from celery5.logs.log import Log
 from celery5.protocol.limits import AdmissionRule, LimitOverride
 from celery5.protocol.scaling.budget import Budget
 from celery5.protocol.scaling.prefetch import DurationEstimate
+from celery5.services.job.concurrency_budget import MaximalConcurrencyBudget
+from celery5.services.job.in_flight import InFlightJobs, IsolatedJobs, RunningJobs
+from celery5.services.job.internal_queues import InternalTasksQueue
+from celery5.services.job.reading_state import ReadingState
 from celery5.services.limits.admission_state import MAX_REQUESTED_JOBS, AdmissionState
 from celery5.services.limits.waiting_tasks import WaitingTasks
 from celery5.services.scaling.preferences import Preferences
-from celery5.services.worker.concurrency_budget import MaximalConcurrencyBudget
-from celery5.services.worker.in_flight import InFlightJobs, IsolatedJobs, RunningJobs
-from celery5.services.worker.internal_queues import InternalTasksQueue
-from celery5.services.worker.reading import ReadingState
 
 NAMES = ("a", "b", "c")
 

@@ -16,7 +16,7 @@ from celery5.broker.keys import Keys
 from celery5.broker.timing import Timing
 from celery5.logs.log import Log, LogWriter
 from celery5.services.controller.leadership import Leadership
-from celery5.services.worker.lease import now
+from celery5.services.process.lease import now
 
 
 async def act(one: Leadership, name: str, file: int) -> None:

@@ -9,7 +9,7 @@ import trio
 
 from celery5 import App, BrokerUnavailable, agather, every
 from celery5.broker.servers.embedded import EmbeddedServer
-from celery5.processes.lifecycle.foreground import WORKER
+from celery5.processes.foreground import WORKER
 from celery5.processes.lifecycle.incarnations import ProcessKind
 from celery5.processes.router import ROUTER
 from celery5.processes.scheduler import SCHEDULER

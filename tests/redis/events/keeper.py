@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 
-from celery5.processes.lifecycle.foreground import ServeOptions, serve
+from celery5.processes.foreground import ServeOptions, serve
 from tests.redis.events.historian import app
 
 

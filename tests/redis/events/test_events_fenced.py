@@ -23,8 +23,8 @@ from celery5.logs.log import Log
 from celery5.processes.lifecycle.multi_broker import RemoteRedis
 from celery5.protocol.job.job import DEDUPLICATION_GRACE
 from celery5.services.events.event_ingestion import EventIngestion
-from celery5.services.worker.lease import Lease
-from celery5.services.worker.lease import now as clock
+from celery5.services.process.lease import Lease
+from celery5.services.process.lease import now as clock
 from tests.redis.worker.workers import leftovers, working
 
 

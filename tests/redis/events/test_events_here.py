@@ -12,7 +12,7 @@ from celery5.events.event import Event
 from celery5.limits import TaskResumed, TaskSuspended
 from celery5.logs.log import LogWriter
 from celery5.processes.development import run_in_background
-from celery5.processes.lifecycle.foreground import ServeOptions
+from celery5.processes.foreground import ServeOptions
 from celery5.processes.router import ROUTER
 from tests.redis.worker.workers import LEASE, start, until, until_async
 

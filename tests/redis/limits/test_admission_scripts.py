@@ -20,7 +20,7 @@ from celery5.protocol.job.job import Job
 from celery5.protocol.job.messages import SIZE_MARGIN, read_document
 from celery5.protocol.limits import AdmissionRule, Rate, get_waiting_list
 from celery5.sending.publisher import JOBS_PER_TRIP, PublishPlanner
-from celery5.services.limits.admission_control import ADMISSION_BATCH
+from celery5.services.worker.admission_control import ADMISSION_BATCH
 from celery5.services.worker.recovery import RECOVERY_BATCH as RECOVERED
 from tests.redis.limits.limited_jobs import TASK, Gated, message
 from tests.redis.worker.one_queue import buried, done, failed, released

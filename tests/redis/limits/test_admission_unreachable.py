@@ -18,12 +18,12 @@ from celery5.logs.log import Log
 from celery5.processes.process_parts import Incarnation
 from celery5.processes.worker import WorkerOptions, make_incarnation_values
 from celery5.processes.worker_parts import WorkerParts
-from celery5.services.limits.admission_control import AdmissionControl
+from celery5.services.job.in_flight import InFlightJobs, RecentJobs
+from celery5.services.job.internal_queues import InternalResultsQueue
 from celery5.services.limits.admission_state import AdmissionState
 from celery5.services.process.reloader import NextIncarnation
+from celery5.services.worker.admission_control import AdmissionControl
 from celery5.services.worker.consumer import Consumer
-from celery5.services.worker.in_flight import InFlightJobs, RecentJobs
-from celery5.services.worker.internal_queues import InternalResultsQueue
 from celery5.services.worker.job_intake import JobIntake
 from celery5.services.worker.reading import QueueLanes
 from celery5.services.worker.result_publisher import ResultPublisher

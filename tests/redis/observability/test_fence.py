@@ -13,6 +13,8 @@ from celery5.logs.fence import FENCE
 from celery5.services.commands.log_retry import LogRetry
 from celery5.services.health.vital_sources import QueueDepths
 from celery5.services.health.vitals import ProcessStatus, StatusPhase
+from celery5.services.job import attempt_recorder
+from celery5.services.job.outcome_handler import OutcomeHandler
 from celery5.services.observability.alert_delivery import AlertDelivery
 from celery5.services.observability.alert_evaluator import AlertEvaluator
 from celery5.services.observability.ended_counter import EndedCounter
@@ -22,8 +24,6 @@ from celery5.services.process import fenced
 from celery5.services.process.systemd_notify import SystemdNotify
 from celery5.services.scaling.reporter import Reporter
 from celery5.services.streams.group_lags import GroupLags
-from celery5.services.worker import attempt_recorder
-from celery5.services.worker.outcome_handler import OutcomeHandler
 from celery5.services.worker.progress_reports import ProgressReports
 from tests.redis.worker.workers import Lines, until, working
 

@@ -6,7 +6,7 @@ import pytest
 import redis
 
 from celery5 import App
-from celery5.processes.lifecycle.foreground import WORKER
+from celery5.processes.foreground import WORKER
 from celery5.processes.lifecycle.incarnations import ProcessKind
 from celery5.processes.router import ROUTER
 from celery5.processes.scheduler import SCHEDULER

@@ -29,7 +29,8 @@ from celery5.observability import (
 from celery5.protocol.job.messages import read_command
 from celery5.protocol.job.verdict import Reason
 from celery5.protocol.scaling import prefetch
-from celery5.services.worker import consumer, job_middleware
+from celery5.services.job import job_middleware
+from celery5.services.worker import consumer
 from celery5.tasks import Box
 from tests.redis.worker.workers import LEASE, Lines, entries, of_kind, start, until, working
 

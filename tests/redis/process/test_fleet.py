@@ -45,7 +45,8 @@ def test_child_that_exits_with_0_is_replaced_and_its_jobs_requeued(staff: Staff)
 
 def test_a_fleet_that_was_told_to_stop_kills_those_who_do_not(staff: Staff) -> None:
     script = (
-        "from celery5.processes.lifecycle import fleet, foreground\n"
+        "from celery5.processes import foreground\n"
+        "from celery5.processes.lifecycle import fleet\n"
         "from tests.redis.events.historian import app\n"
         "fleet.KILL_AFTER = 0.2\n"
         "raise SystemExit(foreground.serve(app, foreground.ServeOptions(processes=2)))\n"

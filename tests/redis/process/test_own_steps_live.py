@@ -18,7 +18,7 @@ from celery5.errors import BootStepFailed, Misconfigured
 from celery5.logs.log import Log
 from celery5.processes import controller, router, scheduler
 from celery5.processes.controller import ClusterOptions
-from celery5.processes.lifecycle.foreground import WORKER
+from celery5.processes.foreground import WORKER
 from celery5.processes.lifecycle.incarnations import ProcessKind
 from celery5.processes.process_parts import Incarnation
 from celery5.processes.router import ROUTER

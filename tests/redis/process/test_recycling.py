@@ -15,7 +15,7 @@ import pytest
 
 from celery5 import AsyncResult
 from celery5.broker.servers.embedded import EmbeddedServer
-from celery5.processes.lifecycle.foreground import RESTART_FOLDER_VARIABLE
+from celery5.processes.foreground import RESTART_FOLDER_VARIABLE
 from celery5.protocol.process.recycling import RESTART_EXIT_CODE, SUPERVISED_VARIABLE
 from tests.redis.commands.staff import Employee, Staff, wait_until
 

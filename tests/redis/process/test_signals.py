@@ -14,7 +14,7 @@ from trio.testing import wait_all_tasks_blocked
 from celery5 import App
 from celery5.broker.calls import cluster
 from celery5.logs.log import Log
-from celery5.processes.lifecycle.foreground import _introduce, check_controller_epoch
+from celery5.processes.foreground import _introduce, check_controller_epoch
 from celery5.processes.watch import stacks
 from celery5.processes.watch.stacks import StackDump
 from celery5.processes.worker import WorkerOptions

@@ -51,7 +51,7 @@ def test_a_second_ctrl_c_ends_a_worker_that_is_finishing_its_jobs(staff: Staff) 
 def hasty(staff: Staff) -> Employee:
     """A worker that ends 0.4 s after it was told to stop, whatever holds it up."""
     script = (
-        "from celery5.processes.lifecycle import foreground\n"
+        "from celery5.processes import foreground\n"
         "from tests.redis.events.historian import app\n"
         "foreground.STOP_LIMIT = 0.3\n"
         "foreground.serve(app, foreground.ServeOptions())\n"
@@ -83,7 +83,7 @@ def stubborn(staff: Staff, config: str = "") -> Employee:
     script = (
         "import trio\n"
         "from celery5 import service\n"
-        "from celery5.processes.lifecycle import foreground\n"
+        "from celery5.processes import foreground\n"
         "from tests.redis.events.historian import app\n"
         "async def stay(*, task_status):\n"
         "    task_status.started()\n"
@@ -122,7 +122,7 @@ def test_a_mandatory_step_that_goes_on_after_its_start_limit_ends_its_worker(sta
     script = (
         "import trio\n"
         "from celery5 import BootStep\n"
-        "from celery5.processes.lifecycle import foreground\n"
+        "from celery5.processes import foreground\n"
         "from tests.redis.events.historian import app\n"
         "async def shield():\n"
         "    with trio.CancelScope(shield=True):\n"

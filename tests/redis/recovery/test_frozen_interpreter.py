@@ -13,7 +13,7 @@ from tests.redis.commands.staff import Employee, Staff, wait_until
 from tests.redis.worker.workers import entries, held
 
 SCRIPT = (
-    "from celery5.processes.lifecycle import foreground\n"
+    "from celery5.processes import foreground\n"
     "from tests.redis.events.historian import app\n"
     "foreground.STOP_LIMIT = 1.0\n"
     "foreground.serve(app, foreground.ServeOptions())\n"

@@ -16,7 +16,8 @@ import trio.testing
 from celery5 import App, RetryPolicy, TaskFailed, current_job
 from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.errors import BrokerUnavailable
-from celery5.services.worker import outcome_handler, task_execution
+from celery5.services.job import outcome_handler
+from celery5.services.worker import task_execution
 from celery5.testing import recorded
 from tests.redis.worker.workers import Lines, held, of_kind, until, working
 

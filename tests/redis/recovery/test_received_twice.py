@@ -12,7 +12,7 @@ from celery5 import App, JobState, Retry, current_job
 from celery5.errors import BrokerUnavailable
 from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.job.messages import Command, encode, read_command
-from celery5.services.worker.in_flight import RecentJobs
+from celery5.services.job.in_flight import RecentJobs
 from tests.redis.worker.workers import LEASE, Lines, until, until_async, working
 
 

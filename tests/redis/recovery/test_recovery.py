@@ -298,7 +298,7 @@ def test_a_fleet_whose_children_cannot_start_gives_up(staff: Staff) -> None:
     script = (
         "import os, sys\n"
         "from celery5 import App\n"
-        "from celery5.processes.lifecycle.foreground import ServeOptions, serve\n"
+        "from celery5.processes.foreground import ServeOptions, serve\n"
         "app = App('nobody', broker=os.environ['CELERY5_BROKER'].replace('unix://', 'unix://nobody:wrong@'))\n"
         "sys.exit(serve(app, ServeOptions(processes=2)))\n"
     )

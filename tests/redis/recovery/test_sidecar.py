@@ -46,7 +46,7 @@ def test_jobs_that_block_the_loop_or_hold_the_lock_of_a_live_worker_run_once(sta
 
 def test_a_worker_that_hangs_for_long_is_given_up(staff: Staff) -> None:
     script = (
-        "from celery5.processes.lifecycle import foreground\n"
+        "from celery5.processes import foreground\n"
         "from celery5.processes.watch import sidecar\n"
         "from tests.redis.events.historian import app\n"
         "sidecar.HUNG_AFTER = 1.0\n"
@@ -91,7 +91,7 @@ def test_where_there_is_neither_a_process_handle_nor_proc_the_end_of_the_pipe_te
     staff: Staff, redis_client: "redis.Redis", tmp_path: Path
 ) -> None:
     script = (
-        "from celery5.processes.lifecycle import foreground\n"
+        "from celery5.processes import foreground\n"
         "from celery5.processes.watch import sidecar\n"
         "from celery5.protocol.process.liveness import ProcessSample\n"
         "from tests.redis.events.historian import app\n"
@@ -176,7 +176,7 @@ def test_a_worker_whose_sidecar_was_killed_goes_on_and_says_so_once(staff: Staff
 
 def test_lease_is_not_renewed_for_a_worker_that_has_left(staff: Staff) -> None:
     script = (
-        "from celery5.processes.lifecycle import foreground\n"
+        "from celery5.processes import foreground\n"
         "from celery5.wiring import StepPart\n"
         "from tests.redis.events.historian import app\n"
         "StepPart.get_stop_limit = lambda part, made: 0.5\n"

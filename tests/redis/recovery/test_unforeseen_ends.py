@@ -8,8 +8,8 @@ import redis
 import trio
 
 from celery5 import App, AsyncResult, JobState, TaskFailed
+from celery5.services.job import outcome_handler
 from celery5.services.streams.serial_executor import SerialExecutor
-from celery5.services.worker import outcome_handler
 from tests.redis.commands.staff import Employee, Staff, wait_until
 from tests.redis.worker.workers import entries, working
 

@@ -21,8 +21,8 @@ from celery5.processes.worker_parts import WorkerParts
 from celery5.protocol.scaling.budget import DEFAULT_MAXIMUM, Maximum
 from celery5.scaling import Budget, Demand
 from celery5.services.commands.dispatcher import CommandRegistry
+from celery5.services.job.concurrency_budget import MaximalConcurrencyBudget
 from celery5.services.process.reloader import NextIncarnation
-from celery5.services.worker.concurrency_budget import MaximalConcurrencyBudget
 from celery5.wiring import build
 from tests.redis.worker.workers import Lines, held, until, working
 

@@ -21,9 +21,10 @@ from celery5.protocol.commands.definitions import PREFER
 from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.job.messages import Command, read_command
 from celery5.protocol.job.states import Priority
+from celery5.services.job.internal_queues import InternalTasksQueue, SharedSlots, SharedTasksQueue
+from celery5.services.job.reading_state import ReadingState
 from celery5.services.scaling.preferences import Preferences
-from celery5.services.worker.internal_queues import InternalTasksQueue, SharedSlots, SharedTasksQueue
-from celery5.services.worker.reading import PassCapacity, QueueLanes, ReadingState, ReadOrder
+from celery5.services.worker.reading import PassCapacity, QueueLanes, ReadOrder
 from tests.redis.commands.staff import Staff, wait_until
 from tests.redis.worker.workers import until, working
 

@@ -13,7 +13,7 @@ from celery5 import App, RetryPolicy
 from celery5.broker.keys import EVENTS
 from celery5.events.event import Event
 from celery5.processes.development import run_in_background
-from celery5.processes.lifecycle.foreground import ServeOptions
+from celery5.processes.foreground import ServeOptions
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "protocol.md"
 

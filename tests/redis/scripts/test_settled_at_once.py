@@ -23,12 +23,12 @@ from celery5.protocol.job.delivery import Delivery, make_settlement
 from celery5.protocol.job.messages import read_command
 from celery5.protocol.job.verdict import Complete, Release
 from celery5.protocol.limits import AdmissionRule
+from celery5.services.job.in_flight import InFlightJobs, IsolatedJobs, RecentJobs, RunningJobs
+from celery5.services.job.internal_queues import InternalResultsQueue
+from celery5.services.job.job_middleware import JobMiddleware
+from celery5.services.job.reading_state import ReadingState
 from celery5.services.limits.admission_state import AdmissionState
-from celery5.services.worker.in_flight import InFlightJobs, IsolatedJobs, RecentJobs, RunningJobs
-from celery5.services.worker.internal_queues import InternalResultsQueue
-from celery5.services.worker.job_middleware import JobMiddleware
-from celery5.services.worker.lease import Lease
-from celery5.services.worker.reading import ReadingState
+from celery5.services.process.lease import Lease
 from celery5.services.worker.result_publisher import (
     ResultPublisher,
     UnpublishableRetries,

@@ -10,7 +10,7 @@ import trio.lowlevel
 
 from celery5 import App, JobState, TaskFailed, agather, current_job
 from celery5.errors import BadResult
-from celery5.services.worker.outcome_handler import CHECKED_RESULTS
+from celery5.services.job.outcome_handler import CHECKED_RESULTS
 from tests.redis.worker.workers import Lines, entries, held, of_kind, until, working
 
 

@@ -14,7 +14,7 @@ import trio
 from celery5 import App
 from celery5.broker.keys import GROUP
 from celery5.logs.log import Log, LogWriter
-from celery5.processes.lifecycle.foreground import WORKER
+from celery5.processes.foreground import WORKER
 from celery5.processes.lifecycle.incarnations import ProcessKind
 from celery5.processes.worker import WorkerOptions
 from tests.pace import Pace

@@ -18,7 +18,7 @@ from celery5 import App, RetryPolicy, current_job, group
 from celery5.broker.call import Call
 from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.logs.log import Log
-from celery5.processes.lifecycle.foreground import ServeOptions, serve
+from celery5.processes.foreground import ServeOptions, serve
 from celery5.services.workflows import run_progress
 from tests.redis.worker.workers import LEASE
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from celery5 import App
 from celery5.cli.main import cli
-from celery5.processes.lifecycle import foreground
+from celery5.processes import foreground
 
 FLAGS: dict[tuple[str, ...], tuple[str, object]] = {
     ("--broker", "redis://there:1/2"): ("broker", "redis://there:1/2"),

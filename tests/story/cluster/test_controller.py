@@ -186,7 +186,7 @@ if how == "crash":  # a bug of celery5's, say
     from celery5.processes import worker
 
     worker.check = lambda app: 1 / 0
-    from celery5.processes.lifecycle import foreground
+    from celery5.processes import foreground
 
     foreground.WORKER = foreground.ProcessKind("worker", worker.run, worker.check)
     foreground.serve.__defaults__ = (foreground.WORKER,)

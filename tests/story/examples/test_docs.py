@@ -34,7 +34,7 @@ from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.cli.main import cli
 from celery5.logs.log import LogWriter
 from celery5.processes.development import run_in_background
-from celery5.processes.lifecycle.foreground import ServeOptions
+from celery5.processes.foreground import ServeOptions
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGES = [

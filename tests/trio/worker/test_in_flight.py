@@ -8,11 +8,11 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from celery5.errors import LeaseLost
 from celery5.protocol.job.delivery import Delivery
+from celery5.services.job.in_flight import InFlightJobs, IsolatedJobs
+from celery5.services.job.internal_queues import InternalTasksQueue
+from celery5.services.process.lease import Lease, now
 from celery5.services.process.shared_memory import SidecarMemory, number_queues
 from celery5.services.process.suspect_turn import SuspectTurn
-from celery5.services.worker.in_flight import InFlightJobs, IsolatedJobs
-from celery5.services.worker.internal_queues import InternalTasksQueue
-from celery5.services.worker.lease import Lease, now
 
 
 def delivery(entry: bytes, kind: str = "trio") -> Delivery:
@@ -87,7 +87,7 @@ async def test_a_task_can_wait_until_a_number_of_jobs_were_settled(nursery: trio
 
 async def test_a_lease_that_the_sidecar_has_renewed_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = 100.0
-    monkeypatch.setattr("celery5.services.worker.lease.now", lambda: clock)
+    monkeypatch.setattr("celery5.services.process.lease.now", lambda: clock)
     box = SidecarMemory(slots=1)
     lease = Lease(seconds=1.0, sidecar_memory=box)
     box.lease_until = 109.0

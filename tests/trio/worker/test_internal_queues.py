@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from trio.testing import wait_all_tasks_blocked
 
 from celery5.protocol.job.delivery import Delivery
-from celery5.services.worker.internal_queues import HandoffQueue, InternalTasksQueue
+from celery5.services.job.internal_queues import HandoffQueue, InternalTasksQueue
 
 
 async def test_an_item_that_is_there_is_taken_at_once_in_order() -> None:

@@ -13,8 +13,8 @@ from celery5.broker.calls.leases import HeartbeatEvidence, HeartbeatReply, Recov
 from celery5.broker.keys import Keys, QueueKeys
 from celery5.logs.log import Log, NullLog
 from celery5.protocol.process.liveness import LONGEST_WAIT
-from celery5.services.worker.job_middleware import JobMiddleware
-from celery5.services.worker.lease import Lease
+from celery5.services.job.job_middleware import JobMiddleware
+from celery5.services.process.lease import Lease
 from celery5.services.worker.recovery import Recoverer
 
 MAIL = Keys("shop").for_queue("mail")

@@ -15,10 +15,10 @@ from celery5.logs.log import NullLog
 from celery5.protocol.job.delivery import Delivery, make_settlement
 from celery5.protocol.job.messages import Command
 from celery5.protocol.job.verdict import Complete
-from celery5.services.worker.in_flight import InFlightJobs, IsolatedJobs, RecentJobs
-from celery5.services.worker.internal_queues import InternalResultsQueue
-from celery5.services.worker.job_middleware import JobMiddleware
-from celery5.services.worker.lease import Lease
+from celery5.services.job.in_flight import InFlightJobs, IsolatedJobs, RecentJobs
+from celery5.services.job.internal_queues import InternalResultsQueue
+from celery5.services.job.job_middleware import JobMiddleware
+from celery5.services.process.lease import Lease
 from celery5.services.worker.result_publisher import (
     BATCH,
     ResultPublisher,

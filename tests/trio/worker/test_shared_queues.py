@@ -8,7 +8,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from celery5.services.worker.internal_queues import InternalTasksQueue, SharedSlots
+from celery5.services.job.internal_queues import InternalTasksQueue, SharedSlots
 
 
 class Crew:

@@ -14,7 +14,7 @@ from celery5.protocol.job.retry_policy import (
     UnpublishableRetry,
 )
 from celery5.protocol.job.verdict import Complete, RetryVerdict
-from celery5.services.worker.internal_queues import InternalResultsQueue, InternalTasksQueue
+from celery5.services.job.internal_queues import InternalResultsQueue, InternalTasksQueue
 from celery5.services.worker.result_publisher import UnpublishableRetries
 from tests.redis.worker.workers import Lines
 

@@ -40,9 +40,9 @@ from celery5.runners.context import LOG_EVENT
 from celery5.services.health.status_port import StatusPort
 from celery5.services.health.vitals import ProcessStatus
 from celery5.services.process.fenced import keep_running, run_fenced
-from celery5.services.process.recycling import RestartMode
 from celery5.services.process.reloader import ReloadSignal
 from celery5.services.process.systemd_notify import notify, read_notify_settings
+from celery5.services.worker.recycling import RestartMode
 
 
 @contextmanager

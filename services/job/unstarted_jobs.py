@@ -9,9 +9,9 @@ from celery5.protocol.job.delivery import Delivery, make_drop, make_settlement
 from celery5.protocol.job.messages import Command, Failure, read_job_id
 from celery5.protocol.job.verdict import Bury, HandOver, Reason, Release
 from celery5.protocol.observability.job_tally import UNKNOWN_TASK, JobTally
-from celery5.services.worker.attempt_recorder import AttemptRecorder
-from celery5.services.worker.internal_queues import InternalResultsQueue
-from celery5.services.worker.job_middleware import JobMiddleware
+from celery5.services.job.attempt_recorder import AttemptRecorder
+from celery5.services.job.internal_queues import InternalResultsQueue
+from celery5.services.job.job_middleware import JobMiddleware
 from celery5.tasks.task import Task
 
 

@@ -12,8 +12,8 @@ import trio
 from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.job.messages import Command
 from celery5.runners.running_job import RunningJob
+from celery5.services.job.internal_queues import InternalTasksQueue
 from celery5.services.process.suspect_turn import SuspectTurn
-from celery5.services.worker.internal_queues import InternalTasksQueue
 
 
 class InFlightJobs:

@@ -35,8 +35,8 @@ from celery5.protocol.scaling.budget import (
 )
 from celery5.protocol.task_kinds import TASK_KINDS
 from celery5.runners.user_errors import call_in_thread, call_user_code, guard_scopes, reraise_cancellation
-from celery5.services.worker.in_flight import InFlightJobs, RunningJobs
-from celery5.services.worker.internal_queues import InternalTasksQueue
+from celery5.services.job.in_flight import InFlightJobs, RunningJobs
+from celery5.services.job.internal_queues import InternalTasksQueue
 from celery5.tasks.task import Task
 
 UPDATE_INTERVAL = 0.1

@@ -22,15 +22,15 @@ from celery5.logs.log import Log
 from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.job.verdict import JOB_EXPIRED, JOB_REVOKED, JobExpired, JobRevoked, Release
 from celery5.protocol.limits import AdmissionRule, Rate, format_expiry, get_waiting_list, unescape_word
+from celery5.services.job.in_flight import InFlightJobs, RecentJobs
+from celery5.services.job.outcome_handler import OutcomeHandler
+from celery5.services.job.reading_state import ReadingState
+from celery5.services.job.unstarted_jobs import UnstartedJobs
 from celery5.services.limits.admission_state import AdmissionState, is_expired
 from celery5.services.limits.waiting_tasks import QueueTask
 from celery5.services.process.broker_outages import OutageLog, retry_until_available
-from celery5.services.worker.in_flight import InFlightJobs, RecentJobs
+from celery5.services.process.lease import Lease
 from celery5.services.worker.job_intake import JobIntake
-from celery5.services.worker.lease import Lease
-from celery5.services.worker.outcome_handler import OutcomeHandler
-from celery5.services.worker.reading import ReadingState
-from celery5.services.worker.unstarted_jobs import UnstartedJobs
 from celery5.tasks.task import Task
 
 ADMISSION_BATCH = 64

@@ -35,10 +35,10 @@ from celery5.protocol.observability.job_tally import JobTally
 from celery5.runners.outcome import make_failure
 from celery5.runners.user_errors import guard_scopes
 from celery5.services.health.circuits import CircuitBreakers
-from celery5.services.worker.attempt_recorder import AttemptRecorder
-from celery5.services.worker.internal_queues import InternalResultsQueue
-from celery5.services.worker.job_middleware import JobMiddleware
-from celery5.services.worker.lease import RedisClock
+from celery5.services.job.attempt_recorder import AttemptRecorder
+from celery5.services.job.internal_queues import InternalResultsQueue
+from celery5.services.job.job_middleware import JobMiddleware
+from celery5.services.process.lease import RedisClock
 from celery5.tasks.task import Task
 
 CHECKED_RESULTS = 20

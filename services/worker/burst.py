@@ -14,7 +14,7 @@ from celery5.broker.keys import Keys, QueueKeys
 from celery5.errors import BrokerUnavailable
 from celery5.logs.log import Log
 from celery5.protocol.limits import unescape_word
-from celery5.services.worker.in_flight import InFlightJobs
+from celery5.services.job.in_flight import InFlightJobs
 
 POLL_INTERVAL = 0.05
 """Seconds between two checks."""

@@ -34,16 +34,16 @@ from celery5.protocol.job.states import get_lane
 from celery5.protocol.masking import mask_lines
 from celery5.runners.stacks import MAX_STACKS, ReadStack, format_stacks, read_job_stacks, read_main_stack
 from celery5.services.commands.dispatcher import CommandHandler, handle
-from celery5.services.commands.paused_queues import PausedQueues
 from celery5.services.commands.process_commands import ProcessCommands
-from celery5.services.process.recycling import Recycling
+from celery5.services.job.concurrency_budget import MaximalConcurrencyBudget
+from celery5.services.job.in_flight import InFlightJobs
 from celery5.services.scaling.preferences import Preferences
 from celery5.services.scheduling.timers import TimerRuns
-from celery5.services.worker.concurrency_budget import MaximalConcurrencyBudget
 from celery5.services.worker.consumer import Consumer
-from celery5.services.worker.in_flight import InFlightJobs
 from celery5.services.worker.job_intake import JobIntake
+from celery5.services.worker.paused_queues import PausedQueues
 from celery5.services.worker.progress_reports import ProgressReports
+from celery5.services.worker.recycling import Recycling
 from celery5.services.worker.task_execution import TaskExecution
 
 MAX_SHOWN_JOBS = 1000

@@ -20,8 +20,8 @@ from celery5.health.machine import used_memory
 from celery5.logs.log import Log
 from celery5.protocol.observability.job_tally import JobTally
 from celery5.protocol.process.recycling import RecyclingLimits, format_mib, get_recycle_reason, jitter_limits
+from celery5.services.job.in_flight import InFlightJobs
 from celery5.services.worker.consumer import Consumer
-from celery5.services.worker.in_flight import InFlightJobs
 
 CHECK_INTERVAL = 1.0
 """Seconds between readings of the memory."""
