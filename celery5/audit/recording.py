@@ -4,7 +4,9 @@ The entry is written after the action, with what came of it. An action never fai
 cannot be written, a warning is logged, and the action stands. An action on a broker that is unreachable has no entry.
 """
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from celery5.application import Application
 
 T = TypeVar("T")
+
+_NOTED: ContextVar[list[str] | None] = ContextVar("celery5_noted_actions", default=None)
 
 WRITE_TIMEOUT = 2.0
 """Seconds that the entry may take in an event loop."""
@@ -56,6 +60,8 @@ class AuditedAction:
         is_routine: bool = False,
     ) -> None:
         assert is_action(name), f"{name} is not in the list of actions"
+        if (noted := _NOTED.get()) is not None:
+            noted.append(name)
         self._app = app
         self._redis = redis
         self._name = name
@@ -92,46 +98,53 @@ class AuditedAction:
     async def _record(self, error: BaseException | None) -> None:
         if isinstance(error, NotRecorded):
             return  # nothing was done, and there is no broker for the entry
-        job = CURRENT_JOB.get()
-        actor = get_actor()
-        if self._is_routine and job is not None and not actor.who:
+        if self._is_routine and CURRENT_JOB.get() is not None and not get_actor().who:
             return
         if self._dry_run or (error is None and not self._failure and self._count == 0):
             return  # nothing was changed
         if isinstance(error, BrokerUnavailable) and len(self._app.brokers.names) == 1:
             return  # nothing was done, or nobody knows; and the entry would take as long to fail
-        entry = AuditEntry(
-            id="",
-            who=actor.who or get_user(),
-            source=actor.source,
+        await _write(
+            self._app,
+            self._redis,
             action=self._name,
             target=self._target,
             filter=self._filter,
             count=self._count,
             outcome=self._describe_outcome(error),
-            job="" if job is None else job.id,
         )
-        log = LOG_EVENT.get()
-        log(
-            "audit:recorded",
-            "info",
-            who=entry.who,
-            source=entry.source,
-            action=entry.action,
-            target=entry.target,
-            count=entry.count,
-            outcome=entry.outcome,
-        )
-        try:
-            await _perform_shielded(self._redis, audit.record_action(self._app.keys, entry))
-        except Exception as failure:
-            log("audit:write-failed", "warning", action=self._name, why=str(failure))
 
     def _describe_outcome(self, error: BaseException | None) -> str:
         if error is not None:
             kind = "failed" if isinstance(error, Exception) else "interrupted"
             return f"{kind}: {describe_error(error)}"
         return self._failure or DONE
+
+
+async def _write(app: "Application", redis: AsyncDriver, **fields: Any) -> None:
+    """Write an entry. A failure is logged, and nothing else comes of it."""
+    job, actor, log = CURRENT_JOB.get(), get_actor(), LOG_EVENT.get()
+    entry = AuditEntry(
+        id="",
+        who=actor.who or get_user(),
+        source=actor.source,
+        job="" if job is None else job.id,
+        **fields,
+    )
+    log(
+        "audit:recorded",
+        "info",
+        who=entry.who,
+        source=entry.source,
+        action=entry.action,
+        target=entry.target,
+        count=entry.count,
+        outcome=entry.outcome,
+    )
+    try:
+        await _perform_shielded(redis, audit.record_action(app.keys, entry))
+    except Exception as failure:
+        log("audit:write-failed", "warning", action=entry.action, why=str(failure))
 
 
 async def _perform_shielded(redis: AsyncDriver, call: Call[str]) -> None:
@@ -168,6 +181,33 @@ async def perform_audited(
         if isinstance(result, int):
             action.set_count(int(result))
         return result
+
+
+async def record_action(
+    app: "Application",
+    name: str,
+    target: str,
+    filter: Mapping[str, Any],  # noqa: A002  the entry's own word
+    *,
+    count: int | None,
+    failure: str,
+) -> None:
+    """Record an action of any name that was done, and what it has failed in; '' for nothing. Raises nothing."""
+    with FENCE("audit"):
+        redis = await app.connections.get_async_driver()
+        outcome = f"failed: {failure}" if failure else DONE
+        await _write(app, redis, action=name, target=target, filter=filter, count=count, outcome=outcome)
+
+
+@contextmanager
+def noting_actions() -> Generator[list[str], None, None]:
+    """Note the names of the actions within this block, also of those that have no entry as nothing was changed."""
+    names: list[str] = []
+    token = _NOTED.set(names)
+    try:
+        yield names
+    finally:
+        _NOTED.reset(token)
 
 
 async def record_sending(

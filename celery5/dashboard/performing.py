@@ -184,7 +184,7 @@ class Performer:
                 with app.audit.acting_as(user.name, source="dashboard"):
                     return await self._call(app, operation, parameters)
             value = await self._read(app, operation, parameters)
-        return value if Effect.INSPECT.allows(user.role) else withhold(value, operation.result)
+        return value if Effect.SEE_CONFIDENTIAL.allows(user.role) else withhold(value, operation.result)
 
     async def _read(self, app: App, operation: Operation, parameters: Any) -> Any:
         key = (app.name, operation.name, msgspec.json.encode(parameters))

@@ -76,8 +76,8 @@ ALERT_OPERATIONS = (
     Operation("alert:list", list_alerts),
     Operation("alert:rules", list_rules),
     Operation("alert:history", read_history),
-    Operation("alert:silence", silence, Effect.CHANGE),
-    Operation("alert:unsilence", unsilence, Effect.CHANGE),
-    Operation("alert:test", try_webhook, Effect.CHANGE),
+    Operation("alert:silence", silence, Effect.ADJUST),
+    Operation("alert:unsilence", unsilence, Effect.ADJUST),
+    Operation("alert:test", try_webhook, Effect.NOTIFY),
 )
 """The operations on alerts."""

@@ -10,7 +10,6 @@ from celery5.bulk.actions import BulkCount
 from celery5.operations.bulk_thread import get_bulk_thread
 from celery5.operations.operation import Changed, Effect, NotFound, Operation
 from celery5.operations.parameters import Limit, Pattern, Rate, Text, about
-from celery5.operations.queues import PURGE
 from celery5.protocol.bulk import BulkRequest, BulkStatus, BulkVerb
 
 
@@ -132,9 +131,9 @@ def _format(counted: BulkCount) -> str:
 BULK_OPERATIONS = (
     Operation("bulk:list", list_bulk_actions),
     Operation("bulk:show", show_bulk_action),
-    Operation("bulk:stop", stop_bulk_action, Effect.CHANGE),
-    Operation("bulk:resume", resume_bulk_action, Effect.CHANGE, find_continued=find_begun),
-    Operation("bulk:revoke", revoke_many, PURGE.effect),
-    Operation("bulk:retry", retry_many, Effect.CHANGE_AT_ONCE),
+    Operation("bulk:stop", stop_bulk_action, Effect.ADJUST, is_recorded_later=True),
+    Operation("bulk:resume", resume_bulk_action, Effect.ADJUST, find_continued=find_begun),
+    Operation("bulk:revoke", revoke_many, Effect.REVOKE_SELECTED),
+    Operation("bulk:retry", retry_many, Effect.SEND_JOBS | Effect.AT_ONCE),
 )
 """The operations on bulk actions."""

@@ -107,8 +107,8 @@ CLUSTER_OPERATIONS = (
     Operation("info:show", read_state),
     Operation("top:show", read_overview),
     Operation("audit:list", list_actions),
-    Operation("doctor:run", examine, Effect.INSPECT),
-    Operation("config:show", show_settings, Effect.INSPECT),
+    Operation("doctor:run", examine, Effect.SEE_CONFIDENTIAL),
+    Operation("config:show", show_settings, Effect.SEE_CONFIDENTIAL),
     Operation("metrics:show", summarize_metrics),
 )
 """The operations on the application as a whole."""

@@ -187,7 +187,7 @@ DEAD_LETTER_OPERATIONS = (
     Operation("dlq:read", read_dead),
     Operation("dlq:count", count_dead),
     Operation("dlq:groups", group_dead),
-    Operation("dlq:replay", replay_dead, Effect.CHANGE),
-    Operation("dlq:purge", purge_dead, Effect.DESTROY),
+    Operation("dlq:replay", replay_dead, Effect.SEND_JOBS),
+    Operation("dlq:purge", purge_dead, Effect.DELETE),
 )
 """The operations on dead letters."""

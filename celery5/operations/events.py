@@ -76,8 +76,8 @@ async def resubscribe(app: App, asked: OneSubscription) -> Changed:
 EVENT_OPERATIONS = (
     Operation("event:list", list_events),
     Operation("event:show", show_event),
-    Operation("event:send", send_event, Effect.CHANGE),
-    Operation("event:unsubscribe", unsubscribe, Effect.DESTROY),
-    Operation("event:resubscribe", resubscribe, Effect.CHANGE),
+    Operation("event:send", send_event, Effect.SEND_EVENTS),
+    Operation("event:unsubscribe", unsubscribe, Effect.DELETE),
+    Operation("event:resubscribe", resubscribe, Effect.ADJUST),
 )
 """The operations on events."""

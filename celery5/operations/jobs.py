@@ -157,13 +157,11 @@ async def list_tasks(app: App, asked: TaskPrefix) -> list[TaskSummary]:
     ]
 
 
-SEND = Operation("task:send", send_job, Effect.CHANGE)
-REVOKE = Operation("task:revoke", revoke_jobs, Effect.CHANGE_AT_ONCE)
 JOB_OPERATIONS = (
     Operation("task:show", show_job),
     Operation("task:search", search_jobs),
     Operation("task:list", list_tasks),
-    SEND,
-    REVOKE,
+    Operation("task:send", send_job, Effect.SEND_JOBS),
+    Operation("task:revoke", revoke_jobs, Effect.STOP_NAMED),
 )
 """The operations on jobs."""

@@ -79,8 +79,8 @@ async def resume_task(app: App, asked: OneTask) -> Changed:
 
 LIMIT_OPERATIONS = (
     Operation("task:limits", list_limits),
-    Operation("task:limit", set_limit, Effect.CHANGE),
-    Operation("task:suspend", suspend_task, Effect.CHANGE),
-    Operation("task:resume", resume_task, Effect.CHANGE),
+    Operation("task:limit", set_limit, Effect.ADJUST),
+    Operation("task:suspend", suspend_task, Effect.ADJUST),
+    Operation("task:resume", resume_task, Effect.ADJUST),
 )
 """The operations on limits."""

@@ -1,52 +1,109 @@
-"""Define operations: a name, a function with its parameters, and an effect. The surfaces follow from them."""
+"""Define operations: a name, a function with its parameters, and an effect.
 
-from collections.abc import Awaitable, Callable, Mapping
+All surfaces follow from them: the command and its flags, the form, button and JSON route of the dashboard, the OpenAPI
+document, the table of commands in the guide, the entry in the audit trail, and the role that is needed.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import Flag, auto
 from functools import cached_property
-from typing import Any, Literal, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_type_hints
 
 import msgspec
 
 from celery5.errors import CeleryError, Misconfigured
+from celery5.operations.columns import Column, list_columns
+from celery5.operations.parameters import list_parameters
+from celery5.protocol.audit import join_names
 from celery5.similar_names import did_you_mean
+
+if TYPE_CHECKING:
+    from celery5.app import App
+
 
 Role = Literal["viewer", "operator", "admin"]
 """What a user may do: see; act on jobs, queues, tasks and schedules; act on processes, and destroy."""
 ROLES: tuple[Role, ...] = get_args(Role)
 Access = Literal["see", "change", "danger"]
 """How a page offers an operation: to see, to change something, or to change what it asks about first."""
+ACCESSES: tuple[Access, ...] = get_args(Access)
 
 
-class Effect(Enum):
-    """What an operation does, and to what. The role that it needs, and whether a page asks first, follow from it."""
+class Effect(Flag):
+    """What an operation does. One that does several things has all of their effects: `SEND_JOBS | AT_ONCE`.
+
+    It needs the highest role that one of its effects needs. So whatever does all that another operation does needs
+    at least the role of that one.
+    """
 
     # It changes nothing and shows nothing confidential.
-    SEE = ("viewer", "see")
+    SEE = auto()
     # It changes nothing, and shows values, settings or source code.
-    INSPECT = ("operator", "see")
-    # It changes jobs, queues, tasks, schedules or runs.
-    CHANGE = ("operator", "change")
-    # It changes many of them, or stops one that is named, which cannot be taken back.
-    CHANGE_AT_ONCE = ("operator", "danger")
+    SEE_CONFIDENTIAL = auto()
+    # It sends jobs, or has them sent: new ones, those of a schedule, dead ones and failed ones again.
+    SEND_JOBS = auto()
+    # It sends events.
+    SEND_EVENTS = auto()
+    # It sends records to a stream: new ones, and dead ones again.
+    SEND_RECORDS = auto()
+    # It sends a notification.
+    NOTIFY = auto()
+    # It gives a value to a run.
+    SIGNAL = auto()
+    # It adds, pauses, resumes, limits or silences something, which can be taken back.
+    ADJUST = auto()
+    # It acts on many things at once.
+    AT_ONCE = auto()
+    # It stops jobs or a run that are named, which cannot be taken back.
+    STOP_NAMED = auto()
+    # It has a partition not processed, or processed again.
+    QUARANTINE = auto()
     # It changes how processes work.
-    CONTROL = ("admin", "change")
-    # It deletes or revokes all that a filter selects, moves a stream's groups, or ends processes.
-    DESTROY = ("admin", "danger")
+    CONTROL = auto()
+    # It ends processes.
+    END_PROCESSES = auto()
+    # It revokes all jobs that a filter selects.
+    REVOKE_SELECTED = auto()
+    # It deletes dead letters, a schedule or a subscription.
+    DELETE = auto()
+    # It has the groups of a stream continue elsewhere.
+    MOVE_GROUPS = auto()
 
     @property
     def role(self) -> Role:
         """What a user must at least be."""
-        return self.value[0]
+        return max((_NEEDS[effect][0] for effect in self), key=ROLES.index)
 
     @property
     def access(self) -> Access:
         """How a page offers it."""
-        return self.value[1]
+        return max((_NEEDS[effect][1] for effect in self), key=ACCESSES.index)
 
     def allows(self, role: Role) -> bool:
         """Return whether a user of this role may have it."""
         return ROLES.index(role) >= ROLES.index(self.role)
+
+
+_NEEDS: Mapping[Effect, tuple[Role, Access]] = {
+    Effect.SEE: ("viewer", "see"),
+    Effect.SEE_CONFIDENTIAL: ("operator", "see"),
+    Effect.SEND_JOBS: ("operator", "change"),
+    Effect.SEND_EVENTS: ("operator", "change"),
+    Effect.SEND_RECORDS: ("operator", "change"),
+    Effect.NOTIFY: ("operator", "change"),
+    Effect.SIGNAL: ("operator", "change"),
+    Effect.ADJUST: ("operator", "change"),
+    Effect.AT_ONCE: ("operator", "danger"),
+    Effect.STOP_NAMED: ("operator", "danger"),
+    Effect.QUARANTINE: ("operator", "danger"),
+    Effect.CONTROL: ("admin", "change"),
+    Effect.END_PROCESSES: ("admin", "danger"),
+    Effect.REVOKE_SELECTED: ("admin", "danger"),
+    Effect.DELETE: ("admin", "danger"),
+    Effect.MOVE_GROUPS: ("admin", "danger"),
+}
+"""The role that each effect needs, and how a page offers it."""
 
 
 class NotFound(CeleryError):
@@ -73,6 +130,7 @@ class Changed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Perform = Callable[..., Awaitable[Any]]
+"""A coroutine function of the application and of the parameters of an operation."""
 
 
 @dataclass(frozen=True)
@@ -81,17 +139,55 @@ class Operation:
 
     Args:
         name: A noun and a verb, those of its command: `queue:purge`.
-        perform: Does it; a coroutine function of the application and of its parameters, a `Struct`. Its docstring's
+        function: Does it; a coroutine function of the application and of its parameters, a `Struct`. Its docstring's
             first line says what it does.
         effect: What it does, and to what.
+        columns: What tables show of its result; default: all fields.
         find_continued: Returns the name of the operation whose work it continues, '' for none: whoever performs it
-            needs the role of that one, too. A coroutine function, as `perform`.
+            needs the role of that one, too. A coroutine function, as `function`.
+        is_recorded_later: Whether what it stops records how it has ended. What has begun a bulk action always does.
     """
 
     name: str
-    perform: Perform
+    function: Perform
     effect: Effect = Effect.SEE
+    columns: Sequence[Column] = ()
     find_continued: Callable[..., Awaitable[str]] | None = None
+    is_recorded_later: bool = False
+
+    async def perform(self, app: "App", asked: Any) -> Any:
+        """Return the result. A change has an entry in the audit trail.
+
+        The API records much of what it does, whoever calls it. What has no entry by that gets one from the
+        operation: its name, its first parameter as the target if it is required, and the others.
+        """
+        if not self.is_change or self.is_recorded_later:
+            return await self.function(app, asked)
+        from celery5.audit.recording import (  # when it runs, and not for its help
+            noting_actions,
+            record_action,
+        )
+
+        with noting_actions() as noted:
+            changed: Changed = await self.function(app, asked)
+        if not (noted or changed.dry_run or changed.bulk or changed.count == 0):
+            target, selection = self._describe(asked)
+            await record_action(
+                app, self.name, target, selection, count=changed.count, failure=changed.failure
+            )
+        return changed
+
+    def _describe(self, asked: Any) -> tuple[str, dict[str, Any]]:
+        """Return what is acted on, and how. JSON is left out: it has the arguments of jobs, and values."""
+        parameters = list_parameters(self.parameters)
+        target = ""
+        if parameters and parameters[0].required:
+            value = getattr(asked, parameters.pop(0).name)
+            target = join_names(map(str, value)) if isinstance(value, list) else str(value)
+        given = {one.name: getattr(asked, one.name) for one in parameters if one.widget != "json"}
+        return target, {
+            one.name: given[one.name] for one in parameters if given.get(one.name, one.default) != one.default
+        }
 
     @property
     def noun(self) -> str:
@@ -121,12 +217,12 @@ class Operation:
     @property
     def summary(self) -> str:
         """What it does, in one sentence."""
-        return (self.perform.__doc__ or "").strip().partition("\n")[0]
+        return (self.function.__doc__ or "").strip().partition("\n")[0]
 
     @cached_property
     def hints(self) -> Mapping[str, Any]:
         """The annotations of its function, by name; `return` is its result's."""
-        return get_type_hints(self.perform, include_extras=True)
+        return get_type_hints(self.function, include_extras=True)
 
     @cached_property
     def parameters(self) -> type[msgspec.Struct]:
@@ -140,6 +236,11 @@ class Operation:
     def result(self) -> Any:
         """The type of its result."""
         return self.hints["return"]
+
+    @cached_property
+    def shown_columns(self) -> Sequence[Column]:
+        """What tables show of its result; empty where it is neither a struct nor a list of such."""
+        return self.columns or list_columns(self.result)
 
     def allows(self, role: Role) -> bool:
         """Return whether a user of this role may do it."""

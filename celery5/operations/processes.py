@@ -13,7 +13,6 @@ from celery5.broker.calls import cluster
 from celery5.broker.calls.scaling import Scaling, get_scaling
 from celery5.commands.control import ProcessNoun
 from celery5.config.scaling import is_scaled
-from celery5.operations import jobs
 from celery5.operations.answers import has_shape
 from celery5.operations.operation import Changed, Effect, NotFound, Operation, Perform
 from celery5.operations.parameters import Names, Nothing, Text, about
@@ -40,11 +39,11 @@ TIMEOUT = 5.0
 READING_TIMEOUT = 2.0
 """Seconds to wait for what processes say of themselves: a page waits for it, and they say it within milliseconds."""
 EFFECTS: Mapping[str, Effect] = {
-    STACK.name: Effect.INSPECT,  # it shows lines of source
-    REVOKE.name: jobs.REVOKE.effect,
-    SHUTDOWN.name: Effect.DESTROY,
-    RESTART.name: Effect.DESTROY,
-    SCALE.name: Effect.DESTROY,
+    STACK.name: Effect.SEE_CONFIDENTIAL,  # it shows lines of source
+    REVOKE.name: Effect.STOP_NAMED,
+    SHUTDOWN.name: Effect.END_PROCESSES,
+    RESTART.name: Effect.END_PROCESSES,
+    SCALE.name: Effect.END_PROCESSES,
 }
 """What a command does. Of all others, those that change something act on a process."""
 ELSEWHERE = frozenset((RUN_TASK.name, PAUSE_QUEUE.name, RESUME_QUEUE.name))
@@ -241,7 +240,7 @@ async def show_scaling(app: App, _: Nothing) -> Scaling | None:
 
 PROCESS_OPERATIONS = (
     *_make_operations(),
-    Operation("worker:run", run_on_worker, jobs.SEND.effect),
+    Operation("worker:run", run_on_worker, Effect.SEND_JOBS),
     Operation("worker:tell", tell, Effect.CONTROL),
     Operation("autoscale:status", show_scaling),
 )

@@ -85,15 +85,14 @@ def _summarize(queue: str, count: int, *, is_dry: bool = False) -> Changed:
     return Changed(summary=f"{queue}: {jobs} revoked", count=count, dry_run=is_dry)
 
 
-PURGE = Operation("queue:purge", purge_queue, Effect.DESTROY)
 HISTORY = Operation("metrics:history", read_history)
 QUEUE_OPERATIONS = (
     Operation("queue:list", list_queues),
     Operation("queue:show", show_queue),
     Operation("queue:storage", show_storage),
     HISTORY,
-    Operation("worker:pause-queue", pause_queue, Effect.CHANGE),
-    Operation("worker:resume-queue", resume_queue, Effect.CHANGE),
-    PURGE,
+    Operation("worker:pause-queue", pause_queue, Effect.ADJUST),
+    Operation("worker:resume-queue", resume_queue, Effect.ADJUST),
+    Operation("queue:purge", purge_queue, Effect.REVOKE_SELECTED),
 )
 """The operations on queues."""

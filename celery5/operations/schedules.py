@@ -7,7 +7,6 @@ import msgspec
 
 from celery5.app import App
 from celery5.errors import Misconfigured
-from celery5.operations.jobs import SEND
 from celery5.operations.operation import Changed, Effect, Operation
 from celery5.operations.parameters import Nothing, Seconds, Text, about
 from celery5.protocol.scheduling.declaration import at, cron, every
@@ -114,10 +113,10 @@ async def trigger_schedule(app: App, asked: OneSchedule) -> Changed:
 SCHEDULE_OPERATIONS = (
     Operation("schedule:list", list_schedules),
     Operation("schedule:show", show_schedule),
-    Operation("schedule:add", add_schedule, Effect.CHANGE),
-    Operation("schedule:pause", pause_schedule, Effect.CHANGE),
-    Operation("schedule:resume", resume_schedule, Effect.CHANGE),
-    Operation("schedule:trigger", trigger_schedule, SEND.effect),
-    Operation("schedule:remove", remove_schedule, Effect.DESTROY),
+    Operation("schedule:add", add_schedule, Effect.ADJUST | Effect.SEND_JOBS),
+    Operation("schedule:pause", pause_schedule, Effect.ADJUST),
+    Operation("schedule:resume", resume_schedule, Effect.ADJUST),
+    Operation("schedule:trigger", trigger_schedule, Effect.SEND_JOBS),
+    Operation("schedule:remove", remove_schedule, Effect.DELETE),
 )
 """The operations on schedules."""

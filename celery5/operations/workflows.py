@@ -92,8 +92,8 @@ WORKFLOW_OPERATIONS = (
     Operation("workflow:list", list_runs),
     Operation("workflow:show", show_run),
     Operation("workflow:graph", show_graph),
-    Operation("workflow:retry", retry_run, Effect.CHANGE),
-    Operation("workflow:signal", signal_run, Effect.CHANGE),
-    Operation("workflow:cancel", cancel_run, Effect.CHANGE_AT_ONCE),
+    Operation("workflow:retry", retry_run, Effect.SEND_JOBS),
+    Operation("workflow:signal", signal_run, Effect.SIGNAL),
+    Operation("workflow:cancel", cancel_run, Effect.STOP_NAMED),
 )
 """The operations on runs of workflows."""

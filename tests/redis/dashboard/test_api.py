@@ -15,7 +15,6 @@ from celery5.dashboard.access import hash_token
 from celery5.dashboard.openapi import make_openapi
 from celery5.operations.operation import ROLES, Operation
 from celery5.operations.table import OPERATIONS
-from celery5.protocol.audit import is_action
 from tests.redis.dashboard.site import browsing
 from tests.redis.worker.workers import working
 from tests.story.cli.test_terminal import leaves
@@ -32,10 +31,6 @@ NOT_OPERATIONS = {
     *("info", "doctor"),  # info:show, doctor:run
 }
 """Commands that no page has a button for."""
-NOT_ACTIONS = {
-    *("bulk:stop", "bulk:revoke", "bulk:retry"),  # a bulk action has one entry, when it ends
-}
-"""What changes something and has no entry by itself."""
 OTHER_NAMES = {"worker list": "top:show"}
 """Commands whose operation has another name: the same numbers, without asking each worker."""
 
@@ -49,11 +44,6 @@ def test_everything_that_a_command_does_is_an_operation() -> None:
         and f"{command}:show" not in OPERATIONS
     }
     assert missing == set()
-
-
-def test_what_changes_something_is_an_action_of_the_audit_trail() -> None:
-    names = {one.name.removesuffix("-records") for one in OPERATIONS.values() if one.is_change}
-    assert {name for name in names if not is_action(name)} - NOT_ACTIONS == set()
 
 
 def test_only_a_viewer_sees_and_nobody_less_than_an_operator_changes() -> None:

@@ -7,7 +7,7 @@ import pytest
 from celery5 import App
 from celery5.broker.calls.bulk import claim_action
 from celery5.operations.bulk import CONTINUED
-from celery5.operations.operation import Effect
+from celery5.operations.operation import ROLES, Effect
 from celery5.operations.table import OPERATIONS
 from celery5.protocol.bulk import BulkProgress, BulkRequest, encode_action
 from tests.redis.dashboard.client import looking_at
@@ -36,19 +36,39 @@ def test_what_acts_on_processes_is_for_admins() -> None:
         ("worker:revoke", "task:revoke"),
         ("worker:run", "task:send"),
         ("schedule:trigger", "task:send"),
+        ("schedule:add", "task:send"),
         ("stream:tail", "worker:stack"),  # confidential values
         ("bulk:retry", "workflow:retry"),
-        *((f"{one}-records", one) for one in ("dlq:replay", "dlq:purge")),
+        ("dlq:replay-records", "stream:send"),
+        ("dlq:purge-records", "dlq:purge"),
     ],
 )
-def test_operations_with_the_same_effect_need_the_same_role(name: str, like: str) -> None:
-    assert OPERATIONS[name].role == OPERATIONS[like].role
+def test_an_operation_has_the_effects_of_one_that_it_repeats(name: str, like: str) -> None:
+    assert OPERATIONS[like].effect in OPERATIONS[name].effect
+
+
+def test_operations_with_all_effects_of_another_need_its_role_at_least() -> None:
+    too_low = [
+        (one.name, other.name)
+        for one in OPERATIONS.values()
+        for other in OPERATIONS.values()
+        if other.effect in one.effect and ROLES.index(one.role) < ROLES.index(other.role)
+    ]
+    assert too_low == []
+    assert (Effect.SEND_JOBS | Effect.CONTROL).role == "admin"
+    assert (Effect.SEND_JOBS | Effect.AT_ONCE).access == "danger"
 
 
 def test_whoever_may_destroy_or_control_is_an_admin() -> None:
     assert {one.effect.role for one in OPERATIONS.values() if one.access == "danger"} == {"operator", "admin"}
     assert {effect for effect in Effect if effect.allows("viewer")} == {Effect.SEE}
-    assert {effect for effect in Effect if not effect.allows("operator")} == {Effect.CONTROL, Effect.DESTROY}
+    assert {effect for effect in Effect if not effect.allows("operator")} == {
+        Effect.CONTROL,
+        Effect.END_PROCESSES,
+        Effect.REVOKE_SELECTED,
+        Effect.DELETE,
+        Effect.MOVE_GROUPS,
+    }
 
 
 async def interrupt(app: App, verb: Any, **words: Any) -> None:
