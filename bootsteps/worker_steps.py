@@ -145,10 +145,10 @@ class QueueMembership:
         for keys, is_new in zip(self._consumed, new, strict=True):
             if keys.queue in self._used:
                 continue
-            meant = did_you_mean(keys.queue, self._used, cutoff=0.8)
-            if meant or is_new:
-                meant = meant or f"they use {', '.join(sorted(self._used))}"
-                hint = f"no task of this application uses the queue {keys.queue!r}; {meant}"
+            suggestion = did_you_mean(keys.queue, self._used, cutoff=0.8)
+            if suggestion or is_new:
+                suggestion = suggestion or f"they use {', '.join(sorted(self._used))}"
+                hint = f"no task of this application uses the queue {keys.queue!r}; {suggestion}"
                 self._log.event("worker:queue-not-used", "warning", queue=keys.queue, hint=hint)
 
     async def _leave(self) -> None:

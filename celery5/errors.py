@@ -175,9 +175,9 @@ class TaskFailed(CeleryError):
         self.worker = worker
         # Why the job became a dead letter: `exhausted`, `not-retried`, `unknown-task`, ...
         self.reason = reason
-        super().__init__(self._told())
+        super().__init__(self._format_message())
 
-    def _told(self) -> str:
+    def _format_message(self) -> str:
         """Return in one line what happened to the job."""
         return (
             f"{self.task}[{self.job_id}] failed at attempt {self.attempt} ({self.reason}): "
@@ -188,21 +188,21 @@ class TaskFailed(CeleryError):
 class TaskRevoked(TaskFailed):
     """The job was revoked: what `get()` raises for it."""
 
-    def _told(self) -> str:
+    def _format_message(self) -> str:
         return f"{self.task}[{self.job_id}] was revoked"
 
 
 class TaskRejected(TaskFailed):
     """The job was rejected by its task, or by its `deduplicate` policy: what `get()` raises for it."""
 
-    def _told(self) -> str:
+    def _format_message(self) -> str:
         return f"{self.task}[{self.job_id}] was rejected: {self.message}"
 
 
 class TaskExpired(TaskFailed):
     """The job was not started before its `expires`: what `get()` raises for it."""
 
-    def _told(self) -> str:
+    def _format_message(self) -> str:
         return f"{self.task}[{self.job_id}] expired before it could start"
 
 
@@ -218,7 +218,7 @@ class WorkflowFailed(TaskFailed):
     # The number of the node in the graph of the run.
     node: int | None = None
 
-    def _told(self) -> str:
+    def _format_message(self) -> str:
         where = f" on {self.worker}" if self.worker else ""
         what = f"{self.task}[{self.job_id}] at attempt {self.attempt}{where}"
         return f"{self.reason}: {what}: {self.type}: {self.message}"
@@ -227,14 +227,14 @@ class WorkflowFailed(TaskFailed):
 class WorkflowCancelled(WorkflowFailed):
     """A run of a workflow was cancelled: what `get()` raises for it."""
 
-    def _told(self) -> str:
+    def _format_message(self) -> str:
         return f"{self.task}[{self.job_id}] was cancelled"
 
 
 class WorkflowExpired(WorkflowFailed):
     """A run of a workflow did not end before its deadline: what `get()` raises for it."""
 
-    def _told(self) -> str:
+    def _format_message(self) -> str:
         return f"{self.task}[{self.job_id}] did not end before its deadline"
 
 

@@ -332,8 +332,8 @@ def describe_option(thing: NameKind, option: str, known: Sequence[str]) -> str:
     """Return that there is no such option, with a hint to what the author may have meant."""
     hint = find_hint(thing, option)
     if not hint:
-        meant = did_you_mean(option, known, otherwise=f"there are {', '.join(sorted(known))}")
-        hint = f"; {meant}"
+        suggestion = did_you_mean(option, known, otherwise=f"there are {', '.join(sorted(known))}")
+        hint = f"; {suggestion}"
     return f"{option} is no option{hint}"
 
 

@@ -68,7 +68,7 @@ class Script:
 VIRTUAL = frozenset(
     {
         "advance",
-        "claim",
+        "publish_unique",
         "get_due_schedules",
         "inspect_job",
         "promote",

@@ -45,7 +45,7 @@ class Role:
     commands: frozenset[str]
 
 
-_SENDING = ("publish", "schedule", "claim", "locate")
+_SENDING = ("publish", "schedule", "publish_unique", "locate")
 _FOLLOWING = (
     *(
         "advance",

@@ -82,21 +82,24 @@ class LimitDeclaration:
             computed_keys[n] = _shorten_key(value)
         return computed_keys[0], computed_keys[1]
 
-    def get_waiting_list(self, slot: str, turn: str) -> str:
+    def get_waiting_list(self, concurrency_key: str, fair_key: str) -> str:
         """Return the waiting list of a job with these keys; '' if its task has no fairness."""
-        return get_waiting_list(self._fair_rule, slot, turn) if self._fair_rule else ""
+        return get_waiting_list(self._fair_rule, concurrency_key, fair_key) if self._fair_rule else ""
 
     def complete_keys(
-        self, slot: str, turn: str, arguments: Callable[[], tuple[Any, Any]]
+        self, concurrency_key: str, fair_key: str, arguments: Callable[[], tuple[Any, Any]]
     ) -> tuple[str, str]:
         """Return the keys of a message, with missing ones computed from the arguments.
 
         Messages of events, and of producers that know no keys, lack them. `arguments` decodes the arguments, and is
         called only if a key is missing. A key that cannot be computed is ''.
         """
-        missing = [key is not None and not value for key, value in zip(self._keys, (slot, turn), strict=True)]
+        missing = [
+            key is not None and not value
+            for key, value in zip(self._keys, (concurrency_key, fair_key), strict=True)
+        ]
         if not any(missing):
-            return slot, turn
+            return concurrency_key, fair_key
         try:
             args, kwargs = arguments()
             computed = self.make_keys(tuple(args), dict(kwargs))
@@ -104,8 +107,8 @@ class LimitDeclaration:
             # Bad arguments are reported when the job runs. Any error can come from a function of the user's.
             if not isinstance(error, Exception):
                 pass_cancellation(error)
-            return slot, turn
-        return slot or computed[0], turn or computed[1]
+            return concurrency_key, fair_key
+        return concurrency_key or computed[0], fair_key or computed[1]
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         try:

@@ -295,8 +295,8 @@ def parse_kind_rates(text: str) -> dict[str, Rate]:
 def make_kind_rate(kind: str, rate: str) -> Rate:
     """Return the rate of a kind of task. Raises Misconfigured."""
     if kind not in TASK_KINDS:
-        meant = did_you_mean(kind, TASK_KINDS, otherwise=f"there are {', '.join(TASK_KINDS)}")
-        raise Misconfigured(f"{kind!r} is no kind of task: {meant}")
+        suggestion = did_you_mean(kind, TASK_KINDS, otherwise=f"there are {', '.join(TASK_KINDS)}")
+        raise Misconfigured(f"{kind!r} is no kind of task: {suggestion}")
     try:
         return Rate(rate).validate(kind)
     except Misconfigured:

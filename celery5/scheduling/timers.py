@@ -180,9 +180,9 @@ def _set_zone(timer: Timer, timezone: str) -> Timer:
 
 def _refuse_unknown(decorator: str, unknown: Iterable[str], known: Sequence[str]) -> None:
     for option in unknown:
-        meant = did_you_mean(option, known) or f"there are {', '.join(known)}"
+        suggestion = did_you_mean(option, known) or f"there are {', '.join(known)}"
         raise Misconfigured(
-            f"{decorator}: {option} is no option{find_hint('option', option) or f'; {meant}'}"
+            f"{decorator}: {option} is no option{find_hint('option', option) or f'; {suggestion}'}"
         )
 
 

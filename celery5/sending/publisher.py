@@ -43,7 +43,7 @@ class PublishPlanner:
         """Return the calls that publish `jobs`, in their order for each queue. Pass the replies to `record_published`.
 
         If one job has a key, all jobs of its queue are sent by the same script, to keep their order; so are jobs of
-        another priority than normal, to their lane. Jobs with a waiting list (`Job.line`) go directly to it.
+        another priority than normal, to their lane. Jobs with a waiting list (`Job.waiting_list`) go directly to it.
         """
         if len(jobs) == 1 and jobs[0].queue in self._announced:
             return [_WAYS[_way(jobs[0])](self.queue(jobs[0].queue).on_lane(jobs[0].lane), jobs)]
@@ -54,7 +54,7 @@ class PublishPlanner:
         ]
         for (name, way, lane), group in groups.items():
             keys = self.queue(name).on_lane(lane)
-            max_jobs = LIMITED_JOBS_PER_TRIP if way == "line_up" else JOBS_PER_TRIP
+            max_jobs = LIMITED_JOBS_PER_TRIP if way == "add_to_waiting_list" else JOBS_PER_TRIP
             calls += [_WAYS[way](keys, part) for part in split_into_trips(group, _size, max_jobs)]
         return calls
 
@@ -76,24 +76,24 @@ class PublishPlanner:
 
 def _way(job: Job) -> str:
     """Return how a job is sent when it is sent alone."""
-    if _lines_up(job):
-        return "line_up"
-    return "claim" if job.lock or job.lane else "schedule" if job.at else "publish"
+    if _waits_at_limit(job):
+        return "add_to_waiting_list"
+    return "publish_unique" if job.lock or job.lane else "schedule" if job.at else "publish"
 
 
-def _lines_up(job: Job) -> bool:
+def _waits_at_limit(job: Job) -> bool:
     """Return whether a job goes directly to a waiting list."""
-    return bool(job.line) and not job.lock and not job.at
+    return bool(job.waiting_list) and not job.lock and not job.at
 
 
 def _grouped(jobs: Sequence[Job]) -> dict[tuple[str, str, str], list[Job]]:
     """Return the jobs by queue, way and lane."""
-    claimed = {job.queue for job in jobs if job.lock}
+    keyed_queues = {job.queue for job in jobs if job.lock}
     groups: dict[tuple[str, str, str], list[Job]] = {}
     for job in jobs:
         way = _way(job)
-        if job.queue in claimed and way != "line_up":
-            way = "claim"
+        if job.queue in keyed_queues and way != "add_to_waiting_list":
+            way = "publish_unique"
         groups.setdefault((job.queue, way, job.lane), []).append(job)
     return groups
 
@@ -106,15 +106,24 @@ def _schedule(keys: QueueKeys, jobs: Sequence[Job]) -> Call[Any]:
     return jobs_calls.schedule(keys, [(job.id, job.message, job.at) for job in jobs])
 
 
-def _claim(keys: QueueKeys, jobs: Sequence[Job]) -> Call[Any]:
-    return jobs_calls.claim(keys, [(job.id, job.message, job.at, job.lock, job.unique_for) for job in jobs])
+def _publish_unique(keys: QueueKeys, jobs: Sequence[Job]) -> Call[Any]:
+    return jobs_calls.publish_unique(
+        keys, [(job.id, job.message, job.at, job.lock, job.unique_for) for job in jobs]
+    )
 
 
-def _line_up(keys: QueueKeys, jobs: Sequence[Job]) -> Call[Any]:
-    return limits.add_to_waiting_list(keys, [(job.id, job.message, job.line, job.expires) for job in jobs])
+def _add_to_waiting_list(keys: QueueKeys, jobs: Sequence[Job]) -> Call[Any]:
+    return limits.add_to_waiting_list(
+        keys, [(job.id, job.message, job.waiting_list, job.expires) for job in jobs]
+    )
 
 
-_WAYS = {"publish": _publish, "schedule": _schedule, "claim": _claim, "line_up": _line_up}
+_WAYS = {
+    "publish": _publish,
+    "schedule": _schedule,
+    "publish_unique": _publish_unique,
+    "add_to_waiting_list": _add_to_waiting_list,
+}
 
 
 def split_into_trips(

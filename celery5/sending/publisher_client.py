@@ -296,13 +296,13 @@ class PublisherClient:
     def _deliver(self, taken: list[_Delivery]) -> None:
         try:
             with self._talking:
-                replies = self._told(taken)
+                replies = self._get_replies(taken)
         except BaseException as error:  # the waiting callers must get any error
             replies = [_failed(error, delivery.sent) for delivery in taken]
         for delivery, reply in zip(taken, replies, strict=True):
             delivery.answer.set_result(reply)
 
-    def _told(self, taken: list[_Delivery]) -> Sequence[GroupReply]:
+    def _get_replies(self, taken: list[_Delivery]) -> Sequence[GroupReply]:
         """Return the daemon's replies, over the open connection or else a new one."""
         request = PublishRequest(tuple(delivery.group for delivery in taken))
         self._check_connection()

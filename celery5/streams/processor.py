@@ -116,10 +116,10 @@ class Processor(Generic[R]):
 
     def _check_then(self, where: str) -> None:
         if self.then not in FAILURE_ACTIONS:
-            meant = did_you_mean(
+            suggestion = did_you_mean(
                 str(self.then), FAILURE_ACTIONS, otherwise=f"give {' or '.join(FAILURE_ACTIONS)}"
             )
-            hint = find_hint("failure action", str(self.then).rpartition(".")[2]) or f"; {meant}"
+            hint = find_hint("failure action", str(self.then).rpartition(".")[2]) or f"; {suggestion}"
             raise Misconfigured(f"{where}: then is {self.then!r}{hint}")
         if self.then == "park-key" and not self.stream.codec.has_keys:
             raise Misconfigured(

@@ -108,7 +108,7 @@ class RetrySection:
                 except Exception as error:
                     if not self._may_retry(attempt, error):
                         raise
-                    wait = self._told(function, attempt, error)
+                    wait = self._log_retry(function, attempt, error)
                 await _sleep(wait)
                 attempt += 1
 
@@ -131,7 +131,7 @@ class RetrySection:
                 except Exception as error:
                     if not self._may_retry(attempt, error):
                         raise
-                    wait = self._told(function, attempt, error)
+                    wait = self._log_retry(function, attempt, error)
                 _sleep_in_thread(wait)
                 attempt += 1
 
@@ -145,7 +145,7 @@ class RetrySection:
         wanted = all(_is_of((error, leaf.error), self._on) for leaf in leaves)
         return wanted and self._policy.allows(attempt)
 
-    def _told(self, function: Callable[..., Any], attempt: int, error: Exception) -> float:
+    def _log_retry(self, function: Callable[..., Any], attempt: int, error: Exception) -> float:
         """Log the retry, and return how many seconds to wait."""
         wait = self._policy.delay(attempt, random.random)
         _tell("section:retried", "info", _called(function), error, failed=attempt, delay=round(wait, 3))

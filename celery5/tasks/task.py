@@ -135,7 +135,7 @@ class Task(Generic[P, R_co]):
         checks: Sequence[HealthCheck] = (),
         schedule: object = None,
         redact: Collection[str] = (),
-        **gate: Unpack[LimitOptions],
+        **limit_options: Unpack[LimitOptions],
     ) -> None:
         if not _is_function(function):
             raise Misconfigured(f"@task takes a function, got {function!r}")
@@ -149,11 +149,11 @@ class Task(Generic[P, R_co]):
         self.had_no_app: bool = app is None
         self._policy: RetryPolicy | None = None
         self._settings: Settings | None = None
-        self._terms: SharedFields | None = None
+        self._shared_fields: SharedFields | None = None
         self._backoff: CustomBackoff | None = None if retry_backoff is None else CustomBackoff(retry_backoff)
         self.parameters: Parameters = Parameters(self.name, self.function, redact, _get_bound(function, bind))
         self.limits: LimitDeclaration | None = declare_limits(
-            self.name, self.function, self.send_options.queue, **gate
+            self.name, self.function, self.send_options.queue, **limit_options
         )
         self.deduplicate: DeduplicationPolicy | None = (
             None if deduplicate is None else prepare_policy(deduplicate, self.function, self.name)
@@ -298,20 +298,20 @@ class Task(Generic[P, R_co]):
         """The limits that it declares; None for none."""
         return self.limits.declared if self.limits else None
 
-    def _job_of(self, raw_args: Raw, raw_kwargs: Raw, slot: str = "", turn: str = "") -> Job:
+    def _job_of(self, raw_args: Raw, raw_kwargs: Raw, concurrency_key: str = "", fair_key: str = "") -> Job:
         options, app, now = self.send_options, self._app or self.app, wall_time()
-        terms = self._terms
-        if terms is None or self._settings is not app.settings:
-            terms = self._compute_shared_fields(app.settings)
-        fields = terms.fields.copy()
-        if terms.unique_for is not None and "key" not in fields and raw_kwargs is not NO_ARGUMENTS:
+        shared_fields = self._shared_fields
+        if shared_fields is None or self._settings is not app.settings:
+            shared_fields = self._compute_shared_fields(app.settings)
+        fields = shared_fields.fields.copy()
+        if shared_fields.unique_for is not None and "key" not in fields and raw_kwargs is not NO_ARGUMENTS:
             fields["key"] = hash_call(self.parameters.encode_canonical(raw_args, raw_kwargs))
         if options.expires is not None:
             fields["expires"] = options.get_expiry(now)
         waiting_list = ""
-        if slot or turn:
-            fields["concurrency_key"], fields["fair_key"] = slot, turn
-            waiting_list = self.limits.get_waiting_list(slot, turn) if self.limits else ""
+        if concurrency_key or fair_key:
+            fields["concurrency_key"], fields["fair_key"] = concurrency_key, fair_key
+            waiting_list = self.limits.get_waiting_list(concurrency_key, fair_key) if self.limits else ""
         if trace := get_current_trace():
             fields["trace"] = trace
         job_id = options.id or new_id()
@@ -319,14 +319,14 @@ class Task(Generic[P, R_co]):
         return Job(
             job_id,
             self.name,
-            terms.queue,
+            shared_fields.queue,
             app.check_message_size(encode(command), self.name),
-            options.format_start() if terms.is_delayed else "",
+            options.format_start() if shared_fields.is_delayed else "",
             command.ignore_result,
             command.lock,
-            terms.unique_for,
+            shared_fields.unique_for,
             app.name,
-            terms.lane,
+            shared_fields.lane,
             waiting_list,
             format_expiry(command.expires) if waiting_list else "",
         )
@@ -334,21 +334,21 @@ class Task(Generic[P, R_co]):
     def get_shared_fields(self) -> SharedFields:
         """Return the queue, and the fields that all messages of this task share."""
         settings = (self._app or self.app).settings
-        if self._terms is None or self._settings is not settings:
+        if self._shared_fields is None or self._settings is not settings:
             return self._compute_shared_fields(settings)
-        return self._terms
+        return self._shared_fields
 
     def _compute_shared_fields(self, settings: Settings) -> SharedFields:
         self._settings = settings
         if self.send_options.queue is not None:
             self.app.brokers.warn_if_misspelled(self.name, self.send_options.queue)
-        self._terms = terms = self.send_options.shared_fields(
+        self._shared_fields = shared_fields = self.send_options.shared_fields(
             self.policy,
             queue=self.queue,
             ignore_result=settings.ignore_result,
             results_ttl=settings.results_ttl,
         )
-        return terms
+        return shared_fields
 
     def s(self, /, *args: P.args, **kwargs: P.kwargs) -> "Signature[R_co]":
         """Return a signature: this call, to be sent later, in bulk, or in a workflow. Sending it raises like `job`.
@@ -723,8 +723,10 @@ def _options(options: dict[str, Any], base: Options) -> Options:
 
 def describe_unknown_option(name: str, known: Sequence[str]) -> str:
     """Return the message for an unknown option."""
-    meant = f"; {did_you_mean(name, known)}".rstrip()
-    return f"task option {name!r} is not known{find_hint('option', name)}{meant} known: {', '.join(known)}"
+    suggestion = f"; {did_you_mean(name, known)}".rstrip()
+    return (
+        f"task option {name!r} is not known{find_hint('option', name)}{suggestion} known: {', '.join(known)}"
+    )
 
 
 def _kind(function: Callable[..., Any], loop: str, name: str) -> TaskKind:

@@ -20,7 +20,7 @@ from celery5.protocol.workflows.plan import Known, Plan, decode_expression
 from celery5.protocol.workflows.status import ENDED, RUN_STATES
 from celery5.runners.context import current_job
 from celery5.workflows.graph import decode_node, scan_all
-from celery5.workflows.staging import RunTerms
+from celery5.workflows.staging import NewRun
 from celery5.workflows.values import RunValues, pick
 
 EARLY_LIFE = 120.0
@@ -84,12 +84,12 @@ class EventWaits:
                     await redis.perform(calls.remove_watch(self._app.keys, index, waiter))
         return taken
 
-    async def prepare(self, redis: AsyncDriver, plan: Plan, terms: RunTerms) -> None:
+    async def prepare(self, redis: AsyncDriver, plan: Plan, new_run: NewRun) -> None:
         """Enter what a run that is about to start waits for, so that no event that comes early is missed."""
         for number in plan.waits:
             node = decode_node(plan.nodes[number])
             values: dict[str, bytes] = {}
-            by_node = {plan.inputs[name]: raw for name, raw in (terms.inputs or {}).items()}
+            by_node = {plan.inputs[name]: raw for name, raw in (new_run.inputs or {}).items()}
             for name, plain in node["where"].get("fields", {}).items():
                 expression = decode_expression(plain)
                 if isinstance(expression, Known):
@@ -97,7 +97,7 @@ class EventWaits:
                 else:
                     values[name] = pick(by_node[plain[0]], plain[1:])
             index = make_index(node["where"]["event"], values)
-            waiter = f"{plan.home} {terms.run_id} {number}"
+            waiter = f"{plan.home} {new_run.run_id} {number}"
             await redis.perform(calls.add_watch(self._app.keys, index, waiter, life=EARLY_LIFE))
 
     async def watch(self, home: str, run_id: str, number: int, *, life: float) -> None:

@@ -31,7 +31,7 @@ from celery5.workflows.member_lists import find_missing_jobs, list_members
 from celery5.workflows.repeated_calls import RepeatedCalls
 from celery5.workflows.result_types import RunResultType
 from celery5.workflows.run import STATUS_FIELDS, WorkflowRun
-from celery5.workflows.staging import PublishedPlans, RunTerms, stage
+from celery5.workflows.staging import NewRun, PublishedPlans, stage
 from celery5.workflows.tree import get_first_call
 
 R = TypeVar("R")
@@ -93,7 +93,7 @@ class Workflows:
             home = home or (None if first else self._app.settings.default_queue)
             return compile_workflow(tree, on_error=on_error, home=home, on_failure=on_failure)
 
-        terms = RunTerms(
+        new_run = NewRun(
             run_id=new_id() if id is None else check_run_id(id),
             name=describe_tree(tree),
             life=check_life(life),
@@ -103,13 +103,17 @@ class Workflows:
         compiled = compile_at(None)
         with self._calls.token_for(id) if id is not None else nullcontext() as token:
             if token is not None:
-                terms = replace(terms, caller=token.text)
-                home = await redis.perform(calls.claim_home(self._app.keys, terms.run_id, compiled.plan.home))
+                new_run = replace(new_run, caller=token.text)
+                home = await redis.perform(
+                    calls.claim_home(self._app.keys, new_run.run_id, compiled.plan.home)
+                )
                 compiled = compiled if home == compiled.plan.home else compile_at(home)
-            is_new = await self.launch(redis, compiled, terms)
+            is_new = await self.launch(redis, compiled, new_run)
         # With "continue" its last step gives an Outcome, and so may each that is in its value.
         result_type = RunResultType() if on_error == "continue" else RunResultType(tree)
-        return WorkflowRun(self._app, terms.run_id, home=compiled.plan.home, type=result_type, is_new=is_new)
+        return WorkflowRun(
+            self._app, new_run.run_id, home=compiled.plan.home, type=result_type, is_new=is_new
+        )
 
     start: Final = blocking(astart)
 
@@ -151,7 +155,7 @@ class Workflows:
         """Start a run of a declared workflow."""
         compiled = declared.compiled
         life = DEFAULT_LIFE if declared.deadline is None else check_life(declared.deadline)
-        terms = RunTerms(
+        new_run = NewRun(
             run_id=new_id() if declared.id is None else check_run_id(declared.id),
             name=declared.name,
             life=life,
@@ -162,75 +166,77 @@ class Workflows:
         home = compiled.plan.home
         with self._calls.token_for(declared.id) if declared.id is not None else nullcontext() as token:
             if token is not None:
-                terms = replace(terms, caller=token.text)
-                claimed = await redis.perform(calls.claim_home(self._app.keys, terms.run_id, home))
+                new_run = replace(new_run, caller=token.text)
+                claimed = await redis.perform(calls.claim_home(self._app.keys, new_run.run_id, home))
                 if claimed != home:  # the code has changed since: the run that there is stays as it is
                     return WorkflowRun(
-                        self._app, terms.run_id, home=claimed, type=_type_of(declared), is_new=False
+                        self._app, new_run.run_id, home=claimed, type=_type_of(declared), is_new=False
                     )
-            await self._waits.prepare(redis, compiled.plan, terms)
-            is_new = await self.launch(redis, compiled, terms)
-        return WorkflowRun(self._app, terms.run_id, home=home, type=_type_of(declared), is_new=is_new)
+            await self._waits.prepare(redis, compiled.plan, new_run)
+            is_new = await self.launch(redis, compiled, new_run)
+        return WorkflowRun(self._app, new_run.run_id, home=home, type=_type_of(declared), is_new=is_new)
 
     start_declared: Final = blocking(astart_declared)
 
-    async def launch(self, redis: AsyncDriver, compiled: Compiled, terms: RunTerms) -> bool:
+    async def launch(self, redis: AsyncDriver, compiled: Compiled, new_run: NewRun) -> bool:
         """Publish a run and start it. Returns whether this call has started it, also when an earlier try of it has.
 
         Raises:
             StagingLost: Redis lost what was published before the start.
         """
         if not self._app.middleware.sends:
-            return await self._launch(redis, compiled, terms)
-        message = add_headers(b"{}", {TRACEPARENT: terms.trace})
-        run = Job(terms.run_id, terms.name, compiled.plan.home, message)
+            return await self._launch(redis, compiled, new_run)
+        message = add_headers(b"{}", {TRACEPARENT: new_run.trace})
+        run = Job(new_run.run_id, new_run.name, compiled.plan.home, message)
         with self._app.middleware.sending([run], is_run=True) as (with_headers,):
             headers = read_headers(with_headers.message)
             trace = headers.pop(TRACEPARENT, "")
-            return await self._launch(redis, compiled, replace(terms, trace=trace, headers=headers))
+            return await self._launch(redis, compiled, replace(new_run, trace=trace, headers=headers))
 
-    async def _launch(self, redis: AsyncDriver, compiled: Compiled, terms: RunTerms) -> bool:
+    async def _launch(self, redis: AsyncDriver, compiled: Compiled, new_run: NewRun) -> bool:
         home = compiled.plan.home
         keys = self._app.queue(home)
         if home not in self._known_queues:
             await redis.perform(queue_calls.register_queue(self._app.keys, home))
             self._known_queues.add(home)
-        reply = await self._stage_and_start(redis, keys, compiled, terms)
+        reply = await self._stage_and_start(redis, keys, compiled, new_run)
         if reply is not None and int(reply.replies[0]) < 0:
             self._published.forget()
             # Items may come from a generator, which makes them once; all else is published again.
             if not compiled.sources:
-                reply = await self._stage_and_start(redis, keys, compiled, terms)
+                reply = await self._stage_and_start(redis, keys, compiled, new_run)
         if reply is None:
-            return await self._has_started(redis, keys, terms)
+            return await self._has_started(redis, keys, new_run)
         started = int(reply.replies[0])
         if started < 0:
-            raise StagingLost(f"run {terms.run_id} was lost before it was started: start it again")
+            raise StagingLost(f"run {new_run.run_id} was lost before it was started: start it again")
         ttl, pushes = self._app.settings.results_ttl, 0
         while reply.left and pushes < MAX_PUSHES:
             reply = await redis.perform(calls.advance(keys, ttl=ttl))
             pushes += 1
-        return started == 1 or not terms.caller
+        return started == 1 or not new_run.caller
 
-    async def _has_started(self, redis: AsyncDriver, keys: QueueKeys, terms: RunTerms) -> bool:
+    async def _has_started(self, redis: AsyncDriver, keys: QueueKeys, new_run: NewRun) -> bool:
         """Return whether it was this call that has started a run that is there."""
-        if not terms.caller:  # its id was made for this call
+        if not new_run.caller:  # its id was made for this call
             return True
-        run = await redis.perform(calls.read_run(keys, terms.run_id, ["caller"]))
-        return run.get("caller", b"").decode(errors="replace") == terms.caller
+        run = await redis.perform(calls.read_run(keys, new_run.run_id, ["caller"]))
+        return run.get("caller", b"").decode(errors="replace") == new_run.caller
 
     async def _stage_and_start(
-        self, redis: AsyncDriver, keys: QueueKeys, compiled: Compiled, terms: RunTerms
+        self, redis: AsyncDriver, keys: QueueKeys, compiled: Compiled, new_run: NewRun
     ) -> calls.Advance | None:
         """Publish what a run needs, and start it; None when a run of the id is there already."""
         published = None if compiled.sources else self._published
-        record = await stage(redis, keys, compiled, terms, published)
+        record = await stage(redis, keys, compiled, new_run, published)
         if record is None:
             return None
         ttl = self._app.settings.results_ttl
         start: list[Call[Any]] = [calls.advance(keys, [record], ttl=ttl)]
-        if terms.caller:  # in the same write, so that a producer that dies does both or neither
-            start.append(calls.keep_home(self._app.keys, terms.run_id, keys.queue, life=terms.life + 2 * ttl))
+        if new_run.caller:  # in the same write, so that a producer that dies does both or neither
+            start.append(
+                calls.keep_home(self._app.keys, new_run.run_id, keys.queue, life=new_run.life + 2 * ttl)
+            )
         reply: calls.Advance = (await redis.perform_all(start))[0]
         return reply
 

@@ -32,7 +32,7 @@ be packed, and the record that starts a run stays short."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunTerms:
+class NewRun:
     """What a run is started with."""
 
     run_id: str
@@ -74,7 +74,7 @@ async def stage(
     redis: AsyncDriver,
     keys: QueueKeys,
     compiled: Compiled,
-    terms: RunTerms,
+    new_run: NewRun,
     published: PublishedPlans | None = None,
 ) -> bytes | None:
     """Publish what a run needs. Returns the record that starts it; None when a run of the id is there already.
@@ -87,20 +87,20 @@ async def stage(
         StagingLost: Redis lost what was published before.
     """
     plan, counts = compiled.plan, dict[int, int]()
-    if has_long_arguments(compiled) and not await _stage_arguments(redis, keys, compiled, terms.run_id):
+    if has_long_arguments(compiled) and not await _stage_arguments(redis, keys, compiled, new_run.run_id):
         return None
     # The plan after the items: a generator may take longer to make them than the plan would stay.
     for source in compiled.sources:
-        count = await stage_items(redis, keys, source, terms.run_id)
+        count = await stage_items(redis, keys, source, new_run.run_id)
         if count is None:
             return None
         counts[source.node] = count
-    digest = plan.make_digest(terms.name)
+    digest = plan.make_digest(new_run.name)
     if published is None or digest not in published:
-        await _publish_plan(redis, keys, compiled, digest, terms.name)
+        await _publish_plan(redis, keys, compiled, digest, new_run.name)
     if published is not None:
         published.add(digest)
-    return make_start(compiled, terms, digest, counts)
+    return make_start(compiled, new_run, digest, counts)
 
 
 async def _publish_plan(
@@ -115,24 +115,24 @@ async def _publish_plan(
         await redis.perform(calls.define_plan(keys, digest, portion))
 
 
-def make_start(compiled: Compiled, terms: RunTerms, digest: str, counts: Mapping[int, int]) -> bytes:
+def make_start(compiled: Compiled, new_run: NewRun, digest: str, counts: Mapping[int, int]) -> bytes:
     """Return the record that starts a run; `counts` are the items that were published, by the node of a map."""
     plan = compiled.plan
     fields: dict[str, Any] = {"def": digest}
-    if terms.caller:
-        fields["caller"] = terms.caller
+    if new_run.caller:
+        fields["caller"] = new_run.caller
     if has_long_arguments(compiled):
         fields["args"] = len(compiled.arguments)
     else:
         fields |= {f"arg:{number}": text.decode() for number, text in enumerate(compiled.arguments)}
-    added = (("trace", terms.trace), ("headers", terms.headers))
+    added = (("trace", new_run.trace), ("headers", new_run.headers))
     if tail := "".join(f',"{name}":{msgspec.json.encode(value).decode()}' for name, value in added if value):
         fields["tail"] = tail
-    for name, raw in (terms.inputs or {}).items():
+    for name, raw in (new_run.inputs or {}).items():
         fields[f"value:{plan.inputs[name]}"] = raw.decode()
-    life, size = int(terms.life * 1000), len(plan.nodes)
+    life, size = int(new_run.life * 1000), len(plan.nodes)
     totals = sorted(counts.items())
-    return calls.pack_record("start", terms.run_id, life, size, fields, plan.roots, totals, plan.waits)
+    return calls.pack_record("start", new_run.run_id, life, size, fields, plan.roots, totals, plan.waits)
 
 
 def has_long_arguments(compiled: Compiled) -> bool:

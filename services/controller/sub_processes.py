@@ -66,7 +66,7 @@ class _Child:
     path: str
     state: State = "starting"
     reason: str = ""
-    attended: trio.CancelScope = field(default_factory=lambda: trio.CancelScope(shield=True))
+    watching: trio.CancelScope = field(default_factory=lambda: trio.CancelScope(shield=True))
 
 
 class SubProcesses(Platform):
@@ -104,7 +104,7 @@ class SubProcesses(Platform):
     async def start(self, member: Member) -> None:
         """Start a child. Raises PlatformError."""
         if self._nursery is None or member.name in self._children:
-            raise PlatformError(f"{member.name} runs already, or nobody would attend to it")
+            raise PlatformError(f"{member.name} runs already, or nobody would watch it")
         if member.host:
             raise PlatformError(f"{member.name} is for host {member.host!r}: sub-processes are here only")
         self._count += 1
@@ -169,7 +169,7 @@ class SubProcesses(Platform):
 
         A child that ends with this process is watched, too.
         """
-        with child.attended, trio.socket.from_stdlib_socket(child.notify_socket) as notify_socket:
+        with child.watching, trio.socket.from_stdlib_socket(child.notify_socket) as notify_socket:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._listen, child, notify_socket)
                 await _ended(child.process)
@@ -212,7 +212,7 @@ class SubProcesses(Platform):
                 while self._children:  # noqa: ASYNC110  processes have no common event to wait for
                     await trio.sleep(0.02)
         for child in self._children.values():  # not even SIGKILL ends these: the kernel is busy with them
-            child.attended.cancel()
+            child.watching.cancel()
 
 
 def parse_notification(name: str, message: bytes) -> Iterator[MemberEvent]:

@@ -1,8 +1,8 @@
 """Make a job of each event for each of its subscribers.
 
 First the jobs are published, then the event is finished. If the Router dies between the two, another one publishes the
-same jobs again. Their ids are derived from the event's, so Redis recognises them as duplicates (`claim.lua`) until the
-event is finished, however long that takes.
+same jobs again. Their ids are derived from the event's, so Redis recognises them as duplicates until the event is
+finished (`publish_unique.lua`), however long that takes.
 """
 
 import math

@@ -158,14 +158,14 @@ class ClusterObserver:
         workers = sorted({name for census in censuses for name in census.workers})
         reports = await redis.perform(scaling_calls.get_reports(keys, workers)) if workers else {}
         overrides: StoredOverrides = imposed
-        terms = make_task_constraints(
+        constraints = make_task_constraints(
             self._kinds,
             self._declared_limits,
             limits=overrides.effective_limits,
             suspended=overrides.suspended,
             paused=paused,
         )
-        return make_snapshot(censuses, reports, terms)
+        return make_snapshot(censuses, reports, constraints)
 
     def _select_queues(self, broker: str, names: Sequence[str]) -> list[str]:
         """Return which of the queues known to a broker are read.

@@ -29,7 +29,7 @@ from celery5.tasks.task import Task
 from celery5.workflows.compiler import CHUNK, EXPAND, MapSource, compile_workflow
 from celery5.workflows.compose import Composed, check_workflow
 from celery5.workflows.results import REFERENCE, Results, set_app
-from celery5.workflows.staging import RunTerms, stage, stage_items
+from celery5.workflows.staging import NewRun, stage, stage_items
 from celery5.workflows.tree import Map, Tree
 from celery5.workflows.values import RunValues, read_expression
 
@@ -177,14 +177,14 @@ class MemberJobs:
         compiled = compile_workflow(tree, on_error="hold" if policy == "hold" else None, home=keys.queue)
         run_id = derive_job_id(member.frame, delivery.queue, delivery.entry.decode())
         # Its deadline is that of the run that it is a part of: `advance.lua` sees to that.
-        terms = RunTerms(
+        new_run = NewRun(
             run_id=run_id,
             name=command.task,
             life=DEFAULT_LIFE,
             trace=command.trace,
             headers=command.headers,
         )
-        record = await stage(redis, keys, compiled, terms)
+        record = await stage(redis, keys, compiled, new_run)
         if record is None:
             raise CeleryError(f"run {run_id} is live already")
         delivery.set_workflow(record)

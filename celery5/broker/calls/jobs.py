@@ -16,7 +16,7 @@ from celery5.protocol.job.states import ADMITTED, get_state, get_stream_id
 
 PUBLISH = Script.load("job/publish")
 SCHEDULE = Script.load("job/schedule", "clock", "timing")
-CLAIM = Script.load("job/claim", "clock", "sending", "timing")
+PUBLISH_UNIQUE = Script.load("job/publish_unique", "clock", "sending", "timing")
 READ_BY_LANE = Script.load("job/read_by_lane")
 PROMOTE = Script.load("job/promote", "clock", "member", "admission")
 SETTLE = Script.load(
@@ -97,7 +97,9 @@ def schedule(keys: QueueKeys, jobs: Sequence[tuple[str, bytes, str]]) -> Call[in
     return script_call(SCHEDULE, named, (keys.wake, *args), int, repeatable=True)
 
 
-def claim(keys: QueueKeys, jobs: Sequence[tuple[str, bytes, str, str, float | None]]) -> Call[dict[str, str]]:
+def publish_unique(
+    keys: QueueKeys, jobs: Sequence[tuple[str, bytes, str, str, float | None]]
+) -> Call[dict[str, str]]:
     """Publish or schedule jobs (id, Command, time or '', lock or '', `unique_for` in seconds) on the lane of `keys`,
     unless another job has the lock. Return the id of that job for each job that was not sent. Safe to repeat."""
     places = tuple(
@@ -112,7 +114,7 @@ def claim(keys: QueueKeys, jobs: Sequence[tuple[str, bytes, str, str, float | No
     )
     named = (keys.stream, keys.jobs, keys.due, keys.waiting, keys.unique, *places)
     reply = partial(_others, [job_id for job_id, *_ in jobs])
-    return script_call(CLAIM, named, (keys.wake, keys.lane, *args), reply, repeatable=True)
+    return script_call(PUBLISH_UNIQUE, named, (keys.wake, keys.lane, *args), reply, repeatable=True)
 
 
 def wait_for_replicas(keys: QueueKeys, *, replicas: int, within: float) -> list[Call[int]]:

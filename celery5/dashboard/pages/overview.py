@@ -35,10 +35,10 @@ def align_depths(histories: Mapping[str, Sequence[HistoryPoint]]) -> Depths:
 
 def find_own_alerts(alerts: Sequence[AlertState], overview: Overview) -> list[AlertState]:
     """Return the alerts on what the page has no line of its own for, the critical ones first."""
-    told = {f"task {task.name}" for task in overview.tasks if task.needs_attention}
-    told |= {f"queue {queue.name}" for queue in overview.queues if queue.verdict.needs_attention}
-    told |= {f"{lost.kind} {get_inbox_name(lost.worker)}" for lost in overview.lost[:5]}
-    own = [alert for alert in alerts if alert.fires and alert.subject not in told]
+    listed = {f"task {task.name}" for task in overview.tasks if task.needs_attention}
+    listed |= {f"queue {queue.name}" for queue in overview.queues if queue.verdict.needs_attention}
+    listed |= {f"{lost.kind} {get_inbox_name(lost.worker)}" for lost in overview.lost[:5]}
+    own = [alert for alert in alerts if alert.fires and alert.subject not in listed]
     return sorted(own, key=lambda alert: (alert.severity != "critical", alert.name, alert.subject))
 
 

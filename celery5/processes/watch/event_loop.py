@@ -82,7 +82,7 @@ class LoopWatchdog:
         self._lock = threading.Lock()
         self._asked = False
         self._turned = 0.0  # when the loop was last known to turn
-        self._told = 0.0  # the length of the block from which on it is logged again
+        self._log_from = 0.0  # the length of the block from which on it is logged again
         self._seen: Counter[tuple[str, str]] = Counter()
 
     def __enter__(self) -> Self:
@@ -116,7 +116,7 @@ class LoopWatchdog:
             if self._vitals.loop.current is None:
                 return
             block = self._block(seconds)
-            self._told, self._seen = 0.0, Counter()
+            self._log_from, self._seen = 0.0, Counter()
             self._log.event("loop:resumed", "warning", **_fields(block))
             self._vitals.loop.end_block(block)
             notify(self._address, f"STATUS={collapse_whitespace(self._vitals.format_summary())}")
@@ -174,8 +174,8 @@ class LoopWatchdog:
             self._seen[found] += 1
             block = self._block(seconds)
             self._vitals.loop.update_block(block)
-            if block.seconds >= self._told:
-                self._told = block.seconds + min(block.seconds, MAX_WARNING_INTERVAL)
+            if block.seconds >= self._log_from:
+                self._log_from = block.seconds + min(block.seconds, MAX_WARNING_INTERVAL)
                 self._log.event("loop:blocked", "warning", **_fields(block), stack=format_stack(frame))
                 notify(self._address, f"STATUS={collapse_whitespace(block.why)}")
 

@@ -486,8 +486,8 @@ class Parameters:
         wrong = next((name for name in kwargs if name not in self._keywords), None)
         if wrong is None:
             return ""
-        meant = did_you_mean(wrong, [name for name in self._types if name in self._keywords])
-        return f"got an unexpected keyword argument {wrong!r}" + (f"; {meant}" if meant else "")
+        suggestion = did_you_mean(wrong, [name for name in self._types if name in self._keywords])
+        return f"got an unexpected keyword argument {wrong!r}" + (f"; {suggestion}" if suggestion else "")
 
     def _check(self, name: str, value: Any) -> None:
         expected = self._types[name]

@@ -189,7 +189,7 @@ class SinkDocument(NamedTuple):
 def make_settlement(verdict: Verdict, delivery: Delivery, *, worker: str, ttl: float) -> Settlement:
     """Return the settlement of `delivery`. `ttl`: seconds to keep the document, at least MIN_DOCUMENT_TTL."""
     command, entry = delivery.command, delivery.entry
-    job_id, lock, ttl = _terms(command, delivery.message, ttl)
+    job_id, lock, ttl = _get_document_fields(command, delivery.message, ttl)
     if isinstance(verdict, Complete):  # the most frequent, and `match` is slower
         assert command is not None
         if "~" in job_id and (member := parse_member_id(job_id)):
@@ -284,7 +284,7 @@ _DROPPED: Mapping[type, str] = {
 }
 
 
-def _terms(command: Command | None, message: bytes, ttl: float) -> tuple[str, bytes, float]:
+def _get_document_fields(command: Command | None, message: bytes, ttl: float) -> tuple[str, bytes, float]:
     """Return the job's id, its deduplication key, and how long its document is kept, in seconds."""
     if command is None:  # the job still ends, if its place in Redis is this entry
         return read_job_id(message), b"", max(ttl, MIN_DOCUMENT_TTL)

@@ -49,7 +49,7 @@ class Job(msgspec.Struct, frozen=True, gc=False):
     unique_for: float | None = None
     app: str = ""  # name of its application
     lane: Annotated[str, msgspec.Meta(pattern="^[hl]?$")] = ""  # letter of the lane
-    line: str = ""  # its waiting list, if its task has a limit
+    waiting_list: str = msgspec.field(default="", name="line")  # if its task has a limit
     expires: str = ""  # from the waiting list: ms since 1970, or ''
 
     def to_bytes(self) -> bytes:

@@ -48,7 +48,7 @@ class JobMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     message: bytes
     at: str = ""
     lane: str = ""
-    line: str = ""
+    waiting_list: str = ""
     expires: str = ""
 
 
@@ -226,7 +226,7 @@ def find_fault(message: JobMessage, message_limit: int) -> GroupReply | None:
         else "queue" if not _QUEUE.match(message.queue)
         else "time" if not _AT.match(message.at)
         else "lane" if message.lane not in ("", "h", "l")
-        else "line" if len(message.line) > MAX_WAITING_LIST_NAME
+        else "waiting list" if len(message.waiting_list) > MAX_WAITING_LIST_NAME
         else "expiry" if not _EXPIRES.match(message.expires)
         else ""
     )  # fmt: skip
@@ -248,7 +248,7 @@ def decode_job_message(raw: bytes) -> JobMessage:
 
 def make_job_message(job: Job) -> JobMessage:
     """Return a job as it is sent to the daemon."""
-    return JobMessage(job.id, job.queue, job.message, job.at, job.lane, job.line, job.expires)
+    return JobMessage(job.id, job.queue, job.message, job.at, job.lane, job.waiting_list, job.expires)
 
 
 def make_job(message: JobMessage, at: str) -> Job:
@@ -260,7 +260,7 @@ def make_job(message: JobMessage, at: str) -> Job:
         message.message,
         at,
         lane=message.lane,
-        line=message.line,
+        waiting_list=message.waiting_list,
         expires=message.expires,
     )
 

@@ -333,8 +333,8 @@ def parse_autoscale(
 def _check_names(options: Mapping[str, Any]) -> None:
     for name in options:
         if name not in _NAMES:
-            meant = did_you_mean(str(name), _NAMES, otherwise=f"there are {', '.join(_NAMES)}")
-            raise Misconfigured(f"autoscale has {name!r}, which it does not know: {meant}")
+            suggestion = did_you_mean(str(name), _NAMES, otherwise=f"there are {', '.join(_NAMES)}")
+            raise Misconfigured(f"autoscale has {name!r}, which it does not know: {suggestion}")
 
 
 def _whole(name: str, value: object, minimum: int) -> int:

@@ -203,8 +203,8 @@ def check_budgets(budgets: Mapping[str, Budget]) -> dict[str, Budget]:
     """
     for name, budget in budgets.items():
         if name not in TASK_KINDS and not is_full_task_name(name):
-            meant = did_you_mean(str(name), TASK_KINDS, otherwise=f"there are {', '.join(TASK_KINDS)}")
-            raise Misconfigured(f"budgets has {name!r}, which is no kind of task: {meant}{_OR_TASKS}")
+            suggestion = did_you_mean(str(name), TASK_KINDS, otherwise=f"there are {', '.join(TASK_KINDS)}")
+            raise Misconfigured(f"budgets has {name!r}, which is no kind of task: {suggestion}{_OR_TASKS}")
         if not isinstance(cast("object", budget), Budget):
             raise Misconfigured(f"budgets[{name!r}] is {budget!r}: give a Budget(minimum=..., maximum=...)")
         wrong = find_budget_error(budget, of_task=name not in TASK_KINDS)
@@ -231,8 +231,8 @@ def check_task_budgets(budgets: Mapping[str, Budget], kinds_by_task: Mapping[str
     own = [name for name in budgets if name not in TASK_KINDS]
     for name in own:
         if name not in kinds_by_task:
-            meant = did_you_mean(name, kinds_by_task, otherwise=f"kinds are {', '.join(TASK_KINDS)}")
-            raise Misconfigured(f"budgets has {name!r}, which is no task of this application: {meant}")
+            suggestion = did_you_mean(name, kinds_by_task, otherwise=f"kinds are {', '.join(TASK_KINDS)}")
+            raise Misconfigured(f"budgets has {name!r}, which is no task of this application: {suggestion}")
     found = {name: kinds_by_task[name] for name in own}
     for kind in TASK_KINDS:
         minimums = {name: budgets[name].minimum for name in own if found[name] == kind}

@@ -98,8 +98,8 @@ def parse_strategy(
         strategy: PrioritisationStrategy | None = load_function(name) if load_function else None
         return strategy
     if name and name not in STRATEGIES:
-        meant = did_you_mean(name, STRATEGIES, otherwise="or write module:function for one of your own")
-        raise Misconfigured(f"no strategy {name!r}; there are {', '.join(STRATEGIES)}: {meant}")
+        suggestion = did_you_mean(name, STRATEGIES, otherwise="or write module:function for one of your own")
+        raise Misconfigured(f"no strategy {name!r}; there are {', '.join(STRATEGIES)}: {suggestion}")
     return STRATEGIES.get(name)
 
 

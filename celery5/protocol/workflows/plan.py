@@ -325,9 +325,9 @@ def check_ignore(value: object) -> None:
         raise Misconfigured(f"ignore is {value!r}: give a set of end states, such as {{'REVOKED'}}")
     for state in cast("Collection[object]", value):
         if state not in UNSUCCESSFUL:
-            meant = did_you_mean(str(state), UNSUCCESSFUL)
+            suggestion = did_you_mean(str(state), UNSUCCESSFUL)
             raise Misconfigured(
-                f"ignore has {state!r}: give some of {', '.join(UNSUCCESSFUL)}; {meant}".rstrip("; ")
+                f"ignore has {state!r}: give some of {', '.join(UNSUCCESSFUL)}; {suggestion}".rstrip("; ")
             )
 
 
@@ -335,10 +335,10 @@ def check_on_error(value: object, what: str = "") -> None:
     """Raise Misconfigured when `value` is no way to handle an error; `what` takes it, where that is not clear."""
     known = ("fail", "continue", "skip", "hold")
     if value is not None and value not in known:
-        meant = did_you_mean(str(value), known)
+        suggestion = did_you_mean(str(value), known)
         place = f"{what}: " if what else ""
         raise Misconfigured(
-            f"{place}on_error is {value!r}: give fail, continue, skip or hold; {meant}".rstrip("; ")
+            f"{place}on_error is {value!r}: give fail, continue, skip or hold; {suggestion}".rstrip("; ")
         )
 
 

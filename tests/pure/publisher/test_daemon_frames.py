@@ -149,7 +149,7 @@ def test_what_redis_could_never_take_is_refused_at_the_door(wrong: JobMessage, w
 
 
 def test_a_job_is_the_same_when_it_comes_out_again() -> None:
-    more: dict[str, Any] = {"lane": "h", "line": "a line", "expires": "1800000000000"}
+    more: dict[str, Any] = {"lane": "h", "waiting_list": "a list", "expires": "1800000000000"}
     sent = Job("id", "task", "mail", b"message", "1700000000000", **more)
     out = decode_job_message(encode_job_message(make_job_message(sent)))
     assert make_job(out, sent.at) == Job("id", "", "mail", b"message", "1700000000000", **more)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from celery5.broker.call import Call
-from celery5.broker.calls.jobs import CLAIM, PUBLISH, SCHEDULE
+from celery5.broker.calls.jobs import PUBLISH, PUBLISH_UNIQUE, SCHEDULE
 from celery5.broker.keys import Keys
 from celery5.protocol.job.job import Job
 from celery5.sending.publisher import BYTES_PER_TRIP, JOBS_PER_TRIP, MAX_KNOWN_QUEUES, PublishPlanner
@@ -69,12 +69,12 @@ def test_jobs_are_grouped_by_queue_and_by_whether_they_wait_in_their_order() -> 
 def test_job_with_a_key_is_published_with_its_queue_in_order() -> None:
     publisher = PublishPlanner(keys=KEYS)
     (alone,) = [call for call in publisher.plan_calls([job(1, lock="shop.t k")]) if call.script]
-    assert alone.script is CLAIM
+    assert alone.script is PUBLISH_UNIQUE
     assert KEYS.for_queue("default").unique_window("shop.t k") in alone.words
     jobs = [job(1), job(2, lock="shop.t k"), job(3, at="+5"), job(4, "mail"), job(5)]
     made = [call for call in publisher.plan_calls(jobs) if call.script]
     ids = [[word for word in call.words if str(word).startswith("id")] for call in made]
-    assert [call.script for call in made] == [CLAIM, PUBLISH]
+    assert [call.script for call in made] == [PUBLISH_UNIQUE, PUBLISH]
     assert ids == [["id1", "id2", "id3", "id5"], ["id4"]]
     assert all(call.repeatable for call in made)
 

@@ -157,7 +157,7 @@ def test_a_key_is_taken_again_unless_another_live_job_has_it(app: App, redis_cli
     bury(app, redis_client, "a", "b", "c", key="order-7")
     bury(app, redis_client, "d", key="order-8")
     message = encode(Command(v=1, id="alive", task="shop.t", key="order-8"))
-    app.perform(jobs_calls.claim(keys, [("alive", message, "", "shop.t order-8", None)]))
+    app.perform(jobs_calls.publish_unique(keys, [("alive", message, "", "shop.t order-8", None)]))
     tally = app.dlq.replay()
     assert (tally.matched, tally.done, tally.left) == (4, 1, {"key-taken": 3})
     assert redis_client.hget(keys.unique, "shop.t order-7") == b"a"

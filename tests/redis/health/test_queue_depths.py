@@ -34,7 +34,7 @@ def test_queue_depth_and_age_are_of_jobs_that_no_worker_has(
     queue.join("w")
     time.sleep(0.05)
     queue.publish("b")
-    queue(jobs.claim(queue.keys.on_lane("l"), [("c", command("c"), "", "", None)]))
+    queue(jobs.publish_unique(queue.keys.on_lane("l"), [("c", command("c"), "", "", None)]))
     queue(leases.renew_lease(queue.keys, "w", lease=30))  # now the lane can be read
     old = queue(queue_calls.get_queue_depth(queue.keys))
     assert (old.waiting, old.dead) == (3, 0)

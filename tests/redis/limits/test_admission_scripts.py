@@ -511,7 +511,7 @@ def test_one_trip_of_jobs_that_line_up_makes_few_commands(gate: Gated, app_name:
     gate.rule, jobs = AdmissionRule(TASK, max_running=1, keyed=True, fair=True), list[Job]()
     for n in range(500):
         line = get_waiting_list(gate.rule, f"k{n}", f"f{n}")
-        jobs.append(Job(f"j{n}", TASK, "mail", message(f"j{n}", f"k{n}", f"f{n}"), line=line))
+        jobs.append(Job(f"j{n}", TASK, "mail", message(f"j{n}", f"k{n}", f"f{n}"), waiting_list=line))
     _announce, *trips = PublishPlanner(keys=Keys(app_name)).plan_calls(jobs)
     made: list[int] = []
     for call in trips:

@@ -364,4 +364,4 @@ async def test_a_block_that_ends_while_it_is_logged_is_logged_as_ended_last() ->
         ends.wait(30)  # blocks the loop
         await until(lambda: bool(log.of("loop:resumed")) and vitals.loop.current is None)
         assert [what for what, _ in log.events] == ["loop:blocked", "loop:resumed"]
-        assert watch._told == 0.0  # pyright: ignore[reportPrivateUsage]
+        assert watch._log_from == 0.0  # pyright: ignore[reportPrivateUsage]

@@ -206,7 +206,7 @@ class QueueModel:
         """Send or schedule a job. One that has a key is sent only when no other job of that key is alive."""
         move, message, lock = Move.SCHEDULE if when else Move.SEND, self.messages[job], LOCKS[job]
         if lock or self.keys.lane:
-            holders = self.perform(jobs_calls.claim(self.keys, [(job, message, when, lock, None)]))
+            holders = self.perform(jobs_calls.publish_unique(self.keys, [(job, message, when, lock, None)]))
             is_sent = self.is_free(job) or self.jobs[job].state is not JobState.UNKNOWN
             assert holders == ({} if is_sent else {job: self.holder})
             if not is_sent:

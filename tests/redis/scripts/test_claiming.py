@@ -25,7 +25,7 @@ def claim(
     """Send jobs of one key; gives for each that was not sent the one that was in the way."""
     lock = f"shop.t {key}" if key else ""
     jobs = [(each, message(each, key), at, lock, unique_for) for each in ids]
-    found: dict[str, str] = queue(jobs_calls.claim(queue.keys, jobs))
+    found: dict[str, str] = queue(jobs_calls.publish_unique(queue.keys, jobs))
     return found
 
 
@@ -58,7 +58,7 @@ def test_one_job_of_a_key_is_sent_and_the_others_are_given_its_id(queue: Queue) 
 def test_a_key_is_a_tasks_and_a_queues_own(queue: Queue) -> None:
     assert claim(queue, "a") == claim(queue, "b", key="other") == {}
     other = [("c", message("c"), "", "shop.other k", None)]
-    assert queue(jobs_calls.claim(queue.keys, other)) == {}
+    assert queue(jobs_calls.publish_unique(queue.keys, other)) == {}
     assert queue.size().stream == 3
 
 
@@ -70,7 +70,9 @@ def test_jobs_of_one_key_in_one_trip_are_one_job(queue: Queue) -> None:
 def test_a_job_without_a_key_goes_along_in_its_place(queue: Queue) -> None:
     plain = [(each, message(each, ""), "", "", None) for each in ("x", "y")]
     keyed = [(each, message(each), "", LOCK, None) for each in ("a", "b")]
-    assert queue(jobs_calls.claim(queue.keys, [plain[0], keyed[0], plain[1], keyed[1]])) == {"b": "a"}
+    assert queue(jobs_calls.publish_unique(queue.keys, [plain[0], keyed[0], plain[1], keyed[1]])) == {
+        "b": "a"
+    }
     queue.join("w")
     assert [each.message for each in queue.read("w")] == [plain[0][1], keyed[0][1], plain[1][1]]
 
@@ -213,7 +215,7 @@ def test_nothing_is_left_of_keys_when_their_jobs_have_ended(queue: Queue) -> Non
     for first in range(0, 10_000, 1000):
         ids = [str(number) for number in range(first, first + 1000)]
         jobs = [(each, message(each, each), "", f"shop.t {each}", 0.001) for each in ids]
-        assert queue(jobs_calls.claim(queue.keys, jobs)) == {}
+        assert queue(jobs_calls.publish_unique(queue.keys, jobs)) == {}
         words = [done(entry, job_id, 1)._replace(extra=f"shop.t {job_id}".encode()) for entry, job_id in
                  zip(queue.read("w", 1000), ids, strict=True)]  # fmt: skip
         assert queue.settle("w", *words) == 1000

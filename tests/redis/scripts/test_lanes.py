@@ -26,7 +26,7 @@ from tests.redis.worker.workers import working
 def on_lane(app: App, lane: str, *jobs: Job) -> Call[dict[str, str]]:
     """The call that puts jobs on a lane of the default queue."""
     words = [(job.id, job.message, job.at, "", None) for job in jobs]
-    return jobs_calls.claim(app.queue("default").on_lane(lane), words)
+    return jobs_calls.publish_unique(app.queue("default").on_lane(lane), words)
 
 
 @pytest.mark.parametrize("lane", ["h", "l"])
@@ -216,7 +216,7 @@ async def test_a_job_on_a_lane_is_revoked_while_it_runs_at_once(app: App) -> Non
 def test_a_queue_is_told_by_its_lanes(queue: Queue) -> None:
     for lane, ids in (("h", "ab"), ("l", "cde")):
         jobs = [(each, command(each), "", "", None) for each in ids]
-        queue(jobs_calls.claim(queue.keys.on_lane(lane), jobs))
+        queue(jobs_calls.publish_unique(queue.keys.on_lane(lane), jobs))
     queue.publish("f")
     queue.join("w")
     assert queue(lease_calls.renew_lease(queue.keys, "w", lease=5)).lanes == "hl"
@@ -236,7 +236,7 @@ def test_a_queue_is_told_by_its_lanes(queue: Queue) -> None:
 def test_lanes_share_what_is_read_and_leave_no_room_unused(queue: Queue) -> None:
     lanes = [queue.keys.on_lane(lane) for lane in ("h", "", "l")]
     for lane, ids in zip(lanes, ("abcd", "efg", "ijkl"), strict=True):
-        queue(jobs_calls.claim(lane, [(each, command(each), "", "", None) for each in ids]))
+        queue(jobs_calls.publish_unique(lane, [(each, command(each), "", "", None) for each in ids]))
     queue.join("w")
     queue(lease_calls.renew_lease(queue.keys, "w", lease=5))
 

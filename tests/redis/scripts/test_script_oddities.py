@@ -189,7 +189,7 @@ async def test_a_job_that_no_worker_here_can_read_ends_as_dead_and_frees_its_key
     keys = app.queue("default")
     new = b'{"v":2,"id":"a","task":"t","key":"k"}'
     odd = b'{"v":1,"id":"b","task":"t","attempt":1e999}'
-    queue(jobs.claim(keys, [("a", new, "", "t k", None)]))
+    queue(jobs.publish_unique(keys, [("a", new, "", "t k", None)]))
     redis_client.xadd(keys.stream, {"job": odd})
     async with working(app):
         with pytest.raises(TaskFailed, match="version 2"):
@@ -207,7 +207,7 @@ def test_revoking_a_job_whose_message_is_gone_frees_its_key(queue: Queue) -> Non
     keys = queue.keys
     for job_id, lock in (("a", "t k"), ("b", "t other")):
         message = encode(Command(v=1, id=job_id, task="t", key=lock[2:]))
-        assert queue(jobs.claim(keys, [(job_id, message, "", lock, None)])) == {}
+        assert queue(jobs.publish_unique(keys, [(job_id, message, "", lock, None)])) == {}
     entry = place(queue)[1:]
     queue.client.xdel(keys.stream, entry)
     assert queue(revoke(keys, ["a"], ttl=60)) == ["REVOKED"]

@@ -101,7 +101,7 @@ def test_every_step_of_the_table_is_made(
 WAYS: dict[str, tuple[str, list[str]]] = {
     "publish": ("a", [Move.SEND, Move.START, Move.SUCCEED]),
     "schedule": ("a", [Move.SCHEDULE, Move.FALL_DUE, Move.START, Move.RETRY]),
-    "claim": ("b", [Move.SEND, Move.START, Move.RECOVER, Move.START, Move.REVOKE, Move.RETRY]),
+    "publish unique": ("b", [Move.SEND, Move.START, Move.RECOVER, Move.START, Move.REVOKE, Move.RETRY]),
     "fire": ("b", [Act.FIRE, Act.FIRE, Move.START, Move.BURY, Move.REPLAY, Move.START, Act.DIE, Act.PURGE]),
     "deliver": ("a", [Act.DELIVER, Act.DELIVER, Act.WAIT, Move.REVOKE]),
     "waiting list": ("a", [Move.HOLD, Move.HOLD, Move.RELEASE, Move.RETRY, Move.FALL_DUE, Move.START, Act.WAIT]),

@@ -8,7 +8,7 @@ import redis
 from celery5 import App, group
 from celery5.broker.calls import workflows as calls
 from celery5.workflows.compiler import compile_workflow
-from celery5.workflows.staging import RunTerms, stage
+from celery5.workflows.staging import NewRun, stage
 from tests.redis.workflows.sample_tasks import SampleTasks
 
 STEPS = [1, 2, 7]
@@ -19,7 +19,7 @@ async def start_in_steps(app: App, workflow: Any, steps: int) -> int:
     redis_driver = await app.connections.get_async_driver()
     compiled = compile_workflow(workflow.tree)
     keys = app.queue(compiled.plan.home)
-    record = await stage(redis_driver, keys, compiled, RunTerms(run_id="run-1", name="run", life=60.0))
+    record = await stage(redis_driver, keys, compiled, NewRun(run_id="run-1", name="run", life=60.0))
     assert record is not None
     reply = await redis_driver.perform(calls.advance(keys, [record], ttl=60.0, steps=steps))
     count = 1

@@ -12,7 +12,7 @@ from celery5.broker.calls import workflows as calls
 from celery5.errors import WorkflowFailed
 from celery5.workflows import Flow, RunState
 from celery5.workflows.compiler import compile_workflow
-from celery5.workflows.staging import RunTerms, stage
+from celery5.workflows.staging import NewRun, stage
 from tests.redis.worker.workers import until, working
 from tests.redis.workflows.sample_tasks import QUEUES, SampleTasks
 
@@ -198,14 +198,14 @@ async def test_arguments_that_were_published_are_left_alone_once_their_run_is_li
     app: App, tasks: Shapes, redis_client: "redis.Redis"
 ) -> None:
     driver, keys = await app.connections.get_async_driver(), app.queue("default")
-    terms = RunTerms(run_id="run-1", name="run", life=60.0)
-    record = await stage(driver, keys, compile_workflow(tasks.note.s(1, text=LONG).tree), terms)
+    new_run = NewRun(run_id="run-1", name="run", life=60.0)
+    record = await stage(driver, keys, compile_workflow(tasks.note.s(1, text=LONG).tree), new_run)
     assert record is not None
     assert 0 < redis_client.ttl(keys.run_arguments("run-1")) <= 120
     await driver.perform(calls.advance(keys, [record], ttl=60.0))
     kept = redis_client.hgetall(keys.run_arguments("run-1"))
     other = compile_workflow(tasks.note.s(2, text="y" + LONG).tree)
-    assert await stage(driver, keys, other, terms) is None
+    assert await stage(driver, keys, other, new_run) is None
     assert redis_client.hgetall(keys.run_arguments("run-1")) == kept
     assert redis_client.ttl(keys.run_arguments("run-1")) == -1
 

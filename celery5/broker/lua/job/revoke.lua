@@ -31,7 +31,7 @@ local group, revoked, documents, has_kept = ARGV[1], KEYS[12], KEYS[13], false
 local now = now_ms()
 local function as_number(value, least) return type(value) == 'number' and value >= least and value < 1e12 and value or least end
 -- Without its message the key of a job is not known, so the keys are searched for its id. Not all keys are searched: a key
--- of a job that does not exist any more is free for the next job anyway (claim.lua).
+-- of a job that does not exist any more is free for the next job anyway (publish_unique.lua).
 local PAGES, pages, owners = 4, 0, nil
 local function unlock_all(id)
   local cursor = not owners and '0'
