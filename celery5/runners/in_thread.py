@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from types import MethodType
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import trio
 
@@ -15,6 +15,7 @@ from celery5.runners.context import isolate_decimal_context
 from celery5.runners.outcome import get_error_outcome, get_result_outcome
 from celery5.runners.running_job import JobSlot, RunningJob
 from celery5.runners.surrounding import surround_call
+from celery5.runners.thread_pool import ThreadCall, ThreadPool
 from celery5.runners.user_errors import find_cancellation
 
 T = TypeVar("T")
@@ -97,7 +98,7 @@ class ThreadRunner:
 
     def __init__(self, *, get_slots: Callable[[], int]) -> None:
         self._get_slots = get_slots
-        self._limiter = trio.CapacityLimiter(get_slots())
+        self._pool = ThreadPool(get_slots())
 
     async def execute(
         self,
@@ -107,51 +108,45 @@ class ThreadRunner:
         running_job: RunningJob,
     ) -> Outcome:
         """Run the job and return its outcome. Raises Cancelled unless the thread has ended with an outcome."""
-        slots = self._get_slots()
-        if slots != self._limiter.total_tokens:
-            self._limiter.total_tokens = slots
-        call = _Call(self._limiter, surround_call(function, "thread"), args, kwargs, running_job.slot)
+        self._pool.resize(self._get_slots())
+        job = _JobInThread(surround_call(function, "thread"), args, kwargs, running_job.slot)
         if running_job.limits is not None:
-            interrupter = call.interrupter = CallInterrupter()
+            interrupter = job.interrupter = CallInterrupter()
             running_job.allow_interrupts(interrupter.interrupt, interrupter.interrupt)
-        running_job.set_thread(call)
+        running_job.set_thread(job)
+        call = ThreadCall(job.get_run())
         try:
-            # Trio accepts any object with the two methods as a limiter.
-            limiter = cast("trio.CapacityLimiter", call)
-            return await trio.to_thread.run_sync(call.get_run(), abandon_on_cancel=True, limiter=limiter)
+            return await self._pool.make(call)
         except trio.Cancelled as error:
             if find_cancellation(error) is None:  # the task has raised it by itself
                 return get_error_outcome(error)
-            if call.has_begun and not call.is_over:
-                call.end = trio.Event()
-                if not await running_job.wait_ended(call.end, 0.0):
-                    running_job.record_abandoned_thread(call.end)
-            if call.is_over and call.outcome is not None:
-                return call.outcome
+            if (
+                call.result is None
+                and call.end is not None
+                and not await running_job.wait_ended(call.end, 0.0)
+            ):
+                running_job.record_abandoned_thread(call.end)
+            elif call.result is not None:
+                return call.result
             raise
         finally:
             running_job.forbid_interrupts()
             running_job.set_thread(None)
 
 
-class _Call:
-    """One call in a thread, and the slot that it takes."""
+class _JobInThread:
+    """One job in a thread."""
 
     def __init__(
         self,
-        slots: trio.CapacityLimiter,
         function: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         memory_slot: JobSlot | None,
     ) -> None:
         self._memory_slot = memory_slot
-        self._slots = slots
         self._call = (function, args, kwargs)
         self.interrupter: CallInterrupter | None = None
-        self.outcome: Outcome | None = None
-        self.end: trio.Event | None = None
-        self.has_begun = self.is_over = False
         # The identity of the thread; None before the call and after it.
         self.thread_id: int | None = None
         self.coroutine = None
@@ -182,22 +177,9 @@ class _Call:
             outcome = get_error_outcome(error)
         finally:
             self.thread_id = None
-        self.outcome = outcome
         return outcome
-
-    async def acquire_on_behalf_of(self, borrower: object) -> None:
-        """Take a slot. Trio calls this in the loop, just before the thread begins."""
-        await self._slots.acquire_on_behalf_of(borrower)
-        self.has_begun = True
-
-    def release_on_behalf_of(self, borrower: object) -> None:
-        """Free the slot. Trio calls this in the loop when the thread has ended."""
-        self._slots.release_on_behalf_of(borrower)
-        self.is_over = True
-        if self.end is not None:
-            self.end.set()
 
 
 @cache
-def _name_run(slot: int) -> Callable[[_Call], Outcome]:
-    return name_slot(_Call.run, slot)
+def _name_run(slot: int) -> Callable[[_JobInThread], Outcome]:
+    return name_slot(_JobInThread.run, slot)

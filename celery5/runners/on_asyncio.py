@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import contextvars
 import threading
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from functools import cache
 from types import CoroutineType
@@ -180,12 +181,46 @@ class _Loop:
         self.jobs: set[_AsyncioJob] = set()
         self.thread = threading.Thread(target=self._serve, name="celery5-asyncio", daemon=True)
         self._ending = False
+        self._token = trio.lowlevel.current_trio_token()
+        # Jobs go to the loop in lists, and come back in lists: for each list one thread wakes the other.
+        self._begun: deque[tuple[_AsyncioJob, contextvars.Context]] = deque()
+        self._ended: deque[_AsyncioJob] = deque()
+        self._wakes_loop = self._wakes_trio = False
         self.thread.start()
 
     @property
     def is_usable(self) -> bool:
         """Whether it can run jobs."""
         return self.thread.is_alive() and not self.loop.is_closed()
+
+    def begin(self, job: "_AsyncioJob") -> None:
+        """Begin a job in a copy of this context. Call it in the Trio loop."""
+        self._begun.append((job, contextvars.copy_context()))
+        if not self._wakes_loop:
+            self._wakes_loop = True
+            self.loop.call_soon_threadsafe(self._begin_jobs)
+
+    def _begin_jobs(self) -> None:
+        self._wakes_loop = False  # what is appended from now on wakes the loop again
+        while self._begun:
+            job, context = self._begun.popleft()
+            self.loop.call_soon(job.start, context=context)
+
+    def report_end(self, job: "_AsyncioJob") -> None:
+        """Wake the Trio task of a job that has ended. Call it in this loop."""
+        self._ended.append(job)
+        if not self._wakes_trio:
+            self._wakes_trio = True
+            self.loop.call_soon(self._wake_trio)  # after all that end in this turn of the loop
+
+    def _wake_trio(self) -> None:
+        self._wakes_trio = False
+        with contextlib.suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(self._collect)
+
+    def _collect(self) -> None:
+        while self._ended:
+            self._ended.popleft().wake()
 
     def end(self) -> None:
         """Cancel what is left and end the thread."""
@@ -212,6 +247,8 @@ class _Loop:
                 self.loop.close()
             for job in list(self.jobs):
                 job.fail_by_loop_end(reason)
+                self._ended.append(job)
+            self._wake_trio()
 
     def _cancel_leftovers(self) -> None:
         """Cancel the tasks that jobs have left behind."""
@@ -235,12 +272,10 @@ class _AsyncioJob:
         kwargs: Mapping[str, Any],
         running_job: RunningJob,
     ) -> None:
+        self._owner = loop
         self._loop = loop.loop
-        self._thread = loop.thread
-        self._jobs = loop.jobs
         self._call = (function, args, kwargs)
         self._running_job = running_job
-        self._token = trio.lowlevel.current_trio_token()
         self._waiter = trio.lowlevel.current_task()
         self._task: asyncio.Task[None] | None = None
         self._soft_limit = AsyncioSoftLimit() if running_job.has_soft_limit else None
@@ -254,7 +289,7 @@ class _AsyncioJob:
     @property
     def thread_id(self) -> int | None:
         """The identity of the loop's thread."""
-        return self._thread.ident
+        return self._owner.thread.ident
 
     @property
     def coroutine(self) -> "CoroutineType[Any, Any, Any] | None":
@@ -264,8 +299,7 @@ class _AsyncioJob:
 
     async def wait(self) -> Outcome:
         """Return the outcome. Cancelled, it cancels the asyncio task; `wait_cancelled` waits for the end of that."""
-        context = contextvars.copy_context()
-        self._loop.call_soon_threadsafe(self._start, context=context)
+        self._owner.begin(self)
         if self._soft_limit is not None:
             self._running_job.allow_interrupts(self._raise_soft_limit)
         self._is_parked = True
@@ -296,23 +330,19 @@ class _AsyncioJob:
             self.outcome = get_error_outcome(
                 RuntimeError(f"the asyncio event loop ended under the job: {reason}")
             )
-        self._wake_waiter()
 
-    def _wake_waiter(self) -> None:
-        """Wake the Trio task that waits. Called in any thread."""
-        with contextlib.suppress(trio.RunFinishedError):
-            self._token.run_sync_soon(self._wake)
-
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Wake the Trio task that waits. Call it in the Trio loop."""
         self._is_over = True
-        self._jobs.discard(self)
+        self._owner.jobs.discard(self)
         if self._is_parked:
             self._is_parked = False
             trio.lowlevel.reschedule(self._waiter)
         if self._ended is not None:
             self._ended.set()
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Make the asyncio task. Call it in the loop, in the job's context."""
         slot = self._running_job.slot
         run = self.run() if slot is None else _name_run(slot.number)(self)
         OWNER.set(self)  # in the context of this job
@@ -356,7 +386,7 @@ class _AsyncioJob:
         self._task = None  # it refers to this job: no cycle is left to the garbage collector
         if isinstance(self._loop, JobsLoop):
             self._loop.end_job(self)
-        self._wake_waiter()
+        self._owner.report_end(self)
 
 
 @cache

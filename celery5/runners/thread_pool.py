@@ -1,0 +1,191 @@
+"""Thread pool: long-lived threads that make the calls of Trio tasks.
+
+`trio.to_thread.run_sync` finds a thread for each call and wakes the loop at each end. Here threads stay and take call
+after call, and the loop wakes once for all calls that have ended since it last looked.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from contextvars import Context, copy_context
+from queue import Empty, SimpleQueue
+from threading import Lock
+from typing import Any, Generic, TypeVar
+
+import trio
+
+T = TypeVar("T")
+
+IDLE_TIMEOUT = 10.0
+"""Seconds for which a thread waits for a call before it ends."""
+
+
+class ThreadCall(Generic[T]):
+    """One call of a function in a thread, in a copy of the context in which this is made."""
+
+    __slots__ = ("context", "end", "error", "function", "has_begun", "is_over", "result", "task", "thread")
+
+    def __init__(self, function: Callable[[], T]) -> None:
+        self.function = function
+        self.context: Context = copy_context()
+        self.task: trio.lowlevel.Task | None = None
+        """The Trio task that waits for it; None once it was abandoned."""
+        self.thread: _Thread | None = None
+        """The thread that makes it now."""
+        self.has_begun = False
+        self.is_over = False
+        self.end: trio.Event | None = None
+        """Set when it has ended; None unless it was abandoned before."""
+        self.result: T | None = None
+        self.error: BaseException | None = None
+
+    def cancel(self, _raise: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
+        """Have the end of the call wake nobody: its Trio task is woken by its cancellation."""
+        self.task = None
+        return trio.lowlevel.Abort.SUCCEEDED
+
+    def make(self) -> None:
+        """Call the function, in its thread."""
+        try:
+            self.result = self.context.run(self.function)
+        except BaseException as error:
+            self.error = error
+
+
+class _Thread:
+    """One thread, and the scope of the Trio task that it belongs to."""
+
+    def __init__(self) -> None:
+        self.scope = trio.CancelScope()
+        self.is_retired = False
+
+
+class ThreadPool:
+    """Threads that make calls, `slots` at once; a thread is started when all others are busy.
+
+    In a call `trio.from_thread` works as in one of `trio.to_thread.run_sync` with `abandon_on_cancel`: for Trio each
+    thread is one such call, so that no private part of it is needed. Cancelling a call cancels that of Trio, and the
+    thread ends with it.
+    """
+
+    def __init__(self, slots: int) -> None:
+        self._slots = trio.CapacityLimiter(slots)
+        self._waiting: SimpleQueue[ThreadCall[Any] | None] = SimpleQueue()
+        self._ended: deque[ThreadCall[Any]] = deque()
+        self._wakes = False
+        self._lock = Lock()
+        self._thread_count = 0
+        self._unlimited = trio.CapacityLimiter(math.inf)
+
+    def resize(self, slots: int) -> None:
+        """Set how many calls may be made at once. Those that are made go on."""
+        if slots != self._slots.total_tokens:
+            self._slots.total_tokens = slots
+
+    async def make(self, call: ThreadCall[T]) -> T:
+        """Make a call, and return or raise what its function does.
+
+        Raises:
+            Cancelled: This task was cancelled first. Either the call never begins; or it goes on in its thread, where
+                `trio.from_thread.check_cancelled` raises, and keeps its slot until it sets `end`.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        try:
+            self._slots.acquire_on_behalf_of_nowait(call)
+        except trio.WouldBlock:
+            await self._slots.acquire_on_behalf_of(call)
+        call.task = trio.lowlevel.current_task()
+        with self._lock:
+            self._waiting.put(call)
+            must_start = self._slots.borrowed_tokens > self._thread_count
+            self._thread_count += must_start
+        if must_start:
+            trio.lowlevel.spawn_system_task(self._host, _Thread(), trio.lowlevel.current_trio_token())
+        try:
+            await trio.lowlevel.wait_task_rescheduled(call.cancel)
+        except trio.Cancelled:
+            self._abandon(call)
+            raise
+        if call.error is not None:
+            raise call.error
+        return call.result  # type: ignore[return-value]
+
+    def _abandon(self, call: ThreadCall[T]) -> None:
+        """Have a call that has begun notice that it is cancelled, and one that has not begun never begin."""
+        with self._lock:  # so that it does not begin just now
+            thread = call.thread
+            if thread is not None:
+                thread.is_retired = True
+        if not call.has_begun:
+            self._slots.release_on_behalf_of(call)
+        elif not call.is_over:
+            call.end = trio.Event()
+        if thread is not None:
+            thread.scope.cancel()
+
+    async def _host(self, thread: _Thread, token: trio.lowlevel.TrioToken) -> None:
+        """Have one thread for as long as it is used."""
+        try:
+            with thread.scope:
+                await trio.to_thread.run_sync(
+                    self._work, thread, token, abandon_on_cancel=True, limiter=self._unlimited
+                )
+        except trio.Cancelled:  # the run ends
+            thread.is_retired = True
+            self._waiting.put(None)
+            raise
+        except Exception as error:  # no thread could be started
+            with self._lock:
+                self._thread_count -= 1
+            with suppress(Empty):
+                if (call := self._waiting.get_nowait()) is not None:
+                    call.has_begun, call.error = True, error
+                    self._ended.append(call)
+                    self._collect()
+
+    def _work(self, thread: _Thread, token: trio.lowlevel.TrioToken) -> None:
+        """In a thread: make call after call until none comes for a while."""
+        while (call := self._take(thread)) is not None:
+            call.make()
+            with self._lock:
+                call.thread = None
+                self._thread_count -= (is_retired := thread.is_retired)
+            self._ended.append(call)
+            if not self._wakes:
+                self._wakes = True
+                with suppress(trio.RunFinishedError):
+                    token.run_sync_soon(self._collect)
+            if is_retired:
+                return
+
+    def _take(self, thread: _Thread) -> ThreadCall[Any] | None:
+        """In a thread: return the next call; None when the thread is to end."""
+        while True:
+            try:
+                call = self._waiting.get(timeout=IDLE_TIMEOUT)
+            except Empty:
+                with self._lock:
+                    if not self._waiting.empty():
+                        continue
+                    self._thread_count -= 1
+                return None
+            if call is None:
+                return None
+            with self._lock:
+                if call.task is not None:
+                    call.has_begun, call.thread = True, thread
+                    return call
+
+    def _collect(self) -> None:
+        """In the loop: wake the tasks whose calls have ended."""
+        self._wakes = False  # what ends from now on wakes the loop again
+        while self._ended:
+            call = self._ended.popleft()
+            self._slots.release_on_behalf_of(call)
+            call.is_over = True
+            if call.task is not None:
+                trio.lowlevel.reschedule(call.task)
+                call.task = None
+            elif call.end is not None:
+                call.end.set()

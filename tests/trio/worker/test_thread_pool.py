@@ -1,0 +1,222 @@
+"""The thread pool: calls in threads that stay, their errors, their cancellation, and what is left of them."""
+
+import threading
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
+
+import pytest
+import trio
+
+from celery5.runners import thread_pool
+from celery5.runners.thread_pool import ThreadCall, ThreadPool
+
+LIMIT = 20.0
+
+
+async def make(pool: ThreadPool, function: Callable[[], Any]) -> Any:
+    """Make one call, within the limit of a test."""
+    with trio.fail_after(LIMIT):
+        return await pool.make(ThreadCall(function))
+
+
+async def make_together(pool: ThreadPool, *functions: Callable[[], Any]) -> None:
+    """Make calls at once."""
+    async with trio.open_nursery() as nursery:
+        for function in functions:
+            nursery.start_soon(make, pool, function)
+
+
+async def test_threads_stay_and_there_are_as_many_as_calls_at_once() -> None:
+    pool, used, barrier = ThreadPool(4), set[int](), threading.Barrier(2)
+
+    def call() -> None:
+        barrier.wait(LIMIT)
+        used.add(threading.get_ident())
+
+    for _ in range(20):
+        await make_together(pool, call, call)
+    assert len(used) == 2
+
+
+async def test_no_more_calls_run_at_once_than_there_are_slots() -> None:
+    pool, running, most = ThreadPool(1), 0, 0
+
+    def call() -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        threading.Event().wait(0.01)
+        running -= 1
+
+    await make_together(pool, *[call] * 5)
+    assert most == 1
+    pool.resize(3)
+    barrier = threading.Barrier(3)
+    await make_together(pool, *[lambda: barrier.wait(LIMIT)] * 3)
+
+
+async def test_a_call_has_the_context_of_its_task_and_returns_or_raises() -> None:
+    pool, variable = ThreadPool(1), ContextVar("variable", default=0)
+    variable.set(7)
+    assert await make(pool, variable.get) == 7
+    await make(pool, lambda: variable.set(8))
+    assert variable.get() == 7
+    with pytest.raises(ZeroDivisionError):
+        await make(pool, lambda: 1 // 0)
+    with pytest.raises(SystemExit):
+        await make(pool, lambda: exec("raise SystemExit(3)"))
+    assert await make(pool, lambda: trio.from_thread.run(trio.sleep, 0)) is None
+    assert await make(pool, lambda: trio.from_thread.run_sync(trio.lowlevel.current_task)) is not None
+
+
+async def test_a_cancelled_call_notices_it_and_no_other_call_does() -> None:
+    pool, begun, seen, other_may_end = ThreadPool(2), threading.Event(), trio.Event(), threading.Event()
+    calls = []
+
+    def cancelled() -> None:
+        begun.set()
+        while True:
+            trio.from_thread.check_cancelled()
+            threading.Event().wait(0.001)
+
+    def other() -> str:
+        other_may_end.wait(LIMIT)
+        trio.from_thread.check_cancelled()
+        return "unharmed"
+
+    async def expect_other() -> None:
+        assert await make(pool, other) == "unharmed"
+        seen.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(expect_other)
+        with trio.CancelScope() as scope:
+
+            async def cancel() -> None:
+                await trio.to_thread.run_sync(begun.wait, LIMIT)
+                scope.cancel()
+
+            nursery.start_soon(cancel)
+            calls.append(ThreadCall(cancelled))
+            await pool.make(calls[0])
+        assert scope.cancelled_caught
+        assert calls[0].end is not None
+        with trio.fail_after(LIMIT):
+            await calls[0].end.wait()
+        assert isinstance(calls[0].error, trio.Cancelled)
+        assert await make(pool, lambda: "another") == "another"  # in a thread that was not cancelled
+        other_may_end.set()
+        with trio.fail_after(LIMIT):
+            await seen.wait()
+
+
+async def test_an_abandoned_call_keeps_its_slot_until_it_ends() -> None:
+    pool, may_end = ThreadPool(1), threading.Event()
+    call = ThreadCall(lambda: may_end.wait(LIMIT))
+    with trio.move_on_after(0.05):
+        await pool.make(call)
+    with trio.move_on_after(0.05) as waited:
+        await pool.make(ThreadCall(lambda: None))
+    assert waited.cancelled_caught
+    may_end.set()
+    assert await make(pool, lambda: 1) == 1
+    assert call.result is True
+
+
+async def test_a_call_that_is_cancelled_before_it_begins_never_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool, begun, host = ThreadPool(1), list[int](), ThreadPool._host
+    may_start = trio.Event()
+
+    async def start_late(pool: ThreadPool, thread: Any, token: Any) -> None:
+        await may_start.wait()
+        await host(pool, thread, token)
+
+    monkeypatch.setattr(ThreadPool, "_host", start_late)
+    call = ThreadCall(lambda: begun.append(1))
+    with trio.move_on_after(0.05) as scope:
+        await pool.make(call)
+    assert scope.cancelled_caught
+    assert call.end is None
+    may_start.set()
+    assert await make(pool, lambda: 2) == 2
+    assert begun == []
+
+
+async def test_a_thread_that_cannot_be_started_is_the_error_of_its_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool = ThreadPool(1)
+
+    async def refuse(*_words: Any, **_more: Any) -> None:
+        await trio.lowlevel.checkpoint()
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trio.to_thread, "run_sync", refuse)
+        for _ in range(3):
+            with pytest.raises(RuntimeError, match="start new thread"):
+                await make(pool, lambda: 1)
+    assert await make(pool, lambda: 1) == 1
+
+
+async def test_idle_threads_end_and_calls_get_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thread_pool, "IDLE_TIMEOUT", 0.01)
+    pool, threads = ThreadPool(1), list[threading.Thread]()
+    for _ in range(3):
+        await make(pool, lambda: threads.append(threading.current_thread()))
+        with trio.fail_after(LIMIT):
+            while pool._thread_count:
+                await trio.sleep(0.005)
+    assert len(threads) == 3
+
+
+async def test_calls_that_end_together_wake_the_loop_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, barrier, collected = ThreadPool(8), threading.Barrier(9), 0
+    collect = ThreadPool._collect
+
+    def count(pool: ThreadPool) -> None:
+        nonlocal collected
+        collected += 1
+        collect(pool)
+
+    monkeypatch.setattr(ThreadPool, "_collect", count)
+
+    async def block_loop() -> None:
+        while barrier.n_waiting < 8:
+            await trio.sleep(0.001)
+        barrier.wait(LIMIT)  # the loop stands still until all calls have ended
+        while len(pool._ended) < 8:
+            threading.Event().wait(0.001)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(make_together, pool, *[lambda: barrier.wait(LIMIT)] * 8)
+        nursery.start_soon(block_loop)
+    assert collected == 1
+
+
+async def test_a_call_may_end_in_the_turn_in_which_it_is_cancelled() -> None:
+    pool, begun, may_end = ThreadPool(1), threading.Event(), threading.Event()
+
+    def function() -> int:
+        begun.set()
+        may_end.wait(LIMIT)
+        return 7
+
+    call = ThreadCall(function)
+    async with trio.open_nursery() as nursery:
+
+        async def cancel() -> None:
+            await trio.to_thread.run_sync(begun.wait, LIMIT)
+            may_end.set()
+            while not pool._ended:  # the loop stands still: its end and its cancellation come together
+                threading.Event().wait(0.001)
+            nursery.cancel_scope.cancel()
+            pool._collect()
+
+        nursery.start_soon(cancel)
+        await pool.make(call)
+    assert (call.result, call.is_over, call.end) == (7, True, None)
+    assert await make(pool, lambda: 8) == 8
