@@ -1,7 +1,7 @@
 """Follow the failures of tasks back through the history, beyond what an overview looks at."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from celery5.broker.call import Call
@@ -10,7 +10,7 @@ from celery5.broker.colour import sleep
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys
 from celery5.protocol.observability.overview import TaskMinute, find_onset
-from celery5.protocol.observability.recent import FAILED_STATES
+from celery5.protocol.observability.recent import make_task_minute
 from celery5.protocol.observability.rollup import (
     DAY,
     HOUR,
@@ -143,7 +143,7 @@ class FailureOnsetReader:
             for tier in span.tiers
         ]
         replies = iter(await redis.perform_all(reads))
-        total: _Counts = defaultdict(lambda: [0, 0])
+        total: _Counts = defaultdict(dict)
         for queue in queues:
             seen: set[int] = set()
             for tier in span.tiers:
@@ -178,21 +178,18 @@ class _Span(NamedTuple):
         return self.first <= at < self.end and at + tier.step <= self.begin
 
 
-_Counts = defaultdict[tuple[str, int, int], list[int]]
-"""How many attempts of a task ran to their end, and failed, by task, time and length of the time."""
+_Counts = defaultdict[tuple[str, int, int], dict[str, int]]
+"""How many attempts ended in each state, by task, time and length of the time."""
 
 
 def _add(total: _Counts, at: int, tier: Tier, counts: Mapping[tuple[str, str], int]) -> None:
     for (task, state), count in counts.items():
-        numbers = total[task, at, tier.step]
-        if state in FAILED_STATES:
-            numbers[1] += count
-        if state == "SUCCESS" or state in FAILED_STATES:
-            numbers[0] += count
+        by_state = total[task, at, tier.step]
+        by_state[state] = by_state.get(state, 0) + count
 
 
-def _by_task(total: Mapping[tuple[str, int, int], Iterable[int]]) -> Minutes:
+def _by_task(total: _Counts) -> Minutes:
     found: Minutes = {}
-    for (task, at, span), (ended, failed) in total.items():
-        found.setdefault(task, []).append(TaskMinute(at, ended, failed, span))
+    for (task, at, span), by_state in total.items():
+        found.setdefault(task, []).append(make_task_minute(at, by_state, span))
     return found

@@ -31,6 +31,7 @@ from celery5.protocol.observability.rollup import (
     MINUTES,
     MetricsGroup,
     Tier,
+    count_attempts,
     name_point,
     read_index,
     sum_points,
@@ -64,9 +65,7 @@ class TaskNumbers(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def failed_share(self) -> float | None:
         """The share of the attempts that were retried or became dead letters; None when none has run to its end."""
-        failed = self.counts.get("RETRY", 0) + self.counts.get("DEAD", 0)
-        ended = failed + self.counts.get("SUCCESS", 0)
-        return failed / ended if ended else None
+        return count_attempts(self.counts).failed_share
 
 
 class HistoryPoint(msgspec.Struct, frozen=True, kw_only=True):

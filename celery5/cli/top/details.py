@@ -1,7 +1,7 @@
 """Write down what is known of the selected row: since when a task fails and why, whether a queue catches up."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from celery5.cli.terminal.output import format_time, to_one_line
 from celery5.cli.top.layout import Line
@@ -22,8 +22,7 @@ from celery5.protocol.observability.overview import (
     format_share,
 )
 from celery5.protocol.observability.queue_depth import TaskDeaths
-from celery5.protocol.observability.recent import FAILED_STATES
-from celery5.protocol.observability.rollup import MINUTE
+from celery5.protocol.observability.rollup import MINUTE, count_attempts
 from celery5.protocol.process.recycling import format_mib
 
 N = TypeVar("N", QueueOverview, TaskOverview, WorkerOverview)
@@ -130,8 +129,8 @@ def _describe_task(
     if histories is None or failures is None:
         return [*lines, _plain("reading the history", "dim")]
     points = [point for found in histories.values() for point in found]
-    ended = _by_minute(points, overview.at, lambda point: _count(point, task.name))
-    failed = _by_minute(points, overview.at, lambda point: _count(point, task.name, failed=True))
+    ended = _by_minute(points, overview.at, lambda point: count_of(point, task.name, "ended"))
+    failed = _by_minute(points, overview.at, lambda point: count_of(point, task.name, "failed"))
     lines += [*_draw("ended", ended, bars, _per_minute), *_draw("failed", failed, bars, _per_minute)]
     lines += [(), _title("the last failures" if failures else "no dead letters of it among the newest")]
     return [*lines, *(_summarize(job, overview.at) for job in failures)]
@@ -244,19 +243,13 @@ def _by_minute(points: Iterable[HistoryPoint], now: float, measure: Measure) -> 
 
 
 def _count_ended(point: HistoryPoint) -> float:
-    return float(sum(sum(task.counts.values()) for task in point.tasks))
+    return float(sum(count_attempts(task.counts).ended for task in point.tasks))
 
 
-def _count(point: HistoryPoint, name: str, *, failed: bool = False) -> float:
-    counts = [task.counts for task in point.tasks if task.task == name]
-    return float(
-        sum(
-            number
-            for states in counts
-            for state, number in states.items()
-            if not failed or state in FAILED_STATES
-        )
-    )
+def count_of(point: HistoryPoint, name: str, what: Literal["ended", "failed"]) -> float:
+    """Return how many attempts of a task ended, or failed, in a minute of its history."""
+    attempts = [count_attempts(task.counts) for task in point.tasks if task.task == name]
+    return float(sum(one.ended if what == "ended" else one.failed for one in attempts))
 
 
 def _draw(label: str, values: Sequence[float | None], bars: int, format_value: Formatter) -> list[Line]:

@@ -10,8 +10,8 @@ from celery5.observability.job_search import JobPage
 from celery5.observability.metrics import HistoryPoint, select_over
 from celery5.operations.operation import NotFound
 from celery5.protocol.job.failure_groups import DeadJobGroups
+from celery5.protocol.observability.rollup import count_attempts
 
-FAILED = ("RETRY", "DEAD")
 SHOWN_ERRORS = 5
 SHOWN_GROUPS = 10
 MAX_QUEUES = 10
@@ -40,10 +40,11 @@ def sum_task(task: str, histories: Iterable[list[HistoryPoint]]) -> list[TaskPoi
         before = points.get(point.at, TaskPoint(point.at, 0, 0))
         for numbers in point.tasks:
             if numbers.task == task:
+                attempts = count_attempts(numbers.counts)
                 before = TaskPoint(
                     point.at,
-                    before.ended + sum(numbers.counts.values()),
-                    before.failed + sum(numbers.counts.get(state, 0) for state in FAILED),
+                    before.ended + attempts.ended,
+                    before.failed + attempts.failed,
                     _get_larger(before.run_p50, numbers.run, "p50"),
                     _get_larger(before.run, numbers.run, "p95"),
                     _get_larger(before.run_p99, numbers.run, "p99"),

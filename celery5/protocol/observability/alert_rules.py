@@ -28,7 +28,7 @@ from celery5.protocol.observability.overview import (
 from celery5.protocol.observability.queue_depth import TaskDeaths, sum_deaths
 from celery5.protocol.observability.queue_flow import QueueFlow
 from celery5.protocol.observability.report import compress, decompress, get_labels
-from celery5.protocol.observability.rollup import MetricsGroup
+from celery5.protocol.observability.rollup import FAILED_STATES, FINISHED_STATES, MetricsGroup
 from celery5.protocol.process.standing import BLOCKED, count_unnamed_lost, make_lost
 from celery5.protocol.text_values import DURATION
 from celery5.similar_names import did_you_mean
@@ -41,10 +41,6 @@ MAX_SAMPLES = 60
 """Samples that are kept."""
 MAX_SUBJECTS = 500
 """Queues, tasks and groups that are looked at."""
-FAILED = ("RETRY", "DEAD")
-"""The states of attempts that have failed."""
-ENDED = (*FAILED, "SUCCESS")
-"""The states of attempts that count."""
 MEMORY_RESOLVES = 0.95
 """The share of its threshold at which the built-in rule on memory resolves."""
 WHY_JOBS_WAIT = ("paused", "unserved", "stalled")
@@ -362,9 +358,9 @@ def count_tasks(groups: Iterable[MetricsGroup], counts: dict[str, TaskCount]) ->
                 continue
             labels = get_labels(series)
             task, state = labels.get("task", ""), labels.get("state", "")
-            if state in ENDED and (task in counts or len(counts) < MAX_SUBJECTS):
+            if state in FINISHED_STATES and (task in counts or len(counts) < MAX_SUBJECTS):
                 before = counts.get(task, TaskCount())
-                failed = value if state in FAILED else 0.0
+                failed = value if state in FAILED_STATES else 0.0
                 counts[task] = TaskCount(before.failed + failed, before.ended + value)
         yield
 

@@ -15,12 +15,10 @@ from celery5.protocol.observability.overview import (
     get_rate_window,
 )
 from celery5.protocol.observability.report import Measurements, get_labels
-from celery5.protocol.observability.rollup import MINUTE, count_by_task
+from celery5.protocol.observability.rollup import MINUTE, count_attempts, count_by_task
 from celery5.protocol.observability.sketch import Sketch
 
 PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
-FAILED_STATES = ("RETRY", "DEAD")
-"""The states in which attempts end that have failed."""
 
 DurationKind = str
 """`run` or `wait`."""
@@ -93,47 +91,57 @@ class _Task:
 
     def __init__(self) -> None:
         self.queues: set[str] = set()
-        # How many attempts ended, by minute: all, those that have run to their end, and those that failed.
-        self.minutes: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0, 0])
+        # How many attempts ended, by minute and state.
+        self.minutes: defaultdict[int, dict[str, int]] = defaultdict(dict)
         self.durations: dict[DurationKind, Sketch] = {"run": Sketch(), "wait": Sketch()}
 
     def add(self, at: int, state: str, count: int) -> None:
         """Count attempts that ended in a state."""
         minute = self.minutes[at]
-        minute[0] += count
-        if state in FAILED_STATES:
-            minute[2] += count
-        if state == "SUCCESS" or state in FAILED_STATES:
-            minute[1] += count
+        minute[state] = minute.get(state, 0) + count
 
     def list_minutes(self) -> list[TaskMinute]:
         """Return its minutes, the oldest first."""
-        return [TaskMinute(at, minute[1], minute[2]) for at, minute in sorted(self.minutes.items())]
+        return [make_task_minute(at, by_state) for at, by_state in sorted(self.minutes.items())]
 
     def make_overview(
         self, name: str, error: LastError | None, first: int, now: float, earlier: Sequence[TaskMinute]
     ) -> TaskOverview:
         """Return what the overview says of it. Rates are measured from the minute `first` on, at the earliest."""
-        ended, finished, failed = (sum(minute[part] for minute in self.minutes.values()) for part in range(3))
+        attempts = count_attempts(_add_up(self.minutes.values()))
         begin, end = get_rate_window(first, now)
-        lately = sum(minute[0] for at, minute in self.minutes.items() if begin <= at < end)
+        lately = count_attempts(
+            _add_up(by_state for at, by_state in self.minutes.items() if begin <= at < end)
+        )
         minutes = self.list_minutes()
         onset = find_onset([*earlier, *minutes])
         return TaskOverview(
             name=name,
             queues=tuple(sorted(self.queues)),
-            ended=ended,
-            failed=failed,
-            failed_share=failed / finished if finished else None,
-            ended_per_minute=lately / (end - begin) * MINUTE,
-            failed_per_minute=sum(minute.failed for minute in minutes if begin <= minute.at < end)
-            / (end - begin)
-            * MINUTE,
+            ended=attempts.ended,
+            failed=attempts.failed,
+            failed_share=attempts.failed_share,
+            ended_per_minute=lately.ended / (end - begin) * MINUTE,
+            failed_per_minute=lately.failed / (end - begin) * MINUTE,
             run=_get_percentiles(self.durations["run"]),
             wait=_get_percentiles(self.durations["wait"]),
             failing_since=onset.at if onset is not None and fails_now(onset, now) else None,
             last_error=error,
         )
+
+
+def make_task_minute(at: int, by_state: Mapping[str, int], span: int = MINUTE) -> TaskMinute:
+    """Return a minute, or an hour, of a task, of how many of its attempts ended in each state."""
+    attempts = count_attempts(by_state)
+    return TaskMinute(at, attempts.finished, attempts.failed, span)
+
+
+def _add_up(parts: Iterable[Mapping[str, int]]) -> Mapping[str, int]:
+    total: defaultdict[str, int] = defaultdict(int)
+    for by_state in parts:
+        for state, count in by_state.items():
+            total[state] += count
+    return total
 
 
 def find_open_failures(

@@ -361,6 +361,31 @@ def unpack_chunk(packed: bytes, *, only: str = "") -> list[tuple[int, Measuremen
     return [(at, Measurements.unpack(row)) for at, row in zip(times, rows, strict=True)]
 
 
+FAILED_STATES = ("RETRY", "DEAD")
+"""The states in which attempts end that have failed."""
+FINISHED_STATES = (*FAILED_STATES, "SUCCESS")
+"""The states in which attempts end that have run to their end."""
+
+
+class AttemptCounts(NamedTuple):
+    """How many attempts have ended, how many of these have run to their end, and how many of those failed."""
+
+    ended: int
+    finished: int
+    failed: int
+
+    @property
+    def failed_share(self) -> float | None:
+        """The share of those that failed of those that have run to their end; None when none has."""
+        return self.failed / self.finished if self.finished else None
+
+
+def count_attempts(by_state: Mapping[str, int]) -> AttemptCounts:
+    """Return how many attempts have ended and failed, of how many have ended in each state."""
+    failed = sum([by_state.get(state, 0) for state in FAILED_STATES])
+    return AttemptCounts(sum(by_state.values()), failed + by_state.get("SUCCESS", 0), failed)
+
+
 def count_by_task(counters: Mapping[Series, float]) -> dict[tuple[str, str], int]:
     """Return how many attempts have ended, by task and state."""
     counts: dict[tuple[str, str], int] = {}
