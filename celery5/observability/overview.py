@@ -25,6 +25,7 @@ from celery5.protocol.cluster.members import MemberEnd
 from celery5.protocol.commands.definitions import get_inbox_name
 from celery5.protocol.health.server_memory import ServerMemory
 from celery5.protocol.job.dead_letters import DeadJob, make_dead_job
+from celery5.protocol.job.failure_groups import sum_causes
 from celery5.protocol.masking import get_error_text
 from celery5.protocol.observability.overview import (
     DueSchedule,
@@ -407,27 +408,24 @@ class OverviewReader:
         )
 
     async def _add_onsets(self, redis: AsyncDriver, kept: dict[str, DeadNews]) -> dict[str, DeadNews]:
-        """Add to each last error when the first job died of its cause. What is known of a cause is not read again."""
-        known = {
-            (name, error.group): error.first
-            for name, news in self._dead.items()
-            for error in news.errors.values()
-            if error.first is not None
-        }
-        unknown = [
-            name
-            for name, news in kept.items()
-            if any((name, error.group) not in known for error in news.errors.values())
-        ]
-        with suppress(*UNREACHABLE):
-            reads = [dead_letter_calls.read_causes(self._app.queue(name)) for name in unknown]
-            for name, causes in zip(unknown, await redis.perform_all(reads) if reads else [], strict=True):
-                known |= {(name, group): cause.first_died for group, cause in causes.items()}
+        """Add to each last error when the first job died of its cause, on any of these queues.
+
+        What is known is not read again until dead jobs leave: the first one may be among those.
+        """
+        has_lost_some = any(
+            name not in kept or kept[name].dead < news.dead for name, news in self._dead.items()
+        )
+        before = {} if has_lost_some else self._dead
+        first = {error.group: error.first for news in before.values() for error in news.errors.values()}
+        if any(first.get(error.group) is None for news in kept.values() for error in news.errors.values()):
+            with suppress(*UNREACHABLE):
+                reads = [dead_letter_calls.read_causes(self._app.queue(name)) for name in kept]
+                causes = sum_causes(await redis.perform_all(reads))
+                first |= {group: cause.first_died for group, cause in causes.items()}
         return {
             name: news._replace(
                 errors={
-                    task: replace(error, first=known.get((name, error.group)))
-                    for task, error in news.errors.items()
+                    task: replace(error, first=first.get(error.group)) for task, error in news.errors.items()
                 }
             )
             for name, news in kept.items()

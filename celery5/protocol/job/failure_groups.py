@@ -66,6 +66,20 @@ class DeathCause(NamedTuple):
     samples: tuple[str, ...] = ()
 
 
+def sum_causes(queues: Iterable[Mapping[str, DeathCause]]) -> dict[str, DeathCause]:
+    """Return what is counted of each cause on these queues together, by the id of its group."""
+    total: dict[str, DeathCause] = {}
+    for by_group in queues:
+        for group, cause in by_group.items():
+            before = total.get(group)
+            if before is not None:
+                first = min(before.first_died, cause.first_died)
+                last = max(before.last_died, cause.last_died)
+                cause = DeathCause(before.dead + cause.dead, first, last)
+            total[group] = cause
+    return total
+
+
 def apply_causes(found: DeadJobGroups, causes: Iterable[Mapping[str, DeathCause]]) -> DeadJobGroups:
     """Return groups with what was counted where their jobs died, instead of what was found among those looked at.
 
@@ -75,13 +89,7 @@ def apply_causes(found: DeadJobGroups, causes: Iterable[Mapping[str, DeathCause]
         found: The groups of whole causes: no condition has selected some jobs of one.
         causes: What is counted, of each queue that was looked at.
     """
-    total: dict[str, DeathCause] = {}
-    for by_group in causes:
-        for group, cause in by_group.items():
-            before = total.get(group, cause)
-            first = min(before.first_died, cause.first_died)
-            last = max(before.last_died, cause.last_died)
-            total[group] = DeathCause(cause.dead + (before.dead if group in total else 0), first, last)
+    total = sum_causes(causes)
     groups = [_apply(group, total.get(group.id)) for group in found.groups]
     groups.sort(key=lambda group: (-group.count, -group.last_died, group.id))
     return msgspec.structs.replace(found, groups=tuple(groups))

@@ -28,13 +28,16 @@ def broken(url: str, app_name: str) -> App:
     return declare(App(app_name, broker=url, **SETTINGS))
 
 
-async def bury(app: App, *, why: str, count: int) -> None:
+async def bury(app: App, *, why: str, count: int, queue: str = "crm") -> None:
     """Have so many jobs die of one cause."""
     before = (await app.ainfo()).dead
     await app.asend_many(
-        [app.tasks["break"].s(why, f"{number:x}8c9a330bcaeba4c1") for number in range(count)]
+        [
+            app.tasks["break"].options(queue=queue).s(why, f"{number:x}8c9a330bcaeba4c1")
+            for number in range(count)
+        ]
     )
-    async with working(app, queues=["crm"]):
+    async with working(app, queues=[queue]):
 
         async def are_dead() -> bool:
             return (await app.ainfo()).dead == before + count
@@ -121,6 +124,34 @@ async def test_a_new_cause_is_not_said_to_last_as_long_as_its_task_fails(
         (task,) = (one for one in answer["tasks"] if one["name"] == "break")
         assert (task["failing_since"], task["last_error"]["first"]) == (begin, shown.last_error.first)
     await broken.dlq.apurge()
+
+
+async def test_a_cause_on_two_queues_began_with_the_first_of_both_everywhere(
+    broken: App, redis_client: "redis.Redis"
+) -> None:
+    now = time.time()
+    minutes: dict[int, Ended] = {int(now) // 60 * 60 - 120: {"break": (0, 5)}}
+    seed_history(redis_client, broken, "crm", minutes, now)
+    await bury(broken, why="old", count=1)
+    first = (await broken.dlq.agroups()).groups[0].first_died
+    await bury(broken, why="old", count=1, queue="web")
+    (group,) = (await broken.dlq.agroups()).groups
+    assert (group.count, group.first_died, group.queues) == (2, first, ("crm", "web"))
+    assert await read_first(broken) == {"overview": first, "JSON API": first}
+    await broken.dlq.apurge(queue="crm")
+    (group,) = (await broken.dlq.agroups()).groups
+    assert group.first_died > first
+    assert set((await read_first(broken)).values()) == {group.first_died}
+    await broken.dlq.apurge()
+
+
+async def read_first(app: App) -> dict[str, float | None]:
+    """For each surface when the first job died of the last error of the task."""
+    shown = {task.name: task for task in (await app.metrics.aoverview()).tasks}
+    error = shown["break"].last_error
+    assert error is not None
+    tasks = {task["name"]: task for task in (await Surfaces(app).ask("top:show"))["tasks"]}
+    return {"overview": error.first, "JSON API": tasks["break"]["last_error"]["first"]}
 
 
 async def test_causes_are_counted_down_as_their_jobs_leave(broken: App, redis_client: "redis.Redis") -> None:
