@@ -2,7 +2,7 @@
 
 import inspect
 import sys
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from datetime import timedelta
 from typing import (
     TYPE_CHECKING,
@@ -12,7 +12,6 @@ from typing import (
     Never,
     ParamSpec,
     Protocol,
-    TypedDict,
     TypeVar,
     Unpack,
     cast,
@@ -28,12 +27,9 @@ from celery5.limits.declaration import LimitKey
 from celery5.protocol.boxes.box import Box
 from celery5.protocol.events.sinks import RedisResults, Sink
 from celery5.protocol.health.breaker import BreakerPolicy
-from celery5.protocol.job.job import CALL_ONLY_OPTIONS, Options
-from celery5.protocol.job.retry_policy import RetryPolicy
-from celery5.protocol.job.states import Priority
+from celery5.protocol.job.job import CALL_ONLY_OPTIONS, JobOptions, Options
 from celery5.protocol.limits import Limit, Range, Rate
 from celery5.protocol.scheduling.declaration import Periodic
-from celery5.protocol.workflows.plan import OnError
 from celery5.runners.context import CurrentJob
 from celery5.tasks.deduplication import DeduplicationPolicy
 from celery5.tasks.task import (
@@ -93,37 +89,16 @@ class TaskRegistry(dict[str, Task[Any, Any]]):
         clear = pop = popitem = setdefault = update = _refuse
 
 
-class TaskOptions(TypedDict, total=False):
+class TaskOptions(JobOptions, total=False):
     """The options of `@task(...)` besides `bind`.
 
     They set the name, where the code runs, and how jobs are sent: see `Options`.
     """
 
     name: str | None
-    queue: str | None
-    broker: str | None
     loop: Literal["trio", "asyncio"]
     expires: float | timedelta | None
-    ignore_result: bool | None
-    max_retries: int | None
-    backoff: float | None
-    cap: float | None
-    jitter: bool | None
-    step: float | None
-    autoretry_for: Collection[str | type[BaseException]] | None
-    dont_autoretry_for: Collection[str | type[BaseException]] | None
-    retry_policy: RetryPolicy | Mapping[str, Any] | None
     retry_backoff: Callable[[int], float] | None
-    results_ttl: float | timedelta | None
-    time_limit: float | timedelta | None
-    soft_time_limit: float | timedelta | None
-    unique_for: float | timedelta | None
-    priority: Priority | None
-    on_error: OnError | None
-    ignore: Collection[str] | None
-    undo: Any
-    on_failure: Any
-    dynamic: bool | None
     deduplicate: DeduplicationPolicy | None
     abandon_on_cancel: bool
     continue_without_lease: bool

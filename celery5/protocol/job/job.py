@@ -216,14 +216,11 @@ class Options(msgspec.Struct, frozen=True):
         return now + _seconds(self.expires)
 
 
-class SendOptions(TypedDict, total=False):
-    """The arguments of `task.options(...)`, for type checkers: the fields of `Options`. A test compares the two."""
+class JobOptions(TypedDict, total=False):
+    """The options that a declaration and a call may set, for type checkers: fields of `Options`."""
 
     queue: str | None
     broker: str | None
-    countdown: float | timedelta | None
-    eta: datetime | None
-    expires: float | timedelta | datetime | None
     ignore_result: bool | None
     max_retries: int | None
     backoff: float | None
@@ -236,8 +233,6 @@ class SendOptions(TypedDict, total=False):
     results_ttl: float | timedelta | None
     time_limit: float | timedelta | None
     soft_time_limit: float | timedelta | None
-    id: str | None
-    key: str | None
     unique_for: float | timedelta | None
     priority: Priority | None
     on_error: OnError | None
@@ -245,6 +240,16 @@ class SendOptions(TypedDict, total=False):
     undo: Any
     on_failure: Any
     dynamic: bool | None
+
+
+class SendOptions(JobOptions, total=False):
+    """The arguments of `task.options(...)`, for type checkers: the fields of `Options`. A test compares the two."""
+
+    expires: float | timedelta | datetime | None
+    countdown: float | timedelta | None
+    eta: datetime | None
+    id: str | None
+    key: str | None
 
 
 class SharedFields(msgspec.Struct, frozen=True, gc=False):
