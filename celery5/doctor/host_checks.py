@@ -162,7 +162,7 @@ class HostChecks:
         unread = [
             name
             for name, queue in state.queues.items()
-            if queue.unread or (queue.running and not any(worker.alive for worker in queue.workers))
+            if queue.unread or (queue.running and not queue.live_workers)
         ]
         is_scheduled, foreign_schedule = True, ""
         if not state.schedulers:

@@ -475,7 +475,7 @@ def _make_queue(queue: QueueState) -> QueueOverview:
         dead=queue.dead,
         runs=queue.runs,
         oldest=queue.oldest_waiting,
-        workers=sum(worker.alive for worker in queue.workers),
+        workers=queue.live_workers,
         is_paused=queue.paused,
         flow=queue.flow,
         idle=queue.idle,

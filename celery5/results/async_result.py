@@ -216,7 +216,7 @@ class AsyncResult(Generic[R_co]):
         suspension = overrides.suspended.get(self.task)
         reasons = (
             "the queue is paused" if self.queue in paused else "",
-            "no worker reads it" if not any(worker.alive for worker in overview.workers) else "",
+            "no worker reads it" if not overview.live_workers else "",
             f"the task is suspended{suspension.why and f' ({suspension.why})'}" if suspension else "",
         )
         explanation = ", ".join(filter(None, reasons))

@@ -218,21 +218,9 @@ class AlertEvaluator:
         stopping = await self._measure_stopping(redis, keys) if "not-undone" in self._measures else {}
         return {
             name: MeasuredQueue(
-                backlog=depth.backlog,
-                oldest=depth.oldest or 0.0,
-                dead=depth.dead,
-                workers=depth.workers,
-                held=depth.held,
+                depth=depth,
                 held_by=held_by.get(name, ""),
                 is_paused=name in paused,
-                flow=depth.flow,
-                idle=depth.idle,
-                deaths=depth.deaths,
-                poisoned=depth.poisoned,
-                last_deaths=depth.last_deaths,
-                lost_workers=depth.lost_workers,
-                lost=depth.lost,
-                silent_workers=depth.silent_workers,
                 stopping_runs=stopping.get(name, ()),
             )
             for name, depth in zip(names, depths, strict=True)

@@ -256,7 +256,7 @@ class QueueState(msgspec.Struct, frozen=True):
             backlog=self.backlog,
             upcoming=self.scheduled - self.overdue,
             oldest=self.oldest_waiting,
-            workers=sum(worker.alive for worker in self.workers),
+            workers=self.live_workers,
             is_paused=self.paused,
             flow=self.flow,
             idle=self.idle,
@@ -264,11 +264,14 @@ class QueueState(msgspec.Struct, frozen=True):
         )
 
     @property
+    def live_workers(self) -> int:
+        """Return how many live workers read it."""
+        return sum(worker.alive for worker in self.workers)
+
+    @property
     def unread(self) -> int:
         """Return how many jobs wait, now or for their time, if no live worker reads this queue; else 0."""
-        if any(worker.alive for worker in self.workers):
-            return 0
-        return self.count_unbegun()
+        return 0 if self.live_workers else self.count_unbegun()
 
     def count_unbegun(self) -> int:
         """Return how many jobs no worker has, whether or not their time has come."""

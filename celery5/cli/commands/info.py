@@ -166,7 +166,7 @@ def _queues(state: "AppState") -> list[dict[str, object]]:
             "dead": queue.dead,
             "oldest dead": "" if queue.oldest_dead is None else format_age(0.0, queue.oldest_dead),
             "keys": queue.keys,
-            "workers": sum(worker.alive for worker in queue.workers),
+            "workers": queue.live_workers,
             **format_flow(queue),
             "paused": "yes" if queue.paused else "",
         }

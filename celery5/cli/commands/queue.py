@@ -36,7 +36,7 @@ def format_unread_warning(app: "App", states: Sequence[QueueState]) -> str:
     """
     used_queues = {
         *app.brokers.used_queues(),
-        *(state.queue for state in states if any(worker.alive for worker in state.workers)),
+        *(state.queue for state in states if state.live_workers),
     }
     warnings: list[str] = []
     for state in states:
@@ -146,7 +146,7 @@ def _make_rows(states: Sequence[QueueState], *, wants_json: bool) -> list[dict[s
             "dead": state.dead,
             **format_flow(state, wants_json=wants_json),
             "paused": state.paused if wants_json else "yes" if state.paused else "",
-            **({"workers": sum(worker.alive for worker in state.workers)} if wants_json else {}),
+            **({"workers": state.live_workers} if wants_json else {}),
             **({"documents": state.documents} if wants_json and state.documents else {}),
         }
         for state in states

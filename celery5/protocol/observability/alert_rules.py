@@ -25,8 +25,7 @@ from celery5.protocol.observability.overview import (
     describe_flow,
     judge_queue,
 )
-from celery5.protocol.observability.queue_depth import TaskDeaths, sum_deaths
-from celery5.protocol.observability.queue_flow import QueueFlow
+from celery5.protocol.observability.queue_depth import QueueDepth, TaskDeaths, sum_deaths
 from celery5.protocol.observability.report import compress, decompress, get_labels
 from celery5.protocol.observability.rollup import FAILED_STATES, FINISHED_STATES, MetricsGroup
 from celery5.protocol.process.standing import BLOCKED, count_unnamed_lost, make_lost
@@ -315,30 +314,11 @@ class StoppingRun(msgspec.Struct, frozen=True, kw_only=True):
 class MeasuredQueue(msgspec.Struct, frozen=True, kw_only=True):
     """What was measured of a queue."""
 
-    # Its backlog, as QueueDepth defines it, and the age of the oldest job there, in seconds.
-    backlog: int
-    oldest: float
-    dead: int
-    # Live workers that read it.
-    workers: int
-    # Jobs of the backlog that limits hold, and what does, in words.
-    held: int = 0
+    depth: QueueDepth
+    # What holds the jobs that wait at limits, in words.
     held_by: str = ""
     # No worker is to read it, until it is resumed.
     is_paused: bool = False
-    # How fast jobs come and leave; None while there was no earlier look.
-    flow: QueueFlow | None = None
-    # Seconds since an attempt ended; None when none did within a day.
-    idle: float | None = None
-    # The workers that jobs took down, as QueueDepth has them.
-    deaths: Mapping[str, int] = {}
-    poisoned: Mapping[str, int] = {}
-    last_deaths: Mapping[str, float] = {}
-    # The last workers that were lost, and when, in seconds since 1970; and how many there were in an hour.
-    lost_workers: Mapping[str, float] = {}
-    lost: int = 0
-    # Live workers whose event loop is blocked, and for how many seconds.
-    silent_workers: Mapping[str, float] = {}
     # The runs that live there and are not completely undone, those first that stop for longest.
     stopping_runs: tuple[StoppingRun, ...] = ()
 
@@ -383,7 +363,7 @@ class MeasuredCluster(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def deaths(self) -> Mapping[str, TaskDeaths]:
         """The workers that the jobs of each task took down."""
-        return sum_deaths(self.queues)
+        return sum_deaths({name: queue.depth for name, queue in self.queues.items()})
 
 
 class CounterSample(msgspec.Struct, frozen=True, array_like=True):
@@ -403,7 +383,7 @@ class CounterSample(msgspec.Struct, frozen=True, array_like=True):
         """
         if self.deaths is None:
             return 0
-        now = sum(queue.deaths.get(task, 0) for name, queue in queues.items() if name in self.dead)
+        now = sum(queue.depth.deaths.get(task, 0) for name, queue in queues.items() if name in self.dead)
         return max(0, now - self.deaths.get(task, 0))
 
 
@@ -436,7 +416,7 @@ def add_sample(
     step = max(min(times) / SAMPLES_WITHIN, max(times) / (MAX_SAMPLES - SAMPLES_WITHIN))
     past = [sample for sample in samples if sample.at <= measured.at]
     if not past or measured.at - past[-1].at >= step:
-        dead = {name: queue.dead for name, queue in measured.queues.items()}
+        dead = {name: queue.depth.dead for name, queue in measured.queues.items()}
         deaths = {task: one.workers for task, one in measured.deaths.items()}
         past.append(CounterSample(measured.at, dict(measured.tasks), dead, deaths))
     old = [number for number, one in enumerate(past) if one.at <= measured.at - max(times)]
@@ -494,7 +474,7 @@ def _read_silent(measured: MeasuredCluster) -> Iterator[tuple[str, AlertReading]
     """Yield for how long each worker has been silent whose event loop is blocked."""
     silent: dict[str, float] = {}
     for queue in measured.queues.values():
-        for worker, seconds in queue.silent_workers.items():
+        for worker, seconds in queue.depth.silent_workers.items():
             silent[worker] = max(seconds, silent.get(worker, 0.0))
     for worker, seconds in sorted(silent.items(), key=lambda item: -item[1])[:MAX_LOST_SUBJECTS]:
         words = f"worker {worker} has been silent for {format_duration(int(seconds))}: {BLOCKED}"
@@ -508,15 +488,17 @@ def _read_queue(
     measured: MeasuredCluster,
     samples: Sequence[CounterSample],
 ) -> AlertReading:
+    depth = queue.depth
     if condition.measure == "oldest":
-        words = f"the oldest job of queue {name} has waited {format_duration(int(queue.oldest))}"
-        held = f"; {queue.held} of {queue.backlog} are held: {queue.held_by}" if queue.held_by else ""
+        oldest = depth.oldest or 0.0
+        words = f"the oldest job of queue {name} has waited {format_duration(int(oldest))}"
+        held = f"; {depth.held} of {depth.backlog} are held: {queue.held_by}" if queue.held_by else ""
         pace = _describe_pace(queue)
-        return AlertReading(queue.oldest, words + held + (f"; {pace}" if pace else ""))
+        return AlertReading(oldest, words + held + (f"; {pace}" if pace else ""))
     if condition.measure == "not-undone":
         return _read_stopping(condition, name, queue, measured.at)
     if condition.measure == "no-workers":
-        waiting = 0 if queue.workers else queue.backlog
+        waiting = 0 if depth.workers else depth.backlog
         if not waiting:
             return AlertReading(0, f"no job waits on queue {name} without a worker")
         words = (
@@ -524,23 +506,24 @@ def _read_queue(
         )
         return AlertReading(waiting, words)
     base = _find_base(samples, measured.at - condition.within)
-    added = max(0, queue.dead - (queue.dead if base is None else base.dead.get(name, 0)))
+    added = max(0, depth.dead - (depth.dead if base is None else base.dead.get(name, 0)))
     letters = f"{added} new dead letter{'' if added == 1 else 's'}"
     return AlertReading(added, f"queue {name} has {letters} in {format_duration(condition.within)}")
 
 
 def _describe_pace(queue: MeasuredQueue) -> str:
     """Return why jobs of a queue wait, as its verdict has it, or else how fast they come and leave."""
+    depth = queue.depth
     verdict = judge_queue(
-        backlog=queue.backlog,
-        upcoming=0,
-        oldest=queue.oldest,
-        workers=queue.workers,
+        backlog=depth.backlog,
+        upcoming=depth.scheduled - depth.overdue,
+        oldest=depth.oldest,
+        workers=depth.workers,
         is_paused=queue.is_paused,
-        flow=queue.flow,
-        idle=queue.idle,
+        flow=depth.flow,
+        idle=depth.idle,
     )
-    return verdict.text if verdict.condition in WHY_JOBS_WAIT else describe_flow(queue.flow)
+    return verdict.text if verdict.condition in WHY_JOBS_WAIT else describe_flow(depth.flow)
 
 
 def _read_failures(
@@ -592,7 +575,7 @@ def _read_lost(condition: AlertCondition, measured: MeasuredCluster) -> Iterator
     lost: dict[tuple[str, str], float] = {} if condition.queue else dict(measured.lost)
     for name, queue in measured.queues.items():
         if condition.queue in ("", name):
-            for worker, at in queue.lost_workers.items():
+            for worker, at in queue.depth.lost_workers.items():
                 key = ("worker", worker)
                 lost[key] = min(at, lost.get(key, at))
     newest: dict[str, tuple[float, str]] = {}
@@ -613,11 +596,11 @@ def _read_lost(condition: AlertCondition, measured: MeasuredCluster) -> Iterator
 def _count_unnamed_lost(condition: AlertCondition, measured: MeasuredCluster) -> int:
     """Return how many workers more were lost lately. A queue names the last ones: others are no later than these."""
     return count_unnamed_lost(
-        (queue.lost, len(queue.lost_workers))
+        (queue.depth.lost, len(queue.depth.lost_workers))
         for name, queue in measured.queues.items()
         if condition.queue in ("", name)
-        and queue.lost_workers
-        and measured.at - min(queue.lost_workers.values()) <= condition.within
+        and queue.depth.lost_workers
+        and measured.at - min(queue.depth.lost_workers.values()) <= condition.within
     )
 
 

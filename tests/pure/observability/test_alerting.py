@@ -47,6 +47,7 @@ from celery5.protocol.observability.alerting import (
     AlertTransition,
     decide_alerts,
 )
+from celery5.protocol.observability.queue_depth import QueueDepth
 from celery5.protocol.observability.report import compress
 
 RULE = AlertRule(name="late", condition=oldest(above=100), for_=60, keep_firing_for=30)
@@ -194,9 +195,10 @@ def test_what_is_decided_is_the_same_whoever_decides_it(
     assert one.transitions == other.transitions
 
 
-def make_queue(**values: float) -> MeasuredQueue:
+def make_queue(**values: Any) -> MeasuredQueue:
     """Return what was measured of a queue; 0 where nothing is given."""
-    return msgspec.convert({"backlog": 0, "oldest": 0, "dead": 0, "workers": 1, **values}, MeasuredQueue)
+    depth = {"waiting": 0, "oldest": None, "dead": 0, "workers": 1, **values}
+    return MeasuredQueue(depth=msgspec.convert(depth, QueueDepth))
 
 
 def test_failures_are_counted_within_their_time_and_only_if_enough_have_ended() -> None:
@@ -247,7 +249,7 @@ def test_workers_that_jobs_take_down_are_counted_from_the_first(
     samples: tuple[CounterSample, ...], deaths: int, last: float, value: float
 ) -> None:
     rule = AlertRule(name="kills", condition=worker_deaths(within=100))
-    queue = msgspec.structs.replace(make_queue(), deaths={"pay": deaths}, last_deaths={"pay": last})
+    queue = make_queue(deaths={"pay": deaths}, last_deaths={"pay": last})
     measured = MeasuredCluster(at=150, queues={"mail": queue, "web": make_queue()})
     (reading,) = read_conditions([rule], measured, samples).values()
     assert reading.value == value
@@ -259,8 +261,8 @@ def test_workers_that_jobs_take_down_are_counted_from_the_first(
 def test_each_lost_worker_has_an_alert_and_of_very_many_the_last_ones() -> None:
     rule = AlertRule(name="lost", condition=worker_lost(within=100))
     lost = {f"host:{number}:x": 100.0 + number for number in range(23)}
-    queue = msgspec.structs.replace(make_queue(), lost_workers=lost)
-    again = msgspec.structs.replace(make_queue(), lost_workers={"host:22:x": 121.0, "old:1:x": 10.0})
+    queue = make_queue(lost_workers=lost)
+    again = make_queue(lost_workers={"host:22:x": 121.0, "old:1:x": 10.0})
     measured = MeasuredCluster(at=150, queues={"mail": queue, "web": again})
     readings = {subject: one.value for (_, subject), one in read_conditions([rule], measured, ()).items()}
     assert readings == {
@@ -268,7 +270,7 @@ def test_each_lost_worker_has_an_alert_and_of_very_many_the_last_ones() -> None:
         "further processes": 3,
     }
     # A queue names the last ones: the others are counted as long as those are recent.
-    many = msgspec.structs.replace(queue, lost=200)
+    many = make_queue(lost_workers=lost, lost=200)
     for at, further in ((150, 3 + 177), (215, 177 * 0)):
         crowded = MeasuredCluster(at=at, queues={"mail": many, "web": again})
         readings = {one: reading.value for (_, one), reading in read_conditions([rule], crowded, ()).items()}
@@ -282,7 +284,7 @@ def test_each_lost_worker_has_an_alert_and_of_very_many_the_last_ones() -> None:
 
 def test_alert_covers_lost_processes_of_every_kind() -> None:
     rule = AlertRule(name="lost", condition=worker_lost(within=100))
-    queue = msgspec.structs.replace(make_queue(), lost_workers={"web1:a": 120.0})
+    queue = make_queue(lost_workers={"web1:a": 120.0})
     kinds = ("router", "scheduler", "controller", "publisher")
     measured = MeasuredCluster(
         at=150, queues={"mail": queue}, lost={(kind, "vm:7:x"): 140.0 for kind in kinds}
@@ -321,7 +323,7 @@ def test_runs_that_are_not_undone_have_an_alert_of_their_queue() -> None:
 def test_a_worker_whose_event_loop_is_blocked_has_an_alert_though_it_reports_no_lag() -> None:
     rule = AlertRule(name="lag", condition=loop_lag(above=1))
     queues = {
-        name: msgspec.structs.replace(make_queue(), silent_workers={"web1:a": seconds})
+        name: make_queue(silent_workers={"web1:a": seconds})
         for name, seconds in (("mail", 94.0), ("web", 95.0))
     }
     found = read_conditions([rule], MeasuredCluster(at=150, queues=queues, loop_lag=0.004), ())
@@ -347,9 +349,9 @@ def test_an_old_job_is_explained_as_the_verdict_of_its_queue_explains_it(
     changes: dict[str, Any], words: str
 ) -> None:
     rule = AlertRule(name="old", condition=oldest(above=300))
-    queue = msgspec.structs.replace(make_queue(), backlog=5, oldest=750.0, **changes)
-    if not words:
-        queue = msgspec.structs.replace(queue, oldest=3.0)
+    is_paused = bool(changes.pop("is_paused", False))
+    queue = make_queue(backlog=5, oldest=750.0 if words else 3.0, **changes)
+    queue = msgspec.structs.replace(queue, is_paused=is_paused)
     (reading,) = read_conditions([rule], MeasuredCluster(at=150, queues={"mail": queue}), ()).values()
     age = "12 min" if words else "3 s"
     assert reading.description == f"the oldest job of queue mail has waited {age}{words}"
@@ -357,7 +359,7 @@ def test_an_old_job_is_explained_as_the_verdict_of_its_queue_explains_it(
 
 def test_of_a_worker_that_keeps_its_name_the_newest_loss_counts() -> None:
     rule = AlertRule(name="lost", condition=worker_lost(within=100))
-    queue = msgspec.structs.replace(make_queue(), lost_workers={"web1:old": 10.0, "web1:new": 120.0})
+    queue = make_queue(lost_workers={"web1:old": 10.0, "web1:new": 120.0})
     measured = MeasuredCluster(at=150, queues={"mail": queue})
     ((subject, reading),) = ((key[1], one) for key, one in read_conditions([rule], measured, ()).items())
     assert (subject, reading.value) == ("worker web1", 1)
