@@ -239,7 +239,7 @@ class BootGraph:
         step = running_step.step
         for requirement in step.requires:
             await ready[requirement].wait()
-        # Before it is up: should it be cancelled meanwhile, the steps that it requires must outlive it.
+        # Before it is up: should it be cancelled, the steps that it requires must outlive it.
         up.append(running_step)
         supervised = isinstance(
             running_step.service, SupervisedStep

@@ -730,7 +730,7 @@ class App:
     async def aempty(self, queue: str) -> int:
         """Revoke all jobs that wait on a queue, also scheduled and held ones; return how many.
 
-        Running and dead jobs stay. Pause the queue first, so that no job begins meanwhile.
+        Running and dead jobs stay. Pause the queue first, so that no job begins.
 
         Raises:
             UnknownQueue: There is no such queue.

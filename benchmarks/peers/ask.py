@@ -3,7 +3,7 @@
     python peers/ask.py x_app enqueue N    N no-op jobs, one call each
     python peers/ask.py x_app bulk N       N no-op jobs by the peer's way for many
     python peers/ask.py x_app sleep N      N jobs that sleep for 50 ms
-    python peers/ask.py x_app latency N    N times: send, wait for the result; a worker runs meanwhile
+    python peers/ask.py x_app latency N    N times: send, wait for the result; a worker runs
     python peers/ask.py x_app worker P C   P processes with C jobs at once in each, until killed
 
 Producers print {"queued": jobs now in the queue, "seconds": .., "cpu": .., "laps": [ms, ..]}. What they time starts

@@ -74,7 +74,7 @@ class Audit:
         """Return actions, the newest first.
 
         Args:
-            count: At most so many.
+            count: How many at most.
             action: This one alone, such as `dlq:replay`; or those of a noun: `dlq`.
             who: Those of this person alone: a whole name, or the part before the `@`.
             since: Those since this time: a datetime with a zone, or seconds since 1970.

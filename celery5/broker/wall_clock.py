@@ -23,7 +23,7 @@ class WallClock:
         return time.time() if self._virtual_time is None else self._virtual_time
 
     def set_virtual_time(self, seconds: float | None) -> None:
-        """Let time stand still at so many seconds since 1970; None: go by real time again."""
+        """Let time stand still at a number of seconds since 1970; None: go by real time again."""
         self._virtual_time = seconds
 
 

@@ -32,7 +32,7 @@ STATUSES_AT_ONCE = 50
 
 
 class BulkCount(NamedTuple):
-    """How many jobs or runs a bulk action would select; at least so many when it `is_exact` is false."""
+    """How many jobs or runs a bulk action would select; at least this many when it `is_exact` is false."""
 
     total: int
     is_exact: bool

@@ -1,6 +1,6 @@
 """Send control commands to workers and return their replies: `app.control`.
 
-Each worker gets a command of its own, signed for its inbox alone. A worker that does not answer in time has a reply
+Each worker gets its own command, signed for its inbox alone. A worker that does not answer in time has a reply
 that states this. A command for a worker that is down waits in its inbox until it expires.
 """
 

@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 _PRIVATE = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*PRIVATE KEY-----\n?", re.DOTALL)
 _FINGERPRINT = re.compile(r"^[0-9a-f]{64}\Z")
 MAX_EXECUTED = 10_000
-"""The most commands that are remembered at once; more are refused meanwhile. A worker executes fewer in two minutes."""
+"""The most commands that are remembered at once; more are refused. A worker executes fewer in two minutes."""
 EXECUTED_KEPT = 60.0
-"""Seconds that a command is remembered after it has expired: this host's clock may be set back meanwhile."""
+"""Seconds that a command is remembered after it has expired: this host's clock may be set back."""
 
 
 class Certificate(msgspec.Struct, frozen=True):

@@ -33,7 +33,7 @@ from celery5.similar_names import did_you_mean
 READ_ONCE = 1.0
 """Seconds for which all who look at the same thing share one look at Redis."""
 SHARED_FACTOR, MAX_SHARED_TIME = 20.0, 15.0
-"""A look that took long is shared for so many times as long, and at most for so many seconds."""
+"""A look that took long is shared for this many times as long, and at most for this many seconds."""
 TIME_LIMIT = 30.0
 """Seconds that an operation may take."""
 MAX_SHARED, MAX_SHARED_SIZE = 200, 32 * 1024 * 1024

@@ -11,7 +11,7 @@ class LoopBlock(msgspec.Struct, frozen=True):
 
     # For how long, so far.
     seconds: float
-    # The task and the id of the job that was seen most often on the loop meanwhile; '' when no job was.
+    # The task and the id of the job that was seen most often on the loop; '' when no job was.
     task: str = ""
     job: str = ""
     # How many other jobs were seen.

@@ -206,7 +206,7 @@ def to_message(line: Message | JobLine) -> Message:
 
 
 def make_dropped_message(count: int) -> Message:
-    """Return the message that so many others were lost."""
+    """Return the message that this many others were lost."""
     return {
         "message_type": "celery5:log:dropped",
         "count": count,

@@ -159,7 +159,7 @@ async def _tell_story(
         queues = [details.queue]
     records: list[JobRecord] = []
     cursor: str | None = None
-    for _ in range(2 * app.settings.job_history // MAX_LOOKED_AT + 2):  # it has about so many entries
+    for _ in range(2 * app.settings.job_history // MAX_LOOKED_AT + 2):  # it has about this many entries
         position = read_cursor(cursor, query) if cursor else None
         search = _Search(app, redis, query, MAX_LIMIT, position, skips_live=True)
         page = await search.run(queues, [])

@@ -49,7 +49,7 @@ STATE_FIELDS = 60
 QUEUES_AT_ONCE = 10
 """Queues whose points are read at once: no more than these are in memory."""
 MAX_READINGS = 3
-"""How often a queue is read again that was saved meanwhile."""
+"""How often a queue is read again that was saved during the read."""
 
 
 class TaskNumbers(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,7 +26,7 @@ ATTEMPT_HEADER = "celery5-attempt"
 """The header with the trace context of the attempt before this one."""
 
 TraceRelation = Literal["link", "parent"]
-"""Whether the span of a job is a trace of its own with a link to who sent it, or a child of that."""
+"""Whether the span of a job begins its own trace with a link to who sent it, or a child of that."""
 Attributes = dict[str, Any]
 
 _TRACEPARENT_LENGTH = 55

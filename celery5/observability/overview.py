@@ -236,7 +236,7 @@ class WorkerReader:
                 lost[part.worker] = part if before is None else merge_lost(before, part)
         for kind, found in state.lost.items():
             for process, over in found.items():
-                if self._get_name(process) not in live:  # it has begun anew after an outage
+                if self._get_name(process) not in live:  # it has begun again after an outage
                     lost[process] = LostWorker(
                         worker=process, kind=kind, at=now - over, health=make_lost(over).text
                     )

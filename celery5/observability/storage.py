@@ -224,7 +224,7 @@ async def _measure_others(
 
 
 async def _estimate_results(app: Application, redis: AsyncDriver, key_count: int) -> int | None:
-    """Return the bytes of all results on a server with so many keys; None where it does not say."""
+    """Return the bytes of all results on a server with this many keys; None where it does not say."""
     found, cursor, looked_at = set[str](), 0, 0
     try:
         for _ in range(MAX_SCANS):

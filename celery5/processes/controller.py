@@ -125,7 +125,7 @@ KIND = "controller"
 STOP_SURPLUS = 20.0
 """Seconds beyond what all members may take to end after which the Controller is ended."""
 NO_LIMIT = 10.0**9
-"""Seconds: the whole cluster is waited for as long as it takes; systemd has a limit of its own."""
+"""Seconds: the whole cluster is waited for as long as it takes; systemd has its own limit."""
 DEFAULT_FILE = "cluster.toml"
 
 

@@ -185,7 +185,7 @@ def serve(app: App, options: ServeOptions, kind: ProcessKind = WORKER) -> int:
         BrokerError: The broker cannot be reached at the start, or refuses the credentials.
     """
     ready, retire, name = _nothing, _nothing, options.name
-    anew = get_restart_mode(os.environ, processes=options.processes)
+    restart_mode = get_restart_mode(os.environ, processes=options.processes)
     kind.check(app)
     introduced = check_controller_epoch(app, without_redis=kind.name == "publisher")
     if options.processes > 1:
@@ -195,8 +195,10 @@ def serve(app: App, options: ServeOptions, kind: ProcessKind = WORKER) -> int:
         ready, retire, introduced = part.ready, part.retire, introduced or part.number > 1
         name = name and f"{name}.{part.number}"
     with (
-        start_sidecars(app, _list_brokers(app, options, kind), make_stop_times(app, anew)) as sidecars,
-        make_interruption(app, duplicate_window=anew.duplicate_window) as interruption,
+        start_sidecars(
+            app, _list_brokers(app, options, kind), make_stop_times(app, restart_mode)
+        ) as sidecars,
+        make_interruption(app, duplicate_window=restart_mode.duplicate_window) as interruption,
         sidecars.watching(interruption),
         open_log(app, name=name) as journal,
     ):
@@ -208,7 +210,7 @@ def serve(app: App, options: ServeOptions, kind: ProcessKind = WORKER) -> int:
             reload=options.reload,
             log_writer=journal,
             processes=options.processes,
-            restart_mode=anew,
+            restart_mode=restart_mode,
             skips_startup_warnings=introduced,
             sidecars=sidecars.by_broker,
         )
@@ -220,10 +222,10 @@ def serve(app: App, options: ServeOptions, kind: ProcessKind = WORKER) -> int:
             ready,
             _nothing if options.burst else retire,
         )
-    if not anew.is_due or interruption.was_requested:
+    if not restart_mode.is_due or interruption.was_requested:
         return 0
-    if anew.in_place:
-        re_execute(anew.start_folder)
+    if restart_mode.in_place:
+        re_execute(restart_mode.start_folder)
     return RESTART_EXIT_CODE
 
 
@@ -343,7 +345,7 @@ async def _run_until_stopped(
         try:
             await work()
         except* _LOST_BROKER as errors:
-            # Who was told to stop has stopped: what the broker did meanwhile is no failure of the process.
+            # Who was told to stop has stopped: what the broker did after that is no failure of the process.
             if not (interruption.was_requested or done.is_set()):
                 raise
             log.event("process:stop-interrupted", "warning", why=_format_errors(errors))

@@ -366,7 +366,7 @@ def make_stream_processors(
     suspect_turn: SuspectTurn,
     log: Log,
 ) -> StreamProcessors:
-    """Return what runs the processors: each has a connection of its own, on which it waits for records."""
+    """Return what runs the processors: each has its own connection, on which it waits for records."""
     trials = trio.Lock()
     member = replace(member, incarnation_end=incarnation_end, suspect_turn=suspect_turn)
     groups = [
@@ -658,7 +658,7 @@ class WorkerParts(ProcessParts):
         name="execution",
         after=(
             *(result_publisher, budget, asyncio_runner, boxes, deadlines, fine_timer, revocations, health),
-            # It stops before these two: what runs there has its grace period meanwhile.
+            # It stops before these two: what runs there has its grace period.
             *(progress_reports, timer_runs, stream_processors),
         ),
         stop_limit=math.inf,

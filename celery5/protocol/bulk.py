@@ -38,7 +38,7 @@ class BulkRequest(msgspec.Struct, frozen=True, kw_only=True):
     # Of dead jobs: the conditions of `DeadJobFilter`. Of waiting jobs:
     # `queue` and `task`. Of runs: `queue` and `workflow`.
     filter: Mapping[str, Any] = {}
-    # At most so many per second, or a text such as `50/s`; None for no limit.
+    # At most this many per second, or a text such as `50/s`; None for no limit.
     rate: float | str | None = None
     # Count, and change nothing.
     dry_run: bool = False
@@ -47,7 +47,7 @@ class BulkRequest(msgspec.Struct, frozen=True, kw_only=True):
 class BulkProgress(msgspec.Struct, kw_only=True):
     """How far a bulk action has come."""
 
-    # What was selected when it began; when `is_exact` is false, there are at least so many.
+    # What was selected when it began; when `is_exact` is false, there are at least this many.
     total: int = 0
     is_exact: bool = True
     done: int = 0

@@ -55,7 +55,7 @@ class TextKind(Generic[T]):
 
 
 class WrittenRate(msgspec.Struct, frozen=True):
-    """So many things in so many seconds."""
+    """A number of things in a number of seconds."""
 
     count: float
     seconds: float

@@ -192,7 +192,7 @@ def _walk_job_thread(thread: JobThread) -> Iterable[FrameType]:
         if frame.f_code.co_filename in _RUNNER_FILES:
             break
         found.append(frame)
-    # The thread may have gone on to another job meanwhile.
+    # The thread may have gone on to another job.
     return found[::-1] if thread.thread_id == thread_id else ()
 
 

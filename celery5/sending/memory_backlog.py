@@ -51,7 +51,7 @@ T = TypeVar("T")
 class Backlog:
     """The jobs that one application has sent in this process while Redis is unreachable; usually none.
 
-    They are in memory, and lost if the process dies, unless the application has a backlog of its own.
+    They are in memory, and lost if the process dies, unless the application has its own backlog.
     """
 
     def __init__(
@@ -251,7 +251,7 @@ class Backlog:
         return await run_in_thread(lambda: self.flush(timeout))
 
     def reset_after_fork(self) -> None:
-        """Start anew with a new lock, as a forked child must: its parent publishes the waiting jobs."""
+        """Start again with a new lock, as a forked child must: its parent publishes the waiting jobs."""
         self._changed = threading.Condition(threading.Lock())
         self._memory = JobsInMemory()
         self._store: OwnBacklog = self._memory if self._own is None else CheckedBacklog(self._own)

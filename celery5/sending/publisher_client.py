@@ -286,7 +286,7 @@ class PublisherClient:
                 waiting = list(self._waiting)
                 self._waiting.clear()
             for part in split_into_frames([delivery.group for delivery in waiting]):
-                # Jobs of calls that were cancelled meanwhile are not sent.
+                # Jobs of calls that were cancelled are not sent.
                 deliveries = [
                     waiting[index] for index in part if waiting[index].answer.set_running_or_notify_cancel()
                 ]

@@ -99,7 +99,7 @@ class PublishingChecks:
     async def _keep_checking(self, one: _CheckCircuit) -> None:
         """Run one check at its period. A check that reports by itself is run only to close its breaker."""
         while True:
-            # cleared before the check runs: a failure reported meanwhile causes another check
+            # cleared before the check runs: a failure reported during it causes another
             self._check_requested[one.check.name] = trio.Event()
             if one.check.is_polled:
                 await self._check(one)

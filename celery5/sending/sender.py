@@ -125,7 +125,7 @@ REPLICATION_TIMEOUT = 1.0
 def wait_for_replicas(redis: BlockingDriver, keys: QueueKeys, jobs: Sequence[Job], *, wanted: int) -> None:
     """Return once `wanted` replicas have `jobs`, which are published.
 
-    This needs a connection that no other caller uses meanwhile, since WAIT blocks it, and so never the one that all
+    This needs a connection that no other caller uses now, since WAIT blocks it, and so never the one that all
     tasks of a Trio program share.
 
     Raises:

@@ -83,7 +83,7 @@ class DeadRecordQuery:
         older_than: Dead for more seconds than these.
         newer_than: Dead for less.
         error: A text that their error contains.
-        limit: At most so many, the oldest first.
+        limit: How many at most, the oldest first.
     """
 
     entries: Sequence[str] = ()
@@ -174,7 +174,7 @@ class DeadRecords:
 
 
 class _DeadRecordReader:
-    """Reads dead records in batches. Those that die meanwhile are left out."""
+    """Reads dead records in batches. Those that die later are left out."""
 
     def __init__(
         self,

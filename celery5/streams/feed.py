@@ -23,7 +23,7 @@ class FeedTransport(Protocol):
         """Wait for the next records, unless some have come already, or the processor is to end.
 
         Args:
-            into: Where they are put as soon as they are taken: who waits may have given up meanwhile.
+            into: Where they are put as soon as they are taken: who waits may have given up.
             most: The most records.
             seconds: The limit; None for none.
         """

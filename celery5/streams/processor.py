@@ -68,8 +68,8 @@ class Processor(Generic[R]):
     concurrency: int = 1
     """How many records of a partition are processed at once: those of one key in their order, one at a time."""
     commit_every: int = 20
-    """After how many records of a partition the next ones wait for the commit: at most so many are processed again when
-    the worker dies."""
+    """After how many records of a partition the next ones wait for the commit: at most this many are processed again
+    when the worker dies."""
     commit_within: float = 0.05
     """The most seconds until what is done is committed."""
     grace_period: float | None = None

@@ -163,7 +163,7 @@ class Streams(Mapping[str, Stream[Any]]):
             stream: The name of the stream.
             start: `earliest`, `latest`, an id, or a time; None for the last `count` records.
             partition: Only this one.
-            count: At most so many.
+            count: How many at most.
             follow: Wait for the records that come later, without end.
 
         Raises:
@@ -231,7 +231,7 @@ class Streams(Mapping[str, Stream[Any]]):
         force: bool = False,
         state: bool = False,
     ) -> dict[int, str]:
-        """Have a group begin anew: all partitions, and no quarantine is left.
+        """Have a group begin again: all partitions, and no quarantine is left.
 
         What it has sent stays sent, and its dead records stay.
 

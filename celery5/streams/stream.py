@@ -50,7 +50,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 SEND_BATCH = 200
 """Records in one call: Redis does nothing else in that time."""
 MAX_MAP_CHANGES = 5
-"""How often one call is made again because the number of partitions has changed meanwhile."""
+"""How often one call is made again because the number of partitions has changed."""
 _NAME = re.compile(r"[^\s,{}:#]{1,200}")
 
 
@@ -74,7 +74,7 @@ class Keep:
     age: float | timedelta | None = None
     """Seconds after which records that all groups have read may go, when the next ones come; None for no limit."""
     full: Literal["refuse", "drop", "archive"] = "refuse"
-    """What happens when a group has not read so many records: `refuse` raises StreamFull at the sender; `drop` drops
+    """What happens when a group has not read this many records: `refuse` raises StreamFull at the sender; `drop` drops
     the oldest ones, `archive` gives them to the archive. The group passes over these, which is counted and logged."""
     archive: Archive | None = None
     """Where they go with `archive`: a FileArchive, or a function of the stream's name, the partition and the records.

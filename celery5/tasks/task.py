@@ -104,7 +104,7 @@ class Task(Generic[P, R_co]):
     """A task: `delay` sends a job whose function runs on a worker; a call runs the function in place.
 
     `name` is by default the module and qualified name of the function. `kind` follows from the function: `async def`
-    runs on Trio (on asyncio if declared so), `def` in a thread; with `boxed` either runs in a process of its own, which
+    runs on Trio (on asyncio if declared so), `def` in a thread; with `boxed` either runs in its own process, which
     a `Box` describes, and there on the event loop that `loop` names. With `bind` the function's first parameter is the
     running job, a `CurrentJob`, which callers leave out.
     """
@@ -369,7 +369,7 @@ class Task(Generic[P, R_co]):
         Args:
             items: The first argument of each job; without them they are the value of the step before it. Read once,
                 when the run is started: a generator is not kept in memory.
-            options: `at_once`: so many of its jobs are on their queue at once; default: as many as keep workers busy.
+            options: `at_once`: how many of its jobs are on their queue at once; default: as many as keep workers busy.
                 `need`: the fraction of jobs that must succeed, such as 0.95; the results of the others are left out.
                 `on_error`: what becomes of the run when a job fails.
 

@@ -124,7 +124,7 @@ def virtual_time(
     results, and for workflows: their sleeps, waits and deadlines. It takes milliseconds. Jobs run in real time.
 
     Args:
-        broker: The URL of a server that nobody else uses meanwhile; by default a private one.
+        broker: The URL of a server that nobody else uses; by default a private one.
         queues: The queues that the worker reads; by default all of the application.
         start_time: Where the clock starts, in seconds since 1970; by default at the present.
 

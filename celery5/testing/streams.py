@@ -417,7 +417,7 @@ class _VirtualGroup:
             self._begin(self.logs[number])
 
     async def end_quarantine(self, numbers: Sequence[int]) -> None:
-        """Begin partitions anew that were quarantined."""
+        """Begin quarantined partitions again."""
         for log in [self.logs[number] for number in numbers if self.logs[number].condition]:
             log.condition = log.why = ""
             self._partitions[log.number].lose()

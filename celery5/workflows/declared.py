@@ -270,7 +270,7 @@ class Flow:
         return cast("R", _ComposedValue(part.value, f"the result of {workflow!r}"))
 
     def sleep(self, seconds: float) -> None:
-        """Wait so many seconds. No worker waits meanwhile."""
+        """Wait a number of seconds. No worker waits."""
         if not is_duration(seconds):
             raise Misconfigured(f"flow.sleep: give seconds, at most ten years, not {seconds!r}")
         node = Node(kind="sleep", task=f"sleep {seconds:g} s", seconds=max(float(seconds), 0.001))
@@ -297,7 +297,7 @@ class Flow:
         timeout: float | None = None,
         on_error: OnError | None = None,
     ) -> Any:
-        """Wait for a signal, or for an event. No worker waits meanwhile.
+        """Wait for a signal, or for an event. No worker waits.
 
         Args:
             what: The name of a signal, which `run.signal(name, value)` gives; or the class of an event.

@@ -72,7 +72,7 @@ async def find_missing_jobs(
 ) -> dict[str, list[str]]:
     """Return jobs for which a run that stops, or one inside it, waits and which are nowhere: by the run.
 
-    One that ends meanwhile is missing, too, until its run has heard of it. A queue that cannot be reached is left out,
+    One that ends is missing, too, until its run has heard of it. A queue that cannot be reached is left out,
     and one that has ends of jobs to tell.
     """
     keys, found, runs = app.queue(home), dict[str, list[str]](), [run_id]

@@ -21,7 +21,7 @@ class Results(Generic[T]):
     """The results of a map, in order, which are read from Redis about a thousand at a time.
 
     Annotate the parameter of the step that follows a map with it. In an async task iterate with `async for`, in a `def`
-    with `for`; each iteration reads them anew. Results of members that were left out are not among them.
+    with `for`; each iteration reads them again. Results of members that were left out are not among them.
 
     Args:
         values: Results that are there already, for tests and direct calls.

@@ -64,9 +64,9 @@ class Map:
     items: Iterable[Any] | None
     # Each item has all the arguments of a call.
     star: bool = False
-    # So many items are in one job; None: each has its own job.
+    # How many items are in one job; None: each has its own job.
     chunk: int | None = None
-    # So many jobs are on the queue at once; None: as many as the runtime likes.
+    # How many jobs are on the queue at once; None: as many as the runtime likes.
     at_once: int | None = None
     options: GroupOptions = field(default_factory=GroupOptions)
 

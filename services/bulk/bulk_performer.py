@@ -65,7 +65,7 @@ class _Performance:
             self._pause.cancel()
 
     async def wait(self, pace: Pace, things: int) -> None:
-        """Wait until so many more may be done, or until it must end."""
+        """Wait until this many more may be done, or until it must end."""
         if not self.must_end:
             with trio.CancelScope() as self._pause:
                 await pace.wait(things)

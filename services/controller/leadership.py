@@ -2,7 +2,7 @@
 
 Ask `has_valid_lease` before each act: the process' own clock answers it, without a round trip. So a leader that
 hears nothing from Redis stops acting before another one may begin, and one that was frozen finds out before it
-acts again. Members that it was starting meanwhile refuse to start, by their epoch
+acts again. Members that it was starting refuse to start, by their epoch
 (`processes/foreground.py`).
 """
 

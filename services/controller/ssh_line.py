@@ -85,7 +85,7 @@ class SSHConnection:
 
     @asynccontextmanager
     async def stream_lines(self, script: bytes) -> AsyncGenerator["OutputLines"]:
-        """Connect, run the script on the host, and yield its lines until it ends. Other calls are possible meanwhile.
+        """Connect, run the script on the host, and yield its lines until it ends. Other calls may run beside it.
 
         Raises HostUnreachable, or PlatformError for a script that failed, when the context is left after the
         lines ended.

@@ -212,7 +212,7 @@ class EventIngestion:
         routed = [await self._route_one(entry) for entry in entries]
         await self._lease.wait_until_valid()  # this Router may have been frozen, and counted as dead
         unpublished = await self._publish([job for event in routed for job in event.jobs])
-        if unpublished:  # their events stay pending, and are tried again; others are read meanwhile
+        if unpublished:  # their events stay pending, and are tried again; others are read
             self._may_have_pending, self._delayed_until = False, trio.current_time() + RETRY_DELAY
         published = [event for event in routed if unpublished.isdisjoint(job.id for job in event.jobs)]
         finished = await self._finish([event.outcome for event in published])

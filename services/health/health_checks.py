@@ -319,7 +319,7 @@ class HealthMonitor:
             self._not_shared.add(name)
             return False
         self._not_shared.discard(name)
-        if self._unstored[name] is reading:  # no newer one was recorded meanwhile
+        if self._unstored[name] is reading:  # no newer one was recorded
             del self._unstored[name]
         return True
 

@@ -68,7 +68,7 @@ class _Meter:
         self.failure = ""
 
     def set_budget(self, name: str, budget: Budget, factor: float) -> None:
-        """Set the configured budget, of which so many times the maximum holds."""
+        """Set the configured budget, of which a multiple of the maximum holds."""
         self.configured, self.budget = budget, scale_budget(name, budget, factor)
         if not callable(self.budget.maximum):
             self.maximum = self.budget.max_slots

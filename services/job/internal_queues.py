@@ -117,7 +117,7 @@ class InternalTasksQueue(HandoffQueue[Delivery]):
             trio.lowlevel.reschedule(self._parked.pop())
 
     def keep_slots(self, slots: int) -> None:
-        """Make other tasks of the kind leave so many slots free: here, no task shares them."""
+        """Make other tasks of the kind leave this many slots free: here, no task shares them."""
 
     def drop_executor(self, executor: Task | None) -> None:
         """Note that the Trio task of an executor has ended by itself; another one goes on in its place."""
@@ -338,7 +338,7 @@ class SharedTasksQueue(InternalTasksQueue):
             self._pool.give_back(1, self)
 
     def keep_slots(self, slots: int) -> None:
-        """Make other tasks of the kind leave so many slots free."""
+        """Make other tasks of the kind leave this many slots free."""
         self.kept_slots = slots
         self._pool.offer_slots()
 

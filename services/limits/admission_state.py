@@ -40,7 +40,7 @@ from celery5.tasks.task import Task
 AWAITING_ADMISSION = "awaiting-admission"
 """The kind under which the in-flight jobs count those that await admission."""
 MAX_REQUESTED_JOBS = 32
-"""The most jobs that a worker requests in one call: Redis does nothing else meanwhile."""
+"""The most jobs that a worker requests in one call: Redis does nothing else while it runs."""
 YIELD_SECONDS = 0.01
 """Seconds in which only the Consumer takes jobs, when waiting jobs of limited tasks yield to it."""
 

@@ -87,7 +87,7 @@ class HistoryRollup:
     """Rolls reports up while it is this process' turn.
 
     Every report counts once: each group is saved together with the id of the last report that counts in it, unless
-    another process has saved it meanwhile. When all groups are saved, the reports are done with.
+    another process has saved it. When all groups are saved, the reports are done with.
 
     Args:
         metrics_redis: The default broker, where the history of the application is.
@@ -337,7 +337,7 @@ class HistoryRollup:
         }
 
     async def _save(self, now: float) -> bool:
-        """Save all groups that have changed. Return False if another process has saved one meanwhile."""
+        """Save all groups that have changed. Return False if another process has saved one."""
         rollup = self._rollup
         new: dict[str, dict[str, Measurements]] = {}
         for closed in rollup.close_minutes(now):

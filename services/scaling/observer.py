@@ -108,7 +108,7 @@ class ClusterObserver:
         return max(self._looked_at.values(), default=0)
 
     def reset(self) -> None:
-        """Forget what was seen: another Scheduler had the turn meanwhile."""
+        """Forget what was seen: another Scheduler had the turn."""
         self._visibility = BrokerVisibility()
 
     async def take_snapshot(self) -> ClusterSnapshot:

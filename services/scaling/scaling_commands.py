@@ -129,7 +129,7 @@ class ScalingCommands:
         self._has_no_controller = False
 
     def reset(self) -> None:
-        """Forget what was sent: another Scheduler may have sent other commands meanwhile."""
+        """Forget what was sent: another Scheduler may have sent other commands."""
         self._sent_factors.clear()
         self._sent_preferences.clear()
         self._sent_workers.clear()

@@ -133,7 +133,7 @@ class TimerRuns:
         self._log.event("timer:skipped", "debug", timer=timer.name, count=count)
 
     async def _run_timer(self, timer: Timer, counts: TimerCounts) -> None:
-        """Run it once, and once more for a run that has come to wait meanwhile, and so on."""
+        """Run it once, and once more for a run that came to wait, and so on."""
         try:
             while self._may_run(timer):
                 counts.add_run()

@@ -21,7 +21,7 @@ from celery5.protocol.job.job import Job
 from celery5.streams.stream import EncodedRecord, Stream
 
 RELAY_BATCH = 200
-"""Outputs in one call, as long as the target takes so many at once."""
+"""Outputs in one call, as long as the target takes this many at once."""
 MAX_UNDELIVERED = 2_000
 """Outputs of one partition that may wait for their targets: then nothing more of it is processed."""
 RETRY_INTERVAL = 0.2
@@ -64,7 +64,7 @@ class OutboxRelay:
         self._portions: dict[str, int] = {}
 
     def note(self, partition: int, outputs: int = MAX_UNDELIVERED) -> None:
-        """Deliver what is in the outbox of a partition: so many more `outputs`, which a new owner does not know."""
+        """Deliver what is in the outbox of a partition: this many more `outputs`, which a new owner does not know."""
         self._pending[partition] = self._pending.get(partition, 0) + outputs
         self._noted.set()
 

@@ -346,7 +346,7 @@ class OwnedPartition:
         # How many more records may be taken before a commit. One that may have killed a worker is taken alone, and one
         # that may have killed several waits for its trial.
         self.capacity = 0 if self.needs_trial else 1 if self.deaths else self._commit_every
-        # The last owner had at most so many records in hand when it died, and none behind the last one of that time.
+        # The last owner had at most this many records in hand when it died, and none behind the last one of that time.
         self._suspects = min(self._commit_every, MAX_SUSPECTS)
         self._suspect_end = assignment.suspect
         self._is_held = False
@@ -471,7 +471,7 @@ class OwnedPartition:
             self._uncommitted_partitions.commit_now()
 
     def prefetch_batches(self, count: int) -> None:
-        """Read enough ahead for batches of so many records."""
+        """Read enough ahead for batches of this many records."""
         self.prefetch = max(self.prefetch, 2 * count)
         self._refill_at = (self.prefetch + 1) // 2
 

@@ -65,7 +65,7 @@ class ParkedKeys:
         return len(self._known) >= MAX_PARKED_KEYS or self.is_full_with(0)
 
     def is_full_with(self, more: int) -> bool:
-        """Whether no more records may be parked beside so many: a bound that `ParkedCount` describes."""
+        """Whether no more records may be parked beside this many: a bound that `ParkedCount` describes."""
         return self._count.total + more >= MAX_PARKED_RECORDS
 
     def get(self, key: bytes) -> ParkedKey | None:

@@ -325,7 +325,7 @@ class ProcessorGroup:
             if assignment is not None and (assignment.epoch != partition.epoch or not assignment.is_owned):
                 self._lose(partition)
             elif assignment is None or assignment.condition != partition.condition:
-                # Under another condition it is given away, too: a commit may be under way, so that it begins anew
+                # Under another condition it is given away, too: a commit may be under way, so that it begins again
                 # in another epoch.
                 if partition not in self._leaving:
                     self._leaving.add(partition)
@@ -388,7 +388,7 @@ class ProcessorGroup:
                 await partition.wait_trial_ended()
 
     def _lose(self, partition: OwnedPartition) -> None:
-        """Stop at once, and commit nothing more: the partition is owned by another, or begins anew."""
+        """Stop at once, and commit nothing more: the partition is owned by another, or begins again."""
         if self._partitions.get(partition.number) is partition:
             del self._partitions[partition.number]
             self._parked_by_partition.pop(partition.number, None)
@@ -402,7 +402,7 @@ class ProcessorGroup:
         await self._commit()
         self._leaving.discard(partition)
         if self._partitions.get(partition.number) is not partition:
-            return  # it was lost meanwhile, and has perhaps begun anew
+            return  # it was lost meanwhile, and has perhaps begun again
         if self._is_stopping:
             await self._deliver_outputs([partition])
         del self._partitions[partition.number]

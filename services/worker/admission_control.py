@@ -34,7 +34,7 @@ from celery5.services.worker.job_intake import JobIntake
 from celery5.tasks.task import Task
 
 ADMISSION_BATCH = 64
-"""The most jobs in one admission call: Redis does nothing else meanwhile."""
+"""The most jobs in one admission call: Redis does nothing else while it runs."""
 RETRY_DELAY = 0.1
 """Seconds between attempts while Redis is unreachable."""
 MAX_RULES_PER_CALL = 32
@@ -95,7 +95,7 @@ class AdmissionControl:
         self._request(self._channels[channel], payload.decode(errors="replace"))
 
     def on_heartbeat(self, keys: QueueKeys, pulse: HeartbeatReply) -> None:
-        """Request jobs of the tasks that have waiting ones, in case a message was lost, and compute limits anew."""
+        """Request jobs of the tasks that have waiting ones, in case a message was lost, and compute limits again."""
         for task in pulse.limited_tasks:
             self._request(keys.queue, task)
         if keys.queue == next(iter(self._consumed)):

@@ -209,7 +209,7 @@ class Consumer:
         )
         shares = capacity.group_by_share(open_queues)
         received = await self._read_order.read_nonblocking(open_queues, capacity, self._receive)
-        if received or any(self._reading.is_paused(keys.queue) for keys in open_queues):  # paused meanwhile
+        if received or any(self._reading.is_paused(keys.queue) for keys in open_queues):  # paused since
             return received
         lanes = self._read_order.get_lanes(open_queues)
         count = max(min(shares) * len(open_queues) // len(lanes), 1)

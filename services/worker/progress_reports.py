@@ -130,7 +130,7 @@ class ProgressReports:
     def _take_new(self, running: set[JobKey]) -> dict[JobKey, ProgressReport]:
         """Return the new reports of jobs that run, and drop those of jobs that have ended."""
         taken: dict[JobKey, ProgressReport] = {}
-        for key in list(self._new):  # threads add to it meanwhile
+        for key in list(self._new):  # threads add to it
             report = self._new.pop(key)
             if key in running and key[0] in self._queues:
                 taken[key] = report

@@ -153,7 +153,7 @@ class UnpublishableRetries:
         return "backlog"
 
     def run_due_attempts(self) -> None:
-        """Filter the outcomes that have come meanwhile, and start the attempts that are due."""
+        """Filter the outcomes that have come, and start the attempts that are due."""
         if self._policy == "backlog":
             return
         self._results.items.extend(self.filter_outcomes(self._results.drain(), sent=False))

@@ -308,7 +308,7 @@ class RunRelay:
     async def _send_late(self, keys: QueueKeys, jobs: Sequence[Job]) -> None:
         """Send jobs that were to be sent earlier, but those that have ended since.
 
-        Those whose run has stopped meanwhile are stopped instead.
+        Those whose run has stopped are stopped instead.
         """
         members = [(job, member) for job in jobs if (member := parse_member_id(job.id)) is not None]
         runs = await self._read_runs(keys, [member for _, member in members])

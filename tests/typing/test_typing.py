@@ -37,7 +37,7 @@ def test_the_sample_holds_mistakes() -> None:
 
 @pytest.fixture
 def sample(tmp_path: Path) -> Path:
-    """The sample as a file of its own."""
+    """The sample as its own file."""
     path = tmp_path / "sample.py"
     path.write_text(SAMPLE)
     return path

@@ -61,8 +61,8 @@ def declare_subscriptions(
     ttl: float,
     catch_up: int,
 ) -> Call[DeclarationResult]:
-    """Declare subscriptions (name, value), for so many seconds; up to `catch_up` kept events of these subjects are sent
-    again."""
+    """Declare subscriptions (name, value), for this many seconds; up to `catch_up` kept events of these subjects are
+    sent again."""
     events = keys.for_queue(EVENTS)
     named = (
         keys.subscriptions,
@@ -124,7 +124,7 @@ def finish_events(
 
 
 def shorten_windows(keys: QueueKeys, locks: Sequence[str], *, ttl: float) -> Call[int]:
-    """Remember for so many seconds only that these jobs were sent."""
+    """Remember for this many seconds only that these jobs were sent."""
     return script_call(
         SHORTEN_WINDOWS, tuple(map(keys.unique_window, locks)), (to_ms(ttl),), int, repeatable=True
     )

@@ -100,7 +100,7 @@ def add_to_waiting_list(keys: QueueKeys, jobs: Sequence[tuple[str, bytes, str, s
 def admit_waiting(
     keys: QueueKeys, worker: str, rules: Sequence[tuple[AdmissionRule, int]]
 ) -> Call[AdmittedJobs]:
-    """Admit up to so many waiting jobs of each rule's task.
+    """Admit up to this many waiting jobs of each rule's task.
 
     Not repeatable: what a lost answer carried is found by `read_pending`.
     """

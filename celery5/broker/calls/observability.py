@@ -98,7 +98,7 @@ def read_state(keys: Keys, names: Sequence[str]) -> Call[dict[str, bytes]]:
 def save_rollup(keys: Keys, state_changes: Sequence[StateChange]) -> Call[bool]:
     """Save some groups, each as a whole.
 
-    Return False when another process has saved one of them meanwhile; then nothing is changed.
+    Return False when another process has saved one of them; then nothing is changed.
     """
     named = (keys.metrics_state, keys.metrics_minutes_prefix, keys.metrics_hours_prefix)
     flat: list[Word] = []

@@ -591,7 +591,7 @@ def claim_archived(
     Args:
         keys: The keys of the stream.
         worker: Who claims it.
-        lease: After so many seconds others may claim it.
+        lease: Seconds after which others may claim it.
         most: The most records.
         most_bytes: The most bytes, unless one record alone is larger.
         before: The partition of the portion before, so that all partitions have their turn; -1 for none.

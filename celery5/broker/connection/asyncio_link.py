@@ -108,7 +108,7 @@ async def dial(endpoint: Endpoint, timing: Timing, *, resp: Resp) -> AsyncioLink
 
 async def _connect(endpoint: Endpoint, timing: Timing) -> AsyncioLink:
     if endpoint.kind == "unix":
-        # For these redis-py makes a handshake of its own before it calls the hook.
+        # For these redis-py makes its own handshake before it calls the hook.
         return AsyncioLink(*await asyncio.open_unix_connection(endpoint.path))
     client = cast("Any", redis.asyncio.Redis)(
         **endpoint.client_options(),

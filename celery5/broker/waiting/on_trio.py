@@ -131,7 +131,7 @@ class TrioResultWaiter:
 
     async def _until_finished(self, wait: ResultWait, outage: Outage) -> None:
         while not wait.finished:
-            # Made before reading, so that an event set meanwhile counts.
+            # Made before reading, so that an event counts that is set during the read.
             wake_event = self._wake_events[wait] = trio.Event()
             pause = get_reread_interval(self._timing)
             try:
@@ -166,7 +166,7 @@ class TrioResultWaiter:
 
     def _mark_subscribed(self, keys: Sequence[bytes]) -> None:
         self._subscribed.update(keys)
-        # The waits for them may have ended meanwhile.
+        # The waits for them may have ended.
         self._mark_stale([key for key in keys if key not in self._waiting])
 
     async def _read(self, wait: ResultWait) -> None:

@@ -175,7 +175,7 @@ class _Outage:
 
     @classmethod
     async def find(cls, failure: ExceptionGroup[Exception], degraded: DegradedOperation | None) -> "_Outage":
-        """Return what these errors say, and whether another broker is served meanwhile."""
+        """Return what these errors say, and whether another broker is served."""
         leaves = list(_leaves(failure))
         if degraded is not None and not (any(map(is_outage, leaves)) and await degraded.reaches_another()):
             degraded = None
@@ -196,7 +196,7 @@ class _Outage:
             raise final from None
 
     def log_degraded(self, log: Log) -> None:
-        """Log that other brokers are served meanwhile."""
+        """Log that other brokers are served."""
         assert self.degraded is not None
         broker = self.degraded.broker
         log.event("broker:connect-failed", "warning", broker=broker, why=self.reason, hint=_OTHERS_SERVED)

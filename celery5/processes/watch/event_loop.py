@@ -136,7 +136,7 @@ class LoopWatchdog:
                 if locked and computed < MIN_CPU_SHARE * slept:
                     self._excuse(slept)
                     continue
-            with suppress(Exception):  # what it looks at changes meanwhile, and the next look comes soon
+            with suppress(Exception):  # what it looks at may change, and the next look comes soon
                 self._look(now, locked=locked)
 
     def _excuse(self, slept: float) -> None:
@@ -167,7 +167,7 @@ class LoopWatchdog:
             self._ask()
 
     def _note(self, found: tuple[str, str], seconds: float, frame: FrameType | None, *, asked: bool) -> None:
-        """Note a block, and log it at growing intervals while it lasts. Nothing when the loop has turned meanwhile."""
+        """Note a block, and log it at growing intervals while it lasts. Nothing when the loop has turned since."""
         with self._lock:
             if asked and not self._asked:
                 return

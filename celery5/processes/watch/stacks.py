@@ -37,7 +37,7 @@ MAX_FRAMES = 40
 MAX_DEPTH = 2000
 """Frames that are looked at."""
 DUMP_INTERVAL = 0.2
-"""Seconds between two dumps: what comes meanwhile is the same one."""
+"""Seconds between two dumps: what comes earlier is the same one."""
 _NAME = 200
 _END = b"\0"
 _CAUGHT = re.compile(r'File "(.*)", line (\d+) in (.*)')
@@ -87,7 +87,7 @@ class StackDump:
             time.sleep(DUMP_INTERVAL)
             while select.select([self._pipe[0]], [], [], 0)[0] and (more := os.read(self._pipe[0], 65536)):
                 requests += more
-            with suppress(Exception):  # what it looks at changes meanwhile
+            with suppress(Exception):  # what it looks at may change
                 self._dump(requests.decode(errors="replace"))
 
     def _dump(self, caught: str) -> None:

@@ -96,7 +96,7 @@ TRANSITIONS: Mapping[BreakerState, Mapping[BreakerEvent, BreakerState]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakerPolicy:
-    """When a breaker opens, for how long, and what becomes of a task's jobs meanwhile. Times are in seconds."""
+    """When a breaker opens, for how long, and what becomes of a task's jobs. Times are in seconds."""
 
     # Failures that open it, in a row or within `window`; None: failures never do.
     threshold: int | None = 3
@@ -111,7 +111,7 @@ class BreakerPolicy:
     growth: PeriodGrowth = "none"
     # The longest open period.
     longest: float = 600.0
-    # So many trips within `error_within` are logged as an error instead of a warning, and so are all that follow within
+    # This many trips within `error_within` are logged as an error instead of a warning; so are all that follow within
     # `error_for`.
     error_after: int = 3
     error_within: float = 300.0

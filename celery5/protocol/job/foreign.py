@@ -13,7 +13,7 @@ from celery5.protocol.job.messages import Refusal
 from celery5.protocol.limits import escape_word
 
 MAX_SIGNATURES = 16
-"""The most signatures that are noted in a job: one that so many could not read waits for no further one."""
+"""The most signatures that are noted in a job: a job that this many could not read waits for no other."""
 RECHECK_INTERVAL = 30.0
 """Seconds after which a job that waits for live workers is looked at again: they may have gone."""
 MAX_TASKS = 10_000

@@ -44,7 +44,7 @@ class SuccessWatch:
         self.slow_bar = self.next_sample_at = math.inf
 
     def open(self, next_sample_at: float) -> None:
-        """Begin anew."""
+        """Begin again, with nothing kept."""
         self.slow_bar, self.next_sample_at = -1.0, next_sample_at
 
     def add(self, seconds: float, ended: float, make_record: Callable[[bool], JobRecord]) -> None:
@@ -129,7 +129,7 @@ class EndedJobs:
         watch.add(seconds, ended, make_record)
 
     def collect(self, now: float, interval: float) -> None:
-        """Take over what was kept since the last report, and begin anew.
+        """Take over what was kept since the last report, and begin again.
 
         Args:
             now: The time, in seconds since 1970.

@@ -27,7 +27,7 @@ STALLED_AFTER = 60.0
 STOPPED_AFTER = 10.0
 """Seconds after which it counts as stalled while, at its last rate, MISSED_ENDS attempts would have ended."""
 MISSED_ENDS = 10
-"""Attempts that would have ended: by chance, none of so many is missing."""
+"""Attempts that would have ended: by chance, none of this many is missing."""
 FAILING_SHARE = 0.05
 """A minute in which at least this share of the attempts of a task failed is one in which it fails."""
 HEALED_MINUTES = 3
@@ -414,7 +414,7 @@ def get_stalled_time(*, oldest: float | None, flow: QueueFlow | None, idle: floa
 
     When the last attempt ended is known to the moment of the look, whatever the window of the rates is. So a queue that
     begins to drain is not stalled from its first attempt on, however long it stood; and one that has stopped is stalled
-    as soon as so many attempts are missing that this cannot be chance.
+    as soon as more attempts are missing that this cannot be chance.
     """
     if flow is None and idle is None:
         return 0.0

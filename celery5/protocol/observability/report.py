@@ -16,7 +16,7 @@ from celery5.protocol.observability.sketch import Sketch
 VERSION = 1
 """The version of a packed report."""
 MAX_SERIES = 5000
-"""Series in one report: so many labels are a mistake, and the rest is left out."""
+"""Series in one report: more labels are a mistake, and the rest is left out."""
 HAS_BZ2 = find_spec("_bz2") is not None
 MAX_PACKED = 4 * 1024 * 1024
 """Bytes of a report, unpacked: what has more is not read."""

@@ -31,7 +31,7 @@ def jitter_limits(limits: RecyclingLimits, random: Callable[[], float]) -> Recyc
 
 
 def get_recycle_reason(limits: RecyclingLimits, *, jobs: int, memory: int) -> str:
-    """Return why a process with so many jobs and bytes should be recycled; '' if it should not."""
+    """Return why a process with this many jobs and bytes should be recycled; '' if it should not."""
     if limits.jobs and jobs >= limits.jobs:
         return f"it has done {jobs} jobs, and its limit is {limits.jobs} (max_jobs)"
     if limits.memory and jobs and memory >= limits.memory:

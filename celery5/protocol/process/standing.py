@@ -117,7 +117,7 @@ BLOCKED = "its event loop is blocked, or cut off"
 
 
 def make_lost(seconds: float) -> ProcessStanding:
-    """Return how a process stands that was lost so many seconds ago."""
+    """Return how a process stands that was lost this many seconds ago."""
     return ProcessStanding("lost", f"lost {format_age(0.0, max(seconds, 0.0))}", max(seconds, 0.0))
 
 

@@ -185,7 +185,7 @@ def get_max_slots(budget: Budget) -> int:
 
 
 def scale_budget(kind: str, budget: Budget, factor: float) -> Budget:
-    """Return the budget with so many times its maximum; a fixed one stays fixed, at that number.
+    """Return the budget with a multiple of its maximum; a fixed one stays fixed, at that number.
 
     That of a CPU-bound kind stays, and so does a maximum that is a function: it follows the machine.
     """
@@ -242,7 +242,7 @@ def check_task_budgets(budgets: Mapping[str, Budget], kinds_by_task: Mapping[str
 
 
 def find_reservation_error(kind: str, minimum: int, reserved_by_task: Mapping[str, int]) -> str:
-    """Return why tasks may not reserve so many slots of their kind, which has `minimum` always; '' if they may."""
+    """Return why tasks may not reserve this many slots of their kind, which has `minimum` always; '' if they may."""
     reserved = sum(reserved_by_task.values())
     if reserved < minimum:
         return ""

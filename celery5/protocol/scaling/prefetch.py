@@ -12,7 +12,7 @@ HORIZON = 0.1
 MAX_AHEAD = 1024
 """The most jobs held unstarted, however short they are.
 
-So many run while one batch is settled and the next is on its way; with half as many, a worker waits for Redis a
+This many run while one batch is settled and the next is on its way; with half as many, a worker waits for Redis a
 sixth of its time.
 """
 BATCH = 256
@@ -62,7 +62,7 @@ class KindMix:
         self._shares: dict[str, float] = {}
 
     def record(self, counts: Mapping[str, int]) -> None:
-        """Record that one read brought so many jobs of each kind. Fifty jobs weigh as much as all before."""
+        """Record that one read brought this many jobs of each kind. Fifty jobs weigh as much as all before."""
         total = sum(counts.values())
         if not total:
             return
@@ -136,7 +136,7 @@ def count_to_read(*, slots: int, held: int, mean: float | None, horizon: float =
     """Return how many jobs to read now, with `held` jobs held already; 0 means wait.
 
     With nothing held ahead, every free slot is filled one for one. Otherwise reading waits until a quarter of
-    what may be held ahead is gone, so that trips are few and large and executors do not run dry meanwhile.
+    what may be held ahead is gone, so that trips are few and large and executors do not run dry.
     """
     buffer = count_ahead(slots, mean, horizon)
     free = slots + buffer - held

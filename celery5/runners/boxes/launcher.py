@@ -16,7 +16,7 @@ def die_with_parent(parent: int) -> None:
     """Have the kernel kill this process when the process `parent` ends, for whatever reason (Linux only)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it has ended meanwhile
+    if os.getppid() != parent:  # it has ended
         os.kill(os.getpid(), signal.SIGKILL)
 
 

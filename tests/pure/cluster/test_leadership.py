@@ -109,8 +109,8 @@ def test_a_leader_that_another_one_has_replaced_stands_by() -> None:
 
 
 def test_a_leader_that_leads_anew_does_so_in_another_epoch() -> None:
-    anew, news = LEADING.apply_record(LeaderRecord(9, 1, "a"), asked_at=105.0, now=105.1)
-    assert (anew.epoch, news) == (9, LeadershipChange.ACQUIRED)
+    again, news = LEADING.apply_record(LeaderRecord(9, 1, "a"), asked_at=105.0, now=105.1)
+    assert (again.epoch, news) == (9, LeadershipChange.ACQUIRED)
 
 
 def test_a_leader_whose_record_was_lost_goes_on_and_waits_when_it_is_not_sure() -> None:

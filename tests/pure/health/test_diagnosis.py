@@ -348,7 +348,7 @@ def test_the_doctor_never_advises_what_destroys(path: Path) -> None:
 
 
 EVIL = "x; echo taken > mark #"
-"""A name that is a command of its own, if a shell reads it unquoted."""
+"""A name that is a command by itself, if a shell reads it unquoted."""
 
 
 def make_findings(name: str) -> list[Finding]:

@@ -1,4 +1,4 @@
-"""Inbox again: what a process was commanded it remembers when it begins anew."""
+"""Inbox again: what a process was commanded it remembers when it starts again."""
 
 import time
 from pathlib import Path

@@ -159,7 +159,7 @@ async def test_a_commit_that_moves_no_cursor_is_made_once_however_often_it_is_se
     assert await send(replace_commit(commit, number=3), incarnation="other") == [False]
     assert await send(replace_commit(commit, number=3, epoch=assigned.epoch - 1)) == [False]
     assert await count_outputs() == 2
-    # The same owner may begin anew.
+    # The same owner may begin again.
     assert await send(replace_commit(commit, name="def")) == [True]
     assert await count_outputs() == 3
 

@@ -34,7 +34,7 @@ def app(url: str, app_name: str) -> Iterator[App]:
 
 @asynccontextmanager
 async def living(app: App, **options: Any) -> AsyncGenerator[Lines, None]:
-    """A process that is alive at the end, and has begun nothing anew. It fails by a text: pytest cannot show errors."""
+    """A process that is alive at the end, and has not started again. It fails by a text: pytest cannot show errors."""
     failure = ""
     try:
         with Lines() as lines:

@@ -55,7 +55,7 @@ def app(url: str, app_name: str) -> Iterator[App]:
 
 @asynccontextmanager
 async def living(app: App) -> AsyncGenerator[None, None]:
-    """A worker that is alive at the end, and has begun nothing anew."""
+    """A worker that is alive at the end, and has not started again."""
     with Lines() as lines:
         async with working(app) as worker:
             yield

@@ -1,4 +1,4 @@
-"""Recoverer: it judges others only when its own heartbeat was just answered, and for each worker anew."""
+"""Recoverer: it judges others only when its own heartbeat was just answered, and again for each worker."""
 
 from collections.abc import Sequence
 from typing import Any

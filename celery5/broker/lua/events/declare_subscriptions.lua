@@ -25,7 +25,7 @@ for n = 4, 2 + 2 * ARGV[3], 2 do -- bound: the subscriptions of this call
   end
   redis.call('ZADD', subscribed, now + span, ARGV[n])
 end
--- The field without a name says which state of the registry this is: a time, since all may be lost and begun anew.
+-- The field without a name says which state of the registry this is: a time, since all may be lost and begun again.
 if changed > 0 then redis.call('HSET', registry, '', time[1] .. string.format('%06d', time[2])) end
 for n = 1, 2 do -- bound: two keys
   if redis.call('PTTL', KEYS[n]) < span then redis.call('PEXPIRE', KEYS[n], span) end

@@ -13,8 +13,8 @@
 --       5 how many of one subject are kept at most
 --       6 how long the counts are kept, in ms
 --       7.. for each event: verb (done, keep or bury), entry, id, subject, message, why
--- Returns for each event 1 if it has ended, 0 if another Router has it, -1 if it was to be kept and subscriptions have changed
--- meanwhile, so that somebody may want it.
+-- Returns for each event 1 if it has ended, 0 if another Router has it, -1 if it was to be kept and subscriptions have changed,
+-- so that somebody may want it.
 local stream, jobs, dead, registry, counts = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local group, router, retention = ARGV[1], ARGV[2], tonumber(ARGV[4])
 local now = now_ms()

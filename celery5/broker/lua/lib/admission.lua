@@ -24,7 +24,7 @@
 local WORDS = 500 -- words of one command
 local LOOKS = 32 -- lists that one script parks or opens for one rule; then it asks to be called again
 local PAGE = 250 -- lists that are read at once where they are not parked
-local PAGES = 4 -- so many pages of them
+local PAGES = 4 -- how many pages of them
 local NET = 8 -- parked lists that are chosen at random and checked, in one call
 local function use_keys(at)
   at.later, at.sums, at.read, at.ends, at.looks, at.unfinished = {}, {}, {}, {}, LOOKS, false

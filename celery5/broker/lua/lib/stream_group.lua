@@ -61,7 +61,7 @@ local function make_borders(text, cursor_of, logs)
     local step, waits = divisor(border.old, border.new), {}
     for p = 0, border.old - 1 do -- bound: the partitions
       local cursor, tail = cursor_of(p), border.tails[p + 1]
-      -- Records that were dropped or archived meanwhile are not waited for: nobody will read them.
+      -- Records that were dropped or archived are not waited for: nobody will read them.
       local is_awaited = is_before(cursor, tail) and #redis.call('XRANGE', logs .. p, '(' .. cursor, tail, 'COUNT', 1) > 0
       if is_awaited then waits[p % step] = true end
     end

@@ -10,7 +10,7 @@
 --       5 ms that the history is kept
 --       6 notifications and entries of the history that stay, at most
 --       7.. transitions, each of two: 1 for one that somebody is notified of or 0, and what it is
--- Returns the new revision, or '' when it is not this one's turn or another process has saved meanwhile.
+-- Returns the new revision, or '' when it is not this one's turn or another process has saved.
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return '' end
 local revision = redis.call('HGET', KEYS[2], 'revision') or ''
 if revision ~= ARGV[2] then return '' end

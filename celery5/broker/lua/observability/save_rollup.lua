@@ -1,4 +1,4 @@
--- Save some groups of metrics, each as a whole, unless another process has saved one of them meanwhile.
+-- Save some groups of metrics, each as a whole, unless another process has saved one of them.
 -- KEYS  1 where the rollup is
 --       2 prefix of the streams of minutes, followed by the group
 --       3 prefix of the streams of hours, followed by the group

@@ -35,7 +35,7 @@ if first == 0 then
   end
   redis.call('HDEL', groups, group)
 elseif is_known then
-  return {'live', math.max(1, count_living(members, incarnations, now_ms()))} -- it has begun again meanwhile
+  return {'live', math.max(1, count_living(members, incarnations, now_ms()))} -- it has begun again
 end
 local last = math.min(total, first + most) - 1
 for p = first, last do redis.call('UNLINK', partitions .. p, outboxes .. p) end -- bound: one portion
