@@ -8,7 +8,7 @@ import atexit
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 
 import click
@@ -18,36 +18,40 @@ from celery5.cli.terminal.errors import EXIT_USAGE, run_reporting_errors
 from celery5.cli.terminal.output import echo
 from celery5.cli.terminal.target import Target
 
-COMMANDS = (
-    "acl",
-    "alert",
-    "audit",
-    "autoscale",
-    "bulk",
-    "completion",
-    "config",
-    "controller",
-    "dashboard",
-    "demo",
-    "dlq",
-    "doctor",
-    "event",
-    "health",
-    "info",
-    "keys",
-    "metrics",
-    "publisher",
-    "queue",
-    "router",
-    "schedule",
-    "scheduler",
-    "stream",
-    "task",
-    "top",
-    "worker",
-    "workflow",
-)
-"""The names of commands and of groups of commands in `celery5.cli.commands`."""
+COMMANDS: Mapping[str, str] = {
+    "acl": "Print the ACL of Redis for ROLE: what its scripts and commands need, and nothing else.",
+    "alert": "See what alerts fire and have fired, and silence them.",
+    "audit": "See what operators and programs have done to queues, tasks and processes.",
+    "autoscale": "See how many workers there should be, and how far they read ahead.",
+    "bulk": "Bulk actions replay, purge, revoke or retry many jobs or runs by themselves.",
+    "completion": "Print the code that makes SHELL complete celery5's commands.",
+    "config": "Show and check the settings of an application.",
+    "controller": "The controller keeps an application's processes alive.",
+    "dashboard": "The dashboard shows an application in a browser, and does what commands do.",
+    "demo": "Index the files of FOLDER with real jobs, by default those of Python's standard library.",
+    "dlq": "Dead-letter queues keep the jobs that failed for good.",
+    "doctor": "Look at the application, its settings, broker, keys and workers, at systemd's units, and at Python.",
+    "event": "An event says that something happened; tasks subscribe to events.",
+    "health": "Say whether workers do well; exit with 0 if they do, with 1 if not.",
+    "info": "Show the queues, what is in them, who works on them, the streams and their groups, and the Routers, "
+    "Schedulers, Controllers and publishers that live.",
+    "keys": "Keys sign the commands that workers take.",
+    "metrics": "How jobs end, run and wait; rules for Prometheus and a dashboard for Grafana.",
+    "publisher": "A Publisher takes jobs from the processes of a host, keeps them, and publishes them.",
+    "queue": "Queues hold jobs until a worker takes them.",
+    "router": "Routers take in events and data, and make jobs of them.",
+    "schedule": "Schedules send the jobs of periodic tasks.",
+    "scheduler": "Schedulers publish periodic tasks, and decide what is decided for a whole cluster.",
+    "stream": "A stream keeps records in the order of their keys; processors read it.",
+    "task": "Jobs that were sent, and what is imposed on tasks.",
+    "top": "Show queues, tasks, workers, dead letters and running jobs, and act on them by keys.",
+    "worker": "Start workers, and send them commands.",
+    "workflow": "Runs of workflows.",
+}
+"""The commands and groups of commands in `celery5.cli.commands`, by name, with the first sentence of their help.
+
+`celery5 --help` shows these sentences without importing any command.
+"""
 COMMAND_MODULES = {
     "doctor": "info",
     "publisher": "processes",
@@ -84,6 +88,14 @@ class CommandTree(click.Group):
                 if COMPLETION_VARIABLE in os.environ:
                     import_module("celery5.cli.commands.completion").add_name_completion(self.commands[name])
         return super().get_command(ctx, cmd_name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the names and the summaries of all commands, as click does, but without importing them."""
+        names = self.list_commands(ctx)
+        limit = formatter.width - 6 - max(map(len, names))
+        rows = [(name, click.Command(name, help=COMMANDS[name]).get_short_help_str(limit)) for name in names]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -1,23 +1,25 @@
 """See what alerts fire and have fired, silence them, and try the webhook."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from msgspec import Meta
 
-from celery5.app import App
-from celery5.observability.alerts import AlertState
 from celery5.operations.operation import Changed, Effect, Operation
 from celery5.operations.parameters import Nothing, Text, about, as_duration
 from celery5.protocol.observability.alerting import AlertRule, AlertTransition
 
+if TYPE_CHECKING:
+    from celery5.app import App
+    from celery5.observability.alerts import AlertState
 
-async def list_alerts(app: App, _: Nothing) -> list[AlertState]:
+
+async def list_alerts(app: "App", _: Nothing) -> "list[AlertState]":
     """Show each rule, and each of its alerts that is pending or fires."""
     return await app.alerts.alist()
 
 
-async def list_rules(app: App, _: Nothing) -> list[AlertRule]:
+async def list_rules(app: "App", _: Nothing) -> list[AlertRule]:
     """Show the rules: those of the application, of its settings, and those built in."""
     return list(app.alerts.rules())
 
@@ -28,7 +30,7 @@ class AlertHistory(msgspec.Struct, frozen=True):
     count: Annotated[int, Meta(ge=1, le=500), about("Alerts at most.")] = 50
 
 
-async def read_history(app: App, asked: AlertHistory) -> list[AlertTransition]:
+async def read_history(app: "App", asked: AlertHistory) -> list[AlertTransition]:
     """Show which alerts have fired and resolved, the newest first."""
     return await app.alerts.ahistory(count=asked.count)
 
@@ -45,7 +47,7 @@ class NewSilence(msgspec.Struct, frozen=True):
     why: Annotated[str, Meta(max_length=500), about("Why, for others to read.")] = ""
 
 
-async def silence(app: App, asked: NewSilence) -> Changed:
+async def silence(app: "App", asked: NewSilence) -> Changed:
     """Notify nobody of the alerts of a rule for some time."""
     silenced = await app.alerts.asilence(asked.name, asked.seconds, asked.why)
     return Changed(summary=f"{asked.name} is silenced for {asked.seconds:g} s", count=1, value=silenced)
@@ -57,7 +59,7 @@ class OneRule(msgspec.Struct, frozen=True):
     name: Annotated[Text, about("The rule.")]
 
 
-async def unsilence(app: App, asked: OneRule) -> Changed:
+async def unsilence(app: "App", asked: OneRule) -> Changed:
     """End the silence of a rule."""
     done = await app.alerts.aunsilence(asked.name)
     if not done:
@@ -65,7 +67,7 @@ async def unsilence(app: App, asked: OneRule) -> Changed:
     return Changed(summary=f"{asked.name}: not silenced any more", count=1)
 
 
-async def try_webhook(app: App, _: Nothing) -> Changed:
+async def try_webhook(app: "App", _: Nothing) -> Changed:
     """Send a test notification to the webhook, from the machine of the dashboard."""
     name = await app.alerts.atest()
     await app.audit.arecord_sending("alert:test", name)

@@ -5,12 +5,14 @@ another version may answer otherwise: what has another shape is no answer.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from celery5.commands.control import Reply
 from celery5.protocol.commands.definitions import ACTIVE, HEALTH, MEMBERS, STACK, STATS
+
+if TYPE_CHECKING:
+    from celery5.commands.control import Reply
 
 
 class JobProgress(msgspec.Struct, frozen=True):
@@ -95,7 +97,7 @@ SHAPES: Mapping[str, Any] = {
 """The shape of the answer to each command that a page shows, by its name."""
 
 
-def has_shape(command: str, reply: Reply) -> bool:
+def has_shape(command: str, reply: "Reply") -> bool:
     """Return whether an answer is what the pages expect of the command."""
     if command not in SHAPES or not reply.ok:
         return True

@@ -1,16 +1,17 @@
 """Begin actions on many jobs or runs, see how far they are, stop them, and resume what was interrupted."""
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from celery5.app import App
-from celery5.bulk.actions import BulkCount
-from celery5.operations.bulk_thread import get_bulk_thread
 from celery5.operations.operation import Changed, Effect, NotFound, Operation
 from celery5.operations.parameters import Limit, Pattern, Rate, Text, about
 from celery5.protocol.bulk import BulkRequest, BulkStatus, BulkVerb
+
+if TYPE_CHECKING:
+    from celery5.app import App
+    from celery5.bulk.actions import BulkCount
 
 
 class BulkListing(msgspec.Struct, frozen=True):
@@ -19,7 +20,7 @@ class BulkListing(msgspec.Struct, frozen=True):
     count: Annotated[Limit, about("Actions at most.")] = 50
 
 
-async def list_bulk_actions(app: App, asked: BulkListing) -> list[BulkStatus]:
+async def list_bulk_actions(app: "App", asked: BulkListing) -> list[BulkStatus]:
     """Show the actions on many jobs of the last day, the last one first."""
     return await app.bulk.alist(count=asked.count)
 
@@ -30,7 +31,7 @@ class OneBulkAction(msgspec.Struct, frozen=True):
     id: Annotated[Text, about("The bulk action.")]
 
 
-async def show_bulk_action(app: App, asked: OneBulkAction) -> BulkStatus:
+async def show_bulk_action(app: "App", asked: OneBulkAction) -> BulkStatus:
     """Show how far an action on many jobs is."""
     status = await app.bulk.aget(asked.id)
     if status is None:
@@ -38,7 +39,7 @@ async def show_bulk_action(app: App, asked: OneBulkAction) -> BulkStatus:
     return status
 
 
-async def stop_bulk_action(app: App, asked: OneBulkAction) -> Changed:
+async def stop_bulk_action(app: "App", asked: OneBulkAction) -> Changed:
     """Stop an action on many jobs; what it has not come to stays as it is."""
     status = await show_bulk_action(app, asked)
     done = await app.bulk.astop(asked.id)
@@ -57,13 +58,15 @@ CONTINUED: Mapping[BulkVerb, str] = {
 """The operation that begins each kind of bulk action."""
 
 
-async def find_begun(app: App, asked: OneBulkAction) -> str:
+async def find_begun(app: "App", asked: OneBulkAction) -> str:
     """Return the operation that has begun a bulk action."""
     return CONTINUED[(await show_bulk_action(app, asked)).action.verb]
 
 
-async def resume_bulk_action(app: App, asked: OneBulkAction) -> Changed:
+async def resume_bulk_action(app: "App", asked: OneBulkAction) -> Changed:
     """Go on with an action on many jobs whose process has ended; nothing is done twice."""
+    from celery5.operations.bulk_thread import get_bulk_thread
+
     await get_bulk_thread(app).resume(asked.id)
     return Changed(summary=f"bulk action {asked.id} goes on", count=1, bulk=asked.id)
 
@@ -79,7 +82,7 @@ class RevokeMany(msgspec.Struct, frozen=True):
     dry_run: Annotated[bool, about("Say what would be done, and do nothing.")] = False
 
 
-async def revoke_many(app: App, asked: RevokeMany) -> Changed:
+async def revoke_many(app: "App", asked: RevokeMany) -> Changed:
     """Revoke the jobs of a task that wait on a queue."""
     selection = {"queue": asked.queue} | ({"task": asked.task} if asked.task else {})
     request = BulkRequest(verb="task:revoke", filter=selection, rate=asked.rate or None)
@@ -97,14 +100,16 @@ class RetryMany(msgspec.Struct, frozen=True):
     dry_run: Annotated[bool, about("Say what would be done, and do nothing.")] = False
 
 
-async def retry_many(app: App, asked: RetryMany) -> Changed:
+async def retry_many(app: "App", asked: RetryMany) -> Changed:
     """Start what has failed in many runs of workflows again."""
     selection = {name: value for name in ("queue", "workflow") if (value := getattr(asked, name))}
     request = BulkRequest(verb="workflow:retry", filter=selection, rate=asked.rate or None)
     return await count_and_begin(app, request, "runs", "started again", is_dry=asked.dry_run)
 
 
-async def count_and_begin(app: App, request: BulkRequest, things: str, done: str, *, is_dry: bool) -> Changed:
+async def count_and_begin(
+    app: "App", request: BulkRequest, things: str, done: str, *, is_dry: bool
+) -> Changed:
     """Begin a bulk action, or say how much it would change."""
     counted = await app.bulk.acount(request)
     if is_dry:
@@ -112,19 +117,21 @@ async def count_and_begin(app: App, request: BulkRequest, things: str, done: str
     return await begin(app, request, counted, f"{things} {done}")
 
 
-def preview(counted: BulkCount, things: str, done: str) -> Changed:
+def preview(counted: "BulkCount", things: str, done: str) -> Changed:
     """Return what a dry run answers: how many things would be done."""
     return Changed(summary=f"{_format(counted)} {things} {done}", count=counted.total, dry_run=True)
 
 
-async def begin(app: App, request: BulkRequest, counted: BulkCount, what: str) -> Changed:
+async def begin(app: "App", request: BulkRequest, counted: "BulkCount", what: str) -> Changed:
     """Begin a bulk action whose things were counted. `what` says in words what it does."""
+    from celery5.operations.bulk_thread import get_bulk_thread
+
     action_id = await get_bulk_thread(app).submit(request, counted)
     summary = f"bulk action {action_id} has begun: {_format(counted)} {what}"
     return Changed(summary=summary, count=counted.total, bulk=action_id)
 
 
-def _format(counted: BulkCount) -> str:
+def _format(counted: "BulkCount") -> str:
     return f"{'' if counted.is_exact else 'at least '}{counted.total}"
 
 

@@ -1,22 +1,23 @@
 """See how the application is as a whole: its state, its health, its settings, and who has done what to it."""
 
 import time
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from msgspec import Meta
 
-from celery5.app import App
-from celery5.broker.colour import run_in_thread
-from celery5.config.settings import SettingOrigin, get_origins
-from celery5.observability.metrics import HistoryPoint
 from celery5.operations.operation import Effect, Operation
 from celery5.operations.parameters import Limit, Nothing, Seconds, about, as_duration
 from celery5.protocol.audit import AuditEntry
 from celery5.protocol.health.broker_diagnosis import Finding
 from celery5.protocol.observability.overview import Overview
 from celery5.protocol.observability.rollup import HOUR
-from celery5.results.job_details import AppState
+
+if TYPE_CHECKING:
+    from celery5.app import App
+    from celery5.config.settings import SettingOrigin
+    from celery5.observability.metrics import HistoryPoint
+    from celery5.results.job_details import AppState
 
 
 class StateFilter(msgspec.Struct, frozen=True):
@@ -27,7 +28,7 @@ class StateFilter(msgspec.Struct, frozen=True):
     ] = 10_000
 
 
-async def read_state(app: App, asked: StateFilter) -> AppState:
+async def read_state(app: "App", asked: StateFilter) -> "AppState":
     """Show the queues, what is in them, who works on them, and the other processes."""
     return await app.ainfo(most=asked.most)
 
@@ -52,7 +53,7 @@ class AuditFilter(msgspec.Struct, frozen=True):
     ] = ""
 
 
-async def list_actions(app: App, asked: AuditFilter) -> list[AuditEntry]:
+async def list_actions(app: "App", asked: AuditFilter) -> list[AuditEntry]:
     """Show who has done what, from where, and what came of it: the newest first."""
     since = None if asked.since is None else time.time() - asked.since
     return await app.audit.alist(
@@ -60,8 +61,9 @@ async def list_actions(app: App, asked: AuditFilter) -> list[AuditEntry]:
     )
 
 
-async def examine(app: App, _: Nothing) -> list[Finding]:
+async def examine(app: "App", _: Nothing) -> list[Finding]:
     """Look at the application, its settings, broker, keys and host, and say what to change."""
+    from celery5.broker.colour import run_in_thread
 
     def run() -> list[Finding]:
         from celery5.doctor.examination import get_checks, run_checks
@@ -71,8 +73,10 @@ async def examine(app: App, _: Nothing) -> list[Finding]:
     return await run_in_thread(run)
 
 
-async def show_settings(app: App, _: Nothing) -> list[SettingOrigin]:
+async def show_settings(app: "App", _: Nothing) -> "list[SettingOrigin]":
     """Show every setting, its value and where that comes from, passwords masked."""
+    from celery5.config.settings import get_origins
+
     return get_origins(app)
 
 
@@ -86,7 +90,7 @@ class OverviewFilter(msgspec.Struct, frozen=True):
     ] = float(HOUR)
 
 
-async def read_overview(app: App, asked: OverviewFilter) -> Overview:
+async def read_overview(app: "App", asked: OverviewFilter) -> Overview:
     """Show how queues, tasks and workers do, and what needs a person."""
     return await app.metrics.aoverview(since=asked.since)
 
@@ -98,7 +102,7 @@ class SummaryFilter(msgspec.Struct, frozen=True):
     since: Annotated[Seconds, about("How far back, on the full hour.", metavar="SPAN")] = float(HOUR)
 
 
-async def summarize_metrics(app: App, asked: SummaryFilter) -> dict[str, HistoryPoint]:
+async def summarize_metrics(app: "App", asked: SummaryFilter) -> "dict[str, HistoryPoint]":
     """Show how the jobs of each task ended, ran and waited, by queue."""
     return await app.metrics.asummary(asked.queue, since=asked.since)
 

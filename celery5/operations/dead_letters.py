@@ -1,22 +1,22 @@
 """See dead jobs, send them again, and delete them."""
 
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, cast
 
 import msgspec
 from msgspec import Meta
 
-from celery5.app import App
-from celery5.bulk.actions import BulkCount, count_selected
-from celery5.dead_letters.queues import DeadLetterTally
 from celery5.errors import Misconfigured
-from celery5.observability.shown_values import mask_dead_job, mask_groups
 from celery5.operations.bulk import begin, preview
 from celery5.operations.operation import Changed, Effect, Operation
 from celery5.operations.parameters import Limit, Names, Pattern, Patterns, Seconds, about
 from celery5.protocol.bulk import BulkRequest, BulkVerb, check_bulk_action
 from celery5.protocol.job.dead_letters import CONDITION_WORDS, DeadJobDetails, DeadJobFilter
 from celery5.protocol.job.failure_groups import DeadJobGroups
+
+if TYPE_CHECKING:
+    from celery5.app import App
+    from celery5.dead_letters.queues import DeadLetterTally
 
 MAX_GROUPED = 100_000
 """Dead jobs that are grouped in one request."""
@@ -59,8 +59,10 @@ class DeadReading(DeadFilter, frozen=True, kw_only=True):
     ] = ""
 
 
-async def read_dead(app: App, asked: DeadReading) -> list[DeadJobDetails]:
+async def read_dead(app: "App", asked: DeadReading) -> list[DeadJobDetails]:
     """Show dead jobs and why they are dead, the newest first."""
+    from celery5.observability.shown_values import mask_dead_job
+
     conditions = asked.to_filter()
     conditions["newest_first"] = True
     conditions["limit"] = asked.count
@@ -78,7 +80,7 @@ class DeadCounting(DeadFilter, frozen=True, kw_only=True):
     ] = "reason"
 
 
-async def count_dead(app: App, asked: DeadCounting) -> dict[str, int]:
+async def count_dead(app: "App", asked: DeadCounting) -> dict[str, int]:
     """Count dead jobs by what they have in common, the largest number first."""
     return await app.dlq.acount(asked.by, **asked.to_filter())
 
@@ -99,8 +101,10 @@ class DeadGrouping(DeadFilter, frozen=True, kw_only=True):
     ] = ""
 
 
-async def group_dead(app: App, asked: DeadGrouping) -> DeadJobGroups:
+async def group_dead(app: "App", asked: DeadGrouping) -> DeadJobGroups:
     """Group dead jobs by what made them fail: how many, which error, since when and when last."""
+    from celery5.observability.shown_values import mask_groups
+
     conditions = asked.to_filter()
     conditions["limit"], conditions["newest_first"] = asked.limit, asked.newest_first
     if asked.after:
@@ -122,7 +126,7 @@ class Replay(DeadFilter, frozen=True, kw_only=True):
     dry_run: Annotated[bool, about("Say what would be done, and do nothing.")] = False
 
 
-async def replay_dead(app: App, asked: Replay) -> Changed:
+async def replay_dead(app: "App", asked: Replay) -> Changed:
     """Send dead jobs to their queues again, with all their attempts anew."""
     return await _change(app, asked, _Change("dlq:replay", app.dlq.areplay, "sent again", asked.rate))
 
@@ -136,7 +140,7 @@ class Purge(DeadFilter, frozen=True, kw_only=True):
     dry_run: Annotated[bool, about("Say what would be done, and do nothing.")] = False
 
 
-async def purge_dead(app: App, asked: Purge) -> Changed:
+async def purge_dead(app: "App", asked: Purge) -> Changed:
     """Delete dead jobs for good."""
     return await _change(app, asked, _Change("dlq:purge", app.dlq.apurge, "deleted"))
 
@@ -146,14 +150,16 @@ class _Change(NamedTuple):
 
     verb: BulkVerb
     # Does it while the request waits.
-    run: Callable[..., Awaitable[DeadLetterTally]]
+    run: "Callable[..., Awaitable[DeadLetterTally]]"
     # What it does in words: `sent again`.
     done: str
     rate: str = ""
 
 
-async def _change(app: App, asked: Replay | Purge, change: _Change) -> Changed:
+async def _change(app: "App", asked: Replay | Purge, change: _Change) -> Changed:
     """Count the selected jobs once; then change few of them at once, and many by a bulk action."""
+    from celery5.bulk.actions import BulkCount, count_selected
+
     conditions = asked.to_filter()
     words = {name: value for name, value in conditions.items() if value is not None}
     request = check_bulk_action(BulkRequest(verb=change.verb, filter=words, rate=change.rate or None))
@@ -170,7 +176,7 @@ async def _change(app: App, asked: Replay | Purge, change: _Change) -> Changed:
     return _summarize(await change.run(**conditions), change.done)
 
 
-def _summarize(tally: DeadLetterTally, done: str) -> Changed:
+def _summarize(tally: "DeadLetterTally", done: str) -> Changed:
     left = ", ".join(f"{count} {why}" for why, count in tally.left.items())
     return Changed(
         summary=f"{tally.done} {_name_jobs(tally.done)} {done}",

@@ -1,17 +1,19 @@
 """See events and who is subscribed to them; send them, and withdraw subscriptions."""
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from celery5.app import App
-from celery5.events.registry import EventState
 from celery5.operations.operation import Changed, Effect, NotFound, Operation
 from celery5.operations.parameters import Nothing, Text, about
 from celery5.similar_names import did_you_mean
 
+if TYPE_CHECKING:
+    from celery5.app import App
+    from celery5.events.registry import EventState
 
-async def list_events(app: App, _: Nothing) -> list[EventState]:
+
+async def list_events(app: "App", _: Nothing) -> "list[EventState]":
     """Show each event: which tasks are subscribed, how many are kept, and how many nobody wanted in a week."""
     return await app.events.astate()
 
@@ -22,7 +24,7 @@ class OneEvent(msgspec.Struct, frozen=True):
     event: Annotated[Text, about("The event.")]
 
 
-async def show_event(app: App, asked: OneEvent) -> list[EventState]:
+async def show_event(app: "App", asked: OneEvent) -> "list[EventState]":
     """Show each version of an event, its fields, and who is subscribed."""
     states = await app.events.astate()
     versions = [state for state in states if state.event == asked.event]
@@ -40,7 +42,7 @@ class NewEvent(msgspec.Struct, frozen=True):
     version: Annotated[int | None, about("Which version; default: the newest.")] = None
 
 
-async def send_event(app: App, asked: NewEvent) -> Changed:
+async def send_event(app: "App", asked: NewEvent) -> Changed:
     """Send an event with these fields."""
     versions = app.events.versions(asked.event)
     version = max(versions, default=0) if asked.version is None else asked.version
@@ -60,13 +62,13 @@ class OneSubscription(msgspec.Struct, frozen=True):
     subscriber: Annotated[str, about("The task's application; default: this one.", metavar="APP")] = ""
 
 
-async def unsubscribe(app: App, asked: OneSubscription) -> Changed:
+async def unsubscribe(app: "App", asked: OneSubscription) -> Changed:
     """Withdraw the subscription of a task to an event, at once and for good."""
     done = await app.events.aunsubscribe(asked.event, asked.task, app=asked.subscriber)
     return Changed(summary=f"{asked.task} gets no more {asked.event}", count=int(done))
 
 
-async def resubscribe(app: App, asked: OneSubscription) -> Changed:
+async def resubscribe(app: "App", asked: OneSubscription) -> Changed:
     """Allow a subscription again that was withdrawn: workers that declare it do so within a minute."""
     if not await app.events.aresubscribe(asked.event, asked.task, app=asked.subscriber):
         raise NotFound(f"no subscription of {asked.task} to {asked.event} was withdrawn")

@@ -1,20 +1,20 @@
 """See jobs, send and revoke them."""
 
 import time
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
-from celery5.app import App
-from celery5.observability.job_search import JobPage
-from celery5.observability.shown_values import mask_job
 from celery5.operations.operation import Changed, Effect, NotFound, Operation
 from celery5.operations.parameters import Limit, Names, Pattern, Seconds, Text, about
 from celery5.protocol.job.story import JobDetails
 from celery5.protocol.workflows.member_ids import parse_member_id
-from celery5.results.async_result import AsyncResult, arevoke
-from celery5.sending.sender import without_backlog
+
+if TYPE_CHECKING:
+    from celery5.app import App
+    from celery5.observability.job_search import JobPage
+    from celery5.results.async_result import AsyncResult
 
 """What is looked for; '' for anything."""
 
@@ -26,8 +26,10 @@ class OneJob(msgspec.Struct, frozen=True):
     queue: Annotated[str, about("The queue it was sent to; default: all are looked at.")] = ""
 
 
-async def show_job(app: App, asked: OneJob) -> JobDetails:
+async def show_job(app: "App", asked: OneJob) -> JobDetails:
     """Show all that is known of a job, and each of its attempts."""
+    from celery5.observability.shown_values import mask_job
+
     details = await app.jobs.astory(asked.id, queue=asked.queue or None)
     if details is None and (member := parse_member_id(asked.id)):
         raise NotFound(f"job {asked.id} belongs to run {member.run}, which keeps what became of it")
@@ -65,7 +67,7 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
 
 
-async def search_jobs(app: App, asked: JobFilter) -> JobPage:
+async def search_jobs(app: "App", asked: JobFilter) -> "JobPage":
     """Find jobs that wait, run, are dead or have ended; of successes only the slowest and samples are kept."""
     at = time.time() if asked.at is None else asked.at
     return await app.jobs.asearch(
@@ -94,8 +96,10 @@ class NewJob(msgspec.Struct, frozen=True):
     key: Annotated[str, about("It is sent only if no live job of the task has this key.")] = ""
 
 
-async def send_job(app: App, asked: NewJob) -> Changed:
+async def send_job(app: "App", asked: NewJob) -> Changed:
     """Send a job of a task."""
+    from celery5.sending.sender import without_backlog
+
     options = {name: value for name in ("queue", "countdown", "key") if (value := getattr(asked, name))}
     sender = app.signature(asked.task).task.options(**options)
     with without_backlog():  # it says that the job is sent
@@ -115,8 +119,10 @@ class SomeJobs(msgspec.Struct, frozen=True):
     dry_run: Annotated[bool, about("Only look which of them have not ended.")] = False
 
 
-async def revoke_jobs(app: App, asked: SomeJobs) -> Changed:
+async def revoke_jobs(app: "App", asked: SomeJobs) -> Changed:
     """Have jobs not run, or stop if they run."""
+    from celery5.results.async_result import arevoke
+
     found = [await app.afind(job_id, queue=asked.queue or None) for job_id in dict.fromkeys(asked.ids)]
     live = [details for details in found if details is not None and not details.has_ended]
     if asked.dry_run:
@@ -148,7 +154,7 @@ class TaskSummary(msgspec.Struct, frozen=True):
     description: str
 
 
-async def list_tasks(app: App, asked: TaskPrefix) -> list[TaskSummary]:
+async def list_tasks(app: "App", asked: TaskPrefix) -> list[TaskSummary]:
     """Show the tasks that the application declares."""
     return [
         TaskSummary(name, task.queue, task.kind, (task.__doc__ or "").strip().partition("\n")[0])

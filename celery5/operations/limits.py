@@ -1,21 +1,23 @@
 """See what is imposed on tasks; impose limits and rates, suspend tasks and resume them."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from msgspec import Meta
 
-from celery5.app import App
-from celery5.limits.overrides import TaskLimits
 from celery5.operations.operation import Changed, Effect, Operation
 from celery5.operations.parameters import Nothing, Text, about
 from celery5.protocol.text_values import COUNT
+
+if TYPE_CHECKING:
+    from celery5.app import App
+    from celery5.limits.overrides import TaskLimits
 
 NO_LIMIT = "none"
 """The limit that lifts what was imposed."""
 
 
-async def list_limits(app: App, _: Nothing) -> list[TaskLimits]:
+async def list_limits(app: "App", _: Nothing) -> "list[TaskLimits]":
     """Show what is imposed on tasks, and which are suspended."""
     return list((await app.limits.alist()).values())
 
@@ -36,7 +38,7 @@ class NewLimit(msgspec.Struct, frozen=True):
     ] = False
 
 
-async def set_limit(app: App, asked: NewLimit) -> Changed:
+async def set_limit(app: "App", asked: NewLimit) -> Changed:
     """Impose a limit or a rate on a task, for all workers, or lift it."""
     limits = app.limits
     if asked.limit == NO_LIMIT:
@@ -59,7 +61,7 @@ class TaskSuspension(msgspec.Struct, frozen=True):
     why: Annotated[str, Meta(max_length=500), about("The reason, for others to read.")] = ""
 
 
-async def suspend_task(app: App, asked: TaskSuspension) -> Changed:
+async def suspend_task(app: "App", asked: TaskSuspension) -> Changed:
     """Begin no job of a task on any worker until it is resumed; what runs is run to its end."""
     await app.limits.asuspend(asked.task, why=asked.why)
     return Changed(summary=f"{asked.task} is suspended", count=1)
@@ -71,7 +73,7 @@ class OneTask(msgspec.Struct, frozen=True):
     task: Annotated[Text, about("The task.")]
 
 
-async def resume_task(app: App, asked: OneTask) -> Changed:
+async def resume_task(app: "App", asked: OneTask) -> Changed:
     """Let the jobs of a suspended task run again, in their order."""
     done = await app.limits.aresume(asked.task)
     return Changed(summary=f"{asked.task} {'runs again' if done else 'was not suspended'}", count=int(done))

@@ -2,12 +2,20 @@
 
 All surfaces follow from them: the command and its flags, the form, button and JSON route of the dashboard, the OpenAPI
 document, the table of commands in the guide, the entry in the audit trail, and the role that is needed.
+
+A module of operations imports the values of its parameters alone, so that the help of a command is shown at once. What
+performs an operation is imported when it is performed, and the types of results under TYPE_CHECKING.
 """
 
+import ast
+import inspect
+import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Flag, auto
 from functools import cached_property
+from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_type_hints
 
 import msgspec
@@ -220,22 +228,19 @@ class Operation:
         return (self.function.__doc__ or "").strip().partition("\n")[0]
 
     @cached_property
-    def hints(self) -> Mapping[str, Any]:
-        """The annotations of its function, by name; `return` is its result's."""
-        return get_type_hints(self.function, include_extras=True)
-
-    @cached_property
     def parameters(self) -> type[msgspec.Struct]:
         """The class of its parameters."""
+        hints = self.function.__annotations__
         kind: type[msgspec.Struct] = next(
-            hint for name, hint in self.hints.items() if name not in ("app", "return")
+            hint for name, hint in hints.items() if name not in ("app", "return")
         )
         return kind
 
-    @property
+    @cached_property
     def result(self) -> Any:
-        """The type of its result."""
-        return self.hints["return"]
+        """The type of its result. It imports what the function's module imports for type checkers alone."""
+        types = _import_types(sys.modules[self.function.__module__])
+        return get_type_hints(self.function, localns=types, include_extras=True)["return"]
 
     @cached_property
     def shown_columns(self) -> Sequence[Column]:
@@ -268,6 +273,22 @@ class Operation:
             return msgspec.convert(given, self.parameters, strict=not is_text)
         except msgspec.ValidationError as error:
             raise Misconfigured(f"{self.name}: {_name_field(str(error))}") from None
+
+
+def _import_types(module: ModuleType) -> dict[str, Any]:
+    """Return what a module imports under `if TYPE_CHECKING`."""
+    guarded = [
+        statement
+        for block in ast.parse(inspect.getsource(module)).body
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
+        for statement in block.body
+        if isinstance(statement, ast.ImportFrom)
+    ]
+    return {
+        alias.name: getattr(import_module(statement.module or ""), alias.name)
+        for statement in guarded
+        for alias in statement.names
+    }
 
 
 def _name_field(error: str) -> str:

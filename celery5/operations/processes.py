@@ -3,16 +3,11 @@
 import math
 import time
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from weakref import WeakKeyDictionary
 
 import msgspec
 
-from celery5.app import App
-from celery5.broker.calls import cluster
-from celery5.broker.calls.scaling import Scaling, get_scaling
-from celery5.commands.control import ProcessNoun
-from celery5.config.scaling import is_scaled
 from celery5.operations.answers import has_shape
 from celery5.operations.operation import Changed, Effect, NotFound, Operation, Perform
 from celery5.operations.parameters import Names, Nothing, Text, about
@@ -34,6 +29,11 @@ from celery5.protocol.commands.definitions import (
     get_inbox_name,
 )
 
+if TYPE_CHECKING:
+    from celery5.app import App
+    from celery5.broker.calls.scaling import Scaling
+    from celery5.commands.control import ProcessNoun
+
 TIMEOUT = 5.0
 """Seconds to wait for processes to do something."""
 READING_TIMEOUT = 2.0
@@ -50,7 +50,9 @@ ELSEWHERE = frozenset((RUN_TASK.name, PAUSE_QUEUE.name, RESUME_QUEUE.name))
 """Commands with their own operation."""
 LIVE_TIME = 1.0
 """Seconds for which the names of live processes are kept: each look at a worker needs them."""
-_LIVE: WeakKeyDictionary[App, tuple[float, tuple[str, ...], dict[str, tuple[str, ...]]]] = WeakKeyDictionary()
+_LIVE: "WeakKeyDictionary[App, tuple[float, tuple[str, ...], dict[str, tuple[str, ...]]]]" = (
+    WeakKeyDictionary()
+)
 _NOBODY: tuple[float, tuple[str, ...], dict[str, tuple[str, ...]]] = (-math.inf, (), {})
 RECIPIENTS = Annotated[Names, about("Names of processes; default: all.")]
 CONTROLLER_NAMES = {MEMBERS.name: "status", SHUTDOWN.name: "stop"}
@@ -68,7 +70,7 @@ class ProcessReply(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
 
 
-def _extend(definition: CommandDefinition[Any], *, noun: ProcessNoun) -> type[msgspec.Struct]:
+def _extend(definition: CommandDefinition[Any], *, noun: "ProcessNoun") -> type[msgspec.Struct]:
     """Return the parameters of a command with that for its recipients."""
     hints = {field.name: field for field in msgspec.structs.fields(definition.parameters)}
     fields: list[Any] = [
@@ -86,8 +88,8 @@ def _get_default(field: Any) -> Any:
     return msgspec.field(default_factory=field.default_factory) if has_factory else field.default
 
 
-def _make_reading(definition: CommandDefinition[Any], noun: ProcessNoun) -> Perform:
-    async def ask(app: App, asked: Any) -> list[ProcessReply]:
+def _make_reading(definition: CommandDefinition[Any], noun: "ProcessNoun") -> Perform:
+    async def ask(app: "App", asked: Any) -> list[ProcessReply]:
         unknown = await _describe_unknown(app, asked.to)
         to = [name for name in asked.to if name not in unknown]
         replies = (
@@ -114,8 +116,8 @@ def _make_reading(definition: CommandDefinition[Any], noun: ProcessNoun) -> Perf
     return _complete(ask, definition, noun)
 
 
-def _make_change(definition: CommandDefinition[Any], noun: ProcessNoun) -> Perform:
-    async def change(app: App, asked: Any) -> Changed:
+def _make_change(definition: CommandDefinition[Any], noun: "ProcessNoun") -> Perform:
+    async def change(app: "App", asked: Any) -> Changed:
         replies = await app.control.asend(
             definition.name,
             _get_parameters(definition, asked),
@@ -130,7 +132,7 @@ def _make_change(definition: CommandDefinition[Any], noun: ProcessNoun) -> Perfo
     return _complete(change, definition, noun)
 
 
-def _complete(function: Any, definition: CommandDefinition[Any], noun: ProcessNoun) -> Perform:
+def _complete(function: Any, definition: CommandDefinition[Any], noun: "ProcessNoun") -> Perform:
     function.__doc__ = definition.help
     function.__annotations__["asked"] = _extend(definition, noun=noun)
     perform: Perform = function
@@ -148,7 +150,7 @@ def _get_parameters(definition: CommandDefinition[Any], asked: Any) -> dict[str,
     }
 
 
-async def _describe_unknown(app: App, names: list[str]) -> dict[str, str]:
+async def _describe_unknown(app: "App", names: list[str]) -> dict[str, str]:
     """Return for each name that no process has why it is not asked: a look writes into no inbox that nobody reads."""
     if not names:
         return {}
@@ -167,7 +169,9 @@ async def _describe_unknown(app: App, names: list[str]) -> dict[str, str]:
     return {name: why for name, why in whys.items() if why}
 
 
-async def _find_recipients(app: App, to: list[str], noun: ProcessNoun) -> list[str] | None:
+async def _find_recipients(app: "App", to: list[str], noun: "ProcessNoun") -> list[str] | None:
+    from celery5.broker.calls import cluster
+
     if to or noun == "worker":
         return to or None
     names = await app.aperform(cluster.list_live_processes(app.keys, "controller"))
@@ -176,7 +180,7 @@ async def _find_recipients(app: App, to: list[str], noun: ProcessNoun) -> list[s
     return sorted({get_inbox_name(name) for name in names})
 
 
-def _make_operation(definition: CommandDefinition[Any], noun: ProcessNoun) -> Operation:
+def _make_operation(definition: CommandDefinition[Any], noun: "ProcessNoun") -> Operation:
     verb = CONTROLLER_NAMES.get(definition.name, definition.name) if noun == "controller" else definition.name
     is_reading = definition.permission == "read"
     effect = EFFECTS.get(definition.name, Effect.SEE if is_reading else Effect.CONTROL)
@@ -210,7 +214,7 @@ class RunOnWorker(msgspec.Struct, frozen=True):
     kwargs: Annotated[dict[str, Any], about("Those by name, as an object.")] = {}
 
 
-async def run_on_worker(app: App, asked: RunOnWorker) -> Changed:
+async def run_on_worker(app: "App", asked: RunOnWorker) -> Changed:
     """Run a job on one worker, now."""
     call = app.signature(asked.task, *asked.args, **asked.kwargs)
     handle = await app.control.arun(call, to=asked.to, timeout=TIMEOUT)
@@ -225,7 +229,7 @@ class OwnCommand(msgspec.Struct, frozen=True):
     to: Annotated[Names, about("The workers; default: all.")] = []
 
 
-async def tell(app: App, asked: OwnCommand) -> Changed:
+async def tell(app: "App", asked: OwnCommand) -> Changed:
     """Send any command to workers, such as one that the application has declared."""
     replies = await app.control.asend(asked.command, asked.parameters, to=asked.to or None, timeout=TIMEOUT)
     if not replies:
@@ -233,8 +237,11 @@ async def tell(app: App, asked: OwnCommand) -> Changed:
     return summarize_replies(asked.command, replies)
 
 
-async def show_scaling(app: App, _: Nothing) -> Scaling | None:
+async def show_scaling(app: "App", _: Nothing) -> "Scaling | None":
     """Show how many workers are wanted, how many there are, and who decided so; nothing where nothing is scaled."""
+    from celery5.broker.calls.scaling import get_scaling
+    from celery5.config.scaling import is_scaled
+
     return await app.aperform(get_scaling(app.keys)) if is_scaled(app.settings) else None
 
 

@@ -1,18 +1,20 @@
 """See queues, pause and resume them, and revoke what waits on them."""
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
-from celery5.app import App
-from celery5.broker.calls.queues import QueueState
-from celery5.observability.metrics import HistoryPoint
 from celery5.operations.operation import Changed, Effect, Operation
 from celery5.operations.parameters import Nothing, Seconds, Text, about
 from celery5.operations.replies import summarize_replies
 from celery5.protocol.commands.definitions import PAUSE_QUEUE, RESUME_QUEUE
 from celery5.protocol.observability.rollup import HOUR
 from celery5.protocol.observability.storage import Storage
+
+if TYPE_CHECKING:
+    from celery5.app import App
+    from celery5.broker.calls.queues import QueueState
+    from celery5.observability.metrics import HistoryPoint
 
 
 class OneQueue(msgspec.Struct, frozen=True):
@@ -33,33 +35,33 @@ class HistorySpan(msgspec.Struct, frozen=True):
     ] = None
 
 
-async def list_queues(app: App, _: Nothing) -> list[QueueState]:
+async def list_queues(app: "App", _: Nothing) -> "list[QueueState]":
     """Show each queue: waiting, running, held, scheduled and dead jobs, and who works on it."""
     return list((await app.ainfo()).queues.values())
 
 
-async def show_queue(app: App, asked: OneQueue) -> QueueState:
+async def show_queue(app: "App", asked: OneQueue) -> "QueueState":
     """Show one queue."""
     return (await app.ainfo(asked.queue)).queues[asked.queue]
 
 
-async def read_history(app: App, asked: HistorySpan) -> list[HistoryPoint]:
+async def read_history(app: "App", asked: HistorySpan) -> "list[HistoryPoint]":
     """Show how many jobs waited and ended on a queue, minute by minute or hour by hour."""
     return await app.metrics.ahistory(asked.queue, since=asked.since, until=asked.until, step=asked.step)
 
 
-async def show_storage(app: App, _: Nothing) -> Storage:
+async def show_storage(app: "App", _: Nothing) -> Storage:
     """Show what Redis holds: its memory and settings, and what each queue and stream takes."""
     return await app.metrics.astorage()
 
 
-async def pause_queue(app: App, asked: OneQueue) -> Changed:
+async def pause_queue(app: "App", asked: OneQueue) -> Changed:
     """Stop reading a queue, in all workers; jobs that were read are run."""
     replies = await app.control.asend(PAUSE_QUEUE.name, {"queue": asked.queue})
     return summarize_replies(f"{asked.queue} is paused", replies, keep_answers=False)
 
 
-async def resume_queue(app: App, asked: OneQueue) -> Changed:
+async def resume_queue(app: "App", asked: OneQueue) -> Changed:
     """Read a paused queue again, in all workers."""
     replies = await app.control.asend(RESUME_QUEUE.name, {"queue": asked.queue})
     return summarize_replies(f"{asked.queue} is read again", replies, keep_answers=False)
@@ -72,7 +74,7 @@ class PurgeQueue(msgspec.Struct, frozen=True):
     dry_run: Annotated[bool, about("Say what would be done, and do nothing.")] = False
 
 
-async def purge_queue(app: App, asked: PurgeQueue) -> Changed:
+async def purge_queue(app: "App", asked: PurgeQueue) -> Changed:
     """Revoke all jobs that wait on a queue, also scheduled and held ones; running and dead jobs stay."""
     if asked.dry_run:
         state = await show_queue(app, OneQueue(asked.queue))

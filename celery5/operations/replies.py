@@ -1,12 +1,15 @@
 """Say what came of a control command, from what the processes have answered."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from celery5.commands.control import Reply, find_failures
 from celery5.operations.operation import Changed
 
+if TYPE_CHECKING:
+    from celery5.commands.control import Reply
 
-def summarize_replies(done: str, replies: Sequence[Reply], *, keep_answers: bool = True) -> Changed:
+
+def summarize_replies(done: str, replies: "Sequence[Reply]", *, keep_answers: bool = True) -> Changed:
     """Return what a command has changed.
 
     Args:
@@ -14,6 +17,8 @@ def summarize_replies(done: str, replies: Sequence[Reply], *, keep_answers: bool
         replies: What the processes have answered.
         keep_answers: Whether the answers say more than that it is done.
     """
+    from celery5.commands.control import find_failures
+
     found = find_failures(replies)
     failures = [f"{reply.worker}: {reply.why}" for reply in found]
     count = sum(reply.ok for reply in replies)

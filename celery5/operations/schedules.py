@@ -1,20 +1,22 @@
 """See schedules, add and remove them, pause, resume and trigger them."""
 
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
-from celery5.app import App
 from celery5.errors import Misconfigured
 from celery5.operations.operation import Changed, Effect, Operation
 from celery5.operations.parameters import Nothing, Seconds, Text, about
 from celery5.protocol.scheduling.declaration import at, cron, every
 from celery5.protocol.scheduling.triggers import AnyTrigger
-from celery5.scheduling.schedules import ScheduleState
+
+if TYPE_CHECKING:
+    from celery5.app import App
+    from celery5.scheduling.schedules import ScheduleState
 
 
-async def list_schedules(app: App, _: Nothing) -> list[ScheduleState]:
+async def list_schedules(app: "App", _: Nothing) -> "list[ScheduleState]":
     """Show each schedule: when it fired last, when it fires next, and how often it did, and did not."""
     return await app.schedule.alist()
 
@@ -25,7 +27,7 @@ class OneSchedule(msgspec.Struct, frozen=True):
     name: Annotated[Text, about("The schedule.")]
 
 
-async def show_schedule(app: App, asked: OneSchedule) -> ScheduleState:
+async def show_schedule(app: "App", asked: OneSchedule) -> "ScheduleState":
     """Show all that is known of a schedule."""
     return await app.schedule.ashow(asked.name)
 
@@ -53,7 +55,7 @@ class NewSchedule(msgspec.Struct, frozen=True):
     jitter: Annotated[Seconds, about("Put off by up to so much.", metavar="SECONDS")] = 0.0
 
 
-async def add_schedule(app: App, asked: NewSchedule) -> Changed:
+async def add_schedule(app: "App", asked: NewSchedule) -> Changed:
     """Add a schedule, which sends jobs of a task."""
     when = _parse_when(asked)
     call = app.signature(asked.task, *asked.args, **asked.kwargs)
@@ -85,26 +87,26 @@ def _parse_when(asked: NewSchedule) -> AnyTrigger:
     return at(asked.at)
 
 
-async def pause_schedule(app: App, asked: OneSchedule) -> Changed:
+async def pause_schedule(app: "App", asked: OneSchedule) -> Changed:
     """Pause a schedule until it is resumed."""
     paused = await app.schedule.apause(asked.name)
     return Changed(summary=f"schedule {asked.name} is paused", count=1, value=paused)
 
 
-async def resume_schedule(app: App, asked: OneSchedule) -> Changed:
+async def resume_schedule(app: "App", asked: OneSchedule) -> Changed:
     """Have a schedule go on, with its next time that is still to come."""
     resumed = await app.schedule.aresume(asked.name)
     return Changed(summary=f"schedule {asked.name} goes on", count=1, value=resumed)
 
 
-async def remove_schedule(app: App, asked: OneSchedule) -> Changed:
+async def remove_schedule(app: "App", asked: OneSchedule) -> Changed:
     """Remove a schedule; jobs that it has sent stay."""
     removed = await app.schedule.aremove(asked.name)
     declared = "" if removed.origin == "runtime" else "; it is declared in code, so a Scheduler adds it again"
     return Changed(summary=f"schedule {asked.name} is removed{declared}", count=1, value=removed)
 
 
-async def trigger_schedule(app: App, asked: OneSchedule) -> Changed:
+async def trigger_schedule(app: "App", asked: OneSchedule) -> Changed:
     """Send a schedule's job now; its times stay as they are."""
     sent = await app.schedule.atrigger(asked.name)
     return Changed(summary=f"job {sent.id} of schedule {asked.name} is sent", count=1, value={"id": sent.id})

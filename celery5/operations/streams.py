@@ -1,21 +1,22 @@
 """See streams and how far their groups are behind; move groups, and handle what they could not process."""
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
-from celery5.app import App
-from celery5.observability.shown_values import mask_dead_record, mask_value
 from celery5.operations.operation import Changed, Effect, Operation
 from celery5.operations.parameters import Limit, Names, Nothing, Pattern, Seconds, Text, about
-from celery5.streams.dead_records import DeadRecordQuery, DeadRecordTally
-from celery5.streams.lags import StreamState
-from celery5.streams.parked_keys import ParkedKeyState
-from celery5.streams.stored_record import StoredRecord
+
+if TYPE_CHECKING:
+    from celery5.app import App
+    from celery5.streams.dead_records import DeadRecordQuery, DeadRecordTally
+    from celery5.streams.lags import StreamState
+    from celery5.streams.parked_keys import ParkedKeyState
+    from celery5.streams.stored_record import StoredRecord
 
 
-async def list_streams(app: App, _: Nothing) -> list[StreamState]:
+async def list_streams(app: "App", _: Nothing) -> "list[StreamState]":
     """Show each stream, and how far each group of it is behind."""
     return await app.streams.ainfo()
 
@@ -26,7 +27,7 @@ class OneStream(msgspec.Struct, frozen=True):
     stream: Annotated[Text, about("The stream.")]
 
 
-async def show_stream(app: App, asked: OneStream) -> StreamState:
+async def show_stream(app: "App", asked: OneStream) -> "StreamState":
     """Show the groups of a stream, and of each partition its owner, cursor, lag and condition."""
     (state,) = await app.streams.ainfo(asked.stream)
     return state
@@ -45,8 +46,10 @@ class Tail(msgspec.Struct, frozen=True):
     count: Annotated[Limit, about("Records at most.")] = 10
 
 
-async def tail_stream(app: App, asked: Tail) -> list[StoredRecord]:
+async def tail_stream(app: "App", asked: Tail) -> "list[StoredRecord]":
     """Show records of a stream: the last ones, or those from a place on."""
+    from celery5.observability.shown_values import mask_value
+
     reading = app.streams.aread(
         asked.stream, asked.start or None, partition=asked.partition, count=asked.count
     )
@@ -62,7 +65,7 @@ class NewRecords(msgspec.Struct, frozen=True):
     records: Annotated[list[str], Meta(min_length=1, max_length=500), about("One JSON text for each record.")]
 
 
-async def send_records(app: App, asked: NewRecords) -> Changed:
+async def send_records(app: "App", asked: NewRecords) -> Changed:
     """Send records to a stream that is declared here."""
     stream = app.streams[asked.stream]
     records: list[Any] = [stream.codec.parse(text.encode()) for text in asked.records]
@@ -81,7 +84,7 @@ class Seek(msgspec.Struct, frozen=True):
     force: Annotated[bool, about("Also while workers run the group.")] = False
 
 
-async def seek(app: App, asked: Seek) -> Changed:
+async def seek(app: "App", asked: Seek) -> Changed:
     """Have a group continue elsewhere in a stream."""
     await app.streams.aseek(asked.stream, asked.group, asked.to, partition=asked.partition, force=asked.force)
     return Changed(summary=f"group {asked.group} continues at {asked.to}", count=1)
@@ -97,7 +100,7 @@ class Reset(msgspec.Struct, frozen=True):
     forget: Annotated[bool, about("Remove the group: it holds back trimming no longer.")] = False
 
 
-async def reset(app: App, asked: Reset) -> Changed:
+async def reset(app: "App", asked: Reset) -> Changed:
     """Have a group begin again, in all partitions, or forget it."""
     if asked.forget:
         await app.streams.aforget(asked.stream, asked.group, force=asked.force)
@@ -114,7 +117,7 @@ class Reshard(msgspec.Struct, frozen=True):
     force: Annotated[bool, about("Also with open windows.")] = False
 
 
-async def reshard(app: App, asked: Reshard) -> Changed:
+async def reshard(app: "App", asked: Reshard) -> Changed:
     """Change the number of partitions of a stream, while all runs."""
     new = await app.streams.areshard(asked.stream, asked.partitions, force=asked.force)
     return Changed(summary=f"stream {asked.stream} has {new.partitions} partitions", count=new.partitions)
@@ -129,7 +132,7 @@ class Quarantine(msgspec.Struct, frozen=True):
     why: Annotated[str, Meta(max_length=500), about("Why; without a reason its quarantine is ended.")] = ""
 
 
-async def quarantine(app: App, asked: Quarantine) -> Changed:
+async def quarantine(app: "App", asked: Quarantine) -> Changed:
     """Have no worker process a partition of a group until that is ended."""
     done = await app.streams.aset_quarantine(asked.stream, asked.group, asked.partition, asked.why)
     state = "quarantined" if asked.why else "processed again"
@@ -143,7 +146,7 @@ class OneGroup(msgspec.Struct, frozen=True):
     group: Annotated[Text, about("The group.")]
 
 
-async def list_parked(app: App, asked: OneGroup) -> list[ParkedKeyState]:
+async def list_parked(app: "App", asked: OneGroup) -> "list[ParkedKeyState]":
     """Show the keys that a group has parked: how many records of each wait, since when and why."""
     return await app.streams.parked_keys.aread(asked.stream, asked.group)
 
@@ -157,7 +160,7 @@ class ParkedRelease(msgspec.Struct, frozen=True):
     discard: Annotated[bool, about("Make their records dead records instead.")] = False
 
 
-async def release(app: App, asked: ParkedRelease) -> Changed:
+async def release(app: "App", asked: ParkedRelease) -> Changed:
     """Have parked records processed, in their order, or made dead records."""
     keys = app.streams.parked_keys
     act = keys.adiscard if asked.discard else keys.arelease
@@ -176,8 +179,10 @@ class DeadRecordFilter(msgspec.Struct, frozen=True, kw_only=True):
     newer_than: Annotated[Seconds | None, about("Dead for less.")] = None
     limit: Annotated[Annotated[int, Meta(ge=1, le=100_000)] | None, about("Records at most.")] = None
 
-    def to_query(self, limit: int | None) -> DeadRecordQuery:
+    def to_query(self, limit: int | None) -> "DeadRecordQuery":
         """Return the query that the API takes."""
+        from celery5.streams.dead_records import DeadRecordQuery
+
         return DeadRecordQuery(
             entries=tuple(self.ids),
             older_than=self.older_than,
@@ -200,8 +205,10 @@ class DeadRecordRow(msgspec.Struct, frozen=True, kw_only=True):
     died: float
 
 
-async def read_dead_records(app: App, asked: DeadRecordFilter) -> list[DeadRecordRow]:
+async def read_dead_records(app: "App", asked: DeadRecordFilter) -> list[DeadRecordRow]:
     """Show the records that a group has given up, and why."""
+    from celery5.observability.shown_values import mask_dead_record
+
     query = asked.to_query(min(asked.limit or 50, 1000))
     return [
         DeadRecordRow(
@@ -218,7 +225,7 @@ class DeadRecordChange(DeadRecordFilter, frozen=True, kw_only=True):
     dry_run: Annotated[bool, about("Say what would be done, and do nothing.")] = False
 
 
-async def replay_dead_records(app: App, asked: DeadRecordChange) -> Changed:
+async def replay_dead_records(app: "App", asked: DeadRecordChange) -> Changed:
     """Send dead records again, to the end of their stream."""
     tally = await app.streams.dead_records.areplay(
         asked.stream, asked.group, asked.to_query(asked.limit), dry_run=asked.dry_run
@@ -226,7 +233,7 @@ async def replay_dead_records(app: App, asked: DeadRecordChange) -> Changed:
     return _summarize(tally, "sent again", is_dry=asked.dry_run)
 
 
-async def purge_dead_records(app: App, asked: DeadRecordChange) -> Changed:
+async def purge_dead_records(app: "App", asked: DeadRecordChange) -> Changed:
     """Delete dead records for good."""
     tally = await app.streams.dead_records.apurge(
         asked.stream, asked.group, asked.to_query(asked.limit), dry_run=asked.dry_run
@@ -234,7 +241,7 @@ async def purge_dead_records(app: App, asked: DeadRecordChange) -> Changed:
     return _summarize(tally, "deleted", is_dry=asked.dry_run)
 
 
-def _summarize(tally: DeadRecordTally, done: str, *, is_dry: bool) -> Changed:
+def _summarize(tally: "DeadRecordTally", done: str, *, is_dry: bool) -> Changed:
     count = tally.matched if is_dry else tally.done
     return Changed(
         summary=f"{count} dead records {done}",

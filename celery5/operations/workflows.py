@@ -1,17 +1,19 @@
 """See runs of workflows, cancel them, retry them, and give them signals."""
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
-from celery5.app import App
 from celery5.errors import CeleryError
 from celery5.operations.operation import Changed, Effect, NotFound, Operation
 from celery5.operations.parameters import Limit, Text, about
 from celery5.protocol.workflows.status import RunStatus
-from celery5.workflows.graph import RunGraph
-from celery5.workflows.run import WorkflowRun
+
+if TYPE_CHECKING:
+    from celery5.app import App
+    from celery5.workflows.graph import RunGraph
+    from celery5.workflows.run import WorkflowRun
 
 
 class RunEnded(CeleryError):
@@ -25,7 +27,7 @@ class RunFilter(msgspec.Struct, frozen=True):
     count: Annotated[Limit, about("Runs at most.")] = 50
 
 
-async def list_runs(app: App, asked: RunFilter) -> list[RunStatus]:
+async def list_runs(app: "App", asked: RunFilter) -> list[RunStatus]:
     """Show live runs, and those that have ended lately, the newest first."""
     return await app.workflows.alist_runs(count=asked.count, live_only=asked.live)
 
@@ -36,17 +38,17 @@ class OneRun(msgspec.Struct, frozen=True):
     id: Annotated[Text, about("The run.")]
 
 
-async def show_run(app: App, asked: OneRun) -> RunStatus:
+async def show_run(app: "App", asked: OneRun) -> RunStatus:
     """Show the state of a run."""
     return await (await _find(app, asked.id)).astatus()
 
 
-async def show_graph(app: App, asked: OneRun) -> RunGraph:
+async def show_graph(app: "App", asked: OneRun) -> "RunGraph":
     """Show the graph of a run with the state of each node; a map is one node."""
     return await (await _find(app, asked.id)).agraph()
 
 
-async def cancel_run(app: App, asked: OneRun) -> Changed:
+async def cancel_run(app: "App", asked: OneRun) -> Changed:
     """Cancel a run: nothing of it begins any more, what runs is revoked."""
     run = await _find(app, asked.id)
     if not await run.acancel():
@@ -54,7 +56,7 @@ async def cancel_run(app: App, asked: OneRun) -> Changed:
     return Changed(summary=f"run {asked.id} is cancelled", count=1)
 
 
-async def retry_run(app: App, asked: OneRun) -> Changed:
+async def retry_run(app: "App", asked: OneRun) -> Changed:
     """Start what has failed in a run again, and what depends on it."""
     await (await _find(app, asked.id)).aretry()
     return Changed(summary=f"run {asked.id} runs again", count=1)
@@ -71,7 +73,7 @@ class NewSignal(msgspec.Struct, frozen=True):
     ] = ""
 
 
-async def signal_run(app: App, asked: NewSignal) -> Changed:
+async def signal_run(app: "App", asked: NewSignal) -> Changed:
     """Give a value to the step of a run that waits for it; it is kept when none waits yet."""
     run = await _find(app, asked.id)
     if not await run.asignal(asked.name, asked.value, id=asked.signal_id or None):
@@ -79,7 +81,7 @@ async def signal_run(app: App, asked: NewSignal) -> Changed:
     return Changed(summary=f"signal {asked.name} is given to run {asked.id}", count=1)
 
 
-async def _find(app: App, run_id: str) -> WorkflowRun[Any]:
+async def _find(app: "App", run_id: str) -> "WorkflowRun[Any]":
     run = await app.workflows.afind(run_id)
     if run is None:
         raise NotFound(

@@ -1,18 +1,22 @@
 """Show what alerts fire, and silence them (`alert`)."""
 
+from typing import TYPE_CHECKING
+
 import click
 
-from celery5.broker.calls.alerts import AlertSilence
 from celery5.cli.terminal.errors import EXIT_FAILED
 from celery5.cli.terminal.operation_commands import CommandView, Finished, make_group
 from celery5.cli.terminal.output import format_cell, format_time, to_one_line
-from celery5.observability.alerts import AlertState
 from celery5.operations.alerts import ALERT_OPERATIONS
 from celery5.operations.operation import Changed
 from celery5.protocol.observability.alerting import AlertRule, AlertTransition
 
+if TYPE_CHECKING:
+    from celery5.broker.calls.alerts import AlertSilence
+    from celery5.observability.alerts import AlertState
 
-def _make_row(state: AlertState) -> dict[str, object]:
+
+def _make_row(state: "AlertState") -> dict[str, object]:
     return {
         "alert": state.name,
         "subject": state.subject,

@@ -10,7 +10,6 @@ from celery5.cli.terminal.errors import EXIT_FAILED, interrupted_by_sigterm
 from celery5.cli.terminal.operation_commands import CommandView, Finished, make_group
 from celery5.cli.terminal.output import echo, format_cell, format_time
 from celery5.operations.bulk import BULK_OPERATIONS
-from celery5.operations.bulk_thread import get_bulk_thread
 from celery5.operations.operation import Changed
 from celery5.protocol.bulk import DONE, INTERRUPTED, BulkStatus
 
@@ -45,6 +44,8 @@ def _make_fields(status: BulkStatus) -> dict[str, object]:
 
 def _follow(app: "App", changed: Changed) -> Changed | BulkStatus | None:
     """Wait until a bulk action has ended that this process performs; return how it has ended."""
+    from celery5.operations.bulk_thread import get_bulk_thread
+
     if not changed.bulk:
         return changed
     try:

@@ -3,11 +3,9 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from celery5.broker.calls.queues import QueueState
 from celery5.cli.commands.limit import format_suspensions
 from celery5.cli.terminal.operation_commands import CommandView, Finished, make_group
 from celery5.cli.terminal.output import echo, format_cell, format_fields, format_table, to_one_line
-from celery5.connections.brokers import SIMILARITY_CUTOFF
 from celery5.operations.queues import QUEUE_OPERATIONS, PurgeQueue
 from celery5.protocol.byte_counts import format_bytes
 from celery5.protocol.durations import format_duration
@@ -17,6 +15,7 @@ from celery5.similar_names import find_similar
 
 if TYPE_CHECKING:
     from celery5.app import App
+    from celery5.broker.calls.queues import QueueState
 
 
 def _warn_of_queues(finished: Finished) -> None:
@@ -29,11 +28,13 @@ def _warn_of_queues(finished: Finished) -> None:
         echo(f"\nunread  {to_one_line(unread)}")
 
 
-def format_unread_warning(app: "App", states: Sequence[QueueState]) -> str:
+def format_unread_warning(app: "App", states: "Sequence[QueueState]") -> str:
     """Return which queues have jobs and no worker, each with a similar queue that may have been meant; '' for none.
 
     Any name is a valid queue, so this is where a misspelt one shows.
     """
+    from celery5.connections.brokers import SIMILARITY_CUTOFF
+
     used_queues = {
         *app.brokers.used_queues(),
         *(state.queue for state in states if state.live_workers),
@@ -48,11 +49,11 @@ def format_unread_warning(app: "App", states: Sequence[QueueState]) -> str:
     return format_cell("; ".join(warnings))
 
 
-def _format_list(states: Sequence[QueueState]) -> str:
+def _format_list(states: "Sequence[QueueState]") -> str:
     return format_table(_make_rows(states, wants_json=False), empty="no queues yet: nothing was sent")
 
 
-def _format_queue(state: QueueState) -> str:
+def _format_queue(state: "QueueState") -> str:
     return format_fields(_make_rows([state], wants_json=False)[0])
 
 
@@ -106,7 +107,7 @@ def _make_storage_row(row: QueueStorage) -> dict[str, object]:
     }
 
 
-def format_flow(state: QueueState, *, wants_json: bool = False) -> dict[str, object]:
+def format_flow(state: "QueueState", *, wants_json: bool = False) -> dict[str, object]:
     """Return how fast jobs come to a queue and leave it, and whether it keeps up: cells, or fields for programs."""
     flow, verdict = state.flow, state.verdict
     if wants_json:
@@ -122,7 +123,7 @@ def _format_age(seconds: float | None) -> str:
     return "" if seconds is None else format_duration(seconds)
 
 
-def _make_rows(states: Sequence[QueueState], *, wants_json: bool) -> list[dict[str, object]]:
+def _make_rows(states: "Sequence[QueueState]", *, wants_json: bool) -> list[dict[str, object]]:
     by_priority = wants_json or any(state.high or state.low for state in states)
     any_held = any(state.held_by for state in states)
     return [

@@ -1,19 +1,22 @@
 """Show, add and control the schedules of periodic tasks (`schedule`)."""
 
 import time
+from typing import TYPE_CHECKING
 
 from celery5.cli.terminal.operation_commands import CommandView, Finished, make_group
 from celery5.cli.terminal.output import echo, format_fields, format_time, to_one_line
 from celery5.operations.operation import Changed
 from celery5.operations.schedules import SCHEDULE_OPERATIONS
 from celery5.protocol.brokers import DEFAULT_BROKER
-from celery5.scheduling.schedules import ScheduleState
+
+if TYPE_CHECKING:
+    from celery5.scheduling.schedules import ScheduleState
 
 OVERDUE_AFTER = 5.0
 """Seconds after which an unpublished fire time is overdue: a live Scheduler checks this often."""
 
 
-def _make_row(state: ScheduleState) -> dict[str, object]:
+def _make_row(state: "ScheduleState") -> dict[str, object]:
     return {
         "schedule": state.name,
         "when": state.when,
@@ -26,7 +29,7 @@ def _make_row(state: ScheduleState) -> dict[str, object]:
     }
 
 
-def _format_next(state: ScheduleState) -> str:
+def _format_next(state: "ScheduleState") -> str:
     """Return when a schedule fires next, and whether that is overdue; '' when it does not."""
     if state.next is None:
         return ""
@@ -34,7 +37,7 @@ def _format_next(state: ScheduleState) -> str:
     return f"{format_time(state.next)}{' overdue' if overdue else ''}"
 
 
-def _get_fields(state: ScheduleState) -> dict[str, object]:
+def _get_fields(state: "ScheduleState") -> dict[str, object]:
     limit = "" if state.misfire.limit is None else f", {state.misfire.limit:g} s at most"
     return {
         "schedule": state.name,

@@ -115,11 +115,26 @@ def test_the_command_knows_a_member_by_what_a_controller_sets() -> None:
 
 def test_each_command_is_in_its_module_and_in_the_help() -> None:
     said = fresh("from celery5.cli.main import main; main(['--help'])")
-    for name in COMMANDS:
+    for name, summary in COMMANDS.items():
         command = import_module(f"celery5.cli.commands.{COMMAND_MODULES.get(name, name)}").__dict__[name]
         assert command.name == name
+        assert command.get_short_help_str(200) == summary
         assert f"\n  {name} " in said
-        assert command.get_short_help_str(200)[:30] in said
+        assert summary[:30] in said
+
+
+def test_help_of_celery5_imports_no_command() -> None:
+    code = "import sys\nfrom celery5.cli.main import cli\ncli.main(['--help'], standalone_mode=False)\n"
+    said = fresh(f"{code}print([name for name in sys.modules if name.startswith('celery5.cli.commands.')])")
+    assert said.endswith("[]")
+
+
+def test_commands_made_from_operations_import_no_engine_for_help() -> None:
+    modules = ("alert", "audit", "bulk", "metrics", "queue", "schedule")
+    imports = "\n".join(f"import celery5.cli.commands.{name}" for name in modules)
+    loaded = fresh(f"{imports}\nimport sys; print(*sys.modules)").split()
+    engine = {"celery5.app", "celery5.application", "celery5.broker", "trio", "asyncio", "redis"}
+    assert engine.isdisjoint(loaded)
 
 
 def test_who_mistypes_a_command_is_compared_with_all_of_them() -> None:
