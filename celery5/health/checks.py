@@ -69,9 +69,10 @@ def request_options(
             connection.connect()
         with end_in_time(connection, limit - (time.monotonic() - start)) as expired:
             connection.request("OPTIONS", path, headers={"User-Agent": "celery5", "Connection": "close"})
-            response = connection.getresponse()
-            if expired.is_set():
-                raise TimeoutError
+            # Closed here: it keeps the socket open, also when the connection is closed.
+            with connection.getresponse() as response:
+                if expired.is_set():
+                    raise TimeoutError
         return EndpointResponse(
             status=response.status,
             seconds=time.monotonic() - start,

@@ -73,8 +73,11 @@ class AlertWebhook:
             connection.connect()
             with end_in_time(connection, TIMEOUT):
                 connection.request("POST", path, body, self._make_headers(name, body, now))
-                response = connection.getresponse()
-                with suppress(OSError, http.client.HTTPException):  # the status says all
+                # Closed here: it keeps the socket open, also when the connection is closed.
+                with (
+                    connection.getresponse() as response,
+                    suppress(OSError, http.client.HTTPException),  # the status says all
+                ):
                     response.read(MAX_ANSWER)
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise WebhookRefused(f"{type(error).__name__}: {error}") from None
