@@ -81,12 +81,12 @@ class Effect(Flag):
     @property
     def role(self) -> Role:
         """What a user must at least be."""
-        return max((_NEEDS[effect][0] for effect in self), key=ROLES.index)
+        return ROLES[max(ROLES.index(_NEEDS[effect][0]) for effect in self)]
 
     @property
     def access(self) -> Access:
         """How a page offers it."""
-        return max((_NEEDS[effect][1] for effect in self), key=ACCESSES.index)
+        return ACCESSES[max(ACCESSES.index(_NEEDS[effect][1]) for effect in self)]
 
     def allows(self, role: Role) -> bool:
         """Return whether a user of this role may have it."""
@@ -190,8 +190,8 @@ class Operation:
         parameters = list_parameters(self.parameters)
         target = ""
         if parameters and parameters[0].required:
-            value = getattr(asked, parameters.pop(0).name)
-            target = join_names(map(str, value)) if isinstance(value, list) else str(value)
+            value: str | int | list[str] = getattr(asked, parameters.pop(0).name)
+            target = join_names(value) if isinstance(value, list) else str(value)
         given = {one.name: getattr(asked, one.name) for one in parameters if one.widget != "json"}
         return target, {
             one.name: given[one.name] for one in parameters if given.get(one.name, one.default) != one.default
