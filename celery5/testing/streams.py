@@ -507,13 +507,13 @@ class _VirtualGroup:
                 else:
                     self.state[name] = value
             for dead in commit.dead:
-                self._bury(partition.number, dead)
+                self._add_dead_record(partition.number, dead)
             self._change_parked(commit)
             for output in commit.outputs:
                 self._deliver(decode_output(output))
             partition.end_commit(commit)
 
-    def _bury(self, partition: int, words: Sequence[str | bytes]) -> None:
+    def _add_dead_record(self, partition: int, words: Sequence[str | bytes]) -> None:
         fields: dict[Any, Any] = dict(zip(words[::2], words[1::2], strict=True))
         self.dead.append(
             _Dead(

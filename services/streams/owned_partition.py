@@ -258,11 +258,11 @@ class RecordSequence:
         self.unread_after(0)
         self.forget_outputs()
 
-    def bury(self, dead: Sequence[Sequence[str | bytes]]) -> None:
+    def add_dead_records(self, dead: Sequence[Sequence[str | bytes]]) -> None:
         """Give up what was taken."""
         taken, self._taken = self._taken, deque()
         self.forget_outputs()
-        self._partition.bury(taken, dead)
+        self._partition.add_dead_records(taken, dead)
 
     def forget_outputs(self) -> None:
         """Forget what the records that were taken have produced."""
@@ -286,7 +286,7 @@ class RecordSequence:
     def discard_parked(self, released: ReleasedRecord, dead: Sequence[str | bytes]) -> None:
         """Make a parked record a dead one."""
         self._partition.add_released(released)
-        self._partition.bury((), [dead])
+        self._partition.add_dead_records((), [dead])
 
     def commit_now(self) -> None:
         """Commit now what is done."""
@@ -499,7 +499,7 @@ class OwnedPartition:
         if len(self._ahead) >= MAX_AHEAD:
             self.capacity = min(self.capacity, 0)
 
-    def bury(self, taken: Sequence[RawEntry], dead: Sequence[Sequence[str | bytes]]) -> None:
+    def add_dead_records(self, taken: Sequence[RawEntry], dead: Sequence[Sequence[str | bytes]]) -> None:
         """Note that records were given up."""
         self._produced.dead.extend(dead)
         self.settle(taken, [], {})

@@ -439,9 +439,9 @@ class ParkingSequence:
         )
         return "parked"
 
-    def bury(self, dead: Sequence[Sequence[str | bytes]]) -> None:
+    def add_dead_records(self, dead: Sequence[Sequence[str | bytes]]) -> None:
         """Give up what was taken."""
-        self._sequence.bury(dead)
+        self._sequence.add_dead_records(dead)
 
 
 _FULL = f"{MAX_PARKED_RECORDS:,} records are parked: release or discard them, then end the quarantine"

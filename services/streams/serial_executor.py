@@ -149,7 +149,7 @@ class SerialExecutor:
             records.give_back()
             await self._host.quarantine(partition, f"record {first.decode()}: {show_error(error)}"[:1000])
             return
-        await self._bury(partition, records, show_error(error), make_failure(error).traceback, attempt)
+        await self._give_up(partition, records, show_error(error), make_failure(error).traceback, attempt)
 
     async def _wait_for_reader(self, partition: OwnedPartition, records: Records, error: Exception) -> float:
         """Return for how many seconds to wait for a member of the group whose class can read what this one cannot.
@@ -204,7 +204,7 @@ class SerialExecutor:
             log=partial(self._log.event, **self._names),
         )
 
-    async def _bury(
+    async def _give_up(
         self, partition: OwnedPartition, records: Records, error: str, trace: str, attempts: int
     ) -> None:
         try:
@@ -219,7 +219,7 @@ class SerialExecutor:
                 traceback=make_failure(failure).traceback,
                 **self._names,
             )
-        records.bury(
+        records.add_dead_records(
             [
                 make_dead_record(
                     *raw, partition=partition.number, error=error, traceback=trace, attempts=attempts
@@ -252,7 +252,7 @@ class SerialExecutor:
         if isinstance(records, ParkingSequence) and records.park(why) == "parked":
             return
         if self._processor.then == "ignore":
-            await self._bury(partition, sequence, why, "", partition.deaths)
+            await self._give_up(partition, sequence, why, "", partition.deaths)
         else:
             sequence.give_back()
             await self._host.quarantine(partition, f"record {record}: {why}")

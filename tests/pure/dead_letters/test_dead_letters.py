@@ -1,4 +1,4 @@
-"""Dead letters: what a grave says, which jobs a choice means, and the fresh message of a replayed job."""
+"""Dead letters: what one says, which jobs a filter selects, and the new message of a replayed job."""
 
 import json
 from datetime import timedelta
@@ -44,13 +44,13 @@ DOCUMENT = Document(
 ENTRY = "1763713000500-0"
 
 
-def grave(command: Command = ENVELOPE, document: Document = DOCUMENT) -> DeadJob:
+def dead_letter(command: Command = ENVELOPE, document: Document = DOCUMENT) -> DeadJob:
     """A dead job, read."""
     return make_dead_job("mail", ENTRY, encode(command), encode(document))
 
 
 def test_a_grave_tells_everything() -> None:
-    job = grave()
+    job = dead_letter()
     assert (job.queue, job.entry, job.id, job.task) == ("mail", ENTRY, "a", "shop.charge")
     assert (job.args, job.kwargs) == ([7, {"x": 1}], {"amount": "9.90"})
     assert (job.attempt, job.replays, job.reason, job.worker) == (2, 1, "exhausted", "w")
@@ -67,7 +67,7 @@ def test_a_grave_tells_everything() -> None:
 
 def test_a_workers_death_is_the_last_of_the_failures() -> None:
     died = Failure(type="WorkerDied", message="took its worker down 4 times")
-    job = grave(document=msgspec.structs.replace(DOCUMENT, reason="poisoned", failure=died))
+    job = dead_letter(document=msgspec.structs.replace(DOCUMENT, reason="poisoned", failure=died))
     assert (job.reason, job.failures) == ("poisoned", (FIRST, LAST, died))
 
 
@@ -96,7 +96,7 @@ def test_any_bytes_can_be_looked_at(message: bytes, document: bytes) -> None:
 
 def test_arguments_that_cannot_be_decoded_are_none() -> None:
     deep = msgspec.structs.replace(ENVELOPE, args=msgspec.Raw(b"[" * 900 + b"]" * 900))
-    assert grave(deep).kwargs == {"amount": "9.90"}
+    assert dead_letter(deep).kwargs == {"amount": "9.90"}
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_arguments_that_cannot_be_decoded_are_none() -> None:
     ids=steady,
 )
 def test_a_choice_means_what_it_says(choice: dict[str, Any], meant: bool) -> None:
-    assert (grave() in parse_filter(choice)) is meant
+    assert (dead_letter() in parse_filter(choice)) is meant
 
 
 def test_ages_are_seconds_or_timedeltas() -> None:
@@ -170,7 +170,7 @@ def test_a_choice_that_must_be_awaited_is_refused() -> None:
 
 def test_dead_jobs_are_counted_by_what_they_have_in_common() -> None:
     other = msgspec.structs.replace(ENVELOPE, task="shop.mail")
-    jobs = [grave(), grave(), grave(other), make_dead_job("sms", "1-0", b"{", b"")]
+    jobs = [dead_letter(), dead_letter(), dead_letter(other), make_dead_job("sms", "1-0", b"{", b"")]
     for by, counts in {
         "reason": {"exhausted": 3, "corrupt": 1},
         "task": {"shop.charge": 2, "": 1, "shop.mail": 1},

@@ -14,13 +14,13 @@ from celery5.broker.call import Call
 from celery5.broker.calls import audit as audit_calls
 from celery5.errors import BrokerUnavailable, CeleryError
 from celery5.protocol.audit import AuditEntry
-from tests.redis.dead_letters.many_dead_letters import bury, numbered
+from tests.redis.dead_letters.many_dead_letters import add_dead_letters, numbered
 from tests.redis.worker.workers import Lines, until, working
 
 
 def test_a_replay_says_which_jobs_how_many_and_what_came_of_it(app: App, redis_client: "redis.Redis") -> None:
-    bury(app, redis_client, *numbered(5))
-    bury(app, redis_client, "other", error="KeyError")
+    add_dead_letters(app, redis_client, *numbered(5))
+    add_dead_letters(app, redis_client, "other", error="KeyError")
     began = time.time()
     with app.audit.acting_as("anna", source="dashboard"):
         app.dlq.replay(error="ValueError", queue="default", dry_run=True)
@@ -42,7 +42,7 @@ def test_a_replay_says_which_jobs_how_many_and_what_came_of_it(app: App, redis_c
 
 def test_the_trail_is_read_page_by_page(app: App, redis_client: "redis.Redis") -> None:
     for number in range(7):
-        bury(app, redis_client, f"j{number}")
+        add_dead_letters(app, redis_client, f"j{number}")
         with app.audit.acting_as("bob" if number % 2 else "anna"):
             app.dlq.purge()
     whole = app.audit.list()
@@ -60,7 +60,7 @@ def test_the_trail_is_read_page_by_page(app: App, redis_client: "redis.Redis") -
 
 
 def test_an_action_that_is_interrupted_says_how_far_it_came(app: App, redis_client: "redis.Redis") -> None:
-    bury(app, redis_client, *numbered(5))
+    add_dead_letters(app, redis_client, *numbered(5))
 
     def stop(_tally: object) -> None:
         raise KeyboardInterrupt
@@ -72,7 +72,7 @@ def test_an_action_that_is_interrupted_says_how_far_it_came(app: App, redis_clie
 
 
 def test_an_action_that_is_cancelled_on_trio_is_in_the_trail(app: App, redis_client: "redis.Redis") -> None:
-    bury(app, redis_client, *numbered(20))
+    add_dead_letters(app, redis_client, *numbered(20))
 
     async def replay() -> None:
         with trio.CancelScope() as scope:
@@ -151,7 +151,7 @@ async def test_a_worker_logs_that_an_entry_of_its_job_could_not_be_written(
     async def purge() -> int:
         return (await app.dlq.apurge()).done
 
-    await trio.to_thread.run_sync(bury, app, redis_client, "j1")
+    await trio.to_thread.run_sync(add_dead_letters, app, redis_client, "j1")
     redis_client.set(app.keys.audit, "another program's", ex=60)
     with Lines() as lines:
         async with working(app):
@@ -167,7 +167,7 @@ async def test_each_action_is_a_line_of_the_log(app: App, redis_client: "redis.R
     async def purge() -> int:
         return (await app.dlq.apurge()).done
 
-    await trio.to_thread.run_sync(bury, app, redis_client, "j1")
+    await trio.to_thread.run_sync(add_dead_letters, app, redis_client, "j1")
     with Lines() as lines:
         async with working(app):
             await (await purge.adelay()).aget(30)
@@ -183,7 +183,7 @@ async def test_each_action_is_a_line_of_the_log(app: App, redis_client: "redis.R
 
 
 def test_what_changes_nothing_has_no_entry(app: App, redis_client: "redis.Redis") -> None:
-    bury(app, redis_client, *numbered(2))
+    add_dead_letters(app, redis_client, *numbered(2))
     for _ in range(30):
         app.dlq.purge(queue="default", reason="exhausted", error="NoSuchError")
         app.dlq.purge(dry_run=True)

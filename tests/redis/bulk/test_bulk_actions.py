@@ -19,7 +19,7 @@ from celery5.logs.log import Log
 from celery5.protocol.bulk import MAX_COUNTED
 from celery5.services.bulk import bulk_performer
 from celery5.services.bulk.bulk_performer import BulkPerformer
-from tests.redis.dead_letters.many_dead_letters import QUEUE, bury, numbered, sent
+from tests.redis.dead_letters.many_dead_letters import QUEUE, add_dead_letters, numbered, sent
 from tests.redis.worker.workers import until_async, working
 
 REPLAY = BulkRequest(verb="dlq:replay")
@@ -56,7 +56,7 @@ async def performing(
 
 async def dead(app: App, client: "redis.Redis", *ids: str, **more: Any) -> None:
     """Dead jobs."""
-    await trio.to_thread.run_sync(lambda: bury(app, client, *ids, **more))
+    await trio.to_thread.run_sync(lambda: add_dead_letters(app, client, *ids, **more))
 
 
 async def status_of(app: App, action_id: str) -> BulkStatus:

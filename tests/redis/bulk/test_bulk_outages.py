@@ -19,7 +19,7 @@ from celery5.runners.context import LOG_EVENT
 from celery5.services.bulk import bulk_performer
 from celery5.services.bulk.bulk_performer import BulkPerformer
 from celery5.streams import StreamEvents
-from tests.redis.dead_letters.many_dead_letters import bury, numbered, sent
+from tests.redis.dead_letters.many_dead_letters import add_dead_letters, numbered, sent
 from tests.redis.worker.workers import Lines, until, until_async, working
 
 JOBS = 300
@@ -100,7 +100,7 @@ async def send_or_bury(app: App, client: "redis.Redis", verb: str) -> None:
 
         await app.asend_many([job.s() for _ in range(JOBS)])
     else:
-        await trio.to_thread.run_sync(lambda: bury(app, client, *numbered(JOBS)))
+        await trio.to_thread.run_sync(lambda: add_dead_letters(app, client, *numbered(JOBS)))
 
 
 @pytest.mark.parametrize("kind", ["full", "replica", "unreplicated", "away"])

@@ -16,7 +16,7 @@ from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.connections import long_operations
 from celery5.errors import BrokerDenied, UnknownQueue
 from tests.redis.connections.two_brokers import COLOURS, asked, far_end
-from tests.redis.dead_letters.many_dead_letters import bury
+from tests.redis.dead_letters.many_dead_letters import add_dead_letters
 from tests.redis.worker.workers import working
 
 
@@ -90,7 +90,7 @@ def test_what_is_looked_for_and_found_needs_no_broker_that_is_away(
 def test_a_queue_that_is_named_needs_no_broker_but_its_own(
     app: App, own_server: EmbeddedServer, redis_client: "redis.Redis"
 ) -> None:
-    bury(app, redis_client, "a", "b", queue="near")
+    add_dead_letters(app, redis_client, "a", "b", queue="near")
     own_server.kill()
     assert [each.id for each in app.dlq.read(queue="near")] == ["a", "b"]
     with pytest.raises(BrokerUnavailable), app.brokers.reachable():

@@ -101,8 +101,8 @@ def test_scheduled_and_dead_jobs_survive_a_restart_of_redis(
     with pytest.raises(TaskFailed) as caught:
         retried.get(timeout=30)
     assert caught.value.attempt == 2
-    graves = app.perform(jobs.list_dead_jobs(app.queue("default"), count=10))
-    assert len(graves) == 2
+    dead_letters = app.perform(jobs.list_dead_jobs(app.queue("default"), count=10))
+    assert len(dead_letters) == 2
     assert far.status() is JobState.SCHEDULED
     runs = Counter(note.job for note in own_staff.notes("begin"))
     assert (runs[due.id], runs[held.id], runs[far.id]) == (1, 2, 0)

@@ -10,7 +10,7 @@ from tests.redis.worker.workers import entries
 QUEUE = "default"
 
 
-def bury(
+def add_dead_letters(
     app: App,
     client: Any,
     *ids: str,
@@ -32,12 +32,12 @@ def bury(
             Document(v=1, id=each, task=task, state="DEAD", reason=reason, attempt=4, failure=failure)
         )
         pipe.xadd(keys.dead, {"job": message, "document": document}, id=at)
-    graves = [each.decode() for each in pipe.execute()]
-    for each, grave in zip(ids, graves, strict=True):
-        pipe.hset(keys.jobs, each, f"X{grave}")
+    entries = [each.decode() for each in pipe.execute()]
+    for each, entry in zip(ids, entries, strict=True):
+        pipe.hset(keys.jobs, each, f"X{entry}")
         pipe.set(keys.result(each), encode(Document(v=1, id=each, task=task, state="DEAD")), px=60_000)
     pipe.execute()
-    return graves
+    return entries
 
 
 def sent(client: Any, app: App, queue: str = QUEUE) -> list[str]:

@@ -18,7 +18,7 @@ from celery5.dead_letters.queues import DeadLetterTally
 from celery5.errors import BlockingInEventLoop, UnknownQueue
 from celery5.protocol.job.dead_letters import DeadJob, DeadJobFilter, format_position
 from celery5.protocol.job.messages import Command, encode
-from tests.redis.dead_letters.many_dead_letters import QUEUE, bury, numbered, sent, state
+from tests.redis.dead_letters.many_dead_letters import QUEUE, add_dead_letters, numbered, sent, state
 from tests.redis.worker.workers import entries, leftovers, working
 
 # Reading
@@ -28,8 +28,8 @@ def test_dead_jobs_are_read_queue_by_queue_and_the_oldest_first(
     app: App, redis_client: "redis.Redis"
 ) -> None:
     assert list(app.dlq.read()) == []
-    bury(app, redis_client, *numbered(250))
-    bury(app, redis_client, "s", queue="slow")
+    add_dead_letters(app, redis_client, *numbered(250))
+    add_dead_letters(app, redis_client, "s", queue="slow")
     jobs = list(app.dlq.read())
     assert [(job.queue, job.id) for job in jobs] == [(QUEUE, each) for each in numbered(250)] + [
         ("slow", "s")
@@ -43,9 +43,9 @@ def test_dead_jobs_are_read_queue_by_queue_and_the_oldest_first(
 
 
 def test_a_choice_narrows_what_is_read_and_counted(app: App, redis_client: "redis.Redis") -> None:
-    bury(app, redis_client, "a", "b")
-    bury(app, redis_client, "c", task="bank.pay", error="OSError")
-    entry = bury(app, redis_client, "d", task="bank.pay", error="OSError", reason="poisoned")[0]
+    add_dead_letters(app, redis_client, "a", "b")
+    add_dead_letters(app, redis_client, "c", task="bank.pay", error="OSError")
+    entry = add_dead_letters(app, redis_client, "d", task="bank.pay", error="OSError", reason="poisoned")[0]
 
     def ids(**choice: Any) -> str:
         return "".join(job.id for job in app.dlq.read(**choice))
@@ -67,7 +67,7 @@ def test_an_age_goes_by_the_time_of_death_on_the_clock_of_redis(
 ) -> None:
     now: Any = redis_client.time()
     for job_id, age in (("old", 7200), ("middle", 3600), ("new", 60)):
-        bury(app, redis_client, job_id, at=f"{(now[0] - age) * 1000}-0")
+        add_dead_letters(app, redis_client, job_id, at=f"{(now[0] - age) * 1000}-0")
 
     def ids(**choice: Any) -> list[str]:
         return [job.id for job in app.dlq.read(**choice)]
@@ -84,7 +84,7 @@ def test_damaged_dead_letter_is_read_and_purged_but_not_replayed(
     app: App, redis_client: "redis.Redis"
 ) -> None:
     keys = app.queue(QUEUE)
-    bury(app, redis_client, "good")
+    add_dead_letters(app, redis_client, "good")
     for job in (b"", b"\xff\xfe", b"[" * 100_000, b'{"v":9}', b'{"id":"odd"}'):
         redis_client.xadd(keys.dead, {b"job": job, b"document": b"\xff"})
     redis_client.xadd(keys.dead, {b"nonsense": b"\x00"})
@@ -143,7 +143,7 @@ async def test_replayed_job_does_not_show_its_old_failure(app: App) -> None:
 def test_a_replayed_job_keeps_what_it_was_and_loses_what_it_suffered(
     app: App, redis_client: "redis.Redis"
 ) -> None:
-    bury(app, redis_client, "a", reason="poisoned", expires=1.0, sections={"bank": 3}, trace="t")
+    add_dead_letters(app, redis_client, "a", reason="poisoned", expires=1.0, sections={"bank": 3}, trace="t")
     assert app.dlq.replay().done == 1
     (fields,) = entries(redis_client, app.queue(QUEUE).stream)
     assert json.loads(fields[b"job"]) == {"v": 1, "id": "a", "task": "shop.t", "trace": "t", "replays": 1}
@@ -154,8 +154,8 @@ def test_a_replayed_job_keeps_what_it_was_and_loses_what_it_suffered(
 
 def test_a_key_is_taken_again_unless_another_live_job_has_it(app: App, redis_client: "redis.Redis") -> None:
     keys = app.queue(QUEUE)
-    bury(app, redis_client, "a", "b", "c", key="order-7")
-    bury(app, redis_client, "d", key="order-8")
+    add_dead_letters(app, redis_client, "a", "b", "c", key="order-7")
+    add_dead_letters(app, redis_client, "d", key="order-8")
     message = encode(Command(v=1, id="alive", task="shop.t", key="order-8"))
     app.perform(jobs_calls.publish_unique(keys, [("alive", message, "", "shop.t order-8", None)]))
     tally = app.dlq.replay()
@@ -170,7 +170,7 @@ def test_a_key_is_taken_again_unless_another_live_job_has_it(app: App, redis_cli
 
 @pytest.mark.plants
 def test_a_job_whose_id_is_alive_again_stays_dead(app: App, redis_client: "redis.Redis") -> None:
-    bury(app, redis_client, "a", "b")
+    add_dead_letters(app, redis_client, "a", "b")
     for job_id, place in (("a", "S9-9"), ("b", "R")):
         redis_client.hset(app.queue(QUEUE).jobs, job_id, place)
     assert app.dlq.replay().left == {"alive": 2}
@@ -182,7 +182,7 @@ def test_a_job_whose_id_is_alive_again_stays_dead(app: App, redis_client: "redis
 
 
 def test_what_is_done_twice_is_done_once(app: App, redis_client: "redis.Redis") -> None:
-    bury(app, redis_client, "a", "b")
+    add_dead_letters(app, redis_client, "a", "b")
     jobs = list(app.dlq.read())
     words = [(job.entry, job.id, job.raw, "") for job in jobs]
     keys = app.queue(QUEUE)
@@ -201,7 +201,7 @@ def test_what_is_done_twice_is_done_once(app: App, redis_client: "redis.Redis") 
 
 
 def test_a_dry_run_changes_nothing(app: App, redis_client: "redis.Redis") -> None:
-    bury(app, redis_client, *numbered(3))
+    add_dead_letters(app, redis_client, *numbered(3))
     before = redis_client.xrange(app.queue(QUEUE).dead)
     assert app.dlq.replay(dry_run=True, limit=2) == DeadLetterTally(matched=2)
     assert app.dlq.purge(dry_run=True) == DeadLetterTally(matched=3)
@@ -210,7 +210,7 @@ def test_a_dry_run_changes_nothing(app: App, redis_client: "redis.Redis") -> Non
 
 
 def test_a_rate_is_kept_and_progress_is_told(app: App, redis_client: "redis.Redis") -> None:
-    bury(app, redis_client, *numbered(12))
+    add_dead_letters(app, redis_client, *numbered(12))
     told: list[int] = []
     began = time.monotonic()
     tally = app.dlq.replay(rate=40, progress=lambda so_far: told.append(so_far.done))
@@ -226,8 +226,8 @@ def test_a_rate_is_kept_and_progress_is_told(app: App, redis_client: "redis.Redi
 
 
 def test_purged_jobs_are_gone_for_good(app: App, redis_client: "redis.Redis") -> None:
-    bury(app, redis_client, *numbered(205))
-    bury(app, redis_client, "z", task="bank.pay")
+    add_dead_letters(app, redis_client, *numbered(205))
+    add_dead_letters(app, redis_client, "z", task="bank.pay")
     tally = app.dlq.purge(task="shop.*")
     assert (tally.matched, tally.done, tally.causes) == (205, 205, {"shop.t exhausted ValueError": 205})
     assert [job.id for job in app.dlq.read()] == ["z"]
@@ -261,7 +261,7 @@ async def told_in_a_loop(app: App) -> None:
 
 @pytest.mark.parametrize("loop", [asyncio.run, trio.run], ids=["asyncio", "trio"])
 def test_both_loops_have_the_same(loop: Callable[..., Awaitable[None]], app: App, redis_client: Any) -> None:
-    bury(app, redis_client, *numbered(9))
+    add_dead_letters(app, redis_client, *numbered(9))
     if loop is asyncio.run:
         asyncio.run(told_in_a_loop(app))
     else:
@@ -275,8 +275,8 @@ def test_pages_of_any_size_are_the_whole_list_in_its_order(
 ) -> None:
     for queue in ("mail", "cpu", "slow"):  # entries of the same id in all queues, and some more
         for ms in range(1, 13):
-            bury(app, redis_client, f"{queue}-{ms}", queue=queue, at=f"{1763713000000 + ms}-0")
-    bury(app, redis_client, "late", queue="cpu", at="1763713000999-7")
+            add_dead_letters(app, redis_client, f"{queue}-{ms}", queue=queue, at=f"{1763713000000 + ms}-0")
+    add_dead_letters(app, redis_client, "late", queue="cpu", at="1763713000999-7")
     whole = list(app.dlq.read(newest_first=newest_first))
     assert len({job.id for job in whole}) == 37
     order = (lambda job: (-job.died, job.queue)) if newest_first else (lambda job: (job.queue, job.died))
@@ -299,8 +299,8 @@ def test_pages_of_any_size_are_the_whole_list_in_its_order(
 async def test_the_newest_can_be_chosen_by_age_and_filter_too(app: App, redis_client: "redis.Redis") -> None:
     def plant() -> None:
         for number in range(30):
-            bury(app, redis_client, f"old-{number}", at=f"1763713000000-{number}")
-        bury(app, redis_client, *(f"new-{number}" for number in range(30)), queue="mail")
+            add_dead_letters(app, redis_client, f"old-{number}", at=f"1763713000000-{number}")
+        add_dead_letters(app, redis_client, *(f"new-{number}" for number in range(30)), queue="mail")
 
     await trio.to_thread.run_sync(plant)
     jobs = [job.id async for job in app.dlq.aread(newest_first=True, newer_than=60, limit=3)]
@@ -323,7 +323,7 @@ def test_a_place_that_makes_no_sense_is_refused(
     app: App, redis_client: "redis.Redis", choice: DeadJobFilter, says: str
 ) -> None:
     for queue in ("mail", "cpu"):
-        bury(app, redis_client, "a", queue=queue)
+        add_dead_letters(app, redis_client, "a", queue=queue)
     with pytest.raises(Misconfigured, match=says):
         list(app.dlq.read(**choice))
     with pytest.raises(UnknownQueue, match="no queue 'mial' here; did you mean 'mail'"):

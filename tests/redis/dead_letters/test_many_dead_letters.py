@@ -14,13 +14,13 @@ import trio
 from celery5 import App, current_job
 from celery5.broker.calls import queues
 from celery5.dead_letters.queues import DeadLetterTally
-from tests.redis.dead_letters.many_dead_letters import QUEUE, bury, numbered, sent
+from tests.redis.dead_letters.many_dead_letters import QUEUE, add_dead_letters, numbered, sent
 from tests.redis.worker.workers import until_async, working
 
 
 def test_two_who_replay_at_once_replay_each_job_once(app: App, redis_client: "redis.Redis") -> None:
     ids = numbered(600)
-    bury(app, redis_client, *ids)
+    add_dead_letters(app, redis_client, *ids)
     tallies: list[DeadLetterTally] = []
     replaying = [threading.Thread(target=lambda: tallies.append(app.dlq.replay())) for _ in range(3)]
     for each in replaying:
@@ -44,7 +44,7 @@ async def test_jobs_are_replayed_while_workers_run_them(app: App, redis_client: 
             raise ValueError("never")
 
     ids = numbered(300)
-    await trio.to_thread.run_sync(lambda: bury(app, redis_client, *ids))
+    await trio.to_thread.run_sync(lambda: add_dead_letters(app, redis_client, *ids))
     async with working(app):
         tally = await app.dlq.areplay()
         assert tally.done == 300  # those that die meanwhile are not replayed in the same go
@@ -74,7 +74,7 @@ def test_one_who_is_killed_while_replaying_has_replayed_some_and_lost_none(
     app: App, redis_client: "redis.Redis"
 ) -> None:
     ids = numbered(5000)
-    bury(app, redis_client, *ids)
+    add_dead_letters(app, redis_client, *ids)
     script = textwrap.dedent(REPLAYING).format(name=app.name, url=app.settings.broker)
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
     assert process.stdout is not None
@@ -96,12 +96,12 @@ def test_one_who_is_killed_while_replaying_has_replayed_some_and_lost_none(
 
 def test_no_trip_is_long_however_many_are_dead(app: App, redis_client: "redis.Redis") -> None:
     """Batches are of at most 100 jobs, and smaller when the jobs are large."""
-    bury(app, redis_client, *numbered(2500))
+    add_dead_letters(app, redis_client, *numbered(2500))
     sizes: list[int] = []
     app.dlq.replay(progress=lambda tally: sizes.append(tally.matched))
     assert max(after - before for before, after in pairwise([0, *sizes])) == 100
     assert len(sizes) == 26
-    bury(app, redis_client, *[f"large{number}" for number in range(30)], trace="x" * 1_000_000)
+    add_dead_letters(app, redis_client, *[f"large{number}" for number in range(30)], trace="x" * 1_000_000)
     sizes.clear()
     app.dlq.purge(progress=lambda tally: sizes.append(tally.matched))
     assert sizes[-1] == 30

@@ -28,7 +28,7 @@ def broken(url: str, app_name: str) -> App:
     return declare(App(app_name, broker=url, **SETTINGS))
 
 
-async def bury(app: App, *, why: str, count: int, queue: str = "crm") -> None:
+async def make_dead(app: App, *, why: str, count: int, queue: str = "crm") -> None:
     """Have so many jobs die of one cause."""
     before = (await app.ainfo()).dead
     await app.asend_many(
@@ -75,9 +75,9 @@ async def read_all(app: App) -> dict[str, dict[str, tuple[int, int]]]:
 
 async def test_each_cause_has_the_same_count_and_beginning_everywhere(broken: App) -> None:
     before = int(time.time())
-    await bury(broken, why="old", count=FIRST)
+    await make_dead(broken, why="old", count=FIRST)
     between = int(time.time()) + 1
-    await bury(broken, why="new", count=NEWER)
+    await make_dead(broken, why="new", count=NEWER)
     found = await read_all(broken)
     (expected, *_) = found.values()
     assert {name for name, shown in found.items() if shown != expected} == set(), found
@@ -102,7 +102,7 @@ async def test_a_new_cause_is_not_said_to_last_as_long_as_its_task_fails(
         at: {"break": (0, 5) if at >= begin else (20, 0)} for at in range(begin - 600, int(now) - 60, 60)
     }
     seed_history(redis_client, broken, "crm", minutes, now)
-    await bury(broken, why="new", count=3)
+    await make_dead(broken, why="new", count=3)
     surfaces = Surfaces(broken)
     shown = next(one for one in (await broken.metrics.aoverview()).tasks if one.name == "break")
     assert shown.failing_since == begin
@@ -132,9 +132,9 @@ async def test_a_cause_on_two_queues_began_with_the_first_of_both_everywhere(
     now = time.time()
     minutes: dict[int, Ended] = {int(now) // 60 * 60 - 120: {"break": (0, 5)}}
     seed_history(redis_client, broken, "crm", minutes, now)
-    await bury(broken, why="old", count=1)
+    await make_dead(broken, why="old", count=1)
     first = (await broken.dlq.agroups()).groups[0].first_died
-    await bury(broken, why="old", count=1, queue="web")
+    await make_dead(broken, why="old", count=1, queue="web")
     (group,) = (await broken.dlq.agroups()).groups
     assert (group.count, group.first_died, group.queues) == (2, first, ("crm", "web"))
     assert await read_first(broken) == {"overview": first, "JSON API": first}
@@ -155,7 +155,7 @@ async def read_first(app: App) -> dict[str, float | None]:
 
 
 async def test_causes_are_counted_down_as_their_jobs_leave(broken: App, redis_client: "redis.Redis") -> None:
-    await bury(broken, why="old", count=4)
+    await make_dead(broken, why="old", count=4)
     causes = broken.queue("crm").dead_causes
     (group,) = (await broken.dlq.agroups()).groups
     await broken.dlq.apurge(ids=[group.ids[0]])
@@ -175,7 +175,7 @@ async def test_causes_are_bounded_and_further_ones_are_counted_together(
     causes = broken.queue("crm").dead_causes
     fields = [f"{what} {number:012x}" for number in range(1000) for what in ("count", "first", "last")]
     redis_client.hset(causes, mapping=dict.fromkeys(fields, 1))
-    await bury(broken, why="old", count=2)
+    await make_dead(broken, why="old", count=2)
     assert redis_client.hget(causes, "count others") == b"2"
     assert redis_client.hlen(causes) == 3003
     assert [group.count for group in (await broken.dlq.agroups()).groups] == [2]
@@ -185,9 +185,9 @@ async def test_causes_are_bounded_and_further_ones_are_counted_together(
 async def test_jobs_that_died_before_causes_were_counted_are_in_the_count(
     broken: App, redis_client: "redis.Redis"
 ) -> None:
-    await bury(broken, why="old", count=3)
+    await make_dead(broken, why="old", count=3)
     redis_client.delete(broken.queue("crm").dead_causes)
     assert [group.count for group in (await broken.dlq.agroups()).groups] == [3]
-    await bury(broken, why="old", count=1)
+    await make_dead(broken, why="old", count=1)
     assert [one.count for one in (await broken.dlq.agroups()).groups] == [4]
     await broken.dlq.apurge()

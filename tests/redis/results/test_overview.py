@@ -13,7 +13,7 @@ from celery5.broker.calls import cluster, jobs, leases, queues
 from celery5.errors import BlockingInEventLoop, UnknownQueue
 from celery5.protocol.job.messages import Command, encode
 from celery5.results import JobDetails
-from tests.redis.dead_letters.many_dead_letters import bury
+from tests.redis.dead_letters.many_dead_letters import add_dead_letters
 from tests.redis.worker.workers import LEASE, working
 
 
@@ -89,7 +89,7 @@ async def test_a_job_is_found_in_every_state_wherever_it_is(app: App) -> None:
 
 
 def test_a_dead_job_tells_its_failure_when_its_document_has_expired(app: App, redis_client: Any) -> None:
-    (dead_entry,) = bury(app, redis_client, "a")
+    (dead_entry,) = add_dead_letters(app, redis_client, "a")
     redis_client.delete(app.queue("default").result("a"))
     dead = app.find("a")
     assert dead is not None
@@ -102,7 +102,7 @@ def test_a_dead_job_tells_its_failure_when_its_document_has_expired(app: App, re
 def test_waiter_of_a_dead_job_is_told_when_its_document_expired(
     colour: str, app: App, redis_client: Any
 ) -> None:
-    bury(app, redis_client, "a", "b")
+    add_dead_letters(app, redis_client, "a", "b")
     redis_client.delete(app.queue("default").result("a"), app.queue("default").result("b"))
     handles: list[AsyncResult[Any]] = [app.result(each) for each in ("a", "b", "nobody")]
     one, other, nobody = handles
@@ -138,7 +138,7 @@ async def test_an_application_is_seen_before_and_after_it_has_workers(
     empty = await app.ainfo()
     assert (empty.app, empty.queues, empty.unfinished, empty.dead, empty.workers) == (app.name, {}, 0, 0, ())
     await app.asend_many([task.s(), task.s(), task.options(countdown=90).s()])
-    await trio.to_thread.run_sync(lambda: bury(app, redis_client, "d", queue="other"))
+    await trio.to_thread.run_sync(lambda: add_dead_letters(app, redis_client, "d", queue="other"))
     before = (await app.ainfo()).queues
     slow, other = before["slow"], before["other"]
     assert (slow.waiting, slow.running, slow.scheduled, slow.dead, slow.workers) == (2, 0, 1, 0, ())

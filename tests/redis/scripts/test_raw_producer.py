@@ -113,11 +113,11 @@ async def test_a_job_in_plain_json_fails_retries_and_dies_as_any_other(
         "ValueError",
         "no",
     )
-    graves = {
+    dead_letters = {
         json.loads(fields[b"document"])["reason"]: fields for _, fields in redis_client.xrange(keys.dead)
     }
-    assert set(graves) == {"exhausted", "unknown-task", "bad-arguments", "corrupt"}
-    buried = json.loads(graves["exhausted"][b"job"])
+    assert set(dead_letters) == {"exhausted", "unknown-task", "bad-arguments", "corrupt"}
+    buried = json.loads(dead_letters["exhausted"][b"job"])
     assert buried["ours"] == [1.10]
     assert [each.get("attempt", 1) for each in buried["failures"]] == [1, 2]
 

@@ -56,9 +56,9 @@ def test_a_message_that_makes_no_sense_is_never_lost_with_its_worker(queue: Queu
     assert queue.recover("w") == leases.RecoveryResult(
         worker="w", requeued=1, dead_lettered=1, has_more=False
     )
-    ((_, kept, grave),) = queue(jobs.list_dead_jobs(queue.keys, count=9))
+    ((_, kept, dead_letter),) = queue(jobs.list_dead_jobs(queue.keys, count=9))
     assert kept == message
-    assert document(queue) == json.loads(grave)
+    assert document(queue) == json.loads(dead_letter)
     assert document(queue)["attempt"] == 1
     assert not queue.client.exists(queue.keys.leases)
 
@@ -199,8 +199,8 @@ async def test_a_job_that_no_worker_here_can_read_ends_as_dead_and_frees_its_key
         await until(lambda: redis_client.xlen(keys.dead) == 3)
         assert [await app.result(each).astatus() for each in "ab"] == ["DEAD", "DEAD"]
     assert not redis_client.exists(keys.unique)
-    (grave, *_), *_ = queue(jobs.list_dead_jobs(keys, count=9))
-    assert redis_client.hget(keys.jobs, "a") == b"X" + grave.encode()
+    (dead_letter, *_), *_ = queue(jobs.list_dead_jobs(keys, count=9))
+    assert redis_client.hget(keys.jobs, "a") == b"X" + dead_letter.encode()
 
 
 def test_revoking_a_job_whose_message_is_gone_frees_its_key(queue: Queue) -> None:

@@ -286,8 +286,8 @@ def test_job_that_kills_too_many_workers_dies_as_poisoned(queue: Queue) -> None:
     assert document["failure"]["worker"] == document["worker"] == "w3"
     assert "3 times" in document["failure"]["message"]
     assert abs(document["finished"] - time.time()) < 60
-    ((_, message, grave),) = queue(jobs.list_dead_jobs(queue.keys, count=9))
-    assert (message, json.loads(grave)) == (command("a"), document)
+    ((_, message, dead_letter),) = queue(jobs.list_dead_jobs(queue.keys, count=9))
+    assert (message, json.loads(dead_letter)) == (command("a"), document)
 
 
 @pytest.mark.parametrize(

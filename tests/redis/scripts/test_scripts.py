@@ -230,8 +230,8 @@ def test_no_queue_is_ever_trimmed(queue: Queue) -> None:
         queue.settle("w", *(buried(each, json.loads(each.message)["id"]) for each in taken))
     assert queue.size() == queues.QueueSize(stream=0, in_workers=0, due=0, dead=1500)
     places = queue.client.hgetall(queue.keys.jobs)
-    graves = queue(jobs.list_dead_jobs(queue.keys, count=2000))
-    assert [places[each.encode()].decode() for each in ids] == [f"X{entry}" for entry, _, _ in graves]
+    dead_letters = queue(jobs.list_dead_jobs(queue.keys, count=2000))
+    assert [places[each.encode()].decode() for each in ids] == [f"X{entry}" for entry, _, _ in dead_letters]
 
 
 # Looking

@@ -1,5 +1,5 @@
-"""Oversized: what is larger in Redis than any message may be is buried before it is decoded, and nothing else is
-late."""
+"""Oversized: what is larger in Redis than any message may be becomes a dead letter before it is decoded, and nothing
+else is late."""
 
 from collections.abc import Iterator
 

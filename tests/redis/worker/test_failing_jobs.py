@@ -1,4 +1,4 @@
-"""Failing: jobs that fail are tried again; those that cannot be run are buried with the reason; the worker lives."""
+"""Failing: jobs that fail are tried again; jobs that cannot run become dead letters with the reason; workers live."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Sections: parts of a task that are tried again, ignored or buried by rules of their own, on a worker."""
+"""Sections: parts of a task that are tried again, ignored or given up by rules of their own, on a worker."""
 
 import asyncio
 import json

@@ -11,7 +11,7 @@ import redis
 from celery5.cli.main import cli
 from celery5.protocol.audit import ACTIONS, is_action
 from celery5.protocol.events.messages import Subscription
-from tests.redis.dead_letters.many_dead_letters import bury
+from tests.redis.dead_letters.many_dead_letters import add_dead_letters
 from tests.story.cli.commands import celery5
 from tests.story.cli.test_terminal import leaves
 from tests.story.conftest import Desk
@@ -142,7 +142,7 @@ def test_every_command_is_an_action_or_is_known_to_be_none() -> None:
 def stocked(desk: Desk, redis_client: "redis.Redis") -> Iterator[Desk]:
     """An application with something of everything."""
     app, keys = desk.app, desk.app.keys
-    bury(app, redis_client, "dead", task="shop.add")
+    add_dead_letters(app, redis_client, "dead", task="shop.add")
     app.schedule.add(app.tasks["shop.whose"].s(), 3600.0, name="nightly")
     app.workflows.start(app.tasks["shop.whose"].s() >> app.tasks["shop.whose"].s(), id="night-1")
     redis_client.zadd(keys.live_processes("controller"), {"ctl:abc": (time.time() + 60) * 1000})

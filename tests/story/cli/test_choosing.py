@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from celery5.cli.terminal.filters import is_narrowed, parse_selection, selection_flags
-from tests.redis.dead_letters.many_dead_letters import bury
+from tests.redis.dead_letters.many_dead_letters import add_dead_letters
 from tests.story.conftest import Desk
 
 LONG_AGO = f"{int((time.time() - 7200) * 1000)}-1"
@@ -41,8 +41,8 @@ def meant(desk: Desk, *words: str) -> list[str]:
 
 def test_each_flag_alone_leaves_some_out(desk: Desk, redis_client: Any) -> None:
     old = {"queue": "slow", "task": "bank.pay", "error": "OSError", "reason": "poisoned"}
-    bury(desk.app, redis_client, "old", at=LONG_AGO, **old)
-    bury(desk.app, redis_client, "new")
+    add_dead_letters(desk.app, redis_client, "old", at=LONG_AGO, **old)
+    add_dead_letters(desk.app, redis_client, "new")
     document = b'{"v":1,"id":"sunk","task":"t","state":"SUCCESS"}'
     redis_client.xadd(
         desk.app.queue("default").dead, {"sink": "table", "document": document, "failure": b"{"}

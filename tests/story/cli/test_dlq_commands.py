@@ -17,7 +17,7 @@ from celery5 import JobState
 from celery5.cli.terminal.output import clean_lines, format_cell, format_time
 from celery5.protocol.durations import format_duration
 from celery5.protocol.job.states import FINISHED
-from tests.redis.dead_letters.many_dead_letters import bury, sent, state
+from tests.redis.dead_letters.many_dead_letters import add_dead_letters, sent, state
 from tests.story.cli.commands import COMMAND, LIMIT, Ended, Serving, celery5, environment, until
 from tests.story.conftest import Desk
 
@@ -58,9 +58,9 @@ def test_times_for_people() -> None:
 
 
 def test_dead_jobs_are_read_and_counted(desk: Desk, redis_client: "redis.Redis") -> None:
-    bury(desk.app, redis_client, *(f"j{number}" for number in range(3)))
+    add_dead_letters(desk.app, redis_client, *(f"j{number}" for number in range(3)))
     time.sleep(0.002)  # entries of one millisecond in two queues have no order
-    (entry,) = bury(
+    (entry,) = add_dead_letters(
         desk.app, redis_client, "p", task="bank.pay", error="OSError", reason="poisoned", queue="slow"
     )
     head, *rows = desk("dlq", "read").splitlines()
@@ -178,8 +178,8 @@ def test_a_job_that_was_revoked_or_expired_says_so(desk: Desk) -> None:
 
 
 def test_dead_jobs_are_replayed(desk: Desk, redis_client: "redis.Redis") -> None:
-    bury(desk.app, redis_client, "a", "b")
-    bury(desk.app, redis_client, "c", task="bank.pay")
+    add_dead_letters(desk.app, redis_client, "a", "b")
+    add_dead_letters(desk.app, redis_client, "c", task="bank.pay")
     assert desk("dlq", "replay", "--task", "shop.*", "--dry-run") == (
         "2 dead jobs, would be replayed:\n  2  shop.t exhausted ValueError\n"
     )
@@ -204,7 +204,7 @@ def test_dead_jobs_are_replayed(desk: Desk, redis_client: "redis.Redis") -> None
 
 
 def test_what_cannot_be_replayed_is_an_error(desk: Desk, redis_client: Any) -> None:
-    bury(desk.app, redis_client, "a", "b", key="k")
+    add_dead_letters(desk.app, redis_client, "a", "b", key="k")
     redis_client.xadd(desk.app.queue("default").dead, {"job": b"\xff", "document": b""})
     ended = celery5("-A", "shop", "dlq", "replay", cwd=desk.folder)
     assert ended.code == 1
@@ -221,7 +221,7 @@ def test_what_cannot_be_replayed_is_an_error(desk: Desk, redis_client: Any) -> N
 
 @pytest.mark.parametrize("verb", ["read", "count", "replay", "purge"])
 def test_missing_id_is_an_error_but_an_empty_filter_is_not(desk: Desk, redis_client: Any, verb: str) -> None:
-    bury(desk.app, redis_client, "a", "b")
+    add_dead_letters(desk.app, redis_client, "a", "b")
     words = ("--task", "nobody.*") if verb in ("read", "purge") else ("--id", "a", "--error", "KeyError")
     said = "no dead jobs match; celery5 dlq count shows those that there are\n"
     assert desk("dlq", verb, *words) == said
@@ -235,8 +235,8 @@ def test_missing_id_is_an_error_but_an_empty_filter_is_not(desk: Desk, redis_cli
 
 
 def test_dead_jobs_are_purged(desk: Desk, redis_client: "redis.Redis") -> None:
-    bury(desk.app, redis_client, "a", "b")
-    bury(desk.app, redis_client, "c", reason="poisoned")
+    add_dead_letters(desk.app, redis_client, "a", "b")
+    add_dead_letters(desk.app, redis_client, "c", reason="poisoned")
     assert desk("dlq", "purge", "--dry-run").startswith("3 dead jobs, would be purged:\n")
     told = json.loads(desk("dlq", "purge", "--reason", "poisoned", "--json"))
     assert (told["matched"], told["purged"], told["causes"]) == (1, 1, {"shop.t poisoned ValueError": 1})
@@ -250,7 +250,7 @@ def test_dead_jobs_are_purged(desk: Desk, redis_client: "redis.Redis") -> None:
 def test_a_purge_of_everything_asks_first(
     desk: Desk, redis_client: Any, answer: bytes, code: int, left: int
 ) -> None:
-    bury(desk.app, redis_client, "a")
+    add_dead_letters(desk.app, redis_client, "a")
     parent, child = pty.openpty()
     process = subprocess.Popen(
         [*COMMAND, "-A", "shop", "dlq", "purge"],
@@ -277,7 +277,7 @@ def test_a_signal_in_the_middle_says_how_far_it_came(
     desk: Desk, redis_client: Any, number: signal.Signals
 ) -> None:
     ids = [f"j{number}" for number in range(100)]
-    bury(desk.app, redis_client, *ids)
+    add_dead_letters(desk.app, redis_client, *ids)
     process = subprocess.Popen(
         [*COMMAND, "-A", "shop", "dlq", "replay", "--rate", "20/s"],
         cwd=desk.folder,
@@ -304,7 +304,7 @@ def test_a_signal_in_the_middle_says_how_far_it_came(
 
 
 def test_at_a_terminal_one_sees_how_far_it_has_come(desk: Desk, redis_client: Any) -> None:
-    bury(desk.app, redis_client, *[f"j{number}" for number in range(25)])
+    add_dead_letters(desk.app, redis_client, *[f"j{number}" for number in range(25)])
     parent, child = pty.openpty()
     done = subprocess.run(
         [*COMMAND, "-A", "shop", "dlq", "purge", "--yes"],
@@ -331,7 +331,7 @@ def test_the_application_at_a_glance(desk: Desk, redis_client: "redis.Redis") ->
     assert empty.splitlines()[0].startswith(f"{desk.app.name} at ")
     assert empty.endswith("\nno queues yet: nothing was sent\n")
     desk.app.send_many([shop.add.s(1, 2), shop.add.options(countdown=60).s(1, 2), shop.multiply.s(2, 3)])
-    bury(desk.app, redis_client, "a")
+    add_dead_letters(desk.app, redis_client, "a")
     told = desk("info")
     due, ago = r"in (60 s|5\d(\.\d)? s|1 min)", r"(just now|\S+ \S+ ago)"
     assert re.search(rf"(?m)^default +1 +1 +{ago} +0 +0 +1 +{due} +1 +{ago} +0 +0 +nobody works on it$", told)
@@ -344,8 +344,8 @@ def test_the_application_at_a_glance(desk: Desk, redis_client: "redis.Redis") ->
 
 
 def test_dead_jobs_are_shown_by_what_made_them_fail(desk: Desk, redis_client: "redis.Redis") -> None:
-    bury(desk.app, redis_client, "a", "b")
-    bury(desk.app, redis_client, "c", error="OSError", queue="slow")
+    add_dead_letters(desk.app, redis_client, "a", "b")
+    add_dead_letters(desk.app, redis_client, "c", error="OSError", queue="slow")
     first, second = desk("dlq", "groups").splitlines()[1:]
     assert first.split()[1:5] == ["2", "shop.t", "ValueError:", "ValueError"]
     assert second.split()[-1] == "slow"

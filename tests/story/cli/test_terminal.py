@@ -25,7 +25,7 @@ from celery5.cli.terminal.output import clean_lines, format_cell
 from celery5.protocol.commands.definitions import CommandReply
 from celery5.protocol.limits import LimitOverride, Suspension
 from celery5.protocol.masking import escape_json, escape_text
-from tests.redis.dead_letters.many_dead_letters import bury
+from tests.redis.dead_letters.many_dead_letters import add_dead_letters
 from tests.story.conftest import Desk
 
 BAD = "\x1b]52;c;QUJD\x07\x9b31m\x7f\u202e\u2066\u200f\x00\x08"
@@ -192,8 +192,8 @@ def poisoned(desk: Desk, redis_client: "redis.Redis") -> Iterator[_Forger]:
     """An application in whose keys an enemy has written all that can be written."""
     app, keys, client = desk.app, desk.app.keys, redis_client
     queue, soon = keys.for_queue("default"), (time.time() + 60) * 1000
-    bury(app, client, POISON, "job1", task=POISON, error=POISON, key=POISON)
-    bury(app, client, "job2", queue=POISON, task=POISON)
+    add_dead_letters(app, client, POISON, "job1", task=POISON, error=POISON, key=POISON)
+    add_dead_letters(app, client, "job2", queue=POISON, task=POISON)
     client.sadd(keys.queues, POISON, "default")
     client.sadd(keys.paused, POISON, "default")
     client.zadd(queue.leases, {POISON: soon, "ghost:abc": soon})

@@ -11,7 +11,7 @@ from celery5 import every
 from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.cli.main import cli
 from celery5.cli.terminal.errors import run_reporting_errors
-from tests.redis.dead_letters.many_dead_letters import bury
+from tests.redis.dead_letters.many_dead_letters import add_dead_letters
 from tests.story.cli.commands import Ended, celery5
 from tests.story.conftest import Desk
 
@@ -50,9 +50,9 @@ def pair(
         call = one.app.signature(f"shop.{task}", 2, 3)
         one.app.send_many([call])
         one.app.schedule.add(call, every(3600), name=task)
-    bury(one.app, redis_client, "dead-here")
+    add_dead_letters(one.app, redis_client, "dead-here")
     with redis.Redis.from_url(own_server.url) as client:
-        bury(one.app, client, "dead-there", queue="slow")
+        add_dead_letters(one.app, client, "dead-there", queue="slow")
     own_server.kill()
     yield one
     one.app.close()
