@@ -84,9 +84,12 @@ class Audit:
             Misconfigured: An argument makes no sense.
             BrokerError: The default broker cannot be reached, or refuses.
         """
-        since_ms = _check(count, action, since, before)
+        since_ms = _check(count, since, before)
         redis = await self._app.connections.get_async_driver()
-        return await _list(self._app, redis, count, action, who, since_ms, before)
+        entries = await _list(self._app, redis, count, action, who, since_ms, before)
+        if not entries:
+            _check_action(action)  # one that has entries is there, whoever has written them
+        return entries
 
     list: Final = blocking(alist)
 
@@ -109,14 +112,18 @@ class Audit:
     record_sending: Final = blocking(arecord_sending)
 
 
-def _check(count: object, action: str, since: float | datetime | None, before: str) -> int:
-    """Return the time in ms since 1970. Raises Misconfigured."""
-    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        raise Misconfigured(f"count is {count!r}: give 1 or more")
+def _check_action(action: str) -> None:
+    """Raise Misconfigured for a name that no action has."""
     nouns = {*(name.partition(":")[0] for name in ACTIONS), *PROCESS_NOUNS}
     if action and action not in nouns and not is_action(action):
         hint = did_you_mean(action, [*ACTIONS, *nouns], otherwise=f"nouns are {', '.join(sorted(nouns))}")
         raise Misconfigured(f"no action {action!r}; {hint}")
+
+
+def _check(count: object, since: float | datetime | None, before: str) -> int:
+    """Return the time in ms since 1970. Raises Misconfigured."""
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise Misconfigured(f"count is {count!r}: give 1 or more")
     if before and not is_entry_id(before):
         raise Misconfigured(f"before is {before!r}: give the id of an entry, such as 1764000000000-0")
     if since is None:

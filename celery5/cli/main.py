@@ -50,7 +50,8 @@ COMMANDS: Mapping[str, str] = {
 }
 """The commands and groups of commands in `celery5.cli.commands`, by name, with the first sentence of their help.
 
-`celery5 --help` shows these sentences without importing any command.
+`celery5 --help` shows these sentences without importing any command. Every other noun of an operation is a group of
+commands, too, and needs no module: its help is what the module of its operations says of itself.
 """
 COMMAND_MODULES = {
     "doctor": "info",
@@ -73,7 +74,7 @@ class CommandTree(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands, sorted."""
-        return sorted(COMMANDS)
+        return sorted({*COMMANDS, *_list_nouns()})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return the command of this name, or None.
@@ -87,13 +88,18 @@ class CommandTree(click.Group):
                 )
                 if COMPLETION_VARIABLE in os.environ:
                     import_module("celery5.cli.commands.completion").add_name_completion(self.commands[name])
+        if cmd_name not in self.commands and cmd_name in _list_nouns():
+            from celery5.cli.terminal.operation_commands import make_group_of
+
+            self.add_command(make_group_of(cmd_name))
         return super().get_command(ctx, cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the names and the summaries of all commands, as click does, but without importing them."""
-        names = self.list_commands(ctx)
+        texts = {**_list_nouns(), **COMMANDS}
+        names = sorted(texts)
         limit = formatter.width - 6 - max(map(len, names))
-        rows = [(name, click.Command(name, help=COMMANDS[name]).get_short_help_str(limit)) for name in names]
+        rows = [(name, click.Command(name, help=texts[name]).get_short_help_str(limit)) for name in names]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 
@@ -105,6 +111,15 @@ class CommandTree(click.Group):
         if args and (is_runnels or args[0] not in COMMANDS) and (hint := _find_hint(args)):
             raise click.UsageError(f"No such command {args[is_runnels]!r}{hint}", ctx)
         return super().resolve_command(ctx, args)
+
+
+def _list_nouns() -> Mapping[str, str]:
+    """Return the nouns of all operations, with the help of a group of commands."""
+    from celery5.operations.table import OPERATIONS
+
+    return {
+        one.noun: (sys.modules[one.function.__module__].__doc__ or "").strip() for one in OPERATIONS.values()
+    }
 
 
 def _find_hint(words: list[str]) -> str:

@@ -148,6 +148,7 @@ class Site:
             "fields": make_fields(operation, {name: "\n".join(texts) for name, texts in values.items()}),
             "back": back,
             "result": result,
+            "columns": operation.shown_columns if isinstance(result, list) or operation.columns else (),
             "problem": problem,
         }
         status = 200 if problem is None else problem.status

@@ -65,7 +65,7 @@ async def find_begun(app: "App", asked: OneBulkAction) -> str:
 
 async def resume_bulk_action(app: "App", asked: OneBulkAction) -> Changed:
     """Go on with an action on many jobs whose process has ended; nothing is done twice."""
-    from celery5.operations.bulk_thread import get_bulk_thread
+    from celery5.services.bulk.bulk_thread import get_bulk_thread
 
     await get_bulk_thread(app).resume(asked.id)
     return Changed(summary=f"bulk action {asked.id} goes on", count=1, bulk=asked.id)
@@ -124,7 +124,7 @@ def preview(counted: "BulkCount", things: str, done: str) -> Changed:
 
 async def begin(app: "App", request: BulkRequest, counted: "BulkCount", what: str) -> Changed:
     """Begin a bulk action whose things were counted. `what` says in words what it does."""
-    from celery5.operations.bulk_thread import get_bulk_thread
+    from celery5.services.bulk.bulk_thread import get_bulk_thread
 
     action_id = await get_bulk_thread(app).submit(request, counted)
     summary = f"bulk action {action_id} has begun: {_format(counted)} {what}"

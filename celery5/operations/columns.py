@@ -12,7 +12,7 @@ ColumnKind = Literal["value", "time", "duration"]
 
 
 @dataclass(frozen=True)
-class Column:
+class ResultColumn:
     """One column of a table, and one field of what is shown of a single thing.
 
     Args:
@@ -30,7 +30,7 @@ class Column:
         return getattr(item, self.of) if isinstance(self.of, str) else self.of(item)
 
 
-def list_columns(result: Any) -> Sequence[Column]:
+def list_columns(result: Any) -> Sequence[ResultColumn]:
     """Return a column for each field of a result, or of the items of a list, in the order that JSON has.
 
     Args:
@@ -42,4 +42,4 @@ def list_columns(result: Any) -> Sequence[Column]:
         result = get_args(result)[0]
     if not (isinstance(result, type) and issubclass(result, msgspec.Struct)):
         return ()
-    return [Column(field.encode_name, field.name) for field in msgspec.structs.fields(result)]
+    return [ResultColumn(field.encode_name, field.name) for field in msgspec.structs.fields(result)]

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_type_hints
 import msgspec
 
 from celery5.errors import CeleryError, Misconfigured
-from celery5.operations.columns import Column, list_columns
+from celery5.operations.columns import ResultColumn, list_columns
 from celery5.operations.parameters import list_parameters
 from celery5.protocol.audit import join_names
 from celery5.similar_names import did_you_mean
@@ -159,7 +159,7 @@ class Operation:
     name: str
     function: Perform
     effect: Effect = Effect.SEE
-    columns: Sequence[Column] = ()
+    columns: Sequence[ResultColumn] = ()
     find_continued: Callable[..., Awaitable[str]] | None = None
     is_recorded_later: bool = False
 
@@ -243,7 +243,7 @@ class Operation:
         return get_type_hints(self.function, localns=types, include_extras=True)["return"]
 
     @cached_property
-    def shown_columns(self) -> Sequence[Column]:
+    def shown_columns(self) -> Sequence[ResultColumn]:
         """What tables show of its result; empty where it is neither a struct nor a list of such."""
         return self.columns or list_columns(self.result)
 

@@ -132,10 +132,9 @@ def commands() -> list[str]:
 def commands_of_the_table() -> list[str]:
     """The commands in the first table of the guide to the command line; a group is named at its first command."""
     text = (DOCS / "guide" / "cli.md").read_text()
-    lines = re.search(r"(?m)^\| command \| does \|\n(?:^\|.*\n)+", text)
-    assert lines
-    found = []
-    for cell in re.findall(r"(?m)^\| (`.*?`) \|", lines[0]):
+    lines = "".join(re.findall(r"(?m)^\| command \| does .*\|\n(?:^\|.*\n)+", text))
+    found: list[str] = []
+    for cell in re.findall(r"(?m)^\| \[?(`.*?`)(?:\]\(.*?\))? \|", lines):
         first, *others = [
             " ".join(word for word in each.split() if word.islower() and word[0] not in "-[")
             for each in re.findall(r"`(.*?)`", cell)

@@ -28,7 +28,7 @@ FENCED = re.compile(r"(?ms)^ *```[^\n]*\n(.*?)^ *```$")
 SHOWN_IN_BLOCK = re.compile(r"(?:^|[\s/\"(])(celery5 +(?:-|\w).*)")
 NOT_A_COMMAND = re.compile(r"celery5 \d|celery5 CELERY5_|celery5 ~/|celery5 demo</?|celery5 doctor\"")
 """Where the word stands for the package, a tag of the journal or a folder."""
-PLACEHOLDER = re.compile(r"[A-Z][A-Z_:\[\]-]*|\.\.\.")
+PLACEHOLDER = re.compile(r"\[?[A-Z][A-Z_:\[\]-]*|\.\.\.")
 NO_COMMANDS = {"keys folder"}
 """What looks like a command of a group, and is the name of something else."""
 OF_OTHERS = {"--keda", "--most", "--init"}

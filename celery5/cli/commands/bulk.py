@@ -44,7 +44,7 @@ def _make_fields(status: BulkStatus) -> dict[str, object]:
 
 def _follow(app: "App", changed: Changed) -> Changed | BulkStatus | None:
     """Wait until a bulk action has ended that this process performs; return how it has ended."""
-    from celery5.operations.bulk_thread import get_bulk_thread
+    from celery5.services.bulk.bulk_thread import get_bulk_thread
 
     if not changed.bulk:
         return changed

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_origin
 
 import click
@@ -12,9 +13,10 @@ import msgspec
 
 from celery5.cli.terminal.errors import EXIT_FAILED, skip_unreachable
 from celery5.cli.terminal.flags import Duration
-from celery5.cli.terminal.output import echo, format_fields, format_table, to_json, to_one_line
+from celery5.cli.terminal.output import echo, format_fields, format_table, format_time, to_json, to_one_line
 from celery5.cli.terminal.target import Target
 from celery5.errors import Misconfigured
+from celery5.operations.columns import ResultColumn
 from celery5.operations.operation import Changed, Operation
 from celery5.operations.parameters import Parameter, list_parameters
 from celery5.protocol.durations import format_duration
@@ -46,8 +48,12 @@ class CommandView:
     Without a view, rows and fields are those of the result, and a change is told in its own words.
     """
 
-    # The fields of one row of a table, or of a result that is no list.
+    # The fields of one row of a table, or of a result that is no list; default: the columns of the operation.
     row: Row | None = None
+    # Prints all that there is to say, instead of what follows; it is told of `--json`.
+    show: Callable[[Finished], object] | None = None
+    # What a change has done, with the names of its parameters: `{id}: cancelled`. Default: its own words.
+    done: str = ""
     # What is shown of a list without rows.
     empty: str = "none"
     # The whole text, instead of a table or fields; '' for none.
@@ -90,6 +96,15 @@ def make_group(
     return group
 
 
+def make_group_of(noun: str) -> click.Group:
+    """Return the group of a noun whose commands need no view."""
+    from celery5.operations.table import OPERATIONS
+
+    operations = [one for one in OPERATIONS.values() if one.noun == noun]
+    text = sys.modules[operations[0].function.__module__].__doc__ or ""
+    return make_group(noun, text.strip(), operations, {})
+
+
 def make_command(operation: Operation, view: CommandView) -> click.Command:
     """Return the command of an operation."""
     parameters = list_parameters(operation.parameters)
@@ -116,13 +131,11 @@ def make_command(operation: Operation, view: CommandView) -> click.Command:
             result = perform(app, operation, asked)
             if view.follow is not None:
                 result = view.follow(app, result)
-            if wants_json:
-                echo(to_json(_get_value(view, result)))
-            elif not (isinstance(result, Changed) and result.failure and not result.count):
-                echo(_format(view, result))
             extra = {flag.name: values[flag.name] for flag in view.flags if flag.name}
             unreachable = reached.errors if reached is not None else ()
-            _end(view, Finished(app, asked, result, wants_json, extra, unreachable))
+            finished = Finished(app, asked, result, wants_json, extra, unreachable)
+            _show(operation, view, finished)
+            _end(view, finished)
 
     return click.Command(operation.verb, callback=run, params=[*options], help=view.help or operation.summary)
 
@@ -150,6 +163,17 @@ def _naming_flags(parameters: Sequence[Parameter]) -> Generator[None, None, None
 
 def _get_flag(parameter: Parameter) -> str:
     return parameter.flag or f"--{parameter.name.replace('_', '-')}"
+
+
+def _show(operation: Operation, view: CommandView, finished: Finished) -> None:
+    """Print the result."""
+    result = finished.result
+    if view.show is not None:
+        view.show(finished)
+    elif finished.wants_json:
+        echo(to_json(_get_value(view, result)))
+    elif not (isinstance(result, Changed) and result.failure and not result.count):
+        echo(_format(operation, view, finished))
 
 
 def _end(view: CommandView, finished: Finished) -> None:
@@ -180,21 +204,37 @@ def _get_value(view: CommandView, result: Any) -> object:
     return result.value if isinstance(result, Changed) and result.value is not None else result
 
 
-def _format(view: CommandView, result: Any) -> str:
+def _format(operation: Operation, view: CommandView, finished: Finished) -> str:
     """Return a result for people."""
+    result = finished.result
     if view.text is not None:
         return view.text(result)
-    row = view.row or _get_fields
+    row = view.row or partial(make_row, operation.shown_columns)
     if isinstance(result, Changed):
-        done = to_one_line(result.summary)
+        done = to_one_line(_describe(view, finished) if view.done else result.summary)
         return f"nothing is done; this would be: {done}" if result.dry_run else done
     if isinstance(result, list | tuple):
         return format_table([row(one) for one in cast("list[Any]", result)], empty=view.empty)
     return view.empty if result is None else format_fields(row(result))
 
 
-def _get_fields(result: Any) -> Mapping[str, object]:
-    return msgspec.structs.asdict(result)
+def _describe(view: CommandView, finished: Finished) -> str:
+    return view.done.format_map(msgspec.structs.asdict(finished.asked))
+
+
+def make_row(columns: Sequence[ResultColumn], item: Any) -> dict[str, object]:
+    """Return the cells of one item of a result, by the names of their columns."""
+    return {column.name: _format_value(column, column.get(item)) for column in columns}
+
+
+def _format_value(column: ResultColumn, value: Any) -> object:
+    match column.kind:
+        case "time":
+            return format_time(value or 0)
+        case "duration":
+            return "" if value is None else format_duration(value)
+        case _:
+            return "" if value is None else value
 
 
 def _make_parameter(parameter: Parameter) -> click.Parameter:
