@@ -13,7 +13,6 @@ from typing import (
     TYPE_CHECKING,
     Any,
     Concatenate,
-    Final,
     Literal,
     Never,
     ParamSpec,
@@ -661,7 +660,8 @@ class App:
             for job, signature in zip(jobs, signatures, strict=True)
         ]
 
-    send_many: Final = blocking(asend_many)
+    @blocking(asend_many)
+    def send_many(self) -> None: ...
 
     async def asend_jobs(self, jobs: Sequence[Job]) -> list[AsyncResult[Any]]:
         """Send jobs that were made before, with `Task.job`, as an outbox does.
@@ -677,7 +677,8 @@ class App:
         holders = await self._sender.asend(jobs, use_backlog=False)
         return [self._handle(job, self._task_of(job), holders) for job in jobs]
 
-    send_jobs: Final = blocking(asend_jobs)
+    @blocking(asend_jobs)
+    def send_jobs(self) -> None: ...
 
     def result(
         self, job_id: str, *, queue: str | None = None, task: Task[..., R] | None = None
@@ -708,7 +709,8 @@ class App:
         redis = await self.connections.get_async_driver()
         return await find_job(self, redis, checked_id, queue)
 
-    find: Final = blocking(afind)
+    @blocking(afind)
+    def find(self) -> None: ...
 
     async def ainfo(self, queue: str | None = None, *, most: int | None = None) -> AppState:
         """Return what is in the queues, or in one of them, and which processes are live.
@@ -725,7 +727,8 @@ class App:
         redis = await self.connections.get_async_driver()
         return await read_app_state(self, redis, queue, most=limit)
 
-    info: Final = blocking(ainfo)
+    @blocking(ainfo)
+    def info(self) -> None: ...
 
     async def aempty(self, queue: str) -> int:
         """Revoke all jobs that wait on a queue, also scheduled and held ones; return how many.
@@ -738,7 +741,8 @@ class App:
         redis = await self.connections.get_async_driver()
         return await empty_queue(self, redis, queue)
 
-    empty: Final = blocking(aempty)
+    @blocking(aempty)
+    def empty(self) -> None: ...
 
     def check_message_size(self, message: bytes, what: str) -> bytes:
         """Return `message`. Raises MessageTooLarge when it exceeds the limit."""
@@ -754,7 +758,8 @@ class App:
         """Perform one call on the broker."""
         return await (await self.connections.get_async_driver()).perform(call)
 
-    perform: Final = blocking(aperform)
+    @blocking(aperform)
+    def perform(self) -> None: ...
 
     def close(self) -> None:
         """Close the connections of plain Python. They open again when needed."""
@@ -770,7 +775,8 @@ class App:
         except BrokerUnavailable as error:
             raise without_traceback(error) from None
 
-    dispatch: Final = blocking(adispatch)
+    @blocking(adispatch)
+    def dispatch(self) -> None: ...
 
     def _check_sendable(self, jobs: Sequence[Job]) -> None:
         """Raise Misconfigured when this application must not send."""

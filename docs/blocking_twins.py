@@ -1,4 +1,4 @@
-"""Show blocking twins, `get: Final = blocking(aget)`, as functions in the reference. `mkdocs.yml` names this file."""
+"""Show a blocking twin, `@blocking(aget)`, like its coroutine in the reference. `mkdocs.yml` names this file."""
 
 import ast
 from typing import Any
@@ -7,7 +7,7 @@ import griffe
 
 
 class BlockingTwins(griffe.Extension):
-    """Replaces the attribute by a function with the parameters and the docstring of its coroutine."""
+    """Replaces the stub by a function with the parameters and the docstring of its coroutine."""
 
     def on_class_members(self, *, node: ast.AST | griffe.ObjectNode, cls: griffe.Class, **_: Any) -> None:
         """Show the twins of a class."""
@@ -20,9 +20,12 @@ class BlockingTwins(griffe.Extension):
 
 def _show_twins(owner: griffe.Class | griffe.Module) -> None:
     for name, member in list(owner.members.items()):
-        if not isinstance(member, griffe.Attribute) or not str(member.value).startswith("blocking("):
+        if not isinstance(member, griffe.Function) or not member.decorators:
             continue
-        coroutine = owner.members[str(member.value).removeprefix("blocking(").removesuffix(")")]
+        decorator = str(member.decorators[0].value)
+        if not decorator.startswith("blocking("):
+            continue
+        coroutine = owner.members[decorator.removeprefix("blocking(").removesuffix(")")]
         if not isinstance(coroutine, griffe.Function) or coroutine.docstring is None:
             continue
         twin = griffe.Function(

@@ -5,7 +5,7 @@ import math
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING, ClassVar, Final, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from celery5.audit.actor import acting
 from celery5.audit.recording import record_sending
@@ -91,7 +91,8 @@ class Audit:
             _check_action(action)  # one that has entries is there, whoever has written them
         return entries
 
-    list: Final = blocking(alist)
+    @blocking(alist)
+    def list(self) -> None: ...
 
     async def arecord_sending(
         self, action: str, target: str, how: Mapping[str, object] | None = None, *, count: int = 1
@@ -109,7 +110,8 @@ class Audit:
         redis = await self._app.connections.get_async_driver()
         await record_sending(self._app, redis, action, target, how, count=count)
 
-    record_sending: Final = blocking(arecord_sending)
+    @blocking(arecord_sending)
+    def record_sending(self) -> None: ...
 
 
 def _check_action(action: str) -> None:

@@ -50,14 +50,22 @@ def current_colour() -> Colour | None:
 _COROUTINE_TO_AWAIT: ContextVar[str] = ContextVar("celery5_coroutine_to_await", default="")
 
 
-def blocking(function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, R]:
-    """Return the blocking twin of a coroutine function: `get: Final = blocking(aget)`.
+def blocking(
+    function: Callable[P, Coroutine[Any, Any, R]],
+) -> Callable[[Callable[..., None]], Callable[P, R]]:
+    """Return a decorator that makes the blocking twin of a coroutine function. It uses only the name of its stub.
 
-    It takes and returns the same. In plain Python the coroutine runs to its end without an event loop, since
+        @blocking(aget)
+        def get(self) -> None: ...
+
+    The twin takes and returns the same. In plain Python the coroutine runs to its end without an event loop, since
     `Connections.get_async_driver` returns a blocking driver there. Inside an event loop the twin raises
     BlockingInEventLoop as soon as the coroutine needs a connection; a result that has arrived already is returned.
 
     A class that is reached through an attribute of the application names that as `REACHED_AS`, for the error.
+
+    A stub and not `get = blocking(aget)`: pyright calls the type of that ambiguous. With `Final` it is a class
+    variable, which no Protocol with the method accepts and no subclass may override.
     """
     name = function.__name__.lstrip("_")
 
@@ -79,15 +87,16 @@ def blocking(function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, R]:
         finally:
             _COROUTINE_TO_AWAIT.reset(token)
 
-    update_wrapper(call, function)
-    call.__name__ = name.removesuffix("_async") if name.endswith("_async") else name.removeprefix("a")
-    call.__qualname__ = f"{function.__qualname__.removesuffix(name)}{call.__name__}"
-    # Tracebacks, and code that looks for what was called, show the name of the twin.
-    call.__code__ = call.__code__.replace(co_name=call.__name__, co_qualname=call.__qualname__)
-    call.__doc__ = (
-        f"{cleandoc(function.__doc__ or '')}\n\nFor plain Python: in Trio or asyncio, await `{name}`."
-    )
-    return call
+    def replace(stub: Callable[..., None]) -> Callable[P, R]:
+        update_wrapper(call, function)
+        call.__name__, call.__qualname__ = stub.__name__, stub.__qualname__
+        # Tracebacks, and code that looks for what was called, show the name of the twin.
+        call.__code__ = call.__code__.replace(co_name=call.__name__, co_qualname=call.__qualname__)
+        doc = cleandoc(function.__doc__ or "")
+        call.__doc__ = f"{doc}\n\nFor plain Python: in Trio or asyncio, await `{name}`."
+        return call
+
+    return replace
 
 
 def check_may_block(coroutine: str = "get_async_driver") -> None:

@@ -4,7 +4,7 @@ import builtins
 import math
 import time
 from collections.abc import Sequence
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from celery5.application import Application
 from celery5.audit.actor import acting, get_actor_name
@@ -58,7 +58,8 @@ class Bulk:
         """
         return await count_selected(self._app, self._app.connections, action)
 
-    count: Final = blocking(acount)
+    @blocking(acount)
+    def count(self) -> None: ...
 
     async def alist(self, *, count: int = 100) -> builtins.list[BulkStatus]:
         """Return actions, the newest first: at most `count`."""
@@ -71,14 +72,16 @@ class Bulk:
             found += await read_statuses(self._app, redis, ids[start : start + STATUSES_AT_ONCE])
         return found
 
-    list: Final = blocking(alist)
+    @blocking(alist)
+    def list(self) -> None: ...
 
     async def aget(self, action_id: str) -> BulkStatus | None:
         """Return the state and the progress of an action; None when it is not known."""
         redis = await self._app.connections.get_async_driver()
         return next(iter(await read_statuses(self._app, redis, [action_id])), None)
 
-    get: Final = blocking(aget)
+    @blocking(aget)
+    def get(self) -> None: ...
 
     async def astop(self, action_id: str) -> bool:
         """Stop an action; return whether it had not ended. What is done stays done."""
@@ -89,7 +92,8 @@ class Bulk:
                 await record_outcome(self._app, redis, status)
         return reply != calls.NOT_STOPPED
 
-    stop: Final = blocking(astop)
+    @blocking(astop)
+    def stop(self) -> None: ...
 
 
 async def read_statuses(app: Application, redis: AsyncDriver, ids: Sequence[str]) -> list[BulkStatus]:

@@ -7,7 +7,7 @@ that states this. A command for a worker that is down waits in its inbox until i
 import os
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import msgspec
 
@@ -120,7 +120,8 @@ class Control:
         redis = await self._app.connections.get_async_driver()
         return await _list_live_workers(self._app, redis)
 
-    workers: Final = blocking(aworkers)
+    @blocking(aworkers)
+    def workers(self) -> None: ...
 
     async def asend(
         self,
@@ -147,7 +148,8 @@ class Control:
         """
         return await self._send(_make_request(command, parameters, to, timeout, expires, noun))
 
-    send: Final = blocking(asend)
+    @blocking(asend)
+    def send(self) -> None: ...
 
     async def _send(self, request: "_Request") -> list[Reply]:
         redis = await self._app.connections.get_async_driver()
@@ -174,7 +176,8 @@ class Control:
         """Return a reply of each worker, which shows whether it answers."""
         return await self.asend(PING.name, to=to, timeout=timeout, expires=min(timeout, MAX_COMMAND_LIFETIME))
 
-    ping: Final = blocking(aping)
+    @blocking(aping)
+    def ping(self) -> None: ...
 
     async def astack(self, job: str | None = None, *, to: To = None, timeout: float = TIMEOUT) -> list[Reply]:
         """Return where the code of running jobs stands now, and of each worker itself.
@@ -189,7 +192,8 @@ class Control:
         """
         return await self.asend(STACK.name, _get_stack_parameters(job), to=to, timeout=timeout)
 
-    stack: Final = blocking(astack)
+    @blocking(astack)
+    def stack(self) -> None: ...
 
     async def arun(self, call: "Signature[Any]", *, to: str, timeout: float = TIMEOUT) -> AsyncResult[Any]:
         """Run a job on one worker, like an actor: `app.control.run(resize.s(path), to="web1")`.
@@ -212,7 +216,8 @@ class Control:
         task = call.task
         return AsyncResult(self._app, job.id, queue=job.queue, task=task.name, type=task.result_type)
 
-    run: Final = blocking(arun)
+    @blocking(arun)
+    def run(self) -> None: ...
 
     def _sign_commands(self, request: "_Request", inboxes: Sequence[str]) -> dict[str, tuple[str, bytes]]:
         """Return the id and the bytes of the command for each inbox. Reads files, and makes keys the first time."""

@@ -7,7 +7,7 @@ after an interruption some jobs are done and the rest are unchanged.
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Unpack, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
 
 import msgspec
 
@@ -114,7 +114,8 @@ class DeadLetters:
         redis = await self._app.connections.get_async_driver()
         return await _counted(self._app, redis, query, grouping)
 
-    count: Final = blocking(acount)
+    @blocking(acount)
+    def count(self) -> None: ...
 
     async def agroups(self, **choice: Unpack[DeadJobFilter]) -> DeadJobGroups:
         """Return dead jobs grouped by what made them fail, the largest group first.
@@ -127,7 +128,8 @@ class DeadLetters:
         redis = await self._app.connections.get_async_driver()
         return await _group(self._app, redis, query)
 
-    groups: Final = blocking(agroups)
+    @blocking(agroups)
+    def groups(self) -> None: ...
 
     async def areplay(
         self,
@@ -151,7 +153,8 @@ class DeadLetters:
         redis = await self._app.connections.get_async_driver()
         return await _replay(self._app, redis, query, jobs_per_second, dry_run, progress)
 
-    replay: Final = blocking(areplay)
+    @blocking(areplay)
+    def replay(self) -> None: ...
 
     async def apurge(
         self, *, dry_run: bool = False, progress: Progress | None = None, **choice: Unpack[DeadJobFilter]
@@ -161,7 +164,8 @@ class DeadLetters:
         redis = await self._app.connections.get_async_driver()
         return await _purge(self._app, redis, query, dry_run, progress)
 
-    purge: Final = blocking(apurge)
+    @blocking(apurge)
+    def purge(self) -> None: ...
 
 
 async def _counted(

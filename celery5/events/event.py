@@ -11,7 +11,6 @@ from typing import (
     TYPE_CHECKING,
     Any,
     ClassVar,
-    Final,
     Generic,
     ParamSpec,
     Protocol,
@@ -224,7 +223,7 @@ class Event(_Fields):
         See `app.events.unsubscribe`.
         """
         app = cast("EventApplication", task.app)  # an application of tasks is one of events, too
-        return blocking(app.events.aunsubscribe)(get_event_declaration(cls).name, task.name)
+        return app.events.unsubscribe(get_event_declaration(cls).name, task.name)
 
     # `cls` is typed as a callable with the fields, so that type checkers know them in `delay`, as in the constructor.
     @classmethod
@@ -290,8 +289,8 @@ class EventSender(Protocol):
         """Send events, in any colour."""
         ...
 
-    async def aunsubscribe(self, event: str, task: str) -> bool:
-        """Withdraw the subscription of a task, in any colour. Return whether there was one."""
+    def unsubscribe(self, event: str, task: str) -> bool:
+        """Withdraw the subscription of a task, in plain Python. Return whether there was one."""
         ...
 
 
@@ -541,7 +540,8 @@ async def _adelay(kind: Any, args: Sequence[object], fields: dict[str, Any]) -> 
     return (await declaration.app.events.asend([event]))[0]
 
 
-_delay: Final = blocking(_adelay)
+@blocking(_adelay)
+def _delay() -> None: ...
 
 
 def _make_event_class(kind: type[Any], name: str) -> type[Event]:

@@ -1,7 +1,7 @@
 """The events of an application: the declared ones, sending in bulk, and their state in Redis."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Final, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 import msgspec
 
@@ -148,20 +148,23 @@ class Events(Mapping[str, type[Event]]):
         await self._app.adispatch(jobs)
         return _make_handles(events, jobs)
 
-    send: Final = blocking(asend)
+    @blocking(asend)
+    def send(self) -> None: ...
 
     async def awaiting(self) -> QueueState:
         """Return how many events wait for a Router, and the live Routers as its `workers`."""
         return await self._app.aperform(get_queue_state(self._app.queue(EVENTS)))
 
-    waiting: Final = blocking(awaiting)
+    @blocking(awaiting)
+    def waiting(self) -> None: ...
 
     async def astate(self) -> list[EventState]:
         """Return the state of the application's events."""
         redis = await self._app.connections.get_async_driver()
         return await _read_states(self._app, redis, self._all)
 
-    state: Final = blocking(astate)
+    @blocking(astate)
+    def state(self) -> None: ...
 
     async def aunsubscribe(self, event: str, task: str, *, app: str = "") -> bool:
         """Withdraw the subscription of a task at once, whatever workers declare.
@@ -177,7 +180,8 @@ class Events(Mapping[str, type[Event]]):
         redis = await self._app.connections.get_async_driver()
         return await perform_audited(self._app, redis, call, "event:unsubscribe", event, subscriber)
 
-    unsubscribe: Final = blocking(aunsubscribe)
+    @blocking(aunsubscribe)
+    def unsubscribe(self) -> None: ...
 
     async def aresubscribe(self, event: str, task: str, *, app: str = "") -> bool:
         """Allow a withdrawn subscription again: its workers declare it within a minute.
@@ -190,7 +194,8 @@ class Events(Mapping[str, type[Event]]):
         redis = await self._app.connections.get_async_driver()
         return await perform_audited(self._app, redis, call, "event:resubscribe", event, subscriber)
 
-    resubscribe: Final = blocking(aresubscribe)
+    @blocking(aresubscribe)
+    def resubscribe(self) -> None: ...
 
     def _set_withdrawn(self, event: str, task: str, app: str, *, withdrawn: bool) -> Call[bool]:
         owner = next(

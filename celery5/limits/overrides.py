@@ -7,7 +7,7 @@ until then they start jobs as before.
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
@@ -120,13 +120,15 @@ class Limits:
         call = self._set_override(task, limit, by)
         return await self._change("task:limit", call, task, {"limit": limit})
 
-    set: Final = blocking(aset)
+    @blocking(aset)
+    def set(self) -> None: ...
 
     async def alift(self, task: "str | DeclaredTask") -> bool:
         """Remove what is imposed, so that the task's own limit holds again. Returns whether anything was imposed."""
         return self._check_known(task, await self._change("task:limit", self._lift(task), task, _LIFTED))
 
-    lift: Final = blocking(alift)
+    @blocking(alift)
+    def lift(self) -> None: ...
 
     async def aset_kind_rate(self, kind: str, rate: str, *, by: str = "") -> bool:
         """Let jobs of a kind of task (`trio`, `asyncio`, `thread`, `boxed`) begin at a rate, on all workers together.
@@ -137,14 +139,16 @@ class Limits:
         call = self._set_kind_rate(kind, rate, by)
         return await self._change("task:limit", call, KIND_PREFIX + kind, {"limit": rate})
 
-    set_kind_rate: Final = blocking(aset_kind_rate)
+    @blocking(aset_kind_rate)
+    def set_kind_rate(self) -> None: ...
 
     async def alift_kind_rate(self, kind: str) -> bool:
         """Remove the rate that was set for a kind: the setting holds again. Returns whether there was one."""
         name = KIND_PREFIX + kind
         return await self._change("task:limit", self._lift(name), name, _LIFTED)
 
-    lift_kind_rate: Final = blocking(alift_kind_rate)
+    @blocking(alift_kind_rate)
+    def lift_kind_rate(self) -> None: ...
 
     async def asuspend(self, task: "str | DeclaredTask", *, why: str = "", by: str = "") -> bool:
         """Start no job of a task on any worker until it is resumed; its jobs wait in Redis.
@@ -154,19 +158,22 @@ class Limits:
         """
         return await self._change("task:suspend", self._suspend(task, why, by), task, {"why": why})
 
-    suspend: Final = blocking(asuspend)
+    @blocking(asuspend)
+    def suspend(self) -> None: ...
 
     async def aresume(self, task: "str | DeclaredTask") -> bool:
         """Start jobs of a suspended task again, in the order in which they came. Returns whether it was suspended."""
         return self._check_known(task, await self._change("task:resume", self._resume(task), task))
 
-    resume: Final = blocking(aresume)
+    @blocking(aresume)
+    def resume(self) -> None: ...
 
     async def alist(self) -> dict[str, TaskLimits]:
         """Return what is imposed on tasks now, by their names."""
         return _list_limits(await self._app.aperform(limits.list_overrides(self._app.keys)))
 
-    list: Final = blocking(alist)
+    @blocking(alist)
+    def list(self) -> None: ...
 
     async def _change(
         self,

@@ -4,7 +4,7 @@ import builtins
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Final
+from typing import ClassVar
 
 import msgspec
 
@@ -90,7 +90,8 @@ class Alerts:
         redis = await self._app.connections.get_async_driver()
         return await _list(self._app, redis, rules)
 
-    list: Final = blocking(alist)
+    @blocking(alist)
+    def list(self) -> None: ...
 
     async def asilence(self, name: str, seconds: float, why: str = "") -> AlertSilence:
         """Notify nobody of a rule's alerts for some time, `*` for those of all rules.
@@ -105,21 +106,24 @@ class Alerts:
         await _silence(self._app, redis, silence, seconds)
         return silence
 
-    silence: Final = blocking(asilence)
+    @blocking(asilence)
+    def silence(self) -> None: ...
 
     async def aunsilence(self, name: str) -> bool:
         """End the silence of a rule. Return whether there was one."""
         redis = await self._app.connections.get_async_driver()
         return await _unsilence(self._app, redis, name)
 
-    unsilence: Final = blocking(aunsilence)
+    @blocking(aunsilence)
+    def unsilence(self) -> None: ...
 
     async def ahistory(self, *, count: int = MAX_TRANSITIONS) -> builtins.list[AlertTransition]:
         """Return what has fired or resolved, the newest first: the last 500 at most."""
         redis = await self._app.connections.get_async_driver()
         return await _read_history(self._app, redis, count)
 
-    history: Final = blocking(ahistory)
+    @blocking(ahistory)
+    def history(self) -> None: ...
 
     async def atest(self) -> str:
         """Send a test notification to the webhook from this process; return its id.
@@ -132,7 +136,8 @@ class Alerts:
         await run_in_thread(lambda: webhook.post(name, body, time.time()))
         return name
 
-    test: Final = blocking(atest)
+    @blocking(atest)
+    def test(self) -> None: ...
 
     def _make_test(self) -> tuple[AlertWebhook, str, bytes]:
         webhook, now = self.webhook, time.time()

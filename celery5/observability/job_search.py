@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import ClassVar, Final
+from typing import ClassVar
 
 import msgspec
 
@@ -124,7 +124,8 @@ class Jobs:
         redis = await self._app.connections.get_async_driver()
         return await _search(self._app, redis, query, page_size, cursor)
 
-    search: Final = blocking(asearch)
+    @blocking(asearch)
+    def search(self) -> None: ...
 
     async def astory(self, job_id: str, *, queue: str | None = None) -> JobDetails | None:
         """Return all that is known of a job, with its attempts in the history; None when nothing is.
@@ -143,7 +144,8 @@ class Jobs:
         redis = await self._app.connections.get_async_driver()
         return await _tell_story(self._app, redis, checked_id, queue)
 
-    story: Final = blocking(astory)
+    @blocking(astory)
+    def story(self) -> None: ...
 
 
 async def _tell_story(

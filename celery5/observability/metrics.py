@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -141,7 +141,8 @@ class Metrics:
             for at, found in sorted(by_time.items())
         ]
 
-    history: Final = blocking(ahistory)
+    @blocking(ahistory)
+    def history(self) -> None: ...
 
     async def _read_points(
         self, queues: Sequence[str], tier: Tier, begin: float, end: float
@@ -206,7 +207,8 @@ class Metrics:
                     summaries[name] = _make_point(begin, int(now) - begin, total)
         return summaries
 
-    summary: Final = blocking(asummary)
+    @blocking(asummary)
+    def summary(self) -> None: ...
 
     async def _read_group_names(self) -> list[str]:
         redis = await self._app.connections.get_async_driver()
@@ -228,7 +230,8 @@ class Metrics:
         """
         return await self._overview.read(self._get_async_driver, since)
 
-    overview: Final = blocking(aoverview)
+    @blocking(aoverview)
+    def overview(self) -> None: ...
 
     async def aworkers(self, state: AppState | None = None) -> WorkersOverview:
         """Return the live workers and how each stands, and those that were lost in the last hour.
@@ -243,7 +246,8 @@ class Metrics:
         """
         return await self._workers.read(state)
 
-    workers: Final = blocking(aworkers)
+    @blocking(aworkers)
+    def workers(self) -> None: ...
 
     async def amemory(self) -> tuple[ServerMemory, ...]:
         """Return how full the memory of the server of each broker is.
@@ -252,7 +256,8 @@ class Metrics:
         """
         return tuple(await read_memory(self._app, self._get_async_driver))
 
-    memory: Final = blocking(amemory)
+    @blocking(amemory)
+    def memory(self) -> None: ...
 
     async def astorage(self) -> Storage:
         """Return what Redis holds for the application: servers, queues, streams, history.
@@ -266,7 +271,8 @@ class Metrics:
         """
         return await read_storage(self._app, self._get_async_driver)
 
-    storage: Final = blocking(astorage)
+    @blocking(astorage)
+    def storage(self) -> None: ...
 
     async def _get_async_driver(self, broker: str) -> AsyncDriver:
         return await self._app.brokers.get(broker).get_async_driver()
@@ -283,7 +289,8 @@ class Metrics:
                 _add_families(families, name.partition(":")[2], MetricsGroup.unpack(packed).totals)
         return list(families.values())
 
-    totals: Final = blocking(atotals)
+    @blocking(atotals)
+    def totals(self) -> None: ...
 
 
 @dataclass(slots=True)

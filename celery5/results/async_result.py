@@ -4,7 +4,7 @@ One connection of a process waits for any number of results.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
 from celery5.audit.recording import AuditedAction
 from celery5.broker.call import Call
@@ -104,7 +104,8 @@ class AsyncResult(Generic[R_co]):
         place = (await locate_jobs(await self.app.connections.get_async_driver(), [self]))[0]
         return get_job_state(place, self.app.settings.message_limit)
 
-    status: Final = blocking(astatus)
+    @blocking(astatus)
+    def status(self) -> None: ...
 
     async def aget(self, timeout: float | None = 10.0) -> R_co:
         """Wait for the job to end and return its result.
@@ -126,7 +127,8 @@ class AsyncResult(Generic[R_co]):
             self._value = self._unpack(documents[self.key])
         return cast("R_co", self._value)
 
-    get: Final = blocking(aget)
+    @blocking(aget)
+    def get(self) -> None: ...
 
     async def aforget(self) -> None:
         """Delete the stored result: `get` cannot return it any more."""
@@ -134,7 +136,8 @@ class AsyncResult(Generic[R_co]):
         await locate_unknown(redis, [self])
         await redis.perform(jobs.delete_results(self.app.queue(self.queue), [self.id]))
 
-    forget: Final = blocking(aforget)
+    @blocking(aforget)
+    def forget(self) -> None: ...
 
     async def aprogress(self) -> Progress | None:
         """Return what the job has last reported of its progress.
@@ -147,7 +150,8 @@ class AsyncResult(Generic[R_co]):
         await locate_unknown(redis, [self])
         return await redis.perform(jobs.get_progress(self.app.queue(self.queue), self.id))
 
-    progress: Final = blocking(aprogress)
+    @blocking(aprogress)
+    def progress(self) -> None: ...
 
     async def arevoke(self) -> bool:
         """Prevent the job from running, or stop it.
@@ -160,7 +164,8 @@ class AsyncResult(Generic[R_co]):
         """
         return (await arevoke([self]))[0]
 
-    revoke: Final = blocking(arevoke)
+    @blocking(arevoke)
+    def revoke(self) -> None: ...
 
     def outcome(self, raw: bytes) -> "R_co | Exception":
         """Return what `get` would return or raise for the document `raw`."""
@@ -277,7 +282,8 @@ async def agather(
     return _in_order(handles, documents, timeout, return_exceptions)
 
 
-gather: Final = blocking(agather)
+@blocking(agather)
+def gather() -> None: ...
 
 
 async def wait_async(
@@ -301,7 +307,8 @@ async def wait_async(
     return _parted(handles, documents)
 
 
-wait: Final = blocking(wait_async)
+@blocking(wait_async)
+def wait() -> None: ...
 
 
 async def arevoke(results: Iterable[AsyncResult[Any]]) -> list[bool]:
@@ -322,7 +329,8 @@ async def arevoke(results: Iterable[AsyncResult[Any]]) -> list[bool]:
         return revoked
 
 
-revoke: Final = blocking(arevoke)
+@blocking(arevoke)
+def revoke() -> None: ...
 
 
 def _handles(results: object, what: str) -> list[AsyncResult[Any]]:

@@ -4,7 +4,7 @@ import builtins
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, ClassVar, Final, cast
+from typing import Any, ClassVar, cast
 
 import msgspec
 
@@ -490,14 +490,16 @@ class Schedules:
         redis = await self._app.connections.get_async_driver()
         return await list_states(self._app, redis)
 
-    list: Final = blocking(alist)
+    @blocking(alist)
+    def list(self) -> None: ...
 
     async def ashow(self, name: str) -> ScheduleState:
         """Return one schedule."""
         redis = await self._app.connections.get_async_driver()
         return await get_schedule_state(self._app, redis, name)
 
-    show: Final = blocking(ashow)
+    @blocking(ashow)
+    def show(self) -> None: ...
 
     async def aadd(self, call: Signature[Any], when: When, *, name: str = "", **how: Any) -> ScheduleState:
         """Add a schedule to those in Redis, from now on. `how` takes the options of a declaration."""
@@ -505,28 +507,32 @@ class Schedules:
         redis = await self._app.connections.get_async_driver()
         return await add_schedule(self._app, redis, name or call.task.name, of)
 
-    add: Final = blocking(aadd)
+    @blocking(aadd)
+    def add(self) -> None: ...
 
     async def apause(self, name: str) -> ScheduleState:
         """Pause a schedule. Fire times in the pause count neither as fired nor as missed."""
         redis = await self._app.connections.get_async_driver()
         return await change_schedule(self._app, redis, name, "schedule:pause", paused_schedule)
 
-    pause: Final = blocking(apause)
+    @blocking(apause)
+    def pause(self) -> None: ...
 
     async def aresume(self, name: str) -> ScheduleState:
         """Resume a schedule, at its next fire time in the future."""
         redis = await self._app.connections.get_async_driver()
         return await change_schedule(self._app, redis, name, "schedule:resume", resumed_schedule)
 
-    resume: Final = blocking(aresume)
+    @blocking(aresume)
+    def resume(self) -> None: ...
 
     async def aremove(self, name: str) -> ScheduleState:
         """Remove a schedule; return it as it was. Jobs that it has sent stay."""
         redis = await self._app.connections.get_async_driver()
         return await change_schedule(self._app, redis, name, "schedule:remove", removed_schedule)
 
-    remove: Final = blocking(aremove)
+    @blocking(aremove)
+    def remove(self) -> None: ...
 
     async def atrigger(self, name: str) -> AsyncResult[Any]:
         """Send a job of a schedule now; return its handle.
@@ -536,10 +542,12 @@ class Schedules:
         redis = await self._app.connections.get_async_driver()
         return await trigger_schedule(self._app, redis, name)
 
-    trigger: Final = blocking(atrigger)
+    @blocking(atrigger)
+    def trigger(self) -> None: ...
 
     async def aschedulers(self) -> tuple[str, ...]:
         """Return the live Schedulers, by name."""
         return await self._app.aperform(cluster.list_live_processes(self._app.keys, "scheduler"))
 
-    schedulers: Final = blocking(aschedulers)
+    @blocking(aschedulers)
+    def schedulers(self) -> None: ...

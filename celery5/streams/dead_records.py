@@ -6,7 +6,7 @@ A record is dead when a processor has given it up. It is kept with its error unt
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Protocol
 
 import msgspec
 
@@ -160,7 +160,8 @@ class DeadRecords:
         redis = await self._app.connections.get_async_driver()
         return await _replay(self._app, redis, self._streams[stream], group, query, dry_run)
 
-    replay: Final = blocking(areplay)
+    @blocking(areplay)
+    def replay(self) -> None: ...
 
     async def apurge(
         self, stream: str, group: str, query: DeadRecordQuery = ALL, *, dry_run: bool = False
@@ -170,7 +171,8 @@ class DeadRecords:
         redis = await self._app.connections.get_async_driver()
         return await _purge(self._app, redis, stream, group, query, dry_run, codec)
 
-    purge: Final = blocking(apurge)
+    @blocking(apurge)
+    def purge(self) -> None: ...
 
 
 class _DeadRecordReader:

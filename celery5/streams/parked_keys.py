@@ -3,7 +3,7 @@
 A processor with `then="park-key"` sets a record that fails aside, with all later records of its key.
 """
 
-from typing import ClassVar, Final
+from typing import ClassVar
 
 import msgspec
 
@@ -57,7 +57,8 @@ class ParkedKeyRegistry:
         redis = await self._app.connections.get_async_driver()
         return await _list(self._app, redis, stream, group)
 
-    read: Final = blocking(aread)
+    @blocking(aread)
+    def read(self) -> None: ...
 
     async def arelease(self, stream: str, group: str, *keys: str) -> int:
         """Have parked records processed: those of these keys, or all.
@@ -71,7 +72,8 @@ class ParkedKeyRegistry:
         redis = await self._app.connections.get_async_driver()
         return await _set_action(self._app, redis, stream, group, "release", keys)
 
-    release: Final = blocking(arelease)
+    @blocking(arelease)
+    def release(self) -> None: ...
 
     async def adiscard(self, stream: str, group: str, *keys: str) -> int:
         """Have parked records made dead records: those of these keys, or all.
@@ -84,7 +86,8 @@ class ParkedKeyRegistry:
         redis = await self._app.connections.get_async_driver()
         return await _set_action(self._app, redis, stream, group, "discard", keys)
 
-    discard: Final = blocking(adiscard)
+    @blocking(adiscard)
+    def discard(self) -> None: ...
 
 
 async def _list(app: Application, redis: AsyncDriver, stream: str, group: str) -> list[ParkedKeyState]:

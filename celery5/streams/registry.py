@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from datetime import datetime
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from celery5.broker.colour import blocking
 from celery5.errors import Misconfigured
@@ -143,7 +143,8 @@ class Streams(Mapping[str, Stream[Any]]):
         redis = await self._app.connections.get_async_driver()
         return await get_states(self._app, redis, self, stream)
 
-    info: Final = blocking(ainfo)
+    @blocking(ainfo)
+    def info(self) -> None: ...
 
     def read(
         self,
@@ -220,7 +221,8 @@ class Streams(Mapping[str, Stream[Any]]):
         redis = await self._app.connections.get_async_driver()
         return await operations.seek(self._app, redis, stream, group, start, partition, force)
 
-    seek: Final = blocking(aseek)
+    @blocking(aseek)
+    def seek(self) -> None: ...
 
     async def areset(
         self,
@@ -252,7 +254,8 @@ class Streams(Mapping[str, Stream[Any]]):
         redis = await self._app.connections.get_async_driver()
         return await operations.reset(self._app, redis, stream, group, start, force, state)
 
-    reset: Final = blocking(areset)
+    @blocking(areset)
+    def reset(self) -> None: ...
 
     async def aforget(self, stream: str, group: str, *, force: bool = False) -> None:
         """Remove a group with its cursors, state and dead records: it holds back trimming no longer.
@@ -272,7 +275,8 @@ class Streams(Mapping[str, Stream[Any]]):
         redis = await self._app.connections.get_async_driver()
         return await operations.forget(self._app, redis, stream, group, force)
 
-    forget: Final = blocking(aforget)
+    @blocking(aforget)
+    def forget(self) -> None: ...
 
     async def aset_quarantine(self, stream: str, group: str, partition: int, why: str = "") -> bool:
         """Quarantine a partition of a group, or with no `why` end its quarantine.
@@ -283,7 +287,8 @@ class Streams(Mapping[str, Stream[Any]]):
         redis = await self._app.connections.get_async_driver()
         return await operations.set_quarantine(self._app, redis, stream, group, partition, why)
 
-    set_quarantine: Final = blocking(aset_quarantine)
+    @blocking(aset_quarantine)
+    def set_quarantine(self) -> None: ...
 
     async def areshard(self, stream: str, partitions: int, *, force: bool = False) -> StreamMap:
         """Change the number of partitions of a stream; each key keeps its order.
@@ -301,4 +306,5 @@ class Streams(Mapping[str, Stream[Any]]):
         redis = await self._app.connections.get_async_driver()
         return await operations.reshard(self._app, redis, stream, partitions, force)
 
-    reshard: Final = blocking(areshard)
+    @blocking(areshard)
+    def reshard(self) -> None: ...

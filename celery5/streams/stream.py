@@ -14,7 +14,6 @@ from secrets import token_hex
 from typing import (
     TYPE_CHECKING,
     Any,
-    Final,
     Generic,
     Literal,
     NamedTuple,
@@ -218,7 +217,8 @@ class Stream(Generic[R]):
         redis = await self.app.connections.get_async_driver()
         return await _send(self.app, redis, self, encoded)
 
-    send: Final = blocking(asend)
+    @blocking(asend)
+    def send(self) -> None: ...
 
     def send_many(self, records: Iterable[R]) -> Iterator[RecordId]:
         """Append records from an iterable of any length in portions; yield where each of them is. For plain Python.

@@ -7,7 +7,6 @@ from typing import (
     TYPE_CHECKING,
     Any,
     Concatenate,
-    Final,
     Generic,
     Literal,
     ParamSpec,
@@ -418,7 +417,8 @@ class Task(Generic[P, R_co]):
         """Send a job and return its handle."""
         return (await self.app.asend_many([Signature(self, args, kwargs)]))[0]
 
-    delay: Final = blocking(adelay)
+    @blocking(adelay)
+    def delay(self) -> None: ...
 
 
 class CoroutineTask(Task[P, R_co]):
@@ -629,7 +629,8 @@ class Signature(Workflow[R_co]):
         """Send it."""
         return await self.task.adelay(*self._args, **self._kwargs)
 
-    delay: Final = blocking(adelay)
+    @blocking(adelay)
+    def delay(self) -> None: ...
 
 
 class PartialSignature(Partial[A_contra, R_co]):

@@ -4,7 +4,7 @@ A `Workflow` has all that it needs and can be started. A `Partial` lacks the val
 """
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
 
 from celery5.broker.colour import blocking
 from celery5.errors import Misconfigured
@@ -111,7 +111,8 @@ class Workflow(Composed, Generic[R_co]):
             ),
         )
 
-    start: Final = blocking(astart)
+    @blocking(astart)
+    def start(self) -> None: ...
 
     @property
     def _workflows(self) -> Any:

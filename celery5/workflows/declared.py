@@ -15,7 +15,6 @@ from typing import (
     TYPE_CHECKING,
     Any,
     Concatenate,
-    Final,
     Generic,
     NoReturn,
     ParamSpec,
@@ -499,7 +498,8 @@ class DeclaredWorkflow(Generic[P, R_co]):
         """
         return cast("WorkflowRun[R_co]", await self.app.workflows.astart_declared(self, args, kwargs))
 
-    start: Final = blocking(astart)
+    @blocking(astart)
+    def start(self) -> None: ...
 
     @property
     def compiled(self) -> Compiled:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from celery5.broker.call import Call
 from celery5.broker.calls import jobs as jobs_calls
@@ -115,7 +115,8 @@ class Workflows:
             self._app, new_run.run_id, home=compiled.plan.home, type=result_type, is_new=is_new
         )
 
-    start: Final = blocking(astart)
+    @blocking(astart)
+    def start(self) -> None: ...
 
     def declare(self, function: Any, **options: Any) -> "DeclaredWorkflow[..., Any]":
         """Declare a workflow: `@app.workflow`. Raises Misconfigured."""
@@ -176,7 +177,8 @@ class Workflows:
             is_new = await self.launch(redis, compiled, new_run)
         return WorkflowRun(self._app, new_run.run_id, home=home, type=_type_of(declared), is_new=is_new)
 
-    start_declared: Final = blocking(astart_declared)
+    @blocking(astart_declared)
+    def start_declared(self) -> None: ...
 
     async def launch(self, redis: AsyncDriver, compiled: Compiled, new_run: NewRun) -> bool:
         """Publish a run and start it. Returns whether this call has started it, also when an earlier try of it has.
@@ -250,7 +252,8 @@ class Workflows:
                 return WorkflowRun(self._app, run_id, home=queue, is_new=False)
         return None
 
-    find: Final = blocking(afind)
+    @blocking(afind)
+    def find(self) -> None: ...
 
     async def alist_runs(self, *, count: int = 100, live_only: bool = False) -> "list[RunStatus]":
         """Return the status of live runs, and of those that have ended lately, the newest first.
@@ -279,7 +282,8 @@ class Workflows:
         ]
         return sorted(statuses, key=lambda status: status.created, reverse=True)[:count]
 
-    list_runs: Final = blocking(alist_runs)
+    @blocking(alist_runs)
+    def list_runs(self) -> None: ...
 
     # what workers call
 

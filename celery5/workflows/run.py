@@ -1,7 +1,7 @@
 """The handle of one run of a workflow."""
 
 from collections.abc import Mapping
-from typing import Any, Final, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 from msgspec import Raw
@@ -136,7 +136,8 @@ class WorkflowRun(Generic[R_co]):
                 raise BadResult(f"run {self.id} succeeded, but {error}") from None
         return cast("R_co", self._value)
 
-    get: Final = blocking(aget)
+    @blocking(aget)
+    def get(self) -> None: ...
 
     async def aresults(self, timeout: float | None = 10.0) -> Results[Any]:
         """Wait for the run to end and return its results, to be read a thousand at a time.
@@ -152,7 +153,8 @@ class WorkflowRun(Generic[R_co]):
         value = await self.aget(timeout)
         return Results[Any](cast("list[Any]", value) if isinstance(value, list) else [value])
 
-    results: Final = blocking(aresults)
+    @blocking(aresults)
+    def results(self) -> None: ...
 
     async def _wait(self, timeout: float | None) -> _RunDocument:
         """Return the document of the end. Raises as `get`."""
@@ -171,7 +173,8 @@ class WorkflowRun(Generic[R_co]):
         fields = await redis.perform(calls.read_run(self.app.queue(self.queue), self.id, STATUS_FIELDS))
         return make_status(self.id, self.queue, fields)
 
-    status: Final = blocking(astatus)
+    @blocking(astatus)
+    def status(self) -> None: ...
 
     async def acancel(self) -> bool:
         """Cancel the run: what waits is withdrawn, what runs is revoked.
@@ -191,7 +194,8 @@ class WorkflowRun(Generic[R_co]):
                 action.set_count(count)
                 return count == 1
 
-    cancel: Final = blocking(acancel)
+    @blocking(acancel)
+    def cancel(self) -> None: ...
 
     async def _audited(self, verb: str, name: str = "") -> AuditedAction:
         redis, how = await self.app.connections.get_async_driver(), {"queue": self.queue, "signal": name}
@@ -208,7 +212,8 @@ class WorkflowRun(Generic[R_co]):
         async with await self._audited("retry"):
             await self.retry_unrecorded(self.app.connections)
 
-    retry: Final = blocking(aretry)
+    @blocking(aretry)
+    def retry(self) -> None: ...
 
     async def retry_unrecorded(self, connections: AwaitableConnections) -> None:
         """Do what `retry` does. Whoever calls it records it."""
@@ -250,7 +255,8 @@ class WorkflowRun(Generic[R_co]):
                 action.set_count(int(reply == 1))
                 return reply == 1
 
-    signal: Final = blocking(asignal)
+    @blocking(asignal)
+    def signal(self) -> None: ...
 
     async def agraph(self) -> RunGraph:
         """Return the graph of the run with the states of its nodes."""
@@ -258,7 +264,8 @@ class WorkflowRun(Generic[R_co]):
             await self.app.connections.get_async_driver(), self.app.queue(self.queue), self.id
         )
 
-    graph: Final = blocking(agraph)
+    @blocking(agraph)
+    def graph(self) -> None: ...
 
     async def _apply(self, connections: AwaitableConnections, handler: str, *arguments: object) -> list[Any]:
         """Apply a record at the home of the run. Returns the replies."""

@@ -163,10 +163,15 @@ def test_every_public_class_and_function_of_the_package_has_a_docstring() -> Non
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
         and not node.name.startswith("_")
         and ast.get_docstring(node) is None
-        and not any(isinstance(each, ast.Name) and each.id == "overload" for each in node.decorator_list)
+        and not any(is_of_a_stub(each) for each in node.decorator_list)
         and not has_help_of_its_definition(node)
     ]
     assert bare == []
+
+
+def is_of_a_stub(decorator: ast.expr) -> bool:
+    """Whether a decorator takes the docstring of another function: `@overload`, `@blocking(agather)`."""
+    return ast.unparse(decorator).partition("(")[0] in ("overload", "blocking")
 
 
 def has_help_of_its_definition(node: ast.stmt) -> bool:

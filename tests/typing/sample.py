@@ -2,7 +2,7 @@
 
 from collections.abc import Coroutine, Sequence
 from decimal import Decimal
-from typing import Any, assert_type
+from typing import Any, Protocol, assert_type
 from uuid import UUID
 
 from celery5 import (
@@ -335,3 +335,57 @@ def composed_workflows() -> None:
     label.map([1]) | paged_total.s()  # type: ignore[operator]
     double.s(1) | paged_total.s()  # type: ignore[operator]
     double_all.start("x")  # type: ignore[arg-type]
+
+
+class Delays(Protocol):
+    """What a user expects of a task."""
+
+    def delay(self, path: str, size: int = 128) -> AsyncResult[list[str]]: ...
+
+
+class Gets(Protocol):
+    """What a user expects of a result."""
+
+    def get(self, timeout: float | None = None) -> int: ...
+
+    def revoke(self) -> bool: ...
+
+
+class GetsText(Protocol):
+    def get(self, timeout: float | None = None) -> str: ...
+
+
+class SendsRecords(Protocol):
+    def send(self, *records: Reading) -> object: ...
+
+
+class SendsEvents(Protocol):
+    def send(self, events: Sequence[Event]) -> Sequence[SentEvent]: ...
+
+
+def satisfied_protocols() -> None:
+    delays: Delays = shrink
+    gets: Gets = charge.delay(ORDER, AMOUNT)
+    records: SendsRecords = readings
+    events: SendsEvents = app.events
+    delays = charge  # type: ignore[assignment]
+    text: GetsText = charge.delay(ORDER, AMOUNT)  # type: ignore[assignment]
+    del delays, gets, records, events, text
+
+
+class KnownResult(AsyncResult[int]):
+    def get(self, timeout: float | None = 10.0) -> int:
+        return 1
+
+    def status(self) -> str:  # type: ignore[override]
+        return ""
+
+
+class QuietTask(FunctionTask[[str], int]):
+    def delay(self, path: str, /) -> AsyncResult[int]:
+        return super().delay(path)
+
+
+class QuietApp(App):
+    def empty(self, queue: str) -> int:
+        return 0
