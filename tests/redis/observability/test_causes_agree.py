@@ -2,6 +2,8 @@
 
 import re
 import time
+from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -23,9 +25,10 @@ FIRST, NEWER = 3, 700
 
 
 @pytest.fixture
-def broken(url: str, app_name: str) -> App:
+def broken(url: str, app_name: str) -> Iterator[App]:
     """An application whose jobs die of what their argument says."""
-    return declare(App(app_name, broker=url, **SETTINGS))
+    with closing(declare(App(app_name, broker=url, **SETTINGS))) as app:
+        yield app
 
 
 async def make_dead(app: App, *, why: str, count: int, queue: str = "crm") -> None:

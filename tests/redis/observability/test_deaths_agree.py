@@ -3,7 +3,8 @@
 import json
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -24,9 +25,10 @@ FIRED = "task crash"
 
 
 @pytest.fixture
-def deadly(url: str, app_name: str) -> App:
+def deadly(url: str, app_name: str) -> Iterator[App]:
     """The application, with nothing on its queues."""
-    return declare(App(app_name, broker=url, **SETTINGS))
+    with closing(declare(App(app_name, broker=url, **SETTINGS))) as app:
+        yield app
 
 
 async def kill_workers(app: App, staff: Staff, count: int) -> set[int]:

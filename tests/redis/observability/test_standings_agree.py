@@ -5,7 +5,8 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,10 @@ QUEUE = "frail"
 
 
 @pytest.fixture
-def frail(url: str, app_name: str) -> App:
+def frail(url: str, app_name: str) -> Iterator[App]:
     """The application, with nothing on its queues."""
-    return declare(App(app_name, broker=url, **SETTINGS))
+    with closing(declare(App(app_name, broker=url, **SETTINGS))) as app:
+        yield app
 
 
 async def start(staff: Staff, *words: str) -> Employee:

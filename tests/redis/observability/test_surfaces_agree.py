@@ -4,7 +4,8 @@ import json
 import re
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -36,9 +37,10 @@ HELD = 7
 
 
 @pytest.fixture
-def seeded(url: str, app_name: str) -> App:
+def seeded(url: str, app_name: str) -> Iterator[App]:
     """The application, with nothing on its queues."""
-    return declare(App(app_name, broker=url, **SETTINGS))
+    with closing(declare(App(app_name, broker=url, **SETTINGS))) as app:
+        yield app
 
 
 async def show(app: App, staff: Staff, *queues: str, reads: Sequence[str] = (), **settings: Any) -> Surfaces:
