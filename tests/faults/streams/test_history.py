@@ -7,7 +7,7 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -58,15 +58,15 @@ class Strikes:
         self._posts: list[Post] = []
         self.struck: list[str] = []
 
-    async def run(self, nursery: trio.Nursery) -> None:
-        """Start the workers and strike them until the time is over; then all is well again."""
+    async def run(self, nursery: trio.Nursery, is_enough: Callable[[], bool]) -> None:
+        """Start the workers and strike them until the time is over, or that is enough; then all is well again."""
         for _ in range(3):
             proxy = FaultyProxy(str(self._server.socket))
             await nursery.start(proxy.run)
             self._posts.append(Post(proxy, self._hire(proxy)))
         await until(lambda: all(post.worker.lines("worker:started") for post in self._posts))
         with trio.move_on_after(SECONDS):
-            while True:
+            while not is_enough():
                 strike = self._chance.choice(
                     (self._kill, self._lose, self._freeze, self._cut, self._rebalance)
                 )
@@ -126,8 +126,17 @@ def is_all_done(client: "redis.Redis", producer: Producer) -> bool:
     return True
 
 
-async def strike_while_sending(seed: int, server: EmbeddedServer, staff: Staff) -> list[str]:
-    """Strike workers while records are sent. Return what is wrong with the outputs and the state in the end."""
+async def strike_while_sending(
+    seed: int, server: EmbeddedServer, staff: Staff, *, until_doubled: bool = False
+) -> list[str]:
+    """Strike workers while records are sent. Return what is wrong with the outputs and the state in the end.
+
+    Args:
+        seed: What decides who is struck, when and how.
+        server: Where the records are.
+        staff: Who starts the workers.
+        until_doubled: End when the first output is doubled, instead of when the time is over and all is done.
+    """
     producer, strikes, is_over = Producer(staff.app, customers=30), Strikes(staff, server, seed), trio.Event()
 
     async def produce() -> None:
@@ -137,12 +146,19 @@ async def strike_while_sending(seed: int, server: EmbeddedServer, staff: Staff) 
                 await is_over.wait()
 
     with redis.Redis.from_url(server.url) as client:
+
+        def is_doubled() -> bool:
+            return until_doubled and any(
+                fault.startswith("double: ")
+                for fault in find_faults(producer.sent, read_outputs(client, staff.app), {})
+            )
+
         async with trio.open_nursery() as proxies:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(produce)
-                await strikes.run(proxies)
+                await strikes.run(proxies, is_doubled)
                 is_over.set()
-            await until(lambda: is_all_done(client, producer), within=60)
+            await until(lambda: is_doubled() or is_all_done(client, producer), within=60)
             proxies.cancel_scope.cancel()
         faults = find_faults(producer.sent, read_outputs(client, staff.app), read_state(client, staff.app))
     return faults and [*faults, f"after {sum(producer.sent.values())} records and {' '.join(strikes.struck)}"]
@@ -170,7 +186,7 @@ async def test_the_control_that_sends_apart_from_the_commit_is_found_out(
     staff: Staff, own_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STREAM_CONTROL", "1")
-    faults = await strike_while_sending(SEEDS[0], own_server, staff)
+    faults = await strike_while_sending(SEEDS[0], own_server, staff, until_doubled=True)
     assert any(fault.startswith("double: ") for fault in faults)
 
 

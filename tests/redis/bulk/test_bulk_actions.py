@@ -229,7 +229,7 @@ async def test_a_killed_process_is_seen_by_its_lease(app: App, redis_client: "re
 async def test_what_a_killed_process_left_is_resumed_by_another_without_doubling(
     app: App, redis_client: "redis.Redis"
 ) -> None:
-    await dead(app, redis_client, *numbered(300))
+    await dead(app, redis_client, *numbered(150))
     program = KILLED.format(name=app.name, broker=app.settings.broker, rate="50/s")
     process = await trio.lowlevel.open_process([sys.executable, "-c", program], stdout=subprocess.PIPE)
     try:
@@ -245,12 +245,12 @@ async def test_what_a_killed_process_left_is_resumed_by_another_without_doubling
         return (await status_of(app, action_id)).state == "interrupted"
 
     await until_async(is_interrupted)
-    assert 20 <= len(sent(redis_client, app)) < 300
+    assert 20 <= len(sent(redis_client, app)) < 150
     async with performing(app, "two") as other:
         await other.resume(action_id)
         status = await until_ended(app, action_id)
-    assert (status.state, status.progress.total) == ("done", 300)
-    assert sorted(sent(redis_client, app)) == sorted(numbered(300))
+    assert (status.state, status.progress.total) == ("done", 150)
+    assert sorted(sent(redis_client, app)) == sorted(numbered(150))
 
 
 async def test_waiting_jobs_of_a_task_are_revoked(app: App) -> None:

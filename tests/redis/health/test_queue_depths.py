@@ -86,20 +86,20 @@ def test_the_oldest_job_at_a_limit_is_found_however_many_tasks_and_lists_there_a
     prefix, client = queue.keys.waiting_list_prefix, queue.client
     now = time.time()
     names = [f"t{number}" for number in range(tasks)]
+    pipe = client.pipeline(transaction=False)
     for name in names:
         for number in range(lists):
-            client.zadd(f"{prefix}full {name}", {f"k{number}": number})
-            client.zadd(f"{prefix}parked {name} k{number}", {"": 0})
-            client.zadd(f"{prefix}line {name}  k{number}", {f"{name}-{number}": (now - 100 + number) * 1e6})
+            pipe.zadd(f"{prefix}full {name}", {f"k{number}": number})
+            pipe.zadd(f"{prefix}parked {name} k{number}", {"": 0})
+            pipe.zadd(f"{prefix}line {name}  k{number}", {f"{name}-{number}": (now - 100 + number) * 1e6})
+    pipe.execute()
     client.hset(queue.keys.limited_counts, mapping=dict.fromkeys(names, lists))
     depth = queue(queue_calls.get_queue_depth(queue.keys))
     assert depth.held == tasks * lists
     assert depth.oldest is not None
     assert 99 <= depth.oldest <= 160
     assert queue(queue_calls.get_queue_state(queue.keys)).held == tasks * lists
-    for key in client.scan_iter(f"{prefix}*", count=10_000):
-        client.delete(key)
-    client.delete(queue.keys.limited_counts)
+    client.delete(queue.keys.limited_counts, *client.scan_iter(f"{prefix}*", count=10_000))
 
 
 def test_held_jobs_that_have_expired_are_held_and_not_overdue(queue: Queue) -> None:

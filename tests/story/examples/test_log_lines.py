@@ -94,7 +94,7 @@ def test_each_line_counts_once_although_every_process_is_killed_in_turn(
     own_server: EmbeddedServer, tmp_path: Path
 ) -> None:
     logs = tmp_path / "logs"
-    make_files(logs, hosts=8, minutes=40, lines=400)
+    make_files(logs, hosts=8, minutes=40, lines=200)
     expected = count_plainly(logs)
     whole = expected.lines.total()
 
