@@ -168,7 +168,7 @@ def test_systemd_opens_the_socket_at_which_producers_look_for_the_publisher() ->
     assert "celery5-publisher@%i.socket" in service("publisher")["Also"]
 
 
-def test_systemd_has_more_patience_than_a_parent_and_that_has_more_than_a_worker() -> None:
+def test_systemd_waits_longer_than_a_parent_and_a_parent_than_a_worker() -> None:
     grace = Settings().grace_period
     assert float(service("worker")["TimeoutStopSec"]) >= grace + fleet.KILL_AFTER + 5
     assert fleet.KILL_AFTER >= foreground.STOP_LIMIT + 5

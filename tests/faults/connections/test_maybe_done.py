@@ -160,7 +160,7 @@ def _without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("colour", COLOURS)
 @pytest.mark.parametrize("name", CALLS)
-async def test_whichever_reply_of_a_call_is_lost_the_error_says_that_it_may_have_run(
+async def test_error_after_any_lost_reply_says_that_the_call_may_have_run(
     proxy: FaultyProxy, app_name: str, colour: str, name: str
 ) -> None:
     raised = 0

@@ -256,7 +256,7 @@ def test_keys_are_made_once_by_whoever_signs_first(tmp_path: Path) -> None:
     )
 
 
-def test_what_was_revoked_is_trusted_again_and_the_rest_of_the_denylist_stays(tmp_path: Path) -> None:
+def test_trusting_a_revoked_key_keeps_the_rest_of_the_denylist(tmp_path: Path) -> None:
     ring = Keyring(tmp_path / "keys", owner="shop")
     ring.get_signer()
     file = ring.folder / "mine.pem"

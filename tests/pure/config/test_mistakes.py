@@ -169,7 +169,7 @@ def test_the_relay_of_the_example_says_how_it_is_called() -> None:
     )
 
 
-def test_what_is_no_handle_is_not_waited_for_and_what_is_no_number_is_no_limit() -> None:
+def test_wait_refuses_other_things_than_handles_and_number_limits() -> None:
     handle: AsyncResult[Any] = app.result("x")
     for ask in (gather, wait, revoke):
         name = ask.__name__

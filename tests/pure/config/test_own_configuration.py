@@ -54,7 +54,7 @@ ODD: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("case", ODD)
-def test_what_code_of_a_configuration_does_wrong_is_one_line_that_names_it(case: str) -> None:
+def test_error_in_code_of_a_configuration_is_one_line_that_names_it(case: str) -> None:
     load, words = ODD[case]
     with pytest.raises(Misconfigured) as caught:
         _ = App("shop", config=Backend(load)).settings

@@ -80,7 +80,7 @@ def test_a_setting_out_of_bounds_is_refused(said: dict[str, Any]) -> None:
         App("settings", **said)
 
 
-def test_an_application_takes_flags_over_what_was_said_over_the_environment(
+def test_flags_beat_settings_in_code_which_beat_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(PREFIX + "LEASE", "3")

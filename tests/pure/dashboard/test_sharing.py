@@ -37,7 +37,7 @@ class SlowReading:
         self.operation = Operation("queue:list", read)
 
 
-async def test_a_read_that_is_under_way_holds_nobody_up_who_can_have_the_last_result(
+async def test_running_read_delays_nobody_who_may_get_the_last_result(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     reading = SlowReading()

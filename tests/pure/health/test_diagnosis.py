@@ -414,9 +414,7 @@ def test_each_command_of_ours_in_an_advice_is_one_that_there_is(tmp_path: Path) 
         ),
     ],
 )
-def test_libraries_are_installed_as_they_are_required_and_celery5_stays_as_it_is(
-    finding: Finding, remedy: str
-) -> None:
+def test_libraries_are_installed_as_required_without_changing_celery5(finding: Finding, remedy: str) -> None:
     assert finding.remedy == remedy
 
 

@@ -428,7 +428,7 @@ def test_an_annotation_with_no_json_form_is_refused_at_declaration(annotation: A
         taking(returns=annotation)
 
 
-def test_what_is_nested_too_deep_for_the_scripts_is_refused_here_and_by_the_worker() -> None:
+def test_values_nested_too_deep_for_scripts_are_refused_by_both_sides() -> None:
     parameters, limit = taking(Any), sys.getrecursionlimit()
     kept = Raw()
     sys.setrecursionlimit(5000)

@@ -164,7 +164,7 @@ def test_what_is_said_about_retries_goes_over_the_fallback() -> None:
     assert sends_policy(Options(jitter=False))
 
 
-def test_a_whole_policy_replaces_what_was_said_before_and_is_replaced_field_by_field() -> None:
+def test_retry_policy_replaces_fields_and_later_fields_replace_its_own() -> None:
     even = {"max_retries": 3, "interval_start": 0, "interval_step": 0.2, "interval_max": 1}
     task = Options(max_retries=9, autoretry_for=[OSError]).checked()
     whole = task.merge({"retry_policy": even})

@@ -103,7 +103,7 @@ VALUES: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_a_result_whose_own_methods_raise_is_no_failed_attempt_that_is_made_again(name: str) -> None:
+def test_result_whose_methods_raise_does_not_cause_another_attempt(name: str) -> None:
     outcome = get_result_outcome(VALUES[name]())
     assert type(outcome) is PermanentFailure
     assert outcome.reason is Reason.UNENCODABLE_RESULT

@@ -120,7 +120,7 @@ class Inner(ConnectionError):
     """An error of the application's own."""
 
 
-def test_errors_are_named_by_class_or_in_full_and_stand_for_those_derived_from_them() -> None:
+def test_errors_are_given_by_class_or_full_name_and_include_subclasses() -> None:
     policy = RetryPolicy(autoretry_for=[OSError, f"{__name__}.Other"], dont_autoretry_for={TimeoutError})
     assert policy.autoretry_for == ("builtins.OSError", f"{__name__}.Other")
     assert policy.covers(get_class_names(Inner()))

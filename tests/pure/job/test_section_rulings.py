@@ -152,7 +152,7 @@ def shown(outcome: Any) -> Ruling | None:
     return outcome.ruling
 
 
-def test_a_broker_that_is_away_is_looked_into_unless_the_section_was_poisonous() -> None:
+def test_broker_outage_is_judged_as_such_unless_a_section_is_poisonous() -> None:
     error = BrokerUnavailable("away")
     set_ruling(error, None, AGAIN)
     outcome = get_error_outcome(error)

@@ -208,7 +208,7 @@ class Calling:
         return self.calls
 
 
-async def test_what_is_decorated_may_be_an_object_a_part_or_made_a_task_and_is_no_task_yet() -> None:
+async def test_decorator_takes_callable_objects_and_partials_but_no_task() -> None:
     app = App("shop")
     assert await retry(backoff=0)(Calling())() == 2
     assert await retry(backoff=0)(functools.partial(Calling().__call__))() == 2

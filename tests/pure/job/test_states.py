@@ -107,7 +107,7 @@ def test_every_state_has_its_places_and_every_place_is_of_a_state() -> None:
     assert {state for state, places in PLACES.items() if not places} == ended
 
 
-def test_a_place_says_the_state_together_with_whether_a_worker_has_the_job() -> None:
+def test_state_follows_from_the_place_and_whether_a_worker_has_the_job() -> None:
     for place in Place:
         states = {get_state(place), get_state(place, has_worker=True)}
         assert states == {state for state, places in PLACES.items() if place in places}

@@ -86,7 +86,7 @@ def test_every_outcome_has_its_verdict(
 
 
 @given(st.none() | st.floats(0, 1e4), st.none() | policies, st.none() | st.integers(0, 9), attempts, policies)
-def test_a_task_that_asks_is_tried_again_as_it_says_or_else_as_its_policy_says(
+def test_requested_retry_follows_the_request_or_else_the_policy(
     countdown: float | None, said: RetryPolicy | None, most: int | None, attempt: int, policy: RetryPolicy
 ) -> None:
     asked = RetryRequested(FAILURE, countdown, said, most)

@@ -42,7 +42,7 @@ def test_what_is_imposed_beats_what_a_task_says() -> None:
     )
 
 
-def test_a_rate_makes_declared_limits_not_count_and_imposed_ones_count_beside_it() -> None:
+def test_a_rate_replaces_declared_limits_but_not_imposed_ones() -> None:
     gate = DeclaredLimits(limit=Limit(5), rate=Rate("200/m"))
     assert rule(gate) == AdmissionRule("t", rate=Rate("200/m"))
     assert rule(gate, override=LimitOverride(limit=1)) == AdmissionRule(

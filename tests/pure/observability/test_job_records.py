@@ -174,7 +174,7 @@ def test_the_last_attempt_is_told_also_when_two_ended_in_the_same_millisecond() 
         assert [attempt.attempt for attempt in story.attempts] == [1, 2]
 
 
-def test_the_last_attempt_is_told_also_when_the_history_has_only_the_ones_before() -> None:
+def test_last_attempt_is_shown_when_the_history_has_only_earlier_ones() -> None:
     document = json.encode(
         {"v": 1, "id": "a", "task": "pay", "state": "SUCCESS", "replays": 1, "finished": 9.0}
     )

@@ -43,7 +43,7 @@ def test_a_server_that_says_nothing_of_itself_is_shown_all_the_same() -> None:
     assert found.memory.state == "warn"
 
 
-def test_the_bytes_of_many_partitions_are_those_of_some_of_them_by_their_records() -> None:
+def test_bytes_of_many_partitions_are_estimated_from_some_of_them() -> None:
     assert estimate_bytes(1000, 100, 400) == 4000
     assert estimate_bytes(1000, 100, 100) == 1000
     assert estimate_bytes(0, 0, 0) == 0

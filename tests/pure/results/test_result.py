@@ -170,7 +170,7 @@ def test_when_enough_have_ended() -> None:
         _enough("SOME")  # type: ignore[arg-type]
 
 
-def test_the_limit_of_a_wait_is_the_one_that_was_given_and_none_is_for_ever(
+def test_wait_lasts_as_long_as_its_limit_and_for_ever_without_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     timeouts = list[float | None]()

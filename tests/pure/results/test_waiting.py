@@ -219,7 +219,7 @@ def test_key_that_is_wanted_again_at_once_stays_subscribed() -> None:
     assert said(talk) == [[b"MGET", b"a"]]
 
 
-def test_what_was_announced_before_a_key_is_waited_for_again_does_not_count() -> None:
+def test_announcement_before_a_new_wait_for_a_key_does_not_count() -> None:
     talk = ResultWaitProtocol()
     first, again = a_wait("a"), a_wait("a")
     talk.add(first[0])

@@ -59,7 +59,7 @@ def test_a_strategy_is_named_by_its_module(monkeypatch: pytest.MonkeyPatch) -> N
     assert is_scaled(settings)
 
 
-def test_strategies_of_ours_are_known_by_name_and_nothing_is_done_unless_it_is_said() -> None:
+def test_strategies_are_named_and_autoscaling_is_off_by_default() -> None:
     for name, strategy in STRATEGIES.items():
         assert get_prioritisation(App("shop", prioritise=name).settings) is strategy
     settings = App("shop").settings

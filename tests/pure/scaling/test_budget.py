@@ -140,7 +140,7 @@ def test_budget_stays_between_minimum_and_maximum(
 
 
 @given(courses, limits, numbers, numbers, st.floats(0.01, 8), st.floats(0, 200))
-def test_the_proposals_way_grows_only_for_a_queue_and_shrinks_only_without_one(
+def test_proposed_budget_grows_with_a_queue_and_shrinks_without_one(
     course: BudgetState, between: tuple[int, int], queued: int, executing: int, exponent: float, now: float
 ) -> None:
     minimum, maximum = min(between[0], course.current), max(between[1], course.current)

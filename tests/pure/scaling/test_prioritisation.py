@@ -104,7 +104,7 @@ def test_capacity_in_use_is_that_of_all_workers_and_kinds_together() -> None:
     assert (both.cpu_utilization, both.io_utilization) == (0.5, 0.55)
 
 
-def test_another_threshold_can_be_said_and_one_that_makes_no_sense_is_refused() -> None:
+def test_threshold_can_be_changed_and_nonsense_is_refused() -> None:
     lines = snapshot(line("cpu", kind="thread"), line("io"), thread=(5, 10), trio=(0, 10))
     assert compute_preference(Saturation(threshold=0.5), lines).tasks == {"cpu": 0.1}
     with pytest.raises(Misconfigured, match="threshold is 80: give a share of slots"):
@@ -221,7 +221,7 @@ def test_shortest_and_longest_are_opposites(seen: ClusterSnapshot) -> None:
 
 
 @given(situations)
-def test_what_is_limited_or_suspended_asks_for_no_more_slots_than_it_may_have(seen: ClusterSnapshot) -> None:
+def test_limited_and_suspended_tasks_ask_for_no_more_slots_than_allowed(seen: ClusterSnapshot) -> None:
     for each in seen.task_loads:
         limited = TaskLoad(queue="q", task="t", kind="trio", waiting=each.waiting, running=3, limit=5)
         assert limited.demand <= max(5, limited.running)

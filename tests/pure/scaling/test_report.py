@@ -95,7 +95,7 @@ def test_what_a_sample_says_is_about_as_many_as_wait(waiting: int, sample: dict[
     assert abs(total - waiting) <= 3 if sample else total == 0
 
 
-def test_what_workers_have_is_counted_now_and_told_apart_by_what_they_said_last() -> None:
+def test_jobs_of_workers_are_counted_now_and_split_by_their_last_reports() -> None:
     said = {"w": WorkerReport(held={"q": {"a": 3, "b": 1}})}
     a, b = make_snapshot([QueueLoad("q", 0, 8)], said, TERMS).task_loads
     assert (a.running, b.running) == (6, 2)

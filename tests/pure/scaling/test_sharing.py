@@ -13,7 +13,7 @@ weights = st.dictionaries(st.sampled_from("abcd"), st.integers(1, 20).map(float)
 
 
 @given(weights, st.lists(st.integers(0, 300), min_size=1, max_size=60))
-def test_each_has_its_share_to_within_one_however_little_is_dealt_at_a_time(
+def test_each_worker_has_its_share_to_within_one_in_any_portions(
     weights: dict[str, float], counts: list[int]
 ) -> None:
     split, had, total = FairSplit(), Counter[str](), sum(weights.values())

@@ -172,7 +172,7 @@ def test_a_line_fires_when_the_reference_says_near_a_change_of_the_clock(
 
 
 @pytest.mark.parametrize("hour", ["*", "*/1", "0-23", "0-23/1", "0-11,12-23", "*/1,5"])
-def test_all_hours_fire_in_the_hour_that_comes_twice_however_they_are_written(hour: str) -> None:
+def test_hourly_triggers_fire_in_both_copies_of_a_repeated_hour(hour: str) -> None:
     begin = datetime(2026, 10, 25, 0, 50, tzinfo=UTC)  # 02:50 in Berlin, for the first time
     check(f"*/10 {hour} * * *", "Europe/Berlin", begin)
     trigger = cron(hour=hour, minute="*/10", timezone="Europe/Berlin")

@@ -209,7 +209,7 @@ def test_changed_trigger_does_not_fire_for_earlier_times() -> None:
     assert (after.last, after.next) == (NOW + 1000, NOW + 1100)
 
 
-def test_the_same_trigger_keeps_its_next_fire_time_so_that_a_restart_loses_none() -> None:
+def test_restart_with_the_same_trigger_keeps_its_next_fire_time() -> None:
     old, later = made(), NOW + 60_000
     changed = replace(made(now=later, overlap="skip"), stamp=(0, 2))
     after = periodic.merge_declaration(old, changed, later, get_next_fire_time)
@@ -228,7 +228,7 @@ def test_older_code_neither_changes_nor_retires_what_newer_code_declares() -> No
     assert plan_fires(gone, NOW + 10**6, is_busy=False, find_next=get_next_fire_time) is None
 
 
-def test_a_retired_one_that_is_declared_again_goes_on_without_what_it_missed() -> None:
+def test_retired_schedule_declared_again_skips_what_it_missed() -> None:
     gone = periodic.retire_schedule(done(made(), NOW + 1000).new_state, NOW + 1500, stamp=(0, 9))
     assert gone is not None
     back = periodic.merge_declaration(gone, replace(made(), stamp=(0, 10)), NOW + 60_500, get_next_fire_time)

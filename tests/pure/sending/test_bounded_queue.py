@@ -47,7 +47,7 @@ def test_what_does_not_fit_is_refused_by_number_and_by_bytes() -> None:
             capacity.check(messages, size)
 
 
-def test_a_number_is_never_used_again_and_an_id_may_come_again_when_it_has_gone() -> None:
+def test_numbers_are_never_reused_and_ids_only_after_they_have_left() -> None:
     queue = make_queue(("a", "1", 1))
     queue.remove([1, 1, 7])
     assert not queue.has_id("a", "1")

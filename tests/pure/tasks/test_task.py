@@ -172,7 +172,7 @@ def test_a_job_needs_no_broker_and_is_new_each_time(app: App) -> None:
         task.job("1")  # type: ignore[arg-type]
 
 
-def test_the_policy_of_a_task_is_that_of_its_application_unless_it_says_more() -> None:
+def test_task_has_the_policy_of_its_application_unless_it_overrides_it() -> None:
     app = App("shop", retry_policy=RetryPolicy(max_retries=7, jitter=False))
     assert app.task(add).policy.max_retries == 7
     assert app.task(backoff=3)(double).policy == RetryPolicy(max_retries=7, backoff=3, jitter=False)

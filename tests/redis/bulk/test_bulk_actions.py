@@ -151,7 +151,7 @@ async def test_a_stop_leaves_the_rest_and_is_in_the_trail(app: App, redis_client
     assert (entry.count, entry.outcome) == (done, "interrupted: stopped by bob")
 
 
-async def test_what_its_process_left_is_interrupted_and_resumed_without_doubling(
+async def test_action_of_a_dead_process_is_resumed_without_doubling(
     app: App, redis_client: "redis.Redis"
 ) -> None:
     await dead(app, redis_client, *numbered(300))

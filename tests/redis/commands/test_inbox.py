@@ -182,7 +182,7 @@ REFUSED: dict[str, tuple[Callable[[Post], tuple[ControlCommand, bytes]], str, st
 
 
 @pytest.mark.parametrize(("forge", "reason", "why"), REFUSED.values(), ids=REFUSED)
-async def test_what_is_not_in_order_is_refused_logged_counted_answered_and_not_done(
+async def test_invalid_command_is_refused_logged_counted_and_answered(
     keyed: App,
     redis_client: "redis.Redis",
     tmp_path: Path,
@@ -219,7 +219,7 @@ async def test_a_command_in_order_is_done_and_counted(
         assert post.lines.of("inbox:command-executed")[0]["sender"] == "the test"
 
 
-async def test_the_same_bytes_again_are_refused_whatever_is_done_to_what_redis_remembers(
+async def test_a_replayed_command_is_refused_whatever_redis_has_lost_of_it(
     keyed: App, redis_client: "redis.Redis", tmp_path: Path
 ) -> None:
     async with posted(keyed, redis_client, tmp_path) as post:

@@ -213,9 +213,7 @@ def test_after_three_failures_the_circuit_opens_and_later_lets_a_probe_through(
 
 
 @in_every_colour
-def test_an_answer_that_does_not_come_in_time_leaves_it_open_whether_the_command_ran(
-    colour: str, own_server: EmbeddedServer
-) -> None:
+def test_a_late_answer_leaves_open_whether_the_command_ran(colour: str, own_server: EmbeddedServer) -> None:
     async def story(here: Here) -> None:
         await here.redis.perform(raw("CLIENT", "PAUSE", 1500, "ALL"))
         with pytest.raises(BrokerUnavailable) as late:

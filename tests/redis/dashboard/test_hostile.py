@@ -126,7 +126,7 @@ async def test_a_part_that_cannot_be_read_leaves_the_rest_of_the_page(
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-async def test_what_nobody_expects_is_one_line_on_the_page_and_an_error_for_the_log(
+async def test_unexpected_error_is_one_line_on_the_page_and_an_error_in_the_log(
     app: App, monkeypatch: pytest.MonkeyPatch, as_json: bool
 ) -> None:
     async def fail(*_: Any, **__: Any) -> Any:

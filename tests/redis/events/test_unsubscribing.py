@@ -96,7 +96,7 @@ async def test_what_only_a_subscription_wanted_that_was_taken_back_is_kept(
         await routing.stop()
 
 
-def test_what_was_taken_back_is_forgotten_when_nobody_declares_it_any_more(
+def test_withdrawn_subscription_is_forgotten_when_nobody_declares_it(
     url: str, app_name: str, redis_client: Any
 ) -> None:
     app = App(app_name, broker=url, subscription_ttl=1)

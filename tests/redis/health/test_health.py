@@ -241,9 +241,7 @@ async def test_a_state_that_nobody_saw_again_goes_by_itself(app: App, redis_clie
         await until(lambda: not redis_client.exists(app.keys.check("bank")))
 
 
-async def test_without_a_place_for_states_global_checks_are_off_and_that_is_told_once(
-    url: str, app_name: str
-) -> None:
+async def test_global_checks_are_off_without_a_store_and_that_is_logged_once(url: str, app_name: str) -> None:
     looked: list[int] = []
     app = App(app_name, broker=url, health_store="none", services=[_stays])
 

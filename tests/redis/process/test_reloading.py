@@ -135,7 +135,7 @@ async def test_a_mistake_is_told_once_however_often_it_is_read(
         ('broker = "redis://127.0.0.1:1"', "refused"),
     ],
 )
-async def test_what_only_its_user_would_find_wrong_is_found_before_it_is_applied(
+async def test_settings_that_fail_only_in_use_are_found_before_they_apply(
     url: str, app_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: str, why: str
 ) -> None:
     monkeypatch.setattr("celery5.config.configuration.FILE_POLL_INTERVAL", 0.05)
@@ -157,7 +157,7 @@ async def test_what_only_its_user_would_find_wrong_is_found_before_it_is_applied
     app.close()
 
 
-def test_a_new_broker_is_used_once_it_lets_us_in_and_the_old_one_kept_till_then(
+def test_new_broker_is_used_once_it_accepts_and_the_old_one_until_then(
     url: str, own_server: EmbeddedServer, app_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CELERY5_BROKER", raising=False)
@@ -178,9 +178,7 @@ def test_a_new_broker_is_used_once_it_lets_us_in_and_the_old_one_kept_till_then(
     assert app.connections.masked_url == own_server.url
 
 
-def test_what_is_said_in_the_environment_is_not_changed_by_a_configuration(
-    staff: Staff, tmp_path: Path
-) -> None:
+def test_configuration_does_not_change_what_the_environment_sets(staff: Staff, tmp_path: Path) -> None:
     config = tmp_path / "celery5.toml"
     write(config, "concurrency = 2\nlease = 5")
     worker = staff.start(config=config, concurrency=1)
@@ -321,7 +319,7 @@ async def test_job_that_ignores_a_reload_is_awaited_and_runs_once(
     assert len(begun) == 1
 
 
-async def test_new_settings_are_applied_when_all_that_ran_has_ended_or_had_its_grace(
+async def test_new_settings_apply_after_jobs_ended_or_had_their_grace_period(
     url: str, app_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("celery5.config.configuration.FILE_POLL_INTERVAL", 0.05)

@@ -87,7 +87,7 @@ def test_jobs_of_a_dead_worker_are_requeued_without_another_worker(
     assert "jobs put back, 0 dead letters" in worker.output.read_text()
 
 
-def test_where_there_is_neither_a_process_handle_nor_proc_the_end_of_the_pipe_tells(
+def test_sidecar_notices_a_death_by_its_pipe_without_pidfd_and_proc(
     staff: Staff, redis_client: "redis.Redis", tmp_path: Path
 ) -> None:
     script = (

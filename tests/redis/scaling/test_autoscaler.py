@@ -409,9 +409,7 @@ def test_an_inbox_is_that_of_the_process() -> None:
     assert get_inbox_name("host1:aaaaaa") == "host1"
 
 
-async def test_what_is_wanted_is_among_the_numbers_of_the_scheduler_that_has_the_turn(
-    app_name: str, url: str
-) -> None:
+async def test_leading_scheduler_reports_how_many_workers_it_wants(app_name: str, url: str) -> None:
     app, go = scaled(app_name, url)
     vitals = [ProcessStatus(app=app_name), ProcessStatus(app=app_name)]
     async with working(app, name="w"), trio.open_nursery() as nursery:

@@ -393,7 +393,7 @@ async def test_each_change_is_logged_once(url: str, app_name: str, doors: Blocke
     assert (said[0][0], said[-1][1]) == (1, 1)
 
 
-async def test_all_async_slots_are_full_while_all_cpu_slots_are_and_more_of_both_wait(
+async def test_async_and_cpu_slots_are_all_full_while_more_of_both_wait(
     url: str, app_name: str, redis_client: "redis.Redis", doors: BlockedJobs
 ) -> None:
     app = application(url, app_name, doors, queue="computing", concurrency=20, cpu_slots=3)

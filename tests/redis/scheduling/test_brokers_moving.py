@@ -235,7 +235,7 @@ async def test_one_that_died_in_the_middle_is_gone_on_with(
         assert active(kept(app, redis_client, second)) == ["post" if number % 2 else "near"]
 
 
-async def test_while_a_broker_that_may_have_it_is_away_it_does_not_fire_on_another(
+async def test_schedule_does_not_fire_elsewhere_while_its_broker_may_have_it(
     app: App, redis_client: "redis.Redis", second: "redis.Redis", own_server: EmbeddedServer
 ) -> None:
     await Code(app, "mails", "post", 1).settle()
@@ -265,7 +265,7 @@ async def test_one_that_is_away_is_not_asked_for_each_schedule(
 
 
 @pytest.mark.parametrize("number", range(1, 4))
-async def test_when_the_other_broker_goes_in_the_middle_of_it_that_is_waited_for(
+async def test_schedule_move_waits_for_a_broker_that_is_lost_in_the_middle(
     app: App,
     redis_client: "redis.Redis",
     second: "redis.Redis",

@@ -173,7 +173,7 @@ def test_a_worker_whose_own_lease_has_lapsed_has_nobody_recovered(queue: Queue) 
     assert queue(leases.renew_lease(queue.keys, "healthy", lease=5)).alive
 
 
-def test_an_old_decision_counts_no_more_although_the_lease_was_renewed_meanwhile(queue: Queue) -> None:
+def test_an_old_recovery_decision_is_void_when_the_lease_was_renewed(queue: Queue) -> None:
     """By the sidecar, say, on its own connection."""
     for worker in ("healthy", "judge"):
         queue.join(worker)

@@ -200,7 +200,7 @@ def test_a_retry_waits_for_its_delay(queue: Queue) -> None:
     assert queue.where("a") == "RETRY"
 
 
-def test_there_is_no_order_what_comes_back_goes_behind_what_was_sent_later(queue: Queue) -> None:
+def test_returned_job_goes_behind_what_was_sent_later(queue: Queue) -> None:
     queue.join("w1")
     queue.publish("a", "b", "c")
     first, second = queue.read("w1", count=2)

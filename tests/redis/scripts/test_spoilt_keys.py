@@ -51,7 +51,7 @@ def _is_served(staff: Staff) -> None:
     result.get(timeout=30)
 
 
-def test_no_process_ends_for_what_is_in_redis_and_all_go_on_when_it_is_repaired(
+def test_no_process_ends_for_spoilt_keys_and_all_continue_once_repaired(
     staff: Staff, redis_client: "redis.Redis"
 ) -> None:
     keys = staff.app.keys

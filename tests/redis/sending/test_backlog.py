@@ -76,9 +76,7 @@ def test_jobs_are_kept_while_redis_is_away_and_published_once_and_in_order(
     assert states == [JobState.SENT] * 4 + [JobState.SCHEDULED]
 
 
-def test_a_system_that_has_no_thread_to_give_now_may_have_one_for_the_next_job(
-    shop: App, own_server: EmbeddedServer
-) -> None:
+def test_failing_to_start_a_thread_does_not_stop_the_next_job(shop: App, own_server: EmbeddedServer) -> None:
     task: Any = shop.tasks["number"]
     task.delay(0)
     own_server.kill()

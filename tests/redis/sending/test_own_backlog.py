@@ -382,7 +382,7 @@ def test_the_backlog_of_these_tests_is_one_by_its_methods(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("setting", [{"replicas": 1}, {"publisher": "unix:///nowhere/publisher.sock"}])
-def test_where_more_than_memory_was_promised_the_default_backlog_is_not_used(
+def test_default_backlog_is_not_used_where_more_than_memory_is_promised(
     own_server: EmbeddedServer, app_name: str, setting: Any
 ) -> None:
     app = App(app_name, broker=own_server.url, **setting)

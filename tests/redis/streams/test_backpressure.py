@@ -121,7 +121,7 @@ async def test_outputs_arrive_in_a_stream_that_keeps_fewer_than_are_sent_at_once
         assert set(seen) <= set(expected)
 
 
-async def test_a_call_with_more_records_than_are_kept_says_so_and_more_go_in_portions(
+async def test_more_records_than_kept_are_refused_in_a_call_but_not_in_portions(
     app: App, redis_client: "redis.Redis"
 ) -> None:
     numbers = app.stream("numbers", int, by=lambda _: 1, partitions=1, keep=Keep(records=100))

@@ -92,7 +92,7 @@ async def test_records_are_read_without_a_group_those_of_a_partition_in_order(ap
     assert (await app.streams.ainfo("orders"))[0].groups == ()
 
 
-async def test_the_last_records_those_from_a_place_on_and_those_of_one_partition(app: App) -> None:
+async def test_records_are_read_from_the_end_from_a_place_or_of_a_partition(app: App) -> None:
     orders = orders_of(app)
     times = list(range(1_000_000, 1_000_100))
     sent = await orders.asend(*make_orders(100), times=times)
@@ -183,7 +183,7 @@ async def _state(app: App) -> int:
     return sum(int(value) for value in values if value is not None)
 
 
-async def test_neither_reset_nor_forgotten_while_members_live_unless_a_reset_is_forced(app: App) -> None:
+async def test_group_with_live_members_is_reset_only_by_force_and_not_forgotten(app: App) -> None:
     orders = orders_of(app)
     count_records(app, orders)
     await orders.asend(*(Order(number, 1) for number in range(8)))

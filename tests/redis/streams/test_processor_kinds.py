@@ -124,9 +124,7 @@ async def test_a_failing_record_is_tried_again_in_its_place(app: App, kind: str)
 
 
 @pytest.mark.parametrize("kind", ["asyncio", "thread"])
-async def test_what_is_in_hand_when_the_worker_stops_is_finished_and_no_more_is_begun(
-    app: App, kind: str
-) -> None:
+async def test_stopping_worker_finishes_records_in_hand_and_begins_no_more(app: App, kind: str) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
     async def wait() -> None:
@@ -153,7 +151,7 @@ async def test_what_is_in_hand_when_the_worker_stops_is_finished_and_no_more_is_
 
 
 @pytest.mark.parametrize("kind", ["asyncio", "thread"])
-async def test_what_does_not_end_within_the_grace_period_is_left_and_comes_again(app: App, kind: str) -> None:
+async def test_thread_beyond_the_grace_period_is_left_and_its_record_comes_again(app: App, kind: str) -> None:
     begun, ended = threading.Event(), threading.Event()
 
     def handle(order: Order) -> Any:

@@ -110,7 +110,7 @@ async def test_what_is_in_hand_when_the_worker_stops_is_finished(app: App) -> No
     assert begun == done == list(range(100))
 
 
-async def test_what_does_not_end_within_the_grace_period_is_cancelled_and_comes_again(app: App) -> None:
+async def test_record_beyond_the_grace_period_is_cancelled_and_processed_again(app: App) -> None:
     orders = orders_of(app, partitions=1)
     begun, done = list[int](), list[int]()
 

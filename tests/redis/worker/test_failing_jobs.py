@@ -59,7 +59,7 @@ async def test_job_that_never_succeeds_dies_with_its_error(
     assert redis_client.exists(app.queue("default").result(sent.id)), "the failure is kept as its result, too"
 
 
-async def test_a_group_of_errors_and_an_exit_within_a_nursery_are_the_jobs_own_affair(app: App) -> None:
+async def test_error_groups_and_exits_in_a_nursery_only_fail_their_job(app: App) -> None:
     @app.task(max_retries=0)
     async def grouped(leave: bool) -> None:
         async def fail() -> None:

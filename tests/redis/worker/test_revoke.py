@@ -231,7 +231,7 @@ async def test_a_revocation_that_is_quicker_than_its_job_is_remembered(
     app.close()
 
 
-async def test_a_thread_that_takes_no_notice_is_waited_for_and_what_it_returns_counts(app: App) -> None:
+async def test_thread_that_ignores_cancellation_is_awaited_and_its_result_counts(app: App) -> None:
     began, go = threading.Event(), threading.Event()
 
     @app.task(name="deaf")

@@ -278,7 +278,7 @@ async def test_no_section_swallows_a_word_to_the_worker(app: App, kind: str) -> 
     assert len(runs) == 2
 
 
-async def test_optional_leaves_cancellation_alone_and_the_time_limit_unless_it_is_named(app: App) -> None:
+async def test_optional_section_passes_on_cancellation_and_time_limits(app: App) -> None:
     def told() -> None:
         with optional():
             raise SoftTimeLimitExceeded("clean up and end")

@@ -136,7 +136,7 @@ async def test_a_soft_limit_that_is_not_caught_is_a_failed_attempt(app: App, kin
             await result.aget(30)
 
 
-async def test_a_limit_of_the_call_goes_before_the_tasks_and_that_before_the_settings(
+async def test_time_limit_of_a_call_beats_the_task_and_the_task_the_settings(
     url: str, app_name: str, redis_client: "redis.Redis"
 ) -> None:
     app = App(app_name, broker=url, time_limit=0.3, soft_time_limit=30, lease=1)

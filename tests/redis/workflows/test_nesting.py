@@ -429,9 +429,7 @@ async def test_nothing_of_a_child_begins_when_the_run_around_it_has_stopped(
         assert tasks.of("charge") == []
 
 
-async def test_what_a_failed_child_has_not_begun_is_skipped_while_its_run_goes_on(
-    app: App, tasks: NestedTasks
-) -> None:
+async def test_nodes_that_a_failed_child_has_not_begun_are_skipped(app: App, tasks: NestedTasks) -> None:
     child = tasks.returning(lambda: tasks.fail.s() >> tasks.numbers.s(1) >> tasks.numbers.s(2))
     async with working(app):
         run = await (child.outcome() >> tasks.wait.s(1)).astart()

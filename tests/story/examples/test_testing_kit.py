@@ -82,7 +82,7 @@ def test_what_is_sent_is_recorded_and_needs_no_broker() -> None:
     assert len(sent.jobs) == 4
 
 
-async def test_recording_holds_in_every_colour_and_refuses_what_is_refused_elsewhere() -> None:
+async def test_recording_works_in_every_colour_and_refuses_what_sending_does() -> None:
     shop = Shop()
     with recorded(shop.app) as sent:
         await shop.charge.adelay(7)

@@ -184,7 +184,7 @@ def test_a_signal_comes_before_or_after_the_timeout_of_its_wait(
         assert run.status().ended == pytest.approx(shop.started + HOUR)
 
 
-def test_a_wait_without_a_timeout_waits_for_weeks_and_a_kept_signal_ends_it_at_once(
+def test_wait_without_timeout_lasts_weeks_and_a_kept_signal_ends_it(
     shop: Shop, start: Callable[[], VirtualClock]
 ) -> None:
     @shop.app.workflow

@@ -123,7 +123,7 @@ def test_command_succeeds_unless_its_own_broker_is_unreachable(pair: Pair) -> No
 
 
 @pytest.mark.parametrize(("command", "done"), [("purge --yes", "purged"), ("replay", "replayed")])
-def test_nothing_is_purged_or_replayed_unless_those_that_can_be_reached_are_enough(
+def test_dead_letters_wait_for_all_brokers_unless_reachable_ones_suffice(
     pair: Pair, command: str, done: str
 ) -> None:
     for refused in (command, f"{command} --dry-run"):

@@ -121,7 +121,7 @@ async def test_who_is_not_sure_starts_and_ends_nothing_and_does_not_spin(autojum
         assert "worker-default-1" in house.stage.there
 
 
-async def test_what_was_decided_and_waits_is_not_done_by_who_is_not_sure_any_more(
+async def test_waiting_decision_is_dropped_by_a_leader_that_is_unsure(
     autojump_clock: MockClock,
 ) -> None:
     class Slow(Stage):
@@ -156,7 +156,7 @@ async def test_ending_controller_waits_for_its_successor(
     assert (house.lead.resigned, house.stage.there) == (0, {})
 
 
-async def test_a_lead_that_was_lost_and_won_again_between_two_looks_is_taken_up_anew(
+async def test_lead_lost_and_won_again_between_two_looks_begins_again(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Outliving(Stage):

@@ -152,7 +152,7 @@ async def test_controllers_share_all_workers(
     assert [each[3] for each in post.sent] == [{"workers": share, "of": workers_} for share in shares]
 
 
-async def test_before_the_first_step_nobody_is_told_a_number_that_is_there_anyway(
+async def test_no_command_is_sent_for_a_number_that_holds_already(
     autojump_clock: MockClock,
 ) -> None:
     post = Post()

@@ -92,7 +92,7 @@ def desk(nursery: trio.Nursery) -> Iterator[Desk]:
         yield one
 
 
-async def test_what_could_not_be_written_comes_through_the_inbox_and_is_written_then(desk: Desk) -> None:
+async def test_log_lines_that_were_not_written_come_back_through_the_inbox(desk: Desk) -> None:
     await desk.nursery.start(desk.service.run)
     desk.outlet.broken = 2
     desk.say(n=1)
@@ -117,7 +117,7 @@ async def test_a_message_comes_again_three_times_and_then_is_counted_as_lost(des
     assert desk.said == []
 
 
-async def test_without_an_inbox_that_answers_it_is_tried_three_times_and_then_lost(desk: Desk) -> None:
+async def test_log_line_is_lost_after_three_tries_without_an_inbox(desk: Desk) -> None:
     await desk.nursery.start(desk.service.run)
     desk.post.works = False
     desk.outlet.broken = 1
@@ -136,7 +136,7 @@ async def test_what_the_inbox_says_never_comes_through_the_inbox(desk: Desk) -> 
     assert desk.post.sizes == []
 
 
-async def test_what_waits_is_bounded_and_commands_are_small_enough_for_the_inbox(desk: Desk) -> None:
+async def test_waiting_log_lines_are_bounded_and_fit_the_inbox(desk: Desk) -> None:
     await desk.nursery.start(desk.service.run)
     text = "x" * 2000
     many: list[Message] = [

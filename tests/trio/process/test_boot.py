@@ -148,7 +148,7 @@ async def test_cancelled_while_it_starts_it_leaves_nothing_behind(autojump_clock
     assert notes == ["a begins", "a up", "b begins", "b down", "a down"]
 
 
-async def test_cancelled_in_the_very_moment_a_step_is_up_it_goes_before_what_it_requires(
+async def test_step_cancelled_as_it_is_up_stops_before_what_it_requires(
     autojump_clock: MockClock,
 ) -> None:
     notes: list[str] = []

@@ -13,7 +13,7 @@ from celery5.sending.messages_backlog import SQLiteBacklog
 from celery5.services.publisher.messages_store import MessagesStore
 
 
-async def test_what_was_given_up_does_not_pile_up_and_what_was_written_is_published(tmp_path: Path) -> None:
+async def test_abandoned_messages_do_not_pile_up_and_written_ones_are_published(tmp_path: Path) -> None:
     backlog: Any = SQLiteBacklog(path=tmp_path / "b.db", capacity=BacklogCapacity(100, 10**6))
     store = MessagesStore(broker="default", backlog=backlog, log=Log(worker="w", app="shop"))
     update_block, write = threading.Event(), backlog._write

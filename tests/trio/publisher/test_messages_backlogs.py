@@ -132,7 +132,7 @@ async def test_what_one_of_many_puts_too_much_of_costs_no_other_anything(tmp_pat
         assert sorted(await ids(one)) == ["a", "f"]
 
 
-async def test_what_is_put_as_it_ends_is_written_and_each_commit_waits_for_the_disk(tmp_path: Path) -> None:
+async def test_message_put_during_the_end_is_written_and_commits_reach_the_disk(tmp_path: Path) -> None:
     path = tmp_path / "b.db"
     one = SQLiteBacklog(path=path, capacity=BacklogCapacity(9, 999))
     async with trio.open_nursery() as nursery:

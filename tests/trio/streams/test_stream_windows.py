@@ -202,7 +202,7 @@ class Sum(msgspec.Struct):
     total: int
 
 
-def test_a_value_may_be_of_a_class_and_a_key_an_int_and_a_time_that_of_sending() -> None:
+def test_windows_take_class_values_int_keys_and_the_time_of_sending() -> None:
     app, sums = App("station"), list[Window[int, Sum]]()
     readings = app.stream("readings", Reading, by="sensor", partitions=1)
 

@@ -161,7 +161,7 @@ async def test_a_soft_limit_disturbs_no_scope_and_no_channel_that_a_trio_job_goe
     assert await softly(TrioRunner(), job) == Returned(b"[7,false,0]")
 
 
-async def test_a_job_that_is_about_to_go_on_gets_what_it_waited_for_before_it_is_told() -> None:
+async def test_job_about_to_continue_gets_its_value_before_a_soft_limit() -> None:
     async def job() -> list[str]:
         heard: list[str] = []
         try:
