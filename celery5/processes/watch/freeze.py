@@ -26,6 +26,7 @@ from celery5.protocol.process.frozen import (
     ThreadUse,
     find_end_reason,
     find_lock_holders,
+    index_stacks,
     parse_stacks,
 )
 from celery5.protocol.process.liveness import ProcessSample
@@ -160,15 +161,17 @@ class FreezeWatch:
     def _find_cause(self, holders: frozenset[int]) -> FreezeCause:
         """Find out which jobs may hold the lock, and where they stand."""
         records = {one.slot: one for memory in self._memories for one in memory.read_slots()}
-        main, found, unknown = self._memories[0].main_thread, dict[int, ThreadStack](), list[ThreadStack]()
-        for stack in self._read_stacks():
-            slot = stack.slot
-            record = None if slot is None else records.get(slot)
-            if slot is not None and record is not None:
-                if (record.thread or self._pid) in holders:
-                    found[slot] = stack
-            elif stack.identity == main and self._pid in holders:
-                unknown.append(stack)
+        main, stacks = self._memories[0].main_thread, self._read_stacks()
+        found = {
+            slot: stack
+            for slot, stack in index_stacks(stacks).items()
+            if slot in records and (records[slot].thread or self._pid) in holders
+        }
+        unknown = [
+            stack
+            for stack in stacks
+            if stack.slot not in records and stack.identity == main and self._pid in holders
+        ]
         if not found:
             where = f": the main thread is at {unknown[0].format_place(self._libraries)}" if unknown else ""
             return FreezeCause(text=f"no job is known to hold it{where}")

@@ -7,7 +7,7 @@ and what `faulthandler` writes of their stacks without the lock, is enough to ju
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FunctionType
 from typing import Any, TypeVar, cast
 
@@ -94,6 +94,19 @@ def parse_stacks(text: str) -> list[ThreadStack]:
         elif found := _FRAME.match(line):
             frames.append((found[1], found[2], found[3]))
     return [*stacks, ThreadStack(identity, tuple(frames))] if identity else stacks
+
+
+def index_stacks(stacks: Iterable[ThreadStack]) -> dict[int, ThreadStack]:
+    """Return the stack of each executor's job, by the executor's number.
+
+    The first one counts: the main thread, whose stack is written last, may still stand in the executor of a job that
+    has just begun in another thread.
+    """
+    found: dict[int, ThreadStack] = {}
+    for stack in stacks:
+        if (slot := stack.slot) is not None:
+            found.setdefault(slot, stack)
+    return found
 
 
 class ThreadUse(msgspec.Struct, frozen=True):

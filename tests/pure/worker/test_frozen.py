@@ -13,6 +13,7 @@ from celery5.protocol.process.frozen import (
     ThreadUse,
     find_end_reason,
     find_lock_holders,
+    index_stacks,
     name_slot,
     parse_stacks,
 )
@@ -127,3 +128,18 @@ def test_this_threads_identity_is_the_one_that_stacks_are_written_under() -> Non
     text = f"Thread 0x{threading.get_ident():016x} (most recent call first):\n"
     (stack,) = parse_stacks(text)
     assert stack.identity == threading.get_ident()
+
+
+def test_a_job_stands_in_its_own_thread_and_not_where_it_was_handed_over() -> None:
+    """The loop's thread may be stopped between handing a job over and waiting for it."""
+    handed_over = """\
+Thread 0x00007f01 (most recent call first):
+  File "/app/tasks.py", line 12 in freeze
+  File "/celery5/runners/on_asyncio.py", line 99 in run of slot 7
+
+Current thread 0x00007f02 (most recent call first):
+  File "/celery5/runners/on_asyncio.py", line 201 in begin
+  File "/celery5/services/worker/task_execution.py", line 400 in _run_executor_task of slot 7
+"""
+    (stack,) = index_stacks(parse_stacks(handed_over)).values()
+    assert stack.format_place().startswith("/app/tasks.py:12")
