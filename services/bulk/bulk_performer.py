@@ -14,7 +14,7 @@ from celery5.broker.transient_errors import is_outage
 from celery5.bulk.actions import BulkCount, count_selected, read_statuses, record_outcome
 from celery5.bulk.operations import make_operation
 from celery5.dead_letters.queues import Pace, check_rate
-from celery5.errors import BrokerError, BulkActionRefused, CeleryError
+from celery5.errors import BulkActionRefused, CeleryError
 from celery5.logs.log import Log
 from celery5.protocol.bulk import (
     DONE,
@@ -30,7 +30,7 @@ from celery5.protocol.bulk import (
 )
 from celery5.protocol.job.job import new_id
 from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
-from celery5.services.process.broker_outages import OutageLog
+from celery5.services.process.broker_outages import OutageLog, last_try
 
 LEASE = 10.0
 """Seconds after which an action whose process is silent is interrupted."""
@@ -166,24 +166,14 @@ class BulkPerformer:
         try:
             while True:
                 await trio.sleep(min(RENEWAL, self._lease / 3))
-                try:
+                with self._outages.suppressing():
                     for performance in list(self._performances.values()):
                         await self._save(performance, {})
-                except BrokerError as error:
-                    self._outages.record_error(error)
-                else:
-                    self._outages.record_recovery()
         finally:
-            with trio.move_on_after(1, shield=True):
-                await self._give_up()
-
-    async def _give_up(self) -> None:
-        try:
-            for performance in list(self._performances.values()):
-                await self._save(performance, {}, lease=0.0)
-        except BrokerError as error:
-            self._log.event("bulk:interrupted", "debug", why=str(error))
-        self._performances.clear()
+            with last_try(self._log, "bulk:interrupted"):
+                for performance in list(self._performances.values()):
+                    await self._save(performance, {}, lease=0.0)
+            self._performances.clear()
 
     async def _save(
         self,

@@ -58,8 +58,6 @@ READ_BATCH = 32
 """The most commands read in one trip."""
 FULL_BATCH_PAUSE = 0.05
 """Seconds between two full trips, so that a flood takes only a part of the event loop's time."""
-RETRY_DELAY = 1.0
-"""Seconds until the inbox is read again while Redis is unreachable."""
 MAX_RUNNING_COMMANDS = 16
 COMMAND_TIMEOUT = 120.0
 """Seconds that a command may take."""
@@ -247,7 +245,7 @@ class Inbox:
         while True:
             await self._may_have_commands.wait()
             self._may_have_commands = trio.Event()
-            await retry_until_available(partial(self._read, nursery), None, RETRY_DELAY)
+            await retry_until_available(partial(self._read, nursery), None)
 
     def _warn_of_address(self) -> None:
         if not self._address.is_open:

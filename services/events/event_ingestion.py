@@ -41,13 +41,11 @@ from celery5.protocol.job.messages import read_headers, read_job_id
 from celery5.protocol.limits import Suspension
 from celery5.runners.operations import operating
 from celery5.sending.publisher import PublishPlanner
-from celery5.services.process.broker_outages import OutageLog, retry_until_available
+from celery5.services.process.broker_outages import RETRY_INTERVAL, OutageLog, retry_until_available
 from celery5.services.process.lease import Lease
 
 READ_BATCH = 200
 """The most events read in one trip."""
-RETRY_DELAY = 0.5
-"""Seconds between attempts while Redis is unreachable."""
 
 
 EventAction = Callable[[EventMessage], Awaitable[None]]
@@ -156,7 +154,7 @@ class EventIngestion:
         self._may_have_pending = True
         task_status.started()
         while True:
-            await retry_until_available(self._route_new, self._outages, RETRY_DELAY, even_refused=True)
+            await retry_until_available(self._route_new, self._outages, even_refused=True)
 
     async def _route_new(self) -> None:
         try:
@@ -213,7 +211,7 @@ class EventIngestion:
         await self._lease.wait_until_valid()  # this Router may have been frozen, and counted as dead
         unpublished = await self._publish([job for event in routed for job in event.jobs])
         if unpublished:  # their events stay pending, and are tried again; others are read
-            self._may_have_pending, self._delayed_until = False, trio.current_time() + RETRY_DELAY
+            self._may_have_pending, self._delayed_until = False, trio.current_time() + RETRY_INTERVAL
         published = [event for event in routed if unpublished.isdisjoint(job.id for job in event.jobs)]
         finished = await self._finish([event.outcome for event in published])
         # An event that another Router has now may be read again: the ids of its jobs must stay known.

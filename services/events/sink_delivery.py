@@ -31,7 +31,7 @@ from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error, get_error
 from celery5.runners.operations import operating
 from celery5.runners.surrounding import surround_call
 from celery5.runners.user_errors import call_in_thread, call_user_code, reraise_cancellation
-from celery5.services.process.broker_outages import OutageLog
+from celery5.services.process.broker_outages import RETRY_INTERVAL, OutageLog
 
 LEASE = 5.0
 """Seconds of the lease of documents; it is renewed three times in each while they are written."""
@@ -39,8 +39,6 @@ POLL_INTERVAL = 5.0
 """Seconds between reads of all queues: messages are missed while the connection is down."""
 MAX_BATCH_BYTES = 4 * 1024 * 1024
 """The most bytes of documents in one batch, unless one alone has more."""
-RETRY_DELAY = 0.5
-"""Seconds between attempts while Redis is unreachable."""
 REDECLARE_INTERVAL = 86400.0
 """Seconds until it is declared again which sinks get which documents; Redis keeps that for longer."""
 STOP_LIMIT = 5.0
@@ -202,8 +200,8 @@ class _OneSinkDelivery:
                         await self._deliver_from(self._keys[queue])
                     except BrokerError as error:
                         self._outages.record_error(error)
-                        self.expect(self._keys[queue], trio.current_time() + RETRY_DELAY)
-                        await trio.sleep(RETRY_DELAY)
+                        self.expect(self._keys[queue], trio.current_time() + RETRY_INTERVAL)
+                        await trio.sleep(RETRY_INTERVAL)
                     else:
                         self._outages.record_recovery()
 

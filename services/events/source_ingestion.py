@@ -37,6 +37,7 @@ from celery5.protocol.job.verdict import iterate_leaves
 from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error, get_error_text, get_type_name
 from celery5.runners.surrounding import surround_call
 from celery5.runners.user_errors import call_in_thread, call_user_code, reraise_cancellation
+from celery5.services.process.broker_outages import last_try
 from celery5.services.process.exclusive_lease import ExclusiveLease
 from celery5.tasks.task import Task
 
@@ -49,7 +50,7 @@ STABLE_SECONDS = 60.0
 MAX_AHEAD = 1000
 """Bodies of a plain function that wait to be published, at most: then it waits."""
 STOP_LIMIT = 5.0
-"""Seconds that closing a source, or releasing its lease, may take."""
+"""Seconds that closing a source may take."""
 
 Tasks = Sequence[Task[..., Any]]
 Send = Callable[[Sequence[Job]], Awaitable[Sequence[Any]]]
@@ -271,17 +272,11 @@ class _SourceRunner:
             reraise_cancellation(errors)
             raise next(iterate_leaves(errors)) from None
         finally:
-            with trio.move_on_after(STOP_LIMIT, shield=True):
-                await self._release_lease()
+            with last_try(self._log, "source:release-failed", source=self.source.name):
+                await self._lease.release()
 
     def _report_renew_failed(self, error: BrokerError) -> None:
         self._log.event("source:renew-failed", "warning", source=self.source.name, why=str(error))
-
-    async def _release_lease(self) -> None:
-        try:
-            await self._lease.release()
-        except BrokerError as error:
-            self._log.event("source:release-failed", "debug", source=self.source.name, why=str(error))
 
 
 class _ThreadBodies:

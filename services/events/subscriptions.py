@@ -14,12 +14,10 @@ from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys
 from celery5.logs.log import Log
 from celery5.protocol.events.messages import Subscription, encode
-from celery5.services.process.broker_outages import OutageLog, retry_until_available
+from celery5.services.process.broker_outages import RETRY_INTERVAL, OutageLog, retry_until_available
 
 MAX_DECLARE_INTERVAL = 60.0
 """The most seconds between two declarations: after that the registry is complete again if Redis lost it."""
-RETRY_DELAY = 1.0
-"""Seconds until another attempt, while Redis is unreachable."""
 CATCH_UP_BATCH = 200
 """Kept events that are sent again in one trip."""
 
@@ -55,7 +53,7 @@ class Subscriptions:
         while True:
             await trio.sleep(min(self._ttl / 3, MAX_DECLARE_INTERVAL))
             await retry_until_available(
-                self.declare, self._outages, min(self._ttl / 3, RETRY_DELAY), even_refused=True
+                self.declare, self._outages, min(self._ttl / 3, RETRY_INTERVAL), even_refused=True
             )
 
     async def declare(self) -> None:

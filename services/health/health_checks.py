@@ -34,6 +34,7 @@ from celery5.results.job_details import read_app_state
 from celery5.runners.user_errors import call_user_code, reraise_cancellation
 from celery5.services.commands.inbox import InboxAddress
 from celery5.services.health.circuits import CircuitBreakers
+from celery5.services.process.broker_outages import OutageLog
 
 RETRY_DELAY = 5.0
 """Seconds between attempts to store the state of a shared check while Redis is unreachable."""
@@ -375,7 +376,7 @@ class CheckExpirations:
         self._command_sender = command_sender
         self._is_open = address.is_open
         self._checks = {check.name: check for check in checks.values() if check.is_polled}
-        self._log = log
+        self._outages = OutageLog(log, "expirations:interrupted", level="debug", logs_repeats=True)
         self._due: dict[str, float] = {}
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -387,10 +388,8 @@ class CheckExpirations:
         self._due = {name: began + check.period for name, check in self._checks.items()}
         while True:
             await trio.sleep_until(min(self._due.values()))
-            try:
+            with self._outages.suppressing():
                 await self.send_expired(self._take_due())
-            except BrokerError as error:
-                self._log.event("expirations:interrupted", "debug", why=str(error))
 
     async def send_expired(self, names: Sequence[str]) -> None:
         """Notify every live worker of these checks, except those that another Scheduler has claimed."""

@@ -103,19 +103,15 @@ class KindRates:
         for kind in list(self._starts):
             unused = [each for each in self._starts[kind] if each.count and not self._is_over(each)]
             self._starts[kind] = unused
-            if unused:
-                call = limits.return_starts(
-                    self._keys, kind, [(each.noted_at, each.count) for each in unused]
-                )
-                try:
-                    await self._redis.perform(call)
-                except BrokerError as error:
-                    self._outages.record_error(error)
-                    continue
-                self._outages.record_recovery()
+            if not unused:
+                self._starts.pop(kind)
+                continue
+            call = limits.return_starts(self._keys, kind, [(each.noted_at, each.count) for each in unused])
+            with self._outages.suppressing():
+                await self._redis.perform(call)
                 for each in unused:
                     each.count = 0
-            self._starts.pop(kind)
+                self._starts.pop(kind)
 
     def _is_usable(self, starts: _Starts, rate: Rate) -> bool:
         return starts.rate == rate and not starts.is_stale

@@ -15,7 +15,6 @@ from celery5.broker.calls import health
 from celery5.broker.calls import limits as limit_calls
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys
-from celery5.errors import BrokerError
 from celery5.limits.rules import ComputedRule, DeclaredRules
 from celery5.logs.log import Log
 from celery5.protocol.brokers import DEFAULT_BROKER
@@ -25,15 +24,13 @@ from celery5.protocol.masking import MAX_ERROR_LENGTH, get_error_text, get_type_
 from celery5.protocol.scaling.snapshot import ClusterSnapshot
 from celery5.runners.surrounding import surround_call
 from celery5.runners.user_errors import call_in_thread, call_user_code, reraise_cancellation
-from celery5.services.process.broker_outages import OutageLog, retry_until_available
+from celery5.services.process.broker_outages import OutageLog, last_try, retry_until_available
 from celery5.services.scaling.observer import ClusterObserver
 
 INTERVAL = 2.0
 """Seconds between two evaluations."""
 FUNCTION_TIMEOUT = 5.0
 """Seconds that a rule's function may take. With the interval this is less than a turn, and than a limit's life."""
-LEAVE_TIMEOUT = 1.0
-"""Seconds that giving up the turn may take at the end; otherwise it expires."""
 
 
 class LimitRuleEvaluator:
@@ -65,6 +62,10 @@ class LimitRuleEvaluator:
         self._threads: dict[str, trio.CapacityLimiter] = {}
         self._failed: dict[str, str] = {}
         self._outages = OutageLog(log, "limit-rules:interrupted", "limit-rules:resumed")
+        self._broker_outages = {
+            broker: OutageLog(log, "limit-rules:broker-failed", broker=broker)
+            for broker in self._other_brokers
+        }
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Evaluate the rules at intervals until cancelled."""
@@ -77,8 +78,8 @@ class LimitRuleEvaluator:
                 await trio.sleep(INTERVAL)
         finally:
             if self._has_turn:
-                with trio.move_on_after(LEAVE_TIMEOUT, shield=True):
-                    await self._give_up()
+                with last_try(self._log, "limit-rules:lock-release-failed"):
+                    await self._redis.perform(limit_calls.claim_rules_turn(self._keys, self._name, seconds=0))
 
     async def evaluate(self) -> None:
         """Evaluate all rules, if it is this Scheduler's turn, and impose the limits of those that hold."""
@@ -158,14 +159,8 @@ class LimitRuleEvaluator:
 
     async def _impose_on(self, broker: str, driver: AsyncDriver, imposed: ImposedLimits) -> None:
         """Impose limits on a further broker. While it is unreachable, those there lapse."""
-        try:
+        with self._broker_outages[broker].suppressing():
             await driver.perform(limit_calls.impose_limits(self._keys, self._name, imposed))
-        except BrokerError as error:
-            if broker not in self._failed:
-                self._log.event("limit-rules:broker-failed", "warning", broker=broker, why=str(error))
-            self._failed[broker] = str(error)
-        else:
-            self._failed.pop(broker, None)
 
     def _log_changes(self, before: ImposedLimits, after: ImposedLimits) -> None:
         changes = compare_rules(before, after)
@@ -176,9 +171,3 @@ class LimitRuleEvaluator:
                 )
         for rule in changes.ended:
             self._log.event("limit-rule:lifted", rule=rule)
-
-    async def _give_up(self) -> None:
-        try:
-            await self._redis.perform(limit_calls.claim_rules_turn(self._keys, self._name, seconds=0))
-        except BrokerError as error:
-            self._log.event("limit-rules:lock-release-failed", "debug", why=str(error))

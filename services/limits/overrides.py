@@ -25,8 +25,6 @@ from celery5.services.limits.admission_state import AdmissionState
 from celery5.services.process.broker_outages import retry_until_available
 from celery5.tasks.task import Task
 
-RETRY_DELAY = 1.0
-"""Seconds between attempts while Redis is unreachable."""
 CORRUPT_KEY_DELAY = 5.0
 """Seconds until a key is read again that another program has overwritten."""
 HEARTBEATS_PER_CHECK = 3
@@ -112,7 +110,7 @@ class LimitOverrides:
             with trio.move_on_after(self._get_wait()):
                 await self._changed.wait()
             self._changed = trio.Event()
-            await retry_until_available(self._apply_changes, None, RETRY_DELAY)
+            await retry_until_available(self._apply_changes, None)
 
     async def _apply_changes(self) -> None:
         try:

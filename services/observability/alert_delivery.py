@@ -11,7 +11,6 @@ from celery5.broker.calls import alerts as calls
 from celery5.broker.calls.alerts import WaitingNotification
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys
-from celery5.errors import BrokerError
 from celery5.health.circuit_breaker import CircuitBreaker
 from celery5.logs.log import Log
 from celery5.observability.webhook import AlertWebhook, WebhookRefused
@@ -96,12 +95,8 @@ class AlertDelivery:
         """Deliver until cancelled."""
         task_status.started()
         async for _ in self._evaluated:
-            try:
+            with self._outages.suppressing():
                 await self._deliver()
-            except BrokerError as error:
-                self._outages.record_error(error)
-            else:
-                self._outages.record_recovery()
 
     async def _deliver(self) -> None:
         """Log what was not logged, then send what waits, but for what fails or is not due, and what is behind it."""

@@ -9,7 +9,6 @@ import trio
 from celery5.broker.calls import queues as queue_calls
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import QueueKeys
-from celery5.errors import BrokerError
 from celery5.logs.log import Log
 from celery5.services.health.vitals import ProcessStatus
 from celery5.services.process.broker_outages import OutageLog
@@ -85,10 +84,6 @@ class EndedCounter:
         calls = [queue_calls.count_ended(keys, count) for keys, count in new.items() if count or every]
         if not calls:
             return
-        try:
+        with self._outages.suppressing():
             await self._redis.perform_all(calls)
-        except BrokerError as error:
-            self._outages.record_error(error)
-        else:
-            self._outages.record_recovery()
             self._sent = counts

@@ -41,7 +41,7 @@ from celery5.protocol.observability.rollup import (
     unpack_point,
 )
 from celery5.protocol.observability.storage import make_memory_metrics
-from celery5.services.process.broker_outages import OutageLog
+from celery5.services.process.broker_outages import OutageLog, last_try
 
 TURN_FACTOR = 3.0
 """Intervals after which another process takes the turn of one that is silent."""
@@ -147,8 +147,9 @@ class HistoryRollup:
                 await trio.sleep(self._interval)
                 await self._try_to_roll_up()
         finally:
-            with trio.move_on_after(1, shield=True):
-                await self._give_up()
+            if self._cursor is not None:
+                with last_try(self._log, "metrics:rollup-interrupted"):
+                    await self._redis.perform(calls.claim_rollup(self._keys, self._worker, seconds=0))
 
     async def _try_to_roll_up(self) -> None:
         try:
@@ -171,13 +172,6 @@ class HistoryRollup:
         else:
             self._outages.record_recovery()
             self._has_failed = False
-
-    async def _give_up(self) -> None:
-        if self._cursor is not None:
-            try:
-                await self._redis.perform(calls.claim_rollup(self._keys, self._worker, seconds=0))
-            except BrokerError as error:
-                self._log.event("metrics:rollup-interrupted", "debug", why=str(error))
 
     async def _roll_up(self, turn: RollupTurn) -> None:
         """Add all reports that wait, close the minutes that are over, and save."""

@@ -1,17 +1,25 @@
-"""Try again until Redis serves again, and log its outages.
+"""Try again until Redis serves again, and log each outage once.
 
-A service that can do nothing else in the meantime awaits `retry_until_available`. These have loops of their own:
+Three ways, by what follows an error of the broker:
 
-- An error on one queue or broker must not hold up the others: `Mover`, `SinkDelivery`, `RunRelay`.
-- The next attempt has its own moment, and not the same interval: `ScheduleDeclarations` (when the presence is renewed),
-  `Recoverer` (after a heartbeat).
+- `retry_until_available`: the service can do nothing else before the call succeeds.
+- `OutageLog.suppressing`: the next try comes by itself, such as at the next interval.
+- `last_try`: there is no next try, since the service ends; others wait for its lease to lapse.
+
+In an outage a try costs nothing: the connection (`broker/connection/link.py`) has the backoff, with jitter, and the
+breaker, and refuses calls at once meanwhile. These services have loops of their own:
+
+- An error on one queue or broker must not hold up the others: `Mover`, `SinkDelivery`, `RunRelay`, `OutboxRelay`.
+- An error makes what was known unknown: `HistoryRollup`, `AlertEvaluator`, `QueueDepths`, `Recoverer`, which looks
+  again after the next heartbeat, and `KindRates`, which lets jobs without a rate pass.
 - What is tried changes between two attempts: `ResultPublisher`, whose batch shrinks.
 - What is tried runs and does not return: `RemoteBrokerSchedules` and `BackgroundBoot`, which end with errors of their
   services, the connections of a `MessagePublisher`, which wait for the broker themselves, and the sources of
   `SourceIngestion`, the user's code, after whose errors the delay grows.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import trio
@@ -21,6 +29,13 @@ from celery5.errors import BrokerError
 from celery5.logs.log import Level, Log
 
 T = TypeVar("T")
+
+RETRY_INTERVAL = 0.5
+"""Seconds between two tries."""
+SHORT_RETRY_INTERVAL = 0.1
+"""Seconds between two tries of what jobs or records wait for."""
+LAST_TRY_LIMIT = 2.0
+"""Seconds that a service may take to give up a lease or a turn when it ends; otherwise that lapses."""
 
 
 class OutageLog:
@@ -68,11 +83,21 @@ class OutageLog:
             if self._resumed_event is not None:
                 self._log.event(self._resumed_event, "info", after=seconds, **self._fields)
 
+    @contextmanager
+    def suppressing(self) -> Generator[None]:
+        """Log an error of the broker that ends this block, and do not raise it: the caller tries again later."""
+        try:
+            yield
+        except BrokerError as error:
+            self.record_error(error)
+        else:
+            self.record_recovery()
+
 
 async def retry_until_available(
     attempt: Callable[[], Awaitable[T]],
     outages: OutageLog | None,
-    interval: float,
+    interval: float = RETRY_INTERVAL,
     *,
     even_refused: bool = False,
 ) -> T:
@@ -83,7 +108,7 @@ async def retry_until_available(
     Args:
         attempt: One try. It is repeated from its beginning, so whatever it does before the error must be repeatable.
         outages: Logs the first error of an outage and the recovery; None where nothing is to be logged.
-        interval: Seconds between two tries.
+        interval: Seconds between two tries. Where it does something at intervals anyway, it is this interval.
         even_refused: Try again also after an error that no later try cures by itself, such as a missing permission.
 
     Raises:
@@ -102,3 +127,16 @@ async def retry_until_available(
             if outages is not None:
                 outages.record_recovery()
             return result
+
+
+@contextmanager
+def last_try(log: Log, event: str, **fields: Any) -> Generator[None]:
+    """Run this block also when the service is cancelled, for LAST_TRY_LIMIT seconds.
+
+    An error of the broker is logged as `event` at level debug, with `fields`, and not raised.
+    """
+    with trio.move_on_after(LAST_TRY_LIMIT, shield=True):
+        try:
+            yield
+        except BrokerError as error:
+            log.event(event, "debug", why=str(error), **fields)

@@ -20,7 +20,7 @@ from celery5.broker.keys import QueueKeys
 from celery5.errors import LeaseLost
 from celery5.logs.log import Log
 from celery5.protocol.job.delivery import Delivery
-from celery5.services.process.broker_outages import OutageLog, retry_until_available
+from celery5.services.process.broker_outages import SHORT_RETRY_INTERVAL, OutageLog, retry_until_available
 from celery5.services.process.shared_memory import SidecarMemory
 
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -85,8 +85,6 @@ LAPSE_DELAY = 0.02
 """Seconds after the end of another worker's lease at which a heartbeat checks it."""
 MIN_INTERVAL = 0.05
 """The least seconds between two heartbeats."""
-RETRY_INTERVAL = 0.2
-"""Seconds between attempts while Redis is unreachable."""
 
 
 class SidecarBeats(Protocol):
@@ -168,7 +166,7 @@ class Heartbeat:
             with trio.move_on_after(self._get_interval()):
                 await self._requested.wait()
             self._requested = trio.Event()
-            retry_interval = min(RETRY_INTERVAL, self._lease.seconds / HEARTBEATS_PER_LEASE)
+            retry_interval = min(SHORT_RETRY_INTERVAL, self._lease.seconds / HEARTBEATS_PER_LEASE)
             await retry_until_available(self.beat, self._outages, retry_interval)
 
     async def beat(self) -> None:

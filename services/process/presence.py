@@ -10,16 +10,11 @@ import trio
 from celery5.broker.calls import cluster
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys
-from celery5.errors import BrokerReplied, BrokerUnavailable
 from celery5.logs.log import Log
-from celery5.services.process.broker_outages import OutageLog, retry_until_available
+from celery5.services.process.broker_outages import RETRY_INTERVAL, OutageLog, last_try, retry_until_available
 
 RENEWALS_PER_LEASE = 3
 """Renewals within one lease."""
-RETRY_INTERVAL = 0.5
-"""Seconds between attempts while Redis is unreachable."""
-LEAVE_TIMEOUT = 2.0
-"""Seconds that leaving may take. A process that cannot leave is gone when its lease ends."""
 
 ProcessNames = tuple[str, ...]
 
@@ -61,8 +56,8 @@ class Presence:
                 await trio.sleep(interval)
                 await retry_until_available(self.renew, self._outages, min(RETRY_INTERVAL, interval))
         finally:
-            with trio.move_on_after(LEAVE_TIMEOUT, shield=True):
-                await self._leave()
+            with last_try(self._log, "presence:leave-failed"):
+                await self._redis.perform(cluster.end_presence(self._keys, self._kind, self._name))
 
     async def renew(self) -> None:
         """Renew the lease once."""
@@ -71,9 +66,3 @@ class Presence:
         )
         for listener in self._listeners:
             listener(self.live_processes)
-
-    async def _leave(self) -> None:
-        try:
-            await self._redis.perform(cluster.end_presence(self._keys, self._kind, self._name))
-        except (BrokerUnavailable, BrokerReplied) as error:
-            self._log.event("presence:leave-failed", "debug", why=str(error))

@@ -15,7 +15,6 @@ from celery5.broker.calls import scaling as scaling_calls
 from celery5.broker.calls.scaling import Scaling, ScalingTurn
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys
-from celery5.errors import BrokerError
 from celery5.logs.log import Log
 from celery5.protocol.masking import show_error
 from celery5.protocol.observability.families import MetricFamily, make_gauge
@@ -31,7 +30,7 @@ from celery5.protocol.scaling.autoscale import (
 from celery5.protocol.scaling.prioritisation import Preference, PrioritisationStrategy, compute_preference
 from celery5.protocol.scaling.snapshot import ClusterSnapshot
 from celery5.runners.user_errors import guard_scopes, reraise_cancellation
-from celery5.services.process.broker_outages import OutageLog, retry_until_available
+from celery5.services.process.broker_outages import OutageLog, last_try, retry_until_available
 from celery5.services.scaling.observer import ClusterObserver
 from celery5.services.scaling.scaling_commands import ScalingCommands
 
@@ -39,8 +38,6 @@ LOOK = 2.0
 """Seconds between two snapshots, at least."""
 A_SECOND = 3
 """The most Redis commands in a second, on average over a snapshot of many queues and the pause after it."""
-LEAVE_LIMIT = 1.0
-"""Seconds that giving up the turn may take at the end; otherwise it expires."""
 
 
 class Autoscaler:
@@ -83,8 +80,8 @@ class Autoscaler:
                 await trio.sleep(self._pause)
         finally:
             if self._has_turn:
-                with trio.move_on_after(LEAVE_LIMIT, shield=True):
-                    await self._give_up()
+                with last_try(self._log, "autoscale:lock-release-failed"):
+                    await self._redis.perform(scaling_calls.release_scaling_turn(self._keys, self._name))
 
     def conditions(self) -> Mapping[str, str]:
         """Return no problem: with or without the turn, the Scheduler is ready."""
@@ -220,12 +217,6 @@ class Autoscaler:
             return Preference()
         self._failed.pop("prioritise", None)
         return preference
-
-    async def _give_up(self) -> None:
-        try:
-            await self._redis.perform(scaling_calls.release_scaling_turn(self._keys, self._name))
-        except BrokerError as error:
-            self._log.event("autoscale:lock-release-failed", "debug", why=str(error))
 
     def _log_once(self, what: str, why: str) -> None:
         """Log a warning, once for each reason until it is over."""

@@ -14,7 +14,7 @@ from celery5.app import App
 from celery5.broker.calls import scheduling as scheduling_calls
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys
-from celery5.errors import BrokerError, BrokerReplied, BrokerUnavailable
+from celery5.errors import BrokerReplied, BrokerUnavailable
 from celery5.logs.log import Log
 from celery5.protocol.brokers import DEFAULT_BROKER
 from celery5.protocol.process.liveness import Heartbeats
@@ -29,7 +29,7 @@ from celery5.scheduling.schedules import (
     read_schedules,
     replace_schedule,
 )
-from celery5.services.process.broker_outages import OutageLog
+from celery5.services.process.broker_outages import RETRY_INTERVAL, OutageLog, last_try
 from celery5.services.scheduling.queue_moves import ScheduleMoveBlocked, ScheduleMover, ScheduleNotOwned
 from celery5.services.scheduling.timetable import Timetable
 
@@ -39,10 +39,6 @@ RETIREMENT_GRACE_LEASES = 2.0
 """Leases without a declaration after which a schedule is retired: its Scheduler may be restarting."""
 RETIREMENT_CHECK_INTERVAL = 30.0
 """Seconds between checks for undeclared schedules, while the set of live Schedulers is unchanged."""
-LEAVE_TIMEOUT = 2.0
-"""Seconds that withdrawing the declaration may take at the end."""
-REMOTE_RETRY_DELAY = 1.0
-"""Seconds until another attempt while a further broker is unreachable."""
 
 
 class ScheduleDeclarations:
@@ -74,6 +70,7 @@ class ScheduleDeclarations:
         self._due = 0.0
         self._heartbeats = Heartbeats(lease=lease_seconds)
         self._orphans: dict[str, float] = {}
+        self._outages = OutageLog(log, "declarations:interrupted", level="debug", logs_repeats=True)
         self._mover = ScheduleMover(redis=redis, other_brokers=other_brokers, app=app, keys=keys)
         self._held: dict[str, Schedule] = {}
 
@@ -93,16 +90,14 @@ class ScheduleDeclarations:
             while True:
                 await self._presence_renewed.wait()
                 self._presence_renewed = trio.Event()
-                try:
+                with self._outages.suppressing():
                     await self.renew_declaration()
                     await self._settle_held()
                     if trio.current_time() >= self._due or self._orphans:
                         await self.retire_undeclared()
-                except BrokerError as error:
-                    self._log.event("declarations:interrupted", "debug", why=str(error))
         finally:
-            with trio.move_on_after(LEAVE_TIMEOUT, shield=True):
-                await self._leave()
+            with last_try(self._log, "declarations:leave-failed"):
+                await self._redis.perform(scheduling_calls.withdraw_declaration(self._keys, self._name))
 
     async def declare(self) -> None:
         """Store every schedule that the code declares for queues on this broker."""
@@ -202,12 +197,6 @@ class ScheduleDeclarations:
         done: bool = await self._redis.perform(replace_schedule(self._app, schedule, record, after, now))
         return done
 
-    async def _leave(self) -> None:
-        try:
-            await self._redis.perform(scheduling_calls.withdraw_declaration(self._keys, self._name))
-        except BrokerError as error:
-            self._log.event("declarations:leave-failed", "debug", why=str(error))
-
 
 class RemoteBrokerSchedules:
     """Declares and fires the schedules whose queues are on one further broker, whenever that is reachable.
@@ -238,7 +227,7 @@ class RemoteBrokerSchedules:
                     self._outages.record_recovery()
             except* (BrokerUnavailable, BrokerReplied) as errors:
                 self._outages.record_error(errors.exceptions[0])
-            await trio.sleep(REMOTE_RETRY_DELAY)
+            await trio.sleep(RETRY_INTERVAL)
 
 
 _HELD = "it fires when that is known, so that it does not on two brokers"

@@ -11,13 +11,8 @@ from celery5.errors import BrokerError
 from celery5.logs.log import Log
 from celery5.protocol.scheduling.timers import TimerStanding
 from celery5.scheduling.timers import Timer
-from celery5.services.process.broker_outages import OutageLog, retry_until_available
+from celery5.services.process.broker_outages import OutageLog, last_try, retry_until_available
 from celery5.services.process.exclusive_lease import ExclusiveLease
-
-RETRY_INTERVAL = 0.5
-"""Seconds between two requests while Redis is unreachable."""
-RELEASE_LIMIT = 2.0
-"""Seconds that giving up the lead may take at the end. After that the others wait until the lease has lapsed."""
 
 
 class TimerLeadership:
@@ -87,13 +82,11 @@ class TimerLeadership:
         try:
             while True:
                 # Even if Redis refuses: whatever becomes of timers, the jobs go on.
-                is_start = await retry_until_available(
-                    self._ask, self._outages, RETRY_INTERVAL, even_refused=True
-                )
+                is_start = await retry_until_available(self._ask, self._outages, even_refused=True)
                 await self._lead(is_start=is_start)
         finally:
-            with trio.move_on_after(RELEASE_LIMIT, shield=True):
-                await self._release()
+            with last_try(self._log, "timer:release-failed"):
+                await self._lease.release()
 
     async def _ask(self) -> bool:
         """Wait until this process leads. Return whether the cluster has started with it."""
@@ -117,12 +110,6 @@ class TimerLeadership:
 
     def _report_renew_failed(self, error: BrokerError) -> None:
         self._log.event("timer:renew-failed", "warning", why=str(error))
-
-    async def _release(self) -> None:
-        try:
-            await self._lease.release()
-        except BrokerError as error:
-            self._log.event("timer:release-failed", "debug", why=str(error))
 
 
 _LOST = (

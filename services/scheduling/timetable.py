@@ -33,8 +33,6 @@ SCHEDULES_PER_CALL = 100
 """Schedules of one queue that are read in one trip."""
 LOOK_AGAIN = 5.0
 """Seconds after which all schedules are read again in any case."""
-RETRY_DELAY = 0.5
-"""Seconds between attempts while Redis is unreachable."""
 STUCK = 1.0
 """Seconds until a schedule that cannot be processed is read again."""
 
@@ -90,7 +88,7 @@ class Timetable:
         """Fire what is due, until cancelled."""
         task_status.started()
         while True:
-            wait = await retry_until_available(self.fire_due, self._outages, RETRY_DELAY, even_refused=True)
+            wait = await retry_until_available(self.fire_due, self._outages, even_refused=True)
             with trio.move_on_after(wait):
                 await self._changed.wait()
             self._changed = trio.Event()

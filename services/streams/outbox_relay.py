@@ -18,14 +18,13 @@ from celery5.errors import BrokerError, CeleryError, Corrupt, StreamFull
 from celery5.logs.log import Log
 from celery5.protocol.bounded_decoding import decode_msgpack
 from celery5.protocol.job.job import Job
+from celery5.services.process.broker_outages import SHORT_RETRY_INTERVAL
 from celery5.streams.stream import EncodedRecord, Stream
 
 RELAY_BATCH = 200
 """Outputs in one call, as long as the target takes this many at once."""
 MAX_UNDELIVERED = 2_000
 """Outputs of one partition that may wait for their targets: then nothing more of it is processed."""
-RETRY_INTERVAL = 0.2
-"""Seconds until another try, while a target is full or unreachable."""
 
 
 class JobSender(Protocol):
@@ -98,7 +97,7 @@ class OutboxRelay:
                     self._log_failure(partition, str(error))
             self._wake_waiters()
             if failed:
-                await trio.sleep(RETRY_INTERVAL)
+                await trio.sleep(SHORT_RETRY_INTERVAL)
                 self._noted.set()
 
     def _wake_waiters(self) -> None:

@@ -8,7 +8,7 @@ partition: an owner that was frozen, and replaced, commits nothing.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import trio
 
@@ -31,7 +31,7 @@ from celery5.protocol.streams.groups import (
 )
 from celery5.protocol.streams.parking import ParkedKeysFound, read_parked_words
 from celery5.runners.operations import operating
-from celery5.services.process.broker_outages import OutageLog, retry_until_available
+from celery5.services.process.broker_outages import SHORT_RETRY_INTERVAL, OutageLog, retry_until_available
 from celery5.services.process.incarnation_end import IncarnationEnd
 from celery5.services.process.suspect_turn import SuspectTurn
 from celery5.services.streams.outbox_relay import OutboxRelay
@@ -43,6 +43,8 @@ from celery5.streams.archive import describe_archive
 from celery5.streams.encodings import learn_encodings
 from celery5.streams.processor import Processor
 
+T = TypeVar("T")
+
 RENEWALS_PER_LEASE = 3
 """Renewals of the membership in one lease."""
 LAPSE_DELAY = 0.02
@@ -51,8 +53,6 @@ MIN_INTERVAL = 0.05
 """The least seconds between two renewals that nobody asked for."""
 TRIAL_LIMIT = 30.0
 """Seconds for which other suspects wait for the trial of a slow one."""
-RETRY_INTERVAL = 0.2
-"""Seconds between attempts while Redis is unreachable."""
 READ_BLOCK = 5.0
 """Seconds for which a read waits for records."""
 FINISH_LIMIT = 5.0
@@ -244,7 +244,9 @@ class ProcessorGroup:
 
     async def _renew_until_replaced(self) -> None:
         while True:
-            membership = await retry_until_available(self._renew_membership, self._outages, RETRY_INTERVAL)
+            membership = await retry_until_available(
+                self._renew_membership, self._outages, SHORT_RETRY_INTERVAL
+            )
             if membership is None:
                 self._log.event(
                     "processor:replaced", "error", member=self._member.name, hint=_REPLACED, **self._names
@@ -382,7 +384,7 @@ class ProcessorGroup:
                 incarnation=self._member.incarnation,
                 epoch=partition.epoch,
             )
-            await retry_until_available(partial(self._redis.perform, call), self._outages, RETRY_INTERVAL)
+            await self._perform(call)
             partition.begin_trial()
             with trio.move_on_after(TRIAL_LIMIT):
                 await partition.wait_trial_ended()
@@ -419,7 +421,7 @@ class ProcessorGroup:
             incarnation=self._member.incarnation,
             partitions=numbers,
         )
-        await retry_until_available(partial(self._redis.perform, call), self._outages, RETRY_INTERVAL)
+        await self._perform(call)
         for number in numbers:
             self._log.event("partition:yielded", "debug", partition=number, **self._names)
 
@@ -455,7 +457,12 @@ class ProcessorGroup:
         """Know what the stream has declared before an entry is decoded: a producer may have another codec by now."""
         codec, fields = self._processor.stream.codec, [words for _, words in entries]
         learn = partial(learn_encodings, self._redis, self._keys, codec, fields)
-        await retry_until_available(learn, self._outages, RETRY_INTERVAL)
+        await retry_until_available(learn, self._outages, SHORT_RETRY_INTERVAL)
+
+    async def _perform(self, call: Call[T]) -> T:
+        """Perform a call as soon as Redis is available."""
+        attempt = partial(self._redis.perform, call)
+        return await retry_until_available(attempt, self._outages, SHORT_RETRY_INTERVAL)
 
     async def _read(self, call: Call[dict[int, list[Any]]]) -> dict[int, list[Any]]:
         """Return what is read, nothing when the read was ended for another one."""
@@ -466,7 +473,7 @@ class ProcessorGroup:
                 found = await self._reader.perform(call)
         except (BrokerUnavailable, BrokerReplied) as error:
             self._outages.record_error(error)
-            await trio.sleep(RETRY_INTERVAL)
+            await trio.sleep(SHORT_RETRY_INTERVAL)
         finally:
             self._read_scope = None
         return found
@@ -480,7 +487,7 @@ class ProcessorGroup:
     async def _log_missing(self, partition: int, before: int, after: int) -> None:
         """Say that records between two numbers are not there any more, and whether they were archived."""
         call = calls.get_archived_run(self._keys, partition)
-        run = await retry_until_available(partial(self._redis.perform, call), self._outages, RETRY_INTERVAL)
+        run = await self._perform(call)
         lost, archived = split_gap(before, after, run)
         if archived:
             self._log.event(
@@ -514,7 +521,7 @@ class ProcessorGroup:
             incarnation=self._member.incarnation,
             epoch=partition.epoch,
         )
-        done = await retry_until_available(partial(self._redis.perform, call), self._outages, RETRY_INTERVAL)
+        done = await self._perform(call)
         if done:
             self._log.event(
                 "partition:quarantined",
@@ -536,7 +543,7 @@ class ProcessorGroup:
             digest=self._digest,
             grace=self._member.unknown_task_grace,
         )
-        return await retry_until_available(partial(self._redis.perform, call), self._outages, RETRY_INTERVAL)
+        return await self._perform(call)
 
     # committing
 
@@ -555,9 +562,7 @@ class ProcessorGroup:
         """Commit partitions, and tell each how that has ended."""
         call = calls.commit(self._keys, self._group, self._member.incarnation, commits)
         with operating("commit", "stream", self._keys.stream, len(commits)):
-            verdicts = await retry_until_available(
-                partial(self._redis.perform, call), self._outages, RETRY_INTERVAL
-            )
+            verdicts = await self._perform(call)
         for partition, commit, is_committed in zip(partitions, commits, verdicts, strict=True):
             if not is_committed:
                 self._lose(partition)
@@ -584,16 +589,14 @@ class ProcessorGroup:
     async def read_parked(self, key: bytes, after: str, count: int) -> list[RawEntry]:
         """Return entries of the log of a parked key, behind `after`."""
         call = calls.read_parked(self._keys, self._group, key, after=after, count=count)
-        entries = await retry_until_available(
-            partial(self._redis.perform, call), self._outages, RETRY_INTERVAL
-        )
+        entries = await self._perform(call)
         await self._learn_encodings([(entry, _read_parked_fields(words)) for entry, words in entries])
         return entries
 
     async def read_states(self, names: Sequence[str]) -> list[bytes | None]:
         """Read values of the keyed state. While Redis is unreachable, the processor waits: no record has failed."""
         call = calls.get_state(self._keys, self._group, names)
-        return await retry_until_available(partial(self._redis.perform, call), self._outages, RETRY_INTERVAL)
+        return await self._perform(call)
 
 
 class StreamProcessors:

@@ -46,8 +46,6 @@ FIRST_DELAY = 0.5
 """The most seconds until a portion is tried again after its first failure."""
 MAX_DELAY = 60.0
 """The most seconds until then after any failure."""
-RETRY_INTERVAL = 0.2
-"""Seconds between attempts while Redis is unreachable."""
 
 
 class StreamArchives:
@@ -130,12 +128,12 @@ class _StreamArchiver:
     async def run(self) -> None:
         """Archive until cancelled."""
         while True:
-            claim = await retry_until_available(self._claim, self._outages, RETRY_INTERVAL, even_refused=True)
+            claim = await retry_until_available(self._claim, self._outages, even_refused=True)
             self.waiting = claim.waiting
             if claim.portion is not None:
                 fields = [words for _, words in claim.portion.entries]
                 learn = partial(learn_encodings, self._redis, self.stream.keys, self.stream.codec, fields)
-                await retry_until_available(learn, self._outages, RETRY_INTERVAL, even_refused=True)
+                await retry_until_available(learn, self._outages, even_refused=True)
                 self._before = claim.portion.partition
                 await self._finish(claim.portion)
             else:
@@ -211,10 +209,8 @@ class _StreamArchiver:
         while True:
             await trio.sleep(LEASE / 3)
             call = calls.settle_archived(self.stream.keys, self._worker, portion, "renewed", delay=LEASE)
-            try:
+            with self._outages.suppressing():
                 await self._redis.perform(call)
-            except BrokerError as error:
-                self._outages.record_error(error)
 
     async def _settle(self, portion: ArchivePortion, error: Exception | None) -> None:
         """Remove a portion that is archived; let another one be tried later."""

@@ -28,15 +28,13 @@ from celery5.services.job.reading_state import ReadingState
 from celery5.services.job.unstarted_jobs import UnstartedJobs
 from celery5.services.limits.admission_state import AdmissionState, is_expired
 from celery5.services.limits.waiting_tasks import QueueTask
-from celery5.services.process.broker_outages import OutageLog, retry_until_available
+from celery5.services.process.broker_outages import SHORT_RETRY_INTERVAL, OutageLog, retry_until_available
 from celery5.services.process.lease import Lease
 from celery5.services.worker.job_intake import JobIntake
 from celery5.tasks.task import Task
 
 ADMISSION_BATCH = 64
 """The most jobs in one admission call: Redis does nothing else while it runs."""
-RETRY_DELAY = 0.1
-"""Seconds between attempts while Redis is unreachable."""
 MAX_RULES_PER_CALL = 32
 """The most tasks whose jobs are requested in one call."""
 RETURN_TIMEOUT = 1.0
@@ -112,7 +110,7 @@ class AdmissionControl:
             while True:
                 with trio.move_on_at(self._get_next_time()):
                     await self._admission.wait_changed()
-                await retry_until_available(self._request_and_admit, self._outages, RETRY_DELAY)
+                await retry_until_available(self._request_and_admit, self._outages, SHORT_RETRY_INTERVAL)
         finally:
             self.release_unadmitted()
             with trio.move_on_after(RETURN_TIMEOUT, shield=True):

@@ -23,15 +23,13 @@ from celery5.services.job.internal_queues import InternalTasksQueue
 from celery5.services.job.reading_state import ReadingState
 from celery5.services.job.unstarted_jobs import UnstartedJobs
 from celery5.services.limits.admission_state import AdmissionState
-from celery5.services.process.broker_outages import OutageLog, retry_until_available
+from celery5.services.process.broker_outages import SHORT_RETRY_INTERVAL, OutageLog, retry_until_available
 from celery5.services.process.lease import Lease
 from celery5.services.worker.capacity import QueueCapacity
 from celery5.services.worker.foreign_jobs import TAKE_BATCH, ForeignJobs
 from celery5.services.worker.job_intake import JobIntake
 from celery5.services.worker.reading import PassCapacity, ReadOrder
 
-RETRY_INTERVAL = 0.1
-"""Seconds between attempts while Redis is unreachable."""
 STALE_HORIZONS = 5.0
 """Horizons that a job may wait unstarted in this worker before it is released for other workers."""
 REREAD_GRACE = 1.0
@@ -104,7 +102,7 @@ class Consumer:
             task_status.started()
             try:
                 while True:
-                    await retry_until_available(self._fetch, self._outages, RETRY_INTERVAL)
+                    await retry_until_available(self._fetch, self._outages, SHORT_RETRY_INTERVAL)
             finally:
                 self._reading.set_stopping(True)
                 self.release_unstarted()

@@ -15,13 +15,11 @@ from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import QueueKeys
 from celery5.errors import BrokerReplied, BrokerUnavailable
 from celery5.logs.log import Log
-from celery5.services.process.broker_outages import OutageLog
+from celery5.services.process.broker_outages import RETRY_INTERVAL, OutageLog
 from celery5.services.workflows.run_progress import RunProgress
 
 BATCH = 100
 """Jobs moved in one call."""
-RETRY_INTERVAL = 0.5
-"""Seconds between attempts while Redis is unreachable."""
 
 MoveResult = tuple[int, float | None]
 

@@ -36,8 +36,6 @@ from celery5.services.job.unstarted_jobs import UnstartedJobs
 from celery5.services.process.broker_outages import OutageLog, retry_until_available
 from celery5.services.process.lease import HEARTBEATS_PER_LEASE, Lease
 
-RETRY_INTERVAL = 0.5
-"""Seconds between attempts while Redis is unreachable."""
 TAKE_BATCH = 100
 """The most foreign jobs that are taken in one call: a script blocks the server while it runs."""
 NEW_FOREIGN = b"foreign "
@@ -88,7 +86,7 @@ class ForeignJobs:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Announce what this worker's code knows, and decide on jobs of unknown tasks, until cancelled."""
-        await retry_until_available(self.announce, self._outages, RETRY_INTERVAL, even_refused=True)
+        await retry_until_available(self.announce, self._outages, even_refused=True)
         task_status.started()
         try:
             async with trio.open_nursery() as nursery:
@@ -97,7 +95,7 @@ class ForeignJobs:
                     await self._has_unknown.wait()
                     self._has_unknown = trio.Event()
                     while self._unknown:
-                        await retry_until_available(self._decide_unknown, self._outages, RETRY_INTERVAL)
+                        await retry_until_available(self._decide_unknown, self._outages)
         finally:
             while self._unknown:
                 self._unstarted.settle(self._unknown.popleft().delivery, Release())
@@ -178,7 +176,7 @@ class ForeignJobs:
     async def _announce_forever(self) -> None:
         while True:
             await trio.sleep(self._lease.seconds / HEARTBEATS_PER_LEASE)
-            await retry_until_available(self.announce, self._outages, RETRY_INTERVAL, even_refused=True)
+            await retry_until_available(self.announce, self._outages, even_refused=True)
 
     def on_message(self, channel: bytes, payload: bytes) -> None:
         """Handle a message: foreign jobs of a task are kept."""

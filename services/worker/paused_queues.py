@@ -16,9 +16,6 @@ from celery5.protocol.commands.definitions import QueueParameters
 from celery5.services.process.broker_outages import OutageLog, retry_until_available
 from celery5.services.worker.consumer import Consumer
 
-RETRY_INTERVAL = 1.0
-"""Seconds between attempts while Redis is unreachable, or another program has spoilt the key."""
-
 
 class PausedQueues:
     """The queues that one worker does not read."""
@@ -54,7 +51,7 @@ class PausedQueues:
         while True:
             await self._may_have_changed.wait()
             self._may_have_changed = trio.Event()
-            await retry_until_available(self._read_paused, self._outages, RETRY_INTERVAL, even_refused=True)
+            await retry_until_available(self._read_paused, self._outages, even_refused=True)
 
     def recheck(self) -> None:
         """Read the paused queues: a change may have been missed while the connection was down."""

@@ -21,6 +21,7 @@ from celery5.logs.log import Log
 from celery5.protocol.observability.job_tally import JobTally
 from celery5.protocol.process.recycling import RecyclingLimits, format_mib, get_recycle_reason, jitter_limits
 from celery5.services.job.in_flight import InFlightJobs
+from celery5.services.process.broker_outages import RETRY_INTERVAL
 from celery5.services.worker.consumer import Consumer
 
 CHECK_INTERVAL = 1.0
@@ -29,8 +30,6 @@ DRAIN_TIMEOUT = 3600.0
 """Seconds that running jobs have to end. After that the worker stops as usual, with its grace period."""
 TURN_SECONDS = 5.0
 """Seconds in which no other worker of the application is recycled: mostly a worker is back by then."""
-RETRY_INTERVAL = 0.5
-"""Seconds between attempts to get the turn."""
 TURN_TIMEOUT = 60.0
 """The most seconds to wait for the turn: the memory may keep growing, and there may be many workers."""
 

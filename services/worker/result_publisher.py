@@ -43,6 +43,7 @@ from celery5.services.job.in_flight import InFlightJobs, IsolatedJobs, RecentJob
 from celery5.services.job.internal_queues import InternalResultsQueue, InternalTasksQueue
 from celery5.services.job.job_middleware import JobMiddleware
 from celery5.services.limits.admission_state import AdmissionState
+from celery5.services.process.broker_outages import SHORT_RETRY_INTERVAL
 from celery5.services.process.lease import Lease
 from celery5.services.worker.admission_control import AdmissionControl
 from celery5.services.workflows.run_progress import RunProgress, log_advance
@@ -200,8 +201,6 @@ LIMITED_BATCH = 32
 """The most outcomes in one call where jobs have slots: for each of them another job may be admitted."""
 BATCH_BYTES = 4 * 1024 * 1024
 """The most bytes in one call, unless one outcome has more: a call must be sent and answered within its timeout."""
-RETRY_INTERVAL = 0.1
-"""Seconds between attempts while Redis is unreachable."""
 FLUSH_TIMEOUT = 10.0
 """Seconds that a stopping worker has to settle the last outcomes."""
 
@@ -323,7 +322,7 @@ class ResultPublisher:
                     self._log.event("results:interrupted", "warning", count=len(batch), why=str(error))
                 waited, sent = True, sent or error.maybe_done
                 batch = self._filter_unsettled(batch, sent)
-                await trio.sleep(RETRY_INTERVAL)
+                await trio.sleep(SHORT_RETRY_INTERVAL)
                 self._unpublishable_retries.run_due_attempts()
             except (BrokerDenied, BrokerReplied) as error:
                 if not is_transient(error):
@@ -331,7 +330,7 @@ class ResultPublisher:
                 if not waited:
                     self._log.event("results:refused", "error", count=len(batch), why=str(error))
                 waited, sent = True, sent or error.maybe_done
-                await trio.sleep(10 * RETRY_INTERVAL)
+                await trio.sleep(10 * SHORT_RETRY_INTERVAL)
             else:
                 break
         if owned < 0:

@@ -27,14 +27,13 @@ from celery5.protocol.masking import mask_lines
 from celery5.protocol.workflows.member_ids import MemberId, parse_member_id
 from celery5.protocol.workflows.plan import DEFAULT_LIFE
 from celery5.protocol.workflows.status import StepFailure
+from celery5.services.process.broker_outages import RETRY_INTERVAL, OutageLog
 from celery5.workflows.graph import get_plan_digest, is_hidden_job, try_decode_node
 
 OUTBOX_BATCH = 100
 """Entries of the outbox in one call."""
 STALE_AFTER = 5.0
 """Seconds after which an entry that a worker has taken is taken by another one: the worker has died, or is stuck."""
-RETRY_INTERVAL = 0.5
-"""Seconds until another try, while a broker is unreachable."""
 FIRST_PASS = 5.0
 """Seconds that a starting worker takes for what waits in the outboxes, before it reads jobs."""
 NEW_RUNS = b"runs"
@@ -133,7 +132,9 @@ class RunRelay:
         self._progress = run_progress
         self._worker = worker
         self._log = log
-        self._is_failing = False
+        self._outages = {
+            keys.queue: OutageLog(log, "workflow:interrupted", queue=keys.queue) for keys in consumed
+        }
 
     def on_message(self, channel: bytes) -> None:
         """Look at the queue whose workers are notified on a channel."""
@@ -176,13 +177,11 @@ class RunRelay:
         try:
             await action(self._queues[queue])
         except (BrokerError, CeleryError) as error:
-            if not self._is_failing:
-                self._log.event("workflow:interrupted", "warning", queue=queue, why=str(error))
-            self._is_failing = True
+            self._outages[queue].record_error(error)
             self._progress.note_records(queue)
             self._progress.note_outbox(queue, is_stale=True)
             return False
-        self._is_failing = False
+        self._outages[queue].record_recovery()
         return True
 
     async def _advance(self, keys: QueueKeys) -> None:

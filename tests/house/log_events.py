@@ -156,6 +156,11 @@ def _add_call(
                 events.setdefault(each, LoggedEvent(each)).levels.update(level)
                 events[each].fields |= {extra, *_list_fields(call)} - {"level", "logs_repeats"}
         return
+    if function == "last_try":
+        for each in _list_names(call.args[1]):
+            events.setdefault(each, LoggedEvent(each)).levels.add("debug")
+            events[each].fields |= {"why", *_list_fields(call)}
+        return
     if not call.args or isinstance(call.args[0], ast.Starred) or function[:1].isupper():
         return  # a class, such as `ProcessEvents`, logs nothing by itself
     added = WRAPPER_FIELDS.get(path, ()) if function in WRAPPERS else ()

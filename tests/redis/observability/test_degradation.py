@@ -21,7 +21,6 @@ from celery5.processes.scheduler import SCHEDULER
 from celery5.protocol.degradation import OPTIONAL_FEATURES
 from celery5.protocol.health.breaker import BreakerPolicy
 from celery5.protocol.scheduling.declaration import every
-from celery5.services.commands import inbox
 from celery5.services.health import health_checks, status_port, vital_sources
 from celery5.services.health.status_port import StatusPort
 from celery5.services.health.vitals import ProcessStatus
@@ -66,7 +65,6 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vital_sources, "DEPTH_INTERVAL", 0.05)
     monkeypatch.setattr(reporter, "REPORT_INTERVAL", 0.05)
     monkeypatch.setattr(progress_reports, "WRITE_INTERVAL", 0.05)
-    monkeypatch.setattr(inbox, "RETRY_DELAY", 0.05)
 
 
 def allow_all_but(prefix: str) -> list[str]:
