@@ -66,7 +66,7 @@ async def roll_up(url: str, name: str, interval: float) -> None:
     app = App(name, broker=url, metrics_interval=interval)
     driver = await app.connections.get_async_driver()
     rollup = HistoryRollup(
-        metrics_redis=driver,
+        default_redis=driver,
         all_brokers={"default": driver},
         keys=app.keys,
         worker="rollup",

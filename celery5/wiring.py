@@ -1,6 +1,7 @@
 """Wiring: builds a process out of its parts, by the names of their constructors' parameters.
 
 A process is a class with one line for each part: what makes it, and if it is a boot step, after which others it starts.
+A parameter is a value, else another part, else the setting of that name.
 Besides the process pages this is the only place that knows the injector; the parts never know that they are injected.
 Type checkers cannot see through an injector: `tests/pure/process/test_wiring.py` writes the calls that it makes out in
 full and has mypy check them.
@@ -12,6 +13,8 @@ from inspect import Parameter, Signature
 from typing import Any, Generic, TypeVar, cast
 
 from dependencies import Injector, value
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from celery5.bootsteps.boot import Service, Step
 
@@ -187,6 +190,12 @@ def list_values(*values: object) -> dict[str, Any]:
     return found
 
 
+def list_settings(values: Mapping[str, object]) -> dict[str, object]:
+    """Return the fields of the value `settings`, by name; nothing without such a value."""
+    settings = values.get("settings")
+    return asdict(settings) if isinstance(settings, Struct) else {}
+
+
 def build(root: type[T], parts: type, /, *values: object, **overrides: object) -> T:
     """Build one `root` with everything that its constructor asks for, directly or not.
 
@@ -195,13 +204,13 @@ def build(root: type[T], parts: type, /, *values: object, **overrides: object) -
     Args:
         root: The class to build.
         parts: A class whose attributes are the parts. `steps` is added: its boot steps.
-        values: Dataclass instances, whose fields are what the parts ask for besides each other.
+        values: Dataclass instances, whose fields are what the parts ask for besides each other. A field `settings`
+            has the settings of the application: a part gets one by its name, where no part and no value has that name.
         overrides: Values that win over those of the same name.
     """
     declared = {"steps": steps_of(parts), **list_parts(parts)}
-    scope: dict[str, object] = {
-        name: part.make if isinstance(part.make, type) else value(part.make)
-        for name, part in declared.items()
-    }
-    scope |= list_values(*values)
-    return cast("T", cast("Any", Injector(**{**scope, **overrides, "root": root})).root)
+    given = list_values(*values)
+    scope = list_settings(given)
+    for name, part in declared.items():
+        scope[name] = part.make if isinstance(part.make, type) else value(part.make)
+    return cast("T", cast("Any", Injector(**{**scope, **given, **overrides, "root": root})).root)

@@ -66,7 +66,6 @@ from celery5.protocol.cluster.own_broker import BROKER_VARIABLE
 from celery5.protocol.job.job import Options
 from celery5.protocol.masking import collapse_whitespace
 from celery5.protocol.process.recycling import SUPERVISED_VARIABLE
-from celery5.protocol.scaling.autoscale import Autoscale
 from celery5.services.commands.dispatcher import CommandHandler
 from celery5.services.commands.inbox import Inbox
 from celery5.services.commands.log_retry import LogRetry
@@ -193,10 +192,6 @@ class ControllerValues:
     platform: Platform
     # What members get in their environment.
     member_environment: Mapping[str, str]
-    # Seconds that running jobs have to end.
-    grace: float
-    # How the cluster is scaled.
-    autoscale: Autoscale | None
     # Returns the broker of a queue.
     find_broker: Callable[[str], str]
     # The queues to measure; None: all.
@@ -225,8 +220,6 @@ def make_cluster_values(
         cluster_state=ClusterState(cluster, random=random.random),
         platform=make_platform(cluster, app.name, os.environ, log),
         member_environment={"CELERY5_APP": options.target, SUPERVISED_VARIABLE: "1", **broker},
-        grace=app.settings.grace_period,
-        autoscale=get_autoscale(app.settings),
         find_broker=app.brokers.broker_of_queue,
         measured_queues=None,
         is_measuring=app.settings.status_port is not None,
@@ -295,6 +288,7 @@ class ControllerParts(AuxiliaryParts):
     log_again = step(LogRetry, after=(redis,))
     reloader = part(Reloader)
     # members
+    autoscale = part(get_autoscale)
     extra_sources = part(make_extra_sources)
     status_phase = step(StatusPhase, name="vitals", after=(presence, inbox))
     leader = part(make_leader)

@@ -33,6 +33,7 @@ from celery5.broker.keys import Keys
 from celery5.broker.timing import Timing
 from celery5.commands.keyring import Keyring
 from celery5.config.configuration import Configuration
+from celery5.config.settings import Settings
 from celery5.errors import BrokerError
 from celery5.logs.log import Level, Log
 from celery5.observability.outlets import MetricsOutlet
@@ -84,6 +85,8 @@ class ProcessValues:
     """What the parts of a process of any kind ask for besides each other."""
 
     app: App
+    # Its settings, each of which a part may ask for by its name: `celery5 config show` explains them.
+    settings: Settings
     # worker, router, scheduler, controller or publisher.
     kind: str
     keys: Keys
@@ -163,6 +166,7 @@ def make_process_values(
 
     return ProcessValues(
         app=app,
+        settings=app.settings,
         kind=kind,
         keys=app.keys,
         endpoint=endpoint or app.connections.endpoint,
@@ -361,7 +365,7 @@ def make_alert_webhook(app: App) -> AlertWebhook | None:
     return app.alerts.webhook
 
 
-def make_metrics_redis(redis: TrioRedis) -> AsyncDriver:
+def make_default_redis(redis: TrioRedis) -> AsyncDriver:
     """Return the connection to the default broker."""
     return redis
 
@@ -379,7 +383,7 @@ def make_service_breakers(log: Log) -> CircuitBreakers:
 class AuxiliaryParts(ProcessParts):
     """The parts of a process that runs no jobs. Each kind adds its steps, `listeners` and `extra_sources`."""
 
-    metrics_redis = part(make_metrics_redis)
+    default_redis = part(make_default_redis)
     added = part(make_added_steps)
     circuit_breakers = part(make_service_breakers)
     channel_handlers = part(make_channel_handlers)

@@ -74,10 +74,6 @@ class PublisherValues:
     store_cache: "StoreCache"
     # Returns the broker of a queue.
     broker_of: Callable[[str], str]
-    # Seconds that jobs which wait have to be published at the end.
-    drain_limit: float
-    # The setting of this name.
-    message_limit: int
     # Nobody here wants to know which Publishers are alive.
     presence_listeners: tuple[()] = ()
 
@@ -101,7 +97,7 @@ def make_publishers(
     name: str,
     watch: ConnectionLog,
     own_checks: PublishingChecks,
-    drain_limit: float,
+    grace_period: float,
     log: Log,
 ) -> Publishers:
     """Return a Message Publisher for each broker. Its connections look for a server for as long as it takes."""
@@ -119,7 +115,7 @@ def make_publishers(
                 max_count=max_count,
             ),
             own_checks=own_checks,
-            drain_limit=drain_limit,
+            drain_limit=grace_period,
             log=log,
         )
         for broker, endpoint in endpoints.items()
@@ -158,9 +154,9 @@ def make_stores(store_cache: "StoreCache", app: App, endpoints: Mapping[str, End
     return store_cache.get_stores(app, endpoints, log)
 
 
-def make_drain_stop_limit(drain_limit: float) -> float:
+def make_drain_stop_limit(grace_period: float) -> float:
     """Return the seconds that what publishes all that waits may take to end."""
-    return drain_limit + STOP_MARGIN
+    return grace_period + STOP_MARGIN
 
 
 class PublisherParts(PublisherBrokerParts):
@@ -258,8 +254,6 @@ def make_values(app: App, store_cache: StoreCache) -> PublisherValues:
         endpoints=get_endpoints(app),
         store_cache=store_cache,
         broker_of=app.brokers.broker_of_queue,
-        drain_limit=app.settings.grace_period,
-        message_limit=app.settings.message_limit,
     )
 
 

@@ -17,7 +17,7 @@ from celery5.bootsteps.worker_steps import ChannelSubscriptions, EventsMembershi
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.drivers.parked import ParkedRedis
-from celery5.broker.keys import EVENTS, Keys, QueueKeys
+from celery5.broker.keys import EVENTS, QueueKeys
 from celery5.doctor.needed_processes import needs_router
 from celery5.events.sources import Source, group_by_source
 from celery5.limits.holds import LimitHolds
@@ -97,11 +97,6 @@ class RouterValues:
     send: Callable[[Sequence[Job]], Awaitable[Sequence[Any]]]
     # Returns the time, in seconds.
     clock: Callable[[], float]
-    # Settings, under their own names.
-    event_retention: float
-    message_limit: int
-    read_block: float
-    results_ttl: float
 
 
 def make_values(
@@ -139,37 +134,12 @@ def make_values(
         subscriptions=group_by_source(tasks),
         send=app.asend_jobs,
         clock=time.time,
-        event_retention=settings.event_retention,
-        message_limit=settings.message_limit,
-        read_block=settings.read_block,
-        results_ttl=settings.results_ttl,
     )
 
 
 def make_broker_router(app: App, redis: TrioRedis) -> AsyncDriver:
     """Return what reaches the broker of each queue: the process' own connection where there is one broker."""
     return RemoteRedis(app) if app.brokers.is_multi_broker else redis
-
-
-def make_sink_delivery(
-    broker_router: AsyncDriver,
-    keys: Keys,
-    sink_options: Sequence[SinkOptions],
-    recipients: Mapping[str, str],
-    queue_names: Sequence[str],
-    message_limit: int,
-    log: Log,
-) -> SinkDelivery:
-    """Return what writes the documents of all brokers to Data Sinks."""
-    return SinkDelivery(
-        redis=broker_router,
-        keys=keys,
-        sink_options=sink_options,
-        recipients=recipients,
-        queue_names=queue_names,
-        message_limit=message_limit,
-        log=log,
-    )
 
 
 class MoverListener:
@@ -255,9 +225,7 @@ class RouterParts(AuxiliaryParts):
     broker_router = part(make_broker_router)
     event_ingestion = step(EventIngestion, name="events", after=(reader, heartbeat, recoverer, mover))
     # A write that is under way when the Router stops has a moment to end.
-    sink_delivery = step(
-        make_sink_delivery, name="sinks", after=(publishing, heartbeat, listen), stop_limit=30.0
-    )
+    sink_delivery = step(SinkDelivery, name="sinks", after=(publishing, heartbeat, listen), stop_limit=30.0)
     source_ingestion = step(SourceIngestion, name="sources", after=(publishing, heartbeat))
     # metrics and alerts
     all_brokers = part(connect_all_brokers)
@@ -282,7 +250,7 @@ class RouterDegradedParts(RouterParts):
     """What a Router runs while the default broker cannot be reached: sinks and sources of the others. Events wait."""
 
     systemd = step(make_systemd)
-    sink_delivery = step(make_sink_delivery, name="sinks", stop_limit=30.0)
+    sink_delivery = step(SinkDelivery, name="sinks", stop_limit=30.0)
     source_ingestion = step(SourceIngestion, name="sources")
 
 

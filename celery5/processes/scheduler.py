@@ -21,7 +21,6 @@ from celery5.config.scaling import get_autoscale, get_prioritisation
 from celery5.doctor.needed_processes import needs_scheduler
 from celery5.errors import CeleryError, Misconfigured
 from celery5.health.checks import get_all_checks
-from celery5.health.health_check import HealthCheck
 from celery5.limits.holds import LimitHolds
 from celery5.limits.rules import DeclaredRules
 from celery5.logs.log import Log
@@ -41,8 +40,6 @@ from celery5.processes.process_parts import (
 )
 from celery5.protocol.brokers import DEFAULT_BROKER
 from celery5.protocol.limits import DeclaredLimits
-from celery5.protocol.scaling.autoscale import Autoscale
-from celery5.protocol.scaling.prioritisation import PrioritisationStrategy
 from celery5.scheduling.fire_times import validate_trigger
 from celery5.scheduling.schedules import make_definition
 from celery5.services.commands.inbox import Inbox, InboxAddress
@@ -97,9 +94,8 @@ KIND = "scheduler"
 class SchedulerValues:
     """What the parts of a Scheduler ask for besides each other and what every process has."""
 
-    # How the cluster is scaled, and which tasks go first.
-    autoscale: Autoscale | None
-    prioritise: PrioritisationStrategy | None
+    # The broker that its own connection is for.
+    broker: str
     # The kind and the limits of tasks, by name.
     kinds: Mapping[str, str]
     declared_limits: Mapping[str, DeclaredLimits]
@@ -107,24 +103,18 @@ class SchedulerValues:
     known_queues: Collection[str]
     # Returns the broker of a queue.
     find_broker: Callable[[str], str]
-    checks: Mapping[str, HealthCheck]
-    # By which limits are imposed.
-    declared_rules: DeclaredRules
 
 
 def make_values(app: App) -> SchedulerValues:
     """Return the values that only a Scheduler has."""
     return SchedulerValues(
-        autoscale=get_autoscale(app.settings),
-        prioritise=get_prioritisation(app.settings),
+        broker=DEFAULT_BROKER,
         kinds={name: task.kind for name, task in app.tasks.items()},
         declared_limits={
             name: task.declared_limits for name, task in app.tasks.items() if task.declared_limits is not None
         },
         known_queues=frozenset(task.queue for task in app.tasks.values()),
         find_broker=app.brokers.broker_of_queue,
-        checks=get_all_checks(app),
-        declared_rules=resolve_rules(app),
     )
 
 
@@ -205,6 +195,7 @@ class SchedulerParts(AuxiliaryParts):
     declarations = step(ScheduleDeclarations, after=(presence,))
     timetable = step(Timetable, after=(declarations, listen))
     # health checks
+    checks = part(get_all_checks)
     expirations = step(CheckExpirations, after=(presence,))
     remote_schedules = steps(make_remote_schedules, name="schedules", after=(presence,))
     # scaling
@@ -212,8 +203,11 @@ class SchedulerParts(AuxiliaryParts):
     observer = part(ClusterObserver)
     command_sender = part(make_command_sender)
     scaling_commands = part(ScalingCommands)
+    autoscale = part(get_autoscale)
+    prioritise = part(get_prioritisation)
     autoscaler = step(Autoscaler, after=(presence,))
     # limits
+    declared_rules = part(resolve_rules)
     rule_observer = part(ClusterObserver)
     limit_rules = step(LimitRuleEvaluator, name="limits", after=(presence,))
     # metrics and alerts

@@ -23,7 +23,7 @@ from celery5.processes.lifecycle import multi_broker
 from celery5.processes.lifecycle.incarnations import DegradedOperation, run_incarnations
 from celery5.processes.lifecycle.multi_broker import name_for_broker
 from celery5.processes.lifecycle.noted_process import noting_process
-from celery5.processes.options import ProcessOptions, find_task_kinds, resolve_budgets
+from celery5.processes.options import ProcessOptions
 from celery5.processes.process_parts import (
     Incarnation,
     ProcessParts,
@@ -42,7 +42,6 @@ from celery5.protocol.events.sinks import get_all_recipients
 from celery5.protocol.job.foreign import make_code_version
 from celery5.protocol.limits import parse_kind_rates
 from celery5.protocol.process.recycling import RecyclingLimits
-from celery5.protocol.scaling.prefetch import DurationEstimate
 from celery5.protocol.scheduling.timers import TimerStanding
 from celery5.protocol.streams.groups import GroupMembership
 from celery5.protocol.task_kinds import TASK_KINDS
@@ -292,7 +291,7 @@ def make_incarnation_values(
     )
     if options.is_secondary:  # the first one reports the jobs of all
         process_values = replace(process_values, metrics_interval=0.0)
-    queues, budgets = list_queues(app, options), resolve_budgets(app)
+    queues = list_queues(app, options)
     code = make_code_version({name: task.parameters.make_digest() for name, task in app.tasks.items()})
     status.set_code(code.version)
     return process_values, WorkerValues(
@@ -310,9 +309,6 @@ def make_incarnation_values(
         sidecar_memory=sidecar_memory,
         slots=options.slots,
         process=options.slots.process if options.slots else "",
-        duration_estimates={name: DurationEstimate() for name in budgets},
-        budgets=budgets,
-        task_kinds=find_task_kinds(app, budgets),
         kind_rates=parse_kind_rates(settings.rate_limits),
         loop_blocks=status.loop,
         tally=status.jobs,
@@ -321,7 +317,6 @@ def make_incarnation_values(
         is_measuring=settings.status_port is not None,
         reports=is_scaled(settings) or app.limit_rule.has_functions,
         added=() if options.is_secondary else select_steps(app.bootsteps, "worker"),
-        checks=get_all_checks(app),
         recipients=get_all_recipients(app.tasks.values()),
         subscribed={} if options.is_secondary else app.events.group_subscriptions(),
         burst=options.burst,
@@ -341,24 +336,6 @@ def make_incarnation_values(
         timer_standing=options.timer_standing,
         recycle_at=RecyclingLimits(settings.max_jobs, SIZE.parse_optional(settings.max_memory) or 0),
         restart_mode=options.restart_mode,
-        breaker_suspends=settings.breaker_suspends,
-        default_queue=settings.default_queue,
-        event_catch_up=settings.event_catch_up,
-        grace_period=settings.grace_period,
-        health_store=settings.health_store,
-        worker_group=settings.worker_group,
-        max_deliveries=settings.max_deliveries,
-        message_limit=settings.message_limit,
-        priorities=settings.priorities,
-        queue_order=settings.queue_order,
-        read_block=settings.read_block,
-        recent_jobs=settings.recent_jobs,
-        results_ttl=settings.results_ttl,
-        retry_tracebacks=settings.retry_tracebacks,
-        soft_time_limit=settings.soft_time_limit,
-        subscription_ttl=settings.subscription_ttl,
-        time_limit=settings.time_limit,
-        unknown_task_grace=settings.unknown_task_grace,
         when_unpublishable=app.unpublishable_fallback or settings.when_unpublishable,
     )
 

@@ -1,8 +1,8 @@
 """Worker Parts: the values, the parts and the boot graph of a worker.
 
 `WorkerParts` has a line for each part: what makes it, and for a boot step after which others it starts. `WorkerValues`
-is what they ask for besides each other and what every process has (process_parts.py). The functions between them make
-the parts that take more than a constructor.
+is what they ask for besides each other and what every process has (process_parts.py); settings they get by the names
+of the settings. The functions between them make the parts that take more than a constructor.
 """
 
 import math
@@ -30,14 +30,15 @@ from celery5.broker.driver import AsyncDriver
 from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.drivers.parked import ParkedRedis
 from celery5.broker.endpoint import Endpoint
-from celery5.broker.keys import Keys, QueueKeys
+from celery5.broker.keys import QueueKeys
 from celery5.broker.timing import Timing
 from celery5.commands.declaration import make_own_handlers
+from celery5.health.checks import get_all_checks
 from celery5.health.event_loop import LoopBlocks
-from celery5.health.health_check import HealthCheck
 from celery5.limits.holds import LimitHolds
 from celery5.logs.log import Log
 from celery5.processes.lifecycle.multi_broker import RemoteRedis, connect_all_brokers
+from celery5.processes.options import find_task_kinds, resolve_budgets
 from celery5.processes.process_parts import (
     ConnectionLog,
     ProcessParts,
@@ -194,11 +195,6 @@ class WorkerValues:
     # The slots that workers on several brokers in one process share; `process` names that process then.
     slots: SharedSlots | None
     process: str
-    # How long jobs of each kind take.
-    duration_estimates: Mapping[str, DurationEstimate]
-    # How many jobs of each kind, and of each task with its own budget, may run at once; and the kinds of those tasks.
-    budgets: Mapping[str, Budget]
-    task_kinds: Mapping[str, str]
     # How many jobs of each kind of task may begin in a period, on all workers.
     kind_rates: Mapping[str, Rate]
     # What the loop and the jobs of this process have done so far.
@@ -212,7 +208,6 @@ class WorkerValues:
     reports: bool
     # The boot steps and services of the application.
     added: Sequence[BootStep]
-    checks: Mapping[str, HealthCheck]
     # Which sinks take which documents, and which events the tasks are subscribed to.
     recipients: Mapping[str, str]
     subscribed: Mapping[str, Sequence[Subscription]]
@@ -231,25 +226,7 @@ class WorkerValues:
     # When the process is replaced by a fresh one, and how.
     recycle_at: RecyclingLimits
     restart_mode: RestartMode
-    # Settings, under their own names: `celery5 config show` explains them.
-    breaker_suspends: bool
-    default_queue: str
-    event_catch_up: bool
-    grace_period: float
-    health_store: str
-    worker_group: str
-    max_deliveries: int
-    message_limit: int
-    priorities: str
-    queue_order: str
-    read_block: float
-    recent_jobs: int
-    results_ttl: float
-    retry_tracebacks: bool
-    soft_time_limit: float | None
-    subscription_ttl: float
-    time_limit: float | None
-    unknown_task_grace: float
+    # What becomes of retries that cannot be published.
     when_unpublishable: UnpublishableChoice | UnpublishableFallback
 
 
@@ -270,6 +247,11 @@ def make_queues(
     queues = {kind: InternalTasksQueue() for kind in TASK_KINDS}
     shared_kinds = set(task_kinds.values())
     return {**queues, **SharedSlots(shared_kinds).make_queues(preferences.get_weight, task_kinds)}
+
+
+def make_duration_estimates(budgets: Mapping[str, Budget]) -> dict[str, DurationEstimate]:
+    """Return what estimates how long jobs of each kind, and of each task with its own budget, take."""
+    return {name: DurationEstimate() for name in budgets}
 
 
 def make_sources(
@@ -398,13 +380,6 @@ def make_stream_processors(
     return StreamProcessors(groups=groups)
 
 
-def make_stream_archives(
-    archived_streams: Sequence[Stream[Any]], member: GroupMember, redis: TrioRedis, log: Log
-) -> StreamArchives:
-    """Return what gives records to the archives of streams."""
-    return StreamArchives(redis=redis, streams=archived_streams, worker=member.incarnation, log=log)
-
-
 def make_boxes(
     app: App, budget: MaximalConcurrencyBudget, log: Log, worker: str, sidecar_memory: SidecarMemory | None
 ) -> BoxedRunner:
@@ -480,18 +455,13 @@ def make_handlers(
     }
 
 
-def make_recent_jobs(recent_jobs: int) -> RecentJobs:
-    """Return the memory of the jobs that have ended here."""
-    return RecentJobs(recent_jobs=recent_jobs)
-
-
 def make_depth_brokers(broker: str, redis: TrioRedis) -> dict[str, AsyncDriver]:
     """Return the connection to the broker that its queues are on."""
     return {broker: redis}
 
 
-def make_metrics_redis(app: App, redis: TrioRedis, broker: str) -> AsyncDriver:
-    """Return the connection to the default broker, where the history of metrics is."""
+def make_default_redis(app: App, redis: TrioRedis, broker: str) -> AsyncDriver:
+    """Return the connection to the default broker, which has what all workers share: metrics, timers, events."""
     return redis if broker == DEFAULT_BROKER else RemoteRedis(app, DEFAULT_BROKER)
 
 
@@ -505,47 +475,9 @@ def make_kind_rates_redis(app: App, redis: TrioRedis, broker: str) -> AsyncDrive
     return TimeLimitedDriver(redis=RemoteRedis(app, DEFAULT_BROKER), broker=DEFAULT_BROKER)
 
 
-def make_timer_leadership(
-    metrics_redis: AsyncDriver,
-    declared_timers: Sequence[Timer],
-    keys: Keys,
-    worker: str,
-    timer_standing: TimerStanding,
-    log: Log,
-) -> TimerLeadership:
-    """Return what elects the leader of the timers, on the default broker as the history of metrics."""
-    return TimerLeadership(
-        declared_timers=declared_timers,
-        redis=metrics_redis,
-        keys=keys,
-        worker=worker,
-        timer_standing=timer_standing,
-        log=log,
-    )
-
-
 def make_recheck(pauses: PausedQueues) -> Callable[[], None]:
     """Return what is looked at again when a command came too late to be performed."""
     return pauses.recheck
-
-
-def make_subscriptions(
-    app: App,
-    redis: TrioRedis,
-    broker: str,
-    subscribed: Mapping[str, Sequence[Subscription]],
-    subscription_ttl: float,
-    event_catch_up: bool,
-    log: Log,
-) -> Subscriptions:
-    """Return what registers subscriptions on the default broker, where Routers look."""
-    return Subscriptions(
-        redis=redis if broker == DEFAULT_BROKER else RemoteRedis(app, DEFAULT_BROKER),
-        subscribed=subscribed,
-        subscription_ttl=subscription_ttl,
-        event_catch_up=event_catch_up,
-        log=log,
-    )
 
 
 def make_worker_values(
@@ -563,6 +495,7 @@ class WorkerParts(ProcessParts):
     channel_handlers = part(make_channel_handlers)
     reconnect_observers = part(make_reconnect_observers)
     redis = step(TrioRedis)
+    default_redis = part(make_default_redis)
     reader = step(make_reader, after=(redis,))
     push = step(make_push, after=(redis,))
     listen = step(ChannelSubscriptions, after=(push,))
@@ -587,6 +520,9 @@ class WorkerParts(ProcessParts):
     runners = part(make_runners)
     circuit_breakers = part(CircuitBreakers)
     job_middleware = part(JobMiddleware)
+    budgets = part(resolve_budgets)
+    task_kinds = part(find_task_kinds)
+    duration_estimates = part(make_duration_estimates)
     member_jobs = part(MemberJobs)
     budget = step(MaximalConcurrencyBudget)
     asyncio_runner = step(AsyncioRunner, name="asyncio")
@@ -594,11 +530,11 @@ class WorkerParts(ProcessParts):
     deadlines = step(Deadlines)
     fine_timer = step(FineTimer, name="timer")
     revocations = step(Revocations, after=(heartbeat, listen))
+    checks = part(get_all_checks)
     health = step(HealthMonitor, after=(redis,))
     # It needs a lease to delete what jobs have reported that ended when the worker stopped.
     progress_reports = step(ProgressReports, name="progress", after=(heartbeat, publishing))
     # metrics and alerts
-    metrics_redis = part(make_metrics_redis)
     all_brokers = part(connect_all_brokers)
     alert_rules = part(make_alert_rules)
     limit_holds = part(LimitHolds)
@@ -619,7 +555,7 @@ class WorkerParts(ProcessParts):
     run_relay = step(RunRelay, name="runs", after=(heartbeat, listen, publishing))
     # from the queue into the worker
     in_flight = part(InFlightJobs)
-    recent = part(make_recent_jobs)
+    recent = part(RecentJobs)
     isolated_jobs = part(IsolatedJobs)
     suspect_turn = part(SuspectTurn)
     running_jobs = part(RunningJobs)
@@ -642,7 +578,7 @@ class WorkerParts(ProcessParts):
     admission_control = step(AdmissionControl, name="admission", after=(result_publisher, limit_overrides))
     # timers and streams. They have limits of their own for their ends.
     # The leader stops after what runs there only.
-    timer_leadership = step(make_timer_leadership, name="timer-leader", after=(redis,))
+    timer_leadership = step(TimerLeadership, name="timer-leader", after=(redis,))
     timer_runs = step(TimerRuns, after=(publishing, asyncio_runner, timer_leadership), stop_limit=math.inf)
     stream_processors = step(
         make_stream_processors,
@@ -678,7 +614,7 @@ class WorkerParts(ProcessParts):
     sources = part(make_sources)
     depth_brokers = part(make_depth_brokers)
     reporter = step(Reporter, after=(consumer,))
-    subscriptions = step(make_subscriptions, after=(redis,))
+    subscriptions = step(Subscriptions, after=(redis,))
     burst_watch = step(Burst, name="burst", after=(consumer,))
     log_again = step(LogRetry, after=(redis,))
     status_phase = step(StatusPhase, name="vitals", after=(consumer,))
@@ -687,4 +623,4 @@ class WorkerParts(ProcessParts):
     recycling = step(Recycling, after=(consumer,))
     queue_depths = step(QueueDepths, name="depths", after=(redis,))
     group_lags = step(GroupLags, name="lags", after=(redis,))
-    stream_archives = step(make_stream_archives, name="archives", after=(redis,))
+    stream_archives = step(StreamArchives, name="archives", after=(redis,))

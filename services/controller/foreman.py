@@ -98,7 +98,7 @@ class Foreman:
         leader: LeadershipStatus,
         redis: BrokerConnectivity,
         member_environment: Mapping[str, str],
-        grace: float,
+        grace_period: float,
         log: Log,
         on_status: Callable[[str], object],
     ) -> None:
@@ -108,7 +108,7 @@ class Foreman:
         self._leads = leader
         self._redis = redis
         self._member_environment = member_environment
-        self._grace = grace
+        self._grace_period = grace_period
         self._log = log
         self._on_status = on_status
         self._send_end, self.member_ends = trio.open_memory_channel[MemberEnd](MAX_ENDS)
@@ -227,7 +227,9 @@ class Foreman:
         )
 
     def _members(self, scale: Mapping[str, int]) -> tuple[Member, ...]:
-        return build_members(self.cluster, scale, environment=self._member_environment, grace=self._grace)
+        return build_members(
+            self.cluster, scale, environment=self._member_environment, grace=self._grace_period
+        )
 
     async def _work(
         self, scope: trio.CancelScope, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED

@@ -49,6 +49,7 @@ class SinkDelivery:
     """Delivers the documents of all queues of an application.
 
     Args:
+        broker_router: Reaches the broker of each queue.
         sink_options: The sinks.
         recipients: Which sinks get the documents, by final state.
         queue_names: The queues whose new documents are announced by messages; the others are polled.
@@ -57,7 +58,7 @@ class SinkDelivery:
     def __init__(
         self,
         *,
-        redis: AsyncDriver,
+        broker_router: AsyncDriver,
         keys: Keys,
         sink_options: Sequence[SinkOptions],
         recipients: Mapping[str, str],
@@ -65,7 +66,7 @@ class SinkDelivery:
         message_limit: int,
         log: Log,
     ) -> None:
-        self._redis = redis
+        self._redis = broker_router
         self._keys = keys
         self._recipients = recipients
         self._outages = OutageLog(log, "sink:interrupted", "sink:resumed")
@@ -77,7 +78,9 @@ class SinkDelivery:
             if sink_options
             else {}
         )
-        self._deliveries = [_OneSinkDelivery(redis, options, message_limit, log) for options in sink_options]
+        self._deliveries = [
+            _OneSinkDelivery(broker_router, options, message_limit, log) for options in sink_options
+        ]
 
     @property
     def channels(self) -> list[str]:

@@ -23,18 +23,21 @@ CATCH_UP_BATCH = 200
 
 
 class Subscriptions:
-    """Declares the subscriptions of one worker's tasks, by the application whose events those are."""
+    """Declares the subscriptions of one worker's tasks, by the application whose events those are.
+
+    It does so on the default broker, where Routers look.
+    """
 
     def __init__(
         self,
         *,
-        redis: AsyncDriver,
+        default_redis: AsyncDriver,
         subscribed: Mapping[str, Sequence[Subscription]],
         subscription_ttl: float,
         event_catch_up: bool,
         log: Log,
     ) -> None:
-        self._redis = redis
+        self._redis = default_redis
         self._subscribed = subscribed
         self._ttl = subscription_ttl
         self._catch_up = CATCH_UP_BATCH if event_catch_up else 0

@@ -59,7 +59,7 @@ class AlertDelivery:
     only; while the receiver does not answer at all, a circuit breaker holds up all.
 
     Args:
-        metrics_redis: The default broker, where the notifications are.
+        default_redis: The default broker, where the notifications are.
         alert_evaluator: Says when notifications may be sent.
         alert_webhook: Where they are sent; None: they are logged only.
     """
@@ -69,14 +69,14 @@ class AlertDelivery:
     def __init__(
         self,
         *,
-        metrics_redis: AsyncDriver,
+        default_redis: AsyncDriver,
         keys: Keys,
         alert_evaluator: AlertEvaluator,
         alert_webhook: AlertWebhook | None,
         circuit_breakers: CircuitBreakers,
         log: Log,
     ) -> None:
-        self._redis = metrics_redis
+        self._redis = default_redis
         self._keys = keys
         self._evaluated = alert_evaluator.evaluated
         self._log = log

@@ -61,7 +61,7 @@ class AlertEvaluator:
     killed or frozen, each alert fires once.
 
     Args:
-        metrics_redis: The default broker, where the alerts are.
+        default_redis: The default broker, where the alerts are.
         all_brokers: The drivers of all brokers, by name.
         history_rollup: What counts the jobs of the cluster.
         alert_rules: The rules.
@@ -77,7 +77,7 @@ class AlertEvaluator:
     def __init__(
         self,
         *,
-        metrics_redis: AsyncDriver,
+        default_redis: AsyncDriver,
         all_brokers: Mapping[str, AsyncDriver],
         keys: Keys,
         history_rollup: HistoryRollup,
@@ -86,7 +86,7 @@ class AlertEvaluator:
         worker: str,
         log: Log,
     ) -> None:
-        self._redis = metrics_redis
+        self._redis = default_redis
         self._brokers = all_brokers
         self._keys = keys
         self._counted = history_rollup.counted

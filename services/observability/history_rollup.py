@@ -90,7 +90,7 @@ class HistoryRollup:
     another process has saved it. When all groups are saved, the reports are done with.
 
     Args:
-        metrics_redis: The default broker, where the history of the application is.
+        default_redis: The default broker, where the history of the application is.
         all_brokers: The drivers of all brokers, by name.
         worker: The name of this process.
         metrics_interval: Seconds between two rollups; 0: there are none.
@@ -104,14 +104,14 @@ class HistoryRollup:
     def __init__(
         self,
         *,
-        metrics_redis: AsyncDriver,
+        default_redis: AsyncDriver,
         all_brokers: Mapping[str, AsyncDriver],
         keys: Keys,
         worker: str,
         metrics_interval: float,
         log: Log,
     ) -> None:
-        self._redis = metrics_redis
+        self._redis = default_redis
         self._brokers = all_brokers
         self._keys = keys
         self._worker = worker

@@ -59,7 +59,7 @@ class MetricsReporter:
     While Redis is unreachable what is counted stays in this process, and is in the first report after that.
 
     Args:
-        metrics_redis: The default broker, where the history of the application is.
+        default_redis: The default broker, where the history of the application is.
         kind: The kind of this process.
         metrics_interval: Seconds between two reports; 0: none are made.
         guarded_outlets: Who gets each report besides Redis.
@@ -71,7 +71,7 @@ class MetricsReporter:
     def __init__(
         self,
         *,
-        metrics_redis: AsyncDriver,
+        default_redis: AsyncDriver,
         keys: Keys,
         process_status: ProcessStatus,
         kind: str,
@@ -80,7 +80,7 @@ class MetricsReporter:
         history_limit: int,
         log: Log,
     ) -> None:
-        self._redis = metrics_redis
+        self._redis = default_redis
         self._keys = keys
         self._process_status = process_status
         self._kind = kind

@@ -21,7 +21,7 @@ class TimerLeadership:
     Without a timer that needs it, it does nothing. It asks for the lead after `begin`, when timers can run here.
 
     Args:
-        redis: The connection to the default broker, which all workers share.
+        default_redis: The connection to the default broker, which all workers share.
         timer_standing: Whether this process has asked before, kept over its incarnations.
     """
 
@@ -29,7 +29,7 @@ class TimerLeadership:
         self,
         *,
         declared_timers: Sequence[Timer],
-        redis: AsyncDriver,
+        default_redis: AsyncDriver,
         keys: Keys,
         worker: str,
         timer_standing: TimerStanding,
@@ -40,7 +40,7 @@ class TimerLeadership:
         self._log = log
         self._outages = OutageLog(log, "timer:acquire-failed")
         self._lease = ExclusiveLease(
-            redis=redis,
+            redis=default_redis,
             key=keys.timer_leader,
             candidates=keys.timer_candidates,
             holder=worker,

@@ -53,15 +53,17 @@ class StreamArchives:
 
     Args:
         redis: The driver of the broker.
-        streams: The streams with an archive.
+        archived_streams: The streams with an archive.
         worker: The incarnation of this worker.
         log: Where it says what has failed.
     """
 
-    def __init__(self, *, redis: AsyncDriver, streams: Sequence[Stream[Any]], worker: str, log: Log) -> None:
+    def __init__(
+        self, *, redis: AsyncDriver, archived_streams: Sequence[Stream[Any]], worker: str, log: Log
+    ) -> None:
         self._archivers = [
             _StreamArchiver(stream, stream.keep.archive, redis, worker, log)
-            for stream in streams
+            for stream in archived_streams
             if stream.keep.archive is not None
         ]
 

@@ -149,10 +149,10 @@ class RemoteRedis:
         return await (app.brokers.get(self._broker) if self._broker else app.connections).get_async_driver()
 
 
-def connect_all_brokers(app: App, metrics_redis: AsyncDriver) -> dict[str, AsyncDriver]:
+def connect_all_brokers(app: App, default_redis: AsyncDriver) -> dict[str, AsyncDriver]:
     """Return the connections to all brokers, by name; that to the default one is there already."""
     return {
-        DEFAULT_BROKER: metrics_redis,
+        DEFAULT_BROKER: default_redis,
         **{name: RemoteRedis(app, name) for name in app.brokers.names if name != DEFAULT_BROKER},
     }
 

@@ -9,7 +9,7 @@ import inspect
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import trio
 from celery5 import App
 from celery5.boot_step import BootStep
 from celery5.bootsteps.boot import BootGraph
+from celery5.config.settings import Settings
 from celery5.processes import foreground, router, scheduler, worker
 from celery5.processes.controller import ControllerParts, ControllerValues
 from celery5.processes.lifecycle.incarnations import PROCESS_EVENTS
@@ -48,8 +49,12 @@ class Calls:
     def __init__(self, parts: type) -> None:
         self.parts = {"steps": steps_of(parts), **list_parts(parts)}
         self.values = {field.name: owner.__name__ for owner in PROCESSES[parts] for field in fields(owner)}
+        self.settings = set(Settings.__struct_fields__) - self.values.keys() - self.parts.keys()
+        """The settings that a part may ask for: parts and values of the same names win."""
         self.used: set[str] = set()
         self.missing: list[str] = []
+        self.overridden: list[str] = []
+        """Parameters with a default of their own for which a setting happens to have the same name."""
         self.imports: set[str] = set()
         self.lines: list[str] = []
         self.call("root", BootGraph)
@@ -69,6 +74,10 @@ class Calls:
         for parameter in inspect.signature(function).parameters.values():
             if parameter.name in self.parts or parameter.name in self.values:
                 yield parameter.name
+            elif parameter.name in self.settings:
+                yield parameter.name
+                if parameter.default is not parameter.empty:
+                    self.overridden.append(f"{name}: {parameter.name}")
             elif parameter.default is parameter.empty:
                 self.missing.append(f"{name}: {parameter.name}")
 
@@ -78,6 +87,8 @@ class Calls:
         self.used.add(name)
         if name in self.values:
             return f"{self.values[name]}_.{name}"
+        if name in self.settings:
+            return f"ProcessValues_.settings.{name}"
         if first:
             self.call(name, self.parts[name].make)
         return name
@@ -86,6 +97,11 @@ class Calls:
 @every_process
 def test_every_parameter_of_every_part_is_provided(parts: type) -> None:
     assert Calls(parts).missing == []
+
+
+@every_process
+def test_no_setting_takes_the_place_of_a_default_by_its_name(parts: type) -> None:
+    assert Calls(parts).overridden == []
 
 
 @every_process
@@ -167,6 +183,26 @@ def test_a_step_after_a_mapping_requires_all_its_services_or_that_of_its_key() -
 
 def test_a_process_runs_no_steps_that_its_class_inherits() -> None:
     assert [(step.name, step.stop_limit) for step in build(_Root, _FewerParts).steps] == [("redis", 1.0)]
+
+
+@dataclass
+class _Values:
+    settings: Settings
+    lease: str
+
+
+class _Settled:
+    def __init__(self, *, steps: Sequence[BootStep], results_ttl: float, lease: str, keys: int) -> None:
+        self.found = results_ttl, lease, keys
+
+
+class _PartsWithKeys:
+    keys = part(lambda: 5)
+
+
+def test_a_part_gets_a_setting_by_name_where_no_part_or_value_has_it() -> None:
+    values = _Values(Settings(results_ttl=70.0, lease=9.0), lease="of the worker")
+    assert build(_Settled, _PartsWithKeys, values).found == (70.0, "of the worker", 5)
 
 
 def test_two_values_of_one_name_are_refused() -> None:

@@ -73,7 +73,7 @@ async def get_sink_names(app: App) -> SinkDelivery:
     """The service, for the sinks of an application's tasks."""
     tasks = list(app.tasks.values())
     return SinkDelivery(
-        redis=await app.connections.get_async_driver(),
+        broker_router=await app.connections.get_async_driver(),
         keys=app.keys,
         sink_options=get_all_sink_options(tasks),
         recipients=get_all_recipients(tasks),

@@ -67,7 +67,7 @@ async def test_rollup_saves_what_it_read_while_reports_arrive_faster(
         await redis.perform(calls.send_report(app.keys, "w:1", number, report.pack()))
     log = Log(worker="w", app=app.name)
     rollup = HistoryRollup(
-        metrics_redis=redis,
+        default_redis=redis,
         all_brokers={"default": redis},
         keys=app.keys,
         worker="w",

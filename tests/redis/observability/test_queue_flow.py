@@ -187,7 +187,7 @@ async def test_queues_are_measured_once_for_flow_and_depth(app: App) -> None:
     await redis.perform(queue_calls.register_queue(app.keys, "mixed"))
     driver = CountingDriver(redis)
     rollup = HistoryRollup(
-        metrics_redis=redis,
+        default_redis=redis,
         all_brokers={"default": driver},
         keys=app.keys,
         worker="one",

@@ -55,7 +55,7 @@ async def count(app: App) -> dict[str, float]:
 def make_rollup(app: App, driver: Any) -> HistoryRollup:
     """The rollup of one process."""
     return HistoryRollup(
-        metrics_redis=driver,
+        default_redis=driver,
         all_brokers={"default": driver},
         keys=app.keys,
         worker="rollup",

@@ -270,7 +270,7 @@ async def test_a_plain_function_archives_in_a_thread_and_metrics_count(app: App)
         await orders.asend(*make_orders(first, 50))
     archives = StreamArchives(
         redis=await app.connections.get_async_driver(),
-        streams=[orders],
+        archived_streams=[orders],
         worker="w",
         log=Log(worker="w", app="shop"),
     )

@@ -144,7 +144,7 @@ class House:
             leader=self.lead,
             redis=self.line,
             member_environment={"CELERY5_APP": "shop"},
-            grace=5.0,
+            grace_period=5.0,
             log=self.log,
             on_status=self.told.append,
         )

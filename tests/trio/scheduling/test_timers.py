@@ -50,7 +50,7 @@ async def firing(
     """Both steps while the block lasts; then they stop as a worker stops them."""
     leadership = TimerLeadership(
         declared_timers=timer.list_timers("UTC"),
-        redis=_NO_REDIS,
+        default_redis=_NO_REDIS,
         keys=Keys("shop"),
         worker="w1",
         timer_standing=TimerStanding(),
