@@ -12,6 +12,7 @@ from typing import (
     ParamSpec,
     Protocol,
     Self,
+    TypedDict,
     TypeVar,
     Unpack,
     cast,
@@ -97,6 +98,14 @@ P = ParamSpec("P")
 Q = ParamSpec("Q")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
+
+
+class MapOptions(TypedDict, total=False):
+    """The options of `map`, `starmap` and `chunks`, for type checkers."""
+
+    at_once: int | None
+    need: float | None
+    on_error: OnError | None
 
 
 class Task(Generic[P, R_co]):
@@ -349,20 +358,46 @@ class Task(Generic[P, R_co]):
         )
         return shared_fields
 
-    def s(self, /, *args: P.args, **kwargs: P.kwargs) -> "Signature[R_co]":
+    if TYPE_CHECKING:  # its two kinds define it
+
+        def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> object: ...
+
+    # Type checkers find the first parameter of the function by `__call__`, not by the parameters of the class.
+    @overload
+    def s(  # type: ignore[overload-overlap]  # the first one that fits is meant
+        self, /, *args: P.args, **kwargs: P.kwargs
+    ) -> "Signature[R_co]": ...
+    @overload
+    def s(
+        self: Callable[Concatenate[A, Q], object], /, *args: Q.args, **kwargs: Q.kwargs
+    ) -> "PartialSignature[A, R_co]": ...
+    def s(self, /, *args: Any, **kwargs: Any) -> Any:
         """Return a signature: this call, to be sent later, in bulk, or in a workflow. Sending it raises like `job`.
 
         Without its first argument it is a `Partial`: in a workflow that is the value of the step before it.
         """
         if self.parameters.has_missing(len(args), kwargs):
-            return cast("Signature[R_co]", PartialSignature[Any, Any](self, args, kwargs))
+            return PartialSignature[Any, Any](self, args, kwargs)
         return Signature(self, args, kwargs)
 
-    def partial(self, /, *args: Any, **kwargs: Any) -> Any:
+    def partial(
+        self: Callable[Concatenate[A, Q], object],  # pyright: ignore[reportGeneralTypeIssues]
+        /,
+        *args: Q.args,
+        **kwargs: Q.kwargs,
+    ) -> "PartialSignature[A, R_co]":
         """Return a signature without its first argument, also for a task whose parameters all have defaults."""
-        return PartialSignature[Any, Any](self, args, kwargs)
+        return PartialSignature(cast("Task[..., R_co]", self), args, kwargs)
 
-    def map(self, items: Any = None, /, **options: Any) -> Any:
+    @overload
+    def map(
+        self: Callable[Concatenate[A, Q], object], items: Iterable[A], /, **options: Unpack[MapOptions]
+    ) -> Workflow[list[R_co]]: ...
+    @overload
+    def map(
+        self: Callable[Concatenate[A, Q], object], /, **options: Unpack[MapOptions]
+    ) -> Partial[Iterable[A], list[R_co]]: ...
+    def map(self: Any, items: Any = None, /, **options: Any) -> Any:
         """Return a workflow with a job for each item. Its value is the list of their results, in order.
 
         Args:
@@ -377,11 +412,29 @@ class Task(Generic[P, R_co]):
         """
         return self._make_map(items, False, None, options)
 
+    @overload
+    def starmap(
+        self, items: Iterable[Iterable[Any]], /, **options: Unpack[MapOptions]
+    ) -> Workflow[list[R_co]]: ...
+    @overload
+    def starmap(self, /, **options: Unpack[MapOptions]) -> Partial[Iterable[Iterable[Any]], list[R_co]]: ...
     def starmap(self, items: Any = None, /, **options: Any) -> Any:
         """Return a workflow like `map`, in which each item has all the arguments of a job, in order."""
         return self._make_map(items, True, None, options)
 
-    def chunks(self, items: Any = None, n: int = 0, /, **options: Any) -> Any:
+    @overload
+    def chunks(
+        self: Callable[Concatenate[A, Q], object],
+        items: Iterable[A],
+        n: int,
+        /,
+        **options: Unpack[MapOptions],
+    ) -> Workflow[list[R_co]]: ...
+    @overload
+    def chunks(
+        self: Callable[Concatenate[A, Q], object], /, *, n: int, **options: Unpack[MapOptions]
+    ) -> Partial[Iterable[A], list[R_co]]: ...
+    def chunks(self: Any, items: Any = None, n: int = 0, /, **options: Any) -> Any:
         """Return a workflow like `map`, in which a job runs the function for `n` items, one after another.
 
         Its value is the list of the results of all items, in order.
@@ -428,87 +481,6 @@ class CoroutineTask(Task[P, R_co]):
         """Return a coroutine that runs the function in this process, without a queue."""
         return cast("Coroutine[Any, Any, R_co]", self.function(*args, **kwargs))
 
-    # Type checkers find the first parameter of the function by `__call__`, not by the parameters of the class.
-    if TYPE_CHECKING:
-
-        @overload
-        def s(  # type: ignore[overload-overlap]  # the first one that fits is meant
-            self, /, *args: P.args, **kwargs: P.kwargs
-        ) -> "Signature[R_co]": ...
-        @overload
-        def s(
-            self: Callable[Concatenate[A, Q], Coroutine[Any, Any, R]], /, *args: Q.args, **kwargs: Q.kwargs
-        ) -> "PartialSignature[A, R]": ...
-        def s(self, /, *args: Any, **kwargs: Any) -> Any: ...
-        def partial(
-            self: Callable[Concatenate[A, Q], Coroutine[Any, Any, R]],  # pyright: ignore[reportGeneralTypeIssues]
-            /,
-            *args: Q.args,
-            **kwargs: Q.kwargs,
-        ) -> "PartialSignature[A, R]": ...
-        @overload  # type: ignore[override]
-        def map(
-            self: Callable[Concatenate[A, Q], Coroutine[Any, Any, R]],
-            items: Iterable[A],
-            /,
-            *,
-            at_once: int | None = None,
-            need: float | None = None,
-            on_error: OnError | None = None,
-        ) -> Workflow[list[R]]: ...
-        @overload
-        def map(
-            self: Callable[Concatenate[A, Q], Coroutine[Any, Any, R]],
-            /,
-            *,
-            at_once: int | None = None,
-            need: float | None = None,
-            on_error: OnError | None = None,
-        ) -> Partial[Iterable[A], list[R]]: ...
-        def map(self, *args: Any, **options: Any) -> Any: ...
-        @overload  # type: ignore[override]
-        def starmap(
-            self,
-            items: Iterable[Iterable[Any]],
-            /,
-            *,
-            at_once: int | None = None,
-            need: float | None = None,
-            on_error: OnError | None = None,
-        ) -> Workflow[list[R_co]]: ...
-        @overload
-        def starmap(
-            self,
-            /,
-            *,
-            at_once: int | None = None,
-            need: float | None = None,
-            on_error: OnError | None = None,
-        ) -> Partial[Iterable[Iterable[Any]], list[R_co]]: ...
-        def starmap(self, *args: Any, **options: Any) -> Any: ...
-        @overload  # type: ignore[override]
-        def chunks(
-            self: Callable[Concatenate[A, Q], Coroutine[Any, Any, R]],
-            items: Iterable[A],
-            n: int,
-            /,
-            *,
-            at_once: int | None = None,
-            need: float | None = None,
-            on_error: OnError | None = None,
-        ) -> Workflow[list[R]]: ...
-        @overload
-        def chunks(
-            self: Callable[Concatenate[A, Q], Coroutine[Any, Any, R]],
-            /,
-            *,
-            n: int,
-            at_once: int | None = None,
-            need: float | None = None,
-            on_error: OnError | None = None,
-        ) -> Partial[Iterable[A], list[R]]: ...
-        def chunks(self, *args: Any, **options: Any) -> Any: ...
-
 
 class FunctionTask(Task[P, R_co]):
     """A task declared with `def`."""
@@ -516,87 +488,6 @@ class FunctionTask(Task[P, R_co]):
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Run the function in this process, without a queue."""
         return cast("R_co", self.function(*args, **kwargs))
-
-    # Type checkers find the first parameter of the function by `__call__`, not by the parameters of the class.
-    if TYPE_CHECKING:
-
-        @overload
-        def s(  # type: ignore[overload-overlap]  # the first one that fits is meant
-            self, /, *args: P.args, **kwargs: P.kwargs
-        ) -> "Signature[R_co]": ...
-        @overload
-        def s(
-            self: Callable[Concatenate[A, Q], R], /, *args: Q.args, **kwargs: Q.kwargs
-        ) -> "PartialSignature[A, R]": ...
-        def s(self, /, *args: Any, **kwargs: Any) -> Any: ...
-        def partial(
-            self: Callable[Concatenate[A, Q], R],  # pyright: ignore[reportGeneralTypeIssues]
-            /,
-            *args: Q.args,
-            **kwargs: Q.kwargs,
-        ) -> "PartialSignature[A, R]": ...
-        @overload  # type: ignore[override]
-        def map(
-            self: Callable[Concatenate[A, Q], R],
-            items: Iterable[A],
-            /,
-            *,
-            at_once: int | None = None,
-            need: float | None = None,
-            on_error: OnError | None = None,
-        ) -> Workflow[list[R]]: ...
-        @overload
-        def map(
-            self: Callable[Concatenate[A, Q], R],
-            /,
-            *,
-            at_once: int | None = None,
-            need: float | None = None,
-            on_error: OnError | None = None,
-        ) -> Partial[Iterable[A], list[R]]: ...
-        def map(self, *args: Any, **options: Any) -> Any: ...
-        @overload  # type: ignore[override]
-        def starmap(
-            self,
-            items: Iterable[Iterable[Any]],
-            /,
-            *,
-            at_once: int | None = None,
-            need: float | None = None,
-            on_error: OnError | None = None,
-        ) -> Workflow[list[R_co]]: ...
-        @overload
-        def starmap(
-            self,
-            /,
-            *,
-            at_once: int | None = None,
-            need: float | None = None,
-            on_error: OnError | None = None,
-        ) -> Partial[Iterable[Iterable[Any]], list[R_co]]: ...
-        def starmap(self, *args: Any, **options: Any) -> Any: ...
-        @overload  # type: ignore[override]
-        def chunks(
-            self: Callable[Concatenate[A, Q], R],
-            items: Iterable[A],
-            n: int,
-            /,
-            *,
-            at_once: int | None = None,
-            need: float | None = None,
-            on_error: OnError | None = None,
-        ) -> Workflow[list[R]]: ...
-        @overload
-        def chunks(
-            self: Callable[Concatenate[A, Q], R],
-            /,
-            *,
-            n: int,
-            at_once: int | None = None,
-            need: float | None = None,
-            on_error: OnError | None = None,
-        ) -> Partial[Iterable[A], list[R]]: ...
-        def chunks(self, *args: Any, **options: Any) -> Any: ...
 
 
 class Signature(Workflow[R_co]):

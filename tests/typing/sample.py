@@ -1,6 +1,6 @@
 """Sample: code of a user, with the types that a checker must see; it must refuse the lines that say `ignore`."""
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from decimal import Decimal
 from typing import Any, Protocol, assert_type
 from uuid import UUID
@@ -312,6 +312,9 @@ def composed_workflows() -> None:
     assert_type(label.map(range(3)), Workflow[list[str]])
     assert_type(label.starmap([(1, "a")]), Workflow[list[str]])
     assert_type(label.chunks([1, 2], 2), Workflow[list[str]])
+    assert_type(double.chunks(n=2, at_once=3), Partial[Iterable[int], list[int]])
+    assert_type(label.map(need=0.5), Partial[Iterable[int], list[str]])
+    assert_type(label.starmap(on_error="continue"), Partial[Iterable[Iterable[Any]], list[str]])
     assert_type(double.s(1) | double.s() | label.s(), Workflow[str])
     assert_type(double.s(1) | label.partial("a"), Workflow[str])
     assert_type(chain(double.s(1), double.s(), label.s()), Workflow[str])
@@ -329,6 +332,9 @@ def composed_workflows() -> None:
     label.s(1) | double.s()  # type: ignore[operator]
     double.map([1]) | double.s()  # type: ignore[operator]
     double.map(["x"])  # type: ignore[list-item]
+    double.map([1], at_onse=3)  # type: ignore[call-overload]
+    label.starmap([(1,)], need="all")  # type: ignore[call-overload]
+    double.chunks([1], 2, on_error="continu")  # type: ignore[call-overload]
     double.s(1) >> label.s()  # type: ignore[operator]
     double.s().delay()  # type: ignore[attr-defined]
     group(label.s(1)) | total.s()  # type: ignore[operator]
