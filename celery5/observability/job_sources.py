@@ -171,11 +171,11 @@ class RunningJobSource(SearchSource):
 
     def measure(self) -> Call[Any]:
         """Return the call whose reply tells whether jobs are here."""
-        return queue_calls.measure_queue(self._keys)
+        return queue_calls.get_queue_depth(self._keys)
 
     def has_jobs(self, reply: Any) -> bool:
         """Return whether jobs are here, by the reply of that call."""
-        return bool(reply.in_workers)
+        return bool(reply.running)
 
     async def read(self) -> Sequence[FoundJob]:
         """Return the next jobs; none at the end."""
@@ -385,11 +385,11 @@ class WaitingJobSource(SearchSource):
 
     def measure(self) -> Call[Any]:
         """Return the call whose reply tells whether jobs are here."""
-        return queue_calls.measure_queue(self._keys)
+        return queue_calls.get_queue_depth(self._keys)
 
     def has_jobs(self, reply: Any) -> bool:
         """Return whether jobs are here, by the reply of that call."""
-        return bool(reply.stream)
+        return bool(reply.waiting + reply.running)
 
     async def read(self) -> Sequence[FoundJob]:
         """Return the next jobs; none at the end."""

@@ -118,18 +118,18 @@ async def _measure_queues(
     app: Application, redis: AsyncDriver, broker: str, names: Sequence[str]
 ) -> list[QueueStorage]:
     """Return what queues take: those with the most entries, when there are many."""
-    counts = [queue_calls.measure_queue(app.queue(name)) for name in names]
-    sizes = await _perform_in_parts(redis, counts)
+    counts = [queue_calls.get_queue_depth(app.queue(name)) for name in names]
+    depths = await _perform_in_parts(redis, counts)
     rows = [
         QueueStorage(
             queue=name,
             broker=broker,
-            jobs=size.stream,
-            scheduled=max(0, size.due - size.limited),
-            held=size.limited,
-            dead=size.dead,
+            jobs=depth.waiting + depth.running,
+            scheduled=depth.scheduled,
+            held=depth.held,
+            dead=depth.dead,
         )
-        for name, size in zip(names, sizes, strict=True)
+        for name, depth in zip(names, depths, strict=True)
     ]
     rows = sorted(rows, key=_weigh)[:MAX_QUEUES]
     parts = [_get_parts(app.queue(row.queue)) for row in rows]

@@ -129,7 +129,7 @@ class Index:
             jobs=len(self._documents),
             retries=sum(document.attempt - 1 for document in self._documents),
             dead=len(dead),
-            in_dead_letter_queue=(await self._app.aperform(queue_calls.measure_queue(queue))).dead,
+            in_dead_letter_queue=(await self._app.aperform(queue_calls.get_queue_depth(queue))).dead,
             first_failure=f"{unexpected[0].task}: {unexpected[0].failure}" if unexpected else "",
             latencies=sorted(document.finished - document.sent for document in self._documents),
         )

@@ -68,12 +68,12 @@ class Burst:
     async def is_done(self) -> bool:
         """Return whether no job is left on any queue; False when Redis is unreachable."""
         try:
-            sizes = await self._redis.perform_all([queues.measure_queue(keys) for keys in self._queues])
-            if any(size.limited for size in sizes) and trio.current_time() >= self._next_warning:
+            depths = await self._redis.perform_all([queues.get_queue_depth(keys) for keys in self._queues])
+            if any(depth.held for depth in depths) and trio.current_time() >= self._next_warning:
                 await self._warn()
         except BrokerUnavailable:
             return False
-        return not any(size.unfinished for size in sizes)
+        return not any(depth.unfinished for depth in depths)
 
     async def _warn(self) -> None:
         """Warn once of each suspended task that its jobs keep this burst from ending."""

@@ -36,22 +36,6 @@ COUNT_ENDED = Script.load("scaling/count_ended", "clock")
 T = TypeVar("T")
 
 
-class QueueSize(msgspec.Struct, frozen=True):
-    """What is in a queue: jobs on the streams of its lanes, how many of those a worker has, scheduled jobs, dead jobs,
-    and jobs that wait at limits."""
-
-    stream: int
-    in_workers: int
-    due: int
-    dead: int
-    limited: int = 0
-
-    @property
-    def unfinished(self) -> int:
-        """Return how many jobs have not ended."""
-        return self.stream + self.due + self.limited
-
-
 def register_queue(keys: Keys, queue: str) -> Call[int]:
     """Add the queue to the application's queues."""
     return Call(("SADD", keys.queues, queue), int, repeatable=True)
@@ -60,11 +44,6 @@ def register_queue(keys: Keys, queue: str) -> Call[int]:
 def list_queues(keys: Keys) -> Call[list[str]]:
     """Return the names of the application's queues, sorted."""
     return Call(("SMEMBERS", keys.queues), _names, repeatable=True, merge=merge_names)
-
-
-def measure_queue(keys: QueueKeys) -> Call[QueueSize]:
-    """Count what is in a queue."""
-    return _measure(keys, _size)
 
 
 def get_queue_depth(keys: QueueKeys) -> Call[QueueDepth]:
@@ -124,19 +103,20 @@ def _names(raw: Iterable[bytes]) -> list[str]:
 
 def _depth(raw: Any) -> QueueDepth:
     *counts, limited, deaths, seen, lost_count, lost, silent = raw
-    total, in_workers, due, dead, held, oldest, runs, overdue, backlog, workers = map(int, counts)
-    reading = _flow(seen, backlog=backlog, running=in_workers)
+    total, running, due, dead, held, oldest, runs, overdue, backlog, workers = map(int, counts)
+    reading = _flow(seen, backlog=backlog, running=running)
     return QueueDepth(
-        max(0, total - in_workers),
-        None if oldest < 0 else oldest / 1000,
-        dead,
-        held,
-        max(0, due),
-        runs,
-        overdue,
-        backlog,
-        _held_tasks(limited),
-        workers,
+        waiting=max(0, total - running),
+        oldest=None if oldest < 0 else oldest / 1000,
+        dead=dead,
+        held=held,
+        scheduled=max(0, due),
+        runs=runs,
+        overdue=overdue,
+        backlog=backlog,
+        held_tasks=_held_tasks(limited),
+        workers=workers,
+        running=running,
         **_count_deaths(deaths),
         lost=int(lost_count),
         lost_workers={
@@ -175,10 +155,6 @@ def _count_deaths(flat: Any) -> dict[str, Any]:
 def _held_tasks(limited: Iterable[Any]) -> dict[str, int]:
     """Return how many jobs wait at limits, by task."""
     return {unescape_word(decode_text(task)): int(count) for task, count in limited}
-
-
-def _size(raw: Any) -> QueueSize:
-    return QueueSize(*map(int, raw[:5]))
 
 
 class WorkerState(msgspec.Struct, frozen=True):

@@ -49,6 +49,13 @@ class QueueDepth(msgspec.Struct, frozen=True):
     lost_workers: Mapping[str, float] = {}
     # Live workers whose event loop does not renew their lease, and for how many seconds.
     silent_workers: Mapping[str, float] = {}
+    # Jobs that workers have.
+    running: int = 0
+
+    @property
+    def unfinished(self) -> int:
+        """Return how many jobs have not ended."""
+        return self.waiting + self.running + self.held + self.scheduled
 
 
 class CountedDeaths(Protocol):

@@ -107,6 +107,10 @@ def test_dead_jobs_are_read_whatever_is_in_their_entry() -> None:
     assert jobs.list_dead_jobs(MAIL, count=9).decode(raw) == [("1-0", b"j", b"d"), ("2-0", b"", b"")]
 
 
+DEPTH: list[Any] = [5, 2, 3, 9, 4, -1, 0, 0, 7, 1, [], [], [1, None, None, None, b""], 0, [], []]
+"""A reply of `measure`: of five jobs on the streams workers have two; three wait for their time, four at limits."""
+
+
 def test_what_is_unfinished_is_on_the_stream_or_waits() -> None:
-    size = queues.measure_queue(MAIL).decode([5, 2, 3, 9, 0, -1])
-    assert (size.in_workers, size.dead, size.unfinished) == (2, 9, 8)
+    depth = queues.get_queue_depth(MAIL).decode(DEPTH)
+    assert (depth.running, depth.dead, depth.unfinished) == (2, 9, 12)

@@ -24,6 +24,7 @@ from celery5.broker.keys import Keys, QueueKeys
 from celery5.errors import BrokerError, UnreadableReply
 from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.limits import AdmissionRule, LimitOverride, Rate, Suspension
+from tests.pure.broker.test_calls import DEPTH
 
 SHOP = Keys("shop")
 MAIL = SHOP.for_queue("mail")
@@ -195,9 +196,9 @@ def _outcome(call: Call[Any], raw: Any) -> tuple[Any, UnreadableReply | None]:
 
 
 def test_unreadable_reply_among_several_is_the_same_error() -> None:
-    _name, _, call = next(each for each in CALLS if each[0] == "queues.measure_queue")
+    _name, _, call = next(each for each in CALLS if each[0] == "queues.get_queue_depth")
     steps = exchange_all([call, call], reply_within=1, where="redis://there")
     next(steps)
     with pytest.raises(UnreadableReply, match="the reply to measure about celery5:"):
-        steps.send([[1, 2, 3, 4, 5], b"\xff"])
+        steps.send([DEPTH, b"\xff"])
     assert issubclass(UnreadableReply, BrokerError)

@@ -54,8 +54,8 @@ async def test_jobs_are_replayed_while_workers_run_them(app: App, redis_client: 
 
 async def dead_again(app: App, count: int) -> bool:
     """Whether so many jobs are dead, and no other is left."""
-    size = await app.aperform(queues.measure_queue(app.queue(QUEUE)))
-    return (size.dead, size.unfinished) == (count, 0)
+    depth = await app.aperform(queues.get_queue_depth(app.queue(QUEUE)))
+    return (depth.dead, depth.unfinished) == (count, 0)
 
 
 REPLAYING = """

@@ -47,7 +47,7 @@ def test_queue_depth_and_age_are_of_jobs_that_no_worker_has(
     queue.read("w")
     assert queue(queue_calls.get_queue_depth(queue.keys)).waiting == 1  # the one of low priority
     assert queue(jobs.read_jobs([queue.keys.on_lane("l")], "w", count=9, block_seconds=0))
-    assert queue(queue_calls.get_queue_depth(queue.keys)) == QueueDepth(0, None, 0, workers=1)
+    assert queue(queue_calls.get_queue_depth(queue.keys)) == QueueDepth(0, None, 0, workers=1, running=3)
     assert queue(queue_calls.get_queue_state(queue.keys)).oldest_waiting is None
 
 

@@ -23,7 +23,7 @@ from celery5.sending.publisher import JOBS_PER_TRIP, PublishPlanner
 from celery5.services.worker.admission_control import ADMISSION_BATCH
 from celery5.services.worker.recovery import RECOVERY_BATCH as RECOVERED
 from tests.redis.limits.limited_jobs import TASK, Gated, message
-from tests.redis.worker.one_queue import buried, done, failed, released
+from tests.redis.worker.one_queue import QueueSize, buried, done, failed, released
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_as_many_run_as_may_and_the_others_wait_in_redis(gate: Gated) -> None:
     entries = gate.read("w")
     assert gate.ask("w", entries) == [1, 1, 0, 0]
     assert [gate.where(each) for each in "abcd"] == ["EXECUTING", "EXECUTING", "HELD", "HELD"]
-    assert gate.size() == queue_calls.QueueSize(stream=2, in_workers=2, due=0, dead=0, limited=2)
+    assert gate.size() == QueueSize(stream=2, in_workers=2, due=0, dead=0, limited=2)
     assert gate.ids(gate.mine("w")) == "ab"
     assert gate.taken() == {"shop.t ": "2", "shop.t  w": "2"}
 

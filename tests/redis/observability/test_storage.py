@@ -74,6 +74,18 @@ async def test_of_many_queues_those_with_the_most_entries_are_measured(
     assert found.queues_left_out == 1
 
 
+async def test_storage_counts_held_jobs_and_scheduled_ones_as_every_surface_does(
+    app: App, redis_client: "redis.Redis"
+) -> None:
+    declare(app)
+    await app.asend_many([app.tasks["mail"].options(queue="a", countdown=3600).s() for _ in range(2)])
+    redis_client.hset(app.queue("a").limited_counts, mapping={"mail": 3})
+    (row,) = (await app.metrics.astorage()).queues
+    (shown,) = (await app.metrics.aoverview()).queues
+    assert (row.scheduled, row.held) == (shown.scheduled, shown.held) == (2, 3)
+    redis_client.delete(app.queue("a").limited_counts)
+
+
 def test_an_application_without_anything_holds_nothing(app: App) -> None:
     found = app.metrics.storage()
     assert (found.queues, found.streams, found.queues_left_out) == ((), (), 0)

@@ -2,10 +2,10 @@
 
 import pytest
 
-from celery5.broker.calls import jobs, queues
+from celery5.broker.calls import jobs
 from celery5.broker.calls.jobs import Entry
 from celery5.protocol.job.delivery import Settlement
-from tests.redis.worker.one_queue import Queue, command
+from tests.redis.worker.one_queue import Queue, QueueSize, command
 
 KEPT = 60_000
 
@@ -27,7 +27,7 @@ def held(queue: Queue, delay: int = 0) -> Entry:
 def test_a_held_job_waits_for_its_time_and_is_the_same_message_then(queue: Queue) -> None:
     held(queue, delay=60_000)
     assert queue.where("a") == "HELD"
-    assert queue.size() == queues.QueueSize(stream=0, in_workers=0, due=1, dead=0)
+    assert queue.size() == QueueSize(stream=0, in_workers=0, due=1, dead=0)
     moved, due_in, _ = queue(jobs.promote_due_jobs(queue.keys, limit=10))
     assert moved == 0
     assert 30 < due_in <= 60

@@ -14,12 +14,11 @@ from celery5 import App, AsyncResult, JobState, agather, gather
 from celery5.broker.call import Call
 from celery5.broker.calls import jobs as jobs_calls
 from celery5.broker.calls import leases as lease_calls
-from celery5.broker.calls import queues as queue_calls
 from celery5.broker.calls.queues import get_queue_state
 from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.protocol.job.job import Job
 from tests.redis.commands.staff import Staff, wait_until
-from tests.redis.worker.one_queue import Queue, command, done
+from tests.redis.worker.one_queue import Queue, QueueSize, command, done
 from tests.redis.worker.workers import working
 
 
@@ -226,7 +225,7 @@ def test_a_queue_is_told_by_its_lanes(queue: Queue) -> None:
     state = queue(get_queue_state(queue.keys))
     assert (state.waiting, state.high, state.low, state.running) == (5, 1, 3, 1)
     assert [(worker.name, worker.running) for worker in state.workers] == [("w", 1)]
-    assert queue.size() == queue_calls.QueueSize(6, 1, 0, 0)
+    assert queue.size() == QueueSize(6, 1, 0, 0)
     assert queue(lease_calls.leave_queue(queue.keys, "w")) == 1  # still there, for others to recover
     queue.join("w")
     assert queue(jobs_calls.settle(queue.keys.on_lane("h"), "w", [done(first, "a")])) == 1

@@ -6,12 +6,12 @@ import pytest
 import redis
 
 from celery5 import App, TaskFailed
-from celery5.broker.calls import jobs, leases, queues
+from celery5.broker.calls import jobs, leases
 from celery5.broker.calls.jobs import Entry, revoke
 from celery5.protocol.job.delivery import Settlement
 from celery5.protocol.job.messages import Command, encode
 from celery5.protocol.job.states import ADMITTED, HIGH, NORMAL
-from tests.redis.worker.one_queue import Queue, command, done
+from tests.redis.worker.one_queue import Queue, QueueSize, command, done
 from tests.redis.worker.workers import until, working
 
 
@@ -85,7 +85,7 @@ def test_a_message_that_makes_no_sense_is_revoked_like_any_other(
     assert document(queue)["state"] == "REVOKED"
     assert document(queue)["attempt"] == 1
     assert queue.where("a") == "ENDED"
-    assert queue.size() == queues.QueueSize(stream=0, in_workers=0, due=0, dead=0)
+    assert queue.size() == QueueSize(stream=0, in_workers=0, due=0, dead=0)
     assert 0 < int(queue.client.pttl(queue.keys.result("a"))) < 2e15
 
 
@@ -114,7 +114,7 @@ def test_a_copy_of_a_revoked_job_goes_and_the_job_stays_revoked(queue: Queue, ve
         assert queue.settle("w2", Settlement(verb, copy.id, "a", command("a"), 60_000, extra)) == 1
     assert place(queue) == "V" + first.id.decode()
     assert document(queue) == {}
-    assert queue.size() == queues.QueueSize(stream=1, in_workers=1, due=0, dead=0)
+    assert queue.size() == QueueSize(stream=1, in_workers=1, due=0, dead=0)
     assert queue.settle("w1", Settlement("retry", first.id, "a", command("a"), 0, 60_000)) == 1
     assert document(queue)["state"] == "REVOKED"
 
@@ -137,7 +137,7 @@ def test_second_raw_entry_of_an_id_changes_nothing(queue: Queue, lane: str, toge
         == 2
     )
     assert (place(queue), document(queue)["state"]) == ("", "SUCCESS")
-    assert queue.size() == queues.QueueSize(stream=0, in_workers=0, due=0, dead=0)
+    assert queue.size() == QueueSize(stream=0, in_workers=0, due=0, dead=0)
 
 
 def test_only_the_right_one_of_two_entries_ends_the_job(queue: Queue) -> None:
@@ -153,7 +153,7 @@ def test_a_copy_does_not_come_back_and_its_job_goes_on(queue: Queue, verb: str) 
     first, copy = copied(queue)
     assert queue.settle("w2", Settlement(verb, copy.id, "a", command("a"), 0, 60_000)) == 1
     assert place(queue) == "S" + first.id.decode()
-    assert queue.size() == queues.QueueSize(stream=1, in_workers=1, due=0, dead=0)
+    assert queue.size() == QueueSize(stream=1, in_workers=1, due=0, dead=0)
     assert queue.settle("w1", done(first, "a")) == 1
     assert (place(queue), document(queue)["state"]) == ("", "SUCCESS")
 
@@ -164,7 +164,7 @@ def test_a_copy_of_a_job_that_has_ended_is_not_put_back(queue: Queue) -> None:
     assert queue.recover("w2") == leases.RecoveryResult(
         worker="w2", requeued=0, dead_lettered=0, has_more=False
     )
-    assert queue.size() == queues.QueueSize(stream=0, in_workers=0, due=0, dead=0)
+    assert queue.size() == QueueSize(stream=0, in_workers=0, due=0, dead=0)
     assert (place(queue), document(queue)["state"]) == ("", "SUCCESS")
 
 

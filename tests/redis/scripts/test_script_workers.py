@@ -5,10 +5,10 @@ import time
 
 import pytest
 
-from celery5.broker.calls import jobs, leases, queues
+from celery5.broker.calls import jobs, leases
 from celery5.broker.keys import GROUP
 from celery5.errors import BrokerReplied
-from tests.redis.worker.one_queue import Queue, command, done, held, released
+from tests.redis.worker.one_queue import Queue, QueueSize, command, done, held, released
 
 
 @pytest.mark.plants
@@ -329,7 +329,7 @@ def test_an_entry_that_was_deleted_while_it_was_pending_is_only_acknowledged(que
     queue.client.xdel(queue.keys.stream, first.id)
     assert [each.message for each in queue.mine("w")] == [b"", command("b")]
     assert queue.recover("w").requeued == 1
-    assert queue.size() == queues.QueueSize(stream=1, in_workers=0, due=0, dead=0)
+    assert queue.size() == QueueSize(stream=1, in_workers=0, due=0, dead=0)
 
 
 def test_recovering_a_worker_of_whom_nothing_is_known_does_nothing(queue: Queue) -> None:

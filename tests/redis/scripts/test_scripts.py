@@ -8,9 +8,9 @@ import pytest
 import redis
 
 from celery5 import App
-from celery5.broker.calls import jobs, leases, queues
+from celery5.broker.calls import jobs, leases
 from celery5.protocol.job.delivery import Settlement
-from tests.redis.worker.one_queue import VERBS, Queue, buried, command, done, failed, released
+from tests.redis.worker.one_queue import VERBS, Queue, QueueSize, buried, command, done, failed, released
 
 # Publishing
 
@@ -18,7 +18,7 @@ from tests.redis.worker.one_queue import VERBS, Queue, buried, command, done, fa
 def test_a_job_is_published_once_however_often_the_trip_is_made(queue: Queue) -> None:
     assert queue.publish("a", "b") == 2
     assert queue.publish("a", "b", "c") == 1
-    assert queue.size() == queues.QueueSize(stream=3, in_workers=0, due=0, dead=0)
+    assert queue.size() == QueueSize(stream=3, in_workers=0, due=0, dead=0)
     queue.join("w")
     assert [(each.message, each.deliveries) for each in queue.read("w")] == [(command(i), 0) for i in "abc"]
 
@@ -46,7 +46,7 @@ def test_a_scheduled_job_waits_for_its_time_and_then_is_moved_once(queue: Queue)
     assert queue.schedule("late", str(later)) == 1
     assert queue.schedule("late", "+0") == queue.publish("late") == 0
     assert [queue.schedule(each, "+0") for each in "abc"] == [1, 1, 1]
-    assert queue.size() == queues.QueueSize(stream=0, in_workers=0, due=4, dead=0)
+    assert queue.size() == QueueSize(stream=0, in_workers=0, due=4, dead=0)
     moved, due_in, _ = queue(jobs.promote_due_jobs(queue.keys, limit=2))
     assert (moved, due_in) == (2, 0)
     moved, due_in, _ = queue(jobs.promote_due_jobs(queue.keys, limit=2))
@@ -107,7 +107,7 @@ def test_one_trip_settles_many_in_every_way(queue: Queue) -> None:
     a, b, c, d, _ = queue.read("w")
     assert queue.settle("w", done(a, "a"), failed(b, "b"), buried(c, "c"), released(d, "d")) == 4
     assert [queue.where(each) for each in "abcde"] == ["ENDED", "RETRY", "DEAD", "SENT", "EXECUTING"]
-    assert queue.size() == queues.QueueSize(stream=2, in_workers=1, due=1, dead=1)
+    assert queue.size() == QueueSize(stream=2, in_workers=1, due=1, dead=1)
 
 
 def test_a_result_is_stored_announced_and_expires(queue: Queue) -> None:
@@ -228,7 +228,7 @@ def test_no_queue_is_ever_trimmed(queue: Queue) -> None:
     for _ in range(0, 1500, portion):
         taken = queue.read("w", portion)
         queue.settle("w", *(buried(each, json.loads(each.message)["id"]) for each in taken))
-    assert queue.size() == queues.QueueSize(stream=0, in_workers=0, due=0, dead=1500)
+    assert queue.size() == QueueSize(stream=0, in_workers=0, due=0, dead=1500)
     places = queue.client.hgetall(queue.keys.jobs)
     dead_letters = queue(jobs.list_dead_jobs(queue.keys, count=2000))
     assert [places[each.encode()].decode() for each in ids] == [f"X{entry}" for entry, _, _ in dead_letters]
@@ -254,7 +254,7 @@ def test_where_a_job_is_in_every_state(queue: Queue) -> None:
 
 
 def test_an_empty_queue_measures_nothing(queue: Queue) -> None:
-    assert queue.size() == queues.QueueSize(stream=0, in_workers=0, due=0, dead=0)
+    assert queue.size() == QueueSize(stream=0, in_workers=0, due=0, dead=0)
     assert queue.size().unfinished == 0
     assert queue.contents() == {}
 
@@ -276,7 +276,7 @@ def test_when_all_is_settled_and_expired_only_the_stream_is_left(queue: Queue) -
     for job_id in "abc":
         expired(queue, job_id)
     assert list(queue.contents()) == [queue.keys.stream]
-    assert queue.size() == queues.QueueSize(stream=0, in_workers=0, due=0, dead=0)
+    assert queue.size() == QueueSize(stream=0, in_workers=0, due=0, dead=0)
 
 
 def test_every_key_is_a_queues_own_or_expires(queue: Queue) -> None:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery5.broker.call import Call
 from celery5.broker.calls import jobs, leases, queues
@@ -11,11 +11,27 @@ from celery5.broker.drivers.blocking import BlockingRedis
 from celery5.broker.keys import QueueKeys
 from celery5.protocol.job.delivery import Settlement
 from celery5.protocol.job.messages import Command, encode
+from celery5.protocol.observability.queue_depth import QueueDepth
 
 
 def command(job_id: str) -> bytes:
     """The message of a job."""
     return encode(Command(v=1, id=job_id, task="shop.t"))
+
+
+class QueueSize(NamedTuple):
+    """How many jobs are on the streams of a queue, in workers, wait for their time, are dead, and wait at limits."""
+
+    stream: int
+    in_workers: int
+    due: int
+    dead: int
+    limited: int = 0
+
+    @property
+    def unfinished(self) -> int:
+        """How many jobs have not ended."""
+        return self.stream + self.due + self.limited
 
 
 class Queue:
@@ -88,10 +104,12 @@ class Queue:
     def where(self, job_id: str) -> str:
         return str(self(jobs.locate_job(self.keys, job_id)).state)
 
-    def size(self) -> queues.QueueSize:
-        found = self(queues.measure_queue(self.keys))
-        assert isinstance(found, queues.QueueSize)
-        return found
+    def size(self) -> QueueSize:
+        depth = self(queues.get_queue_depth(self.keys))
+        assert isinstance(depth, QueueDepth)
+        return QueueSize(
+            depth.waiting + depth.running, depth.running, depth.scheduled, depth.dead, depth.held
+        )
 
     def contents(self) -> dict[str, Any]:
         """Every key of the queue with its value; times to live rounded away."""

@@ -364,7 +364,7 @@ def test_many_jobs_of_several_queues_are_revoked_in_few_trips(app: App) -> None:
     assert results[0].revoke() is True
     assert {result.status() for result in results[::50]} == {JobState.REVOKED}
     for queue in ("q0", "q1"):
-        assert app.perform(queue_calls.measure_queue(app.queue(queue))).unfinished == 0
+        assert app.perform(queue_calls.get_queue_depth(app.queue(queue))).unfinished == 0
 
 
 def test_revocation_is_remembered_for_results_ttl(app: App, redis_client: "redis.Redis") -> None:

@@ -78,8 +78,8 @@ class Shop:
     def is_well(self) -> None:
         """The worker is alive, does a good job, and has nothing left to do: nothing was lost on the way."""
         assert self.module.add.delay(2, 3).get() == 5
-        size = self.app.perform(queues.measure_queue(self.app.queue("default")))
-        assert (size.stream, size.due) == (0, 0)
+        depth = self.app.perform(queues.get_queue_depth(self.app.queue("default")))
+        assert (depth.waiting, depth.running, depth.scheduled) == (0, 0, 0)
         assert self.worker.process.poll() is None
         assert self.worker.err == ""
 
