@@ -13,7 +13,6 @@ from celery5.broker.calls import dead_letters as dead_letter_calls
 from celery5.broker.calls import events as events_calls
 from celery5.broker.calls import queues as queue_calls
 from celery5.broker.calls import scaling as scaling_calls
-from celery5.broker.calls.jobs import JobInspection
 from celery5.broker.calls.queues import QueueState
 from celery5.broker.calls.scaling import Scaling
 from celery5.broker.driver import AsyncDriver
@@ -33,7 +32,7 @@ from celery5.protocol.cluster.leadership import LeaderRecord
 from celery5.protocol.events.sinks import get_sink_names
 from celery5.protocol.job.history import redact_call
 from celery5.protocol.job.states import JobState
-from celery5.protocol.job.story import JobDetails, make_job_details
+from celery5.protocol.job.story import JobDetails, JobInspection, make_job_details
 
 if TYPE_CHECKING:
     from celery5.application import Application
@@ -225,21 +224,7 @@ async def _story_of(
 
 
 def _story(app: "Application", job_id: str, queue: str, inspection: JobInspection) -> JobDetails:
-    story = make_job_details(
-        job_id,
-        queue,
-        place=inspection.place,
-        message=inspection.message,
-        document=inspection.document,
-        worker=inspection.worker,
-        taken=0.0 if inspection.held_for is None else inspection.now - inspection.held_for,
-        due=inspection.due or 0.0,
-        deliveries=inspection.deliveries,
-        deaths=inspection.deaths,
-        jobs_ahead=inspection.jobs_ahead,
-        progress=inspection.progress,
-        limit=app.settings.message_limit,
-    )
+    story = make_job_details(job_id, queue, inspection, limit=app.settings.message_limit)
     task = app.tasks.get(story.task)
     if task is None or not inspection.message:
         return story

@@ -10,9 +10,10 @@ import msgspec
 from celery5.broker.call import Call, Script, Word, decode_text, parse_int, parse_seconds, script_call, to_ms
 from celery5.broker.keys import GROUP, QueueKeys
 from celery5.protocol.job.delivery import MIN_DOCUMENT_TTL, Settlement, SinkDocument
-from celery5.protocol.job.messages import WorkerDeath, read_deaths
+from celery5.protocol.job.messages import read_deaths
 from celery5.protocol.job.progress import Progress, ProgressReport, parse_progress
 from celery5.protocol.job.states import ADMITTED, get_state, get_stream_id
+from celery5.protocol.job.story import JobInspection
 
 PUBLISH = Script.load("job/publish")
 SCHEDULE = Script.load("job/schedule", "clock", "timing")
@@ -58,28 +59,6 @@ class LocatedJob(msgspec.Struct, frozen=True):
     state: str
     worker: str
     document: bytes
-
-
-class JobInspection(msgspec.Struct, frozen=True):
-    """All that the server has of a job."""
-
-    place: str
-    document: bytes
-    message: bytes
-    worker: str
-    # Seconds that a worker has had it; None when none has.
-    held_for: float | None
-    # Seconds since 1970; None when it waits for no time.
-    due: float | None
-    deliveries: int
-    # Seconds since 1970, by Redis.
-    now: float
-    # How many jobs are ahead of it in its waiting list; None when it is in none.
-    jobs_ahead: int | None = None
-    # What the worker that has it has stored of it.
-    progress: Progress | None = None
-    # The last workers that it took down.
-    deaths: tuple[WorkerDeath, ...] = ()
 
 
 def publish(keys: QueueKeys, jobs: Sequence[tuple[str, bytes]]) -> Call[int]:
@@ -480,16 +459,16 @@ def _delivered(keys: QueueKeys, raw: Any) -> list[Entry] | None:
 
 def _inspection(raw: Any) -> JobInspection:
     place, document, message, worker, held, due, deliveries, now, before, progress, deaths = raw
+    held_for = parse_seconds(held)
     return JobInspection(
-        place.decode(errors="replace"),
-        document,
-        message,
-        worker.decode(errors="replace"),
-        parse_seconds(held),
-        parse_seconds(due),
-        deliveries,
-        now / 1000,
-        None if before < 0 else before,
-        _progress(progress) if progress else None,
-        read_deaths(deaths),
+        place=place.decode(errors="replace"),
+        document=document,
+        message=message,
+        worker=worker.decode(errors="replace"),
+        taken=0.0 if held_for is None else now / 1000 - held_for,
+        due=parse_seconds(due) or 0.0,
+        deliveries=deliveries,
+        jobs_ahead=None if before < 0 else before,
+        progress=_progress(progress) if progress else None,
+        deaths=read_deaths(deaths),
     )

@@ -91,29 +91,37 @@ class JobDetails(msgspec.Struct, frozen=True):
         return self.state is JobState.SUCCESS and not self.is_from_history
 
 
+class JobInspection(msgspec.Struct, frozen=True, kw_only=True):
+    """All that the server has of a job. Times are seconds since 1970; 0 when unknown."""
+
+    # Its place as its queue has it; '' when it has ended or is unknown.
+    place: str
+    message: bytes
+    document: bytes
+    # The worker that has it, and since when.
+    worker: str = ""
+    taken: float = 0.0
+    # The time that it waits for.
+    due: float = 0.0
+    # How many workers died with it, and the last of them.
+    deliveries: int = 0
+    deaths: tuple[WorkerDeath, ...] = ()
+    # How many jobs are ahead of it in its waiting list; None when it is in none.
+    jobs_ahead: int | None = None
+    # What a worker has stored of it.
+    progress: Progress | None = None
+
+
 def make_job_details(
-    job_id: str,
-    queue: str,
-    *,
-    place: str,
-    message: bytes,
-    document: bytes,
-    worker: str = "",
-    taken: float = 0.0,
-    due: float = 0.0,
-    deliveries: int = 0,
-    deaths: tuple[WorkerDeath, ...] = (),
-    jobs_ahead: int | None = None,
-    progress: Progress | None = None,
-    limit: int | None = None,
+    job_id: str, queue: str, found: JobInspection, *, limit: int | None = None
 ) -> JobDetails:
     """Return the details of a job.
 
-    `place` is its place as its queue has it; '' when it has ended or is unknown. Data larger than `limit` (the setting
-    `message_limit`) is not decoded.
+    Data larger than `limit` (the setting `message_limit`) is not decoded.
     """
-    command, _ = try_read_command(message, limit)
-    end = try_read_document(document, limit)
+    command, _ = try_read_command(found.message, limit)
+    end = try_read_document(found.document, limit)
+    place, worker, progress = found.place, found.worker, found.progress
     letter = place[:1]
     # A job that lives has no end yet, whatever lies there.
     ended = end if not place or letter == Place.DEAD else None
@@ -125,14 +133,14 @@ def make_job_details(
         queue=queue,
         state=state,
         worker=worker,
-        taken=taken,
-        due=due,
-        deliveries=max(deliveries, len(deaths)),
-        deaths=deaths,
+        taken=found.taken,
+        due=found.due,
+        deliveries=max(found.deliveries, len(found.deaths)),
+        deaths=found.deaths,
         revoked=letter == Place.REVOKED or state is JobState.REVOKED,
         dead_entry=place[1:] if letter == Place.DEAD else "",
         limit=format_limit(place) if letter == Place.LIMITED else "",
-        jobs_ahead=jobs_ahead if letter == Place.LIMITED else None,
+        jobs_ahead=found.jobs_ahead if letter == Place.LIMITED else None,
         progress=progress if progress and worker and progress.worker == worker else None,
     )
     if command is not None:

@@ -27,7 +27,7 @@ from celery5.protocol.job.history import (
 )
 from celery5.protocol.job.search import SearchPosition, make_job_query, read_cursor
 from celery5.protocol.job.states import JobState
-from celery5.protocol.job.story import add_attempts, make_job_details
+from celery5.protocol.job.story import JobInspection, add_attempts, make_job_details
 from celery5.protocol.observability import ended_jobs
 from celery5.protocol.observability.ended_jobs import BATCH, EndedJobs, SuccessWatch
 
@@ -178,7 +178,7 @@ def test_last_attempt_is_shown_when_the_history_has_only_earlier_ones() -> None:
     document = json.encode(
         {"v": 1, "id": "a", "task": "pay", "state": "SUCCESS", "replays": 1, "finished": 9.0}
     )
-    details = make_job_details("a", "till", place="", message=b"", document=document)
+    details = make_job_details("a", "till", JobInspection(place="", message=b"", document=document))
     story = add_attempts(details, [JobRecord(id="a", queue="till", state="DEAD", ended=7.0)])
     assert story is not None
     assert [(attempt.replays, attempt.state, attempt.ended) for attempt in story.attempts] == [

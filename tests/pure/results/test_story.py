@@ -11,7 +11,7 @@ from celery5.cli.commands.task import format_job_details as people
 from celery5.protocol.job.messages import Command, Document, Failure, encode
 from celery5.protocol.job.retry_policy import RetryPolicy
 from celery5.protocol.job.states import JobState
-from celery5.protocol.job.story import JobDetails, make_job_details
+from celery5.protocol.job.story import JobDetails, JobInspection, make_job_details
 
 MESSAGE = encode(
     Command(
@@ -62,7 +62,9 @@ END = Document(
 def test_the_state_follows_from_the_place_and_the_document(
     place: str, worker: str, document: bytes, state: str
 ) -> None:
-    story = make_job_details("a", "mail", place=place, message=MESSAGE, document=document, worker=worker)
+    story = make_job_details(
+        "a", "mail", JobInspection(place=place, message=MESSAGE, document=document, worker=worker)
+    )
     assert story.state == JobState(state)
     assert story.has_ended is (state == "DEAD")
     assert story.revoked is place.startswith("V")
@@ -70,7 +72,7 @@ def test_the_state_follows_from_the_place_and_the_document(
 
 def test_a_living_job_tells_what_its_message_says() -> None:
     assert make_job_details(
-        "a", "mail", place="R", message=MESSAGE, document=b"", due=7.0, deliveries=1
+        "a", "mail", JobInspection(place="R", message=MESSAGE, document=b"", due=7.0, deliveries=1)
     ) == JobDetails(
         "a",
         "mail",
@@ -91,7 +93,7 @@ def test_a_living_job_tells_what_its_message_says() -> None:
 
 
 def test_a_dead_job_tells_its_end_and_what_it_was_called_with() -> None:
-    story = make_job_details("a", "mail", place="X1-0", message=MESSAGE, document=encode(END))
+    story = make_job_details("a", "mail", JobInspection(place="X1-0", message=MESSAGE, document=encode(END)))
     assert (story.args, story.attempt, story.max_retries, story.worker, story.dead_entry) == (
         [1],
         3,
@@ -105,7 +107,7 @@ def test_a_dead_job_tells_its_end_and_what_it_was_called_with() -> None:
 @pytest.mark.parametrize("state", ["SUCCESS", "EXPIRED", "REVOKED"])
 def test_a_job_that_expired_has_not_started_and_a_revoked_one_was_revoked(state: str) -> None:
     end = encode(Document(v=1, id="a", task="shop.t", state=state, started=6.0, finished=7.0))
-    story = make_job_details("a", "mail", place="", message=b"", document=end)
+    story = make_job_details("a", "mail", JobInspection(place="", message=b"", document=end))
     assert (story.started > 0, story.revoked) == (state != "EXPIRED", state == "REVOKED")
     shown = "\n".join(people(story, 8.0))
     assert re.search(rf"(?m)^state +{state}$", shown)
@@ -115,14 +117,17 @@ def test_a_job_that_expired_has_not_started_and_a_revoked_one_was_revoked(state:
 @given(st.binary(max_size=50), st.binary(max_size=50), st.sampled_from(["", "S1-0", "X1-0", "R"]))
 @settings(max_examples=50)
 def test_any_bytes_have_a_story(message: bytes, document: bytes, place: str) -> None:
-    assert make_job_details("a", "mail", place=place, message=message, document=document).id == "a"
+    assert (
+        make_job_details("a", "mail", JobInspection(place=place, message=message, document=document)).id
+        == "a"
+    )
 
 
 def test_the_attempts_of_sections_are_told_of_beside_those_of_the_task() -> None:
     command = Command(
         v=1, id="a", task="shop.t", attempt=6, retry=RetryPolicy(max_retries=2), sections={"b": 3, "c": 1}
     )
-    story = make_job_details("a", "mail", place="R", message=encode(command), document=b"")
+    story = make_job_details("a", "mail", JobInspection(place="R", message=encode(command), document=b""))
     assert story.sections == {"b": 3, "c": 1}
     shown = "\n".join(people(story, 0.0))
     assert re.search(r"(?m)^attempt +6 of 7$", shown)

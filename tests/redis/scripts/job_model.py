@@ -411,15 +411,7 @@ class QueueModel:
 
     def details(self, job: str) -> JobDetails:
         """Return what `celery5 task show` shows of a job."""
-        reply = self.perform(inspect_job(self.keys, job))
-        return make_job_details(
-            job,
-            "mail",
-            place=reply.place,
-            message=reply.message,
-            document=reply.document,
-            worker=reply.worker,
-        )
+        return make_job_details(job, "mail", self.perform(inspect_job(self.keys, job)))
 
     def states(self) -> dict[str, JobState]:
         """Return the states by the table."""
