@@ -16,6 +16,7 @@ import trio
 from celery5 import App
 from celery5.broker.call import Call
 from celery5.broker.calls import leases as lease_calls
+from celery5.broker.calls import queues as queue_calls
 from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.health import BreakerPolicy
 from celery5.observability import failures, worker_lost
@@ -145,6 +146,35 @@ def read_backlog(queue: str) -> dict[str, Read]:
     }
 
 
+def read_running(queue: str) -> dict[str, Read]:
+    """How each surface is asked how many jobs of a queue workers have."""
+    return {
+        "app.info": lambda s: _get(s.app.ainfo(), lambda state: state.queues[queue].running),
+        "app.metrics.overview": lambda s: _get(
+            s.app.metrics.aoverview(),
+            lambda shown: next(one.running for one in shown.queues if one.name == queue),
+        ),
+        "measured": lambda s: _get(
+            s.app.aperform(queue_calls.get_queue_depth(s.app.queue(queue))), lambda depth: depth.running
+        ),
+        "queue list --json": lambda s: _get(
+            s.run_json("queue", "list"), lambda rows: find_queue(rows, queue)["running"]
+        ),
+        "top --json": lambda s: _get(
+            s.run_json("top"), lambda top: find_queue(top["queues"], queue)["running"]
+        ),
+        "info --json": lambda s: _get(
+            s.run_json("info"), lambda info: find_queue(list(info["queues"].values()), queue)["running"]
+        ),
+        "JSON API, queue:list": lambda s: _get(
+            s.ask("queue:list"), lambda rows: find_queue(rows, queue)["running"]
+        ),
+        "JSON API, top:show": lambda s: _get(
+            s.ask("top:show"), lambda top: find_queue(top["queues"], queue)["running"]
+        ),
+    }
+
+
 async def _get(answer: Awaitable[Any], pick: Callable[[Any], Any]) -> Any:
     return pick(await answer)
 
@@ -183,6 +213,7 @@ async def test_held_jobs_are_backlog_on_every_surface_with_their_age(seeded: App
         surfaces = await show(seeded, staff, *QUEUES)
         for queue in QUEUES:
             await ask_all(surfaces, HELD, read_backlog(queue))
+        await ask_all(surfaces, 1, read_running("keyed"))
         ages = await read_ages(surfaces)
         assert min(ages.values()) > 0.2, ages
         assert max(ages.values()) - min(ages.values()) < MEASURED_EVERY, ages
