@@ -42,7 +42,7 @@ class NewSilence(msgspec.Struct, frozen=True):
     seconds: Annotated[
         float,
         as_duration(at_least=1, at_most=90 * 86400),
-        about("For how long.", flag="--for", metavar="SPAN"),
+        about("For how long: 90 (seconds), 15m, 2h, 7d.", flag="--for", metavar="SPAN"),
     ] = 3600.0
     why: Annotated[str, Meta(max_length=500), about("Why, for others to read.")] = ""
 
@@ -68,7 +68,7 @@ async def unsilence(app: "App", asked: OneRule) -> Changed:
 
 
 async def try_webhook(app: "App", _: Nothing) -> Changed:
-    """Send a test notification to the webhook, from the machine of the dashboard."""
+    """Send a test notification to the webhook, from the machine where this is done."""
     name = await app.alerts.atest()
     await app.audit.arecord_sending("alert:test", name)
     return Changed(summary=f"notification {name} is sent", count=1, value=name)

@@ -29,20 +29,20 @@ COUNTING_TIME = 10.0
 class DeadFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Which dead jobs: of several values of one condition, any may match."""
 
-    group: Annotated[
-        Patterns, about("What made them fail: the id of a group.", flag="--error-group", metavar="ID")
-    ] = []
     queue: Annotated[Patterns, about("Queues to look at; default: all.", metavar="A,B")] = []
     task: Annotated[Patterns, about("Of this task; `shop.*` will do.", metavar="NAME")] = []
     error: Annotated[Patterns, about("Last raised; `*Error` will do.", metavar="CLASS")] = []
     reason: Annotated[Patterns, about("Dead for this reason.", metavar="REASON")] = []
     sink: Annotated[Patterns, about("Documents for this Data Sink.", metavar="NAME")] = []
     message: Annotated[Pattern, about("Whose error has this text.", metavar="TEXT")] = ""
+    group: Annotated[
+        Patterns, about("What made them fail: the id of a group.", flag="--error-group", metavar="ID")
+    ] = []
+    older_than: Annotated[Seconds | None, about("Dead for longer: 90, 15m, 2h, 1d12h.", metavar="AGE")] = None
+    newer_than: Annotated[Seconds | None, about("Dead for less.", metavar="AGE")] = None
     ids: Annotated[
         Names, about("These jobs; or, of one queue, these entries.", flag="--id", metavar="ID")
     ] = []
-    older_than: Annotated[Seconds | None, about("Dead for longer.", metavar="AGE")] = None
-    newer_than: Annotated[Seconds | None, about("Dead for less.", metavar="AGE")] = None
 
     def to_filter(self) -> DeadJobFilter:
         """Return the filter that the API takes."""

@@ -86,6 +86,9 @@ alert = make_group(
             text=_format_silence,
             help="Notify nobody of the alerts of the rule NAME for some time; of all rules: '*'.",
         ),
-        "test": CommandView(text=lambda changed: f"sent {changed.value}"),
+        "test": CommandView(
+            help="Send a test notification to the webhook, from this machine.",
+            text=lambda changed: f"sent {changed.value}",
+        ),
     },
 )

@@ -267,15 +267,20 @@ def _describe_flag(parameter: Parameter) -> tuple[str, dict[str, Any]]:
         "type": _choose_type(parameter),
         "multiple": is_list,
         "required": parameter.required,
-        "default": parameter.default if has_default else None,
-        "show_default": _format_default(parameter) if has_default else False,
+        "default": _format_default(parameter) if has_default else None,
+        "show_default": has_default,
         "metavar": parameter.metavar or ("JSON" if parameter.widget == "json" else None),
         "help": help_line,
     }
 
 
-def _format_default(parameter: Parameter) -> str:
-    return format_duration(parameter.default) if parameter.widget == "duration" else str(parameter.default)
+def _format_default(parameter: Parameter) -> object:
+    """Return a default as it is given, with the largest unit that leaves no fraction: `1h`."""
+    if parameter.widget != "duration":
+        return parameter.default
+    units = {86400: "d", 3600: "h", 60: "m", 1: ""}
+    size = next((size for size in units if parameter.default % size == 0), 0)
+    return f"{parameter.default / size:g}{units[size]}" if size else str(parameter.default)
 
 
 def _choose_type(parameter: Parameter) -> Any:

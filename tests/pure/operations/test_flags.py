@@ -1,0 +1,40 @@
+"""The flags that commands have from the parameters of operations."""
+
+from importlib import import_module
+
+import click
+import pytest
+
+NOUNS = ("alert", "audit", "bulk", "queue", "schedule")
+
+
+def list_commands() -> list[click.Command]:
+    groups: list[click.Group] = [
+        getattr(import_module(f"celery5.cli.commands.{noun}"), noun) for noun in NOUNS
+    ]
+    return [command for group in groups for command in group.commands.values()]
+
+
+def show_help(command: click.Command) -> str:
+    return command.get_help(click.Context(command, info_name=command.name))
+
+
+@pytest.mark.parametrize(
+    ("noun", "verb", "shown"),
+    [
+        ("alert", "history", "[default: 50; x>=1]"),
+        ("alert", "silence", "[default: 1h; x>=1]"),
+        ("schedule", "add", "[default: once]"),
+    ],
+)
+def test_help_shows_a_default_as_it_is_given(noun: str, verb: str, shown: str) -> None:
+    group: click.Group = getattr(import_module(f"celery5.cli.commands.{noun}"), noun)
+    assert shown in " ".join(show_help(group.commands[verb]).split())
+
+
+def test_defaults_of_flags_are_values_that_their_types_take() -> None:
+    options = [one for command in list_commands() for one in command.params if isinstance(one, click.Option)]
+    with_default = [one for one in options if one.show_default is True]
+    assert with_default
+    for option in with_default:
+        option.type.convert(option.default, option, None)
