@@ -75,7 +75,7 @@ class DeadJobOperation:
     def __init__(self, app: Application, redis: AsyncDriver, action: BulkRequest, elapsed: float) -> None:
         self._app = app
         self._redis = redis
-        self._act = replay_batch if action.verb == "dlq:replay" else purge_batch
+        self._perform_batch = replay_batch if action.verb == "dlq:replay" else purge_batch
         self._query = parse_filter(shift_ages(action.filter, elapsed))
         self._reader = DeadJobReader(app, redis, self._query)
         self.looked_at: int = 0
@@ -88,7 +88,8 @@ class DeadJobOperation:
 
     async def perform(self, batch: Sequence[DeadJob]) -> BatchOutcome:
         """Replay or purge jobs of one queue."""
-        tally: DeadLetterTally = await self._act(self._app, self._redis, batch)
+        tally = DeadLetterTally()
+        await self._perform_batch(self._app, self._redis, batch, tally)
         failed = {reason: tally.left[reason] for reason in _NOT_REPLAYED if tally.left.get(reason)}
         return BatchOutcome(
             done=tally.done,

@@ -151,7 +151,7 @@ class DeadLetters:
         """
         query, jobs_per_second = parse_filter(choice), check_rate(rate)
         redis = await self._app.connections.get_async_driver()
-        return await _replay(self._app, redis, query, jobs_per_second, dry_run, progress)
+        return await _change(self._app, redis, "dlq:replay", query, jobs_per_second, dry_run, progress)
 
     @blocking(areplay)
     def replay(self) -> None: ...
@@ -162,7 +162,7 @@ class DeadLetters:
         """Delete dead jobs. `dry_run` and `progress` are those of `replay`."""
         query = parse_filter(choice)
         redis = await self._app.connections.get_async_driver()
-        return await _purge(self._app, redis, query, dry_run, progress)
+        return await _change(self._app, redis, "dlq:purge", query, None, dry_run, progress)
 
     @blocking(apurge)
     def purge(self) -> None: ...
@@ -232,44 +232,60 @@ async def count_causes(
     return apply_causes(msgspec.structs.replace(found, groups=(*found.groups, *more)), causes)
 
 
-async def _replay(
+async def _change(
     app: "Application",
     redis: AsyncDriver,
+    name: str,
     query: DeadJobQuery,
     rate: float | None,
     dry_run: bool,
     progress: Progress | None,
 ) -> DeadLetterTally:
-    redis = persist(redis, "dlq:replay")
+    """Replay or purge the selected jobs, batch by batch, by the function that bulk actions call, too."""
+    redis = persist(redis, name)
     tally, reader, pace = DeadLetterTally(), DeadJobReader(app, redis, query), Pace(rate)
-    async with _audited(app, redis, "dlq:replay", query, dry_run, rate) as action:
+    perform = replay_batch if name == "dlq:replay" else purge_batch
+    async with _audited(app, redis, name, query, dry_run, rate) as action:
         while jobs := await reader.read_batch():
-            for part in split_into_trips(jobs, _size, pace.portion):
-                replays = await _make_replays(app, redis, part, tally)
-                documents = [job for job in part if job.sink]
+            for batch in split_into_trips(jobs, _size, pace.portion):
                 if not dry_run:
-                    await pace.wait(len(replays) + len(documents))
-                    await _put_back(redis, app.queue(part[0].queue), replays, documents, tally)
-                _count(action, tally, len(part), dry_run)
+                    await pace.wait(len(batch))
+                await perform(app, redis, batch, tally, dry_run=dry_run)
+                action.set_count(tally.done)
                 if progress is not None:
                     progress(tally)
     return tally
 
 
-async def replay_batch(app: "Application", redis: AsyncDriver, jobs: Sequence[DeadJob]) -> DeadLetterTally:
+async def replay_batch(
+    app: "Application",
+    redis: AsyncDriver,
+    jobs: Sequence[DeadJob],
+    tally: DeadLetterTally,
+    *,
+    dry_run: bool = False,
+) -> None:
     """Send dead jobs of one queue to it again, and documents to their sinks. Whoever calls it records it."""
-    tally = DeadLetterTally(matched=len(jobs))
     replays = await _make_replays(app, redis, jobs, tally)
-    await _put_back(redis, app.queue(jobs[0].queue), replays, [job for job in jobs if job.sink], tally)
-    return tally
+    if not dry_run:
+        await _put_back(redis, app.queue(jobs[0].queue), replays, [job for job in jobs if job.sink], tally)
+    tally.matched += len(jobs)
 
 
-async def purge_batch(app: "Application", redis: AsyncDriver, jobs: Sequence[DeadJob]) -> DeadLetterTally:
+async def purge_batch(
+    app: "Application",
+    redis: AsyncDriver,
+    jobs: Sequence[DeadJob],
+    tally: DeadLetterTally,
+    *,
+    dry_run: bool = False,
+) -> None:
     """Delete dead jobs of one queue. Whoever calls it records it."""
-    tally = DeadLetterTally(matched=len(jobs))
-    entries = [(job.entry, job.id) for job in jobs]
-    _note(tally, jobs, await redis.perform(dead_letter_calls.purge_jobs(app.queue(jobs[0].queue), entries)))
-    return tally
+    if not dry_run:
+        entries = [(job.entry, job.id) for job in jobs]
+        purge = dead_letter_calls.purge_jobs(app.queue(jobs[0].queue), entries)
+        _note(tally, jobs, await redis.perform(purge))
+    tally.matched += len(jobs)
 
 
 async def _put_back(
@@ -289,22 +305,6 @@ async def _put_back(
         _note(tally, documents, codes)
 
 
-async def _purge(
-    app: "Application", redis: AsyncDriver, query: DeadJobQuery, dry_run: bool, progress: Progress | None
-) -> DeadLetterTally:
-    redis = persist(redis, "dlq:purge")
-    tally, reader = DeadLetterTally(), DeadJobReader(app, redis, query)
-    async with _audited(app, redis, "dlq:purge", query, dry_run) as action:
-        while jobs := await reader.read_batch():
-            if not dry_run:
-                keys, entries = app.queue(jobs[0].queue), [(job.entry, job.id) for job in jobs]
-                _note(tally, jobs, await redis.perform(dead_letter_calls.purge_jobs(keys, entries)))
-            _count(action, tally, len(jobs), dry_run)
-            if progress is not None:
-                progress(tally)
-    return tally
-
-
 def _audited(
     app: "Application",
     redis: AsyncDriver,
@@ -322,12 +322,6 @@ def _audited(
     action = AuditedAction(app, redis, name, target, selection, dry_run=dry_run)
     action.set_count(0)
     return action
-
-
-def _count(action: AuditedAction, tally: DeadLetterTally, jobs: int, dry_run: bool) -> None:
-    """Count the jobs of a batch as looked at, and in the audit trail those that were changed, or would be."""
-    tally.matched += jobs
-    action.set_count(tally.done)
 
 
 def _group_by_lane(replays: Sequence[tuple[DeadJob, bytes]]) -> dict[str, list[tuple[DeadJob, bytes]]]:
