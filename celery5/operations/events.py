@@ -6,11 +6,11 @@ import msgspec
 
 from celery5.operations.operation import Changed, Effect, NotFound, Operation
 from celery5.operations.parameters import Nothing, Text, about
-from celery5.similar_names import did_you_mean
+from celery5.similar_names import find_similar
 
 if TYPE_CHECKING:
     from celery5.app import App
-    from celery5.events.registry import EventState
+    from celery5.events.registry import EventState, Subscriber
 
 
 async def list_events(app: "App", _: Nothing) -> "list[EventState]":
@@ -29,8 +29,7 @@ async def show_event(app: "App", asked: OneEvent) -> "list[EventState]":
     states = await app.events.astate()
     versions = [state for state in states if state.event == asked.event]
     if not versions:
-        hint = did_you_mean(asked.event, [state.event for state in states])
-        raise NotFound(f"no event {asked.event!r} is known; {hint}".rstrip("; "))
+        raise _make_unknown(asked.event, [state.event for state in states])
     return versions
 
 
@@ -44,14 +43,20 @@ class NewEvent(msgspec.Struct, frozen=True):
 
 async def send_event(app: "App", asked: NewEvent) -> Changed:
     """Send an event with these fields."""
+    from celery5.sending.sender import without_backlog
+
     versions = app.events.versions(asked.event)
-    version = max(versions, default=0) if asked.version is None else asked.version
+    if not versions:
+        raise _make_unknown(asked.event, list(app.events))
+    version = max(versions) if asked.version is None else asked.version
     if version not in versions:
-        raise NotFound(f"event {asked.event!r} is not declared here, or not in this version")
-    (sent,) = await app.events.asend([app.events.make_event(versions[version], asked.fields)])
-    how = {"event": sent.id, "version": version}
-    await app.audit.arecord_sending("event:send", asked.event, how)
-    return Changed(summary=f"event {sent.id} is sent", count=1)
+        others = ", ".join(map(str, versions))
+        raise NotFound(f"event {asked.event!r} has no version {version} here; there is {others}")
+    made = app.events.make_event(versions[version], asked.fields)
+    with without_backlog():  # it says that the event is sent only if it is
+        (sent,) = await app.events.asend([made])
+    await app.audit.arecord_sending("event:send", asked.event, {"event": sent.id, "version": version})
+    return Changed(summary=f"event {sent.id} is sent", count=1, value=sent)
 
 
 class OneSubscription(msgspec.Struct, frozen=True):
@@ -64,6 +69,15 @@ class OneSubscription(msgspec.Struct, frozen=True):
 
 async def unsubscribe(app: "App", asked: OneSubscription) -> Changed:
     """Withdraw the subscription of a task to an event, at once and for good."""
+    states = await app.events.astate()
+    subscribers = [one for state in states if state.event == asked.event for one in state.subscribers]
+    wanted = (asked.subscriber or app.name, asked.task)
+    if not any((one.app, one.task) == wanted for one in subscribers):
+        if asked.event not in (known := [state.event for state in states]):
+            raise _make_unknown(asked.event, known)
+        raise NotFound(
+            f"{asked.task} is not subscribed to {asked.event}{_suggest_subscriber(asked.task, subscribers)}"
+        )
     done = await app.events.aunsubscribe(asked.event, asked.task, app=asked.subscriber)
     return Changed(summary=f"{asked.task} gets no more {asked.event}", count=int(done))
 
@@ -73,6 +87,22 @@ async def resubscribe(app: "App", asked: OneSubscription) -> Changed:
     if not await app.events.aresubscribe(asked.event, asked.task, app=asked.subscriber):
         raise NotFound(f"no subscription of {asked.task} to {asked.event} was withdrawn")
     return Changed(summary=f"{asked.task} gets {asked.event} as soon as a worker declares it", count=1)
+
+
+def _make_unknown(name: str, known: list[str]) -> NotFound:
+    if similar := find_similar(name, known):
+        return NotFound(f"no event {name!r} is known: did you mean {similar!r}?")
+    others = ", ".join(sorted(set(known))) or "none"
+    return NotFound(f"no event {name!r} is known; those that are: {others}")
+
+
+def _suggest_subscriber(task: str, subscribers: "list[Subscriber]") -> str:
+    """Return the subscriber with a similar name, or else all subscribers, as the end of a message."""
+    if similar := find_similar(task, [subscriber.task for subscriber in subscribers]):
+        app = next(subscriber.app for subscriber in subscribers if subscriber.task == similar)
+        return f": did you mean {similar!r} of {app}?"
+    others = ", ".join(sorted({f"{other.task} of {other.app}" for other in subscribers})) or "none"
+    return f"; those that are: {others}"
 
 
 EVENT_OPERATIONS = (

@@ -1,11 +1,13 @@
 """See runs of workflows, cancel them, retry them, and give them signals."""
 
+import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
 from celery5.errors import CeleryError
+from celery5.operations.columns import ResultColumn
 from celery5.operations.operation import Changed, Effect, NotFound, Operation
 from celery5.operations.parameters import Limit, Text, about
 from celery5.protocol.workflows.status import RunStatus
@@ -90,8 +92,18 @@ async def _find(app: "App", run_id: str) -> "WorkflowRun[Any]":
     return run
 
 
+LISTED = (
+    ResultColumn("run", "id"),
+    ResultColumn("workflow", "name"),
+    ResultColumn("state", lambda run: run.state.value),
+    ResultColumn("done", lambda run: f"{run.done} of {run.total}"),
+    ResultColumn("failed", "failed"),
+    ResultColumn("age", lambda run: max(0.0, time.time() - run.created), "duration"),
+    ResultColumn("error", lambda run: "; ".join(filter(None, (run.failure, run.undo)))),
+)
+"""What a table shows of a run."""
 WORKFLOW_OPERATIONS = (
-    Operation("workflow:list", list_runs),
+    Operation("workflow:list", list_runs, columns=LISTED),
     Operation("workflow:show", show_run),
     Operation("workflow:graph", show_graph),
     Operation("workflow:retry", retry_run, Effect.SEND_JOBS),
