@@ -180,8 +180,12 @@ class HostChecks:
             unread=unread,
             foreign=_find_foreign(app, unread[: diagnosis.MAX_QUEUES]),
             lost=[format_lost(one) for one in standings.lost],
-            silent=[f"{one.name} {one.health}" for one in standings.workers if one.standing == "silent"],
-            breakers={one.name: one.breakers for one in standings.workers if one.breakers},
+            silent=[
+                f"{worker.name} {worker.health}"
+                for worker in standings.workers
+                if worker.standing == "silent"
+            ],
+            breakers={worker.name: worker.breakers for worker in standings.workers if worker.breakers},
             paused={queue.queue: queue.backlog for queue in state.queues.values() if queue.paused},
         )
 

@@ -169,9 +169,11 @@ class Alerts:
 
 def summarize_alerts(states: Sequence[AlertState]) -> str:
     """Return one line on what fires, and on notifications that do not arrive; '' for nothing."""
-    firing = [f"{one.name} ({one.subject})" if one.subject else one.name for one in states if one.fires]
+    firing = [
+        f"{state.name} ({state.subject})" if state.subject else state.name for state in states if state.fires
+    ]
     more = f" and {len(firing) - 5} more" if len(firing) > 5 else ""
-    undelivered = sum(one.undelivered is not None for one in states)
+    undelivered = sum(state.undelivered is not None for state in states)
     parts = [f"{', '.join(firing[:5])}{more}"] if firing else []
     if undelivered:
         of = f"{undelivered} alert{'s' if undelivered > 1 else ''}"

@@ -196,7 +196,7 @@ async def _search(
 async def _add_last_attempt(app: Application, redis: AsyncDriver, query: JobQuery, page: JobPage) -> JobPage:
     """Add the last attempt of the job to a page, if it is missing: most successes are not in the history."""
     details = await find_job(app, redis, query.id, query.queue or None)
-    known = {(one.replays, one.attempt) for one in page.jobs}
+    known = {(job.replays, job.attempt) for job in page.jobs}
     if details is None or (details.replays, details.attempt) in known:
         return page
     record = make_record(details)
@@ -281,8 +281,8 @@ class _Search:
             if not found_jobs:
                 return None
             candidates = [
-                one.record is not None and self._query.matches(one.record, one.arguments)
-                for one in found_jobs
+                job.record is not None and self._query.matches(job.record, job.arguments)
+                for job in found_jobs
             ]
             if source.stage == HISTORY:
                 found = [one.record for one, fits in zip(found_jobs, candidates, strict=True) if fits]
@@ -290,10 +290,10 @@ class _Search:
                 if not self._skips_live:
                     dead, gone = await self._find_dead([record for record in found if record is not None])
                 found_jobs = [
-                    one._replace(record=msgspec.structs.replace(one.record, has_left=True))
-                    if one.record is not None and _get_key(one.record) in gone
-                    else one
-                    for one in found_jobs
+                    job._replace(record=msgspec.structs.replace(job.record, has_left=True))
+                    if job.record is not None and _get_key(job.record) in gone
+                    else job
+                    for job in found_jobs
                 ]
                 candidates = [
                     fits and one.record is not None and _get_key(one.record) not in dead

@@ -201,7 +201,7 @@ class WorkerReader:
             for worker in queue.workers:
                 if worker.alive:
                     found[self._get_name(worker.name)].append((queue.queue, worker))
-        news = {one.name: one for one in self._processes.values()}
+        news = {process.name: process for process in self._processes.values()}
         settings = self._app.settings
         return [
             _make_worker(name, on_queues, news.get(name), now, settings.lease, settings.metrics_interval)
@@ -382,10 +382,10 @@ class OverviewReader:
         for queue, entries in zip(wanted, replies, strict=False):
             jobs = [
                 make_dead_job(
-                    queue.queue, one.entry, one.message, one.document, self._app.settings.message_limit
+                    queue.queue, entry.entry, entry.message, entry.document, self._app.settings.message_limit
                 )
-                for one in reversed(entries)
-                if not one.sink
+                for entry in reversed(entries)
+                if not entry.sink
             ]
             errors = {job.task: self._make_last_error(job) for job in jobs}
             kept[queue.queue] = DeadNews(now, queue.dead, errors)

@@ -200,7 +200,7 @@ class EventIngestion:
     async def route(self, entries: Sequence[Entry]) -> None:
         """Publish the jobs of these events, then finish the events."""
         with operating(
-            "deliver", "events", "events", len(entries), lambda: [_find_headers(each) for each in entries]
+            "deliver", "events", "events", len(entries), lambda: [_find_headers(entry) for entry in entries]
         ):
             await self._route(entries)
 

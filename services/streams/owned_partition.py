@@ -89,7 +89,7 @@ class UncommittedPartitions:
             self._noted = trio.Event()
         if self._requested.is_set():
             self._requested = trio.Event()
-        found, self._partitions = [one for one in self._partitions if not one.is_lost], []
+        found, self._partitions = [partition for partition in self._partitions if not partition.is_lost], []
         return [found[first : first + MAX_COMMITS] for first in range(0, len(found), MAX_COMMITS)]
 
 

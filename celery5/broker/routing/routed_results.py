@@ -134,7 +134,7 @@ async def _together_on_trio(waits: WaitFunctions) -> None:
 async def _together_on_asyncio(waits: WaitFunctions) -> None:
     import asyncio
 
-    tasks = [asyncio.ensure_future(each()) for each in waits]
+    tasks = [asyncio.ensure_future(wait()) for wait in waits]
     try:
         for each in asyncio.as_completed(tasks):
             if await each:

@@ -365,7 +365,7 @@ def _diagnose_versions(found: Sequence[WorkerVersion], own_version: str, summary
         return Finding("workers", "warn", f"{summary}; no answer from {', '.join(unanswered)}", remedy)
     others = [each for each in found if each.version != own_version]
     if others:
-        shown = ", ".join(f"{each.name} {each.version}" for each in others)
+        shown = ", ".join(f"{other.name} {other.version}" for other in others)
         remedy = (
             f"restart them: celery5 worker shutdown --to {shlex.quote(others[0].name)}; start it as it was started; "
             "then the next one; under a Controller: celery5 controller restart"
