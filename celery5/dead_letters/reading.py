@@ -41,17 +41,17 @@ class DeadJobReader:
     The end of each queue is fixed when its first batch is read: jobs that die later are left out.
     """
 
-    def __init__(self, app: "Application", redis: AsyncDriver, meant: DeadJobQuery) -> None:
+    def __init__(self, app: "Application", redis: AsyncDriver, query: DeadJobQuery) -> None:
         self._app = app
         self._redis = redis
-        self._meant = meant
-        self._left = math.inf if meant.limit is None else meant.limit
+        self._query = query
+        self._left = math.inf if query.limit is None else query.limit
         self._sources: list[_Span | _Picked | _NewestFirst] | None = None
 
     async def read_batch(self) -> list[DeadJob]:
         """Return the next jobs, all of one queue; an empty list at the end."""
         while self._left > 0 and (page := await self.read_page()):
-            jobs = [job for job in page if job in self._meant]
+            jobs = [job for job in page if job in self._query]
             if self._left < len(jobs):
                 jobs = jobs[: int(self._left)]
             self._left -= len(jobs)
@@ -85,14 +85,14 @@ class DeadJobReader:
     async def _opened(self) -> "list[_Span | _Picked | _NewestFirst]":
         first, last = await self.get_ms_range()
         queues = [self._app.queue(name) for name in await self.list_queues()]
-        if self._meant.ids:
+        if self._query.ids:
             # Entries in two queues may have the same id: an entry id alone is ambiguous.
             is_only_queue = len(queues) == 1
             return [
-                _Picked(keys, sorted(self._meant.ids), first, last, entries=is_only_queue) for keys in queues
+                _Picked(keys, sorted(self._query.ids), first, last, entries=is_only_queue) for keys in queues
             ]
         queue, entry = self._after([keys.queue for keys in queues])
-        if self._meant.newest_first:
+        if self._query.newest_first:
             return [
                 _NewestFirst(
                     [_ReverseEntryRange(keys, first, last, _end_of(keys, queue, entry)) for keys in queues]
@@ -110,7 +110,7 @@ class DeadJobReader:
             Misconfigured: There are several queues and the position names none of them.
             UnknownQueue: The queue is not one of `queues`.
         """
-        queue, _, entry = self._meant.after.rpartition(":")
+        queue, _, entry = self._query.after.rpartition(":")
         if entry and not queue and len(queues) > 1:
             raise Misconfigured(
                 f"there are several queues: give the one that {entry} is in, as QUEUE:{entry}"
@@ -121,20 +121,20 @@ class DeadJobReader:
 
     async def list_queues(self) -> Sequence[str]:
         """Return the queues of the query. Raises UnknownQueue."""
-        if not self._meant.queues:
+        if not self._query.queues:
             return await self._redis.perform(queue_calls.list_queues(self._app.keys))
         with skip_unreachable():  # an unreachable broker matters only when it has a queue that was named
             queues = await self._redis.perform(queue_calls.list_queues(self._app.keys))
-        for name in self._meant.queues:
+        for name in self._query.queues:
             if name not in queues and not await self._redis.perform(
                 dead_letter_calls.queue_exists(self._app.queue(name))
             ):
                 raise UnknownQueue(name, queues)
-        return self._meant.queues
+        return self._query.queues
 
     async def get_ms_range(self) -> tuple[int, float]:
         """Return the first and the last ms in which the jobs of the query died."""
-        older, newer = self._meant.older_than, self._meant.newer_than
+        older, newer = self._query.older_than, self._query.newer_than
         if older is None and newer is None:
             return 0, math.inf
         now = await self._redis.perform(dead_letter_calls.get_server_time())

@@ -127,7 +127,7 @@ class Replay(DeadFilter, frozen=True, kw_only=True):
 
 
 async def replay_dead(app: "App", asked: Replay) -> Changed:
-    """Send dead jobs to their queues again, with all their attempts anew."""
+    """Send dead jobs to their queues again, with all their attempts again."""
     return await _change(app, asked, _Change("dlq:replay", app.dlq.areplay, "sent again", asked.rate))
 
 

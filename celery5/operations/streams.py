@@ -91,7 +91,7 @@ async def seek(app: "App", asked: Seek) -> Changed:
 
 
 class Reset(msgspec.Struct, frozen=True):
-    """A group to begin anew."""
+    """A group to begin again."""
 
     stream: Annotated[Text, about("The stream.")]
     group: Annotated[Text, about("The group.")]

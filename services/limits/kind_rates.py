@@ -58,12 +58,13 @@ class KindRates:
 
     def count(self, kind: str, rate: Rate) -> int:
         """Return how many jobs of a kind may begin now, with the starts that were taken."""
-        return sum(each.count for each in self._starts.get(kind, ()) if self._is_usable(each, rate))
+        return sum(start.count for start in self._starts.get(kind, ()) if self._is_usable(start, rate))
 
     def get_requested_at(self, kind: str) -> float:
         """Return when the oldest usable start of a kind was requested: infinity without any."""
         return min(
-            (each.requested_at for each in self._starts.get(kind, ()) if not each.is_stale), default=math.inf
+            (start.requested_at for start in self._starts.get(kind, ()) if not start.is_stale),
+            default=math.inf,
         )
 
     def get_next_time(self, kind: str) -> float:
@@ -92,25 +93,25 @@ class KindRates:
 
     def use(self, kind: str, rate: Rate, count: int) -> None:
         """Use starts for jobs that were admitted, the oldest first."""
-        for each in self._starts.get(kind, ()):
-            if each.rate == rate:
-                used = min(each.count, count)
-                each.count -= used
+        for start in self._starts.get(kind, ()):
+            if start.rate == rate:
+                used = min(start.count, count)
+                start.count -= used
                 count -= used
 
     async def give_back(self) -> None:
         """Return all starts that were not used. Those that cannot be returned now are kept for the next time."""
         for kind in list(self._starts):
-            unused = [each for each in self._starts[kind] if each.count and not self._is_over(each)]
+            unused = [start for start in self._starts[kind] if start.count and not self._is_over(start)]
             self._starts[kind] = unused
             if not unused:
                 self._starts.pop(kind)
                 continue
-            call = limits.return_starts(self._keys, kind, [(each.noted_at, each.count) for each in unused])
+            call = limits.return_starts(self._keys, kind, [(start.noted_at, start.count) for start in unused])
             with self._outages.suppressing():
                 await self._redis.perform(call)
-                for each in unused:
-                    each.count = 0
+                for start in unused:
+                    start.count = 0
                 self._starts.pop(kind)
 
     def _is_usable(self, starts: _Starts, rate: Rate) -> bool:

@@ -101,7 +101,7 @@ class AlertDelivery:
     async def _deliver(self) -> None:
         """Log what was not logged, then send what waits, but for what fails or is not due, and what is behind it."""
         waiting = await self._redis.perform(calls.read_outbox(self._keys))
-        waiting_ids = {one.id for one in waiting}
+        waiting_ids = {undelivered.id for undelivered in waiting}
         self._attempts = {key: one for key, one in self._attempts.items() if one.notification in waiting_ids}
         if not waiting:
             return
@@ -212,10 +212,10 @@ class AlertDelivery:
         if _split_id(self._logged) > _split_id(stored):
             await self._redis.perform(calls.set_logged(self._keys, self._logged))
             stored = self._logged
-        for one in waiting:
-            if one.transition is not None and _split_id(one.id) > _split_id(stored):
-                self._log_transition(one.transition)
-                self._logged = one.id
+        for undelivered in waiting:
+            if undelivered.transition is not None and _split_id(undelivered.id) > _split_id(stored):
+                self._log_transition(undelivered.transition)
+                self._logged = undelivered.id
         return stored
 
     def _log_transition(self, transition: AlertTransition) -> None:

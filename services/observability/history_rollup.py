@@ -222,7 +222,7 @@ class HistoryRollup:
             if page:
                 await self._add(page)
                 cursor = page[-1].id
-                size = sum(len(one.packed) for one in page) // len(page) or 1
+                size = sum(len(stored.packed) for stored in page) // len(page) or 1
                 self._page_size = min(max(PAGE_BYTES // size, 1), calls.REPORTS_READ)
             if len(page) < count:
                 return cursor, turn.now
@@ -242,12 +242,12 @@ class HistoryRollup:
         Two hundred unpacked reports at a time would live on into the oldest generation of Python's garbage collector,
         which then stops the process for 60 ms, once in two seconds.
         """
-        for one in page:
-            if (report := unpack_report(one.packed)) is not None:
+        for stored in page:
+            if (report := unpack_report(stored.packed)) is not None:
                 parts = self._rollup.split(report)
                 if not parts.keys() <= self._rollup.groups.keys():
                     await self._load_groups(set(parts))
-                self._rollup.add_report(one.at, report, parts, read_report_id(one.id))
+                self._rollup.add_report(stored.at, report, parts, read_report_id(stored.id))
             await self._let_others_run()
 
     async def _load_index(self) -> None:

@@ -48,7 +48,7 @@ class Reporter:
     ) -> None:
         self._redis = redis
         self._keys = keys
-        self._queues = tuple(each.queue for each in consumed)
+        self._queues = tuple(queue.queue for queue in consumed)
         self._kinds = sorted({task.kind for task in tasks.values()})
         self._budget = budget
         self._in_flight = in_flight

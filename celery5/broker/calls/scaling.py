@@ -128,7 +128,7 @@ def get_reports(keys: Keys, workers: Sequence[str]) -> Call[dict[str, WorkerRepo
 
 
 def _texts(raw: Any) -> list[str]:
-    return [decode_text(each) for each in raw]
+    return [decode_text(word) for word in raw]
 
 
 def _counts(raw: Any) -> dict[str, int]:

@@ -127,5 +127,5 @@ def _values(raw: Any) -> tuple[bytes | None, ...]:
 
 def _names(raw: Iterable[bytes]) -> tuple[str, ...]:
     """Return the names of queues. Invalid text is left out: celery5 did not write it."""
-    found = [decode_text(each) for each in raw]
+    found = [decode_text(word) for word in raw]
     return tuple(sorted(name for name in found if "\ufffd" not in name))

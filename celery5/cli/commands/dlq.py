@@ -207,7 +207,7 @@ def _format_group(group: "DeadJobGroup") -> dict[str, object]:
 def replay(
     target: Target, /, *, rate: float | None, dry_run: bool, reachable: bool, wants_json: bool, **flags: Any
 ) -> None:
-    """Put dead jobs back on their queues, with all their attempts anew.
+    """Put dead jobs back on their queues, with all their attempts again.
 
     With --stream and --group, send the dead records of the group again, to the end of the stream: all groups get them.
     """
