@@ -32,10 +32,10 @@ from celery5.broker.keys import Keys, QueueKeys
 from celery5.commands.control import Control
 from celery5.commands.declaration import DeclareCommand
 from celery5.config.include import check_includes, find_modules, import_modules, is_included
+from celery5.config.setting_options import SettingOptions
 from celery5.config.settings import (
     ExplicitSettings,
     LoadedConfiguration,
-    SettingOptions,
     Settings,
     find_changed_settings,
     find_source,

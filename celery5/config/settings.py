@@ -5,8 +5,8 @@ Services do not read settings: wiring passes them values.
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Literal, Protocol, TypedDict, get_type_hints
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, Protocol, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -21,7 +21,6 @@ from celery5.protocol.observability.alert_messages import check_webhook_url, par
 from celery5.protocol.observability.alert_rules import parse_rules
 from celery5.protocol.observability.statsd import parse_optional_statsd_address
 from celery5.protocol.publisher.address import parse_connections, parse_optional_address
-from celery5.protocol.publisher.own_backlog import OwnBacklog
 from celery5.protocol.scaling.autoscale import parse_autoscale
 from celery5.protocol.scaling.budget import DEFAULT_MAXIMUM, parse_budgets
 from celery5.protocol.scaling.prioritisation import parse_strategy
@@ -38,6 +37,10 @@ def _cores() -> int:
 
 
 _DAY = 86400
+_SECONDS: dict[str, Any] = {"unit": DURATION}
+"""Mark of a number that may be written as a duration, too: `5m`."""
+_BYTES: dict[str, Any] = {"unit": SIZE}
+"""Mark of a number that may be written as a size, too: `64 MiB`."""
 _IN_HASH: dict[str, Any] = {"in_hash": True}
 """Mark of a setting that the hash in Redis may set: no address, no file, no name of code, nothing about trust."""
 
@@ -51,7 +54,11 @@ def _up_to(limit: float) -> dict[str, Any]:
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of one application. Times are seconds, sizes bytes."""
+    """The settings of one application. Times are seconds, sizes bytes.
+
+    A line each: all else follows from it, also `SettingOptions` (`python -m tests.house.setting_options`). A table is
+    a `dict`. In `extra` are the marks above, and `check`, a function that raises Misconfigured for a bad value.
+    """
 
     broker: Annotated[str, Meta(description="URL of Redis or Valkey: redis://, rediss:// or unix://")] = (
         "redis://127.0.0.1:6379/0"
@@ -67,7 +74,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         dict[str, str],
         Meta(
             description="queues of tasks that name none, by task name or glob; the first match counts",
-            extra=_IN_HASH,
+            extra=_IN_HASH | {"check": check_queue_routes},
         ),
     ] = msgspec.field(default_factory=dict[str, str])
     default_queue: Annotated[
@@ -77,13 +84,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         float,
         Meta(
             description="how long a result is kept; a minute at least",
-            extra=_up_to(30 * _DAY),
+            extra=_up_to(30 * _DAY) | _SECONDS,
             ge=0.001,
             le=LONGEST,
         ),
     ] = 3600.0
     message_limit: Annotated[
-        int, Meta(description="largest message or result", extra=_up_to(64 * 1024 * 1024), ge=1024)
+        int, Meta(description="largest message or result", extra=_up_to(64 * 1024 * 1024) | _BYTES, ge=1024)
     ] = 1024 * 1024
     workflow_nesting_limit: Annotated[
         int,
@@ -119,35 +126,38 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Meta(
             description="slots that grow and shrink, by kind of task or task: thread=2..8 shop.resize=1..2",
-            extra=_IN_HASH,
+            extra=_IN_HASH | {"check": parse_budgets},
         ),
     ] = ""
     rate_limits: Annotated[
         str,
         Meta(
             description="jobs that may begin in a period, by kind of task, on all workers: thread=200/m",
-            extra=_IN_HASH,
+            extra=_IN_HASH | {"check": parse_kind_rates},
         ),
     ] = ""
     autoscale: Annotated[
         str | dict[str, Any],
         Meta(
             description="workers that come and go with the load: minimum=1 maximum=10; see docs/guide/autoscaling.md",
-            extra=_IN_HASH,
+            extra=_IN_HASH | {"check": parse_autoscale},
         ),
     ] = ""
     prioritise: Annotated[
         str,
         Meta(
             description="tasks that go first: shortest, longest, rarest, saturation or module:function",
-            extra=_IN_HASH,
+            extra=_IN_HASH | {"check": parse_strategy},
         ),
     ] = ""
     box_jobs: Annotated[
         int, Meta(description="jobs after which a box is ended and made again", extra=_up_to(1_000_000), ge=1)
     ] = 1000
     box_idle: Annotated[
-        float, Meta(description="how long a box without jobs is kept", extra=_up_to(_DAY), gt=0, le=LONGEST)
+        float,
+        Meta(
+            description="how long a box without jobs is kept", extra=_up_to(_DAY) | _SECONDS, gt=0, le=LONGEST
+        ),
     ] = 60.0
     max_jobs: Annotated[
         int,
@@ -160,20 +170,24 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_memory: Annotated[
         str,
         Meta(
-            description="memory with which a worker process is recycled: 500 MiB; none: never", extra=_IN_HASH
+            description="memory with which a worker process is recycled: 500 MiB; none: never",
+            extra=_IN_HASH | {"check": SIZE.parse_optional},
         ),
     ] = ""
     grace_period: Annotated[
         float,
         Meta(
-            description="how long running jobs may go on after a stop", extra=_up_to(_DAY), ge=0, le=LONGEST
+            description="how long running jobs may go on after a stop",
+            extra=_up_to(_DAY) | _SECONDS,
+            ge=0,
+            le=LONGEST,
         ),
     ] = 30.0
     lease: Annotated[
         float,
         Meta(
             description="how long a worker that is silent counts as alive",
-            extra=_up_to(3600),
+            extra=_up_to(3600) | _SECONDS,
             ge=0.2,
             le=LONGEST,
         ),
@@ -189,7 +203,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Meta(
             description="how long a job waits for a worker whose code knows its task and arguments, and a record for "
             "one that can read it, before it is given up",
-            extra=_up_to(_DAY),
+            extra=_up_to(_DAY) | _SECONDS,
             ge=0,
         ),
     ] = 10.0
@@ -199,12 +213,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     time_limit: Annotated[
         Annotated[float, Meta(gt=0, le=LONGEST)] | None,
         Meta(
-            description="how long an attempt may run, unless its task says otherwise", extra=_up_to(30 * _DAY)
+            description="how long an attempt may run, unless its task says otherwise",
+            extra=_up_to(30 * _DAY) | _SECONDS,
         ),
     ] = None
     soft_time_limit: Annotated[
         Annotated[float, Meta(gt=0, le=LONGEST)] | None,
-        Meta(description="after how long SoftTimeLimitExceeded is raised inside it", extra=_up_to(30 * _DAY)),
+        Meta(
+            description="after how long SoftTimeLimitExceeded is raised inside it",
+            extra=_up_to(30 * _DAY) | _SECONDS,
+        ),
     ] = None
     recent_jobs: Annotated[
         int,
@@ -226,7 +244,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         int,
         Meta(
             description="most bytes of the jobs that it keeps in memory",
-            extra=_up_to(16 * 1024 * 1024 * 1024),
+            extra=_up_to(16 * 1024 * 1024 * 1024) | _BYTES,
             ge=1024,
         ),
     ] = 64 * 1024 * 1024
@@ -235,12 +253,22 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Meta(description="replicas that must have a job before sending it returns", extra=_up_to(100), ge=0),
     ] = 0
     publisher: Annotated[
-        str, Meta(description="Publisher daemon that gets the jobs: unix://PATH, unix:// or tls://HOST:PORT")
+        str,
+        Meta(
+            description="Publisher daemon that gets the jobs: unix://PATH, unix:// or tls://HOST:PORT",
+            extra={"check": parse_optional_address},
+        ),
     ] = ""
     publisher_socket: Annotated[
         str, Meta(description="unix socket that a Publisher opens; default: in the user's folder for these")
     ] = ""
-    publisher_tcp: Annotated[str, Meta(description="HOST:PORT that a Publisher listens on, besides")] = ""
+    publisher_tcp: Annotated[
+        str,
+        Meta(
+            description="HOST:PORT that a Publisher listens on, besides",
+            extra={"check": HOST_AND_PORT.parse_optional},
+        ),
+    ] = ""
     publisher_certificate: Annotated[
         str, Meta(description="file of its certificate, and maybe its key: then TCP speaks TLS")
     ] = ""
@@ -258,11 +286,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         int, Meta(description="messages that it keeps for a broker, at most", ge=1)
     ] = 100_000
     publisher_backlog_bytes: Annotated[
-        int, Meta(description="bytes of messages that it keeps for a broker, at most", ge=1024)
+        int, Meta(description="bytes of messages that it keeps for a broker, at most", extra=_BYTES, ge=1024)
     ] = 1024 * 1024 * 1024
     publisher_connections: Annotated[
         str | int | list[int],
-        Meta(description="connections of a Publisher to a broker: 1, or 1..4 to have more under pressure"),
+        Meta(
+            description="connections of a Publisher to a broker: 1, or 1..4 to have more under pressure",
+            extra={"check": parse_connections},
+        ),
     ] = "1"
     when_unpublishable: Annotated[
         Literal["backlog", "local", "abandon"],
@@ -319,7 +350,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         float,
         Meta(
             description="how long a job may block the event loop before a warning; 0: no warning",
-            extra=_up_to(3600),
+            extra=_up_to(3600) | _SECONDS,
             ge=0,
         ),
     ] = 0.5
@@ -345,18 +376,23 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Meta(
             description="how priorities share a queue: strict, or 4:2:1, mail=4:2:1 for one queue",
-            extra=_IN_HASH,
+            extra=_IN_HASH | {"check": parse_priorities},
         ),
     ] = "strict"
     queue_order: Annotated[
         str,
         Meta(
             description="which queues come first: urgent > mail > bulk, or urgent=4 mail=2; none: all equal",
-            extra=_IN_HASH,
+            extra=_IN_HASH | {"check": parse_queue_order},
         ),
     ] = ""
     timezone: Annotated[
-        str, Meta(description="time zone of schedules that name none", extra=_IN_HASH, min_length=1)
+        str,
+        Meta(
+            description="time zone of schedules that name none",
+            extra=_IN_HASH | {"check": check_zone},
+            min_length=1,
+        ),
     ] = "UTC"
     schedules: Annotated[
         dict[str, dict[str, Any]],
@@ -374,7 +410,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         float,
         Meta(
             description="how long an event is kept that nobody subscribes to",
-            extra=_up_to(30 * _DAY),
+            extra=_up_to(30 * _DAY) | _SECONDS,
             ge=0,
             le=LONGEST,
         ),
@@ -386,7 +422,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         float,
         Meta(
             description="how long a subscription counts that no worker declares any more",
-            extra=_up_to(365 * _DAY),
+            extra=_up_to(365 * _DAY) | _SECONDS,
             ge=1,
             le=LONGEST,
         ),
@@ -399,7 +435,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = False
     read_block: Annotated[
-        float, Meta(description="how long one read waits for a job", extra=_up_to(30), gt=0, le=30)
+        float, Meta(description="how long one read waits for a job", extra=_up_to(30) | _SECONDS, gt=0, le=30)
     ] = 5.0
     status_port: Annotated[
         Annotated[int, Meta(ge=1, le=65535)] | None,
@@ -413,6 +449,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         float,
         Meta(
             description="seconds between the reports of a process on its metrics; 0 stores none",
+            extra=_SECONDS,
             ge=0,
             le=300,
         ),
@@ -433,16 +470,27 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = False
     statsd: Annotated[
-        str, Meta(description="udp://host:port of a StatsD that gets all metrics; empty: none")
+        str,
+        Meta(
+            description="udp://host:port of a StatsD that gets all metrics; empty: none",
+            extra={"check": parse_optional_statsd_address},
+        ),
     ] = ""
     alerts: Annotated[
         dict[str, str],
         Meta(
-            description="further rules of alerts, by name: oldest queue=mail above=5m for=2m; see docs/guide/alerts.md"
+            description="further rules of alerts, by name: oldest queue=mail above=5m for=2m; see docs/guide/alerts.md",
+            extra={"check": parse_rules},
         ),
     ] = msgspec.field(default_factory=dict[str, str])
     alert_oldest: Annotated[
-        float, Meta(description="age of the oldest job of a queue that alerts; 0: none", ge=0, le=LONGEST)
+        float,
+        Meta(
+            description="age of the oldest job of a queue that alerts; 0: none",
+            extra=_SECONDS,
+            ge=0,
+            le=LONGEST,
+        ),
     ] = 300.0
     alert_failures: Annotated[
         float, Meta(description="share of a task's attempts that fail which alerts; 0: none", ge=0, lt=1)
@@ -451,6 +499,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         float,
         Meta(
             description="how long jobs may wait on a queue without workers before that alerts; 0: no alert",
+            extra=_SECONDS,
             ge=0,
             le=LONGEST,
         ),
@@ -467,22 +516,36 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 1
     alert_worker_lost: Annotated[
         float,
-        Meta(description="how long a worker that was lost alerts; 0: not at all", ge=0, le=3600),
+        Meta(
+            description="how long a worker that was lost alerts; 0: not at all", extra=_SECONDS, ge=0, le=3600
+        ),
     ] = 600.0
     alert_undo: Annotated[
         float,
         Meta(
             description="how long a run of a workflow may stop or be undone before that alerts; 0: none",
+            extra=_SECONDS,
             ge=0,
             le=3600,
         ),
     ] = 300.0
     alert_stream_lag: Annotated[
         float,
-        Meta(description="how far a group of a stream is behind that alerts; 0: none", ge=0, le=LONGEST),
+        Meta(
+            description="how far a group of a stream is behind that alerts; 0: none",
+            extra=_SECONDS,
+            ge=0,
+            le=LONGEST,
+        ),
     ] = 300.0
     alert_loop_lag: Annotated[
-        float, Meta(description="how late an event loop wakes up that alerts; 0: none", ge=0, le=LONGEST)
+        float,
+        Meta(
+            description="how late an event loop wakes up that alerts; 0: none",
+            extra=_SECONDS,
+            ge=0,
+            le=LONGEST,
+        ),
     ] = 1.0
     alert_memory: Annotated[
         float,
@@ -491,10 +554,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = 0.9
     alert_webhook: Annotated[
-        str, Meta(description="URL that notifications of alerts are posted to; empty: none")
+        str,
+        Meta(
+            description="URL that notifications of alerts are posted to; empty: none",
+            extra={"check": check_webhook_url},
+        ),
     ] = ""
     alert_webhook_secret: Annotated[
-        str, Meta(description="secret by which they are signed: whsec_ and base64")
+        str,
+        Meta(
+            description="secret by which they are signed: whsec_ and base64",
+            extra={"check": parse_webhook_secret},
+        ),
     ] = ""
 
     def __repr__(self) -> str:
@@ -504,147 +575,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return f"Settings({fields})"
 
 
-class SettingOptions(TypedDict, total=False):
-    """The settings that `App(...)` takes as keyword arguments, except those with their own parameter.
-
-    For type checkers; a test compares them with `Settings`.
-    """
-
-    brokers: Mapping[str, str] | None
-    routes: Mapping[str, str] | None
-    queue_routes: Mapping[str, str] | None
-    default_queue: str | None
-    results_ttl: float | None
-    message_limit: int | None
-    workflow_nesting_limit: int | None
-    processes: int | None
-    concurrency: int | None
-    cpu_slots: int | None
-    box_slots: int | None
-    rate_limits: str | None
-    autoscale: str | Mapping[str, Any] | None
-    prioritise: str | None
-    box_jobs: int | None
-    box_idle: float | None
-    max_jobs: int | None
-    max_memory: str | None
-    grace_period: float | None
-    lease: float | None
-    max_deliveries: int | None
-    unknown_task_grace: float | None
-    ignore_result: bool | None
-    time_limit: float | None
-    soft_time_limit: float | None
-    recent_jobs: int | None
-    backlog: int | OwnBacklog | None
-    backlog_bytes: int | None
-    replicas: int | None
-    publisher: str | None
-    publisher_socket: str | None
-    publisher_tcp: str | None
-    publisher_certificate: str | None
-    publisher_key: str | None
-    publisher_client_ca: str | None
-    publisher_plain: bool | None
-    publisher_backlog: str | None
-    publisher_backlog_messages: int | None
-    publisher_backlog_bytes: int | None
-    publisher_connections: str | int | list[int] | None
-    health_store: Literal["broker", "none"] | None
-    worker_group: str | None
-    log_format: Literal["auto", "json", "console", "journal"] | None
-    log_level: Literal["debug", "info", "warning", "error"] | None
-    retry_tracebacks: bool | None
-    opentelemetry: Literal["off", "traces", "metrics", "all"] | None
-    trace_relation: Literal["link", "parent"] | None
-    sentry: bool | None
-    loop_block_warning: float | None
-    own_checks: bool | None
-    inbox: bool | None
-    inbox_signatures: bool | None
-    keys: str | None
-    keys_usage: str | None
-    priorities: str | None
-    queue_order: str | None
-    timezone: str | None
-    schedules: Mapping[str, Any] | None
-    schedules_version: int | None
-    event_retention: float | None
-    event_catch_up: bool | None
-    subscription_ttl: float | None
-    breaker_suspends: bool | None
-    read_block: float | None
-    status_port: int | None
-    status_host: str | None
-    metrics_interval: float | None
-    job_history: int | None
-    show_raw_values: bool | None
-    statsd: str | None
-    alerts: Mapping[str, str] | None
-    alert_oldest: float | None
-    alert_failures: float | None
-    alert_no_workers: float | None
-    alert_dead: int | None
-    alert_worker_deaths: int | None
-    alert_worker_lost: float | None
-    alert_undo: float | None
-    alert_stream_lag: float | None
-    alert_loop_lag: float | None
-    alert_memory: float | None
-    alert_webhook: str | None
-    alert_webhook_secret: str | None
-
-
 _TYPES = get_type_hints(Settings, include_extras=True)
 _NO_SETTING = "is no setting: did you mean {}?"
-_TABLES = ("schedules", "brokers", "routes", "queue_routes", "alerts")
-_CHECKS: Mapping[str, Callable[[Any], object]] = {
-    "budgets": parse_budgets,
-    "rate_limits": parse_kind_rates,
-    "autoscale": parse_autoscale,
-    "max_memory": SIZE.parse_optional,
-    "prioritise": parse_strategy,
-    "priorities": parse_priorities,
-    "queue_order": parse_queue_order,
-    "queue_routes": check_queue_routes,
-    "publisher": parse_optional_address,
-    "publisher_tcp": HOST_AND_PORT.parse_optional,
-    "publisher_connections": parse_connections,
-    "statsd": parse_optional_statsd_address,
-    "alerts": parse_rules,
-    "alert_webhook": check_webhook_url,
-    "alert_webhook_secret": parse_webhook_secret,
-    "timezone": check_zone,
-}
-
-
-_TEXT_KINDS: Mapping[str, TextKind[Any]] = {
-    **dict.fromkeys(
-        (
-            "results_ttl",
-            "box_idle",
-            "metrics_interval",
-            "grace_period",
-            "lease",
-            "time_limit",
-            "soft_time_limit",
-            "loop_block_warning",
-            "event_retention",
-            "subscription_ttl",
-            "read_block",
-            "unknown_task_grace",
-            "alert_oldest",
-            "alert_no_workers",
-            "alert_worker_lost",
-            "alert_undo",
-            "alert_stream_lag",
-            "alert_loop_lag",
-        ),
-        DURATION,
-    ),
-    **dict.fromkeys(("message_limit", "backlog_bytes", "publisher_backlog_bytes"), SIZE),
-}
-"""The settings that are numbers, and may be written with a unit as well."""
 
 
 class InvalidSettings(Misconfigured):
@@ -754,8 +686,8 @@ def parse_value(name: str, raw: object) -> Any:
         value: Any = msgspec.convert(_parse_text(name, raw), _TYPES[name], strict=False)
     except msgspec.ValidationError as error:
         raise Misconfigured(str(error)) from None
-    if name in _CHECKS:
-        _CHECKS[name](value)
+    if check := _get_marks(name).get("check"):
+        check(value)
     return value
 
 
@@ -847,9 +779,10 @@ def _parse_text(name: str, raw: object) -> object:
     """
     if not isinstance(raw, str):
         return raw
-    if name in _TABLES:
+    if get_origin(get_args(_TYPES[name])[0]) is dict:
         return parse_json_object(raw, name)
-    return _TEXT_KINDS[name].parse_unit(raw) if name in _TEXT_KINDS else raw
+    unit: TextKind[Any] | None = _get_marks(name).get("unit")
+    return raw if unit is None else unit.parse_unit(raw)
 
 
 def find_changed_settings(old: Settings, new: Settings) -> tuple[str, ...]:

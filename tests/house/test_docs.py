@@ -22,6 +22,7 @@ from celery5.protocol.job.verdict import Reason
 from celery5.results.job_details import AppState
 from celery5.tasks.declaration import TaskOptions
 from celery5.wiring import list_step_parts
+from tests.house import setting_options
 from tests.house.log_events import PROCESSES, collect_events
 from tests.house.sources import HERE, files
 from tests.house.test_parity import exists
@@ -51,6 +52,12 @@ def settings_table() -> str:
             shown = "number of cores, at most 10"  # what it is here says nothing about there
         lines.append(f"| `{name}` | `{PREFIX}{name.upper()}` | {shown} | {limits[name]} | {text} |")
     return "\n".join(lines)
+
+
+def test_arguments_of_app_are_written_from_the_settings() -> None:
+    assert setting_options.OPTIONS.read_text() == setting_options.format_options(), (
+        "run python -m tests.house.setting_options"
+    )
 
 
 def test_the_table_of_settings_is_made_from_the_settings() -> None:
