@@ -171,7 +171,7 @@ class UnpublishableRetries:
         now = trio.current_time()
         for delivery, (due, settlement) in self._pending_retries.items():
             left = max(0, int((due - now) * 1000))
-            self._results.put((delivery, settlement._replace(number=left)))
+            self._results.put((delivery, settlement._replace(terms=left)))
         self._pending_retries.clear()
         self._choices.clear()
 

@@ -155,11 +155,7 @@ def _get_final_state(settlement: Settlement) -> str:
         case "member":
             return "SUCCESS"
         case "ended":
-            return (
-                str(settlement.extra, "utf-8").partition(" ")[0]
-                if isinstance(settlement.extra, bytes)
-                else ""
-            )
+            return settlement.final_state
         case _:
             return ""
 

@@ -157,22 +157,32 @@ class Settlement(NamedTuple):
     job_id: str
     # `complete`, `ended`: the document. `member`: the result. All others: the message.
     payload: bytes
-    # `complete`: ms that the document is kept; `bury`: that, and the id of its cause. `retry`, `hold`, `foreign`: ms
-    # until it is due. `release`, `drop`: how many workers died with it.
-    number: int | bytes
-    # `complete`: the job's deduplication lock, or b"". `bury`: the document. All others: ms that the
-    # document is kept if the job was revoked; `foreign`: that, and the list in which it waits.
-    extra: bytes | int
+    # Ms that the job's document is kept. `member`: its number in the map, or `_IS_SINGLE` or `_IS_RUN`.
+    ttl: int
+    # `complete`: the job's deduplication lock, or b"". `member`: the node of its run. `retry`, `hold`: ms until it is
+    # due. `release`, `drop`: how many workers died with it. `bury`, `ended`, `foreign`: what `pack_terms` returns.
+    terms: bytes | int
 
     @property
     def delay(self) -> float:
-        """Seconds until it is due, of a job that waits."""
-        return int(self.number) / 1000
+        """Seconds until it is due, of a `retry` or `hold`."""
+        return int(self.terms) / 1000
+
+    @property
+    def final_state(self) -> str:
+        """The state of a job that is `ended`."""
+        assert isinstance(self.terms, bytes)
+        return msgspec.msgpack.decode(self.terms, type=dict[str, str])["state"]
 
     @property
     def size(self) -> int:
         """Bytes of what is stored."""
-        return len(self.payload) + (len(self.extra) if isinstance(self.extra, bytes) else 0)
+        return len(self.payload) + (len(self.terms) if isinstance(self.terms, bytes) else 0)
+
+
+def pack_terms(**fields: str | int) -> bytes:
+    """Return the terms of a settlement that has several."""
+    return msgspec.msgpack.encode(fields)
 
 
 class SinkDocument(NamedTuple):
@@ -198,27 +208,25 @@ def make_settlement(verdict: Verdict, delivery: Delivery, *, worker: str, ttl: f
         content, reason = (b"null", RESULT_IGNORED) if command.ignore_result else (verdict.value, "")
         document = _document(delivery, worker, _SUCCESS, content, reason=reason)
         return Settlement("complete", entry, job_id, document, int(kept_seconds * 1000), lock)
+    ttl_ms = int(ttl * 1000)
     match verdict:
         case RetryVerdict(delay, failure, section):
             message = make_next_attempt(delivery.message, _signed(failure, delivery, worker), section)
-            return Settlement("retry", entry, job_id, message, int(delay * 1000), int(ttl * 1000))
+            return Settlement("retry", entry, job_id, message, ttl_ms, int(delay * 1000))
         case Release():
-            return Settlement(
-                "release", entry, job_id, delivery.message, delivery.deliveries, int(ttl * 1000)
-            )
+            return Settlement("release", entry, job_id, delivery.message, ttl_ms, delivery.deliveries)
         case Postpone(delay, failure):
             message = add_failure(delivery.message, _signed(failure, delivery, worker))
-            return Settlement("retry", entry, job_id, message, int(delay * 1000), int(ttl * 1000))
+            return Settlement("retry", entry, job_id, message, ttl_ms, int(delay * 1000))
         case Hold() | HandOver():
-            return _make_held_settlement(verdict, delivery, int(ttl * 1000))
+            return _make_held_settlement(verdict, delivery, ttl_ms)
         case Expire() | RejectVerdict() | Revoke():
             state, reason = _DROPPED[type(verdict)], getattr(verdict, "reason", "")
             document = _document(delivery, worker, state, b"null", reason=reason)
             if "~" in job_id and parse_member_id(job_id):
-                return Settlement(
-                    "ended", entry, job_id, document, int(ttl * 1000), f"{state} ".encode() + lock
-                )
-            return Settlement("complete", entry, job_id, document, int(ttl * 1000), lock)
+                terms = pack_terms(state=state, lock=lock.decode())
+                return Settlement("ended", entry, job_id, document, ttl_ms, terms)
+            return Settlement("complete", entry, job_id, document, ttl_ms, lock)
         case Bury(reason, failure):
             signed = _signed(failure, delivery, worker)
             message = add_failure(delivery.message, signed) if command else delivery.message
@@ -227,7 +235,8 @@ def make_settlement(verdict: Verdict, delivery: Delivery, *, worker: str, ttl: f
             cause = (
                 make_group_id(command.task, signed.type, normalise_message(signed.message)) if command else ""
             )
-            return Settlement("bury", entry, job_id, message, f"{int(ttl * 1000)} {cause}".encode(), document)
+            terms = pack_terms(cause=cause, document=document.decode())
+            return Settlement("bury", entry, job_id, message, ttl_ms, terms)
 
 
 def _make_held_settlement(verdict: Hold | HandOver, delivery: Delivery, ttl_ms: int) -> Settlement:
@@ -235,10 +244,10 @@ def _make_held_settlement(verdict: Hold | HandOver, delivery: Delivery, ttl_ms: 
     command, delay_ms = delivery.command, math.ceil(verdict.delay * 1000)
     assert command is not None
     if isinstance(verdict, Hold):
-        return Settlement("hold", delivery.entry, command.id, delivery.message, delay_ms, ttl_ms)
+        return Settlement("hold", delivery.entry, command.id, delivery.message, ttl_ms, delay_ms)
     message = set_refusal(delivery.message, verdict.refusal)
-    words = f"{ttl_ms} {format_foreign_list(command.task, verdict.refusal)}".encode()
-    return Settlement("foreign", delivery.entry, command.id, message, delay_ms, words)
+    terms = pack_terms(delay=delay_ms, list=format_foreign_list(command.task, verdict.refusal))
+    return Settlement("foreign", delivery.entry, command.id, message, ttl_ms, terms)
 
 
 def _make_member_settlement(delivery: Delivery, member: MemberId, value: bytes, lock: bytes) -> Settlement:
@@ -247,14 +256,14 @@ def _make_member_settlement(delivery: Delivery, member: MemberId, value: bytes, 
     home = f"@{member.home}" if member.home else ""
     frame = f"{member.frame}{home}".encode()
     if delivery.workflow and lock:
-        words = b"RETURNED " + lock
-        return Settlement("ended", delivery.entry, delivery.command.id, delivery.workflow, 0, words)
+        terms = pack_terms(state="RETURNED", lock=lock.decode())
+        return Settlement("ended", delivery.entry, delivery.command.id, delivery.workflow, 0, terms)
     if delivery.workflow:
         return Settlement("member", delivery.entry, delivery.command.id, delivery.workflow, _IS_RUN, frame)
     value = b"null" if delivery.command.ignore_result else value
     if lock:
-        words = b"SUCCESS " + lock
-        return Settlement("ended", delivery.entry, delivery.command.id, value, 0, words)
+        terms = pack_terms(state="SUCCESS", lock=lock.decode())
+        return Settlement("ended", delivery.entry, delivery.command.id, value, 0, terms)
     number = _IS_SINGLE if member.member is None else member.member
     return Settlement("member", delivery.entry, delivery.command.id, value, number, frame)
 

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec import Raw
 
@@ -30,34 +31,36 @@ def delivery(**more: Any) -> Delivery:
     return Delivery("mail", b"5-1", message, 1, command, "trio", 15.0, 20.0, 21.5)
 
 
+def unpack(terms: bytes | int) -> dict[str, str]:
+    """Return the fields of terms that are packed."""
+    assert isinstance(terms, bytes)
+    return msgspec.msgpack.decode(terms, type=dict[str, str])
+
+
 DOCUMENT = Document(
     v=1, id="a", task="shop.t", state="SUCCESS", attempt=2, worker="w", sent=10.0, started=20.0, finished=21.5
 )
 
 
 def test_complete_stores_the_result() -> None:
-    verb, entry, job, message, number, extra = make_settlement(
-        Complete(b"[7]"), delivery(), worker="w", ttl=60
-    )
-    assert (verb, entry, job, number, extra) == ("complete", b"5-1", "a", 60_000, b"")
+    verb, entry, job, message, ttl, terms = make_settlement(Complete(b"[7]"), delivery(), worker="w", ttl=60)
+    assert (verb, entry, job, ttl, terms) == ("complete", b"5-1", "a", 60_000, b"")
     document = read_document(message)
     assert bytes(document.value) == b"[7]"
     assert {**json.loads(message), "value": None} == {**json.loads(encode(DOCUMENT)), "value": None}
 
 
 def test_an_ignored_result_leaves_a_tombstone_without_it() -> None:
-    _, _, _, message, number, _ = make_settlement(
+    _, _, _, message, ttl, _ = make_settlement(
         Complete(b"[7]"), delivery(ignore_result=True), worker="w", ttl=1e6
     )
-    assert number == MIN_DOCUMENT_TTL * 1000
+    assert ttl == MIN_DOCUMENT_TTL * 1000
     assert json.loads(message).get("value") is None
 
 
 @pytest.mark.parametrize("verdict", [Complete(b"7"), Expire(), Bury(Reason.EXHAUSTED, FAILURE)], ids=repr)
 def test_a_job_that_has_ended_is_remembered_however_short_results_are_kept(verdict: Verdict) -> None:
-    number = make_settlement(verdict, delivery(), worker="w", ttl=0.5)[4]
-    kept = number.split()[0] if isinstance(number, bytes) else number  # beside the cause of a dead job
-    assert int(kept) == MIN_DOCUMENT_TTL * 1000
+    assert make_settlement(verdict, delivery(), worker="w", ttl=0.5).ttl == MIN_DOCUMENT_TTL * 1000
 
 
 def test_results_ttl_of_a_message_is_bounded_by_redis() -> None:
@@ -66,10 +69,10 @@ def test_results_ttl_of_a_message_is_bounded_by_redis() -> None:
 
 
 def test_a_retry_is_the_next_attempt_with_the_failure_in_it() -> None:
-    verb, entry, job, message, number, extra = make_settlement(
+    verb, entry, job, message, ttl, terms = make_settlement(
         RetryVerdict(1.25, FAILURE), delivery(), worker="w", ttl=60
     )
-    assert (verb, entry, job, number, extra) == ("retry", b"5-1", "a", 1250, 60_000)
+    assert (verb, entry, job, ttl, terms) == ("retry", b"5-1", "a", 60_000, 1250)
     command = read_command(message)
     assert command.attempt == 3
     (failure,) = command.failures
@@ -84,14 +87,14 @@ def test_a_release_gives_the_very_message_back_and_counts_nothing() -> None:
         b"5-1",
         "a",
         given.message,
-        1,
         60_000,
+        1,
     )
 
 
 def test_postponed_job_keeps_its_attempt_and_its_error() -> None:
     held = delivery()
-    verb, entry, job_id, message, delay, ttl = make_settlement(
+    verb, entry, job_id, message, ttl, delay = make_settlement(
         Postpone(1.5, FAILURE), held, worker="w", ttl=60
     )
     assert (verb, entry, job_id, delay, ttl) == ("retry", b"5-1", "a", 1500, 60_000)
@@ -128,23 +131,24 @@ def test_postponed_attempts_do_not_displace_failures_from_the_history() -> None:
 
 
 def test_an_expired_job_leaves_a_document_that_says_so() -> None:
-    verb, _, _, message, number, _ = make_settlement(Expire(), delivery(), worker="w", ttl=60)
-    assert (verb, number) == ("complete", 60_000)
+    verb, _, _, message, ttl, _ = make_settlement(Expire(), delivery(), worker="w", ttl=60)
+    assert (verb, ttl) == ("complete", 60_000)
     assert read_document(message).state == "EXPIRED"
 
 
 @pytest.mark.parametrize("reason", Reason)
 def test_dead_letter_keeps_message_failures_and_reason(reason: Reason) -> None:
-    verb, entry, job, message, number, extra = make_settlement(
+    verb, entry, job, message, ttl, terms = make_settlement(
         Bury(reason, FAILURE), delivery(), worker="w", ttl=60
     )
     command = read_command(message)
     cause = make_group_id(command.task, "ValueError", "no")
-    assert (verb, entry, job, number) == ("bury", b"5-1", "a", f"60000 {cause}".encode())
+    assert (verb, entry, job, ttl) == ("bury", b"5-1", "a", 60_000)
     assert (command.attempt, command.failures[-1].message) == (2, "no")
     assert json.loads(message)["later"] is True
-    assert isinstance(extra, bytes)
-    document = read_document(extra)
+    unpacked = unpack(terms)
+    assert unpacked["cause"] == cause
+    document = read_document(unpacked["document"].encode())
     assert (document.state, document.reason, document.attempt) == ("DEAD", reason.value, 2)
     assert document.failure is not None
     assert document.failure.worker == "w"
@@ -152,12 +156,11 @@ def test_dead_letter_keeps_message_failures_and_reason(reason: Reason) -> None:
 
 def test_bytes_that_are_no_command_become_a_dead_letter() -> None:
     corrupt = Delivery("mail", b"5-1", b"\xff{", finished=3.0)
-    verb, entry, job, message, _, extra = make_settlement(
+    verb, entry, job, message, _, terms = make_settlement(
         Bury(Reason.CORRUPT, FAILURE), corrupt, worker="w", ttl=60
     )
     assert (verb, entry, job, message) == ("bury", b"5-1", "", b"\xff{")
-    assert isinstance(extra, bytes)
-    assert read_document(extra).reason == "corrupt"
+    assert read_document(unpack(terms)["document"].encode()).reason == "corrupt"
 
 
 @pytest.mark.parametrize(
@@ -178,5 +181,4 @@ def test_unreadable_message_becomes_a_dead_letter_of_its_id(message: bytes, job_
         Bury(Reason.CORRUPT, FAILURE), Delivery("mail", b"5-1", message), worker="w", ttl=60
     )
     assert words[2:4] == (job_id, message)
-    assert isinstance(words[5], bytes)
-    assert read_document(words[5]).id == job_id
+    assert read_document(unpack(words.terms)["document"].encode()).id == job_id

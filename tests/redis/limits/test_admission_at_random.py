@@ -103,9 +103,9 @@ class Walk:
         worker, entry = self.inside.pop(entry_id)
         words = verb(entry, read_command(entry.message).id)
         if verb is failed:
-            words = Settlement("retry", entry.id, words[2], entry.message, 0, 60_000)
+            words = Settlement("retry", entry.id, words[2], entry.message, 60_000, 0)
         if verb is released:
-            words = Settlement("release", entry.id, words[2], entry.message, entry.deliveries, 60_000)
+            words = Settlement("release", entry.id, words[2], entry.message, 60_000, entry.deliveries)
         want = 0 if self.gate.rule.suspended else self.dice.randint(0, 2)
         self.let_in(worker, self.gate.settled(worker, [entry], [words], want).entries)
         if self.dice.random() < 0.2:

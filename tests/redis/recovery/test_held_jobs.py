@@ -12,7 +12,7 @@ KEPT = 60_000
 
 def holding(entry: Entry, delay: int = 0) -> Settlement:
     """The words that hold what was read, for this many ms."""
-    return Settlement("hold", entry.id, "a", entry.message, delay, KEPT)
+    return Settlement("hold", entry.id, "a", entry.message, KEPT, delay)
 
 
 def held(queue: Queue, delay: int = 0) -> Entry:

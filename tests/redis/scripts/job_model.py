@@ -17,7 +17,7 @@ from celery5.broker.calls.jobs import Entry, inspect_job
 from celery5.broker.calls.limits import AdmissionRequest
 from celery5.broker.drivers.blocking import BlockingRedis
 from celery5.broker.keys import GROUP, Keys, QueueKeys
-from celery5.protocol.job.delivery import Delivery, Settlement
+from celery5.protocol.job.delivery import Delivery, Settlement, pack_terms
 from celery5.protocol.job.foreign import make_code_version
 from celery5.protocol.job.messages import Command, Document, encode, format_lock, read_command
 from celery5.protocol.job.states import (
@@ -339,12 +339,14 @@ class QueueModel:
         state = STATE_OF_COMPLETED.get(move, JobState.DEAD)
         document = encode(Document(v=1, id=job, task="t", state=state.value))
         settlements: dict[str, Settlement] = {
-            Move.RETRY: Settlement("retry", entry.id, job, message, 0, TTL_MS),
-            Move.BURY: Settlement("bury", entry.id, job, message, TTL_MS, document),
-            Move.RELEASE: Settlement("release", entry.id, job, message, 0, TTL_MS),
-            Move.HOLD: Settlement("hold", entry.id, job, message, 0, TTL_MS),
+            Move.RETRY: Settlement("retry", entry.id, job, message, TTL_MS, 0),
+            Move.BURY: Settlement(
+                "bury", entry.id, job, message, TTL_MS, pack_terms(cause="", document=document.decode())
+            ),
+            Move.RELEASE: Settlement("release", entry.id, job, message, TTL_MS, 0),
+            Move.HOLD: Settlement("hold", entry.id, job, message, TTL_MS, 0),
             # Its time differs from that of whatever is held in the same millisecond.
-            Act.KEEP: Settlement("foreign", entry.id, job, message, -5, f"{TTL_MS} t -".encode()),
+            Act.KEEP: Settlement("foreign", entry.id, job, message, TTL_MS, pack_terms(delay=-5, list="t -")),
         }
         complete = Settlement("complete", entry.id, job, document, TTL_MS, LOCKS[job].encode())
         keys = self.keys.on_lane(entry.lane)

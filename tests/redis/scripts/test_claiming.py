@@ -7,7 +7,7 @@ import pytest
 from celery5.broker.calls import jobs as jobs_calls
 from celery5.broker.calls import leases as lease_calls
 from celery5.broker.calls.jobs import Entry
-from celery5.protocol.job.delivery import Settlement
+from celery5.protocol.job.delivery import Settlement, pack_terms
 from celery5.protocol.job.messages import Command, encode
 from tests.redis.worker.one_queue import Queue, done, released
 
@@ -37,15 +37,17 @@ def holder(queue: Queue) -> bytes | None:
 
 def ended(state: str, entry: Entry) -> Settlement:
     """The words by which a job ends in this state."""
-    document = f'{{"v":1,"id":"a","task":"shop.t","state":"{state}"}}'.encode()
+    document = f'{{"v":1,"id":"a","task":"shop.t","state":"{state}"}}'
     if state == "DEAD":
-        return Settlement("bury", entry.id, "a", entry.message, 60_000, document)
-    return Settlement("complete", entry.id, "a", document, 60_000, LOCK.encode())
+        return Settlement(
+            "bury", entry.id, "a", entry.message, 60_000, pack_terms(cause="", document=document)
+        )
+    return Settlement("complete", entry.id, "a", document.encode(), 60_000, LOCK.encode())
 
 
 def retried(entry: Entry) -> Settlement:
     """The words by which a job is tried again at once."""
-    return Settlement("retry", entry.id, "a", entry.message, 0, 60_000)
+    return Settlement("retry", entry.id, "a", entry.message, 60_000, 0)
 
 
 def test_one_job_of_a_key_is_sent_and_the_others_are_given_its_id(queue: Queue) -> None:
@@ -216,7 +218,7 @@ def test_nothing_is_left_of_keys_when_their_jobs_have_ended(queue: Queue) -> Non
         ids = [str(number) for number in range(first, first + 1000)]
         jobs = [(each, message(each, each), "", f"shop.t {each}", 0.001) for each in ids]
         assert queue(jobs_calls.publish_unique(queue.keys, jobs)) == {}
-        words = [done(entry, job_id, 1)._replace(extra=f"shop.t {job_id}".encode()) for entry, job_id in
+        words = [done(entry, job_id, 1)._replace(terms=f"shop.t {job_id}".encode()) for entry, job_id in
                  zip(queue.read("w", 1000), ids, strict=True)]  # fmt: skip
         assert queue.settle("w", *words) == 1000
     queue(lease_calls.leave_queue(queue.keys, "w"))

@@ -8,7 +8,7 @@ import redis
 from celery5 import App, TaskFailed
 from celery5.broker.calls import jobs, leases
 from celery5.broker.calls.jobs import Entry, revoke
-from celery5.protocol.job.delivery import Settlement
+from celery5.protocol.job.delivery import Settlement, pack_terms
 from celery5.protocol.job.messages import Command, encode
 from celery5.protocol.job.states import ADMITTED, HIGH, NORMAL
 from tests.redis.worker.one_queue import Queue, QueueSize, command, done
@@ -36,6 +36,7 @@ def copied(queue: Queue) -> tuple[Entry, Entry]:
     return first, copy
 
 
+BURIED = pack_terms(cause="", document="{}")
 ODD = [
     b'{"v":1,"id":"a","task":"t","attempt":1e999}',
     b'{"v":1,"id":"a","task":"t","attempt":-1e999,"sent":1e999,"results_ttl":1e999}',
@@ -79,9 +80,9 @@ def test_a_message_that_makes_no_sense_is_revoked_like_any_other(
     if how == "recovered":
         assert queue.recover("w").dead_lettered == 0
     for entry in entries if how != "recovered" else []:
-        extra = 60_000 if how == "released" else b"{}"
+        terms = 0 if how == "released" else BURIED
         verb = "release" if how == "released" else "bury"
-        assert queue.settle("w", Settlement(verb, entry.id, "a", message, 60_000, extra)) == 1
+        assert queue.settle("w", Settlement(verb, entry.id, "a", message, 60_000, terms)) == 1
     assert document(queue)["state"] == "REVOKED"
     assert document(queue)["attempt"] == 1
     assert queue.where("a") == "ENDED"
@@ -110,12 +111,12 @@ def test_a_copy_of_a_revoked_job_goes_and_the_job_stays_revoked(queue: Queue, ve
             worker="w2", requeued=0, dead_lettered=0, has_more=False
         )
     else:
-        extra = b"{}" if verb == "bury" else 60_000
-        assert queue.settle("w2", Settlement(verb, copy.id, "a", command("a"), 60_000, extra)) == 1
+        terms = BURIED if verb == "bury" else 60_000
+        assert queue.settle("w2", Settlement(verb, copy.id, "a", command("a"), 60_000, terms)) == 1
     assert place(queue) == "V" + first.id.decode()
     assert document(queue) == {}
     assert queue.size() == QueueSize(stream=1, in_workers=1, due=0, dead=0)
-    assert queue.settle("w1", Settlement("retry", first.id, "a", command("a"), 0, 60_000)) == 1
+    assert queue.settle("w1", Settlement("retry", first.id, "a", command("a"), 60_000, 0)) == 1
     assert document(queue)["state"] == "REVOKED"
 
 
@@ -151,7 +152,7 @@ def test_only_the_right_one_of_two_entries_ends_the_job(queue: Queue) -> None:
 @pytest.mark.parametrize("verb", ["retry", "release", "hold"])
 def test_a_copy_does_not_come_back_and_its_job_goes_on(queue: Queue, verb: str) -> None:
     first, copy = copied(queue)
-    assert queue.settle("w2", Settlement(verb, copy.id, "a", command("a"), 0, 60_000)) == 1
+    assert queue.settle("w2", Settlement(verb, copy.id, "a", command("a"), 60_000, 0)) == 1
     assert place(queue) == "S" + first.id.decode()
     assert queue.size() == QueueSize(stream=1, in_workers=1, due=0, dead=0)
     assert queue.settle("w1", done(first, "a")) == 1

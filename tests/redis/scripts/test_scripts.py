@@ -9,7 +9,7 @@ import redis
 
 from celery5 import App
 from celery5.broker.calls import jobs, leases
-from celery5.protocol.job.delivery import Settlement
+from celery5.protocol.job.delivery import Settlement, pack_terms
 from tests.redis.worker.one_queue import VERBS, Queue, QueueSize, buried, command, done, failed, released
 
 # Publishing
@@ -195,7 +195,7 @@ def test_a_retry_waits_for_its_delay(queue: Queue) -> None:
     queue.publish("a")
     queue.join("w")
     (entry,) = queue.read("w")
-    queue.settle("w", Settlement("retry", entry.id, "a", b"second", 60_000, 0))
+    queue.settle("w", Settlement("retry", entry.id, "a", b"second", 0, 60_000))
     assert queue(jobs.promote_due_jobs(queue.keys, limit=10))[0] == 0
     assert queue.where("a") == "RETRY"
 
@@ -215,7 +215,11 @@ def test_corrupt_message_becomes_a_dead_letter_without_an_id(queue: Queue) -> No
     queue.join("w")
     first, second = queue.read("w")
     assert (first.message, second.message) == (b"\xff", b"")
-    queue.settle("w", Settlement("bury", first.id, "", b"\xff", 1000, b"why"), released(second, ""))
+    queue.settle(
+        "w",
+        Settlement("bury", first.id, "", b"\xff", 1000, pack_terms(cause="", document="why")),
+        released(second, ""),
+    )
     assert queue(jobs.list_dead_jobs(queue.keys, count=9))[0][1:] == (b"\xff", b"why")
     assert not queue.client.exists(queue.keys.jobs)
 

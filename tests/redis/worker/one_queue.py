@@ -9,7 +9,7 @@ from celery5.broker.calls import jobs, leases, queues
 from celery5.broker.calls.jobs import Entry
 from celery5.broker.drivers.blocking import BlockingRedis
 from celery5.broker.keys import QueueKeys
-from celery5.protocol.job.delivery import Settlement
+from celery5.protocol.job.delivery import Settlement, pack_terms
 from celery5.protocol.job.messages import Command, encode
 from celery5.protocol.observability.queue_depth import QueueDepth
 
@@ -129,24 +129,23 @@ def done(entry: Entry, job_id: str, ttl: int = 60_000) -> Settlement:
 
 def failed(entry: Entry, job_id: str, delay: int = 60_000) -> Settlement:
     """The job is tried again."""
-    return Settlement("retry", entry.id, job_id, command(job_id), delay, 60_000)
+    return Settlement("retry", entry.id, job_id, command(job_id), 60_000, delay)
 
 
 def buried(entry: Entry, job_id: str, ttl: int = 60_000) -> Settlement:
     """The job is dead."""
-    return Settlement(
-        "bury", entry.id, job_id, b"message", ttl, b'{"v":1,"id":"a","task":"t","state":"DEAD"}'
-    )
+    terms = pack_terms(cause="", document='{"v":1,"id":"a","task":"t","state":"DEAD"}')
+    return Settlement("bury", entry.id, job_id, b"message", ttl, terms)
 
 
 def released(entry: Entry, job_id: str) -> Settlement:
     """The job goes back."""
-    return Settlement("release", entry.id, job_id, command(job_id), entry.deliveries, 60_000)
+    return Settlement("release", entry.id, job_id, command(job_id), 60_000, entry.deliveries)
 
 
 def held(entry: Entry, job_id: str, delay: int = 0) -> Settlement:
     """The job waits as it is."""
-    return Settlement("hold", entry.id, job_id, command(job_id), delay, 60_000)
+    return Settlement("hold", entry.id, job_id, command(job_id), 60_000, delay)
 
 
 VERBS: dict[str, tuple[Callable[[Entry, str], Settlement], str]] = {

@@ -99,7 +99,7 @@ async def test_what_sleeps_is_a_retry_after_what_is_left_of_its_delay(
     worker.unpublishable.filter_outcomes([worker.retry(30.0)], sent=False)
     mock_clock.jump(10.0)
     worker.unpublishable.release_retries()
-    assert [words[4] for _, words in worker.results.drain()] == [20_000]
+    assert [words.delay for _, words in worker.results.drain()] == [20.0]
 
 
 async def test_a_function_decides_for_each_retry_and_is_called_once_for_it(

@@ -12,19 +12,20 @@
 --       2 this worker's name in it
 --       3 channel that wakes workers
 --       4 letter of the lane, '' for the normal one; the entries have it at their end
---       5.. for each outcome: verb, stream entry, job id, message, and three more words:
---           complete: document, ttl in ms, what its key is remembered under or ''
---           retry:    Command, delay in ms, ttl of a document in ms
---           bury:     Command, ttl in ms and its cause, document
---           member:   result, number in the map (-1: none; -2: the result is a run that takes its place), the node of its
---                     run (`<run>~<node>`, and @ and the home of the run if it has those in its id)
---           ended:    document, or result of a success, ttl in ms, state and what its key is remembered under: of a member.
+--       5.. six words for each outcome: verb, stream entry, job id, payload, how long the job's document is kept in ms, and terms.
+--           By verb, the payload and the terms (of some a record of named fields, packed):
+--           complete: document; what its key is remembered under or ''
+--           retry:    Command; delay in ms
+--           bury:     Command; {cause, document}
+--           member:   result; the node of its run (`<run>~<node>`, and @ and the home of the run if it has those in its id). In
+--                     place of the time: number in the map (-1: none; -2: the result is a run that takes its place)
+--           ended:    document, or result of a success; {state, lock: what its key is remembered under}: of a member.
 --                     The state RETURNED: the result is a run that takes its place
---           release:  Command, deliveries so far, ttl of a document in ms
---           hold:     Command, delay in ms, ttl of a document in ms: waits as it is, with the deliveries that it had
---           foreign:  Command, delay in ms, ttl of a document in ms and the list of foreign jobs that it is in (lib/foreign.lua)
---           drop:     Command, deliveries and this one, ttl of a document in ms: takes the entry off the stream and
---                     touches nothing else; but if the job's place is this very entry, it is a release
+--           release:  Command; deliveries so far
+--           hold:     Command; delay in ms: waits as it is, with the deliveries that it had
+--           foreign:  Command; {delay in ms, list: of the foreign jobs that it is in (lib/foreign.lua)}
+--           drop:     Command; deliveries and this one: takes the entry off the stream and touches nothing else; but if the
+--                     job's place is this very entry, it is a release
 --           and after all of them, for each document that sinks get: its stream entry, the names of the sinks, the
 --           document, or '' for the outcome's own
 -- Returns how many outcomes this worker still owned, or -1 when it has lost its lease: then nothing was done.
@@ -105,27 +106,30 @@ if others[1] then
     for _, id in ipairs(ended) do places[id] = false end -- bound: as above
   end
   use_places()
-  local function is_job(id, entry, result)
-    local place = places[id]
-    if place then return string.sub(place, 2) == entry end
-    return id ~= '' and redis.call('EXISTS', result) == 0
+  local function is_job(job)
+    local place = places[job.id]
+    if place then return string.sub(place, 2) == job.entry end
+    return job.id ~= '' and redis.call('EXISTS', job.result) == 0
   end
-  local function send_document(at, document)
+  local function send_document(job, document)
+    local at = for_sinks[job.entry]
+    if not at then return end
     local sinks, own = ARGV[at + 1], ARGV[at + 2]
     has_documents = send_to_sinks(documents, sinks, own ~= '' and own or document) or has_documents
   end
-  local function complete(id, entry, result, document, ttl, lock)
-    if not is_trusted and not is_job(id, entry, result) then return end
-    store_document(result, document, ttl)
-    if for_sinks[entry] then send_document(for_sinks[entry], document) end
-    places[id], ended[#ended + 1] = false, id
-    unlock(unique, lock, id)
+  local function note_ended(job) places[job.id], ended[#ended + 1] = false, job.id end
+  local function complete(job)
+    if not is_trusted and not is_job(job) then return end
+    store_document(job.result, job.payload, job.ttl)
+    send_document(job, job.payload)
+    note_ended(job)
+    unlock(unique, job.terms, job.id)
   end
-  local function complete_member(id, entry, result, value, number, node)
-    if not is_trusted and not is_job(id, entry, result) then return end
-    note_member(id, result, value, number, node)
-    if for_sinks[entry] then send_document(for_sinks[entry], value) end
-    places[id], ended[#ended + 1] = false, id
+  local function complete_member(job)
+    if not is_trusted and not is_job(job) then return end
+    note_member(job.id, job.result, job.payload, job.ttl, job.terms)
+    send_document(job, job.payload)
+    note_ended(job)
   end
   local foreign = {} -- the jobs that are kept for other code, by their lists
   -- The other verbs are rare. Their functions are made when the first of them comes.
@@ -139,24 +143,24 @@ if others[1] then
       places[id] = place
       redis.call('HSET', jobs, id, place)
     end
-    local function end_as_revoked(id, message, result, ttl)
-      local command = decode_message(message)
+    local function end_as_revoked(job)
+      local id, command = job.id, decode_message(job.payload)
       local task = as_text(command.task)
       local document = cjson.encode({v = 1, id = id, task = task, state = 'REVOKED', worker = me,
         finished = clock / 1000, attempt = as_whole(command.attempt, 1), replays = as_whole(command.replays, 0)})
-      store_document(result, document, ttl)
+      store_document(job.result, document, job.ttl)
       look_up_sinks(documents, 'REVOKED', task, document)
       note_end(jobs, id, 'REVOKED', document)
-      places[id], ended[#ended + 1] = false, id
+      note_ended(job)
       unlock(unique, lock_of(command), id)
     end
     local function is_revoked(id) return string.sub(places[id] or '', 1, 1) == 'V' end
     -- Return whether a job goes on: no copy does, and one that was revoked ends here. What has no id has only its entry.
-    local function goes_on(id, entry, result, message, ttl)
-      if id == '' then return true end
-      if not is_job(id, entry, result) then return false end
-      if not is_revoked(id) then return true end
-      end_as_revoked(id, message, result, ttl)
+    local function goes_on(job)
+      if job.id == '' then return true end
+      if not is_job(job) then return false end
+      if not is_revoked(job.id) then return true end
+      end_as_revoked(job)
       return false
     end
     -- The lane that a job comes back to when it is due: its own. One that was given to this worker has that of its priority.
@@ -170,89 +174,89 @@ if others[1] then
       local fields = fields_of(redis.call('XRANGE', stream, on_stream, on_stream)[1])
       return string.match(fields.deliveries or '', '^%d+$') or ''
     end
-    local function keep_until_due(id, message, place, delay)
+    local function keep_until_due(job, place, delay)
       local when = clock + tonumber(delay)
-      keep_until(due, waiting, jobs, id, message, place, when)
-      places[id] = place
+      keep_until(due, waiting, jobs, job.id, job.payload, place, when)
+      places[job.id] = place
       if not earliest or when < earliest then earliest = when end
       return when
     end
-    function verbs.retry(id, entry, result, message, delay, ttl)
-      if goes_on(id, entry, result, message, ttl) then keep_until_due(id, message, 'R' .. home_of(message), delay) end
+    function verbs.retry(job)
+      if goes_on(job) then keep_until_due(job, 'R' .. home_of(job.payload), job.terms) end
     end
-    function verbs.hold(id, entry, result, message, delay, ttl)
-      if not goes_on(id, entry, result, message, ttl) then return end
-      keep_until_due(id, message, 'H' .. deliveries_of(entry) .. home_of(message), delay)
+    function verbs.hold(job)
+      if goes_on(job) then keep_until_due(job, 'H' .. deliveries_of(job.entry) .. home_of(job.payload), job.terms) end
     end
-    function verbs.foreign(id, entry, result, message, delay, ttl_and_list)
-      local ttl, list = string.match(ttl_and_list, '^(%d+) (.*)$')
-      if not goes_on(id, entry, result, message, ttl) then return end
-      local home = home_of(message)
-      local when = keep_until_due(id, message, 'H' .. deliveries_of(entry) .. home, delay)
-      if not foreign[list] then
-        foreign[list] = {wait = 0}
-        foreign[#foreign + 1] = list
+    function verbs.foreign(job)
+      if not goes_on(job) then return end
+      local terms, home = cmsgpack.unpack(job.terms), home_of(job.payload)
+      local when = keep_until_due(job, 'H' .. deliveries_of(job.entry) .. home, terms.delay)
+      if not foreign[terms.list] then
+        foreign[terms.list] = {wait = 0}
+        foreign[#foreign + 1] = terms.list
       end
-      local scored = foreign[list]
-      scored[#scored + 1] = {home, when, id}
-      scored.wait = math.max(scored.wait, tonumber(delay))
+      local scored = foreign[terms.list]
+      scored[#scored + 1] = {home, when, job.id}
+      scored.wait = math.max(scored.wait, terms.delay)
     end
-    function verbs.bury(id, entry, result, message, ttl_and_cause, document)
-      local ttl, cause = string.match(ttl_and_cause, '^(%d+) ?(%x*)$')
-      local here = is_job(id, entry, result)
+    function verbs.bury(job)
+      local id, message, terms = job.id, job.payload, cmsgpack.unpack(job.terms)
+      local here = is_job(job)
       if is_revoked(id) then
-        if here then end_as_revoked(id, message, result, ttl) end
+        if here then end_as_revoked(job) end
         return
       end
-      local dead_entry = add_dead(dead, message, document, cause)
+      local dead_entry = add_dead(dead, message, terms.document, terms.cause)
       if not here then return end
       move(id, 'X' .. dead_entry)
-      store_document(result, document, ttl)
-      note_end(jobs, id, 'DEAD', document)
-      if for_sinks[entry] then send_document(for_sinks[entry], document) end
+      store_document(job.result, terms.document, job.ttl)
+      note_end(jobs, id, 'DEAD', terms.document)
+      send_document(job, terms.document)
       unlock(unique, lock_of(decode_message(message)), id)
     end
-    verbs['ended'] = function(id, entry, result, document, ttl, state_and_lock)
-      if not is_job(id, entry, result) then return end
-      local state, lock = string.match(state_and_lock, '^(%S+) ?(.*)$')
-      if state == 'RETURNED' then
+    verbs['ended'] = function(job)
+      if not is_job(job) then return end
+      local id, result, document, terms = job.id, job.result, job.payload, cmsgpack.unpack(job.terms)
+      if terms.state == 'RETURNED' then
         note_member(id, result, document, -2, id)
       else
-        if state == 'SUCCESS' then remember(id, result) else store_document(result, document, ttl) end
-        note_end(jobs, id, state, document)
+        if terms.state == 'SUCCESS' then remember(id, result) else store_document(result, document, job.ttl) end
+        note_end(jobs, id, terms.state, document)
       end
-      if for_sinks[entry] then send_document(for_sinks[entry], document) end
-      places[id], ended[#ended + 1] = false, id
-      unlock(unique, lock, id)
+      send_document(job, document)
+      note_ended(job)
+      unlock(unique, terms.lock, id)
     end
-    function verbs.release(id, entry, result, message, deliveries, ttl)
+    function verbs.release(job)
       -- Nobody reads what was given to a worker and comes back on that lane.
-      if lane == 'g' then return verbs.hold(id, entry, result, message, 0, ttl) end
-      if not goes_on(id, entry, result, message, ttl) then return end
-      local again = redis.call('XADD', stream, '*', 'job', message, 'deliveries', deliveries)
-      if id ~= '' then move(id, 'S' .. again .. lane) end
-    end
-    function verbs.drop(id, entry, result, message, deliveries, ttl)
-      if id ~= '' and places[id] and is_job(id, entry, result) then
-        verbs.release(id, entry, result, message, deliveries, ttl)
+      if lane == 'g' then
+        job.terms = 0
+        return verbs.hold(job)
       end
+      if not goes_on(job) then return end
+      local again = redis.call('XADD', stream, '*', 'job', job.payload, 'deliveries', job.terms)
+      if job.id ~= '' then move(job.id, 'S' .. again .. lane) end
+    end
+    function verbs.drop(job)
+      if job.id ~= '' and places[job.id] and is_job(job) then verbs.release(job) end
     end
     return verbs
   end
   local other_verbs
   for _, n in ipairs(others) do -- bound: the outcomes of this call
     local at = 6 * n
-    local verb, entry, id, result = ARGV[at - 1], ARGV[at], ids[n], KEYS[n + 8]
+    local verb, entry = ARGV[at - 1], ARGV[at]
     local on_stream = lane == '' and entry or string.sub(entry, 1, -2)
     if redis.call('XACK', stream, group, on_stream) == 1 then
       owned, settled[#settled + 1] = owned + 1, on_stream
+      local job = {entry = entry, id = ids[n], result = KEYS[n + 8], payload = ARGV[at + 2], ttl = ARGV[at + 3], terms = ARGV[at + 4]}
       if verb == 'complete' then
-        complete(id, entry, result, ARGV[at + 2], ARGV[at + 3], ARGV[at + 4])
+        complete(job)
       elseif verb == 'member' then
-        complete_member(id, entry, result, ARGV[at + 2], ARGV[at + 3], ARGV[at + 4])
+        complete_member(job)
       else
         other_verbs = other_verbs or make_other_verbs()
-        other_verbs[verb](id, entry, result, ARGV[at + 2], ARGV[at + 3], ARGV[at + 4])
+        other_verbs[verb](job)
       end
     end
   end
