@@ -2,6 +2,8 @@
 
 import json
 import math
+import random
+import time
 from collections.abc import Iterator
 from importlib.resources import files
 from typing import Any
@@ -59,6 +61,22 @@ def make_plan(client: "redis.Redis", members: set[str], total: int, plan: dict[i
     return dict(found)
 
 
+def plan_in_python(members: set[str], total: int, plan: dict[int, str]) -> dict[int, str]:
+    """Return what `make_plan` of lib/stream_group.lua plans: its twin."""
+    held = {member: [p for p in range(total) if plan.get(p) == member] for member in members}
+    free = [p for p in range(total) if plan.get(p) not in members]
+    order = sorted(members, key=lambda member: (-len(held[member]), member))
+    share, rest = divmod(total, len(members))
+    quotas = {member: share + (place < rest) for place, member in enumerate(order)}
+    for member in order:
+        while len(held[member]) > quotas[member]:
+            free.append(held[member].pop())
+    for member in order:
+        while len(held[member]) < quotas[member]:
+            held[member].append(free.pop())
+    return {p: member for member, owned in held.items() for p in owned}
+
+
 def count_moves(members: set[str], total: int, plan: dict[int, str]) -> int:
     """Return how many partitions must get another member: the reference.
 
@@ -77,6 +95,7 @@ def test_a_plan_is_fair_and_moves_no_more_than_it_must(
     plan: dict[int, str] = {}
     for members in generations:
         before, plan = plan, make_plan(client, members, total, plan)
+        assert plan == plan_in_python(members, total, before)
         assert plan.keys() == set(range(total))
         shares = [list(plan.values()).count(member) for member in members]
         assert sum(shares) == total
@@ -134,12 +153,71 @@ class Group:
         return [int(deaths or 0) for deaths in found]
 
 
+class GroupModel:
+    """What `renew_membership.lua` decides: the plan, and who owns each of four partitions."""
+
+    def __init__(self) -> None:
+        self.members: set[str] = set()
+        self.lapsed: set[str] = set()
+        self.plan: dict[int, str] = {}
+        self.planned_for: set[str] = set()
+        self.owners: dict[int, str] = {}
+
+    def renew(self, member: str) -> dict[int, bool]:
+        """Return the partitions of a member that renews, and whether it owns them."""
+        # One that is new, or has lapsed itself, judges no other.
+        if member in self.members - self.lapsed:
+            self.members -= self.lapsed
+        self.lapsed.clear()
+        self.members.add(member)
+        if self.planned_for != self.members:
+            self.plan = plan_in_python(self.members, 4, self.plan)
+            self.planned_for = set(self.members)
+        assigned = [p for p in range(4) if self.plan[p] == member]
+        for p in assigned:
+            if self.owners.get(p) not in self.members:
+                self.owners[p] = member
+        return {p: self.owners[p] == member for p in assigned}
+
+    def release(self, member: str) -> list[int]:
+        """Return the partitions that a member owns and another one is to have: it releases them."""
+        released = [p for p, owner in self.owners.items() if owner == member and self.plan[p] != member]
+        for p in released:
+            del self.owners[p]
+        return released
+
+
 @pytest.fixture
 def group(url: str, app_name: str) -> Iterator[Group]:
     """A group of a stream with four partitions."""
     driver = BlockingRedis(Endpoint.from_url(url))
     yield Group(driver, App(app_name).keys.for_stream("orders"))
     driver.close()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_renewals_assign_partitions_as_the_model_in_python_does(
+    group: Group, redis_client: "redis.Redis", seed: int
+) -> None:
+    dice, model, key = random.Random(seed), GroupModel(), group.keys.members("bill")
+    for _ in range(60):
+        member, act = dice.choice("abcde"), dice.choice(("renew", "renew", "release", "lapse"))
+        if act == "renew":
+            membership = group.renew(member, joins=member not in model.members)
+            assigned = {one.partition: one.is_owned for one in membership.assigned}
+            assert assigned == model.renew(member)
+            assert membership.members == len(model.members)
+            # Who had lapsed has a moment to come back: here for as long as the test needs.
+            redis_client.zadd(key, dict.fromkeys(model.members, (time.time() + 60) * 1000))
+        elif act == "release" and (partitions := model.release(member)):
+            group.redis.perform(
+                calls.release_partitions(
+                    group.keys, "bill", member=member, incarnation=f"{member}:1", partitions=partitions
+                )
+            )
+        elif act == "lapse" and member in model.members:
+            model.lapsed.add(member)
+            redis_client.zadd(key, {member: 1})
 
 
 def test_a_lease_is_renewed_for_a_member_only_and_for_the_right_incarnation(
