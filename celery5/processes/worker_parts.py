@@ -367,7 +367,7 @@ def make_stream_processors(
                 keys=processor.stream.keys,
                 group=processor.name,
                 streams=app.streams,
-                app=app,
+                send_jobs=app.asend_jobs,
                 redis=redis,
                 log=log,
             ),

@@ -5,9 +5,9 @@ stream remembers the last that it has had of each outbox, and a job is published
 made again, by this owner or the next, changes nothing.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any
 
 import trio
 
@@ -27,14 +27,6 @@ MAX_UNDELIVERED = 2_000
 """Outputs of one partition that may wait for their targets: then nothing more of it is processed."""
 
 
-class JobSender(Protocol):
-    """An application that sends jobs."""
-
-    async def asend_jobs(self, jobs: Sequence[Job]) -> Any:
-        """Send jobs that were made before."""
-        ...
-
-
 class OutboxRelay:
     """Delivers the outputs of one group, of the partitions that this worker owns."""
 
@@ -44,14 +36,14 @@ class OutboxRelay:
         keys: StreamKeys,
         group: str,
         streams: Mapping[str, Stream[Any]],
-        app: JobSender,
+        send_jobs: Callable[[Sequence[Job]], Awaitable[object]],
         redis: AsyncDriver,
         log: Log,
     ) -> None:
         self._keys = keys
         self._group = group
         self._streams = streams
-        self._app = app
+        self._send_jobs = send_jobs
         self._redis = redis
         self._log = log
         # How many outputs at most are not delivered, by partition.
@@ -150,7 +142,7 @@ class OutboxRelay:
     ) -> None:
         """Deliver outputs to one target in order; add the ids of those that it has taken to `delivered`."""
         if target is None:
-            await self._app.asend_jobs([Job.from_bytes(output["job"]) for _, output in outputs])
+            await self._send_jobs([Job.from_bytes(output["job"]) for _, output in outputs])
             delivered += [entry_id for entry_id, _ in outputs]
             return
         records = [

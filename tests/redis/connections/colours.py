@@ -6,13 +6,14 @@ that the same lines can be run without an event loop.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import trio
 
 from celery5.broker.call import Call
+from celery5.broker.driver import AsyncDriver, AsyncResultWaiter, StopCondition
 from celery5.broker.drivers.blocking import BlockingRedis
 from celery5.broker.drivers.on_asyncio import AsyncioRedis
 from celery5.broker.drivers.on_trio import TrioRedis
@@ -29,30 +30,13 @@ COLOURS = ["blocking", "asyncio", "trio"]
 POOLED = ["blocking", "asyncio"]
 """The two whose connections each serve one call at a time."""
 
-StopCondition = Callable[[Mapping[str, bytes]], bool]
-
-
-class Redis(Protocol):
-    """A driver in any colour."""
-
-    async def perform(self, call: Call[T], /) -> T: ...
-    async def perform_all(self, calls: Sequence[Call[T]], /) -> list[T]: ...
-
-
-class Results(Protocol):
-    """Waiting in any colour."""
-
-    async def wait(
-        self, keys: Sequence[str], *, timeout: float | None, enough: StopCondition | None = None
-    ) -> dict[str, bytes]: ...
-
 
 @dataclass
 class Here:
     """What a story has at hand."""
 
-    redis: Redis
-    results: Results
+    redis: AsyncDriver
+    results: AsyncResultWaiter
     sleep: Callable[[float], Awaitable[Any]]
 
 

@@ -1,5 +1,6 @@
 """Outbox relay: what is committed while it looks is delivered, too."""
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -41,19 +42,11 @@ class Outbox:
         raise NotImplementedError
 
 
-class Sent:
-    """What sends jobs."""
-
-    def __init__(self) -> None:
-        self.jobs: list[Job] = []
-
-    async def asend_jobs(self, jobs: Any) -> None:
-        """Keep them."""
-        self.jobs += jobs
-
-
 async def test_what_is_committed_while_the_relay_looks_is_delivered(nursery: trio.Nursery) -> None:
-    app, sent = App("shop"), Sent()
+    app, sent = App("shop"), list[Job]()
+
+    async def send(jobs: Sequence[Job]) -> None:
+        sent.extend(jobs)
 
     @app.task
     async def charge(amount: int) -> None: ...
@@ -61,12 +54,17 @@ async def test_what_is_committed_while_the_relay_looks_is_delivered(nursery: tri
     late = [msgspec.msgpack.encode({"job": charge.s(amount).job().to_bytes()}) for amount in range(3)]
     outbox = Outbox(late)
     relay = outbox.relay = OutboxRelay(
-        keys=app.keys.for_stream("orders"), group="bill", streams={}, app=sent, redis=outbox, log=NullLog()
+        keys=app.keys.for_stream("orders"),
+        group="bill",
+        streams={},
+        send_jobs=send,
+        redis=outbox,
+        log=NullLog(),
     )
     await nursery.start(relay.run)
     relay.note(0)
     with trio.fail_after(5):
         await relay.wait_delivered(0)
-    assert len(sent.jobs) == 3
+    assert len(sent) == 3
     assert outbox.entries == []
     nursery.cancel_scope.cancel()
