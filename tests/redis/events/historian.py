@@ -346,11 +346,18 @@ def bequeath() -> None:
 def spawn() -> int | None:
     """Fork a process that waits, and end it with SIGTERM; gives its exit code."""
     note("begin")
-    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(20,))
+    context = multiprocessing.get_context("fork")
+    begun = context.Event()
+
+    def wait() -> None:
+        begun.set()
+        time.sleep(60)
+
+    child = context.Process(target=wait)
     child.start()
-    time.sleep(0.05)
+    begun.wait(20)  # a signal that comes while a process is being forked is lost
     child.terminate()
-    child.join(3)
+    child.join(20)
     code = child.exitcode
     child.kill()
     return code
