@@ -25,6 +25,12 @@ SOON = "soon"
 TOLD = Returned(b'"soon"')
 
 
+async def until_begun(hand: RunningJob) -> None:
+    """Wait until a job in a thread has begun there."""
+    while hand.job_thread is None or hand.job_thread.thread_id is None:
+        await trio.sleep(0.001)
+
+
 async def softly(runner: Any, function: Any, *, after: float = 0.02) -> Outcome:
     """The outcome of a job that is told that its time is nearly up."""
     hand = RunningJob(limits=TimeLimits(soft=after))
@@ -33,6 +39,8 @@ async def softly(runner: Any, function: Any, *, after: float = 0.02) -> Outcome:
         async with trio.open_nursery() as nursery:
 
             async def tell() -> None:
+                if isinstance(runner, ThreadRunner):
+                    await until_begun(hand)
                 await trio.sleep(after)
                 assert hand.raise_soft_limit is not None
                 hand.raise_soft_limit(SoftTimeLimitExceeded(SOON))

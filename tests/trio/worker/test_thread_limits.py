@@ -17,7 +17,7 @@ from celery5.protocol.job.verdict import JobRevoked, Outcome, Raised, Returned
 from celery5.runners.in_thread import CallInterrupter, ThreadRunner
 from celery5.runners.on_trio import TrioRunner
 from celery5.runners.running_job import RunningJob, TimeLimits
-from tests.trio.worker.test_runners_limits import LIMIT, SOON, TOLD, softly
+from tests.trio.worker.test_runners_limits import LIMIT, SOON, TOLD, softly, until_begun
 
 
 async def test_a_soft_limit_is_raised_in_a_thread_between_two_steps() -> None:
@@ -67,7 +67,7 @@ async def test_unreachable_thread_is_abandoned_and_logs_its_end() -> None:
     with trio.fail_after(LIMIT):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(run)
-            await trio.sleep(0.02)
+            await until_begun(hand)
             hand.cancel(JobRevoked(), wait_seconds=math.inf)
             await trio.sleep(0.02)
             hand.end_by_time_limit(TimeLimitExceeded("too long"))
