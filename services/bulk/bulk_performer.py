@@ -49,6 +49,7 @@ class _Performance:
 
     def __init__(self, action_id: str) -> None:
         self.id = action_id
+        self.is_claimed = False
         self.is_stopped = False
         self.is_lost = False
         self._pause = trio.CancelScope()
@@ -138,6 +139,7 @@ class BulkPerformer:
             reply = await redis.perform(claim)
             if reply != calls.CLAIMED:
                 raise BulkActionRefused(f"bulk action {action_id} {_REFUSALS[reply]}")
+            performance.is_claimed = True
             self._send_action.send_nowait(performance)
         except BaseException:
             self._forget(performance)
@@ -167,13 +169,17 @@ class BulkPerformer:
             while True:
                 await trio.sleep(min(RENEWAL, self._lease / 3))
                 with self._outages.suppressing():
-                    for performance in list(self._performances.values()):
+                    for performance in self._list_claimed():
                         await self._save(performance, {})
         finally:
             with last_try(self._log, "bulk:interrupted"):
-                for performance in list(self._performances.values()):
+                for performance in self._list_claimed():
                     await self._save(performance, {}, lease=0.0)
             self._performances.clear()
+
+    def _list_claimed(self) -> list[_Performance]:
+        """Return the actions that Redis knows as those of this process: of another one it would say that it is lost."""
+        return [performance for performance in self._performances.values() if performance.is_claimed]
 
     async def _save(
         self,

@@ -226,6 +226,28 @@ async def test_a_killed_process_is_seen_by_its_lease(app: App, redis_client: "re
     assert await app.aperform(save) == calls.LOST
 
 
+async def test_an_action_is_not_lost_while_it_is_being_claimed(
+    app: App, redis_client: "redis.Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first connection takes longer than the time between two renewals of leases."""
+    await dead(app, redis_client, *numbered(3))
+    connect, calls_made = app.connections.get_async_driver, 0
+
+    async def connect_slowly() -> Any:
+        nonlocal calls_made
+        calls_made += 1
+        if calls_made == 1:  # that of the claim
+            await trio.sleep(0.3)
+        return await connect()
+
+    async with performing(app, lease=0.06) as performer:
+        with monkeypatch.context() as patch:
+            patch.setattr(app.connections, "get_async_driver", connect_slowly)
+            action_id = await performer.submit(REPLAY)
+        status = await until_ended(app, action_id)
+    assert (status.state, status.progress.done) == ("done", 3)
+
+
 async def test_what_a_killed_process_left_is_resumed_by_another_without_doubling(
     app: App, redis_client: "redis.Redis"
 ) -> None:
