@@ -214,6 +214,9 @@ forty lists, each twice in the next one, have 2^40 of them."""
 _TEXTS = frozenset((str, bytes))
 REPETITION = "it refers to the same parts again and again"
 """Says of a value that its text, too, may have no end: do not ask for its repr."""
+_COUNTED_AT = (20_000, 200_000, MAX_REPEATED)
+"""How many parts JSON writes before they are counted, at most a quarter of them distinct. So a value that holds itself
+is refused after some thousand parts: the interpreter's lock is held meanwhile."""
 _FLAT = 32
 """Parts of a value of one level that are not counted at all."""
 
@@ -227,18 +230,22 @@ def refuse_repetition(value: Any) -> None:
         parts: Any = value.values() if kind is dict else value
         if len(parts) <= _FLAT and KEPT.issuperset(map(type, parts)):
             return
-    if not _has_many_parts(value):
-        return
-    written, distinct = _count_parts(value)
+    counted = None
+    for limit in _COUNTED_AT:
+        if not _has_more_parts(value, limit):
+            return
+        if counted := _count_parts(value, at_most=limit // 4):
+            break
+    written, distinct = counted or _count_parts(value, at_most=math.inf) or (0, 0)
     if written > max(MAX_REPEATED, 4 * distinct):
         raise ValueError(
             f"{REPETITION}, and JSON would write {float(written):.1g} of them: return or pass each part once"
         )
 
 
-def _has_many_parts(value: Any) -> bool:
-    """Return whether JSON writes more than MAX_REPEATED parts. It asks of none whether it was there before."""
-    stack, left = [value], MAX_REPEATED
+def _has_more_parts(value: Any, limit: int) -> bool:
+    """Return whether JSON writes more parts than the limit. It asks of none whether it was there before."""
+    stack, left = [value], limit
     while stack:
         item = stack.pop()
         kind: Any = type(item)  # pyright: ignore[reportUnknownVariableType]
@@ -254,8 +261,11 @@ def _has_many_parts(value: Any) -> bool:
     return False
 
 
-def _count_parts(value: Any) -> tuple[int, int]:
-    """Return how many parts JSON writes of a value, and how many there are. Not recursive: values may be very deep."""
+def _count_parts(value: Any, *, at_most: float) -> tuple[int, int] | None:
+    """Return how many parts JSON writes of a value, and how many there are; None if there are more than `at_most`.
+
+    Not recursive: values may be very deep.
+    """
     sizes: dict[int, int] = {}  # of each part, by its identity; 0 while its own parts are counted
     kept, stack, distinct = list[Any](), [value], 0
     while stack:
@@ -270,6 +280,8 @@ def _count_parts(value: Any) -> tuple[int, int]:
         parts = _get_parts(item)
         if size is None:
             sizes[id(item)] = 0
+            if len(sizes) + len(parts) > at_most:
+                return None
             kept += (item, parts)  # an identity is of nothing else while its object lives
             stack += [part for part in parts if id(part) not in sizes]
         else:

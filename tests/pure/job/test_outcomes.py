@@ -49,6 +49,25 @@ def test_a_result_that_shares_parts_within_reason_arrives() -> None:
     assert isinstance(get_result_outcome([[str(n) * 100] * 10 for n in range(1000)]), Returned)
 
 
+class CountingDict(dict[str, Any]):
+    """It counts how often its values are looked at."""
+
+    looked = 0
+
+    def values(self) -> Any:
+        CountingDict.looked += 1
+        return super().values()
+
+
+def test_a_result_that_holds_itself_is_refused_after_few_looks() -> None:
+    """Each look costs time in which the interpreter's lock is held: two million of them stopped a worker for 2 s."""
+    value = CountingDict(a=1)
+    value["itself"] = [value, value]
+    CountingDict.looked = 0
+    assert isinstance(get_result_outcome(value), PermanentFailure)
+    assert 0 < CountingDict.looked < 50_000
+
+
 class Cause(Exception):
     """An error with a cause of an ordinary kind."""
 
