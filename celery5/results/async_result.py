@@ -30,10 +30,7 @@ from celery5.protocol.job.arguments import ResultType
 from celery5.protocol.job.messages import RESULT_IGNORED, Document, Failure, read_document
 from celery5.protocol.job.progress import Progress
 from celery5.protocol.job.states import JobState
-from celery5.results.job_location import (
-    locate_jobs,
-    locate_unknown,
-)
+from celery5.results.job_location import JobHandle, locate_jobs, locate_unknown
 from celery5.results.waiting import wait_for_documents
 
 if TYPE_CHECKING:
@@ -49,14 +46,14 @@ ANY_RESULT = ResultType(Any)
 _MISSING: Any = object()
 
 
-class AsyncResult(Generic[R_co]):
+class AsyncResult(JobHandle, Generic[R_co]):
     """The handle of one job. Keep its `id` to make the handle again with `App.result`.
 
     If `duplicate` is true, nothing was sent: an earlier job has the same key, and this is its handle. If
     `is_located` is false, `queue` is a guess until the job is found.
     """
 
-    __slots__ = ("_ignored", "_type", "_value", "app", "duplicate", "id", "is_located", "queue", "task")
+    __slots__ = ("_ignored", "_type", "_value", "duplicate", "task")
 
     def __init__(
         self,
@@ -70,13 +67,10 @@ class AsyncResult(Generic[R_co]):
         duplicate: bool = False,
         is_located: bool = True,
     ) -> None:
-        self.app: Application = app
-        self.id: str = id
-        self.queue: str = queue
+        super().__init__(app, id, queue, is_located=is_located)
         self.task: str = task
         self._type = type
         self.duplicate: bool = duplicate
-        self.is_located: bool = is_located
         self._ignored = ignore_result
         self._value: Any = _MISSING
 
@@ -93,11 +87,6 @@ class AsyncResult(Generic[R_co]):
 
     def __hash__(self) -> int:
         return hash(self.id)
-
-    @property
-    def key(self) -> str:
-        """The key for the job's document."""
-        return self.app.queue(self.queue).result(self.id)
 
     async def astatus(self) -> JobState:
         """Return the job's state now; UNKNOWN when Redis has nothing on it."""

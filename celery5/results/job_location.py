@@ -5,7 +5,7 @@ is not on that queue, all queues are searched, as `App.find` does.
 """
 
 from collections.abc import Container, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from celery5.broker.calls import jobs as jobs_calls
 from celery5.broker.calls import queues as queue_calls
@@ -23,31 +23,40 @@ JOBS_PER_TRIP = 500
 _NOWHERE = LocatedJob(JobState.UNKNOWN, "", b"")
 
 
-class JobHandle(Protocol):
-    """The handle of a job, as an `AsyncResult` is, and its possible location."""
+class JobHandle:
+    """A job's id, and the queue that it is on as far as that is known.
 
-    queue: str
-    """The queue that the job is on, or that it may be on."""
-    is_located: bool
-    """Whether `queue` is known to be the job's."""
+    Args:
+        queue: The queue of the job, or the one to look at first.
+        is_located: Whether `queue` is known to be the job's.
+    """
 
-    @property
-    def app(self) -> "Application":
-        """The application whose job it is."""
-        ...
+    __slots__ = ("app", "id", "is_located", "queue")
 
-    @property
-    def id(self) -> str:
-        """The job's id."""
-        ...
+    def __init__(
+        self,
+        app: "Application",
+        id: str,  # noqa: A002  the field's own name
+        queue: str,
+        *,
+        is_located: bool = True,
+    ) -> None:
+        self.app: Application = app
+        self.id: str = id
+        self.queue: str = queue
+        self.is_located: bool = is_located
 
     @property
     def key(self) -> str:
-        """The key of its document if the job is on `queue`."""
-        ...
+        """The key for the job's document."""
+        return self.app.queue(self.queue).result(self.id)
+
+    def set_queue(self, queue: str) -> None:
+        """Note the queue that the job was found on."""
+        self.queue, self.is_located = queue, True
 
 
-async def locate_jobs(redis: AsyncDriver, handles: "Sequence[JobHandle]") -> list[LocatedJob]:
+async def locate_jobs(redis: AsyncDriver, handles: Sequence[JobHandle]) -> list[LocatedJob]:
     """Return where the jobs of one application are, in order, and set the queues of their handles.
 
     Raises:
@@ -55,17 +64,19 @@ async def locate_jobs(redis: AsyncDriver, handles: "Sequence[JobHandle]") -> lis
     """
     with skip_unreachable() as unreachable:
         places = await retry_without_unreachable(lambda: _locate(redis, handles, unreachable))
-    for handle, place in zip(handles, places, strict=True):
-        handle.is_located = handle.is_located or _is_known(place)
+    for handle, (place, queue) in zip(handles, places, strict=True):
+        if _is_known(place):
+            handle.set_queue(queue)
     if unreachable and not all(handle.is_located for handle in handles):
         raise next(iter(unreachable.values()))
-    return places
+    return [place for place, _ in places]
 
 
 async def _locate(
-    redis: AsyncDriver, handles: "Sequence[JobHandle]", unreachable_queues: Container[str]
-) -> list[LocatedJob]:
-    places = [_NOWHERE] * len(handles)
+    redis: AsyncDriver, handles: Sequence[JobHandle], unreachable_queues: Container[str]
+) -> list[tuple[LocatedJob, str]]:
+    """Return where the jobs are, and their queues."""
+    places = [(_NOWHERE, handle.queue) for handle in handles]
     first_indexes = [
         index
         for index, handle in enumerate(handles)
@@ -73,11 +84,11 @@ async def _locate(
     ]
     first = await _locate_pairs(redis, [(handles[index], handles[index].queue) for index in first_indexes])
     for index, place in zip(first_indexes, first, strict=True):
-        places[index] = place
+        places[index] = place, handles[index].queue
     missing = [
         index
         for index, handle in enumerate(handles)
-        if not handle.is_located and not _is_known(places[index])
+        if not handle.is_located and not _is_known(places[index][0])
     ]
     if missing:
         app = handles[0].app
@@ -86,25 +97,24 @@ async def _locate(
         other_places = await _locate_pairs(redis, [(handles[index], name) for index, name in pairs])
         for (index, name), place in zip(pairs, other_places, strict=True):
             # Of several, one that has not ended.
-            if _is_known(place) and (
-                not _is_known(places[index]) or (_has_ended(places[index]) > _has_ended(place))
-            ):
-                places[index], handles[index].queue = place, name
+            best = places[index][0]
+            if _is_known(place) and (not _is_known(best) or (_has_ended(best) > _has_ended(place))):
+                places[index] = place, name
     return places
 
 
-def _home(handle: "JobHandle") -> str:
+def _home(handle: JobHandle) -> str:
     return handle.app.brokers.broker_of_queue(handle.queue)
 
 
-async def locate_unknown(redis: AsyncDriver, handles: "Sequence[JobHandle]") -> None:
+async def locate_unknown(redis: AsyncDriver, handles: Sequence[JobHandle]) -> None:
     """Locate the jobs of those handles whose queue is a guess."""
     unknown = [handle for handle in handles if not handle.is_located]
     if unknown:
         await locate_jobs(redis, unknown)
 
 
-async def _locate_pairs(redis: AsyncDriver, pairs: "Sequence[tuple[JobHandle, str]]") -> list[LocatedJob]:
+async def _locate_pairs(redis: AsyncDriver, pairs: Sequence[tuple[JobHandle, str]]) -> list[LocatedJob]:
     """Return where jobs are, each on the queue that is paired with it."""
     places: list[LocatedJob] = []
     for start in range(0, len(pairs), JOBS_PER_TRIP):

@@ -173,7 +173,7 @@ class _Search:
         for handle, keys in zip(self._handles, self._keys_of_handles, strict=True):
             key = next((key for key in keys if key in found), None)
             if key is not None:
-                handle.queue, handle.is_located = self._app.keys.parse_result_key(key)[0], True
+                handle.set_queue(self._app.keys.parse_result_key(key)[0])
         return found
 
 

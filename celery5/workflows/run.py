@@ -25,6 +25,7 @@ from celery5.protocol.job.arguments import encode_value
 from celery5.protocol.job.messages import Failure, read_document
 from celery5.protocol.workflows.member_ids import parse_member_id
 from celery5.protocol.workflows.status import RunState, RunStatus, make_status, read_inner
+from celery5.results.job_location import JobHandle
 from celery5.results.waiting import wait_for_documents
 from celery5.workflows.graph import RunGraph, read_graph
 from celery5.workflows.repeated_calls import CallToken, RepeatedCalls
@@ -73,10 +74,11 @@ class _RunDocument(msgspec.Struct, frozen=True):
 _DOCUMENT = msgspec.json.Decoder(_RunDocument)
 
 
-class WorkflowRun(Generic[R_co]):
-    """The handle of a run. Keep its `id` to find it again with `app.workflows.find`."""
+class WorkflowRun(JobHandle, Generic[R_co]):
+    """The handle of a run. Keep its `id` to find it again with `app.workflows.find`.
 
-    is_located = True
+    Its `queue` is the one where it lives, and its `key` the one for the document of its end.
+    """
 
     def __init__(
         self,
@@ -87,10 +89,7 @@ class WorkflowRun(Generic[R_co]):
         type: "RunResultType | None" = None,  # noqa: A002
         is_new: bool = True,
     ) -> None:
-        self.app: Application = app
-        self.id: str = id
-        # The queue where it lives.
-        self.queue: str = home
+        super().__init__(app, id, home)
         # Whether it was started for this handle: True for one of those who start a run of the same id.
         self.is_new: bool = is_new
         self._type = type or RunResultType()
@@ -105,11 +104,6 @@ class WorkflowRun(Generic[R_co]):
 
     def __hash__(self) -> int:
         return hash(self.id)
-
-    @property
-    def key(self) -> str:
-        """The key for the document of its end."""
-        return self.app.queue(self.queue).result(self.id)
 
     async def aget(self, timeout: float | None = 10.0) -> R_co:
         """Wait for the run to end and return its result.
