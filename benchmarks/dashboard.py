@@ -175,10 +175,14 @@ def measure(
     stats: dict[str, Any] = client.info("commandstats")  # type: ignore[assignment]
     commands = {name.removeprefix("cmdstat_"): stat["calls"] for name, stat in stats.items()}
     # The simulation of workers has lower calls noted, too.
-    slow = [one for one in cast("list[dict[str, Any]]", client.slowlog_get(5000)) if one["duration"] > SLOW]
+    slow = [
+        call for call in cast("list[dict[str, Any]]", client.slowlog_get(5000)) if call["duration"] > SLOW
+    ]
     return {
         "pages": {page: describe(first[page], seen) for page, seen in times.items()},
-        "p95 of all pages, ms": get_percentile([one for seen in times.values() for one in seen], 0.95),
+        "p95 of all pages, ms": get_percentile(
+            [duration for seen in times.values() for duration in seen], 0.95
+        ),
         "looks": sum(map(len, times.values())),
         "memory, MiB": [round(size / 2**20) for size in sizes],
         "share of a core": (get_cpu(pid) - cpu) / elapsed,
@@ -186,7 +190,7 @@ def measure(
         "commands that walk all keys": commands.get("keys", 0),
         "scans a look at the storage": commands.get("scan", 0) / max(len(times["/storage"]), 1),
         f"calls above {SLOW / 1000:g} ms": len(slow),
-        "the longest, ms": max((one["duration"] for one in slow), default=0) / 1000,
+        "the longest, ms": max((call["duration"] for call in slow), default=0) / 1000,
     }
 
 

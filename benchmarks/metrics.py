@@ -38,10 +38,10 @@ def time_recording() -> float:
     delivery.start(1732443123.5)
 
     def record() -> None:
-        one = tally.tallies["default", "bench.nothing"]
-        one.counts["SUCCESS"] += 1
-        one.run_times.add(0.02)
-        one.wait_times.add(clock.measure_wait(delivery))
+        task_tally = tally.tallies["default", "bench.nothing"]
+        task_tally.counts["SUCCESS"] += 1
+        task_tally.run_times.add(0.02)
+        task_tally.wait_times.add(clock.measure_wait(delivery))
 
     return min(timeit.repeat(record, number=100_000, repeat=5)) * 10
 
@@ -89,7 +89,7 @@ def main() -> None:
             for interval in INTERVALS[first:] + INTERVALS[:first]:
                 results[interval].append(drain(server, interval, jobs))
     for name in results[0][0]:
-        medians = {i: statistics.median(one[name] for one in found) for i, found in results.items()}
+        medians = {i: statistics.median(drained[name] for drained in found) for i, found in results.items()}
         row = "  ".join(f"{i:>2} s: {value:10.4g} ({value / medians[0]:.3f})" for i, value in medians.items())
         print(f"{name:>14}  {row}")
 

@@ -122,10 +122,10 @@ def main() -> None:
             tempfile.TemporaryDirectory() as folder,
         ):
             app.configure(broker=server.url)
-            one = measure(server.url, client, Path(folder))
-            settled.append(one[0])
-            moved += one[1]
-            others += one[2]
+            result = measure(server.url, client, Path(folder))
+            settled.append(result[0])
+            moved += result[1]
+            others += result[2]
             app.close()
     print(
         f"settled after {statistics.median(settled):.2f} s (median of {rounds}; at most {max(settled):.2f} s)"

@@ -48,14 +48,14 @@ def make_report(number: int, jobs: int, queues: int) -> tuple[MetricsReport, int
     """Return the report of a worker that has done so many jobs, and how many it counts."""
     rng, status, done = random.Random(number), ProcessStatus(app="bench"), 0
     status.lag = rng.uniform(0, 0.01)
-    each = max(jobs // (QUEUES_OF_WORKER * TASKS), 1)
+    per_task = max(jobs // (QUEUES_OF_WORKER * TASKS), 1)
     for queue in name_queues(number, queues):
         for task in range(TASKS):
             tally = status.jobs.tallies[queue, f"shop.orders.task_{task}"]
-            tally.counts["SUCCESS"] += each
+            tally.counts["SUCCESS"] += per_task
             tally.counts["RETRY"] += 1
-            done += each
-            for _ in range(each):
+            done += per_task
+            for _ in range(per_task):
                 tally.run_times.add(rng.lognormvariate(-3 + task, 0.8))
                 tally.wait_times.add(rng.lognormvariate(-4, 1.2))
     return status.report_maker.make(status.metric_families(), kind="worker"), done
@@ -231,8 +231,8 @@ def run_beside_rollup(asked: argparse.Namespace, url: str) -> dict[str, Any]:
         "cpu share": (samples[-1]["cpu"] - samples[0]["cpu"]) / (SAMPLE * (len(samples) - 1)),
         "rss MiB, at half time": half[0]["rss"],
         "rss MiB, at the end": samples[-1]["rss"],
-        "loop late at most, ms": max(one["lag"] for one in samples),
-        "loop late p99, ms": max(one["lag_p99"] for one in samples),
+        "loop late at most, ms": max(sample["lag"] for sample in samples),
+        "loop late p99, ms": max(sample["lag_p99"] for sample in samples),
         "behind at most, s": max(behind),
         "behind, at the end, s": behind[-1],
         "Redis MiB, highest": max(sizes),

@@ -221,7 +221,7 @@ def main() -> None:
         ("records", "bare XREAD and decode"),
         ("batches", "bare XREAD and decode"),
     ):
-        ratios = [one / other for one, other in zip(rates[ours], rates[bare], strict=True)]
+        ratios = [our_rate / bare_rate for our_rate, bare_rate in zip(rates[ours], rates[bare], strict=True)]
         print(f"\n{ours}: {statistics.median(ratios):.2f} of {bare}")
 
 

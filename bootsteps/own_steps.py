@@ -209,7 +209,7 @@ def _list_parameters(code: Callable[..., Any]) -> dict[str, inspect.Parameter]:
         loaded = inspect.signature(code).parameters
     except (TypeError, ValueError):  # written in C: it has no signature
         return {}
-    return {name: each for name, each in loaded.items() if each.kind in _PASSED_BY_NAME}
+    return {name: parameter for name, parameter in loaded.items() if parameter.kind in _PASSED_BY_NAME}
 
 
 def _get_parameter_name(step: str) -> str:

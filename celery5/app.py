@@ -272,10 +272,14 @@ class App:
     def middleware(self) -> MiddlewareStack:
         """What surrounds the sending and running of its jobs."""
         given = {type(middleware) for middleware in self._own_middleware}
-        configured = [one for one in make_configured_middleware(self.settings) if type(one) not in given]
+        configured = [
+            candidate
+            for candidate in make_configured_middleware(self.settings)
+            if type(candidate) not in given
+        ]
         middleware = [*configured, *self._own_middleware]
-        for each in middleware:
-            each.added(self)
+        for item in middleware:
+            item.added(self)
         return MiddlewareStack(middleware)
 
     def add_middleware(self, middleware: Middleware) -> None:

@@ -87,7 +87,7 @@ class StepPart(Part[T_co]):
             elif key:
                 yield f"{part.step_name}-{key}"
             else:
-                yield from (f"{part.step_name}-{each}" for each in made[part.name])
+                yield from (f"{part.step_name}-{name}" for name in made[part.name])
 
 
 def part(make: Callable[..., T]) -> Part[T]:

@@ -161,8 +161,8 @@ def list_scripts(role: str) -> list[Script]:
 def load_scripts() -> Mapping[str, Script]:
     """Return all scripts that the calls load, by name."""
     modules = [
-        importlib.import_module(f"{calls.__name__}.{one.name}")
-        for one in pkgutil.iter_modules(calls.__path__)
+        importlib.import_module(f"{calls.__name__}.{module.name}")
+        for module in pkgutil.iter_modules(calls.__path__)
     ]
     found = [value for module in modules for value in vars(module).values() if isinstance(value, Script)]
     return {script.name: script for script in found}

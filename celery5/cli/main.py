@@ -118,7 +118,8 @@ def _list_nouns() -> Mapping[str, str]:
     from celery5.operations.table import OPERATIONS
 
     return {
-        one.noun: (sys.modules[one.function.__module__].__doc__ or "").strip() for one in OPERATIONS.values()
+        operation.noun: (sys.modules[operation.function.__module__].__doc__ or "").strip()
+        for operation in OPERATIONS.values()
     }
 
 

@@ -171,7 +171,7 @@ class RedisConfiguration:
 
     def _report(self, faults: Sequence[str]) -> None:
         self.faults = faults
-        for fault in [each for each in faults if each not in self._reported][:MAX_REPORTS]:
+        for fault in [text for text in faults if text not in self._reported][:MAX_REPORTS]:
             self._reported.add(fault)
             LOG_EVENT.get()("configuration:field-skipped", "warning", where=self.where, why=fault, hint=_HINT)
         self._reported.intersection_update(faults)  # what was corrected, and is wrong again, is news

@@ -314,7 +314,11 @@ class DeadLetterIndex:
         """Drop the oldest dead jobs of all queues until the index is in its bound."""
         # Of equal entries, that of the last queue counts as the oldest, as for the library.
         held = [self._queues[name] for name in sorted(self._queues, reverse=True)]
-        oldest = [(*_parse(one.letters[0].entry), at) for at, one in enumerate(held) if one.letters]
+        oldest = [
+            (*_parse(queue_letters.letters[0].entry), at)
+            for at, queue_letters in enumerate(held)
+            if queue_letters.letters
+        ]
         heapify(oldest)
         count = self.count()
         while count > MAX_LETTERS or len(self._kinds) > MAX_KINDS:
@@ -343,7 +347,9 @@ class DeadLetterIndex:
             for at in range(0, len(suspects), ENTRIES_PER_TRIP):
                 asked = suspects[at : at + ENTRIES_PER_TRIP]
                 found = await self._read_entries(redis, [(held.keys, entry) for entry in asked])
-                removed.update(entry for entry, one in zip(asked, found, strict=True) if one is None)
+                removed.update(
+                    entry for entry, found_entry in zip(asked, found, strict=True) if found_entry is None
+                )
             if len(removed) >= missing:
                 break
         return removed

@@ -46,7 +46,10 @@ def make_fields(operation: Operation, values: Mapping[str, str]) -> list[FormFie
 
     When the form is asked for with values, as by a button, what is optional and has none is folded away.
     """
-    fields = [_make_field(one, values.get(one.name)) for one in list_parameters(operation.parameters)]
+    fields = [
+        _make_field(parameter, values.get(parameter.name))
+        for parameter in list_parameters(operation.parameters)
+    ]
     if not any(values.values()) or len(fields) <= FEW_FIELDS:
         return fields
     return [field._replace(is_shown=field.required or bool(values.get(field.name))) for field in fields]

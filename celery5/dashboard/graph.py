@@ -142,8 +142,8 @@ def _group_alike(nodes: Mapping[int, GraphNode]) -> dict[int, list[GraphNode]]:
             {
                 number: (
                     classes[number],
-                    frozenset(classes[one] for one in before[number]),
-                    frozenset(classes[one] for one in feeds[number]),
+                    frozenset(classes[earlier] for earlier in before[number]),
+                    frozenset(classes[later] for later in feeds[number]),
                 )
                 for number in nodes
             }
@@ -202,7 +202,7 @@ def _order_layers(feeds: dict[int, list[int]], depths: dict[int, int]) -> list[l
     places: dict[int, float] = {}
     for layer in layers:
         middles = {
-            number: sum(places[one] for one in before[number]) / len(before[number])
+            number: sum(places[earlier] for earlier in before[number]) / len(before[number])
             if before[number]
             else place
             for place, number in enumerate(layer)

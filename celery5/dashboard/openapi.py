@@ -37,7 +37,7 @@ def make_openapi(root: str = "", operations: Mapping[str, Operation] = OPERATION
         root: The path where the dashboard is mounted.
         operations: The operations to describe.
     """
-    types = [kind for one in operations.values() for kind in (one.parameters, one.result)]
+    types = [kind for operation in operations.values() for kind in (operation.parameters, operation.result)]
     schemas, components = msgspec.json.schema_components(
         types, schema_hook=_describe_other, ref_template=REFERENCE
     )
@@ -51,10 +51,10 @@ def make_openapi(root: str = "", operations: Mapping[str, Operation] = OPERATION
         },
         "servers": [{"url": root or "/"}],
         "paths": {
-            f"/api/v1/{{app}}/{one.noun}/{one.verb}": {
-                "post" if one.is_change else "get": _describe(one, parameters, result, components)
+            f"/api/v1/{{app}}/{operation.noun}/{operation.verb}": {
+                "post" if operation.is_change else "get": _describe(operation, parameters, result, components)
             }
-            for one, (parameters, result) in zip(operations.values(), pairs, strict=True)
+            for operation, (parameters, result) in zip(operations.values(), pairs, strict=True)
         },
         "components": {
             "schemas": {**components, "Problem": PROBLEM_SCHEMA},

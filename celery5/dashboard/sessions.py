@@ -101,7 +101,9 @@ class Sessions:
             except BrokerDenied as error:
                 refusal = str(error)
         if len(self._ended) >= MAX_ENDED:
-            self._ended = {one: expires for one, expires in self._ended.items() if expires > now}
+            self._ended = {
+                session_id: expires for session_id, expires in self._ended.items() if expires > now
+            }
         while len(self._ended) >= MAX_ENDED:
             del self._ended[next(iter(self._ended))]
         self._ended[session.id] = session.expires

@@ -280,7 +280,7 @@ class Site:
             layout="part.html" if is_part else "layout.html",
             title=title,
             page=page,
-            nav=[(one.nav, one.path) for one in PAGES if one.nav],
+            nav=[(listed.nav, listed.path) for listed in PAGES if listed.nav],
             here=_get_address(request),
             root=root,
             base=f"{root}/{quote(app)}",

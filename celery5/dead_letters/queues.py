@@ -210,22 +210,25 @@ async def count_causes(
     if not query.selects_whole_causes:
         return found
     keys = [app.queue(name) for name in queues]
-    causes = await redis.perform_all([dead_letter_calls.read_causes(one) for one in keys])
+    causes = await redis.perform_all([dead_letter_calls.read_causes(queue_keys) for queue_keys in keys])
     listed = {group.id for group in found.groups}
     missing = [
-        (one, cause)
-        for one, by_group in zip(keys, causes, strict=True)
+        (queue_keys, cause)
+        for queue_keys, by_group in zip(keys, causes, strict=True)
         for group, cause in by_group.items()
         if group not in listed and (not query.groups or group in query.groups)
     ]
     missing = sorted(missing, key=lambda item: -item[1].dead)[:MAX_CAUSES_READ]
     # The last job of a cause may have left: then the first one is a sample of it, if it is there.
-    samples = [(one, entry) for one, cause in missing for entry in dict.fromkeys(cause.samples)]
-    reads = [dead_letter_calls.list_entries(one, first=entry, last=entry, count=1) for one, entry in samples]
+    samples = [(queue_keys, entry) for queue_keys, cause in missing for entry in dict.fromkeys(cause.samples)]
+    reads = [
+        dead_letter_calls.list_entries(queue_keys, first=entry, last=entry, count=1)
+        for queue_keys, entry in samples
+    ]
     replies = await redis.perform_all(reads) if reads else []
     others = DeadJobGrouping()
-    for (one, _), entries in zip(samples, replies, strict=True):
-        for job in (make_dead(app, one.queue, entry) for entry in entries):
+    for (sampled_keys, _), entries in zip(samples, replies, strict=True):
+        for job in (make_dead(app, sampled_keys.queue, entry) for entry in entries):
             if query.selects(job):
                 others.add(job)
     more = others.finish(looked_at=0, total=0, last=None).groups

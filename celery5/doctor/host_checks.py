@@ -166,7 +166,7 @@ class HostChecks:
         ]
         is_scheduled, foreign_schedule = True, ""
         if not state.schedulers:
-            stored = [one for one in app.schedule.list() if one.state in ("active", "paused")]
+            stored = [schedule for schedule in app.schedule.list() if schedule.state in ("active", "paused")]
             is_scheduled = not (needs_scheduler(app) or stored)
             foreign_schedule = _find_foreign_schedule(app, stored)
         standings = app.metrics.workers(state)
@@ -179,7 +179,7 @@ class HostChecks:
             foreign_schedule=foreign_schedule,
             unread=unread,
             foreign=_find_foreign(app, unread[: diagnosis.MAX_QUEUES]),
-            lost=[format_lost(one) for one in standings.lost],
+            lost=[format_lost(process) for process in standings.lost],
             silent=[
                 f"{worker.name} {worker.health}"
                 for worker in standings.workers
@@ -203,9 +203,9 @@ class HostChecks:
                 lag=group.lag,
                 is_live=bool(group.members),
                 quarantined=[partition.partition for partition in group.partitions if partition.condition],
-                lost=sum(one.lost for one in group.partitions),
+                lost=sum(partition.lost for partition in group.partitions),
                 full=_find_full(app.streams, group, state.waiting_for_archive),
-                archived=sum(one.archived for one in group.partitions),
+                archived=sum(partition.archived for partition in group.partitions),
                 parked=group.parked_keys,
             )
             for state in states
@@ -323,7 +323,14 @@ def _find_foreign(app: "App", queues: Sequence[str]) -> dict[str, str]:
 def _find_foreign_schedule(app: "App", stored: Sequence["ScheduleState"]) -> str:
     """Return a schedule that other code has declared; '' when the code here declares all of them."""
     declared = app.schedule.list_declared()
-    return next((one.name for one in stored if one.origin != "runtime" and one.name not in declared), "")
+    return next(
+        (
+            schedule.name
+            for schedule in stored
+            if schedule.origin != "runtime" and schedule.name not in declared
+        ),
+        "",
+    )
 
 
 def _read_version(answer: object) -> str:

@@ -57,7 +57,9 @@ def find_listeners() -> list[object]:
     listeners = _Listeners()
     with suppress(ValueError):
         eliot.remove_destination(cast("Any", listeners))
-    return [each for each in listeners.found if type(each).__name__ != "BufferingDestination"]
+    return [
+        destination for destination in listeners.found if type(destination).__name__ != "BufferingDestination"
+    ]
 
 
 class JobActions:

@@ -104,11 +104,11 @@ Hook = tuple[Middleware, Callable[..., Any]]
 
 def check_middleware(given: Sequence[Middleware]) -> list[Middleware]:
     """Return the middleware of an application. Raises Misconfigured for anything else."""
-    for each in cast("Sequence[object]", given):
-        if not isinstance(each, Middleware):
-            made = f": write {each.__name__}()" if isinstance(each, type) else ""
+    for middleware in cast("Sequence[object]", given):
+        if not isinstance(middleware, Middleware):
+            made = f": write {middleware.__name__}()" if isinstance(middleware, type) else ""
             raise Misconfigured(
-                f"{each!r} is no object of a subclass of celery5.observability.Middleware{made}"
+                f"{middleware!r} is no object of a subclass of celery5.observability.Middleware{made}"
             )
     return list(given)
 
@@ -119,7 +119,7 @@ class MiddlewareStack:
     def __init__(self, middleware: Sequence[Middleware]) -> None:
         self._middleware = tuple(middleware)
         self._hooks: dict[str, tuple[Hook, ...]] = {
-            name: tuple((each, getattr(each, name)) for each in middleware if _overrides(each, name))
+            name: tuple((item, getattr(item, name)) for item in middleware if _overrides(item, name))
             for name in _HOOKS
         }
         self._running = self._hooks["running"]

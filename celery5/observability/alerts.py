@@ -223,9 +223,9 @@ async def _list(
             status="inactive",
             severity=severities.get(name, "warning"),
             above=above.get(name, 0.0),
-            undelivered=one,
+            undelivered=notification,
         )
-        for (name, subject), one in undelivered.items()
+        for (name, subject), notification in undelivered.items()
     ]
     return states
 

@@ -10,7 +10,9 @@ def lacks_middleware(stack: Iterable[Middleware]) -> bool:
     """Return whether Django was configured after that middleware was made."""
     from celery5.contrib.django import DjangoConnections, is_django_configured
 
-    return is_django_configured() and not any(isinstance(one, DjangoConnections) for one in stack)
+    return is_django_configured() and not any(
+        isinstance(middleware, DjangoConnections) for middleware in stack
+    )
 
 
 def make_configured_middleware(settings: Settings) -> list[Middleware]:

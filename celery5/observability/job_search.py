@@ -285,7 +285,7 @@ class _Search:
                 for job in found_jobs
             ]
             if source.stage == HISTORY:
-                found = [one.record for one, fits in zip(found_jobs, candidates, strict=True) if fits]
+                found = [job.record for job, fits in zip(found_jobs, candidates, strict=True) if fits]
                 dead, gone = set[AttemptKey](), set[AttemptKey]()
                 if not self._skips_live:
                     dead, gone = await self._find_dead([record for record in found if record is not None])
@@ -296,15 +296,15 @@ class _Search:
                     for job in found_jobs
                 ]
                 candidates = [
-                    fits and one.record is not None and _get_key(one.record) not in dead
-                    for one, fits in zip(found_jobs, candidates, strict=True)
+                    fits and job.record is not None and _get_key(job.record) not in dead
+                    for job, fits in zip(found_jobs, candidates, strict=True)
                 ]
-            for one, fits in zip(found_jobs, candidates, strict=True):
+            for found_job, fits in zip(found_jobs, candidates, strict=True):
                 self._looked_at += 1
-                self._bytes += one.size
-                source.note(one)
-                if fits and one.record is not None:
-                    self._jobs.append(one.record)
+                self._bytes += found_job.size
+                source.note(found_job)
+                if fits and found_job.record is not None:
+                    self._jobs.append(found_job.record)
                 is_full = len(self._jobs) == self._limit or self._looked_at == MAX_LOOKED_AT
                 if is_full or self._bytes >= MAX_BYTES:
                     return self._make_cursor(source)

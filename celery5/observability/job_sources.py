@@ -186,19 +186,21 @@ class RunningJobSource(SearchSource):
             held = await read_held(self._redis, stream, first=first, last="+", count=self._page)
             if not held:
                 continue
-            entries = await self._redis.perform_all([calls.read_entry(stream, one.id) for one in held])
-            self._fit_page([len(one.message) for found in entries for one in found])
+            entries = await self._redis.perform_all(
+                [calls.read_entry(stream, pending.id) for pending in held]
+            )
+            self._fit_page([len(stream_entry.message) for found in entries for stream_entry in found])
             return [
                 self._make_live(
-                    f"{number} {one.id}",
+                    f"{number} {pending.id}",
                     found[0].message,
                     JobState.EXECUTING,
-                    worker=one.worker,
+                    worker=pending.worker,
                     deliveries=found[0].deliveries,
                 )
                 if found
-                else FoundJob(f"{number} {one.id}", None, None, 0)
-                for one, found in zip(held, entries, strict=True)
+                else FoundJob(f"{number} {pending.id}", None, None, 0)
+                for pending, found in zip(held, entries, strict=True)
             ]
         return ()
 
@@ -266,7 +268,7 @@ class RevokedJobSource(SearchSource):
 
     async def _read_documents(self, ids: Sequence[str], places: Sequence[str]) -> Sequence[FoundJob]:
         documents = await self._redis.perform(calls.read_revoked_documents(self._keys, ids))
-        return [self._make_revoked(*one) for one in zip(places, documents, strict=True)]
+        return [self._make_revoked(*pair) for pair in zip(places, documents, strict=True)]
 
     def _make_revoked(self, place: str, document: bytes) -> FoundJob:
         end = try_read_document(document, self._app.settings.message_limit)
@@ -400,18 +402,21 @@ class WaitingJobSource(SearchSource):
             entries = await self._redis.perform(calls.read_stream(stream, before=before, count=self._page))
             if not entries:
                 continue
-            self._fit_page([len(one.message) for one in entries])
+            self._fit_page([len(stream_entry.message) for stream_entry in entries])
             held = await read_held(
                 self._redis, stream, first=entries[-1].id, last=entries[0].id, count=len(entries)
             )
-            in_workers = {one.id for one in held}
+            in_workers = {pending.id for pending in held}
             return [
-                FoundJob(f"{number} {one.id}", None, None, 0)
-                if one.id in in_workers
+                FoundJob(f"{number} {stream_entry.id}", None, None, 0)
+                if stream_entry.id in in_workers
                 else self._make_live(
-                    f"{number} {one.id}", one.message, JobState.SENT, deliveries=one.deliveries
+                    f"{number} {stream_entry.id}",
+                    stream_entry.message,
+                    JobState.SENT,
+                    deliveries=stream_entry.deliveries,
                 )
-                for one in entries
+                for stream_entry in entries
             ]
         return ()
 
@@ -432,22 +437,22 @@ class OneJobSource(SearchSource):
         """Return the job; nothing at the end."""
         if self.place:
             return ()
-        one = await self._redis.perform(job_calls.inspect_job(self._keys, self._query.id))
-        if not one.place:
+        inspection = await self._redis.perform(job_calls.inspect_job(self._keys, self._query.id))
+        if not inspection.place:
             return (FoundJob("end", None, None, 0),)
-        state = get_state(one.place, has_worker=bool(one.worker))
-        limit = format_limit(one.place) if one.place.startswith(Place.LIMITED) else ""
+        state = get_state(inspection.place, has_worker=bool(inspection.worker))
+        limit = format_limit(inspection.place) if inspection.place.startswith(Place.LIMITED) else ""
         if state is JobState.DEAD:
-            found = self._make_dead(one.place[1:], one.message, one.document)
+            found = self._make_dead(inspection.place[1:], inspection.message, inspection.document)
             return (found._replace(place="end"),)
         return (
             self._make_live(
                 "end",
-                one.message,
+                inspection.message,
                 state,
-                worker=one.worker,
-                due=one.due or 0.0,
-                deliveries=one.deliveries,
+                worker=inspection.worker,
+                due=inspection.due or 0.0,
+                deliveries=inspection.deliveries,
                 limit=limit,
             ),
         )

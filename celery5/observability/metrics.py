@@ -304,7 +304,11 @@ class _StoredPoints:
     def list_fields(self, queue: str, tier: Tier) -> list[list[str]]:
         """Return the fields of the points that wait, in parts of one call."""
         tiers = (MINUTES, HOURS) if tier is HOURS else (MINUTES,)
-        fields = [name_point(one, at, queue) for one in tiers for at in self.group.waiting[one.name]]
+        fields = [
+            name_point(source_tier, at, queue)
+            for source_tier in tiers
+            for at in self.group.waiting[source_tier.name]
+        ]
         return [fields[start : start + STATE_FIELDS] for start in range(0, len(fields), STATE_FIELDS)]
 
     def unpack(self) -> Iterator[tuple[int, Measurements]]:

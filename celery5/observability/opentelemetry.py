@@ -319,7 +319,7 @@ class OpenTelemetryMiddleware(Middleware):
             if self._is_parent and len(contexts) == 1:
                 parent = contexts[0]
             else:
-                links = [trace.Link(each) for each in found if each.is_valid]
+                links = [trace.Link(span_context) for span_context in found if span_context.is_valid]
                 parent = self._context.Context() if operation.headers else None
         attributes: Attributes = {
             "messaging.system": SYSTEM, "messaging.destination.name": operation.resource,

@@ -211,18 +211,18 @@ class WorkerReader:
     async def read_lost(self, redis: AsyncDriver, state: AppState, now: float) -> list[LostWorker]:
         """Return the workers and Routers that were lost, the last ones first, with what Controllers know of them."""
         lost = self._list_lost(state, now)
-        names = list(dict.fromkeys(one.name for one in lost[:MAX_LOST]))
+        names = list(dict.fromkeys(process.name for process in lost[:MAX_LOST]))
         ends: Mapping[str, MemberEnd] = {}
         if names:
             with suppress(*UNREACHABLE):
                 ends = await redis.perform(cluster_calls.read_member_ends(self._app.keys, names))
         # A Controller knows of the last end of each name.
-        last = {one.name: one.worker for one in reversed(lost)}
+        last = {process.name: process.worker for process in reversed(lost)}
         return [
-            replace(one, controller=ends[one.name].text)
-            if one.name in ends and last[one.name] == one.worker
-            else one
-            for one in lost
+            replace(process, controller=ends[process.name].text)
+            if process.name in ends and last[process.name] == process.worker
+            else process
+            for process in lost
         ]
 
     def _list_lost(self, state: AppState, now: float) -> list[LostWorker]:
@@ -243,11 +243,11 @@ class WorkerReader:
         names = {worker: self._get_name(worker) for worker in lost}
         return sorted(
             (
-                replace(one, name=names[worker], is_back=names[worker] in live)
-                for worker, one in lost.items()
+                replace(lost_worker, name=names[worker], is_back=names[worker] in live)
+                for worker, lost_worker in lost.items()
                 if worker not in state.workers and worker not in state.routers
             ),
-            key=lambda one: -one.at,
+            key=lambda lost_worker: -lost_worker.at,
         )
 
     def _get_name(self, worker: str) -> str:

@@ -80,17 +80,17 @@ async def read_storage(app: Application, get_driver: GetDriver) -> Storage:
         except UNREACHABLE as reason:
             error = reason
             found.append(BrokerStorage(ServerStorage(broker=name, unreachable=get_error_text(reason))))
-    if error is not None and all(one.server.unreachable for one in found):
+    if error is not None and all(broker.server.unreachable for broker in found):
         raise error
-    queues = sorted((row for one in found for row in one.queues), key=_weigh)
+    queues = sorted((row for broker in found for row in broker.queues), key=_weigh)
     return Storage(
-        servers=tuple(one.server for one in found),
+        servers=tuple(broker.server for broker in found),
         queues=tuple(queues[:MAX_QUEUES]),
-        streams=tuple(row for one in found for row in one.streams),
+        streams=tuple(row for broker in found for row in broker.streams),
         others=others | ({"results": _add_known(results.values())} if others else {}),
         results=results,
-        queues_left_out=sum(one.queues_left_out for one in found) + max(len(queues) - MAX_QUEUES, 0),
-        streams_left_out=sum(one.streams_left_out for one in found),
+        queues_left_out=sum(broker.queues_left_out for broker in found) + max(len(queues) - MAX_QUEUES, 0),
+        streams_left_out=sum(broker.streams_left_out for broker in found),
     )
 
 

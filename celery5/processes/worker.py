@@ -277,7 +277,7 @@ def make_incarnation_values(
     status = options.process_status or ProcessStatus(app=app.name)
     processors = _processors(app, options)
     member = options.name or incarnation.name
-    memberships = [GroupMembership(one.stream.name, one.name, member) for one in processors]
+    memberships = [GroupMembership(processor.stream.name, processor.name, member) for processor in processors]
     sidecar_memory = None if sidecar is None else sidecar.begin_worker(memberships)
     lease = Lease(seconds=settings.lease, sidecar_memory=sidecar_memory)
     process_values = make_process_values(
@@ -358,7 +358,9 @@ def _processors(app: App, options: WorkerOptions) -> tuple[Processor[Any], ...]:
     if not _runs_streams(app, options):
         return ()
     names = options.processors
-    return tuple(one for one in app.streams.processors if names is None or one.name in names)
+    return tuple(
+        processor for processor in app.streams.processors if names is None or processor.name in names
+    )
 
 
 def list_queues(app: App, options: WorkerOptions) -> tuple[str, ...]:

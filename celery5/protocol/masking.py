@@ -109,11 +109,11 @@ def mask_passwords(value: object, *, maybe_url: bool = False) -> Any:
     if isinstance(value, Mapping):
         pairs = cast("Mapping[object, object]", value).items()
         return {
-            key: MASK if each and _NAMED.search(str(key)) else mask_passwords(each, maybe_url=maybe_url)
-            for key, each in pairs
+            key: MASK if item and _NAMED.search(str(key)) else mask_passwords(item, maybe_url=maybe_url)
+            for key, item in pairs
         }
     if isinstance(value, list | tuple):
-        return [mask_passwords(each, maybe_url=maybe_url) for each in cast("list[object]", value)]
+        return [mask_passwords(item, maybe_url=maybe_url) for item in cast("list[object]", value)]
     return value
 
 

@@ -352,15 +352,15 @@ def _limit(timeout: object) -> float | None:
 def _plan_revocations(results: Sequence[AsyncResult[Any]]) -> list[tuple[Call[list[str]], Sequence[str]]]:
     """Return the calls that revoke these jobs, each with their keys."""
     by_queue: dict[str, dict[str, str]] = {}
-    for each in results:
-        by_queue.setdefault(each.queue, {})[each.id] = each.key
+    for result in results:
+        by_queue.setdefault(result.queue, {})[result.id] = result.key
     app, trips = results[0].app, list[tuple[Call[list[str]], Sequence[str]]]()
     for queue, keys in by_queue.items():
         ids = list(keys)
         for start in range(0, len(ids), jobs.REVOCATION_BATCH):
             batch = ids[start : start + jobs.REVOCATION_BATCH]
             call = jobs.revoke(app.queue(queue), batch, ttl=app.settings.results_ttl)
-            trips.append((call, [keys[each] for each in batch]))
+            trips.append((call, [keys[job_id] for job_id in batch]))
     return trips
 
 

@@ -216,10 +216,12 @@ async def _story_of(
         if names
         else []
     )
-    stories = [_story(app, job_id, name, each) for name, each in zip(names, inspections, strict=True)]
+    stories = [
+        _story(app, job_id, name, inspection) for name, inspection in zip(names, inspections, strict=True)
+    ]
     found_stories = [story for story in stories if story.state is not JobState.UNKNOWN]
     return min(
-        found_stories, key=lambda each: each.has_ended, default=None
+        found_stories, key=lambda story: story.has_ended, default=None
     )  # of several, one that has not ended
 
 

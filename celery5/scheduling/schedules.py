@@ -212,8 +212,10 @@ def sending_fired(
     if not fired or not app.middleware.sends:
         yield fired
         return
-    with app.middleware.sending([Job(each[0], of.task, of.queue, each[1]) for each in fired]) as jobs:
-        yield [(job.id, job.message, *each[2:]) for job, each in zip(jobs, fired, strict=True)]
+    with app.middleware.sending(
+        [Job(fired_job[0], of.task, of.queue, fired_job[1]) for fired_job in fired]
+    ) as jobs:
+        yield [(job.id, job.message, *fired_job[2:]) for job, fired_job in zip(jobs, fired, strict=True)]
 
 
 def to_schedule_state(schedule: Schedule) -> ScheduleState:

@@ -152,7 +152,7 @@ class Backlog:
                 self._wake()
 
     def _check_memory(self, unsent: Sequence[UnsentJob], error: BrokerUnavailable | None) -> None:
-        capacity, size = self._memory.capacity, sum(len(each.job) for each in unsent)
+        capacity, size = self._memory.capacity, sum(len(unsent_job.job) for unsent_job in unsent)
         if capacity.has_space(len(unsent), size):
             return
         is_count = capacity.used_messages + len(unsent) > capacity.max_messages
@@ -175,7 +175,7 @@ class Backlog:
             is_full = isinstance(failure, BacklogFull)
             why = f"{failure}" if is_full else f"the backlog {self._store!r} cannot store them: {failure!r}"
             raise self._make_full_error(unsent, why, error, "send them later") from failure
-        self._queues.update(dict.fromkeys(each.queue for each in unsent))
+        self._queues.update(dict.fromkeys(unsent_job.queue for unsent_job in unsent))
         self._size += len(unsent)
         self._update_size()
 
@@ -348,7 +348,7 @@ class Backlog:
             if self._find_broker(queue) in unreachable:
                 continue
             try:
-                await self._publish([each.to_job(time.time()) for each in portion])
+                await self._publish([unsent_job.to_job(time.time()) for unsent_job in portion])
             except BrokerUnavailable as error:  # the broker of this queue and others, which need not be tried
                 self._why, complete = str(error), False
                 unreachable.add(self._find_broker(queue))
@@ -364,7 +364,7 @@ class Backlog:
         """Remove published jobs; return whether that was done. Those that stay are published again."""
         with self._changed:
             try:
-                self._store.remove(queue, [each.id for each in portion])
+                self._store.remove(queue, [unsent_job.id for unsent_job in portion])
                 if not self._store.first(queue, 1):
                     self._queues.pop(queue, None)
             except Exception as error:  # code of the user's own

@@ -71,7 +71,7 @@ class PublishPlanner:
         else:
             self._announced.update({job.queue for job in jobs})
         replies_with_holders = [cast("dict[str, str]", reply) for reply in replies if isinstance(reply, dict)]
-        return {job_id: holder for each in replies_with_holders for job_id, holder in each.items()}
+        return {job_id: holder for reply in replies_with_holders for job_id, holder in reply.items()}
 
 
 def _way(job: Job) -> str:

@@ -90,46 +90,46 @@ class PublishingChecks:
 
         It counts as a failed check, and a second check is due.
         """
-        each = self._circuits[name]
-        self._report(each, each.check.states[0], reason)
+        circuit = self._circuits[name]
+        self._report(circuit, circuit.check.states[0], reason)
         self._check_requested[name].set()
 
     # ---- running checks
 
-    async def _keep_checking(self, one: _CheckCircuit) -> None:
+    async def _keep_checking(self, circuit: _CheckCircuit) -> None:
         """Run one check at its period. A check that reports by itself is run only to close its breaker."""
         while True:
             # cleared before the check runs: a failure reported during it causes another
-            self._check_requested[one.check.name] = trio.Event()
-            if one.check.is_polled:
-                await self._check(one)
-            if one.circuit.is_closed:
-                with trio.move_on_after(one.check.period):
-                    await self._check_requested[one.check.name].wait()
-                    await trio.sleep(min(1.0, one.check.period))  # not again at once
+            self._check_requested[circuit.check.name] = trio.Event()
+            if circuit.check.is_polled:
+                await self._check(circuit)
+            if circuit.circuit.is_closed:
+                with trio.move_on_after(circuit.check.period):
+                    await self._check_requested[circuit.check.name].wait()
+                    await trio.sleep(min(1.0, circuit.check.period))  # not again at once
             else:
-                await trio.sleep_until(one.circuit.breaker.open_until)
+                await trio.sleep_until(circuit.circuit.breaker.open_until)
 
-    async def _check(self, one: _CheckCircuit) -> None:
-        one.circuit.begin_probe(one)  # when its breaker is open and due, this check is the probe
-        state = await self._run_functions(one)
-        is_good = state == one.check.good_state
-        if one.circuit.breaker.state is BreakerState.HALF_OPEN:
+    async def _check(self, circuit: _CheckCircuit) -> None:
+        circuit.circuit.begin_probe(circuit)  # when its breaker is open and due, this check is the probe
+        state = await self._run_functions(circuit)
+        is_good = state == circuit.check.good_state
+        if circuit.circuit.breaker.state is BreakerState.HALF_OPEN:
             succeeded = None if state is None else is_good
-            one.circuit.record_result(
-                one, succeeded=succeeded, why=f"health check {one.check.name} is {state}"
+            circuit.circuit.record_result(
+                circuit, succeeded=succeeded, why=f"health check {circuit.check.name} is {state}"
             )
         elif not is_good and state:
-            self._report(one, state, one.check.why)
+            self._report(circuit, state, circuit.check.why)
         self._update_closed()
 
-    async def _run_functions(self, one: _CheckCircuit) -> str | None:
+    async def _run_functions(self, circuit: _CheckCircuit) -> str | None:
         """Return the worst state of the check's functions.
 
         That is the good one when none complains, and None when all failed or timed out, which is logged and
         decides nothing.
         """
-        check, states, answered = one.check, list[str](), False
+        check, states, answered = circuit.check, list[str](), False
         functions: Sequence[CheckFunction | None] = check.functions or [None]
         for function in functions:
             why = f"took longer than its {check.timeout:g} s"
@@ -140,13 +140,13 @@ class PublishingChecks:
                     continue
             except (Exception, SystemExit) as error:  # user code
                 why = f"{type(error).__name__}: {error}"
-            if why != one.last_error:
+            if why != circuit.last_error:
                 self._log.event("health:check-failed", "error", check=check.name, why=why)
-            one.last_error = why
+            circuit.last_error = why
         return (get_worst_state(states, check.states) or check.good_state) if answered else None
 
-    def _report(self, one: _CheckCircuit, state: str, why: str) -> None:
-        one.circuit.record_check(one.check, state, why)
+    def _report(self, circuit: _CheckCircuit, state: str, why: str) -> None:
+        circuit.circuit.record_check(circuit.check, state, why)
         self._update_closed()
 
     def _update_closed(self) -> None:
@@ -159,14 +159,20 @@ class PublishingChecks:
 
     def conditions(self) -> Mapping[str, str]:
         """Return the problem, if a breaker is open."""
-        return {each.circuit.name: "" if each.circuit.is_closed else each.circuit.why for each in self._all()}
+        return {
+            circuit.circuit.name: "" if circuit.circuit.is_closed else circuit.circuit.why
+            for circuit in self._all()
+        }
 
     def metric_families(self) -> Iterable[MetricFamily]:
         """Yield the states of the checks and breakers."""
         yield make_gauge(
             "celery5_publisher_check_failing",
             "1 while a health check keeps messages in the backlog.",
-            *[(float(not each.circuit.is_closed), {"check": each.check.name}) for each in self._all()],
+            *[
+                (float(not circuit.circuit.is_closed), {"check": circuit.check.name})
+                for circuit in self._all()
+            ],
         )
 
     def _all(self) -> Sequence[_CheckCircuit]:

@@ -69,9 +69,9 @@ class Outputs:
                 f"processor {self._feed.group} declares no stream to send to: give into=... there, or to=... here"
             )
         with surround_sending(stream, [stream.encode(record) for record in records]) as encoded:
-            for each in encoded:
+            for record in encoded:
                 self._feed.add_output(
-                    msgspec.msgpack.encode({"stream": stream.name, "key": each.key, "words": each.words})
+                    msgspec.msgpack.encode({"stream": stream.name, "key": record.key, "words": record.words})
                 )
 
     def job(self, *sources: JobSource) -> None:

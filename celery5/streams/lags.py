@@ -113,7 +113,9 @@ async def _count_waiting_for_archive(keys: StreamKeys, redis: AsyncDriver) -> di
     counts: list[int] = []
     for first in range(0, len(partitions), PARTITIONS_PER_CALL):
         portion = partitions[first : first + PARTITIONS_PER_CALL]
-        counts += await redis.perform_all([calls.count_waiting_for_archive(keys, one) for one in portion])
+        counts += await redis.perform_all(
+            [calls.count_waiting_for_archive(keys, partition) for partition in portion]
+        )
     return {partition: count for partition, count in zip(partitions, counts, strict=True) if count}
 
 

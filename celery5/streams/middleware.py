@@ -70,18 +70,18 @@ def check_middleware(
     if not isinstance(middleware, list | tuple):
         raise Misconfigured(f"{where}: middleware is {middleware!r}: give a list")
     checked: list[ProcessorMiddleware[Any]] = []
-    for each in middleware:  # pyright: ignore[reportUnknownVariableType]
-        if not isinstance(each, ProcessorMiddleware):
+    for item in middleware:  # pyright: ignore[reportUnknownVariableType]
+        if not isinstance(item, ProcessorMiddleware):
             raise Misconfigured(
-                f"{where}: {each!r} is no middleware: give an object of a subclass of ProcessorMiddleware"
+                f"{where}: {item!r} is no middleware: give an object of a subclass of ProcessorMiddleware"
             )
-        waiting = [hook for hook in HOOKS if inspect.iscoroutinefunction(getattr(each, hook))]  # pyright: ignore[reportUnknownArgumentType]
+        waiting = [hook for hook in HOOKS if inspect.iscoroutinefunction(getattr(item, hook))]  # pyright: ignore[reportUnknownArgumentType]
         if is_blocking and waiting:
             raise Misconfigured(
                 f"{where} runs in a thread, and {waiting[0]} of its middleware "
-                f"{type(each).__name__} is `async def`: write `def`"  # pyright: ignore[reportUnknownArgumentType]
+                f"{type(item).__name__} is `async def`: write `def`"  # pyright: ignore[reportUnknownArgumentType]
             )
-        checked.append(each)  # pyright: ignore[reportUnknownArgumentType]
+        checked.append(item)  # pyright: ignore[reportUnknownArgumentType]
     return tuple(checked)
 
 
@@ -149,11 +149,11 @@ class MiddlewareCalls:
         entry = self._make_entry(raw)
         self._entries.append(entry)
         try:
-            for each in self._middleware:
-                changed = await _call(each.before, entry)
+            for middleware in self._middleware:
+                changed = await _call(middleware.before, entry)
                 if changed is not None:
                     entry = self._make_entry(
-                        (raw[0], [*self._encode(changed, each), *get_headers_field(raw[1])])
+                        (raw[0], [*self._encode(changed, middleware), *get_headers_field(raw[1])])
                     )
                     self._entries[-1] = entry
         except RecordSkipped as skipped:
@@ -185,8 +185,8 @@ class MiddlewareCalls:
             block.__exit__(None, None, None)
 
     async def _call_all(self, middleware: Sequence[ProcessorMiddleware[Any]], hook: str, *words: Any) -> None:
-        for each in middleware:
-            await _call(getattr(each, hook), *words)
+        for item in middleware:
+            await _call(getattr(item, hook), *words)
 
     def _make_entry(self, raw: RawEntry) -> StreamEntry[Any]:
         return StreamEntry(self._partition, self._group, raw, self._codec)

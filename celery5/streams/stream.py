@@ -366,10 +366,10 @@ def surround_sending(
     operation = MessageOperation("send", "stream", stream.name, len(records), [{} for _ in records])
     with middleware.operating(operation):
         yield [
-            each._replace(words=(*each.words, HEADERS_FIELD, msgspec.json.encode(headers)))
+            record._replace(words=(*record.words, HEADERS_FIELD, msgspec.json.encode(headers)))
             if headers
-            else each
-            for each, headers in zip(records, operation.headers, strict=True)
+            else record
+            for record, headers in zip(records, operation.headers, strict=True)
         ]
 
 

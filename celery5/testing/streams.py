@@ -432,7 +432,7 @@ class _VirtualGroup:
     async def read_parked(self, key: bytes, after: str, count: int) -> list[RawEntry]:
         """Return entries of the log of a parked key, behind `after`."""
         await trio.lowlevel.checkpoint()
-        return [each for each in self.parked.get(key, ()) if int(each[0]) > int(after or 0)][:count]
+        return [entry for entry in self.parked.get(key, ()) if int(entry[0]) > int(after or 0)][:count]
 
     async def set_parked(self, action: ParkedAction, keys: Sequence[bytes]) -> None:
         """Have parked keys, or all, released or discarded."""
@@ -449,17 +449,17 @@ class _VirtualGroup:
         return ParkedKeysFound(self.about_parked, sum(map(len, self.parked.values())))
 
     def _change_parked(self, commit: Commit) -> None:
-        for each in commit.parked:
-            known = self.about_parked.get(each.key)
-            if each.about is None:
+        for change in commit.parked:
+            known = self.about_parked.get(change.key)
+            if change.about is None:
                 if known is not None:
-                    self.about_parked[each.key] = replace(known, tries=known.tries + 1)
-            elif bool(each.words) != (known is not None):
-                self.about_parked[each.key] = each.about
-            if each.words:
+                    self.about_parked[change.key] = replace(known, tries=known.tries + 1)
+            elif bool(change.words) != (known is not None):
+                self.about_parked[change.key] = change.about
+            if change.words:
                 self._parked_entries += 1
-                words = [word if isinstance(word, bytes) else word.encode() for word in each.words]
-                self.parked.setdefault(each.key, []).append((str(self._parked_entries).encode(), words))
+                words = [word if isinstance(word, bytes) else word.encode() for word in change.words]
+                self.parked.setdefault(change.key, []).append((str(self._parked_entries).encode(), words))
         for done in commit.released:
             left = [entry for entry in self.parked[done.key] if entry[0].decode() != done.entry]
             self.parked[done.key] = left

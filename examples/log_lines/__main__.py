@@ -29,7 +29,9 @@ def check(arguments: argparse.Namespace) -> None:
         sys.stdout.write(f"{difference}\n")
     if differences:
         sys.exit(f"Error: {len(differences)} totals differ from a plain count")
-    lines, errors, alerts = (each.total() for each in (expected.lines, expected.errors, expected.alerts))
+    lines, errors, alerts = (
+        counter.total() for counter in (expected.lines, expected.errors, expected.alerts)
+    )
     sys.stdout.write(f"{lines} lines, {errors} errors, {alerts} alerts: as a plain count says\n")
 
 

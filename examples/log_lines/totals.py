@@ -17,9 +17,9 @@ def read_totals(app: App) -> LogTotals:
     """Return the last count of each host and minute, and the alerts. Raises BrokerUnavailable."""
     totals = LogTotals()
     for stored in _read(app, "counts"):
-        each = msgspec.convert(stored, MinuteCount)
-        totals.lines[each.host, each.minute] = each.lines
-        totals.errors[each.host, each.minute] = each.errors
+        count = msgspec.convert(stored, MinuteCount)
+        totals.lines[count.host, count.minute] = count.lines
+        totals.errors[count.host, count.minute] = count.errors
     for stored in _read(app, "alerts"):
         alert = msgspec.convert(stored, ErrorAlert)
         totals.alerts[alert.host, alert.minute] += 1

@@ -146,7 +146,7 @@ class RemoteHost(Platform):
         """Stop the member: systemd sends SIGTERM, and kills it after `stop_after`."""
         remote = self._members.get(name)
         if remote is not None:
-            self._pending = [each for each in self._pending if each.name != name]
+            self._pending = [command for command in self._pending if command.name != name]
             if remote.tried:
                 remote.invocation = remote.invocation or _ANY_INVOCATION
                 self._add_command(UnitCommand(verb="stop", name=name))
@@ -165,7 +165,7 @@ class RemoteHost(Platform):
             is_stop_unsent = (
                 bool(self._unreachable_reason) and UnitCommand(verb="stop", name=name) in self._pending
             )
-            self._pending = [each for each in self._pending if each.name != name]
+            self._pending = [command for command in self._pending if command.name != name]
             self._add_command(UnitCommand(verb="stop" if is_stop_unsent else "kill", name=name))
             if self._unreachable_reason:
                 self._report_end(

@@ -136,7 +136,7 @@ class SSHConnection:
         self, options: tuple[str, ...], script: bytes, limit: float
     ) -> AsyncGenerator[tuple[trio.Process, bytearray]]:
         """Run ssh with a script, and collect its stderr."""
-        flags = [flag for each in (*_OPTIONS, *options) for flag in ("-o", each)]
+        flags = [flag for option in (*_OPTIONS, *options) for flag in ("-o", option)]
         remote_command = f"exec sh -c '{BOOTSTRAP_SCRIPT}' sh {limit:g}"
         command = [*self._program, *flags, "-T", "--", self._destination, remote_command]
         try:

@@ -231,7 +231,9 @@ class EventIngestion:
             parsed = {name: parse_subscription(value, self._limit) for name, value in reply.entries.items()}
             for name in (name for name, subscription in parsed.items() if subscription is None):
                 self._log.event("subscription:read-failed", "error", subscription=name.replace("\n", " "))
-            self._subscribed = group_by_subject(each for each in parsed.values() if each is not None)
+            self._subscribed = group_by_subject(
+                subscription for subscription in parsed.values() if subscription is not None
+            )
         self._state = reply.state
 
     async def _route_one(self, entry: Entry) -> "_RoutedEvent":

@@ -154,7 +154,9 @@ class SinkDelivery:
         queue_keys = list(self._queues.values())
         names = [delivery.name for delivery in self._deliveries for _ in queue_keys]
         calls = [
-            events_calls.count_documents(keys, each.name) for each in self._deliveries for keys in queue_keys
+            events_calls.count_documents(keys, delivery.name)
+            for delivery in self._deliveries
+            for keys in queue_keys
         ]
         counts = await self._redis.perform_all(calls) if calls else []
         waiting = {delivery.name: 0 for delivery in self._deliveries}
@@ -242,11 +244,13 @@ class _OneSinkDelivery:
     async def _parse(self, keys: QueueKeys, claimed: Sequence[ClaimedDocument]) -> "_Batch":
         """Return the documents that can be read; dead-letter the others."""
         batch: _Batch = []
-        for one in claimed:
+        for document in claimed:
             try:
-                batch.append((one, parse_result_document(keys.queue, one.document, self._message_limit)))
+                batch.append(
+                    (document, parse_result_document(keys.queue, document.document, self._message_limit))
+                )
             except Corrupt as error:
-                await self._bury(keys, one, error)
+                await self._bury(keys, document, error)
         return batch
 
     async def _deliver(self, keys: QueueKeys, batch: "_Batch") -> None:
@@ -324,7 +328,7 @@ class _OneSinkDelivery:
                     self._log.event("sink:interrupted", "debug", sink=self.name, why=str(error))
 
     async def _handle_failure(self, keys: QueueKeys, batch: "_Batch", error: Exception) -> None:
-        (one, document), policy = batch[0], self._options.retry
+        (claimed_document, document), policy = batch[0], self._options.retry
         if len(batch) > 1:  # any one of them may be the cause: smaller batches find it
             self._log.event(
                 "sink:failed",
@@ -337,21 +341,25 @@ class _OneSinkDelivery:
             await self._redis.perform(
                 events_calls.defer_documents(keys, self.name, entries, delay=0, tried=False)
             )
-        elif policy.allows(one.tries + 1) and policy.covers(get_class_names(error)):
-            delay = policy.delay(one.tries + 1, random.random)
+        elif policy.allows(claimed_document.tries + 1) and policy.covers(get_class_names(error)):
+            delay = policy.delay(claimed_document.tries + 1, random.random)
             self._log.event(
-                "sink:failed", "warning", sink=self.name, document=document.id, tries=one.tries + 1,
+                "sink:failed", "warning", sink=self.name, document=document.id, tries=claimed_document.tries + 1,
                 delay=round(delay, 3), why=describe_error(error, MAX_ERROR_LENGTH),
             )  # fmt: skip
             await self._redis.perform(
-                events_calls.defer_documents(keys, self.name, [one.entry], delay=delay, tried=True)
+                events_calls.defer_documents(
+                    keys, self.name, [claimed_document.entry], delay=delay, tried=True
+                )
             )
         else:
-            await self._bury(keys, one, error)
+            await self._bury(keys, claimed_document, error)
 
-    async def _bury(self, keys: QueueKeys, one: ClaimedDocument, error: Exception) -> None:
+    async def _bury(self, keys: QueueKeys, document: ClaimedDocument, error: Exception) -> None:
         failure = Failure(
-            type=get_type_name(error), message=get_error_text(error, MAX_ERROR_LENGTH), attempt=one.tries + 1
+            type=get_type_name(error),
+            message=get_error_text(error, MAX_ERROR_LENGTH),
+            attempt=document.tries + 1,
         )
         self._log.event(
             "sink:dead-lettered",
@@ -362,7 +370,7 @@ class _OneSinkDelivery:
             hint=_BURIED,
         )
         await self._redis.perform(
-            events_calls.bury_document(keys, self.name, one.entry, msgspec.json.encode(failure))
+            events_calls.bury_document(keys, self.name, document.entry, msgspec.json.encode(failure))
         )
         self.buried += 1
 

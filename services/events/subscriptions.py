@@ -66,7 +66,11 @@ class Subscriptions:
             has_more, unsubscribed = True, self._unsubscribed.get(app, ())
             while has_more:
                 # Events that only removed subscriptions want would be kept again, and sent again.
-                wanted = [each.subjects for each in subscriptions if each.name not in unsubscribed]
+                wanted = [
+                    subscription.subjects
+                    for subscription in subscriptions
+                    if subscription.name not in unsubscribed
+                ]
                 subjects = sorted({subject for of_one in wanted for subject in of_one})
                 call = trips.declare_subscriptions(
                     Keys(app), entries, subjects, ttl=self._ttl, catch_up=self._catch_up

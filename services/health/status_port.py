@@ -231,7 +231,7 @@ class StatusPort:
                 if accepts and (now >= end or self._listener is not listener):
                     accepts = False
                     poll.unregister(listener)
-                for number in [fd for fd, one in open_requests.items() if now >= one.deadline]:
+                for number in [fd for fd, request in open_requests.items() if now >= request.deadline]:
                     poll.unregister(number)
                     self._answer_blocked(open_requests.pop(number))
                 times = [request.deadline for request in open_requests.values()] + ([end] if accepts else [])
@@ -243,8 +243,8 @@ class StatusPort:
                         poll.unregister(number)
                         self._answer_blocked(open_requests.pop(number))
         finally:
-            for one in open_requests.values():
-                one.stream.close()
+            for open_request in open_requests.values():
+                open_request.stream.close()
 
     def _accept_blocked(
         self, listener: socket.socket, poll: select.poll, open_requests: "dict[int, _OpenRequest]"
@@ -265,14 +265,14 @@ class StatusPort:
         open_requests[stream.fileno()] = _OpenRequest(stream, time.monotonic() + BLOCKED_TIMEOUT)
         poll.register(stream, select.POLLIN)
 
-    def _answer_blocked(self, one: "_OpenRequest") -> None:
+    def _answer_blocked(self, open_request: "_OpenRequest") -> None:
         """Respond to what has come of a request, in another thread than the event loop's, and close its connection."""
         try:
-            request = parse_request(one.head.partition(HEAD_END)[0] + HEAD_END)
+            request = parse_request(open_request.head.partition(HEAD_END)[0] + HEAD_END)
             response = self.respond(request, blocked=True).to_bytes(head_only=request.method == "HEAD")
         except BadRequest as bad:
             response = _refused(bad.status, bad.why).to_bytes()
-        with suppress(OSError), one.stream as stream:  # the client has disconnected
+        with suppress(OSError), open_request.stream as stream:  # the client has disconnected
             stream.send(response)  # it is small, so the kernel takes it at once
             stream.shutdown(socket.SHUT_WR)
 

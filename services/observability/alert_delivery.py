@@ -102,35 +102,39 @@ class AlertDelivery:
         """Log what was not logged, then send what waits, but for what fails or is not due, and what is behind it."""
         waiting = await self._redis.perform(calls.read_outbox(self._keys))
         waiting_ids = {undelivered.id for undelivered in waiting}
-        self._attempts = {key: one for key, one in self._attempts.items() if one.notification in waiting_ids}
+        self._attempts = {
+            key: attempts for key, attempts in self._attempts.items() if attempts.notification in waiting_ids
+        }
         if not waiting:
             return
         stored = await self._log_new(waiting)
         held_up = set[AlertKey]()
         end = trio.current_time() + ROUND_TIMEOUT
-        for one in waiting:
-            if self._receiver is None and _split_id(one.id) > _split_id(stored):
+        for notification in waiting:
+            if self._receiver is None and _split_id(notification.id) > _split_id(stored):
                 return  # it is in the log of this process, and perhaps not written yet
-            if one.alert in held_up:
+            if notification.alert in held_up:
                 continue
             if trio.current_time() >= end:
                 return
-            if not await self._deliver_one(one):
-                held_up.add(one.alert)
+            if not await self._deliver_one(notification):
+                held_up.add(notification.alert)
 
-    async def _deliver_one(self, one: WaitingNotification) -> bool:
+    async def _deliver_one(self, notification: WaitingNotification) -> bool:
         """Send a notification if it is due. Return whether it is done with: it was taken, or is dropped."""
         failure: UndeliveredNotification | None = None
-        if self._receiver is not None and one.transition is not None:
-            attempts = self._attempts.get(one.alert, _Attempts(one.id))
+        if self._receiver is not None and notification.transition is not None:
+            attempts = self._attempts.get(notification.alert, _Attempts(notification.id))
             if trio.current_time() < attempts.due or self._receiver.circuit.try_pass(self) is not None:
                 return False
-            why, is_permanent = await self._try_to_send(self._receiver, one.transition)
+            why, is_permanent = await self._try_to_send(self._receiver, notification.transition)
             if why:
-                failure = self._count_failure(one, one.transition, why, is_permanent=is_permanent)
+                failure = self._count_failure(
+                    notification, notification.transition, why, is_permanent=is_permanent
+                )
             else:
-                self._attempts.pop(one.alert, None)  # the next one of the alert has not failed yet
-        await self._redis.perform(calls.note_delivery(self._keys, one, failure))
+                self._attempts.pop(notification.alert, None)  # the next one of the alert has not failed yet
+        await self._redis.perform(calls.note_delivery(self._keys, notification, failure))
         return failure is None or failure.is_dropped
 
     async def _try_to_send(self, receiver: "_Receiver", transition: AlertTransition) -> tuple[str, bool]:
@@ -152,19 +156,19 @@ class AlertDelivery:
         return outcome
 
     def _count_failure(
-        self, one: WaitingNotification, transition: AlertTransition, why: str, *, is_permanent: bool
+        self, notification: WaitingNotification, transition: AlertTransition, why: str, *, is_permanent: bool
     ) -> UndeliveredNotification:
         """Return what is known of a notification after a try has failed, and set when it is tried again."""
-        attempts = self._attempts.get(one.alert, _Attempts(one.id))
+        attempts = self._attempts.get(notification.alert, _Attempts(notification.id))
         attempts = replace(attempts, tries=attempts.tries + 1)
         now = time.time()
-        is_dropped = is_permanent or attempts.tries > len(RETRY_DELAYS) or now - one.at > MAX_AGE
+        is_dropped = is_permanent or attempts.tries > len(RETRY_DELAYS) or now - notification.at > MAX_AGE
         alert, subject = transition.name, transition.subject
         if attempts.tries == 1 and self._receiver is not None:
             to = self._receiver.webhook.masked_url
             self._log.event("alerts:webhook-failed", "warning", alert=alert, subject=subject, to=to, why=why)
         if is_dropped:
-            self._attempts.pop(one.alert, None)
+            self._attempts.pop(notification.alert, None)
             self._log.event(
                 "alerts:notification-dropped",
                 "error",
@@ -175,7 +179,7 @@ class AlertDelivery:
             )
         else:
             due = trio.current_time() + RETRY_DELAYS[attempts.tries - 1]
-            self._attempts[one.alert] = replace(attempts, due=due)
+            self._attempts[notification.alert] = replace(attempts, due=due)
         return UndeliveredNotification(
             name=transition.name,
             subject=transition.subject,

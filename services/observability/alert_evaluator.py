@@ -187,10 +187,12 @@ class AlertEvaluator:
     async def _measure_lost(self, now: float) -> dict[tuple[str, str], float]:
         """Return when the Routers, Schedulers, Controllers and publishers were lost of which none of its name lives."""
         kinds: list[Call[Any]] = [
-            cluster_calls.list_lost_processes(self._keys, one) for one in LEASED_PROCESS_KINDS
+            cluster_calls.list_lost_processes(self._keys, process_kind)
+            for process_kind in LEASED_PROCESS_KINDS
         ]
         live: list[Call[Any]] = [
-            cluster_calls.list_live_processes(self._keys, one) for one in LEASED_PROCESS_KINDS
+            cluster_calls.list_live_processes(self._keys, process_kind)
+            for process_kind in LEASED_PROCESS_KINDS
         ]
         routers = queue_calls.get_queue_depth(self._keys.for_queue(EVENTS))
         depth = await self._redis.perform(routers)

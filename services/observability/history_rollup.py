@@ -311,8 +311,8 @@ class HistoryRollup:
     ) -> None:
         kept = [add_look(reading, self._look_interval) for reading in readings]
         new = [
-            queue_calls.keep_looks(one, looks)
-            for one, looks in zip(keys, kept, strict=True)
+            queue_calls.keep_looks(queue_keys, looks)
+            for queue_keys, looks in zip(keys, kept, strict=True)
             if looks is not None
         ]
         if new:
@@ -412,7 +412,7 @@ class HistoryRollup:
 
 def _is_full(part: Sequence[StateChange]) -> bool:
     """Whether a call that saves these changes is as large as it may be."""
-    words = [word for one in part for change in one.changes for word in change]
+    words = [word for state_change in part for change in state_change.changes for word in change]
     return (
         len(words) >= SAVED_WORDS
         or sum(len(word) for word in words if isinstance(word, bytes)) >= SAVED_BYTES

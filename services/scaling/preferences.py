@@ -67,7 +67,7 @@ class Preferences:
         """
         weights, turns = self.tasks, self._turns
         now = min(
-            (each.start_order for each in queue.items if each.start_order),
+            (queued.start_order for queued in queue.items if queued.start_order),
             default=max(turns.values(), default=1.0),
         )
         for item in queue.items:

@@ -94,10 +94,10 @@ class Reporter:
 
     def _count_held(self) -> dict[str, dict[str, int]]:
         found: dict[str, dict[str, int]] = {}
-        for each in self._in_flight:
-            if each.command is not None and each.kind:
-                tasks = found.setdefault(each.queue, {})
-                tasks[each.command.task] = tasks.get(each.command.task, 0) + 1
+        for delivery in self._in_flight:
+            if delivery.command is not None and delivery.kind:
+                tasks = found.setdefault(delivery.queue, {})
+                tasks[delivery.command.task] = tasks.get(delivery.command.task, 0) + 1
         return found
 
     def _get_means(self) -> dict[str, float]:

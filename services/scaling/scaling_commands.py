@@ -143,7 +143,7 @@ class ScalingCommands:
     ) -> None:
         """Send each recipient what it does not know yet."""
         targets = [target for worker in snapshot.workers for target in worker.command_targets]
-        names = {each.name for each in targets}
+        names = {command_target.name for command_target in targets}
         for gone in self._sent_preferences.keys() - names:
             del self._sent_preferences[gone]
         for sent in [sent for sent in self._sent_factors if sent[1] not in names]:
@@ -213,7 +213,7 @@ class ScalingCommands:
 
 
 def _lightest(weights: Mapping[str, float]) -> dict[str, float]:
-    return dict(sorted(weights.items(), key=lambda each: each[1])[:MAX_NAMED_TASKS])
+    return dict(sorted(weights.items(), key=lambda item: item[1])[:MAX_NAMED_TASKS])
 
 
 _ALONE = "no Controller lives that could begin or end workers: begin or end them yourself"

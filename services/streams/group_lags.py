@@ -128,7 +128,7 @@ def _count_records(groups: Sequence[tuple[dict[str, str], GroupLag]]) -> list[Me
         make_gauge(
             "celery5_stream_late_records",
             "Records that came after a window of theirs had closed.",
-            *[(sum(one.late for one in lag.partitions), labels) for labels, lag in groups],
+            *[(sum(partition.late for partition in lag.partitions), labels) for labels, lag in groups],
             merge="max",
         ),
         make_gauge(

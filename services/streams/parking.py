@@ -118,7 +118,10 @@ class ParkedKeys:
     def note_commit(self, commit: Commit) -> None:
         """Note that the changes of a commit are made."""
         self._count.note_commit(commit.parked, commit.released)
-        for key in [*(each.key for each in commit.parked), *(each.key for each in commit.released)]:
+        for key in [
+            *(parked.key for parked in commit.parked),
+            *(released.key for released in commit.released),
+        ]:
             self._uncommitted[key] -= 1
             if self._uncommitted[key] <= 0:
                 del self._uncommitted[key]
@@ -355,7 +358,7 @@ class ParkingSequence:
     def _forget(self, key: bytes) -> None:
         self._begun.discard(key)
         self._positions.pop(key, None)
-        self._released = deque(each for each in self._released if each[0] != key)
+        self._released = deque(released for released in self._released if released[0] != key)
 
     def _now_ms(self) -> int:
         return int(self._now() * 1000)

@@ -416,7 +416,7 @@ def log_advance(log: Log, queue: str, advance: Advance) -> None:
 def log_failed_runs(log: Log, queue: str, failed: Sequence[FailedRun]) -> None:
     """Log the runs that have failed or expired, with where and why."""
     for run in failed:
-        one = run.failure or StepFailure(
+        failure = run.failure or StepFailure(
             id="", run=run.id, type="WorkflowExpired", message="its deadline is over"
         )
         log.event(
@@ -426,10 +426,10 @@ def log_failed_runs(log: Log, queue: str, failed: Sequence[FailedRun]) -> None:
             run=run.id,
             workflow=run.workflow,
             state="EXPIRED" if run.state == "EXPIRED" else "FAILED",
-            node=one.node,
-            task=one.task,
-            job=one.id,
-            why=mask_lines(f"{one.type}: {one.message}"),
+            node=failure.node,
+            task=failure.task,
+            job=failure.id,
+            why=mask_lines(f"{failure.type}: {failure.message}"),
         )
 
 

@@ -179,19 +179,19 @@ def _undelivered(raw: Any) -> dict[AlertKey, UndeliveredNotification]:
     found: dict[AlertKey, UndeliveredNotification] = {}
     for content in raw or ():
         with suppress(msgspec.MsgspecError):
-            one = msgspec.json.decode(content, type=UndeliveredNotification)
-            found[one.name, one.subject] = one
+            notification = msgspec.json.decode(content, type=UndeliveredNotification)
+            found[notification.name, notification.subject] = notification
     return found
 
 
 def _transitions(raw: Any) -> list[AlertTransition]:
-    return [one for entry in raw or () if (one := _decode(entry[1][1])) is not None]
+    return [transition for entry in raw or () if (transition := _decode(entry[1][1])) is not None]
 
 
 def _silences(raw: Any) -> dict[str, AlertSilence]:
     silences: dict[str, AlertSilence] = {}
     # RESP3 has maps.
-    words: Sequence[bytes] = [each for pair in raw.items() for each in pair] if hasattr(raw, "items") else raw
+    words: Sequence[bytes] = [word for pair in raw.items() for word in pair] if hasattr(raw, "items") else raw
     for name, content in zip(words[::2], words[1::2], strict=True):
         try:
             silences[decode_text(name)] = msgspec.json.decode(content, type=AlertSilence)

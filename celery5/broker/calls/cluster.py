@@ -143,7 +143,7 @@ def list_lost_processes(keys: Keys, kind: str) -> Call[dict[str, float]]:
 
 
 def _merge_lost(found: Sequence[dict[str, float]]) -> dict[str, float]:
-    return {name: over for each in found for name, over in each.items()}
+    return {name: over for reply in found for name, over in reply.items()}
 
 
 def _lost(raw: Any) -> dict[str, float]:

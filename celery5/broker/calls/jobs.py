@@ -436,7 +436,7 @@ def _entries(named: dict[bytes, QueueKeys], raw: Any) -> list[Entry]:
 
 def _code_search(raw: Any) -> CodeSearch:
     now, *known = msgspec.convert(raw, list[int])
-    return CodeSearch(now / 1000, [each == 1 for each in known])
+    return CodeSearch(now / 1000, [flag == 1 for flag in known])
 
 
 def _scanned(raw: Sequence[Any]) -> tuple[str, list[str]]:

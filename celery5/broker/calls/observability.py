@@ -102,9 +102,9 @@ def save_rollup(keys: Keys, state_changes: Sequence[StateChange]) -> Call[bool]:
     """
     named = (keys.metrics_state, keys.metrics_minutes_prefix, keys.metrics_hours_prefix)
     flat: list[Word] = []
-    for one in state_changes:
-        flat += (one.name, one.before, one.after, len(one.changes))
-        flat += (word for change in one.changes for word in change)
+    for state_change in state_changes:
+        flat += (state_change.name, state_change.before, state_change.after, len(state_change.changes))
+        flat += (word for change in state_change.changes for word in change)
     words = (to_ms(HOURS_KEPT), to_ms(MINUTES_KEPT), to_ms(HOURS_KEPT), *flat)
     return script_call(SAVE_ROLLUP, named, words, bool)
 

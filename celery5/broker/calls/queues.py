@@ -320,7 +320,7 @@ def _queue_state(queue: str, raw: Any) -> QueueState:
         dead=dead,
         oldest_dead=parse_seconds(oldest_dead),
         keys=keys,
-        workers=tuple(sorted(states, key=lambda each: each.name)),
+        workers=tuple(sorted(states, key=lambda worker: worker.name)),
         oldest_waiting=parse_seconds(age),
         overdue=overdue,
         backlog=backlog,

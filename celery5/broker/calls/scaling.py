@@ -121,8 +121,8 @@ def get_reports(keys: Keys, workers: Sequence[str]) -> Call[dict[str, WorkerRepo
     """Return the reports of these workers (at least one), by name; workers without a report are left out."""
 
     def read(raw: Any) -> dict[str, WorkerReport]:
-        found = {name: _decoded(each, WorkerReport) for name, each in zip(workers, raw, strict=True)}
-        return {name: each for name, each in found.items() if each is not None}
+        found = {name: _decoded(encoded, WorkerReport) for name, encoded in zip(workers, raw, strict=True)}
+        return {name: report for name, report in found.items() if report is not None}
 
     return Call(("MGET", *(keys.report(worker) for worker in workers)), read, repeatable=True)
 
@@ -132,7 +132,7 @@ def _texts(raw: Any) -> list[str]:
 
 
 def _counts(raw: Any) -> dict[str, int]:
-    words = [each for pair in raw.items() for each in pair] if hasattr(raw, "items") else raw
+    words = [word for pair in raw.items() for word in pair] if hasattr(raw, "items") else raw
     found = zip(_texts(words[::2]), map(parse_int, words[1::2]), strict=True)
     return {unescape_word(task): count for task, count in found if not task.startswith(" ")}
 

@@ -112,7 +112,7 @@ def _upcoming(raw: Any) -> DueSchedules:
 
 
 def _records(raw: Any) -> dict[str, bytes]:
-    flat: Sequence[bytes] = [each for pair in raw.items() for each in pair] if hasattr(raw, "items") else raw
+    flat: Sequence[bytes] = [word for pair in raw.items() for word in pair] if hasattr(raw, "items") else raw
     states = msgspec.convert(flat[1::2], list[bytes])
     return dict(zip(map(decode_text, flat[::2]), states, strict=True))
 

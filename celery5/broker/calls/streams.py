@@ -258,8 +258,8 @@ def commit(
         f"{keys.parked_log_prefix}{group}:",
     )
     words: list[Word] = []
-    for one in commits:
-        words += one.to_words()
+    for partition_commit in commits:
+        words += partition_commit.to_words()
     return script_call(COMMIT, named, (incarnation, *words), _read_verdicts, repeatable=True)
 
 

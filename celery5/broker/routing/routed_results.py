@@ -125,8 +125,8 @@ async def _together_on_trio(waits: WaitFunctions) -> None:
             if is_over:
                 nursery.cancel_scope.cancel()
 
-        for each in waits:
-            nursery.start_soon(run, each)
+        for wait in waits:
+            nursery.start_soon(run, wait)
     if errors:
         raise errors[0]
 
@@ -136,8 +136,8 @@ async def _together_on_asyncio(waits: WaitFunctions) -> None:
 
     tasks = [asyncio.ensure_future(wait()) for wait in waits]
     try:
-        for each in asyncio.as_completed(tasks):
-            if await each:
+        for completed in asyncio.as_completed(tasks):
+            if await completed:
                 return
     finally:
         for task in tasks:

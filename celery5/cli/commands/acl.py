@@ -22,7 +22,8 @@ def acl(target: Target, role: str | None, *, user: str, wants_json: bool) -> Non
     if role is None:
         users = [make_user(app.name, name) for name in ROLES]
         rows: list[dict[str, object]] = [
-            {"role": one.role, "commands": len(one.commands), "for": one.description} for one in users
+            {"role": acl_user.role, "commands": len(acl_user.commands), "for": acl_user.description}
+            for acl_user in users
         ]
         echo(to_json(users) if wants_json else format_table(rows, empty=""))
         return

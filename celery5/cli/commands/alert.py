@@ -43,14 +43,14 @@ def _make_rule_row(rule: AlertRule) -> dict[str, object]:
     }
 
 
-def _make_history_row(one: AlertTransition) -> dict[str, object]:
+def _make_history_row(transition: AlertTransition) -> dict[str, object]:
     return {
-        "at": format_time(one.at),
-        "alert": one.name,
-        "subject": one.subject,
-        "change": f"{one.change}, silenced" if one.silenced else one.change,
-        "severity": one.severity,
-        "what": one.description,
+        "at": format_time(transition.at),
+        "alert": transition.name,
+        "subject": transition.subject,
+        "change": f"{transition.change}, silenced" if transition.silenced else transition.change,
+        "severity": transition.severity,
+        "what": transition.description,
     }
 
 

@@ -83,7 +83,7 @@ def _format_event(state: "EventState") -> str:
 event = make_group(
     "event",
     "An event says that something happened; tasks subscribe to events.",
-    [one for one in EVENT_OPERATIONS if one.verb != "send"],
+    [operation for operation in EVENT_OPERATIONS if operation.verb != "send"],
     {
         "list": CommandView(show=_show_list),
         "show": CommandView(
@@ -112,7 +112,7 @@ def send(
 ) -> None:
     """Send EVENT with these fields. A VALUE is JSON, or a text if it is none."""
     app = target.load(needs_code=True)
-    operation = next(one for one in EVENT_OPERATIONS if one.verb == "send")
+    operation = next(candidate for candidate in EVENT_OPERATIONS if candidate.verb == "send")
     asked = NewEvent(name, dict(parse_parameter(field) for field in fields), version)
     sent = perform(app, operation, asked).value
     echo(to_json(sent) if wants_json else sent.id)

@@ -123,8 +123,12 @@ def _make_lost_rows(standings: "WorkersOverview") -> list[dict[str, object]]:
     """Return a row for each of the last processes that were lost in the last hour."""
     lost = standings.lost
     rows: list[dict[str, object]] = [
-        {"lost": f"{one.kind} {one.name}", "when": one.health, "what it held": describe_loss(one)}
-        for one in lost[:LOST_LISTED]
+        {
+            "lost": f"{process.kind} {process.name}",
+            "when": process.health,
+            "what it held": describe_loss(process),
+        }
+        for process in lost[:LOST_LISTED]
     ]
     if more := len(lost) - len(rows) + standings.further_lost:
         rows.append({"lost": f"{more} more", "when": "", "what it held": "celery5 worker list shows all"})

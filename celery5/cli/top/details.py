@@ -55,7 +55,9 @@ def make_details(view: View, key: str, reading: Reading, width: int) -> list[Lin
     elif view is View.WORKERS and (worker := _find(overview.workers, key)) is not None:
         jobs = None if reading.jobs is None else [job for job in reading.jobs if job.worker == key]
         lines = _describe_worker(worker, jobs, reading.jobs_note)
-    elif view is View.WORKERS and (lost := next((one for one in overview.lost if one.worker == key), None)):
+    elif view is View.WORKERS and (
+        lost := next((process for process in overview.lost if process.worker == key), None)
+    ):
         lines = _describe_lost(lost, overview.at)
     elif view is View.DEAD:
         group = next((group for group in reading.dead or () if group.id == key), None)
@@ -249,7 +251,7 @@ def _count_ended(point: HistoryPoint) -> float:
 def count_of(point: HistoryPoint, name: str, what: Literal["ended", "failed"]) -> float:
     """Return how many attempts of a task ended, or failed, in a minute of its history."""
     attempts = [count_attempts(task.counts) for task in point.tasks if task.task == name]
-    return float(sum(one.ended if what == "ended" else one.failed for one in attempts))
+    return float(sum(attempt.ended if what == "ended" else attempt.failed for attempt in attempts))
 
 
 def _draw(label: str, values: Sequence[float | None], bars: int, format_value: Formatter) -> list[Line]:

@@ -180,15 +180,17 @@ def _draw_attention(overview: Overview, alerts: str) -> Line:
     queues = sum(queue.verdict.needs_attention for queue in overview.queues)
     tasks = sum(task.needs_attention for task in overview.tasks)
     workers = sum(worker.health not in ("ok", "no report yet") for worker in overview.workers)
-    workers += sum(one.kind == "worker" for one in overview.lost)
-    others = sum(one.kind != "worker" for one in overview.lost)
+    workers += sum(process.kind == "worker" for process in overview.lost)
+    others = sum(process.kind != "worker" for process in overview.lost)
     counts = (
         (queues, "queue", "queues"),
         (tasks, "task", "tasks"),
         (workers, "worker", "workers"),
         (others, "other process", "other processes"),
     )
-    problems = [f"{count} {one if count == 1 else several}" for count, one, several in counts if count]
+    problems = [
+        f"{count} {singular if count == 1 else plural}" for count, singular, plural in counts if count
+    ]
     problems += [f"alerts: {alerts}"] if alerts else []
     line: Line = (("needs attention: ", "dim"), (to_one_line(", ".join(problems)), "bad"))
     if not problems:

@@ -32,8 +32,8 @@ async def load_worker(request: PageRequest) -> Mapping[str, Any]:
         replies = {command: reply[0] for command, reply in zip(commands, read, strict=True)}
     return {
         "name": name,
-        "worker": next((one for one in overview.workers if one.name == name), None),
-        "lost": [one for one in overview.lost if name in (one.name, one.worker)],
+        "worker": next((worker for worker in overview.workers if worker.name == name), None),
+        "lost": [process for process in overview.lost if name in (process.name, process.worker)],
         "at": overview.at,
         "stats": stats,
         "stack": None,

@@ -18,7 +18,7 @@ async def load_queue(request: PageRequest) -> Mapping[str, Any]:
     """Return the state of a queue, its verdict, and its history."""
     queue = request.path["queue"]
     overview = await request.read("top:show")
-    judged = next((one for one in overview.queues if one.name == queue), None)
+    judged = next((candidate for candidate in overview.queues if candidate.name == queue), None)
     return {
         "queue": await request.read("queue:show", queue=queue),
         "task_window": overview.task_window,

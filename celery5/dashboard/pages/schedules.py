@@ -11,7 +11,9 @@ async def load_schedules(request: PageRequest) -> Mapping[str, Any]:
     schedules = await request.read("schedule:list")
     state = await request.read("info:show", most=0)
     return {
-        "schedules": sorted(schedules, key=lambda one: (one.next is None, one.next or 0.0, one.name)),
+        "schedules": sorted(
+            schedules, key=lambda schedule: (schedule.next is None, schedule.next or 0.0, schedule.name)
+        ),
         "schedulers": state.schedulers,
     }
 

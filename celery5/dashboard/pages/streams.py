@@ -21,7 +21,7 @@ async def load_group(request: PageRequest) -> Mapping[str, Any]:
     """Return one group: its partitions, its parked keys and its dead records."""
     names = {"stream": request.path["stream"], "group": request.path["group"]}
     stream = await request.read("stream:show", stream=names["stream"])
-    group = next((one for one in stream.groups if one.group == names["group"]), None)
+    group = next((candidate for candidate in stream.groups if candidate.group == names["group"]), None)
     if group is None:
         raise NotFound(f"stream {names['stream']} has no group {names['group']!r}")
     parked, dead = list[Any](), list[Any]()

@@ -58,7 +58,7 @@ def sum_task(task: str, histories: Iterable[list[HistoryPoint]]) -> list[TaskPoi
 
 def _get_larger(before: float | None, percentiles: Mapping[str, float] | None, name: str) -> float | None:
     found = (percentiles or {}).get(name)
-    return max((one for one in (before, found) if one is not None), default=None)
+    return max((time for time in (before, found) if time is not None), default=None)
 
 
 async def load_tasks(request: PageRequest) -> Mapping[str, Any]:

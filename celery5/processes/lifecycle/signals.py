@@ -100,13 +100,13 @@ class Interruption:
         if self._limit is not None:
             self._bell = os.pipe()
             threading.Thread(target=self._watch_clock, name="celery5-stop", daemon=True).start()
-        self._before = {each: signal.signal(each, self._note) for each in _WATCHED}
+        self._before = {signal_number: signal.signal(signal_number, self._note) for signal_number in _WATCHED}
         self._before[signal.SIGHUP] = signal.signal(signal.SIGHUP, self._hung_up)
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        for each, handler in self._before.items():
-            signal.signal(each, handler)
+        for signal_number, handler in self._before.items():
+            signal.signal(signal_number, handler)
         if self._bell[1] >= 0:
             # The end of the pipe alone may not come: forked processes have it, too.
             os.write(self._bell[1], b".")

@@ -196,11 +196,11 @@ class LoopWatchdog:
 
 def find_job(frame: FrameType | None) -> tuple[str, str]:
     """Return the task and the id of the job that runs in a stack of the loop's thread; '' for both if none does."""
-    for each in walk_outwards(frame, MAX_DEPTH):
-        if each.f_code is TaskExecution.EXECUTOR_CODE:
-            command = each.f_locals["delivery"].command
+    for stack_frame in walk_outwards(frame, MAX_DEPTH):
+        if stack_frame.f_code is TaskExecution.EXECUTOR_CODE:
+            command = stack_frame.f_locals["delivery"].command
             return command.task, command.id
-        if each.f_code.co_name == _STEPS and (task := each.f_locals.get("task")) is not None:
+        if stack_frame.f_code.co_name == _STEPS and (task := stack_frame.f_locals.get("task")) is not None:
             job = task.context.get(CURRENT_JOB)  # a task that the job has started
             return _NOBODY if job is None else (job.task, job.id)
     return _NOBODY
@@ -214,10 +214,10 @@ def is_idle(frame: FrameType | None) -> bool:
 def format_stack(frame: FrameType | None) -> str:
     """Return the innermost frames of a stack as text, from the job's own function on if there is one."""
     found: list[tuple[FrameType, int]] = []
-    for each in walk_outwards(frame, MAX_DEPTH):
-        if each.f_code.co_filename == on_trio.__file__ or len(found) >= MAX_FRAMES:
+    for stack_frame in walk_outwards(frame, MAX_DEPTH):
+        if stack_frame.f_code.co_filename == on_trio.__file__ or len(found) >= MAX_FRAMES:
             break
-        found.append((each, each.f_lineno))
+        found.append((stack_frame, stack_frame.f_lineno))
     return "".join(traceback.StackSummary.extract(reversed(found)).format())
 
 

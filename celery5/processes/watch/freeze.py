@@ -160,7 +160,7 @@ class FreezeWatch:
 
     def _find_cause(self, holders: frozenset[int]) -> FreezeCause:
         """Find out which jobs may hold the lock, and where they stand."""
-        records = {one.slot: one for memory in self._memories for one in memory.read_slots()}
+        records = {slot.slot: slot for memory in self._memories for slot in memory.read_slots()}
         main, stacks = self._memories[0].main_thread, self._read_stacks()
         found = {
             slot: stack

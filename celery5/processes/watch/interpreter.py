@@ -50,9 +50,9 @@ class SharedFiles:
 
     def close(self) -> None:
         """Close them in the worker."""
-        for each in (self.stacks, self.stops, self._stops_end):
+        for descriptor in (self.stacks, self.stops, self._stops_end):
             with suppress(OSError):  # a job may have closed all files that it found open
-                os.close(each)
+                os.close(descriptor)
 
 
 class InterpreterPulse:
@@ -73,8 +73,8 @@ class InterpreterPulse:
         self._thread = threading.Thread(target=self._beat, name="celery5-pulse", daemon=True)
 
     def __enter__(self) -> Self:
-        for each in STOP_SIGNALS:
-            faulthandler.register(each, file=self._files.stops_end, all_threads=False, chain=True)
+        for signal_number in STOP_SIGNALS:
+            faulthandler.register(signal_number, file=self._files.stops_end, all_threads=False, chain=True)
         if STACK_SIGNAL is not None:
             faulthandler.register(STACK_SIGNAL, file=self._files.stacks, all_threads=True)
         # The signals of a process that a job forks are its own.
@@ -92,8 +92,8 @@ class InterpreterPulse:
         self._release_signals()
 
     def _release_signals(self) -> None:
-        for each in self._signals:
-            faulthandler.unregister(each)
+        for signal_number in self._signals:
+            faulthandler.unregister(signal_number)
 
     def _beat(self) -> None:
         self._memory.set_threads(pulse=threading.get_native_id(), main=threading.main_thread().ident or 0)

@@ -202,11 +202,11 @@ def start_sidecars(
         stack.callback(files.close)
         for number, (broker, memory) in enumerate(zip(brokers, memories, strict=True)):
             shared = _Shared(memory, tuple(memories), None if number else files, stop_times)
-            one = Sidecar(app, write_fd=_fork(app, shared), sidecar_memory=memory, broker=broker)
+            sidecar = Sidecar(app, write_fd=_fork(app, shared), sidecar_memory=memory, broker=broker)
             # A process that a job forks must not keep the pipe open when we are gone.
-            os.register_at_fork(after_in_child=one.close)
-            stack.callback(one.close)
-            by_broker[broker] = one
+            os.register_at_fork(after_in_child=sidecar.close)
+            stack.callback(sidecar.close)
+            by_broker[broker] = sidecar
         yield Sidecars(by_broker, memories[0], files)
 
 
@@ -291,10 +291,10 @@ def _close_other_files(*kept: int) -> None:
         found = [int(name) for name in os.listdir("/dev/fd")]
     except OSError:
         found = list(range(1024))
-    for each in found:
-        if each > 2 and each not in kept:
+    for descriptor in found:
+        if descriptor > 2 and descriptor not in kept:
             with suppress(OSError):  # it is closed already, like the one that listed the others
-                os.close(each)
+                os.close(descriptor)
     os.chdir("/")
     with suppress(OSError), open("/proc/self/comm", "w") as comm:
         comm.write(PROCESS_NAME)
@@ -319,9 +319,9 @@ class _Watch:
         self._pidfd = pidfd
         self._read_fd = read_fd
         self._poll = select.poll()
-        for each in (read_fd, pidfd, -1 if freeze is None else freeze.requests_file):
-            if each >= 0:
-                self._poll.register(each, select.POLLIN)
+        for descriptor in (read_fd, pidfd, -1 if freeze is None else freeze.requests_file):
+            if descriptor >= 0:
+                self._poll.register(descriptor, select.POLLIN)
         self._interval = app.settings.lease / HEARTBEATS_PER_LEASE
         self._unread = b""
         self._report = BeatReport()
@@ -371,7 +371,7 @@ class _Watch:
         moments = [self._next_step_at] if self._has_lease else []
         moments += [self._next_look_at] if self._must_look else []
         pause = max(min(moments) - now(), 0.0) * 1000 + 1 if moments else None
-        ready = {each for each, _ in self._poll.poll(pause)}
+        ready = {descriptor for descriptor, _ in self._poll.poll(pause)}
         if self._freeze is not None and self._freeze.requests_file in ready:
             if not self._freeze.read_requests():
                 self._poll.unregister(self._freeze.requests_file)

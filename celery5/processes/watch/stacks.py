@@ -109,7 +109,7 @@ class StackDump:
     def _tell(self, caught: str, loop: str) -> None:
         """One message about the whole, one for each task (one for all that are alike), one for each thread."""
         tasks = list(islice(_below(self._root), MAX_TASKS + 1))
-        threads = {each.ident: each.name for each in threading.enumerate()}
+        threads = {thread.ident: thread.name for thread in threading.enumerate()}
         frames = list(cast("Any", sys)._current_frames().items())
         self._log.event(
             "process:stacks-dumped",
@@ -162,7 +162,7 @@ def _awaited(task: trio.lowlevel.Task) -> Iterable[str]:
 
 def _called(frame: FrameType) -> list[str]:
     """Where a thread is, the outermost frame first."""
-    return [_place(each) for each in walk_outwards(frame, MAX_FRAMES)][::-1]
+    return [_place(stack_frame) for stack_frame in walk_outwards(frame, MAX_FRAMES)][::-1]
 
 
 def _place(frame: FrameType) -> str:

@@ -239,11 +239,11 @@ class _DescriptionReader:
     def cluster(self, table: Mapping[str, Any]) -> Cluster:
         allowed = ("platform", *_NUMBERS, ENVIRONMENT_KEY, "hosts", "broker", *KINDS_BY_SECTION)
         self._check_keys("", table, allowed)
-        hosts = {name: self._host(name, each) for name, each in self._tables(table, "hosts")}
+        hosts = {name: self._host(name, host_table) for name, host_table in self._tables(table, "hosts")}
         groups = [
-            self._group(plural, kind, name, each, hosts)
+            self._group(plural, kind, name, group_table, hosts)
             for plural, kind in KINDS_BY_SECTION.items()
-            for name, each in self._tables(table, plural)
+            for name, group_table in self._tables(table, plural)
         ]
         if not groups:
             self.errors.append(

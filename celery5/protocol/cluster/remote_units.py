@@ -143,8 +143,8 @@ def _plain(name: str) -> str:
     names.
     """
     return "".join(
-        chr(each) if chr(each).isascii() and (chr(each).isalnum() or chr(each) == "-") else f"_{each:02x}"
-        for each in name.encode()
+        chr(byte) if chr(byte).isascii() and (chr(byte).isalnum() or chr(byte) == "-") else f"_{byte:02x}"
+        for byte in name.encode()
     )
 
 

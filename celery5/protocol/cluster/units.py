@@ -147,7 +147,7 @@ def get_unit_path(unit: str) -> str:
 def build_properties(member: Member, command: LaunchCommand) -> list[tuple[str, tuple[str, Any]]]:
     """Return the properties of a member for StartTransientUnit. Times are microseconds."""
     stop = member.stop_after + STOP_MARGIN
-    words = [each.replace("$", "$$") for each in (*command.program, *member.arguments)]
+    words = [word.replace("$", "$$") for word in (*command.program, *member.arguments)]
     properties: dict[str, tuple[str, Any]] = {
         "Description": ("s", f"celery5 member {member.name}"),
         "Slice": ("s", SLICE),
@@ -156,8 +156,8 @@ def build_properties(member: Member, command: LaunchCommand) -> list[tuple[str, 
         "NotifyAccess": ("s", "main"),
         "ExecStart": ("a(sasb)", [(command.program[0], words, False)]),
         **{
-            name: ("a(sasb)", [("/bin/sh", ["/bin/sh", "-c", each], True)])
-            for name, each in SIDECAR_GRACE_COMMANDS
+            name: ("a(sasb)", [("/bin/sh", ["/bin/sh", "-c", shell_command], True)])
+            for name, shell_command in SIDECAR_GRACE_COMMANDS
         },
         "WorkingDirectory": ("s", command.directory),
         "EnvironmentFiles": ("a(sb)", [(command.environment_file, False)]),
@@ -230,8 +230,8 @@ def get_member_events(
 def _escaped(name: str) -> str:
     """Return the name as systemd-escape has it, with dashes escaped, too."""
     return "".join(
-        each if _PLAIN.fullmatch(each) else "".join(f"\\x{byte:02x}" for byte in each.encode())
-        for each in name
+        character if _PLAIN.fullmatch(character) else "".join(f"\\x{byte:02x}" for byte in character.encode())
+        for character in name
     )
 
 

@@ -79,7 +79,7 @@ def diagnose_server(info: Mapping[str, str]) -> Finding:
     """Diagnose the kind and version of the server, from `INFO`."""
     kind, version = _get_kind(info), _get_version(info)
     summary = f"{describe_server(info)}, {info.get('redis_mode', 'standalone')}"
-    numbers = tuple(int(each) for each in re.findall(r"\d+", version)[:2])
+    numbers = tuple(int(digits) for digits in re.findall(r"\d+", version)[:2])
     if info.get("role") in ("slave", "replica"):
         return Finding("server", "fail", f"{summary}, a replica", "have the broker's URL name the master")
     if kind == "redis" and numbers and numbers < OLDEST_REDIS:

@@ -56,7 +56,7 @@ def diagnose_key_folder(path: str, modes: Mapping[str, int] | None) -> Finding:
         return Finding("keys folder", "fail", f"others may enter {path}", f"chmod 700 {shlex.quote(path)}")
     readable = sorted(name for name, mode in modes.items() if name != "." and mode & 0o077)
     if readable:
-        files = shlex.join(f"{path}/{each}" for each in readable)
+        files = shlex.join(f"{path}/{name}" for name in readable)
         return Finding("keys folder", "warn", f"others may read {', '.join(readable)}", f"chmod 600 {files}")
     return Finding("keys folder", "ok", f"{path}, for nobody else")
 
@@ -79,12 +79,14 @@ def diagnose_certificates(
         remedy_if_revoked: What to do if this host's own key is on the denylist.
     """
     name = "certificates"
-    mine = [each for each in found if each.role == "mine"]
+    mine = [credential for credential in found if credential.role == "mine"]
     if not mine:
         return Finding(name, "ok", "no key of its own yet: the first signed command makes it")
-    ends = {each: date.fromisoformat(each.until) for each in found if not each.revoked}
-    expired = [each for each in mine if each in ends and ends[each] < today]
-    own_authorities = [each for each in found if each.role == "authority"]
+    ends = {
+        credential: date.fromisoformat(credential.until) for credential in found if not credential.revoked
+    }
+    expired = [credential for credential in mine if credential in ends and ends[credential] < today]
+    own_authorities = [credential for credential in found if credential.role == "authority"]
     new_key = _find_new_key(own_authorities, ends, today, folder)
     if expired:
         summary = f"{expired[0].fingerprint[:16]} ended on {expired[0].until}"
@@ -97,14 +99,14 @@ def diagnose_certificates(
         )
         return Finding(name, "fail", f"what is signed here is refused here: {refusal_reason}", remedy)
     ending = sorted(
-        (end, each.role) for each, end in ends.items() if (end - today).days < EXPIRY_WARNING_DAYS
+        (end, credential.role) for credential, end in ends.items() if (end - today).days < EXPIRY_WARNING_DAYS
     )
     if ending:
         what = ", ".join(f"{role} until {end}" for end, role in ending)
         of_others = {role for _, role in ending} == {"trusted"}
         remedy = _REPLACE_TRUSTED if of_others else f"{new_key}; other hosts must trust a new authority first"
         return Finding(name, "warn", f"they end soon, or have ended: {what}", remedy)
-    revoked = sum(each.revoked for each in found)
+    revoked = sum(credential.revoked for credential in found)
     return Finding(
         name, "ok", f"{len(found)}, until {min(ends.values(), default=today)}; {revoked} of them revoked"
     )
@@ -136,20 +138,20 @@ def diagnose_units(found: Sequence[SystemdUnit], *, version: str, is_lingering: 
     """Diagnose the installed units of systemd."""
     if not found:
         return Finding("units", "ok", "none of systemd's is installed")
-    summary = f"systemd {version or 'of an unknown version'}: {', '.join(each.name for each in found)}"
-    missing = [each for each in found if each.missing]
+    summary = f"systemd {version or 'of an unknown version'}: {', '.join(unit.name for unit in found)}"
+    missing = [unit for unit in found if unit.missing]
     if missing:
-        names = ", ".join(f"{each.missing} of {each.name}" for each in missing)
+        names = ", ".join(f"{unit.missing} of {unit.name}" for unit in missing)
         remedy = f"correct ExecStart in a drop-in: {_format_systemctl('edit', missing[:1])}"
         return Finding("units", "fail", f"not there: {names}", remedy)
     number = re.match(r"\d+", version)
     if number and int(number[0]) < OLDEST_SYSTEMD:
         return Finding("units", "warn", summary, f"upgrade systemd to {OLDEST_SYSTEMD} or newer")
-    if any(each.is_user_unit for each in found) and not is_lingering:
+    if any(unit.is_user_unit for unit in found) and not is_lingering:
         remedy = f"loginctl enable-linger {shlex.quote(user)}"
         return Finding("units", "warn", f"{summary}; those of {user} end when {user} logs out", remedy)
     if idle := _find_not_started(found):
-        names = ", ".join(each.name for each in idle)
+        names = ", ".join(unit.name for unit in idle)
         return Finding("units", "warn", f"not started at boot: {names}", _enable(idle))
     return Finding("units", "ok", f"{summary}; enabled")
 
@@ -160,16 +162,16 @@ def _find_not_started(found: Sequence[SystemdUnit]) -> Sequence[SystemdUnit]:
     All units may be installed, and only some be used: a Controller, for example, starts its members by itself. But the
     target that starts those that are enabled must be, too.
     """
-    if not any(each.enabled for each in found):
+    if not any(unit.enabled for unit in found):
         return found
-    return [each for each in found if each.name.endswith(".target") and not each.enabled]
+    return [unit for unit in found if unit.name.endswith(".target") and not unit.enabled]
 
 
 def _enable(units: Sequence[SystemdUnit]) -> str:
     """Return how units are enabled: the Controller alone if it is there, since it starts all others."""
     controllers = [unit for unit in units if unit.name == "celery5-controller.service"]
-    chosen = controllers or [each for each in units if not each.name.endswith(".target")] or units
-    has_instances = any("@." in each.name for each in chosen)
+    chosen = controllers or [unit for unit in units if not unit.name.endswith(".target")] or units
+    has_instances = any("@." in unit.name for unit in chosen)
     explained = ", each NAME that of an environment file" if has_instances else ""
     return f"{_format_systemctl('enable', chosen)}{explained}"
 
@@ -266,8 +268,8 @@ def diagnose_workers(
             "celery5 worker stack shows where the code of a silent one stands, unless it is frozen"
         )
     if breakers:
-        each = [f"{', '.join(names[:MAX_QUEUES])} of {worker}" for worker, names in breakers.items()]
-        parts.append(f"open circuit breakers: {each[0]}{_more(each)}")
+        open_breakers = [f"{', '.join(names[:MAX_QUEUES])} of {worker}" for worker, names in breakers.items()]
+        parts.append(f"open circuit breakers: {open_breakers[0]}{_more(open_breakers)}")
         remedies.append("celery5 worker tell health says why, and when each tries again")
     if waiting := {name: count for name, count in paused.items() if count}:
         names = [f"{name} ({count})" for name, count in waiting.items()]
@@ -351,19 +353,19 @@ def _diagnose_unread(workers: int, unread: Sequence[str], foreign: Mapping[str, 
 
 
 def _diagnose_versions(found: Sequence[WorkerVersion], own_version: str, summary: str) -> Finding:
-    refused = [each for each in found if each.refusal]
+    refused = [worker for worker in found if worker.refusal]
     if refused:
-        names = ", ".join(each.name for each in refused)
+        names = ", ".join(worker.name for worker in refused)
         remedy = (
             "celery5 keys show says what is trusted here; on the worker's host: celery5 keys trust FILE, "
             "with the certificate of this host's authority"
         )
         return Finding("workers", "fail", f"{summary}; {names}: {refused[0].refusal}", remedy)
-    unanswered = [each.name for each in found if not each.version]
+    unanswered = [worker.name for worker in found if not worker.version]
     if unanswered:
         remedy = "look at their logs; a worker without an inbox does not answer"
         return Finding("workers", "warn", f"{summary}; no answer from {', '.join(unanswered)}", remedy)
-    others = [each for each in found if each.version != own_version]
+    others = [worker for worker in found if worker.version != own_version]
     if others:
         shown = ", ".join(f"{other.name} {other.version}" for other in others)
         remedy = (
@@ -445,17 +447,18 @@ def diagnose_libraries(required: Sequence[str], installed: Mapping[str, str], fo
         remedy = f"pip install {shlex.quote(folder or '.')}"
         return Finding("libraries", "warn", "celery5 runs from a folder, not installed", remedy)
     wrong: dict[str, str] = {}
-    for each in required:
-        if ";" in each:
+    for requirement in required:
+        if ";" in requirement:
             continue  # required by an extra only
-        name = parse_requirement_name(each)
+        name = parse_requirement_name(requirement)
         installed_version = installed.get(name, "")
         if not installed_version:
-            wrong[each] = f"{name} is not there"
+            wrong[requirement] = f"{name} is not there"
         elif not all(
-            _holds(installed_version, *bound) for bound in re.findall(r"(>=|<=|==|<|>)\s*([\d.]+)", each)
+            _holds(installed_version, *bound)
+            for bound in re.findall(r"(>=|<=|==|<|>)\s*([\d.]+)", requirement)
         ):
-            wrong[each] = f"{name} {installed_version}, which is not {each}"
+            wrong[requirement] = f"{name} {installed_version}, which is not {requirement}"
     if wrong:
         return Finding("libraries", "fail", "; ".join(wrong.values()), f"pip install {shlex.join(wrong)}")
     shown = ", ".join(f"{name} {version}" for name, version in sorted(installed.items()) if version)
@@ -468,17 +471,20 @@ def parse_requirement_name(required: str) -> str:
 
 
 def _holds(installed_version: str, relation: str, bound: str) -> bool:
-    one, other = _numbers(installed_version), _numbers(bound)
-    width = max(len(one), len(other))
-    one, other = one + (0,) * (width - len(one)), other + (0,) * (width - len(other))
+    installed_numbers, bound_numbers = _numbers(installed_version), _numbers(bound)
+    width = max(len(installed_numbers), len(bound_numbers))
+    installed_numbers, bound_numbers = (
+        installed_numbers + (0,) * (width - len(installed_numbers)),
+        bound_numbers + (0,) * (width - len(bound_numbers)),
+    )
     return {
-        ">=": one >= other,
-        "<=": one <= other,
-        "==": one == other,
-        "<": one < other,
-        ">": one > other,
+        ">=": installed_numbers >= bound_numbers,
+        "<=": installed_numbers <= bound_numbers,
+        "==": installed_numbers == bound_numbers,
+        "<": installed_numbers < bound_numbers,
+        ">": installed_numbers > bound_numbers,
     }[relation]
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(each) for each in re.findall(r"\d+", re.split(r"[a-zA-Z+]", version)[0]))
+    return tuple(int(digits) for digits in re.findall(r"\d+", re.split(r"[a-zA-Z+]", version)[0]))

@@ -39,8 +39,8 @@ def adapt_annotation(annotation: Any) -> Any:
             return _make_adapted(annotation, inner.classes)
         return annotation if inner is args[0] else Annotated[(inner, *args[1:])]
     if origin in (Union, UnionType):
-        classes = [each for each in map(_strip, args) if _is_pydantic(each)]
-        if classes and len([each for each in args if each is not type(None)]) > 1:
+        classes = [arg for arg in map(_strip, args) if _is_pydantic(arg)]
+        if classes and len([arg for arg in args if arg is not type(None)]) > 1:
             return _make_adapted(annotation, tuple(classes))
         return _rebuild(args, lambda parts: cast("Any", Union)[tuple(parts)], annotation)
     if not args or origin is None:
@@ -262,7 +262,7 @@ def _make_pydantic_check(adapter: Any) -> Check:
             validated = adapter.validate_python(value)
         except ValueError as error:
             errors: Any = getattr(error, "errors", list)
-            texts: list[str] = [each["msg"] for each in errors()]
+            texts: list[str] = [detail["msg"] for detail in errors()]
             raise ValueError("; ".join(texts) or get_error_text(error, 200)) from None
         if difference := find_difference(value, validated):
             raise ValueError(f"its annotation would change it: {difference}")

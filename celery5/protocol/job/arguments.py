@@ -215,8 +215,10 @@ class Parameters:
         )
         # Whether arguments that arrive equal arrive unchanged.
         self._is_simple = not self._checks and all(map(is_simple, self._wire_types.values()))
-        self._exact = frozenset(name for name, each in self._types.items() if _mentions_decimal(each))
-        kinds = {name: each.kind for name, each in self._signature.parameters.items()}
+        self._exact = frozenset(
+            name for name, annotation in self._types.items() if _mentions_decimal(annotation)
+        )
+        kinds = {name: parameter.kind for name, parameter in self._signature.parameters.items()}
         self._names = tuple(name for name, kind in kinds.items() if kind in _POSITIONAL)
         self._rest = next((name for name, kind in kinds.items() if kind is _VAR_POSITIONAL), None)
         self._more = next((name for name, kind in kinds.items() if kind is _VAR_KEYWORD), None)

@@ -292,7 +292,7 @@ def add_counts(counts: dict[str, int], jobs: Iterable[DeadJob], by: GroupBy) -> 
 
 def sort_counts(counts: Mapping[str, int]) -> dict[str, int]:
     """Return the counts, largest first."""
-    return dict(sorted(counts.items(), key=lambda each: (-each[1], each[0])))
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
 def check_group_by(by: str) -> GroupBy:

@@ -301,10 +301,10 @@ def _get_parts(item: Any) -> Sequence[Any]:
     return () if isinstance(item, _PLAIN) else [part for _, part in _get_fields(item)]
 
 
-def equals(one: Any, other: Any) -> bool:
+def equals(value: Any, other: Any) -> bool:
     """Return whether two values are equal; False when that cannot be told."""
     try:
-        return bool(one == other)
+        return bool(value == other)
     except Exception:  # too deep, or the user's code
         return False
 

@@ -28,7 +28,7 @@ def is_queue_name(name: object) -> bool:
     return (
         isinstance(name, str)
         and 0 < len(name) <= 200
-        and not any(each.isspace() or each in "{}," for each in name)
+        and not any(character.isspace() or character in "{}," for character in name)
     )
 
 

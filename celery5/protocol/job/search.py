@@ -57,7 +57,7 @@ class ArgumentMatch(msgspec.Struct, frozen=True):
 
 def _is_same(found: Any, wanted: Any) -> bool:
     """Return whether two numbers are equal; True is not 1."""
-    is_number = [isinstance(one, int | float) and not isinstance(one, bool) for one in (found, wanted)]
+    is_number = [isinstance(value, int | float) and not isinstance(value, bool) for value in (found, wanted)]
     return all(is_number) and found == wanted
 
 
@@ -192,7 +192,7 @@ def _read_state(state: str) -> JobState | None:
     if not state:
         return None
     name = str(state).upper()
-    known = [one.value for one in JobState if one is not JobState.UNKNOWN]
+    known = [known_state.value for known_state in JobState if known_state is not JobState.UNKNOWN]
     if name not in known:
         hint = did_you_mean(name, known, otherwise=f"states are {', '.join(known)}")
         raise Misconfigured(f"no state {state!r}; {hint}")

@@ -73,9 +73,9 @@ def _describe_class(kind: type[Any], visited: set[type[Any]]) -> Iterator[str]:
     for name, annotation in sorted(_read_hints(kind).items()):
         yield name
         yield from _describe(annotation, visited)
-    for each in kind.__mro__:
-        if _is_own(each):
-            yield from _describe_methods(each)
+    for ancestor in kind.__mro__:
+        if _is_own(ancestor):
+            yield from _describe_methods(ancestor)
 
 
 def _read_hints(kind: type[Any]) -> Mapping[str, Any]:

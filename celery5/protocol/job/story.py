@@ -150,9 +150,9 @@ def make_job_details(
     return _with_end(story, ended) if ended else story
 
 
-def _get_order(one: JobRecord) -> tuple[float, int, int]:
+def _get_order(record: JobRecord) -> tuple[float, int, int]:
     """Return what attempts are sorted by. Two may end in the same millisecond."""
-    return (one.ended, one.replays, one.attempt)
+    return (record.ended, record.replays, record.attempt)
 
 
 def add_attempts(details: JobDetails | None, records: Sequence[JobRecord]) -> JobDetails | None:
@@ -162,10 +162,10 @@ def add_attempts(details: JobDetails | None, records: Sequence[JobRecord]) -> Jo
     """
     if details is None and not records:
         return None
-    attempts = {(one.replays, one.attempt, one.ended): one for one in records}
+    attempts = {(attempt.replays, attempt.attempt, attempt.ended): attempt for attempt in records}
     if details is None:
         details = _make_from_record(max(attempts.values(), key=_get_order))
-    known = {(one.replays, one.attempt) for one in records}
+    known = {(attempt.replays, attempt.attempt) for attempt in records}
     for failure in details.failures if records else ():
         if (details.replays, failure.attempt) not in known:
             record = JobRecord(
@@ -185,8 +185,8 @@ def add_attempts(details: JobDetails | None, records: Sequence[JobRecord]) -> Jo
         end = make_record(details)
         attempts[end.replays, end.attempt, end.ended] = end
     in_order = sorted(attempts.values(), key=_get_order)
-    trace = details.trace or next((one.trace for one in in_order if one.trace), "")
-    event = details.event or next((one.event for one in in_order if one.event), "")
+    trace = details.trace or next((attempt.trace for attempt in in_order if attempt.trace), "")
+    event = details.event or next((attempt.event for attempt in in_order if attempt.event), "")
     return msgspec.structs.replace(details, attempts=tuple(in_order), trace=trace, event=event)
 
 

@@ -98,8 +98,8 @@ def _has_long_notes(error: BaseException) -> bool:
     return len(cast("list[object]", notes)) > MAX_ERRORS or size > MAX_NOTES
 
 
-def _is(one: object, other: object) -> bool:
-    return one is other
+def _is(value: object, other: object) -> bool:
+    return value is other
 
 
 _OTHERS_LEFT_OUT = "(it has more members, causes or notes than can be shown)\n"

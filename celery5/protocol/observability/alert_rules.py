@@ -417,9 +417,9 @@ def add_sample(
     past = [sample for sample in samples if sample.at <= measured.at]
     if not past or measured.at - past[-1].at >= step:
         dead = {name: queue.depth.dead for name, queue in measured.queues.items()}
-        deaths = {task: one.workers for task, one in measured.deaths.items()}
+        deaths = {task: task_deaths.workers for task, task_deaths in measured.deaths.items()}
         past.append(CounterSample(measured.at, dict(measured.tasks), dead, deaths))
-    old = [number for number, one in enumerate(past) if one.at <= measured.at - max(times)]
+    old = [number for number, sample in enumerate(past) if sample.at <= measured.at - max(times)]
     return tuple(past[old[-1] if old else 0 :][-MAX_SAMPLES:])
 
 
@@ -541,7 +541,7 @@ def _read_stopping(condition: AlertCondition, name: str, queue: MeasuredQueue, a
     late = [run for run in queue.stopping_runs if run.failed or at - run.since > condition.within]
     if not late:
         return AlertReading(0, f"no run of queue {name} waits to be undone")
-    first = max(late, key=lambda one: one.failed)
+    first = max(late, key=lambda run: run.failed)
     what = "1 run is" if len(late) == 1 else f"{len(late)} runs are"
     words = f"{what} not undone on queue {name}: {first.description}, since {format_duration(int(at - first.since))}"
     return AlertReading(len(late), words)

@@ -181,7 +181,7 @@ def decide_alerts(
         silenced: The rules that are silenced, and until when; '*' silences all.
         now: In seconds since 1970, as all times.
     """
-    before = {(one.name, one.subject): one for one in instances}
+    before = {(alert.name, alert.subject): alert for alert in instances}
     after: list[AlertInstance] = []
     transitions: list[AlertTransition] = []
     for key in [*before, *(key for key in readings if key not in before)]:

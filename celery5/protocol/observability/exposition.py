@@ -62,9 +62,9 @@ def _make_lines(family: MetricFamily, *, openmetrics: bool) -> Iterator[str]:
         yield from _make_bucket_lines(family.name, sketch, openmetrics=openmetrics)
 
 
-def _make_bucket_lines(name: str, one: SketchSample, *, openmetrics: bool) -> Iterator[str]:
-    labels, count, exemplar = one.labels, one.sketch.count, one.exemplar if openmetrics else None
-    for exponent, below in zip(BOUNDS, one.sketch.count_up_to(BOUNDS), strict=True):
+def _make_bucket_lines(name: str, sample: SketchSample, *, openmetrics: bool) -> Iterator[str]:
+    labels, count, exemplar = sample.labels, sample.sketch.count, sample.exemplar if openmetrics else None
+    for exponent, below in zip(BOUNDS, sample.sketch.count_up_to(BOUNDS), strict=True):
         bound = _number(2.0**exponent)
         le = f"{bound}.0" if openmetrics and exponent >= 0 else bound
         line = f"{name}_bucket{_in_braces({**labels, 'le': le})} {below}"
@@ -73,7 +73,7 @@ def _make_bucket_lines(name: str, one: SketchSample, *, openmetrics: bool) -> It
         yield line + "\n"
     last = "" if exemplar is None else _format_exemplar(exemplar)
     yield f"{name}_bucket{_in_braces({**labels, 'le': '+Inf'})} {count}{last}\n"
-    yield f"{name}_sum{_in_braces(labels)} {_number(round(one.sketch.total, 6))}\n"
+    yield f"{name}_sum{_in_braces(labels)} {_number(round(sample.sketch.total, 6))}\n"
     yield f"{name}_count{_in_braces(labels)} {count}\n"
 
 

@@ -484,14 +484,14 @@ def add_deaths(
     A job that takes its worker down has ended no attempt: its task may have no overview yet.
     """
     found = {task.name: task for task in tasks}
-    for name, one in deaths.items():
+    for name, task_deaths in deaths.items():
         before = found.get(name)
         if before is None:
-            if now - one.last > DEATHS_SHOWN:
+            if now - task_deaths.last > DEATHS_SHOWN:
                 continue
             before = TaskOverview(
                 name=name,
-                queues=one.queues,
+                queues=task_deaths.queues,
                 ended=0,
                 failed=0,
                 failed_share=None,
@@ -502,10 +502,10 @@ def add_deaths(
             )
         found[name] = msgspec.structs.replace(
             before,
-            deaths=one.workers,
-            poisoned=one.poisoned,
-            last_death=one.last or None,
-            kills=describe_deaths(one, now) if now - one.last <= KILLS_LATELY else "",
+            deaths=task_deaths.workers,
+            poisoned=task_deaths.poisoned,
+            last_death=task_deaths.last or None,
+            kills=describe_deaths(task_deaths, now) if now - task_deaths.last <= KILLS_LATELY else "",
         )
     return sorted(found.values(), key=lambda task: not task.needs_attention)
 
@@ -548,17 +548,17 @@ def judge_worker(
     return f"loop late by {format_duration(lag)}" if lag >= LATE_LOOP else "ok"
 
 
-def merge_lost(one: LostWorker, other: LostWorker) -> LostWorker:
+def merge_lost(process: LostWorker, other: LostWorker) -> LostWorker:
     """Return what is known of a lost process on two queues as one."""
-    first, _ = sorted((one, other), key=lambda part: part.at)
+    first, _ = sorted((process, other), key=lambda part: part.at)
     return msgspec.structs.replace(
         first,
-        queues=tuple(dict.fromkeys((*one.queues, *other.queues))),
-        why=one.why or other.why,
-        held=one.held + other.held,
-        put_back=one.put_back + other.put_back,
-        dead=one.dead + other.dead,
-        jobs=(*one.jobs, *other.jobs),
+        queues=tuple(dict.fromkeys((*process.queues, *other.queues))),
+        why=process.why or other.why,
+        held=process.held + other.held,
+        put_back=process.put_back + other.put_back,
+        dead=process.dead + other.dead,
+        jobs=(*process.jobs, *other.jobs),
     )
 
 

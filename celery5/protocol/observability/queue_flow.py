@@ -80,10 +80,10 @@ def measure_flow(
     then is not known, and taken from the next one.
     """
     usable = [
-        one
-        for one in before
+        earlier
+        for earlier in before
         # Where the counter has begun again, or the clock was set back, the difference says nothing.
-        if _is_recent(one.at, look) and one.ended <= look.ended
+        if _is_recent(earlier.at, look) and earlier.ended <= look.ended
     ]
     first = min(usable, key=_AT, default=look)
     if counted_since is not None and look.at - LONGEST_WINDOW <= counted_since < first.at:

@@ -132,12 +132,12 @@ def find_lock_holders(
         seconds: The time between the two.
     """
     both = before.keys() & after.keys()
-    shares = {one: (after[one].cpu_seconds - before[one].cpu_seconds) / seconds for one in both}
+    shares = {thread: (after[thread].cpu_seconds - before[thread].cpu_seconds) / seconds for thread in both}
     most = max(shares.values(), default=0.0)
     if most >= _BUSY_SHARE:
-        return frozenset(one for one, share in shares.items() if share >= max(most / 2, _BUSY_SHARE))
-    rates = {one: (after[one].wakeups - before[one].wakeups) / seconds for one in both}
-    return frozenset(one for one, rate in rates.items() if rate < _WAITING_RATE)
+        return frozenset(thread for thread, share in shares.items() if share >= max(most / 2, _BUSY_SHARE))
+    rates = {thread: (after[thread].wakeups - before[thread].wakeups) / seconds for thread in both}
+    return frozenset(thread for thread, rate in rates.items() if rate < _WAITING_RATE)
 
 
 class FreezeCause(msgspec.Struct, frozen=True):

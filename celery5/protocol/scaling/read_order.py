@@ -60,8 +60,10 @@ class FairSplit:
         A fraction of a share is kept for the next time. Unused capacity is not: nobody accumulates a credit.
         """
         total = sum(weights.values())
-        credit = {name: self._credit.get(name, 0.0) + count * each / total for name, each in weights.items()}
-        dealt = {name: max(0, int(each)) for name, each in credit.items()}
+        credit = {
+            name: self._credit.get(name, 0.0) + count * weight / total for name, weight in weights.items()
+        }
+        dealt = {name: max(0, int(share)) for name, share in credit.items()}
         while sum(dealt.values()) < count:
             most = max(credit, key=lambda name: credit[name] - dealt[name])
             dealt[most] += 1

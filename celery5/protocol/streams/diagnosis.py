@@ -71,33 +71,33 @@ def diagnose_streams(
         return Finding(
             "streams",
             "fail",
-            f"full, more records are refused: {_list([f'{one.name} {_numbers(one.full)}' for one in full])}",
+            f"full, more records are refused: {_list([f'{group.name} {_numbers(group.full)}' for group in full])}",
             _start_workers(full[0]),
         )
     if lost := [group for group in groups if group.lost]:
         return Finding(
             "streams",
             "fail",
-            f"records were dropped unread: {_list([f'{one.name} {one.lost}' for one in lost])}",
+            f"records were dropped unread: {_list([f'{group.name} {group.lost}' for group in lost])}",
             "start more workers, raise Keep(records=...), or have it refuse: Keep(full='refuse')",
         )
     if quarantined := [group for group in groups if group.quarantined]:
-        one = quarantined[0]
+        first = quarantined[0]
         return Finding(
             "streams",
             "fail",
-            f"quarantined: {_list([f'{one.name} {_numbers(one.quarantined)}' for one in quarantined])}",
-            f"celery5 stream quarantine {one.words} says why; when that is mended: "
-            f"celery5 stream quarantine {one.words} --clear --all",
+            f"quarantined: {_list([f'{group.name} {_numbers(group.quarantined)}' for group in quarantined])}",
+            f"celery5 stream quarantine {first.words} says why; when that is mended: "
+            f"celery5 stream quarantine {first.words} --clear --all",
         )
     if parked := [group for group in groups if group.parked]:
-        one = parked[0]
+        first = parked[0]
         return Finding(
             "streams",
             "warn",
-            f"keys are parked: {_list([f'{one.name} {one.parked}' for one in parked])}",
-            f"celery5 stream parked {one.words} says why; when that is mended: "
-            f"celery5 stream release {one.words} --all",
+            f"keys are parked: {_list([f'{group.name} {group.parked}' for group in parked])}",
+            f"celery5 stream parked {first.words} says why; when that is mended: "
+            f"celery5 stream release {first.words} --all",
         )
     if finding := _diagnose_archives(groups, archives):
         return finding
@@ -105,7 +105,7 @@ def diagnose_streams(
         return Finding(
             "streams",
             "warn",
-            f"records wait, and no worker runs: {_list([f'{one.name} {one.lag}' for one in idle])}",
+            f"records wait, and no worker runs: {_list([f'{group.name} {group.lag}' for group in idle])}",
             _start_workers(idle[0]),
         )
     if not streams:
@@ -116,7 +116,10 @@ def diagnose_streams(
 
 def _diagnose_archives(groups: Sequence[GroupHealth], archives: Sequence[ArchiveHealth]) -> Finding | None:
     if behind := [archive for archive in archives if archive.is_behind]:
-        named = [f"{one.stream} partition {one.partition} {one.waiting} of {one.most}" for one in behind]
+        named = [
+            f"{archive.stream} partition {archive.partition} {archive.waiting} of {archive.most}"
+            for archive in behind
+        ]
         return Finding(
             "streams",
             "warn",
@@ -127,7 +130,7 @@ def _diagnose_archives(groups: Sequence[GroupHealth], archives: Sequence[Archive
         return Finding(
             "streams",
             "warn",
-            f"records were archived unread: {_list([f'{one.name} {one.archived}' for one in archived])}",
+            f"records were archived unread: {_list([f'{group.name} {group.archived}' for group in archived])}",
             "start more workers, or raise Keep(records=...)",
         )
     return None
