@@ -56,7 +56,7 @@ from celery5.limits.rules import DeclareLimitRule
 from celery5.middleware.middleware import Middleware, MiddlewareStack, check_middleware
 from celery5.observability.alert_declaration import DeclareAlert
 from celery5.observability.configured import lacks_middleware, make_configured_middleware
-from celery5.protocol.brokers import check_broker_url
+from celery5.protocol.brokers import parse_broker_url
 from celery5.protocol.health.breaker import BreakerPolicy
 from celery5.protocol.job.job import Job
 from celery5.protocol.job.retry_policy import (
@@ -224,7 +224,7 @@ class App:
         self.config: str | Configuration | None = config or os.environ.get("CELERY5_CONFIG") or None
         effective = self._settled() if self.config else self.settings
         for url in (effective.broker, *effective.brokers.values()):
-            check_broker_url(url)
+            parse_broker_url(url)
         return own_backlog
 
     @property

@@ -1,17 +1,14 @@
 """The endpoint of a broker: where it is and how to log in, as one frozen value.
 
-All three drivers start from it, so a URL means the same to each of them. redis-py parses the URL;
-`protocol/brokers.py` refuses the mistakes that redis-py accepts.
+All three drivers start from it, so a URL means the same to each of them.
 """
 
 import ssl
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
-
-from redis import connection as redis_connection
+from typing import Any, Literal
 
 from celery5.errors import BadBrokerURL
-from celery5.protocol.brokers import TLS_OPTIONS, check_broker_url, make_url_error
+from celery5.protocol.brokers import TLS_OPTIONS, parse_broker_url
 
 Kind = Literal["tcp", "tls", "unix"]
 
@@ -50,19 +47,7 @@ class Endpoint:
         Raises:
             BadBrokerURL: One line that says what is wrong and what is expected, password masked.
         """
-        check_broker_url(url)
-        try:
-            fields = cast("dict[str, Any]", redis_connection.parse_url(url))  # type: ignore[no-untyped-call]
-        except (ValueError, TypeError, AttributeError):
-            raise make_url_error(url, "it cannot be understood") from None
-        scheme = url.partition("://")[0]
-        fields.pop("connection_class", None)
-        fields.update(options)
-        fields["port"] = int(fields.get("port", 6379))
-        kind: Kind = "unix" if scheme == "unix" else "tls" if scheme == "rediss" else "tcp"
-        # Celery's spelling, CERT_NONE, is understood too.
-        fields["ssl_cert_reqs"] = str(fields.get("ssl_cert_reqs", "required")).lower().removeprefix("cert_")
-        return cls(kind=kind, **fields)
+        return cls(**(parse_broker_url(url) | options))
 
     @property
     def masked_url(self) -> str:
@@ -100,7 +85,7 @@ class Endpoint:
         return context
 
     def client_options(self) -> dict[str, Any]:
-        """Return the arguments with which `redis.Redis` or `redis.asyncio.Redis` connects to this endpoint."""
+        """Return the arguments with which `redis.asyncio.Redis` connects to this endpoint."""
         options: dict[str, Any] = {"db": self.db, "username": self.username, "password": self.password}
         if self.kind == "unix":
             return options | {"unix_socket_path": self.path}

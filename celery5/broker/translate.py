@@ -1,4 +1,4 @@
-"""Translates errors of redis-py, hiredis, the operating system and Trio into errors of celery5.
+"""Translates errors of hiredis, the operating system and Trio into errors of celery5.
 
 All drivers pass what they catch through `translate_error`, so that no other layer needs to know foreign errors.
 """
@@ -9,7 +9,6 @@ import ssl
 from typing import Any, Final, cast
 
 import hiredis
-import redis.exceptions
 
 from celery5.broker.call import Call, Script
 from celery5.broker.lua_commands import find_lua_commands
@@ -76,23 +75,12 @@ def translate_error(error: Exception, *, maybe_done: bool, where: str) -> Broker
             return error
         case hiredis.ReplyError():
             return translate_reply(str(error), where=where)
-        case redis.exceptions.ResponseError() | redis.exceptions.BusyLoadingError():
-            return translate_reply(_full_text(error), where=where)
-        case redis.exceptions.ConnectionError() if _full_text(error).startswith("ERR "):
-            return translate_reply(_full_text(error), where=where)
-        case redis.exceptions.AuthenticationError() | redis.exceptions.AuthorizationError():
-            return translate_reply(_full_text(error), where=where)
-        case redis.exceptions.DataError():
-            return BrokerReplied(f"broker {where}: this cannot be sent: {error}", code="DATA")
-        case redis.exceptions.TimeoutError() | TimeoutError():
+        case TimeoutError():
             return BrokerUnavailable(f"broker {where} did not answer in time", maybe_done=maybe_done)
-        case redis.exceptions.ConnectionError() if isinstance(cause := _get_connect_error(error), OSError):
-            return _make_unreachable(where, _reason(cause), maybe_done=maybe_done)
         case OSError():
             return _make_unreachable(where, _reason(error), maybe_done=maybe_done)
         case _:
-            # redis-py's ConnectionError, Trio's broken and closed resources, a protocol error: the connection
-            # has ended.
+            # Trio's broken and closed resources, a protocol error: the connection has ended.
             return BrokerUnavailable(f"broker {where} was cut off: {_reason(error)}", maybe_done=maybe_done)
 
 
@@ -211,11 +199,6 @@ def unreadable_reply(call: Call[Any], error: Exception, *, where: str) -> Broker
     return unreadable
 
 
-def _get_connect_error(error: Exception) -> BaseException | None:
-    """Return the error that redis-py met while it connected: it is the context of `error`, whose text alone says so."""
-    return error.__context__ if " connecting to " in str(error) else None
-
-
 def _reason(error: Exception) -> str:
     """Return the text of the operating system or the TLS library, which Trio keeps in the cause."""
     cause = error.__cause__
@@ -228,9 +211,3 @@ def _reason(error: Exception) -> str:
             # By its number, since Trio adds the address to the text; negative numbers are the resolver's.
             return os.strerror(source.errno) if source.errno > 0 else source.strerror
     return get_error_text(error) or type(error).__name__
-
-
-def _full_text(error: Exception) -> str:
-    """Return an error reply as the server sent it: redis-py cuts the first word off and keeps it in `status_code`."""
-    code = getattr(error, "status_code", None)
-    return f"{code} {error}" if code else str(error)

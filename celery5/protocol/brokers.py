@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 from re import fullmatch
+from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import msgspec
@@ -22,7 +23,8 @@ from celery5.similar_names import did_you_mean
 EXPECTED = (
     "redis://[user:password@]host[:port][/database], rediss://... for TLS, or unix:///path/to.sock[?db=0]"
 )
-SCHEMES = ("redis", "rediss", "unix")
+SCHEMES: Mapping[str, str] = {"redis": "tcp", "rediss": "tls", "unix": "unix"}
+"""The schemes of URLs, and the kinds of endpoints that they name."""
 TLS_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname")
 OPTIONS = frozenset({"username", "password", "host", "port", "path", "db", *TLS_OPTIONS})
 CERTIFICATE_CHECKS = ("none", "optional", "required")
@@ -31,8 +33,11 @@ _HOST = re.compile(r"[\w.-]+|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%[\w.-]+)?")
 _BAD_HOST = "a host name has only letters, digits, dots, hyphens and underscores, and there is one host"
 
 
-def check_broker_url(url: str) -> None:
-    """Check that a text can be the URL of a broker; nothing is looked up and no file is read.
+def parse_broker_url(url: str) -> dict[str, Any]:
+    """Read the URL of a broker, as redis-py does where it says something; nothing is looked up and no file is read.
+
+    Returns:
+        The fields of an `Endpoint` that the URL names, with its `kind`.
 
     Raises:
         BadBrokerURL: one line that says what is wrong and what is expected, with the password masked.
@@ -41,7 +46,7 @@ def check_broker_url(url: str) -> None:
         raise make_url_error(url, "it has a #: write %23 for a # in a password or a path")
     try:
         parts = urlsplit(url)
-        port, host = parts.port, parts.hostname
+        port, host = parts.port, unquote(parts.hostname or "")
     except (ValueError, TypeError, AttributeError):
         # The text of the error is dropped: with a badly quoted password it can contain a part of it.
         raise make_url_error(url, "it cannot be understood") from None
@@ -49,16 +54,36 @@ def check_broker_url(url: str) -> None:
         raise make_url_error(url, "it cannot be understood")
     options = {name: values[0] for name, values in parse_qs(parts.query).items()}
     _check_options(url, options)
+    fields: dict[str, Any] = {**options, "kind": SCHEMES[parts.scheme]}
+    fields |= {"username": unquote(parts.username)} if parts.username else {}
+    fields |= {"password": unquote(parts.password)} if parts.password else {}
     if parts.scheme == "unix":
-        if not (parts.path or options.get("path")):
+        fields |= {"path": unquote(parts.path)} if parts.path else {}
+        if not fields.get("path"):
             raise make_url_error(url, "it names no socket")
-        return
-    if host and not _HOST.fullmatch(unquote(host)):
-        raise make_url_error(url, _BAD_HOST)
-    if port == 0:
-        raise make_url_error(url, "the port must be a number from 1 to 65535")
-    if not re.fullmatch(r"[0-9]*", parts.path.strip("/")):
-        raise make_url_error(url, "the database after the slash must be a number")
+    else:
+        database = parts.path.strip("/")
+        if host and not _HOST.fullmatch(host):
+            raise make_url_error(url, _BAD_HOST)
+        if port == 0:
+            raise make_url_error(url, "the port must be a number from 1 to 65535")
+        if not re.fullmatch(r"[0-9]*", database):
+            raise make_url_error(url, "the database after the slash must be a number")
+        fields |= {"host": host} if host else {}
+        fields |= {"port": port} if port else {}
+        fields = ({"db": database} if database else {}) | fields
+    return (
+        fields | {name: int(fields[name]) for name in ("port", "db") if name in fields} | _parse_tls(options)
+    )
+
+
+def _parse_tls(options: Mapping[str, str]) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    if checks := options.get("ssl_cert_reqs"):  # Celery's spelling, CERT_NONE, is understood too
+        fields["ssl_cert_reqs"] = checks.lower().removeprefix("cert_")
+    if name_check := options.get("ssl_check_hostname"):
+        fields["ssl_check_hostname"] = name_check.upper() not in ("0", "F", "FALSE", "N", "NO")
+    return fields
 
 
 def make_url_error(url: object, why: str) -> BadBrokerURL:
@@ -83,7 +108,6 @@ def _check_options(url: str, options: dict[str, str]) -> None:
     port = options.get("port", "1")
     if not re.fullmatch(r"[0-9]{1,5}", port) or not 1 <= int(port) <= 65535:
         raise make_url_error(url, "the port must be a number from 1 to 65535")
-    # Celery's spelling, CERT_NONE, is understood too.
     if options.get("ssl_cert_reqs", "required").lower().removeprefix("cert_") not in CERTIFICATE_CHECKS:
         raise make_url_error(url, f"ssl_cert_reqs is one of {', '.join(CERTIFICATE_CHECKS)}")
 

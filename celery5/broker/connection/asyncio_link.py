@@ -1,16 +1,11 @@
 """One connection to the broker on asyncio streams, with a time limit for each step.
 
 The counterpart of `socket_link.py`: redis-py resolves, connects and encrypts; the handshake and the reading are
-our own.
+our own. It is imported when it first connects: its import takes longer than ours, and no worker needs it.
 """
 
 import asyncio
 from typing import Any, cast
-
-import redis.asyncio
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.maint_notifications import MaintNotificationsConfig
 
 from celery5.broker.connection.exchange import NEED_DATA, PushNotification, ReplyParser, pack_commands
 from celery5.broker.connection.handshake import Resp, ServerHello, build_hello, parse_server_hello
@@ -110,6 +105,12 @@ async def _connect(endpoint: Endpoint, timing: Timing) -> AsyncioLink:
     if endpoint.kind == "unix":
         # For these redis-py makes its own handshake before it calls the hook.
         return AsyncioLink(*await asyncio.open_unix_connection(endpoint.path))
+    import redis.asyncio
+    import redis.exceptions
+    from redis.asyncio.retry import Retry
+    from redis.backoff import NoBackoff
+    from redis.maint_notifications import MaintNotificationsConfig
+
     client = cast("Any", redis.asyncio.Redis)(
         **endpoint.client_options(),
         socket_timeout=timing.connect,
@@ -121,7 +122,14 @@ async def _connect(endpoint: Endpoint, timing: Timing) -> AsyncioLink:
         driver_info=None,
     )
     connection = client.connection_pool.make_connection()
-    await connection.connect()
+    try:
+        await connection.connect()
+    except redis.exceptions.TimeoutError:
+        raise TimeoutError from None
+    except redis.exceptions.ConnectionError as error:  # its context is what it met
+        raise (
+            error.__context__ if isinstance(error.__context__, OSError) else ConnectionError(error)
+        ) from None
     # The link owns the streams now: redis-py must not close them with its object.
     link = AsyncioLink(connection._reader, connection._writer)
     connection._reader = connection._writer = None

@@ -1,8 +1,7 @@
 """One blocking connection to the broker, with a time limit for each step.
 
-redis-py resolves, connects, encrypts and sets keep-alive; the handshake and the reading are our own. A command through
-`Redis.execute_command` costs about 100 us, one through this link a third of that: one system call to send, one to
-receive, and the kernel limits the time (SO_RCVTIMEO) instead of one more `poll` for each.
+A command through `Redis.execute_command` of redis-py costs about 100 us, one through this link a third of that: one
+system call to send, one to receive, and the kernel limits the time (SO_RCVTIMEO) instead of one more `poll` for each.
 """
 
 import socket
@@ -10,12 +9,7 @@ import ssl
 import struct
 import time
 from select import POLLIN, poll
-from typing import Any, cast
-
-from redis import Redis
-from redis.backoff import NoBackoff
-from redis.maint_notifications import MaintNotificationsConfig
-from redis.retry import Retry
+from typing import Any
 
 from celery5.broker.connection.exchange import (
     NEED_DATA,
@@ -32,6 +26,13 @@ from celery5.broker.translate import translate_error
 CHUNK = 65536
 """Bytes that are read at once."""
 
+KEEPALIVE = {
+    getattr(socket, name): value
+    for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
+    if hasattr(socket, name)
+}
+"""Seconds of silence before the kernel asks whether the server is there, between two questions, and how many: as
+redis-py has them."""
 MAX_REPLY_PERIODS = 6
 """A reply that comes in pieces may take this many times the time of one piece."""
 
@@ -155,26 +156,10 @@ def dial(endpoint: Endpoint, timing: Timing, *, resp: Resp, name: str) -> Socket
 
     Raises `BrokerUnavailable`, `BrokerDenied`, `BrokerUnsupported`, `BadBrokerURL`.
     """
-    endpoint.ssl_context()  # for its error when a certificate file cannot be read
     try:
-        client = cast("Any", Redis)(
-            **endpoint.client_options(),
-            socket_timeout=timing.connect,
-            socket_connect_timeout=timing.connect,
-            retry=Retry(NoBackoff(), 0),
-            # It only connects: the handshake is our own, so that it is the same in all drivers.
-            redis_connect_func=_connected,
-            maint_notifications_config=MaintNotificationsConfig(enabled=False),
-            # Else it reads its own version from disk, under import locks that a fork can leave locked.
-            driver_info=None,
-        )
-        connection = client.connection_pool.make_connection()
-        connection.connect()
-    except Exception as error:
+        link = SocketLink(_connect(endpoint, timing.connect))
+    except OSError as error:
         raise translate_error(error, maybe_done=False, where=endpoint.masked_url) from None
-    # The link owns the socket now: redis-py must not shut it down with its object.
-    link = SocketLink(connection._sock)
-    connection._sock = None
     try:
         link.set_timeout(timing.connect)
         commands = build_hello(endpoint, resp=resp, name=name)
@@ -190,5 +175,25 @@ def dial(endpoint: Endpoint, timing: Timing, *, resp: Resp, name: str) -> Socket
     return link
 
 
-def _connected(_connection: object) -> None:
-    """Send nothing: the handshake is our own."""
+def _connect(endpoint: Endpoint, timeout: float) -> socket.socket:
+    """Return a connected socket. Each step may take `timeout` seconds. Raises OSError, `BadBrokerURL`."""
+    context = endpoint.ssl_context()
+    if endpoint.kind == "unix":
+        connected = socket.socket(socket.AF_UNIX)
+        try:
+            connected.settimeout(timeout)
+            connected.connect(endpoint.path)
+        except BaseException:
+            connected.close()
+            raise
+        return connected
+    connected = socket.create_connection((endpoint.host, endpoint.port), timeout)
+    try:
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in KEEPALIVE.items():
+            connected.setsockopt(socket.IPPROTO_TCP, option, value)
+        return context.wrap_socket(connected, server_hostname=endpoint.host) if context else connected
+    except BaseException:
+        connected.close()
+        raise

@@ -2,14 +2,17 @@
 
 import ssl
 from contextlib import suppress
+from urllib.parse import quote
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from redis import connection as redis_connection
 
 from celery5 import App
 from celery5.broker.endpoint import Endpoint
 from celery5.errors import BadBrokerURL, Misconfigured
+from celery5.protocol.brokers import parse_broker_url
 
 
 @pytest.mark.parametrize(
@@ -41,6 +44,44 @@ from celery5.errors import BadBrokerURL, Misconfigured
 )
 def test_a_url_names_an_endpoint(url: str, endpoint: Endpoint) -> None:
     assert Endpoint.from_url(url) == endpoint
+
+
+_TEXT = st.text(st.characters(codec="utf-8"), max_size=8)
+
+
+@given(
+    scheme=st.sampled_from(["redis", "rediss", "unix"]),
+    login=st.none() | st.tuples(_TEXT, _TEXT),
+    host=st.sampled_from(
+        ["", "h", "shop_redis-1.example", "10.0.0.1", "[::1]", "[fe80::1%25eth0]", "B%C3%BCcher"]
+    ),
+    port=st.none() | st.integers(1, 65535),
+    path=st.sampled_from(["", "/", "/3", "/03/", "/run/a%20b.sock"]),
+    options=st.dictionaries(
+        st.sampled_from(
+            ["db", "username", "password", "host", "port", "path", "ssl_check_hostname", "ssl_keyfile"]
+        ),
+        st.sampled_from(["1", "0", "no", "F", "h2", "a%40b", "/x"]),
+    ),
+)
+def test_a_url_means_what_it_means_to_redis_py(
+    scheme: str,
+    login: tuple[str, str] | None,
+    host: str,
+    port: int | None,
+    path: str,
+    options: dict[str, str],
+) -> None:
+    user = "" if login is None else f"{quote(login[0], safe='')}:{quote(login[1], safe='')}@"
+    place = f"{user}{host}{'' if port is None else f':{port}'}"
+    url = f"{scheme}://{place}{path}?{'&'.join(f'{name}={text}' for name, text in options.items())}"
+    with suppress(BadBrokerURL):
+        fields = parse_broker_url(url)
+        assert fields.pop("kind") == {"redis": "tcp", "rediss": "tls", "unix": "unix"}[scheme]
+        theirs = redis_connection.parse_url(url)  # type: ignore[no-untyped-call]
+        theirs.pop("connection_class", None)
+        theirs |= {"port": int(theirs["port"])} if "port" in theirs else {}
+        assert fields == theirs
 
 
 def test_options_win_over_the_url() -> None:

@@ -2,7 +2,6 @@
 
 import hiredis
 import pytest
-import redis
 import trio
 
 from celery5.broker.endpoint import Endpoint
@@ -63,19 +62,9 @@ def test_the_first_word_of_an_error_reply_decides(reply: str, ours: type[BrokerE
         assert error.code in reply
 
 
-@pytest.mark.parametrize(("reply", "ours"), REPLIES)
-def test_redis_py_has_the_same_words_for_the_same_replies(reply: str, ours: type[BrokerError]) -> None:
-    from redis._parsers.base import BaseParser
-
-    error = BaseParser.parse_error(reply)  # type: ignore[no-untyped-call]
-    assert type(translate_error(error, maybe_done=True, where="redis://h")) is ours
-
-
 @pytest.mark.parametrize(
     ("error", "says"),
     [
-        (redis.ConnectionError("Connection closed by server."), "cut off: Connection closed by server."),
-        (redis.TimeoutError("Timeout reading from socket"), "did not answer in time"),
         (TimeoutError("timed out"), "did not answer in time"),
         (ConnectionRefusedError(111, "Connection refused"), "cannot be reached: Connection refused"),
         (trio.BrokenResourceError("gone"), "cut off: gone"),
@@ -112,11 +101,6 @@ def test_the_reason_under_a_general_error_is_told() -> None:
         "several", [ConnectionRefusedError(111, "Error connecting to ('h', 1): refused")]
     )
     assert "cannot be reached: Connection refused" in str(translate_error(error, maybe_done=False, where="h"))
-
-
-def test_what_cannot_be_sent_is_no_outage() -> None:
-    error = translate_error(redis.DataError("Invalid input of type: 'NoneType'"), maybe_done=False, where="h")
-    assert isinstance(error, BrokerReplied)
 
 
 def test_our_own_errors_pass() -> None:

@@ -137,6 +137,12 @@ def test_commands_made_from_operations_import_no_engine_for_help() -> None:
     assert engine.isdisjoint(loaded)
 
 
+def test_workers_and_producers_start_without_redis_py() -> None:
+    """Its import takes as long as that of Trio, and only connections of asyncio use it."""
+    code = "import sys, celery5.processes.worker, celery5.broker.drivers.blocking; print(*sys.modules)"
+    assert "redis" not in fresh(code).split()
+
+
 def test_who_mistypes_a_command_is_compared_with_all_of_them() -> None:
     context = cli.make_context("celery5", [], resilient_parsing=True)
     assert cli.get_command(context, "helth") is None
