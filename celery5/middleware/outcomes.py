@@ -7,9 +7,9 @@ import msgspec
 
 from celery5.protocol.job.messages import Failure
 from celery5.protocol.job.verdict import (
-    Bury,
     Complete,
     Expire,
+    FailForGood,
     HandOver,
     Hold,
     Postpone,
@@ -85,7 +85,7 @@ JobOutcome = Succeeded | Retrying | Dead | Revoked | Rejected | Expired | Releas
 _SUCCEEDED = Succeeded()
 _MAKERS: Mapping[type, Callable[[Any], JobOutcome]] = {
     RetryVerdict: lambda verdict: Retrying(verdict.delay, verdict.failure),
-    Bury: lambda verdict: Dead(verdict.reason, verdict.failure),
+    FailForGood: lambda verdict: Dead(verdict.reason, verdict.failure),
     Revoke: lambda _verdict: Revoked(),
     RejectVerdict: lambda verdict: Rejected(verdict.reason),
     Expire: lambda _verdict: Expired(),

@@ -186,16 +186,16 @@ class EventIngestion:
             if is_outage(error):
                 raise
             for entry in entries:
-                await self._route_or_bury(entry)
+                await self._route_or_dead_letter(entry)
 
-    async def _route_or_bury(self, entry: Entry) -> None:
+    async def _route_or_dead_letter(self, entry: Entry) -> None:
         try:
             await self.route([entry])
         except BrokerReplied as error:
             if is_outage(error):
                 raise
             self._log.event("events:dead-lettered", "error", id=read_job_id(entry.message), why=str(error))
-            await self._finish([_make_burial(entry, str(error))])
+            await self._finish([_make_dead_event(entry, str(error))])
 
     async def route(self, entries: Sequence[Entry]) -> None:
         """Publish the jobs of these events, then finish the events."""
@@ -245,7 +245,7 @@ class EventIngestion:
                 await action(event)
         except Corrupt as error:
             self._log.event("events:dead-lettered", "error", id=read_job_id(entry.message), why=str(error))
-            return _RoutedEvent(_make_burial(entry, str(error)))
+            return _RoutedEvent(_make_dead_event(entry, str(error)))
         subscribed = self._subscribed.get(event.subject, ())
         if not subscribed and action is None:
             return _RoutedEvent(EventOutcome("keep", entry.id, event.id, event.subject, entry.message))
@@ -349,7 +349,7 @@ def _find_headers(entry: Entry) -> dict[str, str]:
         return {}
 
 
-def _make_burial(entry: Entry, why: str) -> EventOutcome:
+def _make_dead_event(entry: Entry, why: str) -> EventOutcome:
     document = {
         "v": 1,
         "id": read_job_id(entry.message),

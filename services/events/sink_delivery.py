@@ -98,7 +98,7 @@ class SinkDelivery:
 
     def get_counts(self) -> dict[str, tuple[int, int]]:
         """Return how many documents this process has delivered to each sink, and how many it has dead-lettered."""
-        return {delivery.name: (delivery.written, delivery.buried) for delivery in self._deliveries}
+        return {delivery.name: (delivery.written, delivery.dead_lettered) for delivery in self._deliveries}
 
     def get_waiting_counts(self) -> dict[str, int]:
         """Return how many documents waited for each sink, in all Routers, when that was last counted; empty before."""
@@ -174,7 +174,7 @@ class _OneSinkDelivery:
 
     def __init__(self, redis: AsyncDriver, options: SinkOptions, message_limit: int, log: Log) -> None:
         self.name = options.name
-        self.written = self.buried = 0
+        self.written = self.dead_lettered = 0
         self._redis = redis
         self._options = options
         self._message_limit = message_limit
@@ -250,7 +250,7 @@ class _OneSinkDelivery:
                     (document, parse_result_document(keys.queue, document.document, self._message_limit))
                 )
             except Corrupt as error:
-                await self._bury(keys, document, error)
+                await self._dead_letter(keys, document, error)
         return batch
 
     async def _deliver(self, keys: QueueKeys, batch: "_Batch") -> None:
@@ -353,9 +353,9 @@ class _OneSinkDelivery:
                 )
             )
         else:
-            await self._bury(keys, claimed_document, error)
+            await self._dead_letter(keys, claimed_document, error)
 
-    async def _bury(self, keys: QueueKeys, document: ClaimedDocument, error: Exception) -> None:
+    async def _dead_letter(self, keys: QueueKeys, document: ClaimedDocument, error: Exception) -> None:
         failure = Failure(
             type=get_type_name(error),
             message=get_error_text(error, MAX_ERROR_LENGTH),
@@ -367,12 +367,12 @@ class _OneSinkDelivery:
             sink=self.name,
             queue=keys.queue,
             why=describe_error(error, MAX_ERROR_LENGTH),
-            hint=_BURIED,
+            hint=_HINT,
         )
         await self._redis.perform(
-            events_calls.bury_document(keys, self.name, document.entry, msgspec.json.encode(failure))
+            events_calls.dead_letter_document(keys, self.name, document.entry, msgspec.json.encode(failure))
         )
-        self.buried += 1
+        self.dead_lettered += 1
 
 
 _Batch = list[tuple[ClaimedDocument, ResultDocument]]
@@ -387,4 +387,4 @@ async def _shorten_on_stop(limit: trio.CancelScope) -> None:
 
 
 _UNCONFIRMED = "the sink may have them, and gets them again when Redis is reachable"
-_BURIED = "it is in the queue's dead-letter queue: celery5 dlq read --sink, and dlq replay when the sink is well again"
+_HINT = "it is in the queue's dead-letter queue: celery5 dlq read --sink, and dlq replay when the sink is well again"

@@ -12,9 +12,9 @@ from celery5.protocol.job.delivery import Delivery, Settlement, make_settlement,
 from celery5.protocol.job.messages import Command, Failure
 from celery5.protocol.job.verdict import (
     BackoffFunction,
-    Bury,
     Complete,
     Expire,
+    FailForGood,
     HandOver,
     Hold,
     Outcome,
@@ -124,7 +124,7 @@ class OutcomeHandler:
         try:
             settlement = self._make_settlement(verdict, delivery)
         except Exception as error:  # what the user's code has named or raised has no form in a message
-            verdict = Bury(Reason.UNENCODABLE_RESULT, make_failure(error))
+            verdict = FailForGood(Reason.UNENCODABLE_RESULT, make_failure(error))
             settlement = self._make_settlement(verdict, delivery)
         self._results.put((delivery, settlement))
         if type(outcome) is StartMissed:  # no attempt has ended: nothing to count or to log as an end
@@ -231,7 +231,7 @@ def _make_too_large_failure(size: int, limit: int) -> PermanentFailure:
 _LOG_RULES: Mapping[type, tuple[Level, str, tuple[str, ...]]] = {
     Complete: ("info", "SUCCESS", ()),
     RetryVerdict: ("warning", "RETRY", ("delay", "failure", "section", "backoff_error")),
-    Bury: ("error", "DEAD", ("reason", "failure")),
+    FailForGood: ("error", "DEAD", ("reason", "failure")),
     Release: ("warning", "SENT", ()),
     Postpone: ("warning", "RETRY", ("delay", "failure")),
     Hold: ("info", "HELD", ("delay", "reason")),

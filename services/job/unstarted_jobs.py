@@ -7,7 +7,7 @@ from typing import Any
 from celery5.logs.log import Log
 from celery5.protocol.job.delivery import Delivery, make_drop, make_settlement
 from celery5.protocol.job.messages import Command, Failure, read_job_id
-from celery5.protocol.job.verdict import Bury, HandOver, Reason, Release
+from celery5.protocol.job.verdict import FailForGood, HandOver, Reason, Release
 from celery5.protocol.observability.job_tally import UNKNOWN_TASK, JobTally
 from celery5.services.job.attempt_recorder import AttemptRecorder
 from celery5.services.job.internal_queues import InternalResultsQueue
@@ -32,7 +32,7 @@ class UnstartedJobs:
     job_middleware: JobMiddleware
     attempt_recorder: AttemptRecorder
 
-    def settle(self, delivery: Delivery, verdict: Bury | Release | HandOver) -> None:
+    def settle(self, delivery: Delivery, verdict: FailForGood | Release | HandOver) -> None:
         """Settle a job that is held."""
         settlement = make_settlement(verdict, delivery, worker=self.worker, ttl=self.results_ttl)
         self.results.put((delivery, settlement))
@@ -40,7 +40,7 @@ class UnstartedJobs:
     def refuse(self, delivery: Delivery, reason: Reason, error: str, text: str) -> None:
         """Dead-letter a job that cannot run here, and log it."""
         delivery.finish(delivery.read)
-        verdict = Bury(reason, Failure(type=error, message=text))
+        verdict = FailForGood(reason, Failure(type=error, message=text))
         self.job_middleware.note_unstarted(delivery, verdict)
         self.attempt_recorder.record_failure(delivery, verdict, None)
         self.settle(delivery, verdict)

@@ -36,7 +36,7 @@ from celery5.protocol.job.retry_policy import (
     UnpublishableRetry,
 )
 from celery5.protocol.job.states import ADMITTED
-from celery5.protocol.job.verdict import Bury, Reason, Release
+from celery5.protocol.job.verdict import FailForGood, Reason, Release
 from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
 from celery5.runners.user_errors import reraise_cancellation
 from celery5.services.job.in_flight import InFlightJobs, IsolatedJobs, RecentJobs
@@ -186,7 +186,7 @@ class UnpublishableRetries:
 
     def _abandon(self, delivery: Delivery, settlement: Settlement) -> DeliverySettlement:
         failure = read_command(settlement.payload).failures[-1]
-        verdict = Bury(Reason.ABANDONED, failure)
+        verdict = FailForGood(Reason.ABANDONED, failure)
         return delivery, make_settlement(verdict, delivery, worker=self._worker, ttl=self._ttl)
 
 

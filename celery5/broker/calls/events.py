@@ -173,7 +173,7 @@ def _counts(raw: Any) -> dict[str, int]:
 CLAIM_DOCUMENTS = Script.load("events/claim_documents", "clock")
 ACKNOWLEDGE_DOCUMENTS = Script.load("events/acknowledge_documents")
 DEFER_DOCUMENTS = Script.load("events/defer_documents", "clock")
-BURY_DOCUMENT = Script.load("events/bury_document")
+DEAD_LETTER_DOCUMENT = Script.load("events/dead_letter_document")
 REDELIVER_DOCUMENTS = Script.load("events/redeliver_documents")
 DECLARE_RECIPIENTS = Script.load("events/declare_recipients")
 
@@ -221,10 +221,10 @@ def defer_documents(
     )
 
 
-def bury_document(keys: QueueKeys, sink: str, entry: str, failure: bytes) -> Call[int]:
+def dead_letter_document(keys: QueueKeys, sink: str, entry: str, failure: bytes) -> Call[int]:
     """Move a document that the sink refused to the dead-letter queue."""
     named = (keys.documents_for(sink), keys.claimed_documents(sink), keys.document_progress(sink), keys.dead)
-    return script_call(BURY_DOCUMENT, named, (entry, sink, failure), int, repeatable=True)
+    return script_call(DEAD_LETTER_DOCUMENT, named, (entry, sink, failure), int, repeatable=True)
 
 
 def redeliver_documents(keys: QueueKeys, entries: Sequence[str]) -> Call[list[int]]:

@@ -27,9 +27,9 @@ from celery5.protocol.job.states import ADMITTED, JobState
 from celery5.protocol.job.verdict import (
     JOB_EXPIRED,
     START_MISSED,
-    Bury,
     Complete,
     Expire,
+    FailForGood,
     HandOver,
     Hold,
     JobExpired,
@@ -227,7 +227,7 @@ def make_settlement(verdict: Verdict, delivery: Delivery, *, worker: str, ttl: f
                 terms = pack_terms(state=state, lock=lock.decode())
                 return Settlement("ended", entry, job_id, document, ttl_ms, terms)
             return Settlement("complete", entry, job_id, document, ttl_ms, lock)
-        case Bury(reason, failure):
+        case FailForGood(reason, failure):
             signed = _signed(failure, delivery, worker)
             message = add_failure(delivery.message, signed) if command else delivery.message
             document = _document(delivery, worker, _DEAD, b"null", signed, reason.value)

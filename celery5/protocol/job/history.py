@@ -11,9 +11,9 @@ from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.job.messages import Command, Failure, try_decode_value
 from celery5.protocol.job.states import JobState
 from celery5.protocol.job.verdict import (
-    Bury,
     Complete,
     Expire,
+    FailForGood,
     Postpone,
     RejectVerdict,
     RetryVerdict,
@@ -261,7 +261,7 @@ STATES: Mapping[type, JobState] = {
     Complete: JobState.SUCCESS,
     RetryVerdict: JobState.RETRY,
     Postpone: JobState.RETRY,
-    Bury: JobState.DEAD,
+    FailForGood: JobState.DEAD,
     Expire: JobState.EXPIRED,
     RejectVerdict: JobState.REJECTED,
     Revoke: JobState.REVOKED,

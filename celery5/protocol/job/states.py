@@ -73,7 +73,7 @@ class Move(StrEnum):
     START = "start"
     SUCCEED = "succeed"
     RETRY = "retry"
-    BURY = "bury"
+    FAIL_FOR_GOOD = "fail for good"
     RELEASE = "release"
     RECOVER = "recover"
     REVOKE = "revoke"
@@ -111,7 +111,7 @@ TRANSITIONS: Mapping[JobState, Mapping[Move, JobState]] = {
     _S.EXECUTING: {
         _M.SUCCEED: _S.SUCCESS,
         _M.RETRY: _S.RETRY,
-        _M.BURY: _S.DEAD,
+        _M.FAIL_FOR_GOOD: _S.DEAD,
         _M.HOLD: _S.HELD,
         _M.RELEASE: _S.SENT,
         _M.RECOVER: _S.SENT,

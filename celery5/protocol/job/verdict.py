@@ -178,7 +178,7 @@ class RetryVerdict(msgspec.Struct, frozen=True):
     backoff_error: str = ""
 
 
-class Bury(msgspec.Struct, frozen=True):
+class FailForGood(msgspec.Struct, frozen=True):
     """Move the job to the dead-letter queue."""
 
     reason: Reason
@@ -229,7 +229,16 @@ class Revoke(msgspec.Struct, frozen=True):
 
 
 Verdict = (
-    Complete | RetryVerdict | Bury | Release | Postpone | Hold | HandOver | Expire | RejectVerdict | Revoke
+    Complete
+    | RetryVerdict
+    | FailForGood
+    | Release
+    | Postpone
+    | Hold
+    | HandOver
+    | Expire
+    | RejectVerdict
+    | Revoke
 )
 
 POSTPONE_DELAY = 1.0
@@ -305,7 +314,7 @@ def judge(
 def _judge_unable(outcome: PermanentFailure | BrokerLost | ForeignJob) -> Verdict:
     """Return the verdict on a job that this worker cannot run, or not now."""
     if isinstance(outcome, PermanentFailure):
-        return Bury(outcome.reason, outcome.failure)
+        return FailForGood(outcome.reason, outcome.failure)
     if isinstance(outcome, BrokerLost):
         return Postpone(POSTPONE_DELAY, outcome.failure)
     return HandOver(outcome.delay, outcome.failure.message, outcome.refusal)
@@ -342,13 +351,13 @@ def _after_failure(
         count = sections.get(ruling.section, 0) + 1
         return RetryVerdict(ruling.policy.delay(count, random), failure, ruling.section)
     if ruling is not None and ruling.reason is not None:
-        return Bury(ruling.reason, failure)
+        return FailForGood(ruling.reason, failure)
     task_attempt = attempt - _count_section_retries(sections)
     if not all(map(policy.covers, outcome.kinds)):
-        return Bury(Reason.NOT_RETRIED, failure)
+        return FailForGood(Reason.NOT_RETRIED, failure)
     if policy.allows(task_attempt):
         return _again(task_attempt, policy, random, backoff, failure)
-    return Bury(_get_final_reason(policy.max_retries), failure)
+    return FailForGood(_get_final_reason(policy.max_retries), failure)
 
 
 def _judge_request(
@@ -362,7 +371,7 @@ def _judge_request(
         policy, backoff = request.policy, None
     max_retries = policy.max_retries if request.max_retries is None else request.max_retries
     if task_attempt > max_retries:
-        return Bury(_get_final_reason(max_retries), request.failure)
+        return FailForGood(_get_final_reason(max_retries), request.failure)
     if request.countdown is not None:
         return RetryVerdict(request.countdown, request.failure)
     return _again(task_attempt, policy, random, backoff, request.failure)

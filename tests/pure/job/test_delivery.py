@@ -11,9 +11,9 @@ from celery5.protocol.job.delivery import MIN_DOCUMENT_TTL, Delivery, is_requeue
 from celery5.protocol.job.error_text import make_group_id
 from celery5.protocol.job.messages import Command, Document, Failure, encode, read_command, read_document
 from celery5.protocol.job.verdict import (
-    Bury,
     Complete,
     Expire,
+    FailForGood,
     Postpone,
     Reason,
     Release,
@@ -58,7 +58,9 @@ def test_an_ignored_result_leaves_a_tombstone_without_it() -> None:
     assert json.loads(message).get("value") is None
 
 
-@pytest.mark.parametrize("verdict", [Complete(b"7"), Expire(), Bury(Reason.EXHAUSTED, FAILURE)], ids=repr)
+@pytest.mark.parametrize(
+    "verdict", [Complete(b"7"), Expire(), FailForGood(Reason.EXHAUSTED, FAILURE)], ids=repr
+)
 def test_a_job_that_has_ended_is_remembered_however_short_results_are_kept(verdict: Verdict) -> None:
     assert make_settlement(verdict, delivery(), worker="w", ttl=0.5).ttl == MIN_DOCUMENT_TTL * 1000
 
@@ -111,7 +113,7 @@ def test_postponed_job_keeps_its_attempt_and_its_error() -> None:
         (Postpone(1.5, FAILURE), True),
         (RetryVerdict(1.5, FAILURE), False),
         (Complete(b"7"), False),
-        (Bury(Reason.EXHAUSTED, FAILURE), False),
+        (FailForGood(Reason.EXHAUSTED, FAILURE), False),
     ],
     ids=repr,
 )
@@ -139,7 +141,7 @@ def test_an_expired_job_leaves_a_document_that_says_so() -> None:
 @pytest.mark.parametrize("reason", Reason)
 def test_dead_letter_keeps_message_failures_and_reason(reason: Reason) -> None:
     verb, entry, job, message, ttl, terms = make_settlement(
-        Bury(reason, FAILURE), delivery(), worker="w", ttl=60
+        FailForGood(reason, FAILURE), delivery(), worker="w", ttl=60
     )
     command = read_command(message)
     cause = make_group_id(command.task, "ValueError", "no")
@@ -157,7 +159,7 @@ def test_dead_letter_keeps_message_failures_and_reason(reason: Reason) -> None:
 def test_bytes_that_are_no_command_become_a_dead_letter() -> None:
     corrupt = Delivery("mail", b"5-1", b"\xff{", finished=3.0)
     verb, entry, job, message, _, terms = make_settlement(
-        Bury(Reason.CORRUPT, FAILURE), corrupt, worker="w", ttl=60
+        FailForGood(Reason.CORRUPT, FAILURE), corrupt, worker="w", ttl=60
     )
     assert (verb, entry, job, message) == ("bury", b"5-1", "", b"\xff{")
     assert read_document(unpack(terms)["document"].encode()).reason == "corrupt"
@@ -178,7 +180,7 @@ def test_bytes_that_are_no_command_become_a_dead_letter() -> None:
 )
 def test_unreadable_message_becomes_a_dead_letter_of_its_id(message: bytes, job_id: str) -> None:
     words = make_settlement(
-        Bury(Reason.CORRUPT, FAILURE), Delivery("mail", b"5-1", message), worker="w", ttl=60
+        FailForGood(Reason.CORRUPT, FAILURE), Delivery("mail", b"5-1", message), worker="w", ttl=60
     )
     assert words[2:4] == (job_id, message)
     assert read_document(unpack(words.terms)["document"].encode()).id == job_id

@@ -215,9 +215,9 @@ def test_each_attempt_counts_and_the_last_failures_are_remembered() -> None:
         assert read_command(raw).attempt == attempt
         raw = make_next_attempt(raw, Failure(type="E", message=str(attempt), attempt=attempt))
     assert [failure.message for failure in read_command(raw).failures] == ["4", "5", "6", "7", "8"]
-    buried = read_command(add_failure(raw, FAILURE))
-    assert buried.attempt == MAX_FAILURES + 4
-    assert buried.failures[-1] == FAILURE
+    command = read_command(add_failure(raw, FAILURE))
+    assert command.attempt == MAX_FAILURES + 4
+    assert command.failures[-1] == FAILURE
 
 
 @given(

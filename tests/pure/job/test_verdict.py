@@ -13,9 +13,9 @@ from celery5.protocol.job.verdict import (
     MAX_SECTIONS,
     POSTPONE_DELAY,
     BrokerLost,
-    Bury,
     Complete,
     Expire,
+    FailForGood,
     Interrupted,
     JobExpired,
     JobRejected,
@@ -74,13 +74,15 @@ def test_every_outcome_has_its_verdict(
         case JobExpired():
             assert verdict == Expire()
         case PermanentFailure(reason, failure):
-            assert verdict == Bury(reason, failure)
+            assert verdict == FailForGood(reason, failure)
         case JobRejected(why):
             assert verdict == RejectVerdict(why)
         case JobRevoked():
             assert verdict == Revoke()
         case Raised(failure) if attempt > policy.max_retries:
-            assert verdict == Bury(Reason.EXHAUSTED if policy.max_retries else Reason.NOT_RETRIED, failure)
+            assert verdict == FailForGood(
+                Reason.EXHAUSTED if policy.max_retries else Reason.NOT_RETRIED, failure
+            )
         case Raised(failure):
             assert verdict == RetryVerdict(policy.delay(attempt, lambda: chance), failure)
 
@@ -94,7 +96,7 @@ def test_requested_retry_follows_the_request_or_else_the_policy(
     own = said or policy
     allowed = own.max_retries if most is None else most
     if attempt > allowed:
-        assert verdict == Bury(Reason.EXHAUSTED if allowed else Reason.NOT_RETRIED, FAILURE)
+        assert verdict == FailForGood(Reason.EXHAUSTED if allowed else Reason.NOT_RETRIED, FAILURE)
     else:
         wait = own.delay(attempt, lambda: 0.5) if countdown is None else countdown
         assert verdict == RetryVerdict(wait, FAILURE)
@@ -107,7 +109,7 @@ def test_a_sections_ruling_beats_the_tasks_policy(ruling: Ruling, attempt: int) 
     for policy in (RetryPolicy(max_retries=0), RetryPolicy(max_retries=10**6)):
         verdict = judge(Raised(FAILURE, ruling=ruling), attempt=attempt, policy=policy, random=lambda: 0.5)
         if ruling.reason is not None:
-            assert verdict == Bury(ruling.reason, FAILURE)
+            assert verdict == FailForGood(ruling.reason, FAILURE)
         else:
             assert ruling.policy is not None
             assert verdict == RetryVerdict(ruling.policy.delay(1, lambda: 0.5), FAILURE, "a")
@@ -129,7 +131,7 @@ def test_leaving_expiring_and_refusing_never_count_an_attempt(attempt: int) -> N
     for outcome in (Interrupted(), StartMissed(), JobExpired(), PermanentFailure(Reason.CORRUPT, FAILURE)):
         verdict = judge(outcome, attempt=attempt, policy=once, random=lambda: 0.0)
         assert not isinstance(verdict, RetryVerdict)
-        assert not (isinstance(verdict, Bury) and verdict.reason is Reason.EXHAUSTED)
+        assert not (isinstance(verdict, FailForGood) and verdict.reason is Reason.EXHAUSTED)
     assert judge(Interrupted(), attempt=attempt, policy=once, random=lambda: 0.0) == Release()
 
 
@@ -155,7 +157,7 @@ def test_a_job_never_runs_more_often_than_its_task_and_its_sections_allow(
             policy = RetryPolicy(max_retries=limits[where], backoff=0)
             outcome = Raised(FAILURE, ruling=make_ruling(where, policy, counts))
         verdict = judge(outcome, attempt=attempt, policy=task, random=lambda: 0.5, sections=counts)
-        if isinstance(verdict, Bury):
+        if isinstance(verdict, FailForGood):
             allowed = limits.get(where, retries)
             assert verdict.reason is (Reason.EXHAUSTED if allowed else Reason.NOT_RETRIED)
             return
@@ -184,7 +186,7 @@ def test_the_retries_of_sections_are_not_the_tasks() -> None:
             judge(outcome, attempt=attempt, policy=once, random=lambda: 0.5, sections={"a": 5, "b": 2})
             for attempt in (8, 9)
         ]
-        assert verdicts == [RetryVerdict(0, FAILURE), Bury(Reason.EXHAUSTED, FAILURE)]
+        assert verdicts == [RetryVerdict(0, FAILURE), FailForGood(Reason.EXHAUSTED, FAILURE)]
 
 
 def test_so_many_sections_are_counted_and_no_more() -> None:
@@ -200,7 +202,7 @@ def test_a_policy_must_cover_every_error_of_a_group() -> None:
         kinds: type(judge(Raised(FAILURE, kinds), attempt=1, policy=policy, random=lambda: 0.0)).__name__
         for kinds in [(("a.A",),), (("a.A",), ("a.B", "x")), (("a.A",), ("x",)), (("a.A", "a.C"), ("a.B",))]
     }
-    assert list(verdicts.values()) == ["RetryVerdict", "RetryVerdict", "Bury", "Bury"]
+    assert list(verdicts.values()) == ["RetryVerdict", "RetryVerdict", "FailForGood", "FailForGood"]
 
 
 def test_custom_backoff_replaces_the_policy_and_counts_from_0() -> None:
@@ -244,7 +246,7 @@ def test_retries_are_exhausted_only_where_there_were_any(
 ) -> None:
     raised = Raised(FAILURE, (("builtins.KeyError", "builtins.LookupError", "builtins.Exception"),))
     verdict = judge(raised, attempt=attempt, policy=policy, random=lambda: 0.5)
-    assert isinstance(verdict, Bury)
+    assert isinstance(verdict, FailForGood)
     assert verdict.reason is reason
 
 

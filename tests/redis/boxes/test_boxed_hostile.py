@@ -58,7 +58,7 @@ def forget_peak() -> int:
 
 
 def children() -> list[int]:
-    """The children of this process, those that have ended and are not buried among them."""
+    """The children of this process, those that have ended and are not reaped among them."""
     return [
         int(pid)
         for thread in Path("/proc/self/task").iterdir()
@@ -73,7 +73,7 @@ def of_group(group: int) -> list[str]:
         with suppress(OSError):  # it has just ended
             stat = (process / "stat").read_text()
             state, _, its, *_ = stat.rpartition(")")[2].split()
-            if int(its) == group and state != "Z":  # orphans are for another process to bury
+            if int(its) == group and state != "Z":  # orphans are for another process to reap
                 found.append(stat)
     return found
 

@@ -91,7 +91,7 @@ async def until_done(app: App, action_id: str, count: int) -> None:
     await until_async(has_done)
 
 
-async def send_or_bury(app: App, client: "redis.Redis", verb: str) -> None:
+async def send_or_dead_letter(app: App, client: "redis.Redis", verb: str) -> None:
     """What an action is done to."""
     if verb == "task:revoke":
 
@@ -108,7 +108,7 @@ async def send_or_bury(app: App, client: "redis.Redis", verb: str) -> None:
 async def test_a_bulk_action_waits_for_an_outage_and_goes_on(
     verb: Any, kind: str, app: App, own_server: EmbeddedServer, client: "redis.Redis"
 ) -> None:
-    await send_or_bury(app, client, verb)
+    await send_or_dead_letter(app, client, verb)
     selection = {"queue": "default"} if verb == "task:revoke" else {}
     with Lines() as lines:
         async with performing(app) as performer:
@@ -136,7 +136,7 @@ async def test_a_bulk_action_waits_for_an_outage_and_goes_on(
 async def test_a_bulk_action_keeps_its_lease_while_memory_is_full(
     app: App, own_server: EmbeddedServer, client: "redis.Redis"
 ) -> None:
-    await send_or_bury(app, client, "dlq:purge")
+    await send_or_dead_letter(app, client, "dlq:purge")
     async with performing(app) as performer:
         action_id = await performer.submit(BulkRequest(verb="dlq:purge", rate="100/s"))
         await until_done(app, action_id, 10)
@@ -155,7 +155,7 @@ async def test_a_bulk_action_keeps_its_lease_while_memory_is_full(
 async def test_a_bulk_action_of_a_long_outage_is_interrupted_and_can_be_resumed(
     app: App, own_server: EmbeddedServer, client: "redis.Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await send_or_bury(app, client, "dlq:replay")
+    await send_or_dead_letter(app, client, "dlq:replay")
     with Lines() as lines:
         async with performing(app) as performer:
             monkeypatch.setattr(bulk_performer, "MAX_OUTAGE", 0.1)
@@ -205,14 +205,14 @@ async def test_an_operation_whose_caller_waits_goes_on_after_an_outage(
 async def prepare(operation: str, app: App, client: "redis.Redis") -> Callable[[], Awaitable[None]]:
     """Make what an operation needs; return what performs it and checks what it has done."""
     if operation == "empty":
-        await send_or_bury(app, client, "task:revoke")
+        await send_or_dead_letter(app, client, "task:revoke")
 
         async def empty() -> None:
             assert await app.aempty("default") == JOBS
 
         return empty
     if operation in ("replay", "purge"):
-        await send_or_bury(app, client, "dlq:replay")
+        await send_or_dead_letter(app, client, "dlq:replay")
 
         async def handle() -> None:
             tally = await (app.dlq.areplay if operation == "replay" else app.dlq.apurge)()
@@ -241,7 +241,7 @@ async def prepare(operation: str, app: App, client: "redis.Redis") -> Callable[[
 async def test_an_operation_gives_up_when_an_outage_lasts(
     app: App, own_server: EmbeddedServer, client: "redis.Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await send_or_bury(app, client, "dlq:replay")
+    await send_or_dead_letter(app, client, "dlq:replay")
     monkeypatch.setattr(long_operations, "MAX_OUTAGE", 0.1)
     async with outage("replica", own_server, client):
         with pytest.raises(BrokerReadOnly):

@@ -86,14 +86,14 @@ def test_scheduled_and_dead_jobs_survive_a_restart_of_redis(
     far = nap.options(countdown=3600).delay(0.0)
     held = gate.delay(str(tmp_path / "gate"))
     retried = fail.options(max_retries=1, backoff=1.5, jitter=False).delay()
-    buried = fail.options(max_retries=0).delay()
-    wait_until(lambda: [retried.status(), buried.status()] == [JobState.RETRY, JobState.DEAD])
+    dead_job = fail.options(max_retries=0).delay()
+    wait_until(lambda: [retried.status(), dead_job.status()] == [JobState.RETRY, JobState.DEAD])
     wait_until(lambda: held.status() is JobState.EXECUTING)
     own_server.kill()
     worker.process.kill()
     worker.wait()
     own_server.revive()
-    states = [each.status() for each in (due, far, held, retried, buried)]
+    states = [each.status() for each in (due, far, held, retried, dead_job)]
     assert states[1:] == [JobState.SCHEDULED, JobState.EXECUTING, JobState.RETRY, JobState.DEAD]
     (tmp_path / "gate").touch()
     own_staff.start(lease=0.6)

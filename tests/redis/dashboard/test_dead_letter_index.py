@@ -54,7 +54,9 @@ class Dying:
         for queue in QUEUES:
             app.perform(register_queue(app.keys, queue))
 
-    def bury(self, count: int, *, message: str = "", queue: str = "", has_place: bool = True) -> None:
+    def dead_letter_jobs(
+        self, count: int, *, message: str = "", queue: str = "", has_place: bool = True
+    ) -> None:
         pipe = self._client.pipeline(transaction=False)
         made: list[tuple[str, str]] = []
         for _ in range(count):
@@ -105,7 +107,7 @@ async def test_groups_are_those_of_the_library_after_random_changes(
     for _ in range(12):
         match dying.random.randrange(6):
             case 0 | 1:
-                await trio.to_thread.run_sync(dying.bury, dying.random.randrange(1, 400))
+                await trio.to_thread.run_sync(dying.dead_letter_jobs, dying.random.randrange(1, 400))
             case 2:
                 await app.dlq.areplay(limit=dying.random.randrange(1, 60))
             case 3:
@@ -123,7 +125,7 @@ async def test_groups_are_those_of_the_library_after_random_changes(
 
 async def test_a_part_is_read_by_each_look_until_all_is_known(app: App, redis_client: Any) -> None:
     dying = await trio.to_thread.run_sync(Dying, app, redis_client, 1)
-    await trio.to_thread.run_sync(dying.bury, 3000)
+    await trio.to_thread.run_sync(dying.dead_letter_jobs, 3000)
     index = DeadLetterIndex(app)
     first = await index.group(parse_filter({}), within=0.002)
     assert first is not None
@@ -132,7 +134,7 @@ async def test_a_part_is_read_by_each_look_until_all_is_known(app: App, redis_cl
     same = await app.dlq.agroups(newest_first=True, limit=first.looked_at)
     assert msgspec.to_builtins(first) == msgspec.to_builtins(same)
     while (found := await index.group(parse_filter({}), within=0.002)) is not None and found.next:
-        await trio.to_thread.run_sync(dying.bury, 1)
+        await trio.to_thread.run_sync(dying.dead_letter_jobs, 1)
     await compare(app, index, {})
 
 
@@ -140,7 +142,7 @@ async def test_only_what_is_new_is_read_again(
     app: App, redis_client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dying = await trio.to_thread.run_sync(Dying, app, redis_client, 1)
-    await trio.to_thread.run_sync(dying.bury, 500)
+    await trio.to_thread.run_sync(dying.dead_letter_jobs, 500)
     index = DeadLetterIndex(app)
     await index.group(parse_filter({}))
     read: list[str] = []
@@ -152,7 +154,7 @@ async def test_only_what_is_new_is_read_again(
 
     monkeypatch.setattr(DeadLetterIndex, "_make_letter", note)
     await app.dlq.areplay(limit=40)
-    await trio.to_thread.run_sync(dying.bury, 7)
+    await trio.to_thread.run_sync(dying.dead_letter_jobs, 7)
     await compare(app, index, {})
     assert len(read) == 7
 
@@ -165,7 +167,7 @@ async def test_the_index_keeps_to_its_bounds(
     dying = await trio.to_thread.run_sync(Dying, app, redis_client, 2)
     index = DeadLetterIndex(app)
     for count in (250, 150, 20, 700, 199):
-        await trio.to_thread.run_sync(dying.bury, count)
+        await trio.to_thread.run_sync(dying.dead_letter_jobs, count)
         found = await index.group(parse_filter({}))
         assert found is not None
         assert index.count() == found.looked_at == min(300, found.total)
@@ -176,7 +178,7 @@ async def test_the_index_keeps_to_its_bounds(
     assert found is not None
     assert (index.count(), found.total) == (300, 1269)
     monkeypatch.setattr(dead_letter_index, "MAX_KINDS", 5)
-    await trio.to_thread.run_sync(dying.bury, 100)
+    await trio.to_thread.run_sync(dying.dead_letter_jobs, 100)
     found = await index.group(parse_filter({}))
     assert found is not None
     assert len(found.groups) <= 5
@@ -186,19 +188,19 @@ async def test_the_index_keeps_to_its_bounds(
 async def test_of_too_many_groups_the_same_are_listed_as_by_the_library(app: App, redis_client: Any) -> None:
     dying = await trio.to_thread.run_sync(Dying, app, redis_client, 3)
 
-    def bury() -> None:
+    def dead_letter_jobs() -> None:
         letters = random.Random(3)
         for _ in range(1100):
-            dying.bury(1, message="".join(letters.choices("abcdefgh", k=9)))
+            dying.dead_letter_jobs(1, message="".join(letters.choices("abcdefgh", k=9)))
 
-    await trio.to_thread.run_sync(bury)
+    await trio.to_thread.run_sync(dead_letter_jobs)
     found = await compare(app, DeadLetterIndex(app), {})
     assert (len(found.groups), found.ungrouped > 0) == (1000, True)
 
 
 async def test_what_was_removed_by_hand_is_noticed(app: App, redis_client: Any) -> None:
     dying = await trio.to_thread.run_sync(Dying, app, redis_client, 4)
-    await trio.to_thread.run_sync(dying.bury, 300)
+    await trio.to_thread.run_sync(dying.dead_letter_jobs, 300)
     index = DeadLetterIndex(app)
     await compare(app, index, {})
 
@@ -210,7 +212,7 @@ async def test_what_was_removed_by_hand_is_noticed(app: App, redis_client: Any) 
 
     await trio.to_thread.run_sync(remove)
     await compare(app, index, {})
-    await trio.to_thread.run_sync(lambda: dying.bury(30, has_place=False))
+    await trio.to_thread.run_sync(lambda: dying.dead_letter_jobs(30, has_place=False))
     await compare(app, index, {})
     await app.dlq.apurge(queue="money", limit=3)
     await compare(app, index, {})
@@ -221,10 +223,10 @@ async def test_pages_show_new_dead_jobs_and_drop_those_that_were_replayed_and_pu
     app: App, redis_client: Any
 ) -> None:
     dying = await trio.to_thread.run_sync(Dying, app, redis_client, 5)
-    await trio.to_thread.run_sync(lambda: dying.bury(3, message="no bank", queue="mail"))
+    await trio.to_thread.run_sync(lambda: dying.dead_letter_jobs(3, message="no bank", queue="mail"))
     async with looking_at(app) as client:
         assert "no bank" in await client.look("dead")
-        await trio.to_thread.run_sync(lambda: dying.bury(2, message="no card", queue="mail"))
+        await trio.to_thread.run_sync(lambda: dying.dead_letter_jobs(2, message="no card", queue="mail"))
         assert "deleted" in await client.press("dlq:purge", message="no bank")
         text = await client.look("dead")
         assert "no card" in text
@@ -237,7 +239,7 @@ async def test_pages_show_new_dead_jobs_and_drop_those_that_were_replayed_and_pu
 
 async def test_what_is_left_is_read_ahead_after_a_look(app: App, redis_client: Any) -> None:
     dying = await trio.to_thread.run_sync(Dying, app, redis_client, 6)
-    await trio.to_thread.run_sync(dying.bury, 2000)
+    await trio.to_thread.run_sync(dying.dead_letter_jobs, 2000)
     index = DeadLetterIndex(app)
     await index.read_ahead()
     assert index.count() == 0  # nobody has looked

@@ -18,7 +18,7 @@ def declare(app: App) -> None:
         raise ValueError(f"order {order} is <empty>")
 
 
-async def bury(app: App, count: int) -> list[str]:
+async def dead_letter_jobs(app: App, count: int) -> list[str]:
     """Have so many jobs die; their ids."""
     declare(app)
     jobs = await app.asend_many([app.tasks["shop.pay"].s(number) for number in range(count)])
@@ -47,7 +47,7 @@ async def until_ended(app: App) -> BulkStatus:
 
 
 async def test_three_clicks_replay_what_died_from_one_cause(app: App) -> None:
-    await bury(app, 6)
+    await dead_letter_jobs(app, 6)
     async with looking_at(app, role="operator") as client:
         page = await client.load("dead")
         text = await client.look("dead")
@@ -69,7 +69,7 @@ async def test_three_clicks_replay_what_died_from_one_cause(app: App) -> None:
 
 
 async def test_a_cause_has_a_page_with_its_jobs_and_a_traceback(app: App) -> None:
-    ids = await bury(app, 4)
+    ids = await dead_letter_jobs(app, 4)
     async with looking_at(app) as client:
         group = await get_group(app, "ValueError")
         text = await client.look(f"dead/groups/{group}")
@@ -87,7 +87,7 @@ async def test_a_cause_has_a_page_with_its_jobs_and_a_traceback(app: App) -> Non
 
 
 async def test_a_replay_with_a_rate_goes_on_by_itself_and_shows_how_far_it_is(app: App) -> None:
-    await bury(app, 6)
+    await dead_letter_jobs(app, 6)
     async with looking_at(app, role="operator") as client:
         assert "has begun" in await client.press("dlq:replay", error="ConnectionError", rate="100/s")
     done = await until_ended(app)
@@ -104,7 +104,7 @@ async def test_a_replay_with_a_rate_goes_on_by_itself_and_shows_how_far_it_is(ap
 
 async def test_many_jobs_are_changed_by_a_bulk_action(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("celery5.operations.dead_letters.MAX_DIRECT", 2)
-    await bury(app, 6)
+    await dead_letter_jobs(app, 6)
     async with looking_at(app) as client:
         assert "2 dead jobs deleted" in await client.press("dlq:purge", task="shop.*", limit="2")
         assert "give at most 2" in await client.press("dlq:purge", status=400, limit="3")
@@ -114,7 +114,7 @@ async def test_many_jobs_are_changed_by_a_bulk_action(app: App, monkeypatch: pyt
 
 
 async def test_a_bulk_action_is_stopped_and_the_others_stay_dead(app: App) -> None:
-    await bury(app, 40)
+    await dead_letter_jobs(app, 40)
     async with looking_at(app, role="operator") as client:
         await client.press("dlq:replay", rate="10/s")
         (running,) = await app.bulk.alist()
@@ -130,7 +130,7 @@ async def test_a_bulk_action_is_stopped_and_the_others_stay_dead(app: App) -> No
 
 
 async def test_a_wrong_rate_is_refused_before_anything_begins(app: App) -> None:
-    await bury(app, 2)
+    await dead_letter_jobs(app, 2)
     async with looking_at(app) as client:
         assert "rate" in await client.press("dlq:replay", status=400, rate="soon")
     assert await app.bulk.alist() == []

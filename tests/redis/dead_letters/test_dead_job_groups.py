@@ -13,7 +13,7 @@ from tests.redis.dead_letters.many_dead_letters import QUEUE, numbered, sent
 LONGEST_CALL = 2000  # µs
 
 
-def bury_with(app: App, client: "redis.Redis", messages: dict[str, str], queue: str = QUEUE) -> None:
+def dead_letter_with(app: App, client: "redis.Redis", messages: dict[str, str], queue: str = QUEUE) -> None:
     """Dead jobs by their ids, each with the message of its error."""
     keys = app.queue(queue)
     app.perform(queues.register_queue(app.keys, queue))
@@ -34,8 +34,8 @@ async def test_dead_jobs_are_grouped_and_a_group_is_replayed_and_purged(
     app: App, redis_client: "redis.Redis"
 ) -> None:
     orders = {f"o{number}": f"no such order {number}" for number in range(30)}
-    await trio.to_thread.run_sync(bury_with, app, redis_client, {**orders, "b": "the bank is closed"})
-    await trio.to_thread.run_sync(bury_with, app, redis_client, {"s": "no such order 77"}, "slow")
+    await trio.to_thread.run_sync(dead_letter_with, app, redis_client, {**orders, "b": "the bank is closed"})
+    await trio.to_thread.run_sync(dead_letter_with, app, redis_client, {"s": "no such order 77"}, "slow")
     found = await app.dlq.agroups()
     of_orders, of_bank = found.groups
     assert (of_orders.count, of_orders.queues, of_bank.ids) == (31, ("default", "slow"), ("b",))
@@ -51,7 +51,7 @@ async def test_dead_jobs_are_grouped_and_a_group_is_replayed_and_purged(
 def test_groups_are_found_in_pages_that_say_what_was_not_looked_at(
     app: App, redis_client: "redis.Redis"
 ) -> None:
-    bury_with(app, redis_client, {job_id: f"no {job_id}" for job_id in numbered(250)})
+    dead_letter_with(app, redis_client, {job_id: f"no {job_id}" for job_id in numbered(250)})
     counts: list[int] = []
     after = None
     for _ in range(4):
@@ -70,7 +70,9 @@ def test_groups_are_found_in_pages_that_say_what_was_not_looked_at(
 def test_no_call_is_long_however_many_are_dead(app: App, redis_client: "redis.Redis") -> None:
     for start in range(0, 20_000, 1000):
         ids = range(start, start + 1000)
-        bury_with(app, redis_client, {f"j{number}": f"no order {number} in {number % 7}" for number in ids})
+        dead_letter_with(
+            app, redis_client, {f"j{number}": f"no order {number} in {number % 7}" for number in ids}
+        )
     redis_client.config_resetstat()
     found = app.dlq.groups()
     stats: Any = redis_client.info("commandstats")

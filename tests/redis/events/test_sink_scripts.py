@@ -1,4 +1,4 @@
-"""Sink scripts: documents are handed to sinks in the step that ends a job, taken, put off, buried and given again."""
+"""Sink scripts: the step that ends a job hands documents to sinks, where they are taken, put off or dead-lettered."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from celery5.broker.calls import cluster, jobs
 from celery5.broker.calls import events as events_calls
 from celery5.broker.calls.dead_letters import DONE, GONE
 from celery5.protocol.job.delivery import Settlement, SinkDocument
-from tests.redis.worker.one_queue import Queue, buried, command, done, failed
+from tests.redis.worker.one_queue import Queue, command, done, failed, failed_for_good
 
 SINK = "table"
 
@@ -73,7 +73,7 @@ def test_a_dead_job_is_handed_on_and_one_that_is_tried_again_is_not(queue: Queue
     queue.join("w")
     queue.publish("a", "b")
     first, second = queue.read("w")
-    settle(queue, buried(first, "a"), (first.id, SINK, b""))
+    settle(queue, failed_for_good(first, "a"), (first.id, SINK, b""))
     settle(queue, failed(second, "b"))
     ((_, _, document),) = queue(jobs.list_dead_jobs(queue.keys, count=2))
     assert waiting(queue) == [document]
@@ -156,7 +156,10 @@ def test_what_is_put_off_is_given_again_then_and_counted_if_it_was_tried(queue: 
 def test_dead_document_is_redelivered_once(queue: Queue) -> None:
     (entry,) = put(queue, b"1")
     collect(queue)
-    assert [queue(events_calls.bury_document(queue.keys, SINK, entry, b"{}")) for _ in range(2)] == [1, 0]
+    assert [queue(events_calls.dead_letter_document(queue.keys, SINK, entry, b"{}")) for _ in range(2)] == [
+        1,
+        0,
+    ]
     assert nothing_is_left(queue)
     ((grave, fields),) = queue.client.xrange(queue.keys.dead)
     assert fields == {b"sink": b"table", b"document": b"1", b"failure": b"{}"}
@@ -172,7 +175,7 @@ def test_a_dead_job_is_no_document_that_could_be_given_again(queue: Queue) -> No
     queue.join("w")
     queue.publish("a")
     (entry,) = queue.read("w")
-    settle(queue, buried(entry, "a"))
+    settle(queue, failed_for_good(entry, "a"))
     ((grave, _),) = queue.client.xrange(queue.keys.dead)
     assert queue(events_calls.redeliver_documents(queue.keys, [grave.decode()])) == [GONE]
     assert queue.where("a") == "DEAD"

@@ -22,7 +22,7 @@ from celery5.protocol.job.messages import read_command
 from celery5.protocol.limits import AdmissionRule, Rate
 from tests.gate_leaks import gate_leaks
 from tests.redis.limits.limited_jobs import TASK, Gated
-from tests.redis.worker.one_queue import buried, done, failed, released
+from tests.redis.worker.one_queue import done, failed, failed_for_good, released
 
 STEPS = 250
 RULES = (
@@ -95,7 +95,8 @@ class Walk:
         """Some jobs of a worker end, in any way."""
         if self.inside:
             self.settle_one(
-                self.dice.choice(list(self.inside)), self.dice.choice((done, done, failed, buried, released))
+                self.dice.choice(list(self.inside)),
+                self.dice.choice((done, done, failed, failed_for_good, released)),
             )
 
     def settle_one(self, entry_id: bytes, verb: Any) -> None:

@@ -23,7 +23,7 @@ from celery5.sending.publisher import JOBS_PER_TRIP, PublishPlanner
 from celery5.services.worker.admission_control import ADMISSION_BATCH
 from celery5.services.worker.recovery import RECOVERY_BATCH as RECOVERED
 from tests.redis.limits.limited_jobs import TASK, Gated, message
-from tests.redis.worker.one_queue import QueueSize, buried, done, failed, released
+from tests.redis.worker.one_queue import QueueSize, done, failed, failed_for_good, released
 
 
 @pytest.fixture
@@ -346,7 +346,7 @@ def test_who_has_lost_his_lease_gets_nothing(gate: Gated) -> None:
 # What else becomes of a job
 
 
-@pytest.mark.parametrize("verb", [done, failed, buried, released])
+@pytest.mark.parametrize("verb", [done, failed, failed_for_good, released])
 def test_however_a_job_is_settled_its_slot_is_free(gate: Gated, verb: object) -> None:
     assert callable(verb)
     (a,) = gate.come("w", "a", "b")

@@ -51,7 +51,7 @@ async def test_a_suspect_that_waits_for_another_is_given_back(
 async def test_a_suspect_does_not_run_while_a_record_is_on_trial_for_the_deaths_of_workers(
     app: App, redis_client: "redis.Redis"
 ) -> None:
-    """Else a job that kills its workers would bury the record that each of them was at."""
+    """Else a job that kills its workers would dead-letter the record that each of them was at."""
     declare_stream: Any = app.stream
     readings = declare_stream("readings", dict, by=None, partitions=1)
     seen: list[str] = []

@@ -88,7 +88,7 @@ def test_job_that_kills_one_machine_after_another_dies(staff: Staff, tmp_path: P
     """Nobody is left to tell of such a death: others notice it by the lease, for jobs of every kind, and count it."""
     kinds = ("gate", "gate_asyncio", "gate_thread")
     sent = [send(staff, kind, str(tmp_path / "gate"))[0] for kind in kinds]
-    for begun in (3, 4):  # those that could be buried next run one at a time
+    for begun in (3, 4):  # those that could fail for good next run one at a time
         victim = staff.start("--log-level", "debug", lease=0.6, max_deliveries=1)
         wait_until(lambda begun=begun: len(staff.notes()) == begun)  # type: ignore[misc]
         victim.lose_its_machine()

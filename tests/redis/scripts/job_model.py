@@ -340,7 +340,7 @@ class QueueModel:
         document = encode(Document(v=1, id=job, task="t", state=state.value))
         settlements: dict[str, Settlement] = {
             Move.RETRY: Settlement("retry", entry.id, job, message, TTL_MS, 0),
-            Move.BURY: Settlement(
+            Move.FAIL_FOR_GOOD: Settlement(
                 "bury", entry.id, job, message, TTL_MS, pack_terms(cause="", document=document.decode())
             ),
             Move.RELEASE: Settlement("release", entry.id, job, message, TTL_MS, 0),
@@ -357,7 +357,7 @@ class QueueModel:
         else:
             self.perform(call)
         if model.state is JobState.EXECUTING:  # nothing else can be settled
-            goes_on = move in (Move.RETRY, Move.RELEASE, Move.HOLD, Act.KEEP, Move.BURY)
+            goes_on = move in (Move.RETRY, Move.RELEASE, Move.HOLD, Act.KEEP, Move.FAIL_FOR_GOOD)
             if move == Act.SETTLE_REVOKED or (model.is_revoked and goes_on):
                 model.make(Move.REVOKE)
             elif move == Move.RELEASE and entry.lane == ADMITTED:  # nobody reads that lane
@@ -402,7 +402,9 @@ class QueueModel:
         self.join()
         for model in self.jobs.values():
             if model.state is JobState.EXECUTING:
-                model.make(Move.REVOKE if model.is_revoked else Move.BURY if is_last else Move.RECOVER)
+                model.make(
+                    Move.REVOKE if model.is_revoked else Move.FAIL_FOR_GOOD if is_last else Move.RECOVER
+                )
                 self.note_off_admitted(model)
 
     def seen(self) -> dict[str, JobState]:

@@ -117,9 +117,9 @@ async def test_a_job_in_plain_json_fails_retries_and_dies_as_any_other(
         json.loads(fields[b"document"])["reason"]: fields for _, fields in redis_client.xrange(keys.dead)
     }
     assert set(dead_letters) == {"exhausted", "unknown-task", "bad-arguments", "corrupt"}
-    buried = json.loads(dead_letters["exhausted"][b"job"])
-    assert buried["ours"] == [1.10]
-    assert [each.get("attempt", 1) for each in buried["failures"]] == [1, 2]
+    dead_job = json.loads(dead_letters["exhausted"][b"job"])
+    assert dead_job["ours"] == [1.10]
+    assert [each.get("attempt", 1) for each in dead_job["failures"]] == [1, 2]
 
 
 async def test_the_command_on_the_page_sends_an_event(url: str, app_name: str, redis_client: Any) -> None:

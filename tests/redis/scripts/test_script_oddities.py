@@ -36,7 +36,7 @@ def copied(queue: Queue) -> tuple[Entry, Entry]:
     return first, copy
 
 
-BURIED = pack_terms(cause="", document="{}")
+DEAD_TERMS = pack_terms(cause="", document="{}")
 ODD = [
     b'{"v":1,"id":"a","task":"t","attempt":1e999}',
     b'{"v":1,"id":"a","task":"t","attempt":-1e999,"sent":1e999,"results_ttl":1e999}',
@@ -64,7 +64,7 @@ def test_a_message_that_makes_no_sense_is_never_lost_with_its_worker(queue: Queu
     assert not queue.client.exists(queue.keys.leases)
 
 
-@pytest.mark.parametrize("how", ["waiting", "due", "recovered", "released", "buried"])
+@pytest.mark.parametrize("how", ["waiting", "due", "recovered", "released", "dead-lettered"])
 @pytest.mark.parametrize("message", ODD, ids=repr)
 def test_a_message_that_makes_no_sense_is_revoked_like_any_other(
     queue: Queue, message: bytes, how: str
@@ -74,13 +74,13 @@ def test_a_message_that_makes_no_sense_is_revoked_like_any_other(
         queue(jobs.schedule(queue.keys, [("a", message, "+60000")]))
     else:
         queue(jobs.publish(queue.keys, [("a", message)]))
-    entries = queue.read("w") if how in ("recovered", "released", "buried") else []
+    entries = queue.read("w") if how in ("recovered", "released", "dead-lettered") else []
     (found,) = queue(revoke(queue.keys, ["a"], ttl=60))
     assert found == ("EXECUTING" if entries else "REVOKED")
     if how == "recovered":
         assert queue.recover("w").dead_lettered == 0
     for entry in entries if how != "recovered" else []:
-        terms = 0 if how == "released" else BURIED
+        terms = 0 if how == "released" else DEAD_TERMS
         verb = "release" if how == "released" else "bury"
         assert queue.settle("w", Settlement(verb, entry.id, "a", message, 60_000, terms)) == 1
     assert document(queue)["state"] == "REVOKED"
@@ -111,7 +111,7 @@ def test_a_copy_of_a_revoked_job_goes_and_the_job_stays_revoked(queue: Queue, ve
             worker="w2", requeued=0, dead_lettered=0, has_more=False
         )
     else:
-        terms = BURIED if verb == "bury" else 60_000
+        terms = DEAD_TERMS if verb == "bury" else 60_000
         assert queue.settle("w2", Settlement(verb, copy.id, "a", command("a"), 60_000, terms)) == 1
     assert place(queue) == "V" + first.id.decode()
     assert document(queue) == {}

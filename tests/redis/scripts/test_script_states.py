@@ -102,7 +102,7 @@ WAYS: dict[str, tuple[str, list[str]]] = {
     "publish": ("a", [Move.SEND, Move.START, Move.SUCCEED]),
     "schedule": ("a", [Move.SCHEDULE, Move.FALL_DUE, Move.START, Move.RETRY]),
     "publish unique": ("b", [Move.SEND, Move.START, Move.RECOVER, Move.START, Move.REVOKE, Move.RETRY]),
-    "fire": ("b", [Act.FIRE, Act.FIRE, Move.START, Move.BURY, Move.REPLAY, Move.START, Act.DIE, Act.PURGE]),
+    "fire": ("b", [Act.FIRE, Act.FIRE, Move.START, Move.FAIL_FOR_GOOD, Move.REPLAY, Move.START, Act.DIE, Act.PURGE]),
     "deliver": ("a", [Act.DELIVER, Act.DELIVER, Act.WAIT, Move.REVOKE]),
     "waiting list": ("a", [Move.HOLD, Move.HOLD, Move.RELEASE, Move.RETRY, Move.FALL_DUE, Move.START, Act.WAIT]),
     "settled": ("a", [Move.HOLD, Move.RELEASE, Move.SUCCEED, Move.RELEASE]),
@@ -194,7 +194,7 @@ ENDS_OF_REVOKED = {
     Move.RECOVER: JobState.REVOKED,
     Act.DIE: JobState.REVOKED,
     Move.SUCCEED: JobState.SUCCESS,
-    Move.BURY: JobState.REVOKED,
+    Move.FAIL_FOR_GOOD: JobState.REVOKED,
     Move.REJECT: JobState.REJECTED,
     Move.EXPIRE: JobState.EXPIRED,
 }

@@ -10,7 +10,16 @@ import redis
 from celery5 import App
 from celery5.broker.calls import jobs, leases
 from celery5.protocol.job.delivery import Settlement, pack_terms
-from tests.redis.worker.one_queue import VERBS, Queue, QueueSize, buried, command, done, failed, released
+from tests.redis.worker.one_queue import (
+    VERBS,
+    Queue,
+    QueueSize,
+    command,
+    done,
+    failed,
+    failed_for_good,
+    released,
+)
 
 # Publishing
 
@@ -105,7 +114,7 @@ def test_one_trip_settles_many_in_every_way(queue: Queue) -> None:
     queue.publish("a", "b", "c", "d", "e")
     queue.join("w")
     a, b, c, d, _ = queue.read("w")
-    assert queue.settle("w", done(a, "a"), failed(b, "b"), buried(c, "c"), released(d, "d")) == 4
+    assert queue.settle("w", done(a, "a"), failed(b, "b"), failed_for_good(c, "c"), released(d, "d")) == 4
     assert [queue.where(each) for each in "abcde"] == ["ENDED", "RETRY", "DEAD", "SENT", "EXECUTING"]
     assert queue.size() == QueueSize(stream=2, in_workers=1, due=1, dead=1)
 
@@ -117,7 +126,7 @@ def test_a_result_is_stored_announced_and_expires(queue: Queue) -> None:
     with queue.client.pubsub(ignore_subscribe_messages=True) as heard:
         heard.subscribe(queue.keys.result("a"), queue.keys.result("b"))
         heard.get_message(timeout=5)
-        queue.settle("w", done(a, "a", 60_000), buried(b, "b", 1))
+        queue.settle("w", done(a, "a", 60_000), failed_for_good(b, "b", 1))
         told = [each["channel"] for each in [heard.get_message(timeout=1) for _ in range(4)] if each]
     assert told == [queue.keys.result(each).encode() for each in "ab"]
     assert 30_000 < queue.client.pttl(queue.keys.result("a")) <= 60_000
@@ -231,7 +240,7 @@ def test_no_queue_is_ever_trimmed(queue: Queue) -> None:
     queue.join("w")
     for _ in range(0, 1500, portion):
         taken = queue.read("w", portion)
-        queue.settle("w", *(buried(each, json.loads(each.message)["id"]) for each in taken))
+        queue.settle("w", *(failed_for_good(each, json.loads(each.message)["id"]) for each in taken))
     assert queue.size() == QueueSize(stream=0, in_workers=0, due=0, dead=1500)
     places = queue.client.hgetall(queue.keys.jobs)
     dead_letters = queue(jobs.list_dead_jobs(queue.keys, count=2000))
@@ -288,7 +297,7 @@ def test_every_key_is_a_queues_own_or_expires(queue: Queue) -> None:
     queue.publish("a", "b", "c")
     queue.schedule("d", "+60000")
     a, b, _ = queue.read("w")
-    queue.settle("w", done(a, "a"), buried(b, "b"))
+    queue.settle("w", done(a, "a"), failed_for_good(b, "b"))
     keys = queue.keys
     own = {keys.stream, keys.jobs, keys.due, keys.waiting, keys.dead, keys.leases}
     found = set(queue.contents())

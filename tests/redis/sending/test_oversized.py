@@ -63,9 +63,9 @@ async def test_oversized_event_becomes_a_dead_letter(tight: App, redis_client: "
         redis_client.xadd(queue.stream, {"job": event})
         await until(lambda: redis_client.xlen(queue.dead) == 1)
         await router.stop()
-    (buried,) = entries(redis_client, queue.dead)
-    assert buried[b"job"] == event
-    assert b"message_limit is 1024 here" in buried[b"document"]
+    (dead_letter,) = entries(redis_client, queue.dead)
+    assert dead_letter[b"job"] == event
+    assert b"message_limit is 1024 here" in dead_letter[b"document"]
 
 
 async def test_a_sink_is_not_given_an_oversized_document(tight: App, redis_client: "redis.Redis") -> None:
@@ -81,8 +81,8 @@ async def test_a_sink_is_not_given_an_oversized_document(tight: App, redis_clien
     async with delivering(tight):
         await until(lambda: redis_client.xlen(queue.dead) == 1)
     assert kept.documents == []
-    (buried,) = entries(redis_client, queue.dead)
-    assert b"message_limit is 1024 here" in buried[b"failure"]
+    (dead_letter,) = entries(redis_client, queue.dead)
+    assert b"message_limit is 1024 here" in dead_letter[b"failure"]
 
 
 async def test_whoever_waits_does_not_decode_an_oversized_document(

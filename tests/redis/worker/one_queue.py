@@ -132,7 +132,7 @@ def failed(entry: Entry, job_id: str, delay: int = 60_000) -> Settlement:
     return Settlement("retry", entry.id, job_id, command(job_id), 60_000, delay)
 
 
-def buried(entry: Entry, job_id: str, ttl: int = 60_000) -> Settlement:
+def failed_for_good(entry: Entry, job_id: str, ttl: int = 60_000) -> Settlement:
     """The job is dead."""
     terms = pack_terms(cause="", document='{"v":1,"id":"a","task":"t","state":"DEAD"}')
     return Settlement("bury", entry.id, job_id, b"message", ttl, terms)
@@ -151,6 +151,6 @@ def held(entry: Entry, job_id: str, delay: int = 0) -> Settlement:
 VERBS: dict[str, tuple[Callable[[Entry, str], Settlement], str]] = {
     "complete": (done, "ENDED"),
     "retry": (failed, "RETRY"),
-    "bury": (buried, "DEAD"),
+    "bury": (failed_for_good, "DEAD"),
     "release": (released, "SENT"),
 }

@@ -84,9 +84,9 @@ async def test_an_attempt_that_runs_for_too_long_is_ended_and_tried_again_by_the
             began = time.monotonic()
             assert await (await limited.adelay()).aget(30) == 2
             assert 0.1 <= time.monotonic() - began < 30
-            buried = await limited.options(dont_autoretry_for=(TimeLimitExceeded,)).adelay()
+            failing = await limited.options(dont_autoretry_for=(TimeLimitExceeded,)).adelay()
             with pytest.raises(TaskFailed) as caught:
-                await buried.aget(30)
+                await failing.aget(30)
     assert attempts == [1, 2, 1]
     assert (caught.value.type, caught.value.reason) == ("TimeLimitExceeded", "not-retried")
     assert caught.value.message == "ran for longer than its time_limit of 0.1 s"

@@ -1,4 +1,4 @@
-"""Bad messages: what a producer sends wrongly is refused before it leaves; what a worker gets is buried."""
+"""Bad messages: what a producer sends wrongly is refused before it leaves; what a worker gets is dead-lettered."""
 
 import asyncio
 import sys
@@ -209,10 +209,10 @@ def test_delay_inside_an_asyncio_loop(shop: Shop) -> None:
     assert "asyncio" in one_line(caught.value)
 
 
-# What a worker gets: buried with the reason, and the worker lives
+# What a worker gets: dead-lettered with the reason, and the worker lives
 
 
-def buried(shop: Shop, send: Callable[[], object]) -> Document:
+def dead_letter(shop: Shop, send: Callable[[], object]) -> Document:
     """The document of the one job that `send` brings into the dead-letter queue."""
     before = len(shop.graves())
     send()
@@ -256,7 +256,7 @@ def test_arguments_that_do_not_fit_the_workers_version_of_the_task(shop: Shop) -
     ids=["bytes", "nothing", "list", "half", "version", "empty", "no UTF-8", "no job"],
 )
 def test_a_corrupt_command_on_the_stream(shop: Shop, fields: dict[Any, Any]) -> None:
-    document = buried(shop, lambda: shop.client.xadd(shop.stream, fields))
+    document = dead_letter(shop, lambda: shop.client.xadd(shop.stream, fields))
     assert (document.state, document.reason) == ("DEAD", "corrupt")
     assert document.failure is not None
     assert document.failure.message
