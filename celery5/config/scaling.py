@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-from celery5.config.settings import Settings
+from celery5.config.settings import Settings, count_cores
 from celery5.errors import Misconfigured
 from celery5.protocol.scaling.autoscale import Autoscale, parse_autoscale
-from celery5.protocol.scaling.budget import Budget, fixed_budget, parse_budgets
+from celery5.protocol.scaling.budget import Budget, automatic_budget, fixed_budget, parse_budgets
 from celery5.protocol.scaling.prioritisation import PrioritisationStrategy, parse_strategy
 
 
@@ -28,11 +28,14 @@ def get_prioritisation(settings: Settings) -> PrioritisationStrategy | None:
 
 def merge_budgets(settings: Settings, own: Mapping[str, Budget]) -> dict[str, Budget]:
     """Return the budgets of all kinds, and of the tasks that have one: those of the application's code, `own`, else of
-    the setting `budgets`, else the number of slots from the settings, which does not change. Raises Misconfigured."""
+    the setting `budgets`, else the number of slots from the settings, which changes only for threads, where it is not
+    set. Raises Misconfigured."""
     fixed = {
         "trio": fixed_budget(settings.concurrency),
         "asyncio": fixed_budget(settings.concurrency),
-        "thread": fixed_budget(settings.cpu_slots),
+        "thread": automatic_budget(count_cores(), settings.concurrency)
+        if settings.cpu_slots == "auto"
+        else fixed_budget(settings.cpu_slots),
         "boxed": fixed_budget(settings.box_slots),
     }
     return {**fixed, **parse_budgets(settings.budgets), **own}

@@ -21,7 +21,7 @@ class SettingOptions(TypedDict, total=False):
     workflow_nesting_limit: int | None
     processes: int | None
     concurrency: int | None
-    cpu_slots: int | None
+    cpu_slots: int | Literal["auto"] | None
     box_slots: int | None
     rate_limits: str | None
     autoscale: str | Mapping[str, Any] | None

@@ -32,7 +32,8 @@ from celery5.similar_names import did_you_mean, find_similar
 PREFIX = "CELERY5_"
 
 
-def _cores() -> int:
+def count_cores() -> int:
+    """Return how many jobs may always run in threads: as many as there are cores, up to ten."""
     return min(os.cpu_count() or 1, 10)
 
 
@@ -112,8 +113,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         int, Meta(description="async jobs that one worker process runs at once", extra=_up_to(10_000), ge=1)
     ] = 100
     cpu_slots: Annotated[
-        int, Meta(description="jobs in threads that one worker process runs at once", extra=_up_to(512), ge=1)
-    ] = msgspec.field(default_factory=_cores)
+        Annotated[int, Meta(ge=1)] | Literal["auto"],
+        Meta(
+            description="jobs in threads that one worker process runs at once; auto: from the number of cores to "
+            "concurrency, by how much they compute",
+            extra=_up_to(512),
+        ),
+    ] = "auto"
     box_slots: Annotated[
         int,
         Meta(

@@ -48,7 +48,7 @@ class ProcessOptions:
 
 def resolve_budgets(app: App) -> dict[str, Budget]:
     """Return how many jobs of each kind may run at once: what the application says, else its setting `budgets`, else
-    the number of slots from the settings, which does not change. Tasks with budgets of their own follow.
+    the number of slots from the settings. Tasks with budgets of their own follow.
 
     Raises:
         Misconfigured: A budget is for no task, or leaves no slot for others.

@@ -104,6 +104,7 @@ from celery5.services.job.internal_queues import InternalResultsQueue, InternalT
 from celery5.services.job.job_middleware import JobMiddleware
 from celery5.services.job.outcome_handler import OutcomeHandler
 from celery5.services.job.reading_state import ReadingState
+from celery5.services.job.thread_load import ThreadLoad
 from celery5.services.job.unstarted_jobs import UnstartedJobs
 from celery5.services.limits.admission_state import AdmissionState
 from celery5.services.limits.kind_rates import KindRates
@@ -238,15 +239,28 @@ def make_box_home(app: App) -> "BoxHome":
     return BoxHome(resolve_module_name(app.module), app.name, path, msgspec.to_builtins(app.settings))
 
 
+def make_thread_load(slots: SharedSlots | None) -> ThreadLoad:
+    """Return what decides which jobs may begin in threads: one for all incarnations of a process."""
+    return ThreadLoad() if slots is None else slots.thread_load
+
+
 def make_queues(
-    slots: SharedSlots | None, preferences: Preferences, task_kinds: Mapping[str, str]
+    slots: SharedSlots | None,
+    preferences: Preferences,
+    task_kinds: Mapping[str, str],
+    thread_load: ThreadLoad,
 ) -> dict[str, InternalTasksQueue]:
     """Return where jobs of each kind, and of each task with its own budget, wait for an executor."""
     if slots is not None:
         return slots.make_queues(preferences.get_weight, task_kinds)
-    queues = {kind: InternalTasksQueue() for kind in TASK_KINDS}
     shared_kinds = set(task_kinds.values())
-    return {**queues, **SharedSlots(shared_kinds).make_queues(preferences.get_weight, task_kinds)}
+    queues = {
+        kind: InternalTasksQueue(thread_load if kind == "thread" else None)
+        for kind in TASK_KINDS
+        if kind not in shared_kinds
+    }
+    shared = SharedSlots(shared_kinds, thread_load).make_queues(preferences.get_weight, task_kinds)
+    return {**queues, **shared}
 
 
 def make_duration_estimates(budgets: Mapping[str, Budget]) -> dict[str, DurationEstimate]:
@@ -398,10 +412,13 @@ def make_boxes(
 
 
 def make_runners(
-    asyncio_runner: AsyncioRunner, boxes: BoxedRunner, budget: MaximalConcurrencyBudget
+    asyncio_runner: AsyncioRunner,
+    boxes: BoxedRunner,
+    budget: MaximalConcurrencyBudget,
+    thread_load: ThreadLoad,
 ) -> dict[str, Runner]:
     """Return the runner of each kind of task."""
-    threads = ThreadRunner(get_slots=lambda: budget.get_slots("thread"))
+    threads = ThreadRunner(get_slots=lambda: budget.get_slots("thread"), meters=thread_load.meters)
     return {"trio": TrioRunner(), "asyncio": asyncio_runner, "thread": threads, "boxed": boxes}
 
 
@@ -559,6 +576,7 @@ class WorkerParts(ProcessParts):
     isolated_jobs = part(IsolatedJobs)
     suspect_turn = part(SuspectTurn)
     running_jobs = part(RunningJobs)
+    thread_load = part(make_thread_load)
     queues = part(make_queues)
     preferences = part(Preferences)
     reading = part(ReadingState)

@@ -12,6 +12,7 @@ import trio
 from celery5.protocol.job.verdict import Outcome
 from celery5.protocol.process.frozen import name_slot
 from celery5.runners.context import isolate_decimal_context
+from celery5.runners.cpu_meters import CpuMeter, CpuMeters
 from celery5.runners.outcome import get_error_outcome, get_result_outcome
 from celery5.runners.running_job import JobSlot, RunningJob
 from celery5.runners.surrounding import surround_call
@@ -89,15 +90,16 @@ def _as_class(error: Exception) -> type[BaseException]:
 
 
 class ThreadRunner:
-    """Runs CPU-bound tasks, at most `get_slots()` at once.
+    """Runs `def` tasks, at most `get_slots()` at once, and measures what they compute, if there are `meters`.
 
     A thread cannot be killed. A cancelled job can notice that by `trio.from_thread.check_cancelled()`. How long its end
     is awaited is an argument of `RunningJob.cancel` (by default not at all). After that the thread is abandoned: it
     keeps its slot until it ends, which sets `RunningJob.thread_ended`.
     """
 
-    def __init__(self, *, get_slots: Callable[[], int]) -> None:
+    def __init__(self, *, get_slots: Callable[[], int], meters: CpuMeters | None = None) -> None:
         self._get_slots = get_slots
+        self._meters = meters
         self._pool = ThreadPool(get_slots())
 
     async def execute(
@@ -114,6 +116,8 @@ class ThreadRunner:
             interrupter = job.interrupter = CallInterrupter()
             running_job.allow_interrupts(interrupter.interrupt, interrupter.interrupt)
         running_job.set_thread(job)
+        if self._meters is not None and running_job.delivery is not None and running_job.delivery.command:
+            job.meter = self._meters.add(running_job.delivery.command.task)
         call = ThreadCall(job.get_run())
         try:
             return await self._pool.make(call)
@@ -132,6 +136,8 @@ class ThreadRunner:
         finally:
             running_job.forbid_interrupts()
             running_job.set_thread(None)
+            if self._meters is not None and job.meter is not None:
+                self._meters.remove(job.meter)
 
 
 class _JobInThread:
@@ -147,6 +153,7 @@ class _JobInThread:
         self._memory_slot = memory_slot
         self._call = (function, args, kwargs)
         self.interrupter: CallInterrupter | None = None
+        self.meter: CpuMeter | None = None
         # The identity of the thread; None before the call and after it.
         self.thread_id: int | None = None
         self.coroutine = None
@@ -164,6 +171,8 @@ class _JobInThread:
         if self._memory_slot is not None:
             self._memory_slot.set_thread(threading.get_native_id())
         isolate_decimal_context()
+        if self.meter is not None:
+            self.meter.start()
         try:
             value = (
                 function(*args, **kwargs)
@@ -177,6 +186,8 @@ class _JobInThread:
             outcome = get_error_outcome(error)
         finally:
             self.thread_id = None
+            if self.meter is not None:
+                self.meter.stop()
         return outcome
 
 

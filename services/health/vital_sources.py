@@ -178,6 +178,10 @@ class CountsSlots(Protocol):
 
     def get_slots(self, name: str, /) -> int: ...
 
+    def get_cpu_shares(self) -> Mapping[str, float]:
+        """Return what share of its time each task in threads computes, where the slots follow that."""
+        ...
+
 
 class CountsRunningJobs(Protocol):
     """Counts the jobs that run."""
@@ -234,6 +238,12 @@ class JobMetrics:
                 "celery5_task_slots",
                 "Jobs of a task with its own budget that may run at once, in the slots of its kind.",
                 *[(self._budget.get_slots(name), labels[name]) for name in tasks],
+            )
+        if shares := self._budget.get_cpu_shares():
+            yield make_gauge(
+                "celery5_task_cpu_share",
+                "The part of its time in which a job of a task in threads computes, from 0 to 1.",
+                *[(share, {"task": task}) for task, share in shares.items()],
             )
 
 

@@ -36,7 +36,8 @@ from celery5.protocol.scaling.budget import (
 from celery5.protocol.task_kinds import TASK_KINDS
 from celery5.runners.user_errors import call_in_thread, call_user_code, guard_scopes, reraise_cancellation
 from celery5.services.job.in_flight import InFlightJobs, RunningJobs
-from celery5.services.job.internal_queues import InternalTasksQueue
+from celery5.services.job.internal_queues import InternalTasksQueue, get_task_name
+from celery5.services.job.thread_load import ThreadLoad
 from celery5.tasks.task import Task
 
 UPDATE_INTERVAL = 0.1
@@ -93,6 +94,7 @@ class MaximalConcurrencyBudget:
         queues: Mapping[str, InternalTasksQueue],
         in_flight: InFlightJobs,
         running_jobs: RunningJobs,
+        thread_load: ThreadLoad,
         log: Log,
     ) -> None:
         self.task_kinds = task_kinds
@@ -115,6 +117,7 @@ class MaximalConcurrencyBudget:
         # Set when the slots of a kind have changed; then another event takes its place.
         self.slots_changed = trio.Event()
         self._running_jobs = running_jobs
+        self._thread_load = thread_load
         self._machine = MachineReading(1, 0.0, 0)
         self._changed = trio.Event()
         self._warned_slots = 0
@@ -122,6 +125,7 @@ class MaximalConcurrencyBudget:
         self.factor: float = 1.0
         """The factor on the maxima of I/O-bound kinds, which an autoscaler sets."""
         self._factor_ends_at = math.inf
+        self._limit_threads()
 
     def get_name(self, task: Task[..., Any]) -> str:
         """Return whose slots the jobs of a task take: its own, if it has a budget, else those of its kind."""
@@ -140,6 +144,16 @@ class MaximalConcurrencyBudget:
         """Return for how many slots to read jobs of this kind or task: more than it has, when it may get more."""
         slots = self._get_own_prefetch_slots(name)
         return slots if name not in self._sharers else self._share(name, slots, self._get_own_prefetch_slots)
+
+    def get_attainable_slots(self, name: str) -> int:
+        """Return to how many slots a kind or task may grow with the jobs that it has now."""
+        meter = self._meters[name]
+        return meter.state.current if meter.budget.is_by_share else meter.maximum
+
+    def get_cpu_shares(self) -> dict[str, float]:
+        """Return what share of its time each task in threads computes, where the slots follow that."""
+        shares = self._thread_load.shares.get_known_shares() if self._thread_load.is_limiting else {}
+        return {task: round(share, 4) for task, share in shares.items()}
 
     def _share(self, name: str, slots: int, get_slots: Callable[[str], int]) -> int:
         others = [
@@ -177,11 +191,43 @@ class MaximalConcurrencyBudget:
 
     def update(self) -> None:
         """Update the variable budgets."""
+        self._update_threads()
         if self._is_variable:
             now = trio.current_time()
             for name, meter in self._meters.items():
-                if not meter.budget.is_fixed:
+                if not (meter.budget.is_fixed or meter.budget.is_by_share):
                     self._update_slots(name, meter, now)
+
+    def _update_threads(self) -> None:
+        """Update the slots for threads, where they follow what the jobs compute."""
+        meter = self._meters.get("thread")
+        if meter is None or not meter.budget.is_by_share:
+            return
+        names = ("thread", *self._get_tasks("thread"))
+        waiting = (get_task_name(item) for name in names for item in self._queues[name].items)
+        demand = Demand(
+            kind="thread",
+            queued=sum(len(self._queues[name]) for name in names),
+            executing=self._thread_load.count(),
+            current=meter.state.current,
+            minimum=meter.budget.least_slots,
+            maximum=meter.maximum,
+            fitting=self._thread_load.count_slots(waiting, maximum=meter.maximum),
+        )
+        if self._apply_demand(meter, demand, trio.current_time()):
+            self._in_flight.notify()
+
+    def _limit_threads(self) -> None:
+        """Let jobs in threads begin by what they compute, unless the number of slots is fixed."""
+        meter = self._meters.get("thread")
+        if meter is not None:
+            self._thread_load.limit(meter.budget.least_slots if meter.budget.is_by_share else None)
+
+    async def _follow_threads(self) -> None:
+        """Update the slots for threads while jobs run there."""
+        while True:
+            await self._thread_load.wait_for_reading()
+            self._update_threads()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Update the variable budgets until cancelled."""
@@ -190,6 +236,7 @@ class MaximalConcurrencyBudget:
             for name, meter in self._meters.items():
                 if callable(meter.budget.maximum):
                     nursery.start_soon(self._poll_maximum, name, meter, meter.budget.maximum)
+            nursery.start_soon(self._follow_threads)
             task_status.started()
             read_at = -POLL_INTERVAL
             while True:
@@ -284,6 +331,7 @@ class MaximalConcurrencyBudget:
         if meter.task:
             self._queues[name].keep_slots(budget.minimum)
         self._is_variable = self._has_variable()
+        self._limit_threads()
         self._log.event("budget:set", kind=meter.kind, **meter.log_fields, **limits)
         self._warn_of_too_many_threads()
         self._update_slots(name, meter, trio.current_time())
@@ -299,11 +347,12 @@ class MaximalConcurrencyBudget:
         )
 
     def _has_variable(self) -> bool:
-        return not all(meter.budget.is_fixed for meter in self._meters.values())
+        return not all(meter.budget.is_fixed or meter.budget.is_by_share for meter in self._meters.values())
 
     def _warn_of_too_many_threads(self) -> None:
-        slots = self._meters["thread"].maximum
-        if slots > max(CPU_ADVICE, self._warned_slots):
+        meter = self._meters["thread"]
+        slots = meter.maximum
+        if not meter.budget.is_by_share and slots > max(CPU_ADVICE, self._warned_slots):
             self._warned_slots = slots
             self._log.event("budget:oversized", "warning", slots=slots, advised=CPU_ADVICE)
 
@@ -340,7 +389,11 @@ class MaximalConcurrencyBudget:
         )
 
     def _update_slots(self, name: str, meter: _Meter, now: float) -> None:
-        before, demand = meter.state.current, self._make_demand(name, meter)
+        self._apply_demand(meter, self._make_demand(name, meter), now)
+
+    def _apply_demand(self, meter: _Meter, demand: Demand, now: float) -> bool:
+        """Set the slots that the strategy chooses. Return whether they have changed."""
+        before = meter.state.current
         try:
             with guard_scopes():
                 meter.state = next_budget_state(meter.state, meter.budget, demand, now)
@@ -355,6 +408,7 @@ class MaximalConcurrencyBudget:
             )
             self.slots_changed.set()
             self.slots_changed = trio.Event()
+        return slots != before
 
     async def _poll_maximum(self, name: str, meter: _Meter, maximum: Maximum) -> None:
         """Call the function for the maximum at intervals, until a command replaces it by a number."""

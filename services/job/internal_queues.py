@@ -18,6 +18,7 @@ from trio.lowlevel import Abort, RaiseCancelT, Task
 from celery5.protocol.job.delivery import Delivery, Settlement
 from celery5.protocol.job.job import new_id
 from celery5.protocol.scaling.prioritisation import MAX_WEIGHT
+from celery5.services.job.thread_load import ThreadLoad
 
 T = TypeVar("T")
 
@@ -89,18 +90,28 @@ class HandoffQueue(Generic[T]):
 
 
 class InternalTasksQueue(HandoffQueue[Delivery]):
-    """Jobs of one kind, or of one task with its own budget, that wait in this worker for an executor."""
+    """Jobs of one kind, or of one task with its own budget, that wait in this worker for an executor.
 
-    def __init__(self) -> None:
+    Args:
+        load: Decides whether a job may begin; None for all kinds but threads.
+    """
+
+    def __init__(self, load: ThreadLoad | None = None) -> None:
         super().__init__()
         self.surplus_executors = 0
+        self._load = load
+        if load is not None:
+            load.add_queue(self)
 
     async def take_next(self) -> Delivery | None:
         """Return the oldest job, or None when this executor is one too many and must end."""
+        if self._load is not None:
+            self._load.end(trio.lowlevel.current_task())
         while not self.surplus_executors:
             items = self.items
-            if items:
+            if items and self.may_begin_next():
                 item = items.popleft()
+                self._note_begin(item)
                 if items and not self._waking:
                     self._wake_one()
                 return item
@@ -109,6 +120,19 @@ class InternalTasksQueue(HandoffQueue[Delivery]):
         if self.items and not self._waking:
             self._wake_one()  # it may have been woken for this item
         return None
+
+    def may_begin_next(self) -> bool:
+        """Return whether the next job may begin beside those that run in threads."""
+        return self._load is None or not self.items or self._load.fits(get_task_name(self.items[0]))
+
+    def _note_begin(self, item: Delivery) -> None:
+        if self._load is not None:
+            self._load.begin(trio.lowlevel.current_task(), get_task_name(item))
+
+    def recheck(self) -> None:
+        """Wake an executor if there is a job: it may begin now."""
+        if self.items and not self._waking:
+            self._wake_one()
 
     def remove_executors(self, count: int) -> None:
         """Make `count` executors end: those that wait do so at once, others after their job."""
@@ -121,16 +145,25 @@ class InternalTasksQueue(HandoffQueue[Delivery]):
 
     def drop_executor(self, executor: Task | None) -> None:
         """Note that the Trio task of an executor has ended by itself; another one goes on in its place."""
+        if self._load is not None:
+            self._load.end(executor)
 
     def reset_executors(self) -> None:
         """Note that all executors have ended."""
         self.surplus_executors = 0
+        if self._load is not None:
+            self._load.remove_queue(self)
 
     def add_executors(self, count: int) -> int:
         """Keep up to `count` surplus executors that have not ended yet. Return how many must be started."""
         kept = min(count, self.surplus_executors)
         self.surplus_executors -= kept
         return count - kept
+
+
+def get_task_name(delivery: Delivery) -> str:
+    """Return the task of a job; '' for a message that could not be read."""
+    return delivery.command.task if delivery.command is not None else ""
 
 
 class InternalResultsQueue(HandoffQueue[tuple[Delivery, Settlement]]):
@@ -191,6 +224,8 @@ class _Pool:
         return False
 
     def _has_slot_for(self, queue: "SharedTasksQueue") -> bool:
+        if not queue.may_begin_next():
+            return False
         slots = max((other.executor_count for other in self.queues if not other.task), default=0)
         if not self._has_tasks:
             return self.taken < slots
@@ -271,8 +306,14 @@ class _Pool:
 class SharedTasksQueue(InternalTasksQueue):
     """Jobs of one kind, or of one `task`, that wait in one incarnation for an executor and a slot of their kind."""
 
-    def __init__(self, pool: _Pool, get_weight: Callable[[Delivery], float], task: str = "") -> None:
-        super().__init__()
+    def __init__(
+        self,
+        pool: _Pool,
+        get_weight: Callable[[Delivery], float],
+        task: str = "",
+        load: ThreadLoad | None = None,
+    ) -> None:
+        super().__init__(load)
         self.task = task
         self._pool = pool
         self._busy_executors: set[Task] = set()
@@ -295,6 +336,8 @@ class SharedTasksQueue(InternalTasksQueue):
         executor = trio.lowlevel.current_task()
         if executor in self._busy_executors:
             self._busy_executors.discard(executor)
+            if self._load is not None:
+                self._load.end(executor)
             self._pool.give_back(1, self, goes_on=not self.surplus_executors)
         while not self.surplus_executors:
             if not self.items and self.reserved_slots:
@@ -303,6 +346,7 @@ class SharedTasksQueue(InternalTasksQueue):
             if self.items and self._pool.grant(self):
                 self._busy_executors.add(executor)
                 item = self.items.popleft()
+                self._note_begin(item)
                 if self.items:
                     self.wake_executor()
                 return item
@@ -311,6 +355,10 @@ class SharedTasksQueue(InternalTasksQueue):
         if self.items:
             self.wake_executor()
         return None
+
+    def recheck(self) -> None:
+        """Offer the slots of the kind again: more jobs may begin now."""
+        self._pool.offer_slots()
 
     def wake_executor(self) -> bool:
         """Wake an executor. Return whether one is waking up."""
@@ -333,6 +381,7 @@ class SharedTasksQueue(InternalTasksQueue):
 
     def drop_executor(self, executor: Task | None) -> None:
         """Free the slot of an executor whose Trio task has ended by itself."""
+        super().drop_executor(executor)
         if executor in self._busy_executors:
             self._busy_executors.discard(executor)
             self._pool.give_back(1, self)
@@ -350,16 +399,23 @@ class SharedTasksQueue(InternalTasksQueue):
             0,
             0,
         )
+        for executor in self._busy_executors:
+            super().drop_executor(executor)
         self._busy_executors.clear()
         self._pool.forget(self)
         self._pool.give_back(freed, self)
 
 
 class SharedSlots:
-    """The slots of one process, by kind. `process` is a unique name."""
+    """The slots of one process, by kind. `process` is a unique name.
 
-    def __init__(self, kinds: Iterable[str]) -> None:
+    Args:
+        thread_load: Decides which jobs may begin in threads.
+    """
+
+    def __init__(self, kinds: Iterable[str], thread_load: ThreadLoad | None = None) -> None:
         self.process = new_id()
+        self.thread_load = thread_load or ThreadLoad()
         self._pools = {kind: _Pool() for kind in kinds}
 
     def make_queues(
@@ -371,8 +427,13 @@ class SharedSlots:
             get_weight: Returns the weight of one of its jobs.
             task_kinds: The kinds of those tasks.
         """
-        queues = {kind: SharedTasksQueue(pool, get_weight) for kind, pool in self._pools.items()}
+        loads = {"thread": self.thread_load}
+        queues = {
+            kind: SharedTasksQueue(pool, get_weight, load=loads.get(kind))
+            for kind, pool in self._pools.items()
+        }
         own = {
-            task: SharedTasksQueue(self._pools[kind], get_weight, task) for task, kind in task_kinds.items()
+            task: SharedTasksQueue(self._pools[kind], get_weight, task, loads.get(kind))
+            for task, kind in task_kinds.items()
         }
         return {**queues, **own}

@@ -83,7 +83,7 @@ class Reporter:
         return WorkerReport(
             queues=self._queues,
             slots={kind: counts[kind]["current"] for kind in self._kinds},
-            most={kind: counts[kind]["maximum"] for kind in self._kinds},
+            most={kind: self._budget.get_attainable_slots(kind) for kind in self._kinds},
             executing={kind: counts[kind]["executing"] for kind in self._kinds},
             held=self._count_held(),
             means=self._get_means(),

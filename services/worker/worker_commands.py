@@ -117,6 +117,7 @@ class WorkerCommands:
             "running": self._execution.running_count,
             "held": len(self._in_flight),
             "slots": self._budget.get_counts(),
+            "cpu_shares": self._budget.get_cpu_shares(),
             "queues": self._pauses.list_states(),
             "preferred": self._preferences.get_weights(),
             "timers": self._timer_runs.get_status(),

@@ -1,7 +1,6 @@
 """Docs: the tables of the reference are complete and current."""
 
 import inspect
-import os
 import re
 from importlib import import_module
 from pathlib import Path
@@ -48,8 +47,6 @@ def settings_table() -> str:
     for name, text in get_descriptions().items():
         value = getattr(defaults, name)
         shown = f"{value:g}" if isinstance(value, float) else str(value) or "none"
-        if name == "cpu_slots":
-            shown = "number of cores, at most 10"  # what it is here says nothing about there
         lines.append(f"| `{name}` | `{PREFIX}{name.upper()}` | {shown} | {limits[name]} | {text} |")
     return "\n".join(lines)
 
@@ -66,10 +63,6 @@ def test_the_table_of_settings_is_made_from_the_settings() -> None:
     table, found, _ = rest.partition("\n<!-- settings:end -->")
     assert found
     assert table == settings_table(), f"docs/guide/settings.md should say:\n{settings_table()}"
-
-
-def test_cpu_slots_are_what_the_table_says() -> None:
-    assert Settings().cpu_slots == min(os.cpu_count() or 1, 10)
 
 
 def test_every_error_is_in_the_reference_and_nothing_else() -> None:

@@ -86,7 +86,11 @@ broker_flag = click.option("--broker", metavar="URL", help="Redis or Valkey: red
 """Not one of the shared flags, since a development controller has a private server."""
 _OF_JOBS: Sequence[Callable[[Any], Any]] = (
     click.option("--concurrency", type=int, metavar="N", help="Async jobs that one process runs at once."),
-    click.option("--cpu-slots", type=int, metavar="N", help="Jobs in threads that one process runs at once."),
+    click.option(
+        "--cpu-slots",
+        metavar="N",
+        help="Jobs in threads that one process runs at once; default: auto, by how much they compute.",
+    ),
     click.option(
         "--max-jobs", type=int, metavar="N", help="Jobs after which a process is recycled; default: never."
     ),

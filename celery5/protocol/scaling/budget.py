@@ -40,6 +40,7 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     load: float = 0.0  # the load average of the last minute
     memory: int = 0  # free bytes
     task: str = ""  # whose own budget it is; '' for the budget of a kind
+    fitting: int = 0  # jobs in threads that may run at once by what they compute; 0 where that does not count
 
 
 Maximum = Callable[[Demand], int | Awaitable[int]]
@@ -84,6 +85,14 @@ class Growth(msgspec.Struct, frozen=True, kw_only=True):
         return current
 
 
+class ByCpuShare(msgspec.Struct, frozen=True):
+    """The strategy of `cpu_slots="auto"`: as many slots as `celery5.protocol.scaling.cpu_shares` finds."""
+
+    def __call__(self, demand: Demand) -> int:
+        """Return the new number of slots."""
+        return demand.fitting
+
+
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
     """How many jobs of one kind, or of one task, may run at once in one worker process.
 
@@ -109,6 +118,17 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     def is_fixed(self) -> bool:
         """Return whether it never moves."""
         return self.maximum == self.least_slots
+
+    @property
+    def is_by_share(self) -> bool:
+        """Return whether it follows what the jobs compute."""
+        return isinstance(self.strategy, ByCpuShare) and not self.is_fixed
+
+
+def automatic_budget(cores: int, concurrency: int) -> Budget:
+    """Return the budget of threads that follows what the jobs compute: from the cores to the concurrency."""
+    maximum = max(cores, min(concurrency, DEFAULT_MAXIMUM))
+    return Budget(minimum=cores, maximum=maximum, cooldown=0.0, strategy=ByCpuShare())
 
 
 def fixed_budget(slots: int) -> Budget:
@@ -147,10 +167,11 @@ def get_prefetch_slots(state: BudgetState, budget: Budget, maximum: int, now: fl
 
     A budget that may grow must read more jobs than it has slots, or it would never learn that there are more.
     When growth may begin, that is the maximum; later, as many as show that growth must go on. During a
-    cool-down it is the current number, since more jobs would only wait.
+    cool-down it is the current number, since more jobs would only wait. So it is where the slots follow the jobs that
+    run, and not those that wait.
     """
     current = state.current
-    if current >= maximum or now - state.grown_at < budget.cooldown:
+    if budget.is_by_share or current >= maximum or now - state.grown_at < budget.cooldown:
         return current
     enough = 2 * current + 1
     return enough if state.increases else max(maximum, enough)

@@ -13,6 +13,7 @@ import trio
 
 from celery5 import App, agather
 from celery5.bootsteps.boot import BootGraph, Step
+from celery5.config.settings import count_cores
 from celery5.errors import CommandRefused
 from celery5.logs.log import Log
 from celery5.processes.process_parts import Incarnation
@@ -364,6 +365,52 @@ async def test_a_function_that_fails_is_told_of_once_and_leaves_the_budget_as_it
         ("thread", "its strategy failed: RuntimeError('no idea')"),
         ("trio", "its maximum stays 2: RuntimeError('no idea')"),
     ]
+
+
+async def test_def_jobs_that_wait_run_as_many_at_once_as_async_ones(
+    url: str, app_name: str, doors: BlockedJobs
+) -> None:
+    app = application(url, app_name, doors, concurrency=30)
+    async with parts_of_a_worker(app) as parts:
+        assert parts.slots("thread") == count_cores()
+        sent = await app.asend_many([app.tasks["thread"].s() for _ in range(40)])
+        await until(lambda: doors.inside["thread"] == 30)
+        counts = parts.budget.get_counts()["thread"]
+        assert (counts["current"], counts["executing"], counts["maximum"]) == (30, 30, 30)
+        assert 0 < parts.budget.get_cpu_shares()["thread"] < 0.1
+        await parts.perform(kind="thread", maximum=count_cores())  # a fixed number from now on
+        assert parts.budget.get_cpu_shares() == {}
+        doors.open.set()
+        assert not any(await agather(sent, timeout=30))
+        doors.open.clear()
+        doors.most["thread"] = 0
+        sent = await app.asend_many([app.tasks["thread"].s() for _ in range(10)])
+        await until(lambda: doors.inside["thread"] == count_cores())
+        doors.open.set()
+        assert not any(await agather(sent, timeout=30))
+        assert doors.most["thread"] == count_cores()
+
+
+async def test_def_jobs_that_compute_have_as_many_threads_as_there_are_cores(url: str, app_name: str) -> None:
+    app, running, widths, lock = App(app_name, broker=url, concurrency=30), 0, list[int](), threading.Lock()
+
+    @app.task
+    def compute() -> None:
+        nonlocal running
+        with lock:
+            running += 1
+            widths.append(running)
+        end = time.thread_time() + 0.02
+        while time.thread_time() < end:
+            pass
+        with lock:
+            running -= 1
+
+    async with working(app):
+        sent = await app.asend_many([compute.s() for _ in range(60)])
+        assert not any(await agather(sent, timeout=60))
+    assert sorted(widths)[len(widths) // 2] <= count_cores() + 1
+    assert max(widths) <= 15  # also where other processes keep the machine busy
 
 
 @pytest.mark.parametrize(("slots", "warnings"), [(10, 0), (11, 1)])

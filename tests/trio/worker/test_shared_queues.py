@@ -9,6 +9,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from celery5.services.job.internal_queues import InternalTasksQueue, SharedSlots
+from celery5.services.job.thread_load import ThreadLoad
 
 
 class Crew:
@@ -202,3 +203,52 @@ async def test_tasks_with_slots_of_their_own_stay_within_them_and_their_kind(
     assert most["a"] <= 3
     assert most["trio"] <= 5
     assert most["all"] <= 6
+
+
+class Computing:
+    """A job of the task `name`."""
+
+    def __init__(self, name: str) -> None:
+        self.command = self
+        self.task = name
+
+
+@pytest.mark.parametrize("has_own_budget", [False, True])
+async def test_a_job_in_a_thread_begins_when_what_runs_computes_less(
+    has_own_budget: bool, autojump_clock: MockClock
+) -> None:
+    load = ThreadLoad()
+    load.limit(1)
+    slots = SharedSlots(["thread"], load)
+    queues = slots.make_queues(lambda _job: 1.0, {"own": "thread"} if has_own_budget else {})
+    first = queues["own"] if has_own_budget else queues["thread"]
+    began, ends = list[str](), trio.Event()
+
+    async def work(queue: InternalTasksQueue) -> None:
+        while (job := await queue.take_next()) is not None:
+            began.append(cast("Any", job).task)
+            await ends.wait()
+
+    async with trio.open_nursery() as nursery:
+        for queue in queues.values():
+            for _ in range(queue.add_executors(5)):
+                nursery.start_soon(work, queue)
+        first.put(cast("Any", Computing("computes")))
+        await wait_all_tasks_blocked()
+        for _ in range(3):
+            queues["thread"].put(cast("Any", Computing("waits")))
+        await wait_all_tasks_blocked()
+        assert began == ["computes"]  # nothing is known of the other task: it may compute, too
+        load.shares.observe("waits", cpu=0.001, wall=0.1, process_cpu=0.002)
+        load.recheck()
+        await wait_all_tasks_blocked()
+        assert began == ["computes", "waits", "waits", "waits"]
+        assert load.count() == 4
+        queues["thread"].put(cast("Any", Computing("computes")))
+        await wait_all_tasks_blocked()
+        assert began.count("computes") == 1
+        ends.set()
+        await wait_all_tasks_blocked()
+        assert began.count("computes") == 2
+        assert load.count() == 0
+        nursery.cancel_scope.cancel()

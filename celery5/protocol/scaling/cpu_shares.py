@@ -1,0 +1,178 @@
+"""Decide how many `def` jobs may run at once in one worker, from what share of their time they compute.
+
+Only one thread runs Python code at a time. Jobs that wait for a database or another machine can run by the hundred;
+jobs that compute gain nothing from more threads than cores, and delay the worker's own loop. So a job counts with its
+*CPU share*: the part of its run in which it computes, from 0 to 1. The share of a task is learned from its jobs.
+
+As many jobs as there are cores may always run. The others may compute for half a core together (HEADROOM): the jobs
+with the largest shares count as those of the cores.
+"""
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping
+from itertools import islice
+
+HEADROOM = 0.5
+"""The share of one core that all jobs beyond the number of cores may use together."""
+UNKNOWN_SHARE = 1.0
+"""The share of a task of which nothing is known: its first jobs may compute, and what has begun cannot be undone."""
+MIN_SHARE = 0.0005
+"""The least share: a job that only waits costs something too."""
+KEEP = 0.9
+"""How much of what was learned before counts beside one more observation. It weighs by its time."""
+MAX_OBSERVED = 1.0
+"""The most seconds that one observation weighs, or one long job would count for hundreds of short ones."""
+MAX_BUSY = 0.98
+"""The largest part of the time in which other threads count as computing: something is left for this one."""
+LATE = 0.02
+"""Seconds by which the loop wakes up too late when too many threads compute."""
+CAUSED = 0.5
+"""The least part of the CPU time of the process that its threads have used, if they are why the loop is late."""
+LEAST_CPU = 0.25
+"""The least CPU time of the threads for that, in cores."""
+MAX_PRESSURE = 64.0
+MAX_STRETCH = 10.0
+_PRESSURE_DECAY = 0.95
+_STRETCH_DECAY = 0.2
+_RECENT_JOBS = 32
+
+
+class CpuShares:
+    """The learned CPU shares of tasks, and how many of their jobs may run at once.
+
+    The time in which a job waits is not measured: it is what is left of its run, where it neither computes nor waits
+    to compute. The latter follows from the CPU time that the other threads used meanwhile. They and it took turns, so
+    that what it computed took as many times longer as there was less time left for it.
+
+    Where other processes keep the machine busy, all threads also wait for a core, which is measured: everything that is
+    computed takes as many times longer (`stretch`). Where it is not measured, such jobs look like ones that wait for a
+    database. Then too many run, and the loop, which needs a core too, wakes up late: that raises all shares
+    (`pressure`).
+    """
+
+    def __init__(self, *, cores: int) -> None:
+        self.cores = cores
+        self.pressure = 1.0
+        """The factor on all shares: above 1 after the loop was late because of these jobs."""
+        self.stretch = 1.0
+        """How many times longer computing takes than the CPU time it uses: the process waits for cores."""
+        self._sums: dict[str, tuple[float, float]] = {}
+        self._lateness = 0.0
+        self._recent: deque[str] = deque(maxlen=_RECENT_JOBS)
+
+    def set_cores(self, cores: int) -> None:
+        """Set how many jobs may always run."""
+        self.cores = cores
+
+    def is_known(self, task: str) -> bool:
+        """Return whether the share of a task was learned."""
+        return task in self._sums
+
+    def get_share(self, task: str) -> float:
+        """Return the CPU share with which a job of a task counts."""
+        sums = self._sums.get(task)
+        if sums is None:
+            return UNKNOWN_SHARE
+        return min(max(sums[0] / (sums[0] + sums[1]) * self.pressure, MIN_SHARE), 1.0)
+
+    def get_known_shares(self) -> dict[str, float]:
+        """Return the learned shares by task."""
+        return {task: self.get_share(task) for task in self._sums}
+
+    def observe(self, task: str, *, cpu: float, wall: float, process_cpu: float) -> None:
+        """Learn from a job, or from a part of its run.
+
+        Args:
+            task: Its task.
+            cpu: The CPU time of its thread, in seconds.
+            wall: How long that took.
+            process_cpu: The CPU time of the whole process meanwhile.
+        """
+        if wall <= 0:
+            return
+        weight = min(1.0, MAX_OBSERVED / wall)
+        before = self._sums.get(task, (0.0, 0.0))
+        waiting = weight * find_waiting_time(cpu * self.stretch, wall, process_cpu * self.stretch)
+        computing = weight * cpu
+        if computing + waiting > 0:
+            self._sums[task] = (before[0] * KEEP + computing, before[1] * KEEP + waiting)
+
+    def observe_core_wait(self, seconds: float, *, process_cpu: float) -> None:
+        """Learn for how long the threads of the process waited for a core.
+
+        Args:
+            seconds: How long, all together, since the last call.
+            process_cpu: The CPU time of the process in that time.
+        """
+        factor = 1.0 + seconds / process_cpu if process_cpu > 0 else 1.0
+        before, now = self.stretch, min(factor, MAX_STRETCH)
+        self.stretch = now if now > before else before + (now - before) * _STRETCH_DECAY
+
+    def observe_lateness(self, seconds: float, *, cpu: float, process_cpu: float) -> None:
+        """Learn by how much the loop woke up too late, and adapt the pressure.
+
+        Args:
+            seconds: How late it was.
+            cpu: The CPU time that jobs in threads have used since the last call, in cores.
+            process_cpu: That of the whole process.
+        """
+        self._lateness += (seconds - self._lateness) * 0.3
+        if self._lateness > LATE and cpu >= LEAST_CPU and cpu >= CAUSED * process_cpu:
+            self.pressure = min(self.pressure * 2, MAX_PRESSURE)
+        else:
+            self.pressure = max(self.pressure * _PRESSURE_DECAY, 1.0)
+
+    def note_begin(self, task: str) -> None:
+        """Note that a job begins: the next ones are probably like the last ones."""
+        self._recent.append(task)
+
+    def fits(self, running: Mapping[str, int], task: str) -> bool:
+        """Return whether one more job may begin.
+
+        Args:
+            running: The jobs that run in threads, by task.
+            task: The task of the next one.
+        """
+        if sum(running.values()) < self.cores:
+            return True
+        return self._get_excess({**running, task: running.get(task, 0) + 1}) <= HEADROOM
+
+    def count_slots(self, running: Mapping[str, int], waiting: Iterable[str], *, maximum: int) -> int:
+        """Return how many jobs may run at once, with those that run.
+
+        Args:
+            running: The jobs that run in threads, by task.
+            waiting: The tasks of those that wait, in order. If all of them fit, more jobs are like the last ones.
+            maximum: The most there may be.
+        """
+        counts, slots = dict(running), sum(running.values())
+        for task in islice(waiting, max(maximum - slots, 0)):
+            if not self.fits(counts, task):
+                return max(min(slots, maximum), self.cores)
+            counts[task] = counts.get(task, 0) + 1
+            slots += 1
+        left = HEADROOM - self._get_excess(counts)
+        more = max(self.cores - slots, 0) + max(math.floor(left / self._get_recent_share() + 1e-9), 0)
+        return max(min(slots + more, maximum), self.cores)
+
+    def _get_excess(self, counts: Mapping[str, int]) -> float:
+        """Return how much the jobs beyond the number of cores compute, without those with the largest shares."""
+        skipped, excess = self.cores, 0.0
+        for share, count in sorted(
+            ((self.get_share(task), count) for task, count in counts.items()), reverse=True
+        ):
+            excess += max(count - skipped, 0) * share
+            skipped = max(skipped - count, 0)
+        return excess
+
+    def _get_recent_share(self) -> float:
+        """Return the mean share of the jobs that began last."""
+        recent = [self.get_share(task) for task in self._recent]
+        return sum(recent) / len(recent) if recent else UNKNOWN_SHARE
+
+
+def find_waiting_time(cpu: float, wall: float, process_cpu: float) -> float:
+    """Return for how much of `wall` a thread with this CPU time waited for something else than to compute."""
+    busy = min(max(process_cpu - cpu, 0.0) / wall, MAX_BUSY)
+    return max(wall - cpu / (1.0 - busy), 0.0)

@@ -1,0 +1,227 @@
+"""CPU shares: how many jobs run in threads at once, by what they compute, on a simulated interpreter."""
+
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery5.protocol.scaling.cpu_shares import (
+    HEADROOM,
+    LATE,
+    MAX_STRETCH,
+    CpuShares,
+    find_waiting_time,
+)
+
+STEP = 0.001
+CONCURRENCY = 50
+
+
+@dataclass
+class Running:
+    """A simulated job: it computes first and waits then. What it has used since it was read."""
+
+    task: str
+    computing: float
+    waiting: float
+    cpu: float = 0.0
+    wall: float = 0.0
+    process_cpu: float = 0.0
+
+
+class Interpreter:
+    """Threads that share one lock: all that compute at a time get equal parts of one core, or less of it."""
+
+    def __init__(
+        self, shares: CpuShares, costs: Mapping[str, tuple[float, float]], core: float = 1.0
+    ) -> None:
+        self.shares, self.costs, self.core = shares, costs, core
+        self.jobs: list[Running] = []
+        self.ended: Counter[str] = Counter()
+        self.widths: list[int] = []
+
+    @property
+    def running(self) -> Counter[str]:
+        return Counter(job.task for job in self.jobs)
+
+    def run(self, queue: Sequence[str], seconds: float = 1e9) -> float:
+        """Run the jobs of a queue, and return how long that took."""
+        waiting, time, read_at = deque(queue), 0.0, 0.0
+        while (waiting or self.jobs) and time < seconds:
+            while waiting and len(self.jobs) < CONCURRENCY and self.shares.fits(self.running, waiting[0]):
+                self._begin(waiting.popleft())
+            self.widths.append(len(self.jobs))
+            self._step()
+            time += STEP
+            known = all(map(self.shares.is_known, self.running))
+            if time - read_at >= (0.1 if known else 0.01):
+                read_at = time
+                for job in self.jobs:
+                    self._observe(job)
+        return time
+
+    def _begin(self, task: str) -> None:
+        self.shares.note_begin(task)
+        self.jobs.append(Running(task, *self.costs[task]))
+
+    def _step(self) -> None:
+        computing = [job for job in self.jobs if job.computing > 1e-9]
+        used = STEP * self.core if computing else 0.0
+        for job in self.jobs:
+            job.wall += STEP
+            job.process_cpu += used
+            if job.computing > 1e-9:
+                job.computing -= used / len(computing)
+                job.cpu += used / len(computing)
+            else:
+                job.waiting -= STEP
+        for job in [job for job in self.jobs if job.computing <= 1e-9 and job.waiting <= 1e-9]:
+            self._observe(job)
+            self.jobs.remove(job)
+            self.ended[job.task] += 1
+
+    def _observe(self, job: Running) -> None:
+        self.shares.observe(job.task, cpu=job.cpu, wall=job.wall, process_cpu=job.process_cpu)
+        job.cpu = job.wall = job.process_cpu = 0.0
+
+
+SLEEPS, COMPUTES, REQUESTS = (0.0002, 0.05), (0.05, 0.0), (0.001, 0.005)
+
+
+def test_a_first_burst_of_waiting_jobs_runs_at_full_width_at_once() -> None:
+    worker = Interpreter(CpuShares(cores=2), {"sleep": SLEEPS})
+    seconds = worker.run(["sleep"] * 2500)
+    assert worker.widths[15] >= 10  # a first look at jobs that run still
+    assert worker.widths[60] == CONCURRENCY
+    assert seconds < 2.7
+
+
+def test_waiting_jobs_that_take_minutes_are_known_before_one_has_ended() -> None:
+    worker = Interpreter(CpuShares(cores=2), {"call": (0.0002, 60.0)})
+    worker.run(["call"] * CONCURRENCY, seconds=0.2)
+    assert worker.widths[-1] == CONCURRENCY
+    assert not worker.ended
+
+
+def test_a_first_burst_of_computing_jobs_never_has_more_threads_than_cores() -> None:
+    for cores in (1, 2, 4):
+        worker = Interpreter(CpuShares(cores=cores), {"compute": COMPUTES})
+        worker.run(["compute"] * 100)
+        assert set(worker.widths) == {cores}
+
+
+def test_jobs_that_do_both_get_as_many_threads_as_keep_the_interpreter_busy() -> None:
+    worker = Interpreter(CpuShares(cores=2), {"request": REQUESTS})
+    assert worker.run(["request"] * 1000) < 2.0  # 1 s of it computes; two threads take 3 s
+    assert 4 <= max(worker.widths) <= 8
+
+
+def test_computing_jobs_that_follow_waiting_ones_do_not_take_their_threads() -> None:
+    shares = CpuShares(cores=2)
+    Interpreter(shares, {"compute": COMPUTES}).run(["compute"] * 5)
+    worker = Interpreter(shares, {"sleep": SLEEPS, "compute": COMPUTES})
+    worker.run(["sleep"] * 500, seconds=0.4)
+    most = 0
+    for _ in range(200):
+        worker.run(["compute"] * 2, seconds=STEP)
+        most = max(most, worker.running["compute"])
+    assert most == 2
+
+
+def test_waiting_jobs_go_on_beside_long_computing_ones() -> None:
+    shares = CpuShares(cores=2)
+    worker = Interpreter(shares, {"compute": (5.0, 0.0), "sleep": SLEEPS})
+    Interpreter(shares, {"sleep": SLEEPS}).run(["sleep"] * 4)
+    worker.run(["compute", "compute", *["sleep"] * 200], seconds=2.0)
+    assert worker.ended["sleep"] == 200
+    assert shares.get_share("sleep") < 0.02  # though the interpreter was never idle
+
+
+def test_a_task_that_begins_to_compute_is_held_to_the_cores_soon() -> None:
+    shares = CpuShares(cores=2)
+    Interpreter(shares, {"task": SLEEPS}).run(["task"] * 500)
+    worker = Interpreter(shares, {"task": COMPUTES})
+    worker.run(["task"] * 300)
+    assert set(worker.widths[-4000:]) <= {0, 1, 2}
+
+
+def test_jobs_that_wait_for_a_core_do_not_count_as_waiting() -> None:
+    """Other processes take two thirds of the machine."""
+    blind, seeing = CpuShares(cores=2), CpuShares(cores=2)
+    seeing.observe_core_wait(2.0, process_cpu=1.0)
+    most = []
+    for shares in (blind, seeing):
+        worker = Interpreter(shares, {"compute": COMPUTES}, core=1 / 3)
+        worker.run(["compute"] * 50)
+        most.append(max(worker.widths))
+    assert most[0] > 4
+    assert most[1] == 2
+
+
+def test_a_late_loop_holds_computing_jobs_to_the_cores_and_leaves_waiting_ones() -> None:
+    shares = CpuShares(cores=2)
+    shares.observe("compute", cpu=0.05, wall=0.5, process_cpu=0.2)  # it waited for a core
+    shares.observe("sleep", cpu=0.0001, wall=0.05, process_cpu=0.001)
+    assert shares.count_slots({"compute": 2}, ["compute"] * 50, maximum=50) > 2
+    for _ in range(8):
+        shares.observe_lateness(3 * LATE, cpu=0.4, process_cpu=0.5)
+    assert shares.count_slots({"compute": 2}, ["compute"] * 50, maximum=50) == 2
+    for _ in range(200):
+        shares.observe_lateness(0.0, cpu=0.4, process_cpu=0.5)
+    assert shares.pressure == 1.0
+    for _ in range(8):  # the loop itself is busy, with jobs that are no threads
+        shares.observe_lateness(3 * LATE, cpu=0.1, process_cpu=0.9)
+    assert shares.pressure == 1.0
+
+
+def test_more_slots_are_shown_only_as_far_as_the_next_jobs_fit() -> None:
+    shares = CpuShares(cores=2)
+    assert shares.count_slots({}, [], maximum=50) == 2  # nothing is known
+    shares.observe("sleep", cpu=0.0005, wall=0.05, process_cpu=0.001)
+    shares.note_begin("sleep")
+    assert shares.count_slots({}, [], maximum=50) == 50
+    assert shares.count_slots({"sleep": 10}, ["sleep"] * 10, maximum=50) == 50
+    assert shares.count_slots({"sleep": 10}, ["new"] * 10, maximum=50) == 12
+    assert shares.count_slots({"sleep": 10}, ["new", "new", "new", "sleep"], maximum=50) == 12
+    assert shares.count_slots({"sleep": 10}, [], maximum=5) == 5
+
+
+def test_stretch_rises_at_once_falls_slowly_and_is_bounded() -> None:
+    shares = CpuShares(cores=2)
+    shares.observe_core_wait(100.0, process_cpu=0.1)
+    assert shares.stretch == MAX_STRETCH
+    shares.observe_core_wait(0.0, process_cpu=1.0)
+    assert 5 < shares.stretch < MAX_STRETCH
+    shares.observe_core_wait(0.0, process_cpu=0.0)
+    assert shares.stretch >= 1
+
+
+@pytest.mark.parametrize("width", [1, 2, 10, 50])
+def test_threads_that_take_turns_have_waited_for_nothing_else(width: int) -> None:
+    assert find_waiting_time(0.01, 0.01 * width, 0.01 * width) <= 0.01 * width * 0.03
+
+
+seconds = st.floats(0.0, 100.0)
+observations = st.lists(st.tuples(st.sampled_from("abc"), seconds, seconds, seconds), max_size=20)
+
+
+@given(observations, st.lists(st.sampled_from("abcd"), max_size=60), st.integers(1, 8), st.integers(1, 60))
+def test_whatever_was_observed_slots_and_shares_stay_within_their_bounds(
+    observed: list[tuple[str, float, float, float]], queue: list[str], cores: int, maximum: int
+) -> None:
+    shares = CpuShares(cores=cores)
+    for task, cpu, wall, process_cpu in observed:
+        shares.observe(task, cpu=cpu, wall=wall, process_cpu=process_cpu)
+        assert 0 < shares.get_share(task) <= 1
+    running = Counter[str]()
+    for task in queue:
+        if shares.fits(running, task):
+            running[task] += 1
+    by_share = sorted((shares.get_share(task) for task in running.elements()), reverse=True)
+    assert len(by_share) >= min(cores, len(queue))
+    assert sum(by_share[cores:]) <= HEADROOM + 1e-9
+    slots = shares.count_slots(running, queue, maximum=max(maximum, cores))
+    assert cores <= slots <= max(maximum, cores)
