@@ -11,9 +11,9 @@ from celery5.operations.parameters import Limit, Names, Nothing, Pattern, Second
 if TYPE_CHECKING:
     from celery5.app import App
     from celery5.streams.dead_records import DeadRecordQuery, DeadRecordTally
+    from celery5.streams.entry import StoredRecord
     from celery5.streams.lags import StreamState
     from celery5.streams.parked_keys import ParkedKeyState
-    from celery5.streams.stored_record import StoredRecord
 
 
 async def list_streams(app: "App", _: Nothing) -> "list[StreamState]":

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from celery5.streams.blocking_events import BlockingEvents
     from celery5.streams.codec import Compressor, RecordCodec, Serializer
     from celery5.streams.dead_records import DeadRecordQuery, DeadRecords, DeadRecordTally, StoredDeadRecord
-    from celery5.streams.entry import StreamEntry
+    from celery5.streams.entry import StoredRecord, StreamEntry
     from celery5.streams.events import StreamEvents
     from celery5.streams.lags import GroupLag, PartitionLag, StreamState
     from celery5.streams.middleware import ProcessorMiddleware, RecordSkipped
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from celery5.streams.processor import Processor
     from celery5.streams.record import Record
     from celery5.streams.registry import Streams
-    from celery5.streams.stored_record import StoredRecord
     from celery5.streams.stream import Keep, RecordId, Stream
     from celery5.streams.windows import TooManyWindows, Window, Windows
 
@@ -77,7 +76,7 @@ if not TYPE_CHECKING:
             "DeadRecordTally": "celery5.streams.dead_records",
             "DeadRecords": "celery5.streams.dead_records",
             "FileArchive": "celery5.streams.archive",
-            "StoredRecord": "celery5.streams.stored_record",
+            "StoredRecord": "celery5.streams.entry",
             "GroupNotEmpty": "celery5.streams.operations",
             "GroupIsLive": "celery5.streams.operations",
             "GroupLag": "celery5.streams.lags",

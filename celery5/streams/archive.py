@@ -13,7 +13,7 @@ from urllib.parse import quote
 import msgspec
 
 from celery5.errors import Misconfigured
-from celery5.streams.stored_record import StoredRecord
+from celery5.streams.entry import StoredRecord
 
 Archive = Callable[[str, int, Sequence[StoredRecord]], Any]
 """Takes the name of a stream, a partition and records of it; `def` in a thread or `async def` on Trio.

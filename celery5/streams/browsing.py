@@ -16,8 +16,8 @@ from celery5.protocol.streams.groups import split_id
 from celery5.similar_names import did_you_mean
 from celery5.streams.codec import PrimitiveCodec, RecordCodec
 from celery5.streams.encodings import learn_encodings
+from celery5.streams.entry import StoredRecord, decode_as_class, decode_document
 from celery5.streams.processor import parse_start
-from celery5.streams.stored_record import StoredRecord, decode_as_class, decode_document
 
 PARTITIONS_PER_CALL = 64
 RECORDS_PER_CALL = 512

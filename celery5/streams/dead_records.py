@@ -24,7 +24,7 @@ from celery5.protocol.streams.groups import split_id
 from celery5.streams.browsing import make_unknown_group_error
 from celery5.streams.codec import RecordCodec
 from celery5.streams.encodings import learn_encodings
-from celery5.streams.stored_record import decode_document
+from celery5.streams.entry import decode_document
 from celery5.streams.stream import EncodedRecord, Stream
 
 BATCH_SIZE = 200

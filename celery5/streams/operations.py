@@ -1,4 +1,4 @@
-"""What operators do with streams and their groups: move, reset and forget groups, quarantine, and reshard."""
+"""What operators do with streams and their groups: move, reset and forget groups, quarantine, reshard and erase."""
 
 from datetime import datetime
 
@@ -151,3 +151,19 @@ async def _reshard(
         if reply.outcome == "unknown"
         else f"stream {stream} was resharded 16 times, and the records from before are still there"
     )
+
+
+async def erase_streams(app: Application, redis: AsyncDriver) -> None:
+    """Delete everything that the streams of an application have. Its workers must have stopped.
+
+    Raises:
+        BrokerUnavailable: Redis cannot be reached.
+    """
+    for stream in await redis.perform(calls.list_streams(app.keys)):
+        keys = app.keys.for_stream(stream)
+        groups = await redis.perform(calls.list_groups(keys))
+        for group in groups:
+            parked = await redis.perform(calls.list_parked_keys(keys, group))
+            await redis.perform(calls.erase_parked(keys, group, list(parked.keys)))
+        partitions = await redis.perform(calls.count_partitions(keys))
+        await redis.perform(calls.erase_stream(keys, groups, partitions))

@@ -16,10 +16,10 @@ from celery5.streams.browsing import (
 )
 from celery5.streams.codec import PLAIN, PrimitiveCodec, RecordCodec, make_codec
 from celery5.streams.dead_records import DeadRecords
+from celery5.streams.entry import StoredRecord
 from celery5.streams.lags import StreamState, get_states
 from celery5.streams.parked_keys import ParkedKeyRegistry
 from celery5.streams.processor import Processor, make_processor
-from celery5.streams.stored_record import StoredRecord
 from celery5.streams.stream import Keep, Stream
 from celery5.streams.subscriptions import subscribe, subscribe_check
 

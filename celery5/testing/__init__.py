@@ -28,7 +28,7 @@ from celery5.runners.context import CURRENT_JOB, CurrentJob
 from celery5.services.commands.dispatcher import CommandRegistry, ImmediateCommands, handle
 from celery5.services.health.circuits import CircuitBreakers
 from celery5.services.process.step_status import StepStatus
-from celery5.streams.erasing import erase_streams
+from celery5.streams.operations import erase_streams
 from celery5.tasks.task import Task
 from celery5.testing.clock import VirtualClock, set_clock
 from celery5.testing.recording import Recorded, SentJob, refuse_unrecorded

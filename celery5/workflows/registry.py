@@ -1,5 +1,6 @@
 """The workflows of an application: `app.workflows` starts runs, finds them, and moves them on."""
 
+import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -16,17 +17,17 @@ from celery5.broker.keys import QueueKeys
 from celery5.errors import Misconfigured, StagingLost
 from celery5.logs.trace import get_current_trace
 from celery5.middleware.middleware import ObservedApplication
-from celery5.protocol.job.job import Job, new_id
+from celery5.protocol.job.job import Job, derive_job_id, new_id
 from celery5.protocol.job.messages import TRACEPARENT, add_headers, read_headers
 from celery5.protocol.workflows.member_ids import check_run_id
 from celery5.protocol.workflows.plan import DEFAULT_LIFE, OnError, check_on_error, check_on_failure
 from celery5.protocol.workflows.status import RunStatus, make_status
+from celery5.runners.context import CurrentJob
 from celery5.workflows.compiler import Compiled, compile_workflow
 from celery5.workflows.compose import Workflow, check_workflow
 from celery5.workflows.declared import DeclaredWorkflow
 from celery5.workflows.event_waits import EventWaits
 from celery5.workflows.graph import is_hidden_job, read_node, scan_all
-from celery5.workflows.launching import make_launcher
 from celery5.workflows.member_lists import find_missing_jobs, list_members
 from celery5.workflows.repeated_calls import RepeatedCalls
 from celery5.workflows.result_types import RunResultType
@@ -133,7 +134,7 @@ class Workflows:
                 f"two workflows are named {declared.name!r}: give one @app.workflow(name=...)"
             )
         self._declared[declared.name] = declared
-        declared.task = make_launcher(declared, self._app, options)
+        declared.task = _make_launcher(declared, self._app, options)
         return declared
 
     @property
@@ -388,3 +389,29 @@ def describe_tree(tree: Any) -> str:
     """Return a name for a composed workflow: that of its first task."""
     first = get_first_call(tree)
     return "" if first is None else str(first.task.name)
+
+
+def _make_launcher(declared: DeclaredWorkflow[..., Any], app: Any, options: dict[str, Any]) -> Any:
+    """Return the task whose jobs start a run each. Its id follows from the job's, so a job that runs twice starts one.
+
+    Args:
+        options: Options of a task: `schedule`, `source`, `queue` and so on.
+    """
+
+    async def launch(job: CurrentJob, /, *args: Any, **kwargs: Any) -> str:
+        run = await declared.options(id=derive_job_id("run", job.id)).astart(*args, **kwargs)
+        return str(run.id)
+
+    own = inspect.Parameter("job", inspect.Parameter.POSITIONAL_ONLY, annotation=CurrentJob)
+    parameters = [own, *declared.parameters.signature.parameters.values()]
+    vars(launch)["__signature__"] = inspect.Signature(parameters)
+    annotations = dict(declared.function.__annotations__)
+    launch.__annotations__ = {
+        name: annotation
+        for name, annotation in annotations.items()
+        if name in declared.parameters.signature.parameters
+    }
+    launch.__doc__ = declared.function.__doc__
+    launch.__module__, launch.__qualname__ = declared.function.__module__, declared.function.__qualname__
+    launch.__name__ = declared.function.__name__
+    return app.task(bind=True, name=declared.name, **options)(launch)

@@ -27,7 +27,7 @@ from celery5.runners.user_errors import call_in_thread, call_user_code, reraise_
 from celery5.services.process.broker_outages import OutageLog, retry_until_available
 from celery5.streams.archive import Archive, describe_archive, is_async_archive
 from celery5.streams.encodings import learn_encodings
-from celery5.streams.stored_record import StoredRecord, decode_as_class
+from celery5.streams.entry import StoredRecord, decode_as_class
 from celery5.streams.stream import Stream
 
 PORTION = 500

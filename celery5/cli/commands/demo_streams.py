@@ -127,7 +127,7 @@ def _run(
 async def _erase_keys(app: "App") -> None:
     """Delete the application's keys, since the broker may be shared."""
     from celery5.broker.calls.health import erase_app
-    from celery5.streams.erasing import erase_streams
+    from celery5.streams.operations import erase_streams
 
     with suppress(BrokerError):
         await erase_streams(app, await app.connections.get_async_driver())
