@@ -75,7 +75,7 @@ async def try_webhook(app: "App", _: Nothing) -> Changed:
 
 
 ALERT_OPERATIONS = (
-    Operation("alert:list", list_alerts),
+    Operation("alert:list", list_alerts, result_module="celery5.observability.alerts"),
     Operation("alert:rules", list_rules),
     Operation("alert:history", read_history),
     Operation("alert:silence", silence, Effect.ADJUST),

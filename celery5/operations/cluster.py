@@ -108,11 +108,11 @@ async def summarize_metrics(app: "App", asked: SummaryFilter) -> "dict[str, Hist
 
 
 CLUSTER_OPERATIONS = (
-    Operation("info:show", read_state),
+    Operation("info:show", read_state, result_module="celery5.results.job_details"),
     Operation("top:show", read_overview),
     Operation("audit:list", list_actions),
     Operation("doctor:run", examine, Effect.SEE_CONFIDENTIAL),
-    Operation("config:show", show_settings, Effect.SEE_CONFIDENTIAL),
-    Operation("metrics:show", summarize_metrics),
+    Operation("config:show", show_settings, Effect.SEE_CONFIDENTIAL, result_module="celery5.config.settings"),
+    Operation("metrics:show", summarize_metrics, result_module="celery5.observability.metrics"),
 )
 """The operations on the application as a whole."""

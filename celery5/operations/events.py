@@ -106,8 +106,8 @@ def _suggest_subscriber(task: str, subscribers: "list[Subscriber]") -> str:
 
 
 EVENT_OPERATIONS = (
-    Operation("event:list", list_events),
-    Operation("event:show", show_event),
+    Operation("event:list", list_events, result_module="celery5.events.registry"),
+    Operation("event:show", show_event, result_module="celery5.events.registry"),
     Operation("event:send", send_event, Effect.SEND_EVENTS),
     Operation("event:unsubscribe", unsubscribe, Effect.DELETE),
     Operation("event:resubscribe", resubscribe, Effect.ADJUST),

@@ -165,7 +165,7 @@ async def list_tasks(app: "App", asked: TaskPrefix) -> list[TaskSummary]:
 
 JOB_OPERATIONS = (
     Operation("task:show", show_job),
-    Operation("task:search", search_jobs),
+    Operation("task:search", search_jobs, result_module="celery5.observability.job_search"),
     Operation("task:list", list_tasks),
     Operation("task:send", send_job, Effect.SEND_JOBS),
     Operation("task:revoke", revoke_jobs, Effect.STOP_NAMED),

@@ -80,7 +80,7 @@ async def resume_task(app: "App", asked: OneTask) -> Changed:
 
 
 LIMIT_OPERATIONS = (
-    Operation("task:limits", list_limits),
+    Operation("task:limits", list_limits, result_module="celery5.limits.overrides"),
     Operation("task:limit", set_limit, Effect.ADJUST),
     Operation("task:suspend", suspend_task, Effect.ADJUST),
     Operation("task:resume", resume_task, Effect.ADJUST),

@@ -4,18 +4,16 @@ All surfaces follow from them: the command and its flags, the form, button and J
 document, the table of commands in the guide, the entry in the audit trail, and the role that is needed.
 
 A module of operations imports the values of its parameters alone, so that the help of a command is shown at once. What
-performs an operation is imported when it is performed, and the types of results under TYPE_CHECKING.
+performs an operation is imported when it is performed. The type of a result that is imported under TYPE_CHECKING alone
+is found in the module that the operation names as its `result_module`.
 """
 
-import ast
-import inspect
-import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Flag, auto
 from functools import cached_property
 from importlib import import_module
-from types import ModuleType
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_type_hints
 
 import msgspec
@@ -154,6 +152,8 @@ class Operation:
         find_continued: Returns the name of the operation whose work it continues, '' for none: whoever performs it
             needs the role of that one, too. A coroutine function, as `function`.
         is_recorded_later: Whether what it stops records how it has ended. What has begun a bulk action always does.
+        result_module: The module that has the type of its result, where the function's module does not import it at
+            runtime; '' where it does.
     """
 
     name: str
@@ -162,6 +162,7 @@ class Operation:
     columns: Sequence[ResultColumn] = ()
     find_continued: Callable[..., Awaitable[str]] | None = None
     is_recorded_later: bool = False
+    result_module: str = ""
 
     async def perform(self, app: "App", asked: Any) -> Any:
         """Return the result. A change has an entry in the audit trail.
@@ -238,9 +239,10 @@ class Operation:
 
     @cached_property
     def result(self) -> Any:
-        """The type of its result. It imports what the function's module imports for type checkers alone."""
-        types = _import_types(sys.modules[self.function.__module__])
-        return get_type_hints(self.function, localns=types, include_extras=True)["return"]
+        """The type of its result. Its module is imported."""
+        types = vars(import_module(self.result_module or self.function.__module__))
+        returned = SimpleNamespace(__annotations__={"return": self.function.__annotations__["return"]})
+        return get_type_hints(returned, types, include_extras=True)["return"]
 
     @cached_property
     def shown_columns(self) -> Sequence[ResultColumn]:
@@ -269,26 +271,14 @@ class Operation:
         for name, field in fields.items():
             if field.required and name not in given:
                 raise Misconfigured(f"{self.name}: give {name}")
+        return self.make(given, is_text=is_text)
+
+    def make(self, values: Mapping[str, Any], *, is_text: bool = False) -> Any:
+        """Return the parameters with these values. Raises Misconfigured for one that is wrong, or beyond its bound."""
         try:
-            return msgspec.convert(given, self.parameters, strict=not is_text)
+            return msgspec.convert(values, self.parameters, strict=not is_text)
         except msgspec.ValidationError as error:
             raise Misconfigured(f"{self.name}: {_name_field(str(error))}") from None
-
-
-def _import_types(module: ModuleType) -> dict[str, Any]:
-    """Return what a module imports under `if TYPE_CHECKING`."""
-    guarded = [
-        statement
-        for block in ast.parse(inspect.getsource(module)).body
-        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
-        for statement in block.body
-        if isinstance(statement, ast.ImportFrom)
-    ]
-    return {
-        alias.name: getattr(import_module(statement.module or ""), alias.name)
-        for statement in guarded
-        for alias in statement.names
-    }
 
 
 def _name_field(error: str) -> str:

@@ -70,8 +70,12 @@ class Parameter:
     default: Any = None
     # The choices of a `select`.
     choices: Sequence[str] = ()
-    # The least number; None for no bound.
+    # The least and the greatest number; None for no bound.
     least: float | None = None
+    most: float | None = None
+    # The fewest and the most characters of a text, or of each of several; None for no bound.
+    shortest: int | None = None
+    longest: int | None = None
     # On the command line; see `about`.
     flag: str = ""
     metavar: str = ""
@@ -90,16 +94,21 @@ def _describe(field: Any) -> Parameter:
         extra |= meta.extra or {}
     default = None if field.default is msgspec.NODEFAULT else field.default
     origin = get_origin(kind)
+    widget: Widget = extra.get("widget") or _choose_widget(kind)
+    of_text = _unwrap(get_args(kind)[0])[1] if widget == "lines" else metas
     return Parameter(
         name=field.name,
         label=_find(metas, "title") or re.sub(r"_", " ", field.name),
         help=_find(metas, "description") or "",
-        widget=extra.get("widget") or _choose_widget(kind),
+        widget=widget,
         kind=kind,
         required=field.required,
         default=default,
         choices=tuple(str(choice) for choice in get_args(kind)) if origin is Literal else (),
         least=_find(metas, "ge"),
+        most=_find(metas, "le"),
+        shortest=_find(of_text, "min_length"),
+        longest=_find(of_text, "max_length"),
         flag=extra.get("flag", ""),
         metavar=extra.get("metavar", ""),
         is_option=extra.get("is_option", False),

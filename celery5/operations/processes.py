@@ -249,6 +249,6 @@ PROCESS_OPERATIONS = (
     *_make_operations(),
     Operation("worker:run", run_on_worker, Effect.SEND_JOBS),
     Operation("worker:tell", tell, Effect.CONTROL),
-    Operation("autoscale:status", show_scaling),
+    Operation("autoscale:status", show_scaling, result_module="celery5.broker.calls.scaling"),
 )
 """The operations on processes."""

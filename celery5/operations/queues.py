@@ -87,10 +87,10 @@ def _summarize(queue: str, count: int, *, is_dry: bool = False) -> Changed:
     return Changed(summary=f"{queue}: {jobs} revoked", count=count, dry_run=is_dry)
 
 
-HISTORY = Operation("metrics:history", read_history)
+HISTORY = Operation("metrics:history", read_history, result_module="celery5.observability.metrics")
 QUEUE_OPERATIONS = (
-    Operation("queue:list", list_queues),
-    Operation("queue:show", show_queue),
+    Operation("queue:list", list_queues, result_module="celery5.broker.calls.queues"),
+    Operation("queue:show", show_queue, result_module="celery5.broker.calls.queues"),
     Operation("queue:storage", show_storage),
     HISTORY,
     Operation("worker:pause-queue", pause_queue, Effect.ADJUST),

@@ -113,8 +113,8 @@ async def trigger_schedule(app: "App", asked: OneSchedule) -> Changed:
 
 
 SCHEDULE_OPERATIONS = (
-    Operation("schedule:list", list_schedules),
-    Operation("schedule:show", show_schedule),
+    Operation("schedule:list", list_schedules, result_module="celery5.scheduling.schedules"),
+    Operation("schedule:show", show_schedule, result_module="celery5.scheduling.schedules"),
     Operation("schedule:add", add_schedule, Effect.ADJUST | Effect.SEND_JOBS),
     Operation("schedule:pause", pause_schedule, Effect.ADJUST),
     Operation("schedule:resume", resume_schedule, Effect.ADJUST),

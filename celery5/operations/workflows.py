@@ -105,7 +105,7 @@ LISTED = (
 WORKFLOW_OPERATIONS = (
     Operation("workflow:list", list_runs, columns=LISTED),
     Operation("workflow:show", show_run),
-    Operation("workflow:graph", show_graph),
+    Operation("workflow:graph", show_graph, result_module="celery5.workflows.graph"),
     Operation("workflow:retry", retry_run, Effect.SEND_JOBS),
     Operation("workflow:signal", signal_run, Effect.SIGNAL),
     Operation("workflow:cancel", cancel_run, Effect.STOP_NAMED),

@@ -42,6 +42,34 @@ class Duration(click.FloatRange):
                 self.fail(str(DURATION.make_error(value)), param, ctx)
         return super().convert(cast("Any", value), param, ctx)
 
+    def _describe_range(self) -> str:
+        """Return the bounds with the largest units that leave no fractions, for help and errors: `1<=x<=90d`."""
+        if self.min is None or self.max is None:
+            return super()._describe_range()
+        return f"{format_shortest(self.min)}<=x<={format_shortest(self.max)}"
+
+
+def format_shortest(seconds: float) -> str:
+    """Return a time span as a flag takes it, with the largest unit that leaves no fraction: `1h`."""
+    units = {86400: "d", 3600: "h", 60: "m"}
+    size = next((size for size in units if seconds and seconds % size == 0), 1)
+    return f"{seconds / size:g}{units.get(size, '')}"
+
+
+class BoundedText(click.types.StringParamType):
+    """The type of a flag that takes a text with a number of characters."""
+
+    def __init__(self, shortest: int | None, longest: int | None) -> None:
+        self.shortest, self.longest = shortest or 0, longest or math.inf
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the text. Raises BadParameter."""
+        text: str = super().convert(value, param, ctx)
+        if not self.shortest <= len(text) <= self.longest:
+            bound = f"at least {self.shortest}" if len(text) < self.shortest else f"at most {self.longest}"
+            self.fail(f"it has {len(text)} characters: give {bound}", param, ctx)
+        return text
+
 
 def parse_rate_flag(text: str) -> float:
     """Return the number per second in `50`, `50/s`, `100/m` or `1000/h`."""

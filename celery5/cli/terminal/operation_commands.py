@@ -1,9 +1,9 @@
 """Make click commands from operations: arguments, flags, `--json`, `--yes`, and what a result looks like."""
 
 import sys
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_origin
@@ -12,12 +12,12 @@ import click
 import msgspec
 
 from celery5.cli.terminal.errors import EXIT_FAILED, skip_unreachable
-from celery5.cli.terminal.flags import Duration
+from celery5.cli.terminal.flags import BoundedText, Duration, format_shortest
 from celery5.cli.terminal.output import echo, format_fields, format_table, format_time, to_json, to_one_line
 from celery5.cli.terminal.target import Target
-from celery5.errors import Misconfigured
+from celery5.errors import BrokerError, Misconfigured
 from celery5.operations.columns import ResultColumn
-from celery5.operations.operation import Changed, Operation
+from celery5.operations.operation import Changed, NotFound, Operation
 from celery5.operations.parameters import Parameter, list_parameters
 from celery5.protocol.durations import format_duration
 from celery5.protocol.text_values import parse_json, parse_json_array, parse_json_object
@@ -37,8 +37,10 @@ class Finished(NamedTuple):
     wants_json: bool
     # The values of the flags of the view.
     flags: Mapping[str, Any]
-    # The brokers that could not be reached.
-    unreachable: Collection[str]
+    # The brokers that could not be reached, with their errors.
+    unreachable: Mapping[str, BrokerError]
+    # What `before` of the view has returned.
+    before: Any = None
 
 
 @dataclass(frozen=True)
@@ -72,10 +74,20 @@ class CommandView:
     asks: bool = True
     # The help of the command, where there is more to say; default: the operation's summary.
     help: str = ""
-    # Whether it goes on without brokers that cannot be reached, and warns of them.
-    skips_unreachable: bool = False
+    # Whether it goes on without brokers that cannot be reached, and warns of them; or what says so of its parameters.
+    skips_unreachable: bool | Callable[[Any], bool] = False
     # Whether it needs the application's code.
     needs_code: bool = False
+    # Parameters that are given otherwise than follows from the operation, by name; None for one that is not given.
+    parameters: Mapping[str, click.Parameter | None] = field(
+        default_factory=dict[str, click.Parameter | None]
+    )
+    # Returns the values of the operation's parameters from those that are given, and from the flags of the view.
+    prepare: Callable[[dict[str, Any], Mapping[str, Any]], dict[str, Any]] | None = None
+    # Called before it is done, with the errors of the brokers that cannot be reached; what it returns is in `Finished`.
+    before: Callable[["App", Mapping[str, BrokerError]], object] | None = None
+    # The result where there is nothing that could do it; default: an error.
+    missing: object = None
 
 
 def make_group(
@@ -107,8 +119,8 @@ def make_group_of(noun: str) -> click.Group:
 
 def make_command(operation: Operation, view: CommandView) -> click.Command:
     """Return the command of an operation."""
-    parameters = list_parameters(operation.parameters)
-    options = [*map(_make_parameter, parameters), *view.flags]
+    parameters = [one for one in list_parameters(operation.parameters) if view.parameters.get(one.name, True)]
+    options = [*(view.parameters.get(one.name) or _make_parameter(one) for one in parameters), *view.flags]
     asks = operation.access == "danger" and view.asks
     if asks:
         options.append(click.Option(["--yes"], is_flag=True, help="Do not ask."))
@@ -117,27 +129,45 @@ def make_command(operation: Operation, view: CommandView) -> click.Command:
     @click.pass_obj
     def run(target: Target, /, *, wants_json: bool, yes: bool = not asks, **values: Any) -> None:
         app = target.load(needs_code=view.needs_code)
+        flags = {flag.name: values[flag.name] for flag in view.flags if flag.name}
         given = {one.name: _parse(one, values[one.name]) for one in parameters}
-        asked = operation.parameters(**{name: value for name, value in given.items() if value is not None})
-        queues = [queue] if isinstance(queue := given.get("queue"), str) and queue else []
-        with (
-            skip_unreachable(app, wants_json=wants_json, queues=queues)
-            if view.skips_unreachable
-            else nullcontext() as reached,
-            _naming_flags(parameters),
-        ):
+        given = {name: value for name, value in given.items() if value is not None}
+        asked = operation.make(view.prepare(given, flags) if view.prepare else given)
+        with _reaching(app, view, asked, wants_json=wants_json) as errors, _naming_flags(parameters):
             if not yes and not given.get("dry_run"):
                 _confirm(app, operation, asked, view)
-            result = perform(app, operation, asked)
-            if view.follow is not None:
-                result = view.follow(app, result)
-            extra = {flag.name: values[flag.name] for flag in view.flags if flag.name}
-            unreachable = reached.errors if reached is not None else ()
-            finished = Finished(app, asked, result, wants_json, extra, unreachable)
+            before = view.before(app, errors) if view.before else None
+            result = _perform(app, operation, asked, view)
+            finished = Finished(app, asked, result, wants_json, flags, errors, before)
             _show(operation, view, finished)
             _end(view, finished)
 
     return click.Command(operation.verb, callback=run, params=[*options], help=view.help or operation.summary)
+
+
+@contextmanager
+def _reaching(
+    app: "App", view: CommandView, asked: Any, *, wants_json: bool
+) -> Generator[Mapping[str, BrokerError], None, None]:
+    """Leave out brokers that cannot be reached where the view does so; yield their errors, by name."""
+    skips = view.skips_unreachable
+    if not (skips(asked) if callable(skips) else skips):
+        yield {}
+        return
+    queue = getattr(asked, "queue", "")
+    queues = [queue] if isinstance(queue, str) and queue else []
+    with skip_unreachable(app, wants_json=wants_json, queues=queues) as reached:
+        yield reached.errors
+
+
+def _perform(app: "App", operation: Operation, asked: Any, view: CommandView) -> Any:
+    try:
+        result = perform(app, operation, asked)
+    except NotFound:
+        if view.missing is None:
+            raise
+        return view.missing
+    return result if view.follow is None else view.follow(app, result)
 
 
 def perform(app: "App", operation: Operation, asked: Any) -> Any:
@@ -242,9 +272,10 @@ def _make_parameter(parameter: Parameter) -> click.Parameter:
     if not parameter.required or parameter.is_option:
         flag, settings = _describe_flag(parameter)
         return click.Option([flag, parameter.name], **settings)
+    is_select = parameter.widget == "select"  # click shows its choices
     return click.Argument(
         [parameter.name],
-        metavar=parameter.metavar or parameter.name.upper(),
+        metavar=parameter.metavar or (None if is_select else parameter.name.upper()),
         type=_choose_type(parameter),
         nargs=-1 if parameter.widget == "lines" else 1,
     )
@@ -275,24 +306,22 @@ def _describe_flag(parameter: Parameter) -> tuple[str, dict[str, Any]]:
 
 
 def _format_default(parameter: Parameter) -> object:
-    """Return a default as it is given, with the largest unit that leaves no fraction: `1h`."""
-    if parameter.widget != "duration":
-        return parameter.default
-    units = {86400: "d", 3600: "h", 60: "m", 1: ""}
-    size = next((size for size in units if parameter.default % size == 0), 0)
-    return f"{parameter.default / size:g}{units[size]}" if size else str(parameter.default)
+    return format_shortest(parameter.default) if parameter.widget == "duration" else parameter.default
 
 
 def _choose_type(parameter: Parameter) -> Any:
     match parameter.widget:
         case "duration":
-            return Duration(min=parameter.least)
+            return Duration(parameter.least, parameter.most)
         case "select":
             return click.Choice(parameter.choices)
         case "number" if parameter.kind is int:
-            return click.IntRange(min=None if parameter.least is None else int(parameter.least))
+            least, most = (None if one is None else int(one) for one in (parameter.least, parameter.most))
+            return click.IntRange(least, most)
         case "number":
-            return click.FloatRange(min=parameter.least)
+            return click.FloatRange(parameter.least, parameter.most)
+        case "text" | "lines" if (parameter.shortest, parameter.longest) != (None, None):
+            return BoundedText(parameter.shortest, parameter.longest)
         case _:
             return str
 

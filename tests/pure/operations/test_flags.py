@@ -22,8 +22,8 @@ def show_help(command: click.Command) -> str:
 @pytest.mark.parametrize(
     ("noun", "verb", "shown"),
     [
-        ("alert", "history", "[default: 50; x>=1]"),
-        ("alert", "silence", "[default: 1h; x>=1]"),
+        ("alert", "history", "[default: 50; 1<=x<=500]"),
+        ("alert", "silence", "[default: 1h; 1<=x<=90d]"),
         ("schedule", "add", "[default: once]"),
     ],
 )
