@@ -153,7 +153,7 @@ class Control:
 
     async def _send(self, request: "_Request") -> list[Reply]:
         redis = await self._app.connections.get_async_driver()
-        if not _changes_something(request):
+        if not changes_something(request.command, request.parameters):
             return await self._perform(redis, request)
         target = join_names(request.to) or "all workers"
         name, how = _get_action(request), _describe_parameters(request)
@@ -267,11 +267,11 @@ def _get_action(request: _Request) -> str:
     return f"worker:{'run' if request.command == RUN_TASK.name else request.command}"
 
 
-def _changes_something(request: _Request) -> bool:
+def changes_something(command: str, parameters: Mapping[str, Any]) -> bool:
     """Return whether a command may change something. Those of an application may."""
-    definition = COMMAND_DEFINITIONS.get(request.command)
-    if request.command == BUDGET.name:  # without a new number it only shows the present ones
-        return not {"minimum", "maximum"}.isdisjoint(request.parameters)
+    definition = COMMAND_DEFINITIONS.get(command)
+    if command == BUDGET.name:  # without a new number it only shows the present ones
+        return not {"minimum", "maximum"}.isdisjoint(parameters)
     return definition is None or definition.permission != "read"
 
 

@@ -97,6 +97,10 @@ SHAPES: Mapping[str, Any] = {
 """The shape of the answer to each command that a page shows, by its name."""
 
 
+OTHER_VERSION = "other-version"
+"""Why an answer of another shape counts as none, in a word."""
+
+
 def has_shape(command: str, reply: "Reply") -> bool:
     """Return whether an answer is what the pages expect of the command."""
     if command not in SHAPES or not reply.ok:

@@ -14,7 +14,15 @@ Widget = Literal["text", "number", "duration", "time", "checkbox", "select", "li
 """How a parameter is given: `lines` are several texts, one on each line of a form."""
 
 
-def about(text: str, *, flag: str = "", metavar: str = "", label: str = "", is_option: bool = False) -> Meta:
+def about(
+    text: str,
+    *,
+    flag: str = "",
+    metavar: str = "",
+    label: str = "",
+    is_option: bool = False,
+    is_argument: bool = False,
+) -> Meta:
     """Return what surfaces show of a parameter, as an annotation of its field.
 
     Args:
@@ -23,8 +31,9 @@ def about(text: str, *, flag: str = "", metavar: str = "", label: str = "", is_o
         metavar: What stands for its value in `--help`; its name in capitals unless given.
         label: Its label in a form; its name unless given.
         is_option: Whether it is a flag on the command line although it is required.
+        is_argument: Whether it is an argument on the command line although it is not required.
     """
-    extra = {"flag": flag, "metavar": metavar, "is_option": is_option}
+    extra = {"flag": flag, "metavar": metavar, "is_option": is_option, "is_argument": is_argument}
     return Meta(title=label or None, description=text, extra=extra)
 
 
@@ -80,6 +89,7 @@ class Parameter:
     flag: str = ""
     metavar: str = ""
     is_option: bool = False
+    is_argument: bool = False
 
 
 def list_parameters(parameters: type[msgspec.Struct]) -> list[Parameter]:
@@ -112,6 +122,7 @@ def _describe(field: Any) -> Parameter:
         flag=extra.get("flag", ""),
         metavar=extra.get("metavar", ""),
         is_option=extra.get("is_option", False),
+        is_argument=extra.get("is_argument", False),
     )
 
 

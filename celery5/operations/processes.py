@@ -8,10 +8,17 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from celery5.operations.answers import has_shape
+from celery5.operations.answers import OTHER_VERSION, has_shape
 from celery5.operations.operation import Changed, Effect, NotFound, Operation, Perform
-from celery5.operations.parameters import Names, Nothing, Text, about
-from celery5.operations.replies import summarize_replies
+from celery5.operations.parameters import Nothing, Text, about, as_duration
+from celery5.operations.replies import (
+    CONTROLLER_NAMES,
+    TIMEOUT,
+    WORKER_NAMES,
+    ReadingTimeout,
+    ReplyTimeout,
+    summarize_replies,
+)
 from celery5.protocol.commands.definitions import (
     COMMAND_DEFINITIONS,
     CONTROLLERS,
@@ -32,10 +39,8 @@ from celery5.protocol.commands.definitions import (
 if TYPE_CHECKING:
     from celery5.app import App
     from celery5.broker.calls.scaling import Scaling
-    from celery5.commands.control import ProcessNoun
+    from celery5.commands.control import ProcessNoun, Reply
 
-TIMEOUT = 5.0
-"""Seconds to wait for processes to do something."""
 READING_TIMEOUT = 2.0
 """Seconds to wait for what processes say of themselves: a page waits for it, and they say it within milliseconds."""
 EFFECTS: Mapping[str, Effect] = {
@@ -54,8 +59,7 @@ _LIVE: "WeakKeyDictionary[App, tuple[float, tuple[str, ...], dict[str, tuple[str
     WeakKeyDictionary()
 )
 _NOBODY: tuple[float, tuple[str, ...], dict[str, tuple[str, ...]]] = (-math.inf, (), {})
-RECIPIENTS = Annotated[Names, about("Names of processes; default: all.")]
-CONTROLLER_NAMES = {MEMBERS.name: "status", SHUTDOWN.name: "stop"}
+CONTROLLER_VERBS = {MEMBERS.name: "status", SHUTDOWN.name: "stop"}
 """Commands to Controllers that have another verb on the command line."""
 
 
@@ -66,21 +70,30 @@ class ProcessReply(msgspec.Struct, frozen=True, kw_only=True):
     # Whether it has done the command.
     ok: bool
     answer: Any = None
-    # Why it has not.
+    # Why it has not: in a sentence, and in a word.
     why: str = ""
+    reason: str = ""
+    # Whether it has to do with what the command is about: false where it does not run the job, say.
+    concerned: bool = True
 
 
 def _extend(definition: CommandDefinition[Any], *, noun: "ProcessNoun") -> type[msgspec.Struct]:
-    """Return the parameters of a command with that for its recipients."""
+    """Return the parameters of a command with those for its recipients and for how long they have to answer."""
     hints = {field.name: field for field in msgspec.structs.fields(definition.parameters)}
     fields: list[Any] = [
         (name, field.type) if field.required else (name, field.type, _get_default(field))
         for name, field in hints.items()
     ]
+    fields += [
+        ("to", WORKER_NAMES if noun == "worker" else CONTROLLER_NAMES, []),
+        ("timeout", ReadingTimeout, None) if _is_reading(definition) else ("timeout", ReplyTimeout, TIMEOUT),
+    ]
     title = "".join(word.capitalize() for word in definition.name.split("-"))
-    return msgspec.defstruct(
-        f"{noun.capitalize()}{title}", [*fields, ("to", RECIPIENTS, [])], frozen=True, kw_only=True
-    )
+    return msgspec.defstruct(f"{noun.capitalize()}{title}", fields, frozen=True, kw_only=True)
+
+
+def _is_reading(definition: CommandDefinition[Any]) -> bool:
+    return definition.permission == "read"
 
 
 def _get_default(field: Any) -> Any:
@@ -90,26 +103,11 @@ def _get_default(field: Any) -> Any:
 
 def _make_reading(definition: CommandDefinition[Any], noun: "ProcessNoun") -> Perform:
     async def ask(app: "App", asked: Any) -> list[ProcessReply]:
-        unknown = await _describe_unknown(app, asked.to)
+        unknown = {} if asked.timeout else await _describe_unknown(app, asked.to)
         to = [name for name in asked.to if name not in unknown]
-        replies = (
-            await app.control.asend(
-                definition.name,
-                _get_parameters(definition, asked),
-                to=await _find_recipients(app, to, noun),
-                timeout=READING_TIMEOUT,
-                noun=noun,
-            )
-            if to or not asked.to
-            else []
-        )
+        replies = await _send(app, definition, asked, to, noun) if to or not asked.to else []
         return [
-            *(
-                ProcessReply(process=reply.worker, ok=reply.ok, answer=reply.answer, why=reply.why)
-                if has_shape(definition.name, reply)
-                else ProcessReply(process=reply.worker, ok=False, why="its answer is none of this version's")
-                for reply in replies
-            ),
+            *(_make_reply(definition.name, reply) for reply in replies),
             *(ProcessReply(process=name, ok=False, why=why) for name, why in unknown.items()),
         ]
 
@@ -118,18 +116,52 @@ def _make_reading(definition: CommandDefinition[Any], noun: "ProcessNoun") -> Pe
 
 def _make_change(definition: CommandDefinition[Any], noun: "ProcessNoun") -> Perform:
     async def change(app: "App", asked: Any) -> Changed:
-        replies = await app.control.asend(
-            definition.name,
-            _get_parameters(definition, asked),
-            to=await _find_recipients(app, asked.to, noun),
-            timeout=TIMEOUT,
-            noun=noun,
-        )
+        replies = await _send(app, definition, asked, asked.to, noun)
         if not replies:
             raise NotFound(f"no {noun} of {app.name} is running")
-        return summarize_replies(definition.name, replies)
+        return _summarize(definition.name, _get_parameters(definition, asked), replies)
 
     return _complete(change, definition, noun)
+
+
+async def _send(
+    app: "App", definition: CommandDefinition[Any], asked: Any, to: list[str], noun: "ProcessNoun"
+) -> "list[Reply]":
+    timeout = asked.timeout or READING_TIMEOUT
+    replies = await app.control.asend(
+        definition.name,
+        _get_parameters(definition, asked),
+        to=await _find_recipients(app, to, noun),
+        timeout=timeout,
+        noun=noun,
+    )
+    if noun == "worker":
+        return replies
+    why = f"this Controller has not answered within {timeout:g} s: it is blocked, or has just ended"
+    return [
+        msgspec.structs.replace(reply, why=why) if reply.reason == "no-answer" else reply for reply in replies
+    ]
+
+
+def _make_reply(command: str, reply: "Reply") -> ProcessReply:
+    """Return what a process has answered. An answer of another version is not what pages can show."""
+    fits = has_shape(command, reply)
+    return ProcessReply(
+        process=reply.worker,
+        ok=reply.ok and fits,
+        answer=reply.answer,
+        why=reply.why if fits else "its answer is none of this version's",
+        reason=reply.reason if fits else OTHER_VERSION,
+        concerned=reply.concerned,
+    )
+
+
+def _summarize(command: str, parameters: Mapping[str, Any], replies: "list[Reply]") -> Changed:
+    """Return what a command has changed: no process, where it has only read."""
+    from celery5.commands.control import changes_something
+
+    changed = summarize_replies(command, replies)
+    return changed if changes_something(command, parameters) else msgspec.structs.replace(changed, count=0)
 
 
 def _complete(function: Any, definition: CommandDefinition[Any], noun: "ProcessNoun") -> Perform:
@@ -181,8 +213,8 @@ async def _find_recipients(app: "App", to: list[str], noun: "ProcessNoun") -> li
 
 
 def _make_operation(definition: CommandDefinition[Any], noun: "ProcessNoun") -> Operation:
-    verb = CONTROLLER_NAMES.get(definition.name, definition.name) if noun == "controller" else definition.name
-    is_reading = definition.permission == "read"
+    verb = CONTROLLER_VERBS.get(definition.name, definition.name) if noun == "controller" else definition.name
+    is_reading = _is_reading(definition)
     effect = EFFECTS.get(definition.name, Effect.SEE if is_reading else Effect.CONTROL)
     make_perform = _make_reading if is_reading else _make_change
     return Operation(f"{noun}:{verb}", make_perform(definition, noun), effect)
@@ -209,32 +241,40 @@ class RunOnWorker(msgspec.Struct, frozen=True):
     """A job for one worker."""
 
     task: Annotated[Text, about("The task.")]
-    to: Annotated[Text, about("The worker.")]
-    args: Annotated[list[Any], about("The task's arguments, as a list.")] = []
-    kwargs: Annotated[dict[str, Any], about("Those by name, as an object.")] = {}
+    to: Annotated[Text, about("The worker.", metavar="NAME", is_option=True)]
+    args: Annotated[list[Any], about("The task's arguments, as a list: '[2, 3]'.")] = []
+    kwargs: Annotated[dict[str, Any], about("Those by name, as an object: '{\"n\": 2}'.")] = {}
+    timeout: Annotated[
+        float,
+        as_duration(at_least=0.01, at_most=60),
+        about("How long its answer is waited for.", metavar="SECONDS"),
+    ] = TIMEOUT
 
 
 async def run_on_worker(app: "App", asked: RunOnWorker) -> Changed:
     """Run a job on one worker, now."""
     call = app.signature(asked.task, *asked.args, **asked.kwargs)
-    handle = await app.control.arun(call, to=asked.to, timeout=TIMEOUT)
-    return Changed(summary=f"job {handle.id} runs on {asked.to}", count=1)
+    handle = await app.control.arun(call, to=asked.to, timeout=asked.timeout)
+    return Changed(summary=f"job {handle.id} runs on {asked.to}", count=1, value={"id": handle.id})
 
 
 class OwnCommand(msgspec.Struct, frozen=True):
     """A command that the application has declared."""
 
     command: Annotated[Text, about("The command.")]
-    parameters: Annotated[dict[str, Any], about("Its parameters.")] = {}
-    to: Annotated[Names, about("The workers; default: all.")] = []
+    parameters: Annotated[dict[str, Any], about("Its parameters.", is_argument=True)] = {}
+    to: WORKER_NAMES = []
+    timeout: ReplyTimeout = TIMEOUT
 
 
 async def tell(app: "App", asked: OwnCommand) -> Changed:
     """Send any command to workers, such as one that the application has declared."""
-    replies = await app.control.asend(asked.command, asked.parameters, to=asked.to or None, timeout=TIMEOUT)
+    replies = await app.control.asend(
+        asked.command, asked.parameters, to=asked.to or None, timeout=asked.timeout
+    )
     if not replies:
         raise NotFound(f"no worker of {app.name} is running")
-    return summarize_replies(asked.command, replies)
+    return _summarize(asked.command, asked.parameters, replies)
 
 
 async def show_scaling(app: "App", _: Nothing) -> "Scaling | None":

@@ -6,7 +6,7 @@ import msgspec
 
 from celery5.operations.operation import Changed, Effect, Operation
 from celery5.operations.parameters import Nothing, Seconds, Text, about
-from celery5.operations.replies import summarize_replies
+from celery5.operations.replies import TIMEOUT, WORKER_NAMES, ReplyTimeout, summarize_replies
 from celery5.protocol.commands.definitions import PAUSE_QUEUE, RESUME_QUEUE
 from celery5.protocol.observability.rollup import HOUR
 from celery5.protocol.observability.storage import Storage
@@ -55,16 +55,31 @@ async def show_storage(app: "App", _: Nothing) -> Storage:
     return await app.metrics.astorage()
 
 
-async def pause_queue(app: "App", asked: OneQueue) -> Changed:
-    """Stop reading a queue, in all workers; jobs that were read are run."""
-    replies = await app.control.asend(PAUSE_QUEUE.name, {"queue": asked.queue})
-    return summarize_replies(f"{asked.queue} is paused", replies, keep_answers=False)
+class ReadOrNot(msgspec.Struct, frozen=True):
+    """A queue to read no longer, or again."""
+
+    queue: Annotated[Text, about("The queue.")]
+    to: WORKER_NAMES = []
+    timeout: ReplyTimeout = TIMEOUT
 
 
-async def resume_queue(app: "App", asked: OneQueue) -> Changed:
-    """Read a paused queue again, in all workers."""
-    replies = await app.control.asend(RESUME_QUEUE.name, {"queue": asked.queue})
-    return summarize_replies(f"{asked.queue} is read again", replies, keep_answers=False)
+async def pause_queue(app: "App", asked: ReadOrNot) -> Changed:
+    """Stop reading a queue, in all workers or in those that are named; jobs that were read are run."""
+    return await _send(app, PAUSE_QUEUE.name, asked, "is paused")
+
+
+async def resume_queue(app: "App", asked: ReadOrNot) -> Changed:
+    """Read a paused queue again, in all workers or in those that are named."""
+    return await _send(app, RESUME_QUEUE.name, asked, "is read again")
+
+
+async def _send(app: "App", command: str, asked: ReadOrNot, done: str) -> Changed:
+    """Without a worker the state is stored for those that start later."""
+    here = {"here": True} if asked.to else {}
+    replies = await app.control.asend(
+        command, {"queue": asked.queue, **here}, to=asked.to or None, timeout=asked.timeout
+    )
+    return summarize_replies(f"{asked.queue} {done}", replies, keep_answers=False)
 
 
 class PurgeQueue(msgspec.Struct, frozen=True):

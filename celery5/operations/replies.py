@@ -1,12 +1,31 @@
-"""Say what came of a control command, from what the processes have answered."""
+"""Say to which processes a control command goes, and what came of it, from what they have answered."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from celery5.operations.operation import Changed
+from celery5.operations.parameters import Names, about, as_duration
 
 if TYPE_CHECKING:
     from celery5.commands.control import Reply
+
+WORKER_NAMES = Annotated[Names, about("Workers, by name; default: all that live.", metavar="NAME")]
+"""The workers that get a command."""
+CONTROLLER_NAMES = Annotated[Names, about("Controllers, by name; default: all that live.", metavar="NAME")]
+"""The Controllers that get a command."""
+TIMEOUT = 5.0
+"""Seconds to wait for processes to do something."""
+ReplyTimeout = Annotated[
+    float,
+    as_duration(at_least=0.01, at_most=3600),
+    about("How long answers are waited for.", metavar="SECONDS"),
+]
+"""How long the answers to a command are waited for."""
+ReadingTimeout = Annotated[
+    ReplyTimeout | None,
+    about("How long answers are waited for, also of processes that have yet to start.", metavar="SECONDS"),
+]
+"""The same for what only reads: unless it is given, nobody is waited for who is not there."""
 
 
 def summarize_replies(done: str, replies: "Sequence[Reply]", *, keep_answers: bool = True) -> Changed:
@@ -30,4 +49,5 @@ def summarize_replies(done: str, replies: "Sequence[Reply]", *, keep_answers: bo
         if keep_answers
         else {},
         failure="; ".join(failures[:10]),
+        value=list(replies),
     )

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from celery5.errors import Misconfigured
 from celery5.operations.operation import Changed, Effect, Operation
 from celery5.operations.parameters import Limit, Names, Nothing, Pattern, Seconds, Text, about
 
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
     from celery5.streams.entry import StoredRecord
     from celery5.streams.lags import StreamState
     from celery5.streams.parked_keys import ParkedKeyState
+
+PLACE = "earliest|latest|ID|TIME"
+"""What stands for a place in a stream."""
+Partition = Annotated[Annotated[int, Meta(ge=0)] | None, about("This partition alone.", metavar="N")]
 
 
 async def list_streams(app: "App", _: Nothing) -> "list[StreamState]":
@@ -42,7 +47,7 @@ class Tail(msgspec.Struct, frozen=True):
         Meta(max_length=100),
         about("Where to begin: earliest, latest, an id or a time; default: with the last records."),
     ] = ""
-    partition: Annotated[Annotated[int, Meta(ge=0)] | None, about("This partition alone.")] = None
+    partition: Partition = None
     count: Annotated[Limit, about("Records at most.")] = 10
 
 
@@ -79,15 +84,26 @@ class Seek(msgspec.Struct, frozen=True):
 
     stream: Annotated[Text, about("The stream.")]
     group: Annotated[Text, about("The group.")]
-    to: Annotated[Text, about("The record that comes next: earliest, latest, an id or a time.")]
-    partition: Annotated[Annotated[int, Meta(ge=0)] | None, about("This partition alone.")] = None
-    force: Annotated[bool, about("Also while workers run the group.")] = False
+    to: Annotated[
+        Text,
+        about(
+            "The record that comes next: earliest, latest, an id or a time.", metavar=PLACE, is_option=True
+        ),
+    ]
+    partition: Partition = None
+    force: Annotated[bool, about("Also while workers run the group: they go on at the new place.")] = False
 
 
 async def seek(app: "App", asked: Seek) -> Changed:
     """Have a group continue elsewhere in a stream."""
-    await app.streams.aseek(asked.stream, asked.group, asked.to, partition=asked.partition, force=asked.force)
-    return Changed(summary=f"group {asked.group} continues at {asked.to}", count=1)
+    cursors = await app.streams.aseek(
+        asked.stream, asked.group, asked.to, partition=asked.partition, force=asked.force
+    )
+    return Changed(
+        summary=f"group {asked.group} continues at {asked.to}",
+        count=1,
+        value={"stream": asked.stream, "group": asked.group, "cursors": cursors},
+    )
 
 
 class Reset(msgspec.Struct, frozen=True):
@@ -95,18 +111,33 @@ class Reset(msgspec.Struct, frozen=True):
 
     stream: Annotated[Text, about("The stream.")]
     group: Annotated[Text, about("The group.")]
-    to: Annotated[str, about("The record that comes first.")] = "earliest"
-    force: Annotated[bool, about("Also while workers run the group.")] = False
+    to: Annotated[
+        str, Meta(max_length=500), about("The record that comes first; default: earliest.", metavar=PLACE)
+    ] = ""
+    state: Annotated[bool, about("Forget its keyed state, too.")] = False
     forget: Annotated[bool, about("Remove the group: it holds back trimming no longer.")] = False
+    force: Annotated[
+        bool,
+        about(
+            "Also while workers run the group. To remove it: also with dead records and outputs that wait."
+        ),
+    ] = False
 
 
 async def reset(app: "App", asked: Reset) -> Changed:
     """Have a group begin again, in all partitions, or forget it."""
+    name = {"stream": asked.stream, "group": asked.group}
     if asked.forget:
+        if asked.to or asked.state:
+            raise Misconfigured("`forget` removes the group wholly: give it without `to` and `state`")
         await app.streams.aforget(asked.stream, asked.group, force=asked.force)
-        return Changed(summary=f"group {asked.group} is forgotten", count=1)
-    await app.streams.areset(asked.stream, asked.group, asked.to, force=asked.force)
-    return Changed(summary=f"group {asked.group} begins again", count=1)
+        return Changed(
+            summary=f"group {asked.group} is forgotten", count=1, value={**name, "forgotten": True}
+        )
+    cursors = await app.streams.areset(
+        asked.stream, asked.group, asked.to or "earliest", force=asked.force, state=asked.state
+    )
+    return Changed(summary=f"group {asked.group} begins again", count=1, value={**name, "cursors": cursors})
 
 
 class Reshard(msgspec.Struct, frozen=True):
@@ -114,13 +145,20 @@ class Reshard(msgspec.Struct, frozen=True):
 
     stream: Annotated[Text, about("The stream.")]
     partitions: Annotated[int, Meta(ge=1, le=4096), about("The new number of partitions.")]
-    force: Annotated[bool, about("Also with open windows.")] = False
+    force: Annotated[bool, about("Also with open windows: a key that moves gets two of the same time.")] = (
+        False
+    )
 
 
 async def reshard(app: "App", asked: Reshard) -> Changed:
     """Change the number of partitions of a stream, while all runs."""
+    before = await show_stream(app, OneStream(asked.stream))
     new = await app.streams.areshard(asked.stream, asked.partitions, force=asked.force)
-    return Changed(summary=f"stream {asked.stream} has {new.partitions} partitions", count=new.partitions)
+    return Changed(
+        summary=f"stream {asked.stream} has {new.partitions} partitions",
+        count=new.partitions,
+        value={"stream": asked.stream, "before": before.partitions, "partitions": new.partitions},
+    )
 
 
 class Quarantine(msgspec.Struct, frozen=True):
@@ -156,7 +194,7 @@ class ParkedRelease(msgspec.Struct, frozen=True):
 
     stream: Annotated[Text, about("The stream.")]
     group: Annotated[Text, about("The group.")]
-    keys: Annotated[Names, about("The keys; default: all.")] = []
+    keys: Annotated[Names, about("The keys; default: all.", metavar="KEY", is_argument=True)] = []
     discard: Annotated[bool, about("Make their records dead records instead.")] = False
 
 
@@ -165,7 +203,8 @@ async def release(app: "App", asked: ParkedRelease) -> Changed:
     keys = app.streams.parked_keys
     act = keys.adiscard if asked.discard else keys.arelease
     count = await act(asked.stream, asked.group, *asked.keys)
-    return Changed(summary=f"{count} keys are {'discarded' if asked.discard else 'released'}", count=count)
+    done = "discarded" if asked.discard else "released"
+    return Changed(summary=f"{count} keys are {done}", count=count, value={done: count})
 
 
 class DeadRecordFilter(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,12 +23,6 @@ ELSEWHERE: Mapping[str, str] = {
     "dlq:read-records": "dlq read",
     "dlq:replay-records": "dlq replay",
     "dlq:purge-records": "dlq purge",
-    # Sent to workers by a command that takes any.
-    "worker:health": "worker tell",
-    "worker:prefetch": "worker tell",
-    "worker:concurrency": "worker tell",
-    # Sent to Controllers by the autoscaler; people set the setting.
-    "controller:scale": "controller start",
     # The names are completed by the shell, and `worker run` lists them.
     "task:list": "task send",
 }

@@ -36,6 +36,7 @@ def setting_flags(command: F) -> F:
     return where(command)
 
 
+# By hand, since its flags are settings, which apply before anything is shown.
 @config.command()
 @click.option("--origin", "wants_origin", is_flag=True, help="Show where each value comes from.")
 @click.option("--json", "wants_json", is_flag=True, help="For programs.")

@@ -6,25 +6,23 @@ import time
 from collections.abc import Callable, Mapping
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 
-from celery5.cli.commands.worker import reply_flags
+from celery5.cli.commands.worker import get_replies, make_timeout_flag
 from celery5.cli.terminal.flags import Duration, broker_flag, configure, queue_names, serving_flags
+from celery5.cli.terminal.operation_commands import CommandView, Finished, make_group, perform
 from celery5.cli.terminal.output import echo, format_table, to_json, to_one_line
 from celery5.cli.terminal.target import Target
 from celery5.errors import BrokerUnavailable, CeleryError, Misconfigured
-from celery5.protocol.commands.definitions import MEMBERS, RESTART, SHUTDOWN
+from celery5.operations.processes import PROCESS_OPERATIONS
+from celery5.protocol.commands.definitions import get_inbox_name
 from celery5.protocol.durations import format_age, format_duration
 
 if TYPE_CHECKING:
     from celery5.app import App
     from celery5.commands.control import Reply
-
-F = TypeVar("F", bound=Callable[..., Any])
-P = ParamSpec("P")
 
 OWN_FLAGS = frozenset({"name", "burst", "status_port", "status_host", "config"})
 """Flags of the Controller's own process, which its members do not get."""
@@ -45,11 +43,132 @@ class ClusterCommandFailed(CeleryError):
     """The Controller did not do a command, or the cluster is not as it should be."""
 
 
-@click.group(no_args_is_help=False)
-def controller() -> None:
-    """The controller keeps an application's processes alive."""
+def _report_unreadable_replies(show: Callable[[Finished], None]) -> Callable[[Finished], None]:
+    """End a command with one line when an answer has an unexpected form: answers are not signed."""
+
+    @wraps(show)
+    def run(finished: Finished) -> None:
+        try:
+            show(finished)
+        except CeleryError:
+            raise
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise ClusterCommandFailed(
+                "an answer cannot be read: another version sent it, or something that is not a Controller "
+                f"({type(error).__name__}: {error})"
+            ) from error
+
+    return run
 
 
+@_report_unreadable_replies
+def _show_status(finished: Finished) -> None:
+    """Print the members of the cluster. Raises ClusterCommandFailed when one is not as it should be."""
+    replies = get_replies(finished.result)
+    if finished.wants_json:
+        echo(to_json([_to_json_fields(reply) for reply in replies]))
+    else:
+        for reply in replies:
+            if reply.ok:
+                echo(_format_members(reply))
+    _raise_for_failures(replies)
+    faults = [reply.answer["line"] for reply in replies if not reply.answer["whole"]]
+    if faults:
+        raise ClusterCommandFailed("; ".join(faults))
+
+
+def _find_own_broker(app: "App", asked: Any, _errors: object) -> bool:
+    """Return whether a Controller runs the broker, which then ends, too."""
+    return any(answer.get("runs_broker") for answer in _ask_members(app, asked))
+
+
+@_report_unreadable_replies
+def _show_stop(finished: Finished) -> None:
+    """Print that the Controllers have ended, once they have. Raises ClusterCommandFailed."""
+    replies, wait = get_replies(finished.result), finished.flags["wait"]
+    _raise_for_failures(replies)
+    if wait and not _have_ended(finished, wait):
+        raise ClusterCommandFailed(f"the stop was requested, and it has not ended after {wait:g} s")
+    if finished.wants_json:
+        echo(to_json([_to_json_fields(reply) for reply in replies]))
+    else:
+        echo("stopped" if wait else "stopping")
+
+
+@_report_unreadable_replies
+def _show_changes(finished: Finished) -> None:
+    """Print what Controllers have begun, and wait until it is done. Raises ClusterCommandFailed."""
+    replies, wait = get_replies(finished.result), finished.flags["wait"]
+    if finished.wants_json:
+        echo(to_json([_to_json_fields(reply) for reply in replies]))
+    else:
+        for reply in replies:
+            if reply.ok:
+                echo(f"{to_one_line(reply.worker)}  {to_one_line(_format_changes(reply.answer))}")
+    _raise_for_failures(replies)
+    if wait:
+        _wait_until_up(finished, wait)
+        if not finished.wants_json:
+            echo("done")
+
+
+def _make_view(show: Callable[[Finished], object], **options: Any) -> CommandView:
+    parameters = {
+        "timeout": make_timeout_flag(),
+        "how": None,
+    }  # a Controller ends its members in order in any case
+    return CommandView(show=show, parameters=parameters, **options)
+
+
+_END_FLAG = click.Option(
+    ["--wait"],
+    type=Duration(0, 3600),
+    default=300.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long the end is waited for.",
+)
+_DONE_FLAG = click.Option(
+    ["--wait"],
+    type=Duration(0, 86_400),
+    default=0.0,
+    metavar="SECONDS",
+    help="Return when it is done, and fail when it is not after so long; without it, when it has begun.",
+)
+controller = make_group(
+    "controller",
+    "The controller keeps an application's processes alive.",
+    PROCESS_OPERATIONS,
+    {
+        "status": _make_view(
+            _show_status,
+            help="Show how the members of the cluster are. Fails when one is not as it should be.",
+        ),
+        "stop": _make_view(
+            _show_stop,
+            before=_find_own_broker,
+            flags=(_END_FLAG,),
+            asks=False,
+            help="Have the Controller end all members in order, and itself; returns when that is done.",
+        ),
+        "reload": _make_view(
+            _show_changes,
+            flags=(_DONE_FLAG,),
+            help="Have the Controller read the cluster description again. Only what has changed is restarted, "
+            "one member of a group at a time.",
+        ),
+        "restart": _make_view(
+            _show_changes,
+            flags=(_DONE_FLAG,),
+            asks=False,
+            help="Have these members restarted, or all, one of a group at a time, without a pause.",
+        ),
+        "scale": _make_view(_show_changes, flags=(_DONE_FLAG,)),
+    },
+)
+
+
+# By hand, since it runs a process until that is stopped.
 @controller.command()
 @click.option("--development", is_flag=True, help="Everything in one process, with its own private server.")
 @click.option("--watch", is_flag=True, help="With --development: restart when a Python file here changes.")
@@ -123,115 +242,13 @@ def _develop(app: "App", file: str, values: dict[str, Any], *, with_dashboard: b
     return serve(app, options, with_dashboard=with_dashboard)
 
 
-def _report_unreadable_replies(command: Callable[P, None]) -> Callable[P, None]:
-    """End a command with one line when an answer has an unexpected form: answers are not signed."""
-
-    @wraps(command)
-    def run(*args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            command(*args, **kwargs)
-        except CeleryError:
-            raise
-        except (AttributeError, LookupError, TypeError, ValueError) as error:
-            raise ClusterCommandFailed(
-                "an answer cannot be read: another version sent it, or something that is not a Controller "
-                f"({type(error).__name__}: {error})"
-            ) from error
-
-    return run
-
-
-@controller.command()
-@reply_flags
-@click.pass_obj
-@_report_unreadable_replies
-def status(target: Target, /, *, wants_json: bool, timeout: float) -> None:
-    """Show how the members of the cluster are. Fails when one is not as it should be."""
-    replies = _request(target.load(), MEMBERS.name, {}, timeout)
-    if wants_json:
-        echo(to_json([_to_json_fields(reply) for reply in replies]))
-    else:
-        for reply in replies:
-            if reply.ok:
-                echo(_format_members(reply))
-    _raise_for_failures(replies)
-    faults = [reply.answer["line"] for reply in replies if not reply.answer["whole"]]
-    if faults:
-        raise ClusterCommandFailed("; ".join(faults))
-
-
-@controller.command()
-@reply_flags
-@click.option(
-    "--wait",
-    type=Duration(0, 3600),
-    default=300.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long the end is waited for.",
-)
-@click.pass_obj
-@_report_unreadable_replies
-def stop(target: Target, /, *, wants_json: bool, timeout: float, wait: float) -> None:
-    """Have the Controller end all members in order, and itself; returns when that is done."""
-    app = target.load()
-    runs_broker = any(
-        reply.ok and reply.answer.get("runs_broker") for reply in _request(app, MEMBERS.name, {}, timeout)
-    )
-    replies = _request(app, SHUTDOWN.name, {}, timeout)
-    _raise_for_failures(replies)
-    if wait and not _have_ended(app, wait, runs_broker=runs_broker):
-        raise ClusterCommandFailed(f"the stop was requested, and it has not ended after {wait:g} s")
-    echo(
-        to_json([_to_json_fields(reply) for reply in replies])
-        if wants_json
-        else "stopped"
-        if wait
-        else "stopping"
-    )
-
-
-_wait_flag = click.option(
-    "--wait",
-    type=Duration(0, 86_400),
-    default=0.0,
-    metavar="SECONDS",
-    help="Return when it is done, and fail when it is not after so long; without it, when it has begun.",
-)
-
-
-@controller.command()
-@reply_flags
-@_wait_flag
-@click.pass_obj
-@_report_unreadable_replies
-def reload(target: Target, /, *, wants_json: bool, timeout: float, wait: float) -> None:
-    """Have the Controller read the cluster description again. Only what has changed is restarted, one member of a
-    group at a time."""
-    _send_command(target.load(), "reload", {}, wants_json, timeout, wait)
-
-
-@controller.command()
-@click.argument("members", nargs=-1, metavar="[MEMBER]...")
-@reply_flags
-@_wait_flag
-@click.pass_obj
-@_report_unreadable_replies
-def restart(
-    target: Target, /, *, members: tuple[str, ...], wants_json: bool, timeout: float, wait: float
-) -> None:
-    """Have these members restarted, or all, one of a group at a time, without a pause."""
-    _send_command(
-        target.load(), RESTART.name, {"members": list(members)} if members else {}, wants_json, timeout, wait
-    )
-
-
-def _have_ended(app: "App", seconds: float, *, runs_broker: bool) -> bool:
-    """Return whether all Controllers ended within `seconds`. A broker that one of them runs ends last of all."""
-    deadline, unreachable_since = time.monotonic() + seconds, None
+def _have_ended(finished: Finished, seconds: float) -> bool:
+    """Return whether the Controllers ended within `seconds`. A broker that one of them runs ends last of all."""
+    deadline, unreachable_since, runs_broker = time.monotonic() + seconds, None, finished.before
+    stopped = {reply.worker for reply in get_replies(finished.result)}
     while time.monotonic() < deadline:
         try:
-            if not _list_live_controllers(app) and not runs_broker:
+            if stopped.isdisjoint(_list_live_controllers(finished.app)) and not runs_broker:
                 return True
             unreachable_since = None
         except BrokerUnavailable:
@@ -244,29 +261,18 @@ def _have_ended(app: "App", seconds: float, *, runs_broker: bool) -> bool:
     return False
 
 
-def _send_command(
-    app: "App", command: str, parameters: Mapping[str, Any], wants_json: bool, timeout: float, wait: float
-) -> None:
-    replies = _request(app, command, parameters, timeout)
-    if wants_json:
-        echo(to_json([_to_json_fields(reply) for reply in replies]))
-    else:
-        for reply in replies:
-            if reply.ok:
-                echo(f"{to_one_line(reply.worker)}  {to_one_line(_format_changes(reply.answer))}")
-    _raise_for_failures(replies)
-    if wait:
-        _wait_until_up(app, wait, timeout)
-        if not wants_json:
-            echo("done")
+def _list_live_controllers(app: "App") -> list[str]:
+    from celery5.broker.calls import cluster
+
+    return [get_inbox_name(name) for name in app.perform(cluster.list_live_processes(app.keys, "controller"))]
 
 
-def _wait_until_up(app: "App", seconds: float, timeout: float) -> None:
+def _wait_until_up(finished: Finished, seconds: float) -> None:
     """Wait until every member is as it should be. Raises ClusterCommandFailed if one is given up, or at the timeout."""
     deadline, pending = time.monotonic() + seconds, ""
     while time.monotonic() < deadline:
         try:
-            answers = [member.answer for member in _request(app, MEMBERS.name, {}, timeout) if member.ok]
+            answers = _ask_members(finished.app, finished.asked)
         except BrokerUnavailable:  # a broker of the cluster's own may be restarted, too
             answers = []
         for answer in answers:
@@ -282,38 +288,25 @@ def _wait_until_up(app: "App", seconds: float, timeout: float) -> None:
     )
 
 
+def _ask_members(app: "App", asked: Any) -> list[Mapping[str, Any]]:
+    """Return what the Controllers that are asked, and answer, say of their members."""
+    operation = next(one for one in PROCESS_OPERATIONS if (one.noun, one.verb) == ("controller", "status"))
+    replies = perform(app, operation, operation.parameters(to=asked.to, timeout=asked.timeout))
+    return [reply.answer for reply in replies if reply.ok]
+
+
 def _format_changes(answer: Mapping[str, Any]) -> str:
     """Return the members that a command has started, stopped and so on, as one line of text."""
     if answer.get("stands_by"):
         return "stands by: it does so when it leads"
+    if "groups" in answer:  # of `scale`
+        return ", ".join(f"{group}: {count}" for group, count in answer["groups"].items())
     changes = [
         f"{PROGRESS_WORDS.get(change, change)}: {', '.join(names)}"
         for change, names in answer.items()
         if names
     ]
     return "; ".join(changes) or "nothing has changed"
-
-
-def _request(app: "App", command: str, parameters: Mapping[str, Any], timeout: float) -> "list[Reply]":
-    """Return the answers of the Controllers to a command. Raises ClusterCommandFailed when none is alive."""
-    names = _list_live_controllers(app)
-    if not names:
-        raise ClusterCommandFailed(
-            f"no Controller of application {app.name!r} is running; celery5 controller start starts one"
-        )
-    no_answer = f"this Controller has not answered within {timeout:g} s: it is blocked, or has just ended"
-    return [
-        msgspec.structs.replace(reply, why=no_answer) if reply.reason == "no-answer" else reply
-        for reply in app.control.send(command, parameters, to=names, timeout=timeout, noun="controller")
-    ]
-
-
-def _list_live_controllers(app: "App") -> list[str]:
-    from celery5.broker.calls import cluster
-    from celery5.protocol.commands.definitions import get_inbox_name
-
-    names = app.perform(cluster.list_live_processes(app.keys, "controller"))
-    return sorted({get_inbox_name(name) for name in names})
 
 
 def _raise_for_failures(replies: "list[Reply]") -> None:

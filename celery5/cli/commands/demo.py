@@ -148,6 +148,7 @@ class CountsDiffer(CeleryError):
     """The jobs counted something else than a plain count."""
 
 
+# By hand, since it runs an application of its own.
 @click.command()
 @click.argument("folder", required=False, type=click.Path(path_type=Path))
 @click.option("--json", "wants_json", is_flag=True, help="For programs: no bars, one JSON object.")

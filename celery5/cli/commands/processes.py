@@ -10,6 +10,9 @@ from celery5.cli.terminal.target import Target
 _FILE = click.Path(dir_okay=False)
 
 
+# Commands by hand, since each runs a process until that is stopped.
+
+
 @click.group(no_args_is_help=False)
 def router() -> None:
     """Routers take in events and data, and make jobs of them."""

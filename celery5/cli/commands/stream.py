@@ -4,21 +4,25 @@ import gzip
 import os
 import sys
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
-from celery5.cli.terminal.errors import interrupted_by_sigterm, skip_unreachable
+from celery5.cli.terminal.errors import interrupted_by_sigterm
+from celery5.cli.terminal.operation_commands import CommandView, make_group
 from celery5.cli.terminal.output import echo, format_cell, format_fields, format_table, format_time, to_json
 from celery5.cli.terminal.target import Target
 from celery5.errors import BadRecord, CeleryError, Misconfigured
+from celery5.operations.operation import Changed
+from celery5.operations.streams import PLACE, STREAM_OPERATIONS
 from celery5.protocol.durations import format_duration
 
 if TYPE_CHECKING:
     from celery5.streams.lags import GroupLag, StreamState
+    from celery5.streams.parked_keys import ParkedKeyState
     from celery5.streams.stream import Stream
 
 PORTION = 500
@@ -27,50 +31,103 @@ GZIP_MAGIC = b"\x1f\x8b"
 """What a gzip file begins with. No JSON does."""
 MAX_LINE = 64 * 1024 * 1024
 """The most bytes of a line."""
+NO_STREAMS = "no streams: none is declared, and nothing was sent"
 TAIL_COUNT = 10
 """Records that `tail` shows unless it is told otherwise."""
 PARTITION_FLAG = click.option(
     "--partition", type=click.IntRange(min=0), metavar="N", help="This partition alone."
 )
 JSON_FLAG = click.option("--json", "wants_json", is_flag=True, help="For programs.")
-PLACE = "earliest|latest|ID|TIME"
 
 
 class SendingStopped(CeleryError):
     """Not all records were sent; says which were, and why not the others."""
 
 
-@click.group(no_args_is_help=False)
-def stream() -> None:
-    """A stream keeps records in the order of their keys; processors read it."""
+def _format_cursors(changed: Changed) -> str:
+    """Return where a group continues, or that it is forgotten."""
+    if "cursors" not in changed.value:
+        name, group = format_cell(changed.value["stream"]), format_cell(changed.value["group"])
+        return f"group {group} of stream {name} is forgotten"
+    rows: list[dict[str, object]] = [
+        {"partition": partition, "continues behind": cursor}
+        for partition, cursor in changed.value["cursors"].items()
+    ]
+    return format_table(rows, empty="no partitions")
 
 
-@stream.command("list")
-@JSON_FLAG
-@click.pass_obj
-def list_streams(target: Target, *, wants_json: bool) -> None:
-    """Show each stream, and how far each group of it is behind."""
-    app = target.load()
-    with skip_unreachable(app, wants_json=wants_json):
-        states = app.streams.info()
-        if wants_json:
-            echo(to_json(make_summaries(states)))
-        else:
-            echo(format_table(make_rows(states), empty="no streams: none is declared, and nothing was sent"))
+def _format_resharding(changed: Changed) -> str:
+    value = changed.value
+    return f"stream {format_cell(value['stream'])}: {value['before']} partitions before, {value['partitions']} now"
 
 
-@stream.command()
-@click.argument("name", metavar="STREAM")
-@JSON_FLAG
-@click.pass_obj
-def show(target: Target, name: str, *, wants_json: bool) -> None:
-    """Show the groups of STREAM, and of each partition its owner, cursor, lag and condition."""
-    app = target.load()
-    with skip_unreachable(app, wants_json=wants_json):
-        (state,) = app.streams.info(name)
-        echo(to_json(state) if wants_json else "\n\n".join(_format_stream(state)))
+def _check_keys(given: dict[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
+    if bool(given.get("keys")) == flags["all"]:
+        raise click.UsageError("give keys, or --all")
+    return given
 
 
+def _make_parked_row(key: "ParkedKeyState") -> dict[str, object]:
+    return {
+        "key": key.key,
+        "records": key.records,
+        "since": format_time(key.since),
+        "action": key.action,
+        "why": key.why,
+    }
+
+
+def _get_parked_fields(found: "list[ParkedKeyState]") -> list[dict[str, object]]:
+    return [{**_make_parked_row(one), "since": one.since} for one in found]
+
+
+stream = make_group(
+    "stream",
+    "A stream keeps records in the order of their keys; processors read it.",
+    [one for one in STREAM_OPERATIONS if one.verb not in ("send", "tail", "quarantine")],
+    {
+        "list": CommandView(
+            text=lambda states: format_table(make_rows(states), empty=NO_STREAMS),
+            value=lambda states: make_summaries(states),
+            skips_unreachable=True,
+        ),
+        "show": CommandView(
+            text=lambda state: "\n\n".join(_format_stream(state)),
+            skips_unreachable=True,
+        ),
+        "seek": CommandView(
+            text=_format_cursors,
+            asks=False,
+            help="Have GROUP continue elsewhere in STREAM. Refuses while workers run it.",
+        ),
+        "reset": CommandView(
+            text=_format_cursors,
+            asks=False,
+            help="Have GROUP begin again: all partitions of STREAM, without quarantines. "
+            "Refuses while workers run it.",
+        ),
+        "parked": CommandView(row=_make_parked_row, value=_get_parked_fields, empty="no key is parked"),
+        "release": CommandView(
+            text=lambda changed: f"{changed.summary} by the workers that own them",
+            prepare=_check_keys,
+            flags=(click.Option(["--all"], is_flag=True, help="All keys."),),
+            asks=False,
+            help="""Have the parked records of KEYs processed, in their order and before later ones.
+
+The workers that own the keys do it. What fails again stays parked.""",
+        ),
+        "reshard": CommandView(
+            text=_format_resharding,
+            asks=False,
+            help="""Change the number of partitions of STREAM, while all runs. The records of each key keep their order.
+
+Refuses while a group has open windows.""",
+        ),
+    },
+)
+
+
+# By hand, since it sends files of any size in portions, and shows how far it is.
 @stream.command()
 @click.argument("name", metavar="STREAM")
 @click.argument("records", metavar="[JSON]...", nargs=-1)
@@ -183,6 +240,7 @@ def _iterate_file(file: Any, name: str) -> Iterator[tuple[str, bytes]]:
         raise Misconfigured(f"{name} behind line {number}: it is no whole gzip file: {error}") from None
 
 
+# By hand, since it prints records one by one, as many as are asked for, and follows.
 @stream.command()
 @click.argument("name", metavar="STREAM")
 @PARTITION_FLAG
@@ -222,78 +280,7 @@ def tail(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-@stream.command()
-@click.argument("name", metavar="STREAM")
-@click.argument("group")
-@click.option("--to", "start", required=True, metavar=PLACE, help="The record that comes next.")
-@PARTITION_FLAG
-@click.option("--force", is_flag=True, help="Also while workers run the group: they go on at the new place.")
-@JSON_FLAG
-@click.pass_obj
-def seek(
-    target: Target,
-    /,
-    name: str,
-    group: str,
-    *,
-    start: str,
-    partition: int | None,
-    force: bool,
-    wants_json: bool,
-) -> None:
-    """Have GROUP continue elsewhere in STREAM. Refuses while workers run it."""
-    cursors = target.load().streams.seek(name, group, start, partition=partition, force=force)
-    _print_cursors(name, group, cursors, wants_json=wants_json)
-
-
-@stream.command()
-@click.argument("name", metavar="STREAM")
-@click.argument("group")
-@click.option("--to", "start", metavar=PLACE, help="The record that comes first.  [default: earliest]")
-@click.option("--state", is_flag=True, help="Forget its keyed state, too.")
-@click.option("--forget", is_flag=True, help="Remove the group: it holds back trimming no longer.")
-@click.option(
-    "--force",
-    is_flag=True,
-    help="Also while workers run the group. With --forget: also with dead records and outputs that wait.",
-)
-@JSON_FLAG
-@click.pass_obj
-def reset(
-    target: Target,
-    /,
-    name: str,
-    group: str,
-    *,
-    start: str | None,
-    state: bool,
-    forget: bool,
-    force: bool,
-    wants_json: bool,
-) -> None:
-    """Have GROUP begin again: all partitions of STREAM, without quarantines. Refuses while workers run it."""
-    if forget and (start is not None or state):
-        raise Misconfigured("--forget removes the group wholly: give it without --to and --state")
-    streams = target.load().streams
-    if forget:
-        streams.forget(name, group, force=force)
-        text = f"group {format_cell(group)} of stream {format_cell(name)} is forgotten"
-        echo(to_json({"stream": name, "group": group, "forgotten": True}) if wants_json else text)
-        return
-    cursors = streams.reset(name, group, start or "earliest", force=force, state=state)
-    _print_cursors(name, group, cursors, wants_json=wants_json)
-
-
-def _print_cursors(name: str, group: str, cursors: dict[int, str], *, wants_json: bool) -> None:
-    if wants_json:
-        echo(to_json({"stream": name, "group": group, "cursors": cursors}))
-        return
-    rows: list[dict[str, object]] = [
-        {"partition": partition, "continues behind": cursor} for partition, cursor in cursors.items()
-    ]
-    echo(format_table(rows, empty="no partitions"))
-
-
+# By hand, since it shows quarantines, too, and ends those of all partitions.
 @stream.command()
 @click.argument("name", metavar="STREAM")
 @click.argument("group")
@@ -342,59 +329,6 @@ def quarantine(
     echo(to_json(rows) if wants_json else format_table(rows, empty="no partition is quarantined"))
 
 
-@stream.command()
-@click.argument("name", metavar="STREAM")
-@click.argument("group")
-@JSON_FLAG
-@click.pass_obj
-def parked(target: Target, /, name: str, group: str, *, wants_json: bool) -> None:
-    """Show the keys that GROUP has parked: how many records of each wait, since when and why."""
-    found = target.load().streams.parked_keys.read(name, group)
-    rows: list[dict[str, object]] = [
-        {
-            "key": one.key,
-            "records": one.records,
-            "since": one.since if wants_json else format_time(one.since),
-            "action": one.action,
-            "why": one.why,
-        }
-        for one in found
-    ]
-    echo(to_json(rows) if wants_json else format_table(rows, empty="no key is parked"))
-
-
-@stream.command()
-@click.argument("name", metavar="STREAM")
-@click.argument("group")
-@click.argument("keys", nargs=-1, metavar="[KEY]...")
-@click.option("--all", "is_all", is_flag=True, help="All keys.")
-@click.option("--discard", is_flag=True, help="Make their records dead records instead.")
-@JSON_FLAG
-@click.pass_obj
-def release(
-    target: Target,
-    /,
-    name: str,
-    group: str,
-    keys: tuple[str, ...],
-    *,
-    is_all: bool,
-    discard: bool,
-    wants_json: bool,
-) -> None:
-    """Have the parked records of KEYs processed, in their order and before later ones.
-
-    The workers that own the keys do it. What fails again stays parked.
-    """
-    if bool(keys) == is_all:
-        raise click.UsageError("give keys, or --all")
-    registry = target.load().streams.parked_keys
-    act = registry.discard if discard else registry.release
-    count = act(name, group, *keys)
-    done = "discarded" if discard else "released"
-    echo(to_json({done: count}) if wants_json else f"{count} keys are {done} by the workers that own them")
-
-
 def _check_quarantine_flags(*, partition: int | None, why: str | None, clear: bool, is_all: bool) -> None:
     if why is not None and clear:
         raise Misconfigured("--why quarantines a partition, and --clear ends that: give one of them")
@@ -406,28 +340,6 @@ def _check_quarantine_flags(*, partition: int | None, why: str | None, clear: bo
         raise Misconfigured("--all goes with --clear alone")
     if partition is not None and why is None and not clear:
         raise Misconfigured("--partition: give --why TEXT to quarantine it, or --clear to end that")
-
-
-@stream.command()
-@click.argument("name", metavar="STREAM")
-@click.argument("partitions", type=click.IntRange(1, 4096))
-@click.option(
-    "--force", is_flag=True, help="Also with open windows: a key that moves gets two of the same time."
-)
-@JSON_FLAG
-@click.pass_obj
-def reshard(target: Target, /, name: str, partitions: int, *, force: bool, wants_json: bool) -> None:
-    """Change the number of partitions of STREAM, while all runs. The records of each key keep their order.
-
-    Refuses while a group has open windows.
-    """
-    app = target.load()
-    (before,) = app.streams.info(name)
-    new = app.streams.reshard(name, partitions, force=force)
-    if wants_json:
-        echo(to_json({"stream": name, "before": before.partitions, "partitions": new.partitions}))
-    else:
-        echo(f"stream {format_cell(name)}: {before.partitions} partitions before, {new.partitions} now")
 
 
 def _find_group(states: "list[StreamState]", group: str) -> "GroupLag":

@@ -19,6 +19,7 @@ WIDTH_OF_PIPE = 120
 """Columns of a screen that is printed once, where there is no terminal and COLUMNS is not set."""
 
 
+# By hand, since it is a screen with keys.
 @click.command()
 @click.option(
     "--since",

@@ -2,46 +2,37 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from celery5.cli.terminal.errors import skip_unreachable
 from celery5.cli.terminal.flags import Duration, broker_flag, configure, processes_flag, serving_flags
+from celery5.cli.terminal.operation_commands import CommandView, Finished, make_group
 from celery5.cli.terminal.output import clean_lines, echo, format_cell, format_progress, format_table, to_json
 from celery5.cli.terminal.target import Target
-from celery5.commands.control import find_failures
 from celery5.errors import CeleryError
+from celery5.operations.answers import OTHER_VERSION
+from celery5.operations.operation import Changed, Operation
+from celery5.operations.processes import PROCESS_OPERATIONS
+from celery5.operations.queues import QUEUE_OPERATIONS
 from celery5.protocol.cluster.leadership import EPOCH_VARIABLE
-from celery5.protocol.commands.definitions import (
-    ACTIVE,
-    BUDGET,
-    PAUSE_QUEUE,
-    PING,
-    RELOAD,
-    RESUME_QUEUE,
-    RETRY_BOOT_STEP,
-    REVOKE,
-    RUN_TASK,
-    SET_LOG_LEVEL,
-    SHUTDOWN,
-    STACK,
-    STATS,
-    CommandDefinition,
-)
+from celery5.protocol.commands.definitions import RUN_TASK, STACK
 from celery5.protocol.durations import format_age, format_duration
 from celery5.protocol.observability.overview import describe_loss
 from celery5.protocol.process.recycling import format_mib
 from celery5.protocol.scaling.budget import is_full_task_name
 from celery5.protocol.task_kinds import TASK_KINDS
-from celery5.protocol.text_values import parse_json_array, parse_json_object, parse_parameter
+from celery5.protocol.text_values import parse_parameter
 from celery5.similar_names import did_you_mean
 
 if TYPE_CHECKING:
     from celery5.app import App
     from celery5.commands.control import Reply
+    from celery5.errors import BrokerError
+    from celery5.operations.processes import ProcessReply
     from celery5.protocol.observability.overview import LostWorker, WorkerOverview
 
 Row = dict[str, object]
@@ -168,14 +159,6 @@ def _mappings(value: object) -> list[Mapping[str, Any]]:
     return [_mapping(item) for item in cast("list[object]", value)] if isinstance(value, list) else []
 
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-@click.group(no_args_is_help=False)
-def worker() -> None:
-    """Start workers, and send them commands."""
-
-
 NO_WORKER = "no worker of this application is running; celery5 worker start starts one"
 
 
@@ -183,108 +166,72 @@ class CommandNotDone(CeleryError):
     """A worker did not do what a command asks, or there is no worker to do it."""
 
 
-def reply_flags(command: F) -> F:
-    """Add the flags of all commands that are sent to inboxes and answered."""
-    for flag in (
-        click.option("--json", "wants_json", is_flag=True, help="For programs."),
-        click.option(
-            "--timeout",
-            type=Duration(0.01, 3600),
-            default=5.0,
-            show_default=True,
-            metavar="SECONDS",
-            help="How long answers are waited for.",
-        ),
-    ):
-        command = flag(command)
-    return command
-
-
-def worker_command_flags(command: F) -> F:
-    """Add the flags that all commands to workers share."""
-    to = click.option(
-        "--to",
-        multiple=True,
-        metavar="NAME",
-        help="A worker; may be given several times. Default: all that live.",
+def make_timeout_flag(most: float = 3600) -> click.Option:
+    """Return the flag for how long answers are waited for: also on the answer of a process that has yet to start."""
+    return click.Option(
+        ["--timeout"],
+        type=Duration(0.01, most),
+        default=5.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="How long answers are waited for.",
     )
-    return to(reply_flags(command))
 
 
-def _command(definition: CommandDefinition[Any]) -> Callable[[Callable[..., Any]], click.Command]:
-    """Return the decorator for the command of this definition, with its name and its help."""
-    return worker.command(definition.name, help=definition.help)
+def get_replies(result: Any) -> "list[Reply]":
+    """Return the replies in the result of an operation on processes, each as the process has sent it."""
+    from celery5.commands.control import Reply
+
+    if isinstance(result, Changed):
+        return cast("list[Reply]", result.value)
+    return [
+        Reply(
+            worker=one.process,
+            ok=one.ok or one.reason == OTHER_VERSION,  # what a worker says is shown whatever its version is
+            answer=one.answer,
+            reason="" if one.reason == OTHER_VERSION else one.reason,
+            why="" if one.reason == OTHER_VERSION else one.why,
+            concerned=one.concerned,
+        )
+        for one in cast("list[ProcessReply]", result)
+    ]
 
 
-def _add_command_without_parameters(definition: CommandDefinition[Any]) -> None:
-    @_command(definition)
-    @worker_command_flags
-    @click.pass_obj
-    def _(target: Target, /, **flags: Any) -> None:
-        _send(target.load(), definition.name, {}, **flags)
+def _show_replies(command: str, finished: Finished) -> None:
+    """Print the answers of workers. Raises CommandNotDone."""
+    from celery5.commands.control import find_failures
+
+    replies, wants_json = get_replies(finished.result), finished.wants_json
+    failed = find_failures(replies)
+    if len(replies) == len(failed) == 1 and not wants_json:
+        raise CommandNotDone(f"{failed[0].worker} did not do it ({failed[0].reason}): {failed[0].why}")
+    shown = [reply for reply in replies if reply.ok or reply in failed]
+    if replies or wants_json:
+        echo(to_json(replies) if wants_json else format_replies(shown, command))
+    if not replies:
+        raise CommandNotDone(NO_WORKER)
+    if failed:
+        raise CommandNotDone(f"{len(failed)} of {len(shown)} did not do it")
 
 
-for _definition in (PING, STATS, ACTIVE, RELOAD):
-    _add_command_without_parameters(_definition)
+def _show_paused(state: str, finished: Finished) -> None:
+    """Print the answers of workers, or what those find that start later."""
+    if finished.result.value:
+        _show_replies("", finished)
+        return
+    if finished.wants_json:
+        echo(to_json([]))
+    text = f"no worker of this application is running; those that start later find {finished.asked.queue} {state}"
+    echo(format_cell(text), err=finished.wants_json)
 
 
-@_command(PAUSE_QUEUE)
-@click.argument("queue")
-@worker_command_flags
-@click.pass_obj
-def pause_queue(target: Target, /, queue: str, **flags: Any) -> None:
-    _send_queue_command(target, PAUSE_QUEUE.name, queue, **flags)
-
-
-@_command(RESUME_QUEUE)
-@click.argument("queue")
-@worker_command_flags
-@click.pass_obj
-def resume_queue(target: Target, /, queue: str, **flags: Any) -> None:
-    _send_queue_command(target, RESUME_QUEUE.name, queue, **flags)
-
-
-@_command(REVOKE)
-@click.argument("job_id", metavar="ID")
-@worker_command_flags
-@click.pass_obj
-def revoke(target: Target, /, job_id: str, **flags: Any) -> None:
-    _send(target.load(), REVOKE.name, {"id": job_id}, **flags)
-
-
-@_command(STACK)
-@click.option(
-    "--job", metavar="ID", help="Of this job alone. Without --to, the worker that runs it is found."
-)
-@worker_command_flags
-@click.pass_obj
-def stack(target: Target, /, *, job: str | None, **flags: Any) -> None:
-    parameters = {} if job is None else {"job": job}
-    _send(target.load(), STACK.name, parameters, **flags)
-
-
-@_command(SHUTDOWN)
-@click.option("--cold", is_flag=True, help="Give back what runs now, rather than wait for it to end.")
-@worker_command_flags
-@click.pass_obj
-def shutdown(target: Target, /, *, cold: bool, **flags: Any) -> None:
-    _send(target.load(), SHUTDOWN.name, {"how": "cold" if cold else "warm"}, **flags)
-
-
-@_command(RETRY_BOOT_STEP)
-@click.argument("step")
-@worker_command_flags
-@click.pass_obj
-def retry_boot_step(target: Target, /, step: str, **flags: Any) -> None:
-    _send(target.load(), RETRY_BOOT_STEP.name, {"step": step}, **flags)
-
-
-@_command(SET_LOG_LEVEL)
-@click.argument("level", type=click.Choice(["debug", "info", "warning", "error"]))
-@worker_command_flags
-@click.pass_obj
-def set_log_level(target: Target, /, level: str, **flags: Any) -> None:
-    _send(target.load(), SET_LOG_LEVEL.name, {"level": level}, **flags)
+def _check_broker(app: "App", asked: Any, errors: "Mapping[str, BrokerError]") -> None:
+    """Raise the error of the queue's broker: whether a queue is paused is stored there."""
+    if not asked.to:
+        app.control.workers()
+        for name, error in errors.items():
+            if name == app.brokers.broker_of_queue(asked.queue):
+                raise error
 
 
 def _check_budget_name(_context: click.Context, _parameter: click.Parameter, name: str | None) -> str | None:
@@ -294,53 +241,81 @@ def _check_budget_name(_context: click.Context, _parameter: click.Parameter, nam
     raise click.BadParameter(f"{name!r} is no kind of task: {meant}; or give the full name of a task")
 
 
-@_command(BUDGET)
-@click.argument("kind", callback=_check_budget_name, required=False)
-@click.option("--minimum", type=int, metavar="N", help="Slots that there always are; of a task: kept for it.")
-@click.option("--maximum", type=int, metavar="N", help="Slots that there are at most.")
-@worker_command_flags
-@click.pass_obj
-def budget(
-    target: Target, /, kind: str | None, *, minimum: int | None, maximum: int | None, **flags: Any
-) -> None:
-    if kind is None and (minimum, maximum) != (None, None):
+def _prepare_budget(given: dict[str, Any], _flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Tell a kind of task from a task."""
+    kind = given.pop("kind", None)
+    if kind is None and {"minimum", "maximum"} & given.keys():
         raise click.UsageError(f"say of which kind: {', '.join(TASK_KINDS)}; or of which task")
-    values = {"kind" if kind in TASK_KINDS else "task": kind, "minimum": minimum, "maximum": maximum}
-    parameters = {key: value for key, value in values.items() if value is not None}
-    _send(target.load(), BUDGET.name, parameters, **flags)
+    return given if kind is None else {"kind" if kind in TASK_KINDS else "task": kind, **given}
 
 
-@worker.command(help=f"{RUN_TASK.help} Prints the job's id.")
-@click.argument("task")
-@click.option("--args", "arguments", default="[]", metavar="JSON", help="Its arguments: '[2, 3]'.")
-@click.option("--kwargs", "named", default="{}", metavar="JSON", help="Its named arguments: '{\"n\": 2}'.")
-@click.option("--to", required=True, metavar="NAME", help="The worker.")
-@click.option(
-    "--timeout",
-    type=Duration(0.01, 60),
-    default=5.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long its answer is waited for.",
+def _parse_parameters(_context: click.Context, _parameter: click.Parameter, words: Sequence[str]) -> Any:
+    return dict(map(parse_parameter, words))
+
+
+def _goes_to_all(asked: Any) -> bool:
+    return not asked.to
+
+
+def _make_view(operation: Operation) -> CommandView:
+    """Return the view of a command to workers: each has its line, whatever it answers."""
+    view = VIEWS.get(operation.verb, CommandView())
+    return replace(
+        view,
+        show=view.show or partial(_show_replies, operation.verb),
+        parameters={"timeout": make_timeout_flag(), **view.parameters},
+        asks=False,
+        missing=(),
+        skips_unreachable=_goes_to_all,
+    )
+
+
+VIEWS: Mapping[str, CommandView] = {
+    "budget": CommandView(
+        parameters={
+            "kind": click.Argument(["kind"], callback=_check_budget_name, required=False),
+            "task": None,
+        },
+        prepare=_prepare_budget,
+    ),
+    "pause-queue": CommandView(show=partial(_show_paused, "paused"), before=_check_broker),
+    "resume-queue": CommandView(show=partial(_show_paused, "resumed"), before=_check_broker),
+    "shutdown": CommandView(
+        parameters={
+            "how": click.Option(
+                ["--cold", "how"],
+                flag_value="cold",
+                help="Give back what runs now, rather than wait for it to end.",
+            )
+        }
+    ),
+    "tell": CommandView(
+        help="Send any COMMAND, such as one that the application has declared.",
+        show=lambda finished: _show_replies(finished.asked.command, finished),
+        parameters={
+            "parameters": click.Argument(
+                ["parameters"], nargs=-1, metavar="[NAME=JSON]...", callback=_parse_parameters
+            )
+        },
+    ),
+}
+"""What commands show and take beside what follows from the operations on workers, by their verbs."""
+RUN = CommandView(
+    parameters={"timeout": make_timeout_flag(60)},
+    text=lambda changed: str(changed.value["id"]),
+    needs_code=True,
+    help=f"{RUN_TASK.help} Prints the job's id.",
 )
-@click.pass_obj
-def run(target: Target, /, task: str, *, arguments: str, named: str, to: str, timeout: float) -> None:
-    """Send the job to the worker and print its id."""
-    app = target.load(needs_code=True)
-    args, kwargs = parse_json_array(arguments, "--args"), parse_json_object(named, "--kwargs")
-    echo(app.control.run(app.signature(task, *args, **kwargs), to=to, timeout=timeout).id)
+OPERATIONS = (*PROCESS_OPERATIONS, *QUEUE_OPERATIONS)
+worker = make_group(
+    "worker",
+    "Start workers, and send them commands.",
+    OPERATIONS,
+    {one.verb: RUN if one.verb == "run" else _make_view(one) for one in OPERATIONS if one.noun == "worker"},
+)
 
 
-@worker.command()
-@click.argument("command")
-@click.argument("parameters", nargs=-1, metavar="[NAME=JSON]...")
-@worker_command_flags
-@click.pass_obj
-def tell(target: Target, /, command: str, parameters: tuple[str, ...], **flags: Any) -> None:
-    """Send any COMMAND: `health`."""
-    _send(target.load(), command, dict(map(parse_parameter, parameters)), **flags)
-
-
+# By hand, since it runs a process until that is stopped.
 @worker.command()
 @broker_flag
 @processes_flag("Worker")
@@ -372,8 +347,9 @@ def start(target: Target, /, **flags: Any) -> int:
     return serve(app, options)
 
 
-@worker.command("list")
-@reply_flags
+# By hand, since it joins what workers answer with what is known of those that do not.
+@worker.command("list", params=[make_timeout_flag()])
+@click.option("--json", "wants_json", is_flag=True, help="For programs.")
 @click.pass_obj
 def list_workers(target: Target, /, *, wants_json: bool, timeout: float) -> None:
     """Show each worker: how long it has run, what it has done, the memory it takes, and when it is recycled.
@@ -460,58 +436,6 @@ def _format_memory(used: int | None, limit: int | None) -> str:
     if used is None:
         return ""
     return f"{format_mib(used)} of {format_mib(limit)}" if limit else format_mib(used)
-
-
-def _send_queue_command(
-    target: Target, command: str, queue: str, *, to: tuple[str, ...], **flags: Any
-) -> None:
-    """Pause or resume a queue. Without a worker the state is stored for those that start later."""
-    app = target.load()
-    if to:
-        _send(app, command, {"queue": queue, "here": True}, to=to, **flags)
-        return
-    with skip_unreachable(app, wants_json=flags["wants_json"], queues=[queue]) as reached:
-        app.control.workers()
-        for error in reached.relevant_errors.values():
-            raise error  # the pause is written to the broker that has the queue
-        replies = app.control.send(command, {"queue": queue}, timeout=flags["timeout"])
-        if replies:
-            _print_replies(replies, command, wants_json=flags["wants_json"])
-            return
-    if flags["wants_json"]:
-        echo(to_json([]))
-    state = "paused" if command == PAUSE_QUEUE.name else "resumed"
-    text = f"no worker of this application is running; those that start later find {queue} {state}"
-    echo(format_cell(text), err=flags["wants_json"])
-
-
-def _send(
-    app: "App",
-    command: str,
-    parameters: Mapping[str, Any],
-    *,
-    to: tuple[str, ...],
-    timeout: float,
-    wants_json: bool,
-    queues: Sequence[str] = (),
-) -> None:
-    with skip_unreachable(app, wants_json=wants_json, queues=queues) if not to else nullcontext():
-        replies = app.control.send(command, parameters, to=to or None, timeout=timeout)
-        _print_replies(replies, command, wants_json=wants_json)
-
-
-def _print_replies(replies: "list[Reply]", command: str, *, wants_json: bool) -> None:
-    """Print the answers of workers. Raises CommandNotDone."""
-    failed = find_failures(replies)
-    if len(replies) == len(failed) == 1 and not wants_json:
-        raise CommandNotDone(f"{failed[0].worker} did not do it ({failed[0].reason}): {failed[0].why}")
-    shown = [reply for reply in replies if reply.ok or reply in failed]
-    if replies or wants_json:
-        echo(to_json(replies) if wants_json else format_replies(shown, command))
-    if not replies:
-        raise CommandNotDone(NO_WORKER)
-    if failed:
-        raise CommandNotDone(f"{len(failed)} of {len(shown)} did not do it")
 
 
 def format_replies(replies: "list[Reply]", command: str) -> str:

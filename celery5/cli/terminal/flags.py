@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 
 from celery5.errors import Misconfigured
-from celery5.protocol.cluster.members import PARENT_VARIABLE
-from celery5.protocol.job.job import Options
 from celery5.protocol.text_values import DURATION, NAMES, RATE
 
 if TYPE_CHECKING:
@@ -45,7 +43,7 @@ class Duration(click.FloatRange):
     def _describe_range(self) -> str:
         """Return the bounds with the largest units that leave no fractions, for help and errors: `1<=x<=90d`."""
         if self.min is None or self.max is None:
-            return super()._describe_range()
+            return super()._describe_range() if self.min != self.max else ""
         return f"{format_shortest(self.min)}<=x<={format_shortest(self.max)}"
 
 
@@ -84,6 +82,8 @@ def end_with_parent() -> None:
 
     Processes that this one starts are no children of that parent, so the variable is removed from the environment.
     """
+    from celery5.protocol.cluster.members import PARENT_VARIABLE
+
     parent = os.environ.pop(PARENT_VARIABLE, "")
     if sys.platform == "linux" and parent.isdecimal():
         import ctypes
@@ -230,6 +230,8 @@ def queue_names(text: str | None) -> tuple[str, ...]:
     """
     if text is None:
         return ()
+    from celery5.protocol.job.job import Options  # when queues are named, and not for the help of a command
+
     try:
         names = NAMES.parse(text)
     except Misconfigured:

@@ -85,7 +85,7 @@ class CommandView:
     # Returns the values of the operation's parameters from those that are given, and from the flags of the view.
     prepare: Callable[[dict[str, Any], Mapping[str, Any]], dict[str, Any]] | None = None
     # Called before it is done, with the errors of the brokers that cannot be reached; what it returns is in `Finished`.
-    before: Callable[["App", Mapping[str, BrokerError]], object] | None = None
+    before: Callable[["App", Any, Mapping[str, BrokerError]], object] | None = None
     # The result where there is nothing that could do it; default: an error.
     missing: object = None
 
@@ -136,7 +136,7 @@ def make_command(operation: Operation, view: CommandView) -> click.Command:
         with _reaching(app, view, asked, wants_json=wants_json) as errors, _naming_flags(parameters):
             if not yes and not given.get("dry_run"):
                 _confirm(app, operation, asked, view)
-            before = view.before(app, errors) if view.before else None
+            before = view.before(app, asked, errors) if view.before else None
             result = _perform(app, operation, asked, view)
             finished = Finished(app, asked, result, wants_json, flags, errors, before)
             _show(operation, view, finished)
@@ -269,15 +269,21 @@ def _format_value(column: ResultColumn, value: Any) -> object:
 
 def _make_parameter(parameter: Parameter) -> click.Parameter:
     """Return the argument or the flag of a parameter."""
-    if not parameter.required or parameter.is_option:
+    if not (parameter.required or parameter.is_argument) or parameter.is_option:
         flag, settings = _describe_flag(parameter)
         return click.Option([flag, parameter.name], **settings)
-    is_select = parameter.widget == "select"  # click shows its choices
+    is_list = parameter.widget == "lines"
+    metavar = parameter.metavar
+    if parameter.required:
+        metavar = metavar or ("" if parameter.widget == "select" else parameter.name.upper())
+    elif metavar:
+        metavar = f"[{metavar}]{'...' if is_list else ''}"
     return click.Argument(
         [parameter.name],
-        metavar=parameter.metavar or (None if is_select else parameter.name.upper()),
+        metavar=metavar or None,  # click's own has brackets, dots and choices
         type=_choose_type(parameter),
-        nargs=-1 if parameter.widget == "lines" else 1,
+        nargs=-1 if is_list else 1,
+        required=parameter.required,
     )
 
 

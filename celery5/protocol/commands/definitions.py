@@ -3,7 +3,7 @@
 The inbox, the handlers, `app.control`, the command line and the guide all read it here.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any, Generic, Literal, TypeVar, get_args, get_type_hints
@@ -42,7 +42,9 @@ class NoParameters(msgspec.Struct, frozen=True):
 
 
 Text = Annotated[str, Meta(min_length=1, description="a text")]
-# The description of a field completes the error for a wrong value: `give ...`.
+# The description that is nearest to a type completes the error for a wrong value: `give ...`. One around it is the help
+# of the parameter; its `extra` says how a command takes it, as `about` of `operations/parameters.py` does.
+_IS_ARGUMENT = {"is_argument": True}
 P = TypeVar("P", bound=msgspec.Struct, covariant=True)
 
 
@@ -96,8 +98,14 @@ class CommandDefinition(Generic[P]):
 
 
 def _describe(hint: Any) -> str:
-    metas = (meta for part in (hint, *get_args(hint)) for meta in getattr(part, "__metadata__", ()))
-    return next(str(meta.description) for meta in metas)
+    return next(_iterate_descriptions(hint))
+
+
+def _iterate_descriptions(hint: Any) -> Iterator[str]:
+    """Yield the descriptions of a type, the innermost first."""
+    for part in get_args(hint):
+        yield from _iterate_descriptions(part)
+    yield from (meta.description for meta in getattr(hint, "__metadata__", ()) if meta.description)
 
 
 class QueueParameters(msgspec.Struct, frozen=True):
@@ -111,15 +119,19 @@ class QueueParameters(msgspec.Struct, frozen=True):
 class RevokeParameters(msgspec.Struct, frozen=True):
     """The parameters of `revoke`."""
 
-    # The id of the job.
-    id: Text
+    id: Annotated[Text, Meta(description="The id of the job.")]
 
 
 class StackParameters(msgspec.Struct, frozen=True):
     """The parameters of `stack`."""
 
-    # The id of a running job; None for all, and the worker itself.
-    job: Text | None = None
+    job: Annotated[
+        Text | None,
+        Meta(
+            description="Of this job alone. Unless workers are named, the one that runs it is found.",
+            extra={"metavar": "ID"},
+        ),
+    ] = None
 
 
 class RunTaskParameters(msgspec.Struct, frozen=True):
@@ -139,14 +151,14 @@ class ShutdownParameters(msgspec.Struct, frozen=True):
     how: Annotated[
         Literal["warm", "cold"],
         Meta(description="warm (what runs may finish) or cold (it is given back now)"),
+        Meta(description="Warm: what runs may finish. Cold: it is given back now."),
     ] = "warm"
 
 
 class BootStepParameters(msgspec.Struct, frozen=True):
     """The parameters of `retry-boot-step`."""
 
-    # The name of the boot step.
-    step: Text
+    step: Annotated[Text, Meta(description="The name of the boot step.")]
 
 
 class LogLevelParameters(msgspec.Struct, frozen=True):
@@ -155,6 +167,7 @@ class LogLevelParameters(msgspec.Struct, frozen=True):
     level: Annotated[
         Literal["debug", "info", "warning", "error"],
         Meta(description="one of debug, info, warning, error"),
+        Meta(description="The lowest level that is logged."),
     ]
 
 
@@ -164,12 +177,18 @@ _SLOTS = Annotated[int, Meta(ge=1, description="a whole number, 1 or more")]
 class BudgetParameters(msgspec.Struct, frozen=True):
     """The parameters of `budget`."""
 
-    # A kind of task, or a task that has its own budget; without both, all are shown.
-    kind: Text | None = None
-    # Slots, at least and at most; None to leave them as they are.
-    minimum: Annotated[int, Meta(ge=0, description="a whole number, 0 or more")] | None = None
-    maximum: _SLOTS | None = None
-    task: Text | None = None
+    kind: Annotated[Text | None, Meta(description="A kind of task; default: all.")] = None
+    minimum: Annotated[
+        Annotated[int, Meta(ge=0, description="a whole number, 0 or more")] | None,
+        Meta(description="Slots that there always are; of a task: kept for it.", extra={"metavar": "N"}),
+    ] = None
+    maximum: Annotated[
+        Annotated[int, Meta(ge=1, description="a whole number, 1 or more")] | None,
+        Meta(description="Slots that there are at most.", extra={"metavar": "N"}),
+    ] = None
+    task: Annotated[Text | None, Meta(description="A task that has its own budget, instead of a kind.")] = (
+        None
+    )
 
 
 MAX_FACTOR_SECONDS = 3600.0
@@ -180,26 +199,30 @@ _FACTOR_SECONDS = Annotated[
 ]
 
 
+_FOR_SECONDS = Annotated[
+    _FACTOR_SECONDS | None,
+    Meta(description="For how long, in seconds; default: until the worker ends.", extra={"metavar": "N"}),
+]
+
+
 class PrefetchParameters(msgspec.Struct, frozen=True):
     """The parameters of `prefetch`."""
 
-    # How many times as far ahead as usual to read; None to show it.
-    factor: (
+    factor: Annotated[
         Annotated[
             float,
             Meta(ge=1.0, le=MAX_PREFETCH_FACTOR, description=f"a number from 1 to {MAX_PREFETCH_FACTOR:g}"),
         ]
-        | None
-    ) = None
-    # None for as long as the worker lives.
-    seconds: _FACTOR_SECONDS | None = None
+        | None,
+        Meta(description="How many times as far ahead as usual; default: show it.", extra=_IS_ARGUMENT),
+    ] = None
+    seconds: _FOR_SECONDS = None
 
 
 class ConcurrencyParameters(msgspec.Struct, frozen=True):
     """The parameters of `concurrency`."""
 
-    # How many times as many slots as usual for I/O-bound jobs; None to show it.
-    factor: (
+    factor: Annotated[
         Annotated[
             float,
             Meta(
@@ -208,10 +231,10 @@ class ConcurrencyParameters(msgspec.Struct, frozen=True):
                 description=f"a number from 1 to {MAX_CONCURRENCY_FACTOR:g}",
             ),
         ]
-        | None
-    ) = None
-    # None for as long as the worker lives.
-    seconds: _FACTOR_SECONDS | None = None
+        | None,
+        Meta(description="How many times as many slots as usual; default: show it.", extra=_IS_ARGUMENT),
+    ] = None
+    seconds: _FOR_SECONDS = None
 
 
 _WEIGHTS = Annotated[dict[str, Any], Meta(description="weights by name")]
@@ -267,8 +290,10 @@ class LogAgainParameters(msgspec.Struct, frozen=True):
 class RestartParameters(msgspec.Struct, frozen=True):
     """The parameters of `restart`."""
 
-    # None for all.
-    members: Annotated[list[str], Meta(min_length=1, description="a list of their names")] | None = None
+    members: Annotated[
+        Annotated[list[str], Meta(min_length=1, description="a list of their names")] | None,
+        Meta(description="Members, by name; default: all.", extra={"metavar": "MEMBER", **_IS_ARGUMENT}),
+    ] = None
 
 
 _WORKERS = Annotated[
@@ -280,10 +305,13 @@ _WORKERS = Annotated[
 class ScaleParameters(msgspec.Struct, frozen=True):
     """The parameters of `scale`."""
 
-    # This Controller's share.
-    workers: _WORKERS | None = None
-    # The workers of all hosts. It counts, where both are given.
-    of: _WORKERS | None = None
+    workers: Annotated[
+        _WORKERS | None, Meta(description="Workers of each Controller, as its share.", extra={"metavar": "N"})
+    ] = None
+    of: Annotated[
+        _WORKERS | None,
+        Meta(description="Workers of all hosts. It counts, where both are given.", extra={"metavar": "N"}),
+    ] = None
 
     def __post_init__(self) -> None:
         if self.workers is None and self.of is None:
@@ -340,16 +368,17 @@ HEALTH = CommandDefinition(
     permission="read",
     is_idempotent=True,
     is_routine=True,
+    cli_usage="health",
 )
 PAUSE_QUEUE = CommandDefinition(
     name="pause-queue",
-    help="Stop reading a queue, in all workers or, with `here`, in this one; jobs that were read are run.",
+    help="Stop reading a queue, in all workers or in those that are named; jobs that were read are run.",
     parameters=QueueParameters,
     cli_usage="pause-queue QUEUE",
 )
 RESUME_QUEUE = CommandDefinition(
     name="resume-queue",
-    help="Read a paused queue again.",
+    help="Read a paused queue again, in all workers or in those that are named.",
     parameters=QueueParameters,
     cli_usage="resume-queue QUEUE",
 )
@@ -406,12 +435,14 @@ PREFETCH = CommandDefinition(
     help="Read `factor` times as far ahead as usual, for `seconds` or until the worker ends.",
     parameters=PrefetchParameters,
     is_routine=True,  # not idempotent: without `seconds` it holds for as long as the worker lives
+    cli_usage="prefetch [FACTOR] [--seconds N]",
 )
 CONCURRENCY = CommandDefinition(
     name="concurrency",
     help="Allow `factor` times as many I/O-bound jobs at once as usual, for `seconds` or until the worker ends.",
     parameters=ConcurrencyParameters,
     is_routine=True,  # not idempotent, as `prefetch`
+    cli_usage="concurrency [FACTOR] [--seconds N]",
 )
 PREFER = CommandDefinition(
     name="prefer",

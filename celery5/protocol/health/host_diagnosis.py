@@ -270,7 +270,7 @@ def diagnose_workers(
     if breakers:
         open_breakers = [f"{', '.join(names[:MAX_QUEUES])} of {worker}" for worker, names in breakers.items()]
         parts.append(f"open circuit breakers: {open_breakers[0]}{_more(open_breakers)}")
-        remedies.append("celery5 worker tell health says why, and when each tries again")
+        remedies.append("celery5 worker health says why, and when each tries again")
     if waiting := {name: count for name, count in paused.items() if count}:
         names = [f"{name} ({count})" for name, count in waiting.items()]
         more = f" and {len(names) - MAX_QUEUES} more" if len(names) > MAX_QUEUES else ""

@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 
-from celery5.cli.commands.worker import TABLES, format_answers, format_replies
+from celery5.cli.commands.worker import TABLES, format_answers, format_replies, get_replies
 from celery5.commands.control import Reply
+from celery5.operations.answers import OTHER_VERSION
+from celery5.operations.processes import ProcessReply
 
 JOB = {
     "id": "AX",
@@ -88,3 +90,12 @@ def test_those_that_did_not_answer_stand_below_the_table() -> None:
     assert text.splitlines()[2:] == ["", "w2  no-answer  it is down"]
     assert format_replies(replies[1:], "active") == "w2  no-answer  it is down"
     assert format_replies(replies[:1], "ping").startswith("w1  ok  [{")
+
+
+def test_what_a_worker_of_another_version_answers_is_shown() -> None:
+    other = ProcessReply(process="w1", ok=False, answer=[1], why="not ours", reason=OTHER_VERSION)
+    refused = ProcessReply(process="w2", ok=False, why="no", reason="refused", concerned=False)
+    assert get_replies([other, refused]) == [
+        Reply(worker="w1", ok=True, answer=[1]),
+        Reply(worker="w2", ok=False, why="no", reason="refused", concerned=False),
+    ]

@@ -121,6 +121,28 @@ def test_the_budget_of_workers_is_shown_and_set(desk: Desk) -> None:
         assert (of_which.code, "say of which kind: trio, asyncio, thread, boxed" in of_which.err) == (2, True)
         wrong = told(desk, "worker", "budget", "threads")
         assert (wrong.code, "did you mean 'thread'?" in wrong.err) == (2, True)
+        assert [entry.action for entry in desk.app.audit.list()] == ["worker:budget"]  # a look is no action
+
+
+def test_what_workers_read_ahead_and_run_at_once_is_multiplied_and_shown(desk: Desk) -> None:
+    with Serving("-A", "shop", "worker", "start", "--name", "w1", cwd=desk.folder) as one:
+        one.ready()
+        for command in ("prefetch", "concurrency"):
+            assert answers(desk, command, "2.5", "--seconds", "30", "--to", "w1")["w1"]["factor"] == 2.5
+            assert answers(desk, command)["w1"]["factor"] == 2.5
+            wrong = told(desk, "worker", command, "17")
+            assert (wrong.code, "17.0 is not in the range 1.0<=x<=16.0" in wrong.error) == (2, True)
+        shown = told(desk, "worker", "health").out.splitlines()
+        assert shown[0].split() == ["worker", "what", "name", "state", "why"]
+
+
+def test_a_worker_that_has_yet_to_start_is_waited_for(desk: Desk) -> None:
+    nobody = told(desk, "worker", "ping", "--to", "w1", "--timeout", "0.1", "--json")
+    (reply,) = json.loads(nobody.out)
+    assert (nobody.code, reply["worker"], reply["ok"], reply["reason"]) == (1, "w1", False, "no-answer")
+    assert "no worker 'w1' lives" in reply["why"]
+    with Serving("-A", "shop", "worker", "start", "--name", "w1", cwd=desk.folder):
+        assert answers(desk, "ping", "--to", "w1", "--timeout", "25")["w1"]["pong"].startswith("w1:")
 
 
 def test_the_budget_of_a_task_is_shown_and_set(desk: Desk) -> None:

@@ -36,6 +36,12 @@ def test_a_cluster_stands_up_stays_up_and_says_so(desk: Desk) -> None:
         assert (refused.code, refused.out) == (1, "")
         assert "did not do it (refused): no member 'nobody' here" in refused.error
         assert "3 of 3 members up" in controller.tell("status").out
+        unsure = controller.tell("scale", "--workers", "1")
+        assert (unsure.code, "add --yes" in unsure.error) == (2, True)
+        scaled = controller.tell("scale", "--workers", "1", "--yes", "--wait", "60")
+        assert (scaled.code, scaled.out.splitlines()[-1]) == (0, "done")
+        assert "worker-default: 1\n" in scaled.out
+        assert sorted(controller.members()) == ["scheduler-default-1", "worker-default-1"]
         assert controller.tell("stop").out == "stopped\n"
         assert controller.ended().code == 0
         assert not any(map(is_alive, before.values()))
