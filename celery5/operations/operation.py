@@ -71,7 +71,7 @@ class Effect(Flag):
     END_PROCESSES = auto()
     # It revokes all jobs that a filter selects.
     REVOKE_SELECTED = auto()
-    # It deletes dead letters, a schedule or a subscription.
+    # It deletes dead letters, a schedule, a subscription or a group of a stream.
     DELETE = auto()
     # It has the groups of a stream continue elsewhere.
     MOVE_GROUPS = auto()

@@ -301,7 +301,7 @@ STREAM_OPERATIONS = (
     Operation("stream:release", release, Effect.AT_ONCE),
     Operation("stream:quarantine", quarantine, Effect.QUARANTINE),
     Operation("stream:seek", seek, Effect.MOVE_GROUPS),
-    Operation("stream:reset", reset, Effect.MOVE_GROUPS),
+    Operation("stream:reset", reset, Effect.MOVE_GROUPS | Effect.DELETE),
     Operation("stream:reshard", reshard, Effect.MOVE_GROUPS),
     Operation("dlq:read-records", read_dead_records),
     Operation("dlq:replay-records", replay_dead_records, Effect.SEND_RECORDS | Effect.AT_ONCE),
