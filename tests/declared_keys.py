@@ -2,23 +2,29 @@
 
 import re
 import socket
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from itertools import islice
 from typing import Any
 from urllib.parse import urlsplit
 
 import redis
 
-_LINE = re.compile(rb'\+[\d.]+ \[\d+ (\S+)\] (".*")\r?$')
 _ARGUMENT = re.compile(rb'"((?:[^"\\]|\\.)*)"')
 _SCRIPT_COMMANDS = {b"EVALSHA", b"EVAL", b"EVALSHA_RO", b"EVAL_RO"}
 _STREAM_READS = {b"XREAD", b"XREADGROUP"}
+_END = b"the end of the block"
+
+KeyPositions = dict[bytes, tuple[int, int, int]]
+"""For each command where its keys are: the first, the last (negative: from the end), and the step."""
 
 
 @contextmanager
 def only_declared_keys(url: str) -> Iterator[None]:
-    """Read MONITOR of a server while the block runs.
+    """Have MONITOR of a server while the block runs, and read it then.
+
+    The server keeps what it prints until then: a thread that reads it all the time takes as much CPU as many a test.
 
     Args:
         url: The server's URL.
@@ -27,48 +33,48 @@ def only_declared_keys(url: str) -> Iterator[None]:
         AssertionError: At the end, if a script touched a key that is none of its KEYS and begins with none of them.
     """
     with redis.Redis.from_url(url) as client, _connect(url) as connection:
-        positions = _read_key_positions(client)
-        lines: list[bytes] = []
+        positions = _read_key_positions(url)
         connection.sendall(b"MONITOR\r\n")
-        reader = threading.Thread(target=_collect, args=(connection, lines), daemon=True)
-        reader.start()
         try:
             yield
         finally:
-            client.echo("the end of the block")
-            reader.join(30)
+            client.echo(_END)
+            lines = _read_to_end(connection)
     undeclared = find_undeclared(lines, positions)
     assert not undeclared, f"scripts touched keys that are not declared: {sorted(undeclared)[:10]}"
 
 
-def find_undeclared(lines: list[bytes], positions: dict[bytes, tuple[int, int, int]]) -> set[tuple[str, str]]:
+def find_undeclared(lines: list[bytes], positions: KeyPositions) -> set[tuple[str, str]]:
     """Find the keys that scripts touched without declaring them or a prefix of theirs.
 
     Args:
         lines: What MONITOR printed. The line of a script stands before those of its commands.
-        positions: For each command where its keys are: the first, the last (negative: from the end), and the step.
+        positions: Where the keys of each command are.
 
     Returns:
         The command and the key of each.
     """
-    declared: list[bytes] = []
+    declared: tuple[bytes, ...] = ()
     undeclared: set[tuple[str, str]] = set()
     for line in lines:
-        match = _LINE.match(line)
-        if match is None:
-            continue
-        name, *arguments = _ARGUMENT.findall(match[2])
-        command = name.upper()
+        head, _, text = line.partition(b"] ")  # +1700000000.123456 [0 lua] "SET" "key" "value"
+        command = text[1 : text.find(b'"', 1)].upper()
         if command in _SCRIPT_COMMANDS:
-            declared = arguments[2 : 2 + int(arguments[1])]
+            count = int(_parse_words(text, 3)[2])
+            declared = tuple(_parse_words(text, 3 + count)[3:])
             assert all(declared), "an empty key is a prefix of everything"
-        elif match[1] == b"lua":
+        elif head.endswith(b" lua"):
             undeclared |= {
                 (command.decode(), key.decode())
-                for key in _select_keys(command, arguments, positions)
-                if not key.startswith(tuple(declared))
+                for key in _select_keys(command, text, positions)
+                if not key.startswith(declared)
             }
     return undeclared
+
+
+def _parse_words(text: bytes, count: int | None = None) -> list[bytes]:
+    """Return the first `count` words of a line, or all of them: values of a megabyte are not to be parsed in vain."""
+    return [match[1] for match in islice(_ARGUMENT.finditer(text), count)]
 
 
 def _connect(url: str) -> socket.socket:
@@ -76,27 +82,33 @@ def _connect(url: str) -> socket.socket:
     if address.scheme != "unix":
         return socket.create_connection((address.hostname, address.port), timeout=30)
     connection = socket.socket(socket.AF_UNIX)
+    connection.settimeout(30)
     connection.connect(address.path)
     return connection
 
 
-def _collect(connection: socket.socket, lines: list[bytes]) -> None:
-    with connection.makefile("rb") as replies:
-        for line in replies:
-            if b'"the end of the block"' in line:
-                return
-            lines.append(line)
+def _read_to_end(connection: socket.socket) -> list[bytes]:
+    """Return the lines until the end of the block, or until a test has had the connection closed."""
+    received = bytearray()
+    while chunk := connection.recv(1 << 20):
+        received += chunk
+        if _END in received[-len(chunk) - len(_END) :]:
+            break
+    return bytes(received).splitlines()
 
 
-def _read_key_positions(client: Any) -> dict[bytes, tuple[int, int, int]]:
-    client.response_callbacks.pop("COMMAND", None)  # the raw reply: each client shapes it in another way
-    return {entry[0].upper(): (entry[3], entry[4], entry[5]) for entry in client.execute_command("COMMAND")}
+@cache
+def _read_key_positions(url: str) -> KeyPositions:
+    with redis.Redis.from_url(url) as opened:
+        client: Any = opened
+        client.response_callbacks.pop("COMMAND", None)  # the raw reply: each client shapes it in another way
+        entries = client.execute_command("COMMAND")
+    return {entry[0].upper(): (entry[3], entry[4], entry[5]) for entry in entries}
 
 
-def _select_keys(
-    command: bytes, arguments: list[bytes], positions: dict[bytes, tuple[int, int, int]]
-) -> list[bytes]:
+def _select_keys(command: bytes, text: bytes, positions: KeyPositions) -> list[bytes]:
     if command in _STREAM_READS:
+        arguments = _parse_words(text)[1:]
         upper = [argument.upper() for argument in arguments]
         streams = arguments[upper.index(b"STREAMS") + 1 :]
         return streams[: len(streams) // 2]
@@ -105,5 +117,5 @@ def _select_keys(
         first, last, step = 2, 2, 1
     if first == 0:
         return []
-    words = [command, *arguments]
+    words = _parse_words(text, last + 1 if last >= 0 else None)
     return words[first : (last if last >= 0 else len(words) + last) + 1 : step]
