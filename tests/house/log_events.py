@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from celery5.protocol.audit import ACTIONS
+from tests.house.sources import nodes
 
 LEVELS = ("debug", "info", "warning", "error")
 VARIES = "varies"
@@ -63,14 +64,8 @@ class LoggedEvent:
         return ", ".join([*named, *([MORE] if MORE in self.fields else [])])
 
 
-@cache
-def parse(path: Path) -> ast.Module:
-    """Return the syntax tree of a module."""
-    return ast.parse(path.read_text())
-
-
-def find_sources(root: Path) -> Iterator[tuple[str, ast.Module]]:
-    """Yield each module of the code, by its path.
+def find_sources(root: Path) -> Iterator[tuple[str, tuple[ast.AST, ...]]]:
+    """Yield the nodes of each module of the code, by its path.
 
     Operations and what shows them are left out: they log nothing, and operations have names of this form.
     """
@@ -78,16 +73,17 @@ def find_sources(root: Path) -> Iterator[tuple[str, ast.Module]]:
         for path in sorted((root / folder).rglob("*.py")):
             name = path.relative_to(root).as_posix()
             if not name.startswith(("celery5/dashboard/", "celery5/operations/")):
-                yield name, parse(path)
+                yield name, nodes(path)
 
 
+@cache
 def collect_events(root: Path) -> dict[str, LoggedEvent]:
     """Return the events that the code logs, by name."""
     events: dict[str, LoggedEvent] = {}
-    for path, tree in find_sources(root):
-        assigned = _list_assigned(tree)
-        keys = {node.slice for node in ast.walk(tree) if isinstance(node, ast.Subscript)}  # of OPERATIONS
-        for node in ast.walk(tree):
+    for path, module in find_sources(root):
+        assigned = _list_assigned(module)
+        keys = {node.slice for node in module if isinstance(node, ast.Subscript)}  # of OPERATIONS
+        for node in module:
             for name in _list_names(node) if node not in keys else ():
                 events.setdefault(name, LoggedEvent(name))
             if isinstance(node, ast.Call):
@@ -105,11 +101,12 @@ def collect_events(root: Path) -> dict[str, LoggedEvent]:
     return events
 
 
+@cache
 def collect_metrics(root: Path) -> dict[str, tuple[str, str]]:
     """Return the kind and the help of each metric that the code exposes, by name."""
     metrics: dict[str, tuple[str, str]] = {}
-    for _, tree in find_sources(root):
-        for node in ast.walk(tree):
+    for _, module in find_sources(root):
+        for node in module:
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or not node.args:
                 continue
             name = node.args[0].value if isinstance(node.args[0], ast.Constant) else None
@@ -122,10 +119,10 @@ def collect_metrics(root: Path) -> dict[str, tuple[str, str]]:
     return metrics
 
 
-def _list_assigned(tree: ast.Module) -> dict[str, list[str]]:
+def _list_assigned(module: tuple[ast.AST, ...]) -> dict[str, list[str]]:
     """Return the names of events that local variables of a module hold."""
     assigned: dict[str, list[str]] = {}
-    for node in ast.walk(tree):
+    for node in module:
         if not isinstance(node, ast.Assign) or len(node.targets) != 1:
             continue
         values = [node.value.body, node.value.orelse] if isinstance(node.value, ast.IfExp) else [node.value]
