@@ -19,7 +19,7 @@ nox.options.download_python = "never"
 nox.options.error_on_missing_interpreters = True
 nox.options.sessions = ["lint", "types", "imports", "tests", "package", "docs"]
 TYPED_WIRING = "tests/pure/process/test_wiring.py"
-NIGHTLY = ["floor", "scale", "nemesis", "mutants"]
+NIGHTLY = ["floor", "debian", "scale", "nemesis", "mutants"]
 """What takes long and seldom fails."""
 
 HERE = Path(__file__).parent
@@ -142,7 +142,7 @@ def _words_of(stem: str) -> set[str]:
 
 @nox.session
 def nightly(session: nox.Session) -> None:
-    """Run what takes long: all seeds of the random faults, the oldest Redis, a simulated cluster, the mutants.
+    """Run what takes long: all seeds of the random faults, other servers, a simulated cluster, the mutants.
 
     `.ci/run` has a short form of all but the last.
     """
@@ -150,12 +150,23 @@ def nightly(session: nox.Session) -> None:
         session.notify(name)
 
 
+# Tests that have a short form by day.
+LONG_TESTS = (
+    "tests/redis/dashboard/test_odd_values.py",
+    "tests/redis/recovery/test_frozen_interpreter.py",
+    "tests/redis/recovery/test_recovery_matrix.py",
+    "tests/redis/workflows/test_death_matrix.py",
+)
+
+
 @nox.session
 def nemesis(session: nox.Session) -> None:
-    """Run the random fault tests with all of their seeds, and spoil each key in Redis in each way."""
+    """Run the random fault tests with all of their seeds, spoil each key in Redis in each way, and have workers killed
+    and frozen in each combination of kinds, retries and moments.
+    """
     session.env["CELERY5_NIGHTLY"] = "1"
-    odd_values = "tests/redis/dashboard/test_odd_values.py"
-    _test(session, *(session.posargs or ("-k", "nemesis or odd_values", "tests/faults", odd_values)))
+    words = " or ".join(["nemesis", *(Path(path).stem for path in LONG_TESTS)])
+    _test(session, *(session.posargs or ("-k", words, "tests/faults", *LONG_TESTS)))
 
 
 @nox.session
@@ -300,7 +311,11 @@ def compatibility(session: nox.Session) -> None:
     `.ci/run` takes more than half an hour.
     """
     files = sorted(str(path.relative_to(HERE)) for path in (HERE / "tests").glob("*/**/test_*.py"))
-    with_server = [path for path in files if path.startswith(("tests/redis/", "tests/faults/"))]
+    with_server = [
+        path
+        for path in files
+        if path.startswith(("tests/redis/", "tests/faults/")) and "/cluster/" not in path
+    ]
     share = with_server[OTHERS.index(str(session.python)) :: 6]
     _test(session, *(session.posargs or ("-m", "not nemesis", "tests/pure", "tests/trio", *share)))
 
@@ -339,6 +354,21 @@ def floor(session: nox.Session) -> None:
     session.env["CELERY5_TEST_SERVER"] = str(server)
     session.run(str(server), "--version", external=True)
     _test(session, *(session.posargs or FLOOR_TESTS))
+
+
+@nox.session
+def debian(session: nox.Session) -> None:
+    """Run the tests with a server on Debian's Redis, where it is installed.
+
+    Not how our processes start, stop, reload, log and are killed, nor what a box is denied: no server matters there.
+    """
+    server = Path("/usr/bin/redis-server")
+    if not server.exists():
+        session.skip(f"there is no {server}")
+    session.env["CELERY5_TEST_SERVER"] = str(server)
+    folders = sorted(path for path in Path("tests/redis").glob("[a-z]*") if path.is_dir())
+    paths = [str(path) for path in folders if path.name not in ("boxes", "logs", "process")]
+    _test(session, *(session.posargs or ("-m", "not nemesis", *paths, "tests/faults/connections")))
 
 
 def _test(session: nox.Session, *arguments: str) -> None:

@@ -1,6 +1,7 @@
 """Frozen interpreter: C code that holds the interpreter's lock stops every thread of a worker, but not its sidecar."""
 
 import json
+import os
 import signal
 import sys
 import time
@@ -19,6 +20,13 @@ SCRIPT = (
     "foreground.serve(app, foreground.ServeOptions())\n"
 )
 PLACE = "historian.py:"
+KINDS = ("trio", "child", "asyncio", "thread")
+"""Who holds the lock."""
+WAYS = ("sleep", "regex", "loop")
+"""How it is held. All but the first keep a processor busy until the worker is ended, which takes some seconds."""
+HOLDERS = [(kind, way) for kind in KINDS for way in WAYS]
+if "CELERY5_NIGHTLY" not in os.environ:
+    HOLDERS = [(kind, way) for kind, way in HOLDERS if kind == KINDS[0] or way == WAYS[0]]
 
 
 def send(staff: Staff, task: str, *args: object, time_limit: float | None = None) -> AsyncResult[object]:
@@ -45,17 +53,16 @@ def text(worker: Employee) -> str:
     return worker.output.read_text()
 
 
-@pytest.mark.parametrize("how", ["regex", "loop", "sleep"])
-@pytest.mark.parametrize("kind", ["trio", "child", "asyncio", "thread"])
+@pytest.mark.parametrize(("kind", "how"), HOLDERS)
 def test_a_job_past_its_limit_that_holds_the_lock_is_ended_with_its_worker(
     staff: Staff, redis_client: "redis.Redis", kind: str, how: str
 ) -> None:
     worker = staff.start(grace_period=300)
     innocent = send(staff, "nap", 300.0)
-    frozen = send(staff, f"freeze_{kind}", how, 600.0, time_limit=2.0)
+    frozen = send(staff, f"freeze_{kind}", how, 600.0, time_limit=1.0)
     began = time.monotonic()
     assert worker.wait() == -signal.SIGKILL
-    assert time.monotonic() - began > 2.0
+    assert time.monotonic() - began > 1.0
     counted = count_deliveries(staff, redis_client)
     assert counted[frozen.id] == 1
     assert counted[innocent.id] == (1 if kind == "child" else 0)  # nothing tells whose task a child is

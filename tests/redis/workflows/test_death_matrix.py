@@ -22,7 +22,7 @@ from tests.redis.workflows.mortal import QUEUES, MortalShop
 from tests.story.cli.commands import environment
 
 MOMENTS = ("before", "within", "after")
-STEP = int(os.environ.get("CELERY5_DEATH_STEP", "2"))
+STEP = int(os.environ.get("CELERY5_DEATH_STEP", "2" if "CELERY5_NIGHTLY" in os.environ else "3"))
 """One of so many calls is that at which a worker dies; 1 tries each, at each moment."""
 CALLS = 31
 """How many calls are tried, from the first one on. No workflow here takes more."""
