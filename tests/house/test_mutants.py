@@ -108,6 +108,7 @@ def test_a_mutation_that_proves_nothing_is_found(changes: dict[str, object]) -> 
         ("number + 2", "test_four", Verdict.SURVIVED),
         ("2 *", "test_four", Verdict.BROKEN),
         ("3 * number", "test_of_nobody", Verdict.BROKEN),
+        ("3 * number", "test_with_fixture", Verdict.BROKEN),
     ],
 )
 def test_a_mutation_is_judged_by_whether_its_tests_fail(
@@ -117,7 +118,8 @@ def test_a_mutation_is_judged_by_whether_its_tests_fail(
     source.mkdir()
     (source / "doubling.py").write_text(code)
     (source / "test_doubling.py").write_text(
-        "from doubling import double\n\ndef test_four():\n    assert double(2) == 4\n"
+        "import pytest\nfrom doubling import double\n\ndef test_four():\n    assert double(2) == 4\n\n"
+        "@pytest.fixture\ndef four():\n    assert double(2) == 4\n\ndef test_with_fixture(four):\n    pass\n"
     )
     copy = ProjectCopy(tmp_path / "copy", source)
     mutation = Mutation(("F1",), "doubling.py", "2 * number", replace, (f"test_doubling.py::{test}",))
