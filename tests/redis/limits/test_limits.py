@@ -9,9 +9,17 @@ import redis
 import trio
 
 from celery5 import App, JobState, RetryPolicy, agather
+from celery5.bootsteps.boot import BootGraph, Step
 from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.limits import Limit, Range, Rate
+from celery5.logs.log import Log
+from celery5.processes.process_parts import Incarnation
+from celery5.processes.worker import WorkerOptions, make_incarnation_values
+from celery5.processes.worker_parts import WorkerParts
 from celery5.protocol.job.states import Priority
+from celery5.services.process.reloader import NextIncarnation
+from celery5.services.worker.consumer import Consumer
+from celery5.wiring import build
 from tests.redis.worker.workers import Lines, entries, held, start, until, until_async, working
 
 
@@ -125,6 +133,37 @@ async def test_who_waits_is_held_in_redis_and_not_by_the_worker(
         assert [await each.astatus() for each in sent].count(JobState.HELD) == 29
         go.set()
         await agather(sent)
+
+
+class Parts:
+    """The parts of a worker that are looked at here."""
+
+    def __init__(self, *, steps: tuple[Step, ...], consumer: Consumer) -> None:
+        self.boot = BootGraph(steps=steps)
+        self.consumer = consumer
+
+
+async def test_stopping_worker_begins_no_job_that_its_limit_holds(app: App) -> None:
+    begun, go, log = list[int](), trio.Event(), Log(worker="w", app=app.name)
+
+    @app.task(limit=1)
+    async def one(n: int) -> None:
+        begun.append(n)
+        await go.wait()
+
+    incarnation = Incarnation("w", log, trio.Event(), NextIncarnation())
+    parts = build(Parts, WorkerParts, *make_incarnation_values(app, WorkerOptions(), incarnation))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(parts.boot.run)
+        sent = await app.asend_many([one.s(n) for n in range(3)])
+        await until_async(lambda: _is(sent[-1], JobState.HELD))
+        nursery.cancel_scope.cancel()
+        with trio.CancelScope(shield=True):
+            await until(lambda: parts.consumer.is_stopping)
+            go.set()
+    log.finish()
+    assert begun == [0]
+    assert [await each.astatus() for each in sent] == [JobState.SUCCESS, JobState.HELD, JobState.HELD]
 
 
 async def _is(result: object, state: JobState) -> bool:

@@ -228,11 +228,14 @@ def test_whoever_runs_as_root_is_warned_once(staff: Staff) -> None:
         assert (warning["level"], "User=" in warning["hint"]) == ("warning", True)
 
 
-def test_who_is_not_root_is_not_warned(staff: Staff, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+@pytest.mark.parametrize(("user", "levels"), [(0, ["warning"]), (1000, [])])
+def test_startup_warns_root_and_no_other_user(
+    staff: Staff, monkeypatch: pytest.MonkeyPatch, user: int, levels: list[str]
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: user)
     with Lines() as lines:
         _introduce(WorkerOptions(), Log(worker="w", app=staff.app.name))
-    assert lines.of("process:run-as-root") == []
+    assert [line["level"] for line in lines.of("process:run-as-root")] == levels
 
 
 # ---- started by a Controller

@@ -86,23 +86,22 @@ async def test_the_ids_number_the_records_of_each_partition(app: App) -> None:
 
 async def test_what_is_in_hand_when_the_worker_stops_is_finished(app: App) -> None:
     orders = orders_of(app, partitions=1)
-    begun, done, go_on = list[int](), list[int](), trio.Event()
+    begun, done = list[int](), list[int]()
 
     @app.processor(orders)
     async def bill(events: StreamEvents[Order]) -> None:
         async for order in events.records():
             begun.append(order.amount)
-            await go_on.wait()
-            await trio.sleep(0.01)
+            if order.amount == 0:
+                await until(lambda: events._feed.is_stopping)
+                await trio.sleep(0.01)  # an end without a grace period would come in between
             done.append(order.amount)
 
     await orders.asend(*make_orders(100, keys=1))
     async with trio.open_nursery() as nursery:
         one = await start(nursery, app)
         await until(lambda: begun == [0])
-        one.scope.cancel()
-        go_on.set()
-        await one.ended.wait()
+        await one.stop()
     assert begun == done
     assert len(done) < 100
     async with working(app):
