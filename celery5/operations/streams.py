@@ -293,9 +293,7 @@ def _summarize(tally: "DeadRecordTally", done: str, *, is_dry: bool) -> Changed:
 STREAM_OPERATIONS = (
     Operation("stream:list", list_streams, result_module="celery5.streams.lags"),
     Operation("stream:show", show_stream, result_module="celery5.streams.lags"),
-    Operation(
-        "stream:tail", tail_stream, Effect.SEE_CONFIDENTIAL, result_module="celery5.streams.stored_record"
-    ),
+    Operation("stream:tail", tail_stream, Effect.SEE_CONFIDENTIAL, result_module="celery5.streams.entry"),
     Operation("stream:parked", list_parked, result_module="celery5.streams.parked_keys"),
     Operation("stream:send", send_records, Effect.SEND_RECORDS),
     Operation("stream:release", release, Effect.AT_ONCE),
