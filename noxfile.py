@@ -416,7 +416,7 @@ def _compile(session: nox.Session, *paths: str) -> None:
 def mutants(session: nox.Session) -> None:
     """Break the main claim of each row of the parity table, and fail when none of the row's tests notices.
 
-    It is for the night. `nox -s mutants -- --row F3` breaks one row.
+    It is for the night: 18 minutes on two processors. `nox -s mutants -- --row F3` breaks one row.
     """
     session.env["UV_COMPILE_BYTECODE"] = "1"
     _install(session, "test", project=True)
