@@ -4,11 +4,12 @@ A driver performs calls and is the only thing with a colour (blocking, asyncio, 
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from hashlib import sha1
 from importlib.resources import files
 from typing import Any, Generic, TypeVar
+
+import msgspec
 
 from celery5.broker.keys import VIRTUAL_TIME
 from celery5.broker.wall_clock import WALL_CLOCK
@@ -30,8 +31,7 @@ def _read_libs(libs: Sequence[str]) -> str:
 _ON_DEMAND = "-- libs\n"
 
 
-@dataclass(frozen=True, slots=True)
-class Script:
+class Script(msgspec.Struct, frozen=True):
     """A Lua script: `name` of its file, its `body`, and the `sha` under which Redis knows it."""
 
     name: str
@@ -92,8 +92,7 @@ def make_virtual(script: Script) -> Script:
     return Script.of(script.name, script.body.replace(_lua("lib/clock"), clock))
 
 
-@dataclass(frozen=True, slots=True)
-class Call(Generic[T]):
+class Call(msgspec.Struct, Generic[T], frozen=True):
     """One command, described but not made."""
 
     # The command as sent.

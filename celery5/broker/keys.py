@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Annotated, Any, Literal, cast, get_type_hints
 
+import msgspec
+
 from celery5.protocol.job.states import ADMITTED, HIGH, LOW, NORMAL
 
 GROUP = "workers"
@@ -157,8 +159,7 @@ class QueueKeys:
         return f"{self.documents}-progress:{sink}"
 
 
-@dataclass(frozen=True, slots=True)
-class StreamKeys:
+class StreamKeys(msgspec.Struct, frozen=True):
     """The keys of one stream of records. They share one hash tag, so that a commit is one script."""
 
     stream: str
@@ -233,8 +234,7 @@ class StreamKeys:
         return f"{self.changes_prefix}{group}"
 
 
-@dataclass(frozen=True, slots=True)
-class Keys:
+class Keys(msgspec.Struct, frozen=True):
     """The keys of one application."""
 
     app: str

@@ -4,8 +4,9 @@ import importlib
 import pkgutil
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
+
+import msgspec
 
 from celery5.broker import calls
 from celery5.broker.call import Script
@@ -34,8 +35,7 @@ _OPERATING = _words("scan type")
 """Commands that only `celery5 doctor` uses. Nobody gets CONFIG GET, which shows passwords: it does without."""
 
 
-@dataclass(frozen=True, slots=True)
-class Role:
+class Role(msgspec.Struct, frozen=True):
     """What a process does with the broker."""
 
     description: str
@@ -90,8 +90,7 @@ ROLES: Mapping[str, Role] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class AclUser:
+class AclUser(msgspec.Struct, frozen=True):
     """A user of Redis for one role."""
 
     user: str

@@ -1,14 +1,14 @@
 """Time limits of a connection, and how long result waiters tolerate an outage of the broker."""
 
-from dataclasses import dataclass
 from random import random
+
+import msgspec
 
 from celery5.errors import BrokerError, BrokerUnavailable
 from celery5.protocol.job.retry_policy import full_jitter
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
+class Timing(msgspec.Struct, frozen=True, kw_only=True):
     """Time limits of a connection, in seconds.
 
     `backoff_cap` and `breaker_reset` decide how long recovery takes after an outage: with 1 s each, a connection works

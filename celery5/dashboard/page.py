@@ -1,10 +1,10 @@
 """Define what a page is: it asks operations for what it shows, as the user who looks at it."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import anyio
+import msgspec
 
 from celery5.dashboard.access import User
 from celery5.dashboard.performing import Performer
@@ -14,8 +14,7 @@ from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class PageRequest:
+class PageRequest(msgspec.Struct, frozen=True):
     """One look at a page.
 
     Args:
@@ -33,7 +32,7 @@ class PageRequest:
     user: User
     performer: Performer
     # What cannot be shown of the page, and why.
-    problems: list[str] = field(default_factory=list[str])
+    problems: list[str] = msgspec.field(default_factory=list[str])
 
     async def read(self, operation: str, **parameters: Any) -> Any:
         """Return the result of an operation. Parameters that are '' or None are left out. Raises what it raises."""
@@ -83,8 +82,7 @@ class PageRequest:
 Load = Callable[[PageRequest], Awaitable[Mapping[str, Any]]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
+class Page(msgspec.Struct, frozen=True, kw_only=True):
     """A page of one application.
 
     Args:

@@ -65,8 +65,7 @@ class Forbidden(CeleryError):
     """The role of the user does not allow it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(msgspec.Struct, frozen=True):
     """Why a request failed: the status of HTTP, and one line."""
 
     status: int

@@ -3,7 +3,6 @@
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import msgspec
 import trio
@@ -89,7 +88,9 @@ class CircuitBreaker:
             # A probe would fail, and use up an attempt of a job. The next check may be good.
             state, _ = self._check_states[bad.name]
             self.why, self._is_next_probe = f"health check {bad.name} is {state}", True
-            self.breaker = replace(breaker, open_until=now + min(self.policy.reset, bad.period))
+            self.breaker = msgspec.structs.replace(
+                breaker, open_until=now + min(self.policy.reset, bad.period)
+            )
         elif self.begin_probe(caller):
             return None
         if self.policy.mode == "watch":
@@ -115,7 +116,7 @@ class CircuitBreaker:
         """Make `caller` the probe although none is due: a user has requested it."""
         if self.breaker.state is BreakerState.OPEN:
             now = trio.current_time()
-            self.breaker = replace(self.breaker, open_until=now).with_probe(now)
+            self.breaker = msgspec.structs.replace(self.breaker, open_until=now).with_probe(now)
         self._probe, self._probe_began = caller, trio.current_time()
 
     def _bad_check(self, now: float) -> HealthCheck | None:

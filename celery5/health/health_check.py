@@ -4,8 +4,9 @@ import inspect
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar, cast, get_args, overload
+
+import msgspec
 
 from celery5.broker.call import Call
 from celery5.broker.driver import AsyncDriver
@@ -27,8 +28,7 @@ TIMEOUT = 10.0
 """The default timeout, in seconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class CheckContext:
+class CheckContext(msgspec.Struct, frozen=True):
     """What a check may use of the process that runs it."""
 
     keys: Keys

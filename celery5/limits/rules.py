@@ -3,9 +3,10 @@
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime, tzinfo
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
+
+import msgspec
 
 from celery5.errors import Misconfigured
 from celery5.health.health_check import HealthCheck
@@ -22,8 +23,7 @@ EVERY = 30.0
 """Seconds between two calls of a rule's function, by default."""
 
 
-@dataclass(frozen=True, slots=True)
-class ComputedRule:
+class ComputedRule(msgspec.Struct, frozen=True):
     """A rule whose limits a function computes from the state of the cluster."""
 
     name: str
@@ -32,14 +32,13 @@ class ComputedRule:
     every: float
 
 
-@dataclass(frozen=True, slots=True)
-class DeclaredRules:
+class DeclaredRules(msgspec.Struct, frozen=True):
     """The rules of an application, checked, for a Scheduler to evaluate."""
 
     rules: tuple[LimitRule, ...] = ()
     computed: tuple[ComputedRule, ...] = ()
     # The time zone of each rule that has a window, by the rule's name.
-    zones: Mapping[str, tzinfo] = field(default_factory=dict[str, tzinfo])
+    zones: Mapping[str, tzinfo] = msgspec.field(default_factory=dict[str, tzinfo])
     # The names of all tasks.
     tasks: frozenset[str] = frozenset()
 

@@ -7,8 +7,9 @@ JSON.
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal, TextIO, cast
+
+import msgspec
 
 from celery5.errors import Misconfigured
 from celery5.logs.journald import JOURNAL_SOCKET, JournaldDestination
@@ -16,8 +17,7 @@ from celery5.logs.lines import LineWriter
 from celery5.logs.log import Format, LogDestination
 
 
-@dataclass(frozen=True, slots=True)
-class RuntimeEnvironment:
+class RuntimeEnvironment(msgspec.Struct, frozen=True):
     """The environment that detectors read."""
 
     environ: Mapping[str, str]

@@ -4,10 +4,11 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
+import msgspec
 import trio
 
 from celery5.app import App
@@ -226,7 +227,7 @@ class ConnectionLog:
     def __call__(self, event: LinkEvent) -> None:
         """Log one event."""
         name, level = _LINK_EVENTS[type(event)]
-        event_fields = asdict(event)
+        event_fields = msgspec.structs.asdict(event)
         if event_fields.pop("is_error", False):
             level = "error"
         self._log.event(name, level, **event_fields)

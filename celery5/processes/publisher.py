@@ -6,9 +6,10 @@ stopped first of all, then what waits is published as far as the broker takes it
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from ipaddress import ip_address
 
+import msgspec
 import trio
 
 from celery5.app import App
@@ -108,7 +109,7 @@ def make_publishers(
             keys=keys,
             connections=PublisherConnections(
                 endpoint=endpoint,
-                timing=replace(timing, first_connect=float("inf")),
+                timing=msgspec.structs.replace(timing, first_connect=float("inf")),
                 name=name,
                 on_link_event=watch,
                 min_count=min_count,

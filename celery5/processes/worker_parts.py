@@ -9,7 +9,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -364,7 +364,7 @@ def make_stream_processors(
 ) -> StreamProcessors:
     """Return what runs the processors: each has its own connection, on which it waits for records."""
     trials = trio.Lock()
-    member = replace(member, incarnation_end=incarnation_end, suspect_turn=suspect_turn)
+    member = msgspec.structs.replace(member, incarnation_end=incarnation_end, suspect_turn=suspect_turn)
     groups = [
         ProcessorGroup(
             processor=processor,

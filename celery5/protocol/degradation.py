@@ -1,13 +1,13 @@
 """The features that may fail without stopping any job, and the log event that warns of each."""
 
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 WarningLevel = Literal["warning", "error"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OptionalFeature:
+class OptionalFeature(msgspec.Struct, frozen=True, kw_only=True):
     """A feature whose failure is logged once and stops no work."""
 
     # In words.

@@ -6,9 +6,10 @@ A timer is no job: no run of it is in Redis. Each process runs its own, or one p
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Literal, Never, TypeVar, cast, overload
+
+import msgspec
 
 from celery5.errors import Misconfigured
 from celery5.hints import find_hint
@@ -28,8 +29,7 @@ _OPTIONS = ("interval", "overlap", "jitter", "name", "loop", "on_leader")
 _START_OPTIONS = ("name", "loop", "on_leader")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Timer:
+class Timer(msgspec.Struct, frozen=True, kw_only=True):
     """A function that worker processes run by the clock, or when they start."""
 
     name: str
@@ -175,7 +175,7 @@ class DeclareStart:
 def _set_zone(timer: Timer, timezone: str) -> Timer:
     if not isinstance(timer.interval, Trigger):
         return timer
-    return replace(timer, interval=with_zone(timer.interval, timezone))
+    return msgspec.structs.replace(timer, interval=with_zone(timer.interval, timezone))
 
 
 def _refuse_unknown(decorator: str, unknown: Iterable[str], known: Sequence[str]) -> None:

@@ -95,8 +95,7 @@ class WindowOptions(Generic[R]):
             raise Misconfigured(f"windows(max_open={self.max_open!r}): give 1 to 1,000,000")
 
 
-@dataclass(frozen=True, slots=True)
-class Window(Generic[K, A]):
+class Window(msgspec.Struct, Generic[K, A], frozen=True):
     """A window that is closed."""
 
     key: K

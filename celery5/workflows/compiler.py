@@ -4,7 +4,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
@@ -70,8 +69,7 @@ class NodeTask(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Placeholder:
+class Placeholder(msgspec.Struct, frozen=True):
     """An argument that is known when the run is under way."""
 
     expression: Expression
@@ -79,8 +77,7 @@ class Placeholder:
     is_before: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class MapSource:
+class MapSource(msgspec.Struct, frozen=True):
     """The items of a map, and how they become texts."""
 
     node: int
@@ -89,8 +86,7 @@ class MapSource:
     is_keyed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Compiled:
+class Compiled(msgspec.Struct, frozen=True):
     """A plan, and what its runs begin with: the items of maps, and the arguments that are not in the plan."""
 
     plan: Plan
@@ -98,8 +94,7 @@ class Compiled:
     arguments: tuple[bytes, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Context:
+class _Context(msgspec.Struct, frozen=True):
     """What holds for all nodes of a part of a tree."""
 
     on_error: str | None = None
@@ -117,8 +112,7 @@ class _Context:
         return "apart" if self.is_apart else "fail"
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
+class _Part(msgspec.Struct, frozen=True):
     """A compiled part of a tree: its value, and the nodes with which it ends."""
 
     value: Expression
@@ -367,7 +361,7 @@ class Compiler:
             options.independent or context.is_apart,
         )
         if options.on_error is None and not is_counted:
-            inner = replace(context, is_apart=inner.is_apart)
+            inner = msgspec.structs.replace(context, is_apart=inner.is_apart)
         entry: int | None = None
         if after and group.members:
             entry = self.add_node(Node(kind="relay", task="group", hidden=True), after)

@@ -3,9 +3,10 @@
 import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
+
+import msgspec
 
 from celery5.broker.call import Call
 from celery5.broker.calls import jobs as jobs_calls
@@ -104,7 +105,7 @@ class Workflows:
         compiled = compile_at(None)
         with self._calls.token_for(id) if id is not None else nullcontext() as token:
             if token is not None:
-                new_run = replace(new_run, caller=token.text)
+                new_run = msgspec.structs.replace(new_run, caller=token.text)
                 home = await redis.perform(
                     calls.claim_home(self._app.keys, new_run.run_id, compiled.plan.home)
                 )
@@ -168,7 +169,7 @@ class Workflows:
         home = compiled.plan.home
         with self._calls.token_for(declared.id) if declared.id is not None else nullcontext() as token:
             if token is not None:
-                new_run = replace(new_run, caller=token.text)
+                new_run = msgspec.structs.replace(new_run, caller=token.text)
                 claimed = await redis.perform(calls.claim_home(self._app.keys, new_run.run_id, home))
                 if claimed != home:  # the code has changed since: the run that there is stays as it is
                     return WorkflowRun(
@@ -194,7 +195,9 @@ class Workflows:
         with self._app.middleware.sending([run], is_run=True) as (with_headers,):
             headers = read_headers(with_headers.message)
             trace = headers.pop(TRACEPARENT, "")
-            return await self._launch(redis, compiled, replace(new_run, trace=trace, headers=headers))
+            return await self._launch(
+                redis, compiled, msgspec.structs.replace(new_run, trace=trace, headers=headers)
+            )
 
     async def _launch(self, redis: AsyncDriver, compiled: Compiled, new_run: NewRun) -> bool:
         home = compiled.plan.home

@@ -4,7 +4,6 @@ Nothing of a run is live before its start. What is published and not started is 
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -31,8 +30,7 @@ MOST_ARGUMENTS, MOST_ARGUMENT_BYTES = 40, 1024
 be packed, and the record that starts a run stays short."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewRun:
+class NewRun(msgspec.Struct, frozen=True, kw_only=True):
     """What a run is started with."""
 
     run_id: str

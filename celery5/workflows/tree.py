@@ -4,8 +4,9 @@ They are plain values: `compose.py` makes them, `compiler.py` makes a flat plan 
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
+
+import msgspec
 
 from celery5.protocol.workflows.plan import OnError
 
@@ -13,8 +14,7 @@ Link = Literal["pass", "order"]
 """How a step follows another: it gets the value, or it only comes after it."""
 
 
-@dataclass(frozen=True, slots=True)
-class TaskCall:
+class TaskCall(msgspec.Struct, frozen=True):
     """One call of a task."""
 
     task: Any
@@ -24,16 +24,14 @@ class TaskCall:
     is_partial: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Chain:
+class Chain(msgspec.Struct, frozen=True):
     """Steps one after another: `links[n]` is between `steps[n]` and `steps[n + 1]`."""
 
     steps: tuple["Tree", ...]
     links: tuple[Link, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupOptions:
+class GroupOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a group or a map ends."""
 
     on_error: OnError | None = None
@@ -45,16 +43,14 @@ class GroupOptions:
     independent: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class StepGroup:
+class StepGroup(msgspec.Struct, frozen=True):
     """Steps beside each other; the value is the list of their values."""
 
     members: tuple["Tree", ...]
-    options: GroupOptions = field(default_factory=GroupOptions)
+    options: GroupOptions = msgspec.field(default_factory=GroupOptions)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Map:
+class Map(msgspec.Struct, frozen=True, kw_only=True):
     """One call of a task for each item; the value is the list of their values.
 
     `items` is read once, when the run is started; None: the items are the value of the step before it.
@@ -68,7 +64,7 @@ class Map:
     chunk: int | None = None
     # How many jobs are on the queue at once; None: as many as the runtime likes.
     at_once: int | None = None
-    options: GroupOptions = field(default_factory=GroupOptions)
+    options: GroupOptions = msgspec.field(default_factory=GroupOptions)
 
 
 Tree: TypeAlias = TaskCall | Chain | StepGroup | Map

@@ -8,7 +8,6 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -85,8 +84,7 @@ class InboxKeyring(Protocol):
     def record_command(self, command: ControlCommand, now: float, /) -> RefusalReason | None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class InboxAddress:
+class InboxAddress(msgspec.Struct, frozen=True):
     """The address of a process for control commands."""
 
     app: str

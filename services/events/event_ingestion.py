@@ -7,7 +7,6 @@ finished (`publish_unique.lua`), however long that takes.
 
 import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -335,8 +334,7 @@ class BrokerLookup(Protocol):
     def __call__(self, app: str, queue: str, /) -> str: ...
 
 
-@dataclass(frozen=True, slots=True)
-class _RoutedEvent:
+class _RoutedEvent(msgspec.Struct, frozen=True):
     outcome: EventOutcome
     # The jobs to publish before the event is finished.
     jobs: Sequence[Job] = ()

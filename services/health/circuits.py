@@ -7,9 +7,9 @@ and settle a job, a worker looks only at two collections, which are mostly empty
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import trio
 
 from celery5.errors import CircuitOpen
@@ -26,8 +26,7 @@ from celery5.tasks.task import Task
 _ERROR_CLASSES = get_class_names(CircuitOpen("open"))
 
 
-@dataclass(frozen=True, slots=True)
-class BreakerTrip:
+class BreakerTrip(msgspec.Struct, frozen=True):
     """The breaker of a task has opened, and its jobs are held."""
 
     task: str

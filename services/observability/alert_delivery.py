@@ -2,9 +2,9 @@
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
+import msgspec
 import trio
 
 from celery5.broker.calls import alerts as calls
@@ -35,8 +35,7 @@ WEBHOOK_BREAKER = BreakerPolicy(threshold=3, reset=10.0, growth="exponential", l
 """Opens after three tries in a row without an answer. A refusal is an answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Attempts:
+class _Attempts(msgspec.Struct, frozen=True):
     """How often the first notification of an alert was tried, and when it may be tried again, on Trio's clock."""
 
     notification: str
@@ -160,7 +159,7 @@ class AlertDelivery:
     ) -> UndeliveredNotification:
         """Return what is known of a notification after a try has failed, and set when it is tried again."""
         attempts = self._attempts.get(notification.alert, _Attempts(notification.id))
-        attempts = replace(attempts, tries=attempts.tries + 1)
+        attempts = msgspec.structs.replace(attempts, tries=attempts.tries + 1)
         now = time.time()
         is_dropped = is_permanent or attempts.tries > len(RETRY_DELAYS) or now - notification.at > MAX_AGE
         alert, subject = transition.name, transition.subject
@@ -179,7 +178,7 @@ class AlertDelivery:
             )
         else:
             due = trio.current_time() + RETRY_DELAYS[attempts.tries - 1]
-            self._attempts[notification.alert] = replace(attempts, due=due)
+            self._attempts[notification.alert] = msgspec.structs.replace(attempts, due=due)
         return UndeliveredNotification(
             name=transition.name,
             subject=transition.subject,

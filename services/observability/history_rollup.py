@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
+import msgspec
 import trio
 
 from celery5.broker.calls import observability as calls
@@ -71,8 +71,7 @@ PACKED_AT_ONCE = 100
 """Groups whose hours are packed before the rest waits for the next interval."""
 
 
-@dataclass(frozen=True, slots=True)
-class CountedCluster:
+class CountedCluster(msgspec.Struct, frozen=True):
     """What the reports of all processes say, when they have been rolled up."""
 
     # By the clock of Redis, in seconds since 1970.

@@ -14,10 +14,10 @@ import math
 import ssl
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import msgspec
 import trio
 
 from celery5.errors import BacklogFull, CeleryError, Corrupt
@@ -178,8 +178,7 @@ class _OpenConnections:
                 del hosts[connection.host]
 
 
-@dataclass(frozen=True, slots=True)
-class ClientLimits:
+class ClientLimits(msgspec.Struct, frozen=True):
     """How many connections there may be at a time, as far as the process has descriptors for them."""
 
     clients: int = MAX_CLIENTS

@@ -9,9 +9,9 @@ for a while is closed.
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
+import msgspec
 import trio
 
 from celery5.broker.call import Call
@@ -84,8 +84,7 @@ class _FirstConnection:
         return self._connections[0]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublisherConnections:
+class PublisherConnections(msgspec.Struct, frozen=True, kw_only=True):
     """How a Message Publisher connects to its broker."""
 
     endpoint: Endpoint

@@ -6,10 +6,10 @@ partition: an owner that was frozen, and replaced, commits nothing.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
+import msgspec
 import trio
 
 from celery5.broker.call import Call
@@ -63,8 +63,7 @@ DELIVERY_LIMIT = 2.0
 """Seconds of these for the delivery of the last outputs."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupMember:
+class GroupMember(msgspec.Struct, frozen=True, kw_only=True):
     """This worker as a member of groups."""
 
     # The name that keeps its share through a restart, or that of the incarnation.
@@ -80,9 +79,9 @@ class GroupMember:
     # Seconds for which a record that no member can read waits for one that can.
     unknown_task_grace: float = 0.0
     # How this worker ends.
-    incarnation_end: IncarnationEnd = field(default_factory=IncarnationEnd)
+    incarnation_end: IncarnationEnd = msgspec.field(default_factory=IncarnationEnd)
     # Whose turn it is among what may have killed workers.
-    suspect_turn: SuspectTurn = field(default_factory=SuspectTurn)
+    suspect_turn: SuspectTurn = msgspec.field(default_factory=SuspectTurn)
 
 
 class ProcessorGroup:

@@ -9,11 +9,11 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
+import msgspec
 import trio
 
 from celery5.broker.calls.streams import RawEntry
@@ -30,15 +30,13 @@ class ProcessorCancelled(CeleryError):
     """Raised in a processor that goes on after it was cancelled, when it asks for something."""
 
 
-@dataclass(frozen=True)
-class _Done:
+class _Done(msgspec.Struct, frozen=True):
     count: int
     outputs: list[bytes]
     state: dict[str, bytes | None]
 
 
-@dataclass(frozen=True)
-class _Question(Generic[T]):
+class _Question(msgspec.Struct, Generic[T], frozen=True):
     """What the processor wants to be done in Trio, and what takes the reply; None when it is cancelled."""
 
     work: Callable[[], Awaitable[T]]

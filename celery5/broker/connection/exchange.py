@@ -5,10 +5,10 @@ driver differ only in how they send and receive.
 """
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, TypeVar, cast
 
 import hiredis
+import msgspec
 from hiredis import ProtocolError, PushNotification, Reader, ReplyError
 
 from celery5.broker.call import Call, Word
@@ -72,8 +72,7 @@ class ReplyParser:
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class WireRequest:
+class WireRequest(msgspec.Struct, frozen=True):
     """One write of an exchange."""
 
     packed: bytes

@@ -7,8 +7,9 @@ pushed messages use RESP3, where pushed frames cannot be mistaken for replies.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, cast
+
+import msgspec
 
 from celery5.broker.call import Word
 from celery5.broker.connection.exchange import ReplyError
@@ -31,8 +32,7 @@ _UNSUPPORTED_MODES = {
 """What is wrong with a server, by the mode that its reply to HELLO says: a cluster would answer MOVED to most keys."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServerHello:
+class ServerHello(msgspec.Struct, frozen=True):
     """The server's reply to HELLO."""
 
     server: str  # redis or valkey

@@ -10,9 +10,9 @@ is repeatable.
 
 import random
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import trio
 
 from celery5.broker.connection.exchange import (
@@ -34,8 +34,7 @@ from celery5.protocol.health.breaker import Breaker, BreakerPolicy, BreakerState
 from celery5.protocol.job.retry_policy import full_jitter
 
 
-@dataclass(frozen=True, slots=True)
-class LinkConnected:
+class LinkConnected(msgspec.Struct, frozen=True):
     """The handshake succeeded. `client_id` is the server's handle for this connection."""
 
     link: str
@@ -45,8 +44,7 @@ class LinkConnected:
     client_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class LinkConnectFailed:
+class LinkConnectFailed(msgspec.Struct, frozen=True):
     """An attempt to connect failed; the next one comes after `pause` seconds."""
 
     link: str
@@ -55,8 +53,7 @@ class LinkConnectFailed:
     pause: float
 
 
-@dataclass(frozen=True, slots=True)
-class LinkLost:
+class LinkLost(msgspec.Struct, frozen=True):
     """A working connection ended.
 
     `failed` calls may or may not have run; `requeued` calls wait for the next connection.
@@ -69,8 +66,7 @@ class LinkLost:
     requeued: int
 
 
-@dataclass(frozen=True, slots=True)
-class BreakerOpened:
+class BreakerOpened(msgspec.Struct, frozen=True):
     """Too many failures in a row: calls are refused at once. A probe is sent after `probe_in` seconds. `is_error`: it
     has opened too often."""
 
@@ -81,8 +77,7 @@ class BreakerOpened:
     is_error: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class BreakerClosed:
+class BreakerClosed(msgspec.Struct, frozen=True):
     """The probe succeeded: calls flow again."""
 
     link: str
@@ -92,8 +87,7 @@ class BreakerClosed:
 LinkEvent = LinkConnected | LinkConnectFailed | LinkLost | BreakerOpened | BreakerClosed
 
 
-@dataclass(frozen=True, slots=True)
-class LinkStatistics:
+class LinkStatistics(msgspec.Struct, frozen=True):
     """Counters of one link: commands sent, writes, successful handshakes, and requests that are unsent or in flight."""
 
     commands: int

@@ -8,7 +8,8 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import replace
+
+import msgspec
 
 from celery5.broker.connection.handshake import Resp
 from celery5.broker.connection.socket_link import SocketLink, dial
@@ -46,7 +47,7 @@ class Dialer:
         """
         timing = self.timing
         if within is not None and within < timing.connect:
-            timing = replace(timing, connect=max(within, 0.01))
+            timing = msgspec.structs.replace(timing, connect=max(within, 0.01))
         try:
             self._start_attempt()
             link = dial(self.endpoint, timing, resp=resp, name=NAME)

@@ -3,8 +3,9 @@
 import asyncio
 import time
 from collections.abc import Generator, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
+
+import msgspec
 
 from celery5.broker.call import Call
 from celery5.broker.connection.asyncio_link import AsyncioLink, dial
@@ -86,7 +87,7 @@ class AsyncioRedis:
         self._breaker = self._breaker.with_probe(time.monotonic())
         timing = self.timing
         if within is not None and within < timing.connect:
-            timing = replace(timing, connect=max(within, 0.01))
+            timing = msgspec.structs.replace(timing, connect=max(within, 0.01))
         try:
             link = await dial(self.endpoint, timing, resp=resp)
         except BrokerUnavailable:

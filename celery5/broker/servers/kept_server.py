@@ -17,9 +17,10 @@ import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
+
+import msgspec
 
 from celery5.broker.servers import kept_folder
 from celery5.broker.servers.embedded import MAX_SOCKET_PATH, find_binary
@@ -272,16 +273,14 @@ def _is_alive(pid: int) -> bool:
         return not os.path.exists("/proc/self")
 
 
-@dataclass(frozen=True, slots=True)
-class ServerState:
+class ServerState(msgspec.Struct, frozen=True):
     """The server process that replies on the socket."""
 
     pid: int
     is_serving: bool  # not while it loads its data
 
 
-@dataclass(frozen=True, slots=True)
-class _SocketReply:
+class _SocketReply(msgspec.Struct, frozen=True):
     """What a process sent over a socket."""
 
     is_connected: bool

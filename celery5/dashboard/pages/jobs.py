@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -67,8 +66,7 @@ def has_all_arguments(job: JobDetails) -> bool:
     return MASK not in msgspec.json.encode([job.args, job.kwargs]).decode()
 
 
-@dataclass(frozen=True, slots=True)
-class StoryLine:
+class StoryLine(msgspec.Struct, frozen=True):
     """One thing that happened to a job."""
 
     # Seconds since 1970; 0 when unknown.

@@ -162,22 +162,19 @@ TRANSITIONS: Mapping[tuple[Phase, type[MemberEvent]], Phase] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(msgspec.Struct, frozen=True):
     """Start this member."""
 
     member: Member
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(msgspec.Struct, frozen=True):
     """Ask a member to stop."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Kill:
+class Kill(msgspec.Struct, frozen=True):
     """Kill a member."""
 
     name: str

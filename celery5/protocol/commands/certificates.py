@@ -7,10 +7,11 @@ import base64
 import binascii
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from celery5.errors import Misconfigured
 from celery5.protocol.commands.definitions import CommandNotAccepted, RefusalReason
@@ -27,8 +28,7 @@ _GROUP_ORDERS = (
 """The orders of the groups of P-256, P-384 and P-521: the `n` of their signatures."""
 
 
-@dataclass(frozen=True, slots=True)
-class TrustStore:
+class TrustStore(msgspec.Struct, frozen=True):
     """The senders to trust."""
 
     # Certificates as DER, of authorities or of senders themselves.

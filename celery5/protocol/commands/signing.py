@@ -8,7 +8,6 @@ cryptography take 15 MB and a tenth of a second to load: they are imported when 
 import base64
 import binascii
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import msgspec
@@ -49,8 +48,7 @@ class ControlCommand(msgspec.Struct, frozen=True, kw_only=True):
     v: Literal[1] = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Signer:
+class Signer(msgspec.Struct, frozen=True):
     """A sender's key and certificates."""
 
     key: bytes  # private, as PEM

@@ -1,7 +1,6 @@
 """Define the documents of Data Sinks and Data Sources, and their recipients."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -19,8 +18,7 @@ MAX_DELIVERY_DELAY = 30.0
 """The longest wait in seconds after any failure."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeliveryPacing:
+class DeliveryPacing(msgspec.Struct, frozen=True):
     """The batch size of a sink, and the wait after failures."""
 
     max_batch_size: int
@@ -34,13 +32,15 @@ class DeliveryPacing:
 
     def after_success(self) -> "DeliveryPacing":
         """Return the pacing after a successful batch."""
-        return replace(self, batch_size=min(self.max_batch_size, self.batch_size * 2), failures=0)
+        return msgspec.structs.replace(
+            self, batch_size=min(self.max_batch_size, self.batch_size * 2), failures=0
+        )
 
     def after_failure(self, number: int) -> "DeliveryPacing":
         """Return the pacing after a failed batch of `number` documents."""
         if number > 1:
-            return replace(self, batch_size=max(1, number // 2))
-        return replace(self, batch_size=1, failures=self.failures + 1)
+            return msgspec.structs.replace(self, batch_size=max(1, number // 2))
+        return msgspec.structs.replace(self, batch_size=1, failures=self.failures + 1)
 
     def get_delay(self, random: Callable[[], float]) -> float:
         """Return the seconds until the next batch. `random` returns numbers in [0, 1)."""

@@ -3,9 +3,10 @@
 import inspect
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol, cast
+
+import msgspec
 
 from celery5.errors import Misconfigured
 from celery5.protocol.events.documents import ResultDocument, ResultState, parse_result_states
@@ -59,8 +60,7 @@ class RedisResults:
         self.ttl = ttl
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SinkOptions:
+class SinkOptions(msgspec.Struct, frozen=True, eq=False):
     """A sink and its options."""
 
     sink: Sink

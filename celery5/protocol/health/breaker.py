@@ -7,10 +7,12 @@ event returns the next one.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from math import inf
 from typing import Literal
+
+import msgspec
 
 from celery5.errors import Misconfigured
 
@@ -159,8 +161,7 @@ class BreakerPolicy:
 _MODES = ("delay", "fail", "watch", "off")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Breaker:
+class Breaker(msgspec.Struct, frozen=True, kw_only=True):
     """One breaker at one time. All times are of the clock of `now`. The policy bounds the length of each tuple."""
 
     policy: BreakerPolicy = BreakerPolicy()
@@ -198,7 +199,7 @@ class Breaker:
         """Return the breaker after an allowed call started: an open one becomes half-open, and refuses other calls."""
         if self.state is _OPEN and now < self.open_until:
             return self
-        return replace(self, state=TRANSITIONS[self.state][BreakerEvent.PROBE])
+        return msgspec.structs.replace(self, state=TRANSITIONS[self.state][BreakerEvent.PROBE])
 
     def after_success(self) -> "Breaker":
         """Return the breaker after a success. Failures within a window still count, unless this closes the breaker."""
@@ -206,7 +207,7 @@ class Breaker:
         if state is not _CLOSED or (self.state is _CLOSED and self.policy.window is not None):
             return self
         bad_states = self.bad_states if self.state is _CLOSED else ()
-        return replace(
+        return msgspec.structs.replace(
             self, state=state, failures=0, opened=0, open_until=0.0, failed_at=(), bad_states=bad_states
         )
 
@@ -226,7 +227,7 @@ class Breaker:
         is_last = threshold is not None and failures >= threshold
         state = TRANSITIONS[self.state][BreakerEvent.LAST_FAILURE if is_last else BreakerEvent.FAILURE]
         if state is _CLOSED:
-            return replace(self, failures=failures, failed_at=failed_at)
+            return msgspec.structs.replace(self, failures=failures, failed_at=failed_at)
         return self if self.state is _OPEN else self._tripped(now)
 
     def after_report(self, reported: str, now: float, *, allowed: int, within: float) -> "Breaker":
@@ -239,14 +240,16 @@ class Breaker:
         others = tuple((state, at) for state, at in self.bad_states if state != reported)
         same = tuple((state, at) for state, at in self.bad_states if state == reported and now - at < within)
         if len(same) < allowed:
-            return replace(self, bad_states=(*others, *same, (reported, now)))
+            return msgspec.structs.replace(self, bad_states=(*others, *same, (reported, now)))
         return self._tripped(now)
 
     def after_cancelled_probe(self, now: float) -> "Breaker":
         """Return the breaker after the probe was cancelled: open again, and due for another probe at once."""
         if self.state is not _HALF:
             return self
-        return replace(self, state=TRANSITIONS[self.state][BreakerEvent.PROBE_CANCELLED], open_until=now)
+        return msgspec.structs.replace(
+            self, state=TRANSITIONS[self.state][BreakerEvent.PROBE_CANCELLED], open_until=now
+        )
 
     def _tripped(self, now: float) -> "Breaker":
         policy, opened = self.policy, self.opened + 1
@@ -254,7 +257,7 @@ class Breaker:
         error_until = self.error_until
         if now >= error_until and len(trips) == policy.error_after:
             error_until = now + policy.error_for
-        return replace(
+        return msgspec.structs.replace(
             self,
             state=TRANSITIONS[self.state][BreakerEvent.LAST_FAILURE],
             failures=0,

@@ -2,7 +2,6 @@
 
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from importlib.util import find_spec
 from math import isfinite
 from typing import Any, NamedTuple, cast
@@ -97,8 +96,7 @@ UNKNOWN_ORIGIN = ReportOrigin()
 """That of a report that says nothing of its process."""
 
 
-@dataclass(frozen=True, slots=True)
-class MetricsReport:
+class MetricsReport(msgspec.Struct, frozen=True):
     """What one process has measured since its report before."""
 
     # A name of its own for each process.

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from sys import intern
 from typing import Any, NamedTuple, cast
 
+import msgspec
+
 from celery5.protocol.observability.report import (
     Measurements,
     MetricsReport,
@@ -135,8 +137,7 @@ class MetricsGroup:
         return group
 
 
-@dataclass(frozen=True, slots=True)
-class ClosedMinute:
+class ClosedMinute(msgspec.Struct, frozen=True):
     """A minute that is over."""
 
     group: str

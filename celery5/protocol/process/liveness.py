@@ -7,7 +7,6 @@ the network while it holds the lock, or a deadlock. It counts as alive for a whi
 """
 
 import math
-from dataclasses import dataclass, replace
 from enum import Enum
 
 import msgspec
@@ -54,8 +53,7 @@ class Liveness(Enum):
         return self in (Liveness.WORKING, Liveness.IDLE)
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessSample:
+class ProcessSample(msgspec.Struct, frozen=True):
     """One observation of a process."""
 
     at: float  # seconds of any clock
@@ -63,8 +61,7 @@ class ProcessSample:
     cpu_seconds: float | None = None  # processor time used so far; None when unknown
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessObservation:
+class ProcessObservation(msgspec.Struct, frozen=True):
     """What is known of a process: since when it has been idle, and the last sample."""
 
     idle_since: float
@@ -104,12 +101,12 @@ def assess_liveness(
 ) -> tuple[ProcessObservation, Liveness]:
     """Return what is known of a silent process after a new sample, and the verdict on it."""
     if sample.state in _GONE and sample.state:
-        return replace(observation, last_sample=sample), Liveness.GONE
+        return msgspec.structs.replace(observation, last_sample=sample), Liveness.GONE
     if sample.state in _STOPPED and sample.state:
-        return replace(observation, last_sample=sample), Liveness.STOPPED
+        return msgspec.structs.replace(observation, last_sample=sample), Liveness.STOPPED
     if sample.state == _RUNNING or _has_worked(observation.last_sample, sample):
         return ProcessObservation(sample.at, sample), Liveness.WORKING
-    return replace(
+    return msgspec.structs.replace(
         observation, last_sample=sample
     ), Liveness.HUNG if sample.at - observation.idle_since >= hung_after else Liveness.IDLE
 

@@ -6,8 +6,9 @@ breaker here: a command always tries the step again.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from enum import Enum
+
+import msgspec
 
 from celery5.protocol.job.retry_policy import RetryPolicy
 
@@ -60,8 +61,7 @@ STEP_DECISIONS: Mapping[tuple[FailurePhase, bool, bool], StepDecision] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetryState:
+class RetryState(msgspec.Struct, frozen=True, kw_only=True):
     """The failures of a step."""
 
     optional: bool
@@ -76,7 +76,7 @@ class RetryState:
 
     def restarted(self) -> "RetryState":
         """Return the state after a command to try again: failures count from zero."""
-        return replace(self, phase=FailurePhase.RETRY, failures=0)
+        return msgspec.structs.replace(self, phase=FailurePhase.RETRY, failures=0)
 
     def record_failure(
         self, *, uptime: float | None = None, is_outage: bool = False, final: bool = False
@@ -90,10 +90,10 @@ class RetryState:
         """
         phase = self.phase if uptime is None else FailurePhase.CRASH
         if is_outage and phase is FailurePhase.CRASH:
-            return replace(self, phase=phase), StepDecision.RETRY
+            return msgspec.structs.replace(self, phase=phase), StepDecision.RETRY
         failures = 1 if uptime is not None and uptime >= STABLE_AFTER else self.failures + 1
         allowed = failures < self.max_tries if phase is FailurePhase.RETRY else self.policy.allows(failures)
-        course = replace(self, phase=phase, failures=failures)
+        course = msgspec.structs.replace(self, phase=phase, failures=failures)
         return course, STEP_DECISIONS[phase, self.optional, allowed and not final]
 
     def get_delay(self, random: Callable[[], float]) -> float:

@@ -35,15 +35,13 @@ DEFAULT_LIFE = 30 * 86400.0
 """Seconds that a run has, without its own deadline."""
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
+class Known(msgspec.Struct, frozen=True):
     """A value that is known, as JSON."""
 
     raw: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Ref:
+class Ref(msgspec.Struct, frozen=True):
     """The value of a node, or what is at a path in it."""
 
     # A negative number: an argument of the run, -1 for the first.
@@ -51,8 +49,7 @@ class Ref:
     path: tuple[str | int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Items:
+class Items(msgspec.Struct, frozen=True):
     """A list of values."""
 
     items: tuple["Expression", ...]
@@ -60,22 +57,19 @@ class Items:
     is_partial: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Fields:
+class Fields(msgspec.Struct, frozen=True):
     """An object of values by name."""
 
     fields: Mapping[str, "Expression"]
 
 
-@dataclass(frozen=True, slots=True)
-class First:
+class First(msgspec.Struct, frozen=True):
     """The value of the first of several that has one."""
 
     choices: tuple["Expression", ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Gated:
+class Gated(msgspec.Struct, frozen=True):
     """A value that there is only when a gate has let it through."""
 
     gate: int
@@ -272,8 +266,7 @@ def _is_set(value: object) -> bool:
     return is_number or bool(value)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """A compiled workflow."""
 
     nodes: tuple[bytes, ...]

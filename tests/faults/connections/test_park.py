@@ -4,9 +4,9 @@ reader."""
 import hashlib
 import random
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 import redis as blocking
 import trio
@@ -20,7 +20,7 @@ from tests.faults.conftest import BRISK, OpenLink
 from tests.faults.connections.proxy import FaultyProxy
 from tests.faults.worker.calls import raw, until
 
-TIMING = replace(BRISK, reply=0.3)
+TIMING = msgspec.structs.replace(BRISK, reply=0.3)
 
 
 class Parked:

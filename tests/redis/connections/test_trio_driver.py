@@ -2,9 +2,9 @@
 
 import ssl
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 import redis as blocking
 import trio
@@ -23,7 +23,7 @@ QUICK = Timing(connect=1, reply=2, first_connect=0.2, backoff_start=0.01, backof
 
 async def opened(nursery: trio.Nursery, url: str) -> TrioRedis:
     """A running connection to `url`."""
-    patient = replace(QUICK, first_connect=5)
+    patient = msgspec.structs.replace(QUICK, first_connect=5)
     redis = TrioRedis(endpoint=Endpoint.from_url(url), timing=patient, name="a test of ours")
     await nursery.start(redis.run)
     return redis
@@ -32,7 +32,9 @@ async def opened(nursery: trio.Nursery, url: str) -> TrioRedis:
 async def refused(url: str, *, within: float = QUICK.first_connect) -> Exception:
     """The error with which a connection to `url` ends."""
     with pytest.raises((BrokerDenied, BrokerUnavailable, BrokerReplied, BadBrokerURL)) as caught:
-        await TrioRedis(endpoint=Endpoint.from_url(url), timing=replace(QUICK, first_connect=within)).run()
+        await TrioRedis(
+            endpoint=Endpoint.from_url(url), timing=msgspec.structs.replace(QUICK, first_connect=within)
+        ).run()
     return caught.value
 
 

@@ -4,8 +4,8 @@ import os
 import signal
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 
+import msgspec
 import pytest
 import redis
 
@@ -17,7 +17,7 @@ from tests.redis.connections.colours import COLOURS, Here, live
 from tests.redis.process.onlookers import clients, listeners, meanwhile, settle, until
 
 QUICK = Timing(connect=1.0, reply=2.0, backoff_start=0.01, backoff_cap=0.05, breaker_reset=0.1)
-NOBODY = replace(QUICK, first_connect=0.3)
+NOBODY = msgspec.structs.replace(QUICK, first_connect=0.3)
 """Where a server is, the first connection may take its time: a machine can stand still for seconds."""
 
 in_every_colour = pytest.mark.parametrize("colour", COLOURS)
