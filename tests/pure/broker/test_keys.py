@@ -201,7 +201,7 @@ LIMITED = re.compile(
 
 @pytest.mark.parametrize(("name", "key", "lifetime"), list_rows(), ids=lambda value: value[:20])
 def test_every_key_of_the_page_has_an_owner_or_a_time_to_live(name: str, key: str, lifetime: str) -> None:
-    found = {find_lifetime(one) for one in fill_in(key)}
+    found = {find_lifetime(filled) for filled in fill_in(key)}
     assert found in ({"stays"}, {"expires"}), f"{name}: {found}"
     if "stays" in lifetime or not LIMITED.search(lifetime):
         assert found == {"stays"}, f"{name} {lifetime}"
@@ -209,11 +209,11 @@ def test_every_key_of_the_page_has_an_owner_or_a_time_to_live(name: str, key: st
 
 def test_every_key_that_the_code_makes_is_known_by_its_class() -> None:
     for name, key in made().items():
-        assert all(find_lifetime(one) for one in fill_in(key)), name
+        assert all(find_lifetime(filled) for filled in fill_in(key)), name
     for field in fields(QueueKeys):
         key = getattr(SHOP.for_queue(EVENTS), field.name)
         if field.name not in ("queue", "lane", "_lanes"):
-            assert all(find_lifetime(one) for one in fill_in(key)), field.name
+            assert all(find_lifetime(filled) for filled in fill_in(key)), field.name
 
 
 REDIS_TYPES = {"sorted set": "zset"}
@@ -226,8 +226,8 @@ def test_every_key_of_the_page_has_the_type_that_the_page_says_or_is_left_alone(
     assert len(rows) > 80
     known = 0
     for name, key, kind in rows:
-        for one in fill_in(key):
-            types = find_types(one)
+        for filled in fill_in(key):
+            types = find_types(filled)
             known += bool(types)
             assert types <= {REDIS_TYPES.get(kind, kind)}, name
     assert known > 60

@@ -66,7 +66,7 @@ def _made(kind: Any, depth: int = 0) -> Any:
     if origin is Call:
         return Call(("EVALSHA", "sha", 1, MAIL.stream), int)
     if origin is tuple:
-        return tuple(_made(each, depth + 1) for each in args if each is not ...)
+        return tuple(_made(arg, depth + 1) for arg in args if arg is not ...)
     if origin in (list, Sequence, Collection, collections_iterable):
         return [_made(args[0], depth + 1)]
     if origin in (dict, Mapping):
@@ -109,7 +109,7 @@ def _found() -> Iterator[tuple[str, Any, Call[Any]]]:
                 parameter.name: hints[parameter.name]
                 for parameter in inspect.signature(thing).parameters.values()
             }
-            made = thing(**{each: _made(kind) for each, kind in required.items()})
+            made = thing(**{key_name: _made(kind) for key_name, kind in required.items()})
             for call in [made] if isinstance(made, Call) else list(made):
                 yield f"{module.name}.{name}", get_args(inner)[0], call
 
@@ -127,7 +127,11 @@ def _reply(chance: random.Random, depth: int = 0) -> Any:
         return chance.choice(simple)
     many = [_reply(chance, depth + 1) for _ in range(chance.randrange(8))]
     if chance.random() < 0.15:
-        return {each: one for each, one in zip(many[::2], many[1::2], strict=False) if _hashable(each)}
+        return {
+            item_key: value
+            for item_key, value in zip(many[::2], many[1::2], strict=False)
+            if _hashable(item_key)
+        }
     return many
 
 
@@ -141,15 +145,15 @@ def _fits(value: Any, kind: Any) -> bool:
     if kind in (Any, object) or isinstance(kind, TypeVar):
         return True
     if origin in (Union, types.UnionType):
-        return any(_fits(value, each) for each in args)
+        return any(_fits(value, arg) for arg in args)
     if origin is tuple and args[-1] is not Ellipsis:
         return isinstance(value, tuple) and len(value) == len(args) and all(map(_fits, value, args))
     if origin in (list, tuple, set, Sequence):
-        return isinstance(value, origin) and all(_fits(each, args[0]) for each in value)
+        return isinstance(value, origin) and all(_fits(item, args[0]) for item in value)
     if origin in (dict, Mapping, Counter):
         return isinstance(value, origin) and all(
-            _fits(key, args[0]) and _fits(one, args[-1] if origin is not Counter else int)
-            for key, one in value.items()
+            _fits(key, args[0]) and _fits(item, args[-1] if origin is not Counter else int)
+            for key, item in value.items()
         )
     if kind is None or kind is type(None):
         return value is None
@@ -170,7 +174,7 @@ def test_calls_are_found_in_every_module_that_makes_some() -> None:
 
 @pytest.mark.parametrize("name", sorted({name for name, _, _ in CALLS}))
 def test_call_returns_its_type_or_raises_one_error_for_any_reply(name: str) -> None:
-    for _, kind, call in [each for each in CALLS if each[0] == name]:
+    for _, kind, call in [candidate for candidate in CALLS if candidate[0] == name]:
         chance = random.Random(name)
         for raw in [None, [], [[]], b"\xff", *[_reply(chance) for _ in range(SEEDS)]]:
             value, error = _outcome(call, raw)
@@ -196,7 +200,7 @@ def _outcome(call: Call[Any], raw: Any) -> tuple[Any, UnreadableReply | None]:
 
 
 def test_unreadable_reply_among_several_is_the_same_error() -> None:
-    _name, _, call = next(each for each in CALLS if each[0] == "queues.get_queue_depth")
+    _name, _, call = next(candidate for candidate in CALLS if candidate[0] == "queues.get_queue_depth")
     steps = exchange_all([call, call], reply_within=1, where="redis://there")
     next(steps)
     with pytest.raises(UnreadableReply, match="the reply to measure about celery5:"):

@@ -110,16 +110,16 @@ def test_what_is_scaled_is_spread_over_hosts_and_groups() -> None:
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=4), st.integers(0, 40))
 def test_all_workers_that_are_wanted_are_spread(counts: list[int], workers: int) -> None:
-    groups = tuple(Group(kind="worker", name=str(n), count=each) for n, each in enumerate(counts))
+    groups = tuple(Group(kind="worker", name=str(n), count=count) for n, count in enumerate(counts))
     assert sum(distribute_workers(Cluster(groups=groups), workers).values()) == workers
 
 
 def test_description_overrides_the_environment_of_all_members() -> None:
     cluster = Cluster(groups=(Group(kind="worker"),), environment={"A": "its own"})
-    (one,) = build_members(cluster, environment={"A": "around", "B": "around"})
-    assert one.environment == {"A": "its own", "B": "around", "CELERY5_WORKER_GROUP": "default"}
-    (one,) = build_members(cluster, environment={"CELERY5_WORKER_GROUP": "paris"})
-    assert one.environment["CELERY5_WORKER_GROUP"] == "paris"
+    (member,) = build_members(cluster, environment={"A": "around", "B": "around"})
+    assert member.environment == {"A": "its own", "B": "around", "CELERY5_WORKER_GROUP": "default"}
+    (member,) = build_members(cluster, environment={"CELERY5_WORKER_GROUP": "paris"})
+    assert member.environment["CELERY5_WORKER_GROUP"] == "paris"
 
 
 def test_members_have_names_of_their_own() -> None:
@@ -183,8 +183,8 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
 def test_every_flag_that_starts_such_a_process_can_be_said_of_a_group(kind: Kind) -> None:
     group = cli.get_command(click.Context(cli), kind)
     assert isinstance(group, click.Group)
-    options = [each for each in group.commands["start"].params if isinstance(each, click.Option)]
-    flags = {max(each.opts, key=len).removeprefix("--").replace("-", "_") for each in options}
+    options = [param for param in group.commands["start"].params if isinstance(param, click.Option)]
+    flags = {max(flag.opts, key=len).removeprefix("--").replace("-", "_") for flag in options}
     assert flags - set(UNSUPPORTED_FLAGS) == set(FLAG_TYPES[kind])
     for option in options:
         name = max(option.opts, key=len).removeprefix("--").replace("-", "_")

@@ -52,7 +52,7 @@ class Clock:
         spares = [
             member
             for member in build_members(cluster, more)
-            if member.name not in {one.name for one in wanted}
+            if member.name not in {wanted_member.name for wanted_member in wanted}
         ]
         self.crew.set_desired(cluster, wanted, spares)
 
@@ -374,7 +374,7 @@ def test_restarted_member_is_asked_again_to_end() -> None:
     assert Stop(name) in clock.tick(1)
     clock.crew.release(list(clock.crew.members))  # another Controller leads, and has ended it
     clock.crew.adopt({member: "up" for member in clock.crew.members if member != name}, clock.now)
-    assert [each.member.name for each in clock.tick(1) if isinstance(each, Start)] == [name]
+    assert [action.member.name for action in clock.tick(1) if isinstance(action, Start)] == [name]
     clock.say(Ready(name))
     clock.crew.restart([name])
     assert Stop(name) in clock.tick(1)
@@ -383,7 +383,7 @@ def test_restarted_member_is_asked_again_to_end() -> None:
 def test_forgotten_member_is_not_killed_when_it_is_adopted() -> None:
     clock, name = Clock().up(), "worker-default-1"
     others = [member for member in clock.crew.members if member != name]
-    assert any(isinstance(each, Kill) for each in clock.wait(12, beats=others))
+    assert any(isinstance(action, Kill) for action in clock.wait(12, beats=others))
     clock.crew.release(list(clock.crew.members))
     clock.crew.adopt(dict.fromkeys(clock.crew.members, "up"), clock.now)
     assert clock.wait(6, beats=list(clock.crew.members)) == []

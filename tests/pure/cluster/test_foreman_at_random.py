@@ -67,7 +67,7 @@ class AnyCluster(RuleBasedStateMachine):
     def assert_nobody_before(self, kind: Kind) -> None:
         order = ["scheduler", "router", "worker", "publisher"]
         before = order[: order.index(kind)]
-        assert [each for each in self.running.values() if each.kind in before] == []
+        assert [member for member in self.running.values() if member.kind in before] == []
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), word=st.sampled_from([Ready, Beat, Stopping, Unknown]))

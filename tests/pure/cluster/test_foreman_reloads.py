@@ -79,7 +79,10 @@ def test_healthy_members_stay_when_changed_ones_fail() -> None:
     assert clock.tick() == [Stop("worker-default-1")]
     cannot_live(clock, "worker-default-1")
     assert [clock.phase(f"worker-default-{n}") for n in (2, 3, 4)] == [Phase.UP] * 3
-    assert [each.member.name for each in clock.crew.retained] == ["worker-default-3", "worker-default-4"]
+    assert [running.member.name for running in clock.crew.retained] == [
+        "worker-default-3",
+        "worker-default-4",
+    ]
     assert "worker-default-1: given up" in clock.crew.problem
     assert "worker-default-3, worker-default-4: not wanted any more, and kept" in clock.crew.problem
     clock.want(described(2))

@@ -18,8 +18,10 @@ def test_member_that_cannot_be_asked_is_killed_only_at_shutdown(*, draining: boo
         clock.say(Unknown(name, "host web2 is away"))
         found += clock.wait(5, beats=others)
     assert (name in names(found, Stop)) or draining
-    assert [each for each in found if isinstance(each, Kill) and each.name == name and not draining] == []
+    assert [
+        action for action in found if isinstance(action, Kill) and action.name == name and not draining
+    ] == []
     if not draining:
         assert "unknown: host web2 is away" in clock.crew.problem
         clock.say(Stopping(name), Ended(name, "exit code 0", 0))  # it is back, and was asked
-        assert name in [each.member.name for each in clock.tick() if isinstance(each, Start)]
+        assert name in [action.member.name for action in clock.tick() if isinstance(action, Start)]

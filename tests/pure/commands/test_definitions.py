@@ -56,7 +56,11 @@ def test_the_guide_lists_each_command_of_a_worker_as_it_is_defined() -> None:
 
 
 def test_the_cli_has_the_commands_with_their_names_and_help() -> None:
-    usages = {each.cli_usage.split()[0]: each for each in COMMAND_DEFINITIONS.values() if each.cli_usage}
+    usages = {
+        candidate.cli_usage.split()[0]: candidate
+        for candidate in COMMAND_DEFINITIONS.values()
+        if candidate.cli_usage
+    }
     assert worker.commands.keys() == usages.keys() | {"tell", "start", "list"}
     for name, definition in usages.items():
         assert (worker.commands[name].help or "").startswith(definition.help)
@@ -70,7 +74,7 @@ def test_the_arguments_and_flags_of_the_cli_are_the_parameters_that_are_defined(
         name, *usage = definition.cli_usage.split()
         parameters = worker.commands[name].params
         arguments = [parameter for parameter in parameters if isinstance(parameter, click.Argument)]
-        flags = {each.opts[0] for each in parameters if isinstance(each, click.Option)}
+        flags = {parameter.opts[0] for parameter in parameters if isinstance(parameter, click.Option)}
         written = [word for word in usage if word.strip("[]").isupper()]
         for argument in arguments:
             word = argument.metavar or (argument.name or "").upper()

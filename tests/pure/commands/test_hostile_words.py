@@ -46,8 +46,8 @@ def test_a_box_that_logs_without_end_is_counted_from_some_line_on() -> None:
         for _ in range(MAX_LOG_LINES + 7):
             voice.log_line(BoxLogLine(level="info", message="again"))
         voice.end_job()
-    assert [each["what"] for each in told].count("log") == 2 * MAX_LOG_LINES
-    assert [each["lines"] for each in told if each["what"] == "box:output-truncated"] == [7, 7]
+    assert [line["what"] for line in told].count("log") == 2 * MAX_LOG_LINES
+    assert [line["lines"] for line in told if line["what"] == "box:output-truncated"] == [7, 7]
 
 
 @pytest.mark.parametrize("name", ["job", "JOB", "Task", "WORKER", "task-uuid", "Message_Type", "task.UUID"])

@@ -247,12 +247,12 @@ def test_files_that_are_no_text_or_no_keys_are_told_of_in_one_line(tmp_path: Pat
 
 
 def test_keys_are_made_once_by_whoever_signs_first(tmp_path: Path) -> None:
-    one, other = (Keyring(tmp_path / "keys", owner="shop") for _ in range(2))
-    assert one.get_trust_store() == TrustStore()
+    keyring, other = (Keyring(tmp_path / "keys", owner="shop") for _ in range(2))
+    assert keyring.get_trust_store() == TrustStore()
     assert not (tmp_path / "keys").exists()
-    assert one.get_signer() == other.get_signer()
+    assert keyring.get_signer() == other.get_signer()
     verify_command(
-        sign_command(order(), one.get_signer()), audience=HERE, trust=other.get_trust_store(), now=NOW
+        sign_command(order(), keyring.get_signer()), audience=HERE, trust=other.get_trust_store(), now=NOW
     )
 
 
@@ -329,8 +329,8 @@ class Issuer:
         made = made.not_valid_before(now - datetime.timedelta(days=1))
         made = made.not_valid_after(now + datetime.timedelta(days=1))
         made = made.add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
-        for each in (x509.SubjectAlternativeName([x509.DNSName("sender.celery5")]), *extensions):
-            made = made.add_extension(each, critical=False)
+        for extension in (x509.SubjectAlternativeName([x509.DNSName("sender.celery5")]), *extensions):
+            made = made.add_extension(extension, critical=False)
         digest = hashes.SHA384() if isinstance(self.key.curve, ec.SECP384R1) else hashes.SHA256()
         return made.sign(self.key, digest).public_bytes(Encoding.DER)
 
@@ -544,10 +544,10 @@ def test_folders_that_are_made_for_keys_are_private_whatever_the_umask(tmp_path:
         Keyring(tmp_path / "state" / "celery5" / "keys" / "shop", owner="shop").get_signer()
     finally:
         os.umask(before)
-    made = [each for each in (tmp_path / "state").rglob("*") if each.is_dir()] + [tmp_path / "state"]
+    made = [folder for folder in (tmp_path / "state").rglob("*") if folder.is_dir()] + [tmp_path / "state"]
     assert len(made) == 5
-    assert {stat.S_IMODE(each.stat().st_mode) for each in made} == {0o700}
-    files = [each for each in (tmp_path / "state").rglob("*") if each.is_file()]
+    assert {stat.S_IMODE(folder.stat().st_mode) for folder in made} == {0o700}
+    files = [file for file in (tmp_path / "state").rglob("*") if file.is_file()]
     assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
 
 

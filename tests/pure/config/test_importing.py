@@ -104,7 +104,7 @@ def test_a_probe_loads_what_it_needs_and_no_more() -> None:
     assert ended == "0"
     modules = set(loaded.split())
     assert {module for module in modules if module.split(".")[0] == "celery5"} == {
-        f"celery5{each}" for each in OF_A_PROBE
+        f"celery5{name}" for name in OF_A_PROBE
     }
     assert modules & HEAVY == set()
 

@@ -59,10 +59,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     ],
 )
 def test_a_pattern_means_the_modules_that_fit_it_each_by_one_name(include: str, modules: str) -> None:
-    names = [each if each.startswith("emporium") else f"emporium.{each}" for each in modules.split()]
+    names = [module if module.startswith("emporium") else f"emporium.{module}" for module in modules.split()]
     found = find_modules([include, include])
     assert sorted(found) == names
-    assert [each for each in found if not is_included([include], each)] == []
+    assert [module for module in found if not is_included([include], module)] == []
 
 
 def test_looking_for_modules_imports_none_of_them() -> None:

@@ -133,7 +133,7 @@ def test_a_flag_of_celerys_is_answered_with_ours(flag: str, capsys: pytest.Captu
     assert flag in printed
     assert printed.endswith(f"; {CELERY_FLAG_HINTS[flag]}\n")
     for ours in re.findall(r"--[a-z-]+", CELERY_FLAG_HINTS[flag]):
-        assert ours in {name for each in start.params for name in each.opts}
+        assert ours in {name for param in start.params for name in param.opts}
 
 
 def test_an_id_is_a_text_and_a_task_is_a_task() -> None:

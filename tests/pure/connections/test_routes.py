@@ -72,10 +72,10 @@ def test_all_contradictions_are_told_at_once() -> None:
         for line in lines
     )
     assert any(
-        "task c is to go to broker 'far', but its queue 'routed' is on broker 'mails'" in each
-        for each in lines
+        "task c is to go to broker 'far', but its queue 'routed' is on broker 'mails'" in line
+        for line in lines
     )
-    assert any("no broker is named 'mial'" in each for each in lines)
+    assert any("no broker is named 'mial'" in line for line in lines)
     assert "did you mean 'mails'?" in str(caught.value)
 
 
@@ -186,7 +186,7 @@ def test_a_command_goes_to_the_broker_that_the_inbox_names() -> None:
 def test_what_several_list_is_all_that_any_of_them_lists(answers: list[list[str]]) -> None:
     merge = queues.list_queues(KEYS).merge
     assert merge is not None
-    assert merge(answers) == sorted({one for each in answers for one in each})
+    assert merge(answers) == sorted({queue for answer in answers for queue in answer})
 
 
 OVERRIDE = limits.StoredOverrides({"a": LimitOverride(limit=1)}, {})
@@ -242,8 +242,8 @@ def test_first_matching_route_gives_a_queue_to_tasks_without_one() -> None:
     @routed.task(name="shop.pay")
     def pay() -> None: ...
 
-    assert [each.queue for each in (send, cut, urgent, pay)] == ["mail", "media", "urgent", "rest"]
-    assert [each.job().queue for each in (send, cut, urgent, pay)] == ["mail", "media", "urgent", "rest"]
+    assert [task.queue for task in (send, cut, urgent, pay)] == ["mail", "media", "urgent", "rest"]
+    assert [task.job().queue for task in (send, cut, urgent, pay)] == ["mail", "media", "urgent", "rest"]
     assert send.options(queue="slow").job().queue == "slow"  # what a call says comes first
     routed.configure(queue_routes={"*": "all"})
     assert send.job().queue == "all"

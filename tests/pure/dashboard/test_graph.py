@@ -23,8 +23,8 @@ def test_nothing_is_drawn_of_nothing() -> None:
 
 def test_a_chain_goes_down_even_when_all_its_nodes_have_one_name() -> None:
     drawing = draw_graph([make(number, number + 1) if number < 19 else make(19) for number in range(20)])
-    assert [one.alike for one in drawing.nodes] == [1] * 20
-    assert len({one.x for one in drawing.nodes}) == 1
+    assert [node.alike for node in drawing.nodes] == [1] * 20
+    assert len({node.x for node in drawing.nodes}) == 1
     heights = [node.y for node in drawing.nodes]
     assert heights == sorted(set(heights))
     assert len(drawing.edges) == 19
@@ -63,7 +63,7 @@ def test_many_branches_that_are_alike_are_one_branch() -> None:
         for node in (make(number, number + 1, name="fetch"), make(number + 1, 40, name="resize"))
     ]
     drawing = draw_graph([*branches, make(40, name="total")])
-    assert [one.label for one in drawing.nodes] == ["fetch ×20", "resize ×20", "total"]  # noqa: RUF001
+    assert [node.label for node in drawing.nodes] == ["fetch ×20", "resize ×20", "total"]  # noqa: RUF001
     assert len(drawing.edges) == 2
 
 

@@ -59,7 +59,7 @@ IDS = (
     st.text(HEX, min_size=8, max_size=40).filter(lambda text: any(char.isdigit() for char in text))
     | st.text("0123456789", min_size=1, max_size=40)
     | st.uuids().map(str)
-    | st.uuids().map(lambda one: one.hex.upper())
+    | st.uuids().map(lambda match: match.hex.upper())
 )
 """Ids in several notations; of hexadecimal ones, some begin with digits, and some have nothing else."""
 

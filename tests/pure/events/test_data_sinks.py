@@ -144,7 +144,7 @@ def test_a_file_has_a_line_of_json_for_each_document(tmp_path: Path) -> None:
     sink.write([document("a", {"text": "two\nlines ü"}), document("b", 2)])
     sink.write([document("c")])
     found = lines(tmp_path / "deep" / "orders.jsonl")
-    assert [(each["id"], each["value"]) for each in found] == [
+    assert [(record["id"], record["value"]) for record in found] == [
         ("a", {"text": "two\nlines ü"}),
         ("b", 2),
         ("c", None),
@@ -158,7 +158,7 @@ def test_a_file_that_is_large_gets_another_name_and_nothing_is_lost(tmp_path: Pa
         sink.write([document(str(number))])
     files = sorted(tmp_path.iterdir())
     assert len(files) > 3
-    assert all(each.stat().st_size < 1300 for each in files)
+    assert all(file.stat().st_size < 1300 for file in files)
     assert sorted(int(line["id"]) for file in files for line in lines(file)) == list(range(40))
 
 
@@ -227,7 +227,7 @@ for number in range(100):
     sink.write([written, written])
 """
     many = [subprocess.Popen([sys.executable, "-c", script, str(n)], env=dict(os.environ)) for n in range(3)]
-    assert [each.wait(30) for each in many] == [0, 0, 0]
+    assert [thread.wait(30) for thread in many] == [0, 0, 0]
     found = [line["id"] for file in tmp_path.iterdir() for line in lines(file)]
     assert sorted(found) == sorted(
         f"{n}-{number}" for n in range(3) for number in range(100) for _ in range(2)
@@ -274,16 +274,16 @@ def test_several_routers_that_are_given_the_same_documents_have_each_once(tmp_pa
         sink = SQLSink(f"sqlite:///{file}", table="charges", engine={"connect_args": {"timeout": 20}})
         for number in range(30):
             try:
-                sink.write([document(str(each)) for each in range(number, number + 10)])
+                sink.write([document(str(document_id)) for document_id in range(number, number + 10)])
             except Exception as error:
                 failed.append(error)
         sink.close()
 
     many = [threading.Thread(target=write) for _ in range(4)]
-    for each in many:
-        each.start()
-    for each in many:
-        each.join(30)
+    for thread in many:
+        thread.start()
+    for thread in many:
+        thread.join(30)
     assert failed == []
     assert rows(file, "SELECT COUNT(*), COUNT(DISTINCT id) FROM charges") == [(39, 39)]
 

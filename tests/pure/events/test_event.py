@@ -151,7 +151,8 @@ def test_the_message_of_an_event_fits_its_schema_and_unknown_fields_do_no_harm()
     "message",
     [{}, {"v": 1}, {"v": 2, "id": "a", "event": "E"}, {"v": 1, "id": "", "event": "E"}]
     + [
-        {"v": 1, "id": "a", "event": "E", **each} for each in ({"version": 0}, {"fields": [1]}, {"sent": "x"})
+        {"v": 1, "id": "a", "event": "E", **fields}
+        for fields in ({"version": 0}, {"fields": [1]}, {"sent": "x"})
     ],
     ids=str,
 )
@@ -180,25 +181,25 @@ def test_the_job_of_a_subscriber_is_always_the_same_and_has_what_it_takes() -> N
     more = msgspec.structs.replace(
         message, fields={**message.fields, "new": msgspec.Raw(b"[1]")}, trace="t-1"
     )
-    one, other = (
+    job, other = (
         make_event_job(message, subscription, now=100.0),
         make_event_job(more, subscription, now=200.0),
     )
-    assert one.id == other.id == derive_job_id(message.id, "shop", "receipt")
-    assert (one.queue, one.at, one.app, one.lock) == ("mail", "+5000", "shop", f"receipt {one.id}")
+    assert job.id == other.id == derive_job_id(message.id, "shop", "receipt")
+    assert (job.queue, job.at, job.app, job.lock) == ("mail", "+5000", "shop", f"receipt {job.id}")
     assert json.loads(other.message) == {
         "v": 1,
-        "id": one.id,
+        "id": job.id,
         "task": "receipt",
         "kwargs": {"email": "a@b.c"},
         "sent": 200.0,
         "expires": 260.0,
         "event": f"Paid {message.id}",
-        "retry": json.loads(one.message)["retry"],
-        "key": one.id,
+        "retry": json.loads(job.message)["retry"],
+        "key": job.id,
         "trace": "t-1",
     }
-    assert json.loads(one.message)["retry"]["max_retries"] == 7
+    assert json.loads(job.message)["retry"]["max_retries"] == 7
 
 
 def test_subscriber_gets_the_default_of_a_field_that_is_missing() -> None:
@@ -223,7 +224,10 @@ def test_subscriber_gets_the_default_of_a_field_that_is_missing() -> None:
     @app.task(name="all_of_it")
     async def all_of_it(**fields: object) -> None: ...
 
-    kept = {each.job.task: msgspec.json.encode(each) for each in app.events.group_subscriptions()["shop"]}
+    kept = {
+        subscription.job.task: msgspec.json.encode(subscription)
+        for subscription in app.events.group_subscriptions()["shop"]
+    }
     old = parse_event(b'{"v":1,"id":"e","event":"Paid","fields":{"order":7}}')
     new = parse_event(b'{"v":1,"id":"e","event":"Paid","fields":{"order":7,"plan":"gold"}}')
 
@@ -246,7 +250,7 @@ def test_ids_that_follow_from_other_things_follow_from_their_places_too() -> Non
         derive_job_id("c", "ab"),
     }
     assert len(made) == 4
-    assert all(len(each) == 22 and each[0] != "-" for each in made)
+    assert all(len(job_id) == 22 and job_id[0] != "-" for job_id in made)
     assert all(derive_job_id(str(n))[0] != "-" for n in range(500))
 
 

@@ -534,7 +534,7 @@ def test_every_key_that_stays_has_an_owner() -> None:
     stream = keys.for_stream("orders")
     lasting += [keys.record_streams, stream.map, stream.groups, stream.log(3), stream.partition("bill", 3)]
     lasting += [stream.state("bill"), stream.outbox("bill", 3), stream.dead("bill"), stream.plan("bill")]
-    assert [each for each in lasting if not is_owned(each)] == []
+    assert [error for error in lasting if not is_owned(error)] == []
     passing = [
         keys.nonce("x"),
         queue.result("x"),
@@ -544,7 +544,7 @@ def test_every_key_that_stays_has_an_owner() -> None:
         "celery5:{shop}:what",
         "other",
     ]
-    assert [each for each in passing if is_owned(each)] == []
+    assert [error for error in passing if is_owned(error)] == []
 
 
 def test_an_application_knows_its_keys_from_those_of_others() -> None:

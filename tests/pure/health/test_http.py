@@ -52,7 +52,7 @@ def test_whatever_comes_is_a_request_or_refused(head: bytes) -> None:
     found: list[str] = []
     with suppress(BadRequest):
         found.append(parse_request(head).path)
-    assert all(each.startswith("/") for each in found)
+    assert all(path.startswith("/") for path in found)
 
 
 def test_a_response_says_how_long_it_is_and_that_the_connection_ends() -> None:

@@ -53,7 +53,7 @@ WRONG: list[tuple[Any, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("annotation", "value", "shown"), WRONG, ids=lambda each: str(each)[:30])
+@pytest.mark.parametrize(("annotation", "value", "shown"), WRONG, ids=lambda value: str(value)[:30])
 def test_a_wrong_argument_names_the_task_the_parameter_and_both_types(
     annotation: Any, value: Any, shown: str
 ) -> None:
@@ -72,7 +72,7 @@ def test_a_wrong_argument_names_the_task_the_parameter_and_both_types(
         assert f"got {type(value).__name__} (" in message
 
 
-@pytest.mark.parametrize(("annotation", "value", "shown"), WRONG, ids=lambda each: str(each)[:30])
+@pytest.mark.parametrize(("annotation", "value", "shown"), WRONG, ids=lambda value: str(value)[:30])
 def test_a_worker_names_the_parameter_too(annotation: Any, value: Any, shown: str) -> None:
     if annotation is Colour or not isinstance(value, int | float | str | list | None) or value != value:
         value = {"no": ["such", "thing"]}
@@ -131,7 +131,7 @@ def test_a_call_that_does_not_fit_is_refused(
         (lambda a: a, b"[" + b"[" * 30000 + b"]" * 30000 + b"]", b"{}"),
         (lambda a=1: a, b'["\xff"]', b"{}"),
     ],
-    ids=lambda each: str(each)[:20],
+    ids=lambda value: str(value)[:20],
 )
 def test_a_worker_refuses_a_call_that_does_not_fit_and_nothing_worse_happens(
     function: Callable[..., Any], args: bytes, kwargs: bytes
@@ -187,7 +187,7 @@ EXACT: list[tuple[Any, Any, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("annotation", "inexact", "exact"), EXACT, ids=lambda each: str(each)[:30])
+@pytest.mark.parametrize(("annotation", "inexact", "exact"), EXACT, ids=lambda value: str(value)[:30])
 def test_a_float_is_refused_where_a_decimal_is_declared(annotation: Any, inexact: Any, exact: Any) -> None:
     parameters = taking(int, annotation)
     for args, kwargs in (([1, inexact], {}), ([1], {"p1": inexact})):
@@ -225,7 +225,7 @@ LOOP.append(LOOP)
         open,
         Opaque,
     ],
-    ids=lambda each: repr(each)[:20],
+    ids=lambda value: repr(value)[:20],
 )
 def test_what_has_no_json_form_is_refused_as_argument_and_as_result(value: Any) -> None:
     with pytest.raises(BadArguments, match=r"^shop\.t: an argument cannot be encoded: .+"):
@@ -334,7 +334,7 @@ CARRIED = [
 ]
 
 
-@pytest.mark.parametrize(("annotation", "value"), CARRIED, ids=lambda each: str(each)[:30])
+@pytest.mark.parametrize(("annotation", "value"), CARRIED, ids=lambda value: str(value)[:30])
 def test_what_json_can_carry_is_declared_and_arrives(annotation: Any, value: Any) -> None:
     assert there_and_back(taking(annotation, returns=annotation), value) == ([value], {})
 

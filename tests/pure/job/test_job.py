@@ -20,7 +20,7 @@ NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 def test_an_id_is_22_url_safe_characters_and_never_the_same() -> None:
     ids = [new_id() for _ in range(5000)]
     assert len(set(ids)) == 5000
-    assert all(re.fullmatch(r"[A-Za-z0-9_-]{22}", each) for each in ids)
+    assert all(re.fullmatch(r"[A-Za-z0-9_-]{22}", job_id) for job_id in ids)
 
 
 @pytest.mark.parametrize(

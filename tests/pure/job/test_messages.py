@@ -70,8 +70,8 @@ commands = st.builds(
     v=st.just(VERSION),
     id=text.filter(bool),
     task=text.filter(bool),
-    args=st.lists(json_values, max_size=3).map(lambda each: Raw(msgspec.json.encode(each))),
-    kwargs=st.dictionaries(text, json_values, max_size=3).map(lambda each: Raw(msgspec.json.encode(each))),
+    args=st.lists(json_values, max_size=3).map(lambda value: Raw(msgspec.json.encode(value))),
+    kwargs=st.dictionaries(text, json_values, max_size=3).map(lambda value: Raw(msgspec.json.encode(value))),
     sent=moments,
     attempt=st.integers(1, 99),
     expires=st.none() | moments,
@@ -302,7 +302,7 @@ def steps_of(raw: bytes) -> tuple[int, int]:
     def trace(frame: Any, event: str, _argument: object) -> Any:
         nonlocal lines
         lines += event == "line"
-        sizes.append(sum(len(each) for each in frame.f_locals.values() if isinstance(each, bytes)))
+        sizes.append(sum(len(value) for value in frame.f_locals.values() if isinstance(value, bytes)))
         return trace
 
     sys.settrace(trace)

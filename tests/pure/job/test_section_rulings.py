@@ -68,12 +68,12 @@ def group(*errors: BaseException) -> BaseExceptionGroup[BaseException]:
     ids=lambda e: type(e).__name__,
 )
 def test_any_error_keeps_what_was_said_of_it_for_each_run_by_itself(error: BaseException) -> None:
-    one, other = object(), object()
-    assert get_ruling(error, one) is None
-    set_ruling(error, one, AGAIN)
+    run, other = object(), object()
+    assert get_ruling(error, run) is None
+    set_ruling(error, run, AGAIN)
     set_ruling(error, other, POISONOUS)
-    set_ruling(error, one, USED_UP)
-    assert (get_ruling(error, one), get_ruling(error, other), get_ruling(error, None)) == (
+    set_ruling(error, run, USED_UP)
+    assert (get_ruling(error, run), get_ruling(error, other), get_ruling(error, None)) == (
         USED_UP,
         POISONOUS,
         None,
@@ -84,7 +84,7 @@ def test_one_object_that_is_raised_for_ever_does_not_grow() -> None:
     error = ValueError()
     for _ in range(2000):
         set_ruling(error, object(), AGAIN)
-    assert sum(len(each) for each in vars(error).values()) <= 1000
+    assert sum(len(value) for value in vars(error).values()) <= 1000
 
 
 def test_shared_exception_keeps_its_details_for_each_job() -> None:
@@ -124,7 +124,7 @@ def test_the_outcome_is_what_the_strictest_error_asks_for() -> None:
     job = CurrentJob("id", "task", "queue", 1, "worker")
     token = CURRENT_JOB.set(job)
     try:
-        again, used_up, poisonous, stranger = (ValueError(str(each)) for each in range(4))
+        again, used_up, poisonous, stranger = (ValueError(str(number)) for number in range(4))
         set_ruling(again, job, AGAIN)
         set_ruling(used_up, job, USED_UP)
         set_ruling(poisonous, job, POISONOUS)

@@ -239,9 +239,9 @@ def test_a_generator_cannot_be_tried_again() -> None:
     async def generator_too() -> AsyncIterator[int]:
         yield 1
 
-    for each in (generator, generator_too):
+    for broken in (generator, generator_too):
         with pytest.raises(Misconfigured, match="is a generator function: retry cannot run it again"):
-            retry()(each)
+            retry()(broken)
 
 
 async def test_a_decorated_coroutine_function_waits_in_the_colour_of_its_caller(autojump_clock: Any) -> None:

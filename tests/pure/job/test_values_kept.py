@@ -143,7 +143,7 @@ PLAIN: list[tuple[Any, Any, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("annotation", "value", "plain"), PLAIN, ids=lambda each: str(each)[:40])
+@pytest.mark.parametrize(("annotation", "value", "plain"), PLAIN, ids=lambda value: str(value)[:40])
 def test_a_subclass_of_a_plain_type_arrives_as_its_plain_value(
     annotation: Any, value: Any, plain: Any
 ) -> None:
@@ -157,7 +157,7 @@ def test_a_subclass_of_a_plain_type_arrives_as_its_plain_value(
     assert json.loads(raw) == json.loads(encode_value(plain))
 
 
-@pytest.mark.parametrize(("_annotation", "value", "plain"), PLAIN, ids=lambda each: str(each)[:40])
+@pytest.mark.parametrize(("_annotation", "value", "plain"), PLAIN, ids=lambda value: str(value)[:40])
 def test_a_subclass_passes_a_parameter_without_annotation(_annotation: Any, value: Any, plain: Any) -> None:
     (nested,), _ = there_and_back(taking(Any), {"deep": [value]})
     assert nested == json.loads(encode_value({"deep": [plain]}))
@@ -195,7 +195,7 @@ CHANGED: list[tuple[Any, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("annotation", "value", "why"), CHANGED, ids=lambda each: str(each)[:40])
+@pytest.mark.parametrize(("annotation", "value", "why"), CHANGED, ids=lambda value: str(value)[:40])
 def test_what_json_would_change_silently_is_refused(annotation: Any, value: Any, why: str) -> None:
     for parameters in (taking(annotation), taking(Any)):
         calls: list[tuple[Any, Any]] = [((value,), {}), ((), {"p0": value})]
@@ -244,7 +244,7 @@ LOSING: list[tuple[Any, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("annotation", "value", "why"), LOSING, ids=lambda each: str(each)[:40])
+@pytest.mark.parametrize(("annotation", "value", "why"), LOSING, ids=lambda value: str(value)[:40])
 def test_a_field_that_would_be_lost_is_refused(annotation: Any, value: Any, why: str) -> None:
     with pytest.raises(BadArguments, match=why):
         taking(annotation).encode((value,), {})
@@ -297,7 +297,7 @@ class Opened(pydantic.BaseModel):
         (Zoo, Zoo(star=Dog(name="a", breed="b")), "arrives as Animal"),
         (Opened, Opened(at=datetime(2026, 7, 1, tzinfo=ZoneInfo("Europe/Berlin"))), "zone Europe/Berlin"),
     ],
-    ids=lambda each: type(each).__name__,
+    ids=lambda value: type(value).__name__,
 )
 def test_a_model_that_would_arrive_changed_is_refused(annotation: Any, value: Any, why: str) -> None:
     with pytest.raises(BadArguments, match=why) as caught:
@@ -335,7 +335,7 @@ def test_a_model_without_a_changed_field_arrives() -> None:
         (pydantic.AwareDatetime, datetime(2026, 1, 1, tzinfo=UTC)),
         (Customer | Cat, Customer(id=UUID(int=1), born=date(2026, 1, 1), **{"e-mail": "a@b"})),
     ],
-    ids=lambda each: str(each)[:40],
+    ids=lambda value: str(value)[:40],
 )
 def test_unions_of_models_and_types_of_pydantic_arrive(annotation: Any, value: Any) -> None:
     (back,), _ = there_and_back(taking(annotation), value)
@@ -425,7 +425,7 @@ CONSTRAINED: list[tuple[Any, Any, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("annotation", "right", "wrong"), CONSTRAINED, ids=lambda each: str(each)[:40])
+@pytest.mark.parametrize(("annotation", "right", "wrong"), CONSTRAINED, ids=lambda value: str(value)[:40])
 def test_constraints_of_annotations_hold_for_producers_and_workers(
     annotation: Any, right: Any, wrong: Any
 ) -> None:
@@ -526,8 +526,8 @@ def check_arrived(sent: Any, back: Any) -> None:
     elif isinstance(sent, list):
         back = sorted(back) if all(type(item) is int for item in back) and sorted(back) == sent else back
         assert len(sent) == len(back)
-        for one, other in zip(sent, back, strict=True):
-            check_arrived(one, other)
+        for sent_item, other in zip(sent, back, strict=True):
+            check_arrived(sent_item, other)
     elif isinstance(sent, (datetime, time)):
         arrived = type(sent).fromisoformat(back)
         assert arrived.replace(tzinfo=None) == sent.replace(tzinfo=None, fold=0)

@@ -191,7 +191,7 @@ def test_the_retries_of_sections_are_not_the_tasks() -> None:
 
 def test_so_many_sections_are_counted_and_no_more() -> None:
     policy = RetryPolicy()
-    full = {str(each): 1 for each in range(MAX_SECTIONS)}
+    full = {str(number): 1 for number in range(MAX_SECTIONS)}
     assert make_ruling("5", policy, full).policy is policy
     assert make_ruling("new", policy, full).reason is Reason.EXHAUSTED
 

@@ -62,7 +62,7 @@ def test_the_limit_0_rejects_and_a_suspended_task_holds_whatever_its_limit() -> 
 
 def test_a_computed_limit_stays_within_its_bounds() -> None:
     limit = Range(2, 8, compute=lambda: 1)
-    assert [limit.clamp(each) for each in (-3, 2, 5.9, 100, float("inf"))] == [2, 2, 5, 8, 8]
+    assert [limit.clamp(value) for value in (-3, 2, 5.9, 100, float("inf"))] == [2, 2, 5, 8, 8]
     assert rule(DeclaredLimits(limit=limit), computed=3) == AdmissionRule("t", max_running=3)
     for wrong in (float("nan"), "3", True, None):
         with pytest.raises(ValueError, match="no number"):

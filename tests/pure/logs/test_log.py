@@ -166,8 +166,8 @@ def test_a_terminal_shows_how_bad_it_is_in_colour_unless_it_is_asked_not_to(
 def test_what_is_below_the_level_is_not_kept(level: Any, count: int) -> None:
     stream = io.StringIO()
     with LogWriter(stream, level=level) as journal:
-        for each in ("debug", "info", "warning", "error"):
-            journal(message(level=each))
+        for level_name in ("debug", "info", "warning", "error"):
+            journal(message(level=level_name))
     assert len(written(stream)) == count
 
 
@@ -247,8 +247,8 @@ def test_processes_that_write_to_one_pipe_leave_each_others_lines_whole() -> Non
         while said.count(b"\n") < 2 * 1001 and (more := os.read(ours, 3000)):
             said += more
     finally:
-        for each in talking:
-            each.communicate(timeout=30)
+        for process in talking:
+            process.communicate(timeout=30)
         os.close(ours)
     lines = [json.loads(line) for line in said.splitlines()]
     for name in ("w1", "w2"):

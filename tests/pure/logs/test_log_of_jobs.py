@@ -55,18 +55,18 @@ def test_log_of_a_job_is_the_same_with_other_eliot_destinations(trace: str, leve
         lines = ended_lines(LogWriter(beside), beside, trace=trace, level=level)
     finally:
         eliot.remove_destination(heard.append)
-    assert [each.pop("task_level")[-1] for each in expected] == [1, 2]
+    assert [line.pop("task_level")[-1] for line in expected] == [1, 2]
     assert [line.pop("task_level")[-1] for line in lines] == [1, 2]
     assert (
-        len({each.pop("task_uuid") for each in expected})
-        == len({each.pop("task_uuid") for each in lines})
+        len({line.pop("task_uuid") for line in expected})
+        == len({line.pop("task_uuid") for line in lines})
         == 1
     )
     assert lines == expected
     assert expected[0] == ENDED | {"worker": "w1", "level": level, "message_type": "celery5:job"} | (
         {"trace": trace} if trace else {}
     )
-    assert [each["job"] for each in heard if each.get("message_type") == "celery5:job"] == ["j1", "j1"]
+    assert [line["job"] for line in heard if line.get("message_type") == "celery5:job"] == ["j1", "j1"]
 
 
 def test_a_journal_that_nobody_shares_with_eliot_is_given_no_dicts() -> None:
@@ -151,9 +151,9 @@ class Dicts:
 def test_an_outlet_of_the_users_own_is_given_dicts() -> None:
     outlet = Dicts()
     ended_lines(LogWriter(outlet), io.StringIO())
-    jobs = [each for each in outlet.taken if each.get("message_type") == "celery5:job"]
+    jobs = [line for line in outlet.taken if line.get("message_type") == "celery5:job"]
     assert [job["job"] for job in jobs] == ["j1", "j1"]
-    assert all(isinstance(each["task_level"], list) and "trace" not in each for each in jobs)
+    assert all(isinstance(job["task_level"], list) and "trace" not in job for job in jobs)
 
 
 def test_people_are_told_of_jobs_that_ended() -> None:
@@ -168,5 +168,5 @@ def test_what_could_not_be_said_of_a_job_is_brought_again_as_a_dict() -> None:
     journal = LogWriter(outlet)
     journal.start_retries()
     ended_lines(journal, io.StringIO())
-    jobs = [each for each in journal.take_unwritten(100) if each.get("message_type") == "celery5:job"]
+    jobs = [line for line in journal.take_unwritten(100) if line.get("message_type") == "celery5:job"]
     assert [job["job"] for job in jobs] == ["j1", "j1"]

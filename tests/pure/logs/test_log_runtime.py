@@ -42,8 +42,8 @@ class Recorder:
     def entry(self) -> dict[str, bytes]:
         """The next one."""
         data, fds, _, _ = socket.recv_fds(self.line, 300_000, 1)
-        for each in fds:
-            with os.fdopen(each, "rb") as file:
+        for descriptor in fds:
+            with os.fdopen(descriptor, "rb") as file:
                 file.seek(0)  # as it is shared, it is where the sender stopped
                 data = file.read()
         return parsed(data)
@@ -222,7 +222,7 @@ def test_a_journal_that_is_busy_takes_the_rest_later_and_nothing_is_lost(
         for n in range(50):
             journal({"message_type": "celery5:x", "n": n, "worker": "w"})
         seen = [recorder.entry() for _ in range(50)]
-    assert [int(each["CELERY5_N"]) for each in seen] == list(range(50))
+    assert [int(environment["CELERY5_N"]) for environment in seen] == list(range(50))
     assert journal.counts.lost == 0
 
 

@@ -50,7 +50,7 @@ def lines(
     ):
         yield said
     found = [json.loads(line) for line in stream.getvalue().splitlines()]
-    said += [each for each in found if each.get("message_type") == "celery5:log"]
+    said += [line for line in found if line.get("message_type") == "celery5:log"]
 
 
 def test_a_record_has_its_level_its_logger_its_text_and_its_job() -> None:
@@ -78,8 +78,8 @@ def test_a_record_has_its_level_its_logger_its_text_and_its_job() -> None:
 @pytest.mark.parametrize(("level", "count"), [("debug", 4), ("info", 3), ("warning", 2), ("error", 1)])
 def test_the_level_of_the_log_is_that_of_the_loggers(level: Level, count: int) -> None:
     with lines(level) as log_lines:
-        for each in (LOGGER.debug, LOGGER.info, LOGGER.warning, LOGGER.error):
-            each("x")
+        for log_function in (LOGGER.debug, LOGGER.info, LOGGER.warning, LOGGER.error):
+            log_function("x")
     assert len(log_lines) == count
 
 
@@ -167,8 +167,8 @@ def test_threads_may_log_at_once() -> None:
         threads = [threading.Thread(target=log) for _ in range(8)]
         for thread in threads:
             thread.start()
-        for each in threads:
-            each.join(30)
+        for thread in threads:
+            thread.join(30)
     assert len(log_lines) == 1600
 
 
@@ -193,6 +193,6 @@ def test_people_see_who_said_what() -> None:
         token = CURRENT_JOB.set(CurrentJob("j1", "shop.charge", "default", 1, "w1"))
         LOGGER.warning("no bank\ntoday")
         CURRENT_JOB.reset(token)
-    line = [each for each in stream.getvalue().splitlines(True) if "shop.tasks" in each]
+    line = [text for text in stream.getvalue().splitlines(True) if "shop.tasks" in text]
     assert line[0].endswith(" warning w1 shop.tasks       no bank\n")
     assert stream.getvalue().endswith("\n    today  job=j1  task=shop.charge\n")

@@ -97,7 +97,7 @@ def test_alert_fires_and_resolves_after_their_durations() -> None:
     ]
     assert history.changes() == ["fired", "resolved"]
     assert [notification.at for notification in history.notifications] == [70, 120]
-    assert {one.since for one in history.notifications} == {10}
+    assert {notification.since for notification in history.notifications} == {10}
 
 
 def test_a_pending_alert_begins_anew_when_its_value_was_low_once() -> None:
@@ -175,7 +175,7 @@ def test_no_alert_fires_twice_without_a_resolution_between(
         history.measure(now, value, {"late": now + 1} if is_silenced else None)
     expected = ["fired", "resolved"] * len(taken)
     assert history.changes() == expected[: len(history.changes())]
-    assert len({one.id for one in history.transitions}) == len(history.transitions)
+    assert len({change.id for change in history.transitions}) == len(history.transitions)
     for transition in history.transitions:
         if transition.change == "fired":
             assert transition.at - transition.since >= for_
@@ -185,14 +185,14 @@ def test_no_alert_fires_twice_without_a_resolution_between(
 def test_what_is_decided_is_the_same_whoever_decides_it(
     taken: list[tuple[float, float | None, bool]],
 ) -> None:
-    one, other = History(), History()
+    history, other = History(), History()
     now = 0.0
     for elapsed, value, _ in taken:
         now += elapsed
-        one.measure(now, value)
+        history.measure(now, value)
         other.instances = StoredAlerts.unpack(StoredAlerts(other.instances).pack()).instances
         other.measure(now, value)
-    assert one.transitions == other.transitions
+    assert history.transitions == other.transitions
 
 
 def make_queue(**values: Any) -> MeasuredQueue:
@@ -220,7 +220,7 @@ def test_dead_letters_count_by_how_many_were_added() -> None:
     samples = (CounterSample(0, {}, {"mail": 7}), CounterSample(90, {}, {"mail": 9}))
     measured = MeasuredCluster(at=150, queues={"mail": make_queue(dead=20), "web": make_queue(dead=3)})
     readings = read_conditions([rule], measured, samples)
-    assert {subject: one.value for (_, subject), one in readings.items()} == {
+    assert {subject: reading.value for (_, subject), reading in readings.items()} == {
         "queue mail": 13,
         "queue web": 3,
     }
@@ -264,7 +264,9 @@ def test_each_lost_worker_has_an_alert_and_of_very_many_the_last_ones() -> None:
     queue = make_queue(lost_workers=lost)
     again = make_queue(lost_workers={"host:22:x": 121.0, "old:1:x": 10.0})
     measured = MeasuredCluster(at=150, queues={"mail": queue, "web": again})
-    readings = {subject: one.value for (_, subject), one in read_conditions([rule], measured, ()).items()}
+    readings = {
+        subject: reading.value for (_, subject), reading in read_conditions([rule], measured, ()).items()
+    }
     assert readings == {
         **{f"worker host:{number}": 1 for number in range(3, 23)},
         "further processes": 3,
@@ -273,10 +275,14 @@ def test_each_lost_worker_has_an_alert_and_of_very_many_the_last_ones() -> None:
     many = make_queue(lost_workers=lost, lost=200)
     for at, further in ((150, 3 + 177), (215, 177 * 0)):
         crowded = MeasuredCluster(at=at, queues={"mail": many, "web": again})
-        readings = {one: reading.value for (_, one), reading in read_conditions([rule], crowded, ()).items()}
+        readings = {
+            subject: reading.value for (_, subject), reading in read_conditions([rule], crowded, ()).items()
+        }
         assert readings["further processes"] == further
     later = MeasuredCluster(at=230, queues={"web": again})
-    readings = {subject: one.value for (_, subject), one in read_conditions([rule], later, ()).items()}
+    readings = {
+        subject: reading.value for (_, subject), reading in read_conditions([rule], later, ()).items()
+    }
     assert readings == {"worker host:22": 0, "worker old:1": 0}
     only = AlertRule(name="lost", condition=worker_lost("mail", within=100))
     assert read_conditions([only], later, ()) == {}
@@ -289,8 +295,8 @@ def test_alert_covers_lost_processes_of_every_kind() -> None:
     measured = MeasuredCluster(
         at=150, queues={"mail": queue}, lost={(kind, "vm:7:x"): 140.0 for kind in kinds}
     )
-    found = {subject: one for (_, subject), one in read_conditions([rule], measured, ()).items()}
-    assert {subject: one.value for subject, one in found.items()} == {
+    found = {subject: reading for (_, subject), reading in read_conditions([rule], measured, ()).items()}
+    assert {subject: reading.value for subject, reading in found.items()} == {
         "worker web1": 1,
         **{f"{kind} vm:7": 1 for kind in kinds},
     }
@@ -310,8 +316,8 @@ def test_runs_that_are_not_undone_have_an_alert_of_their_queue() -> None:
         "web": msgspec.structs.replace(make_queue(), stopping_runs=runs[1:2]),
     }
     measured = MeasuredCluster(at=150, queues=queues)
-    found = {subject: one for (_, subject), one in read_conditions([rule], measured, ()).items()}
-    assert {subject: one.value for subject, one in found.items()} == {"queue mail": 2, "queue web": 0}
+    found = {subject: reading for (_, subject), reading in read_conditions([rule], measured, ()).items()}
+    assert {subject: reading.value for subject, reading in found.items()} == {"queue mail": 2, "queue web": 0}
     assert (
         found["queue mail"].description
         == "2 runs are not undone on queue mail: run dead is UNDOING, since 30 s"
@@ -327,7 +333,7 @@ def test_a_worker_whose_event_loop_is_blocked_has_an_alert_though_it_reports_no_
         for name, seconds in (("mail", 94.0), ("web", 95.0))
     }
     found = read_conditions([rule], MeasuredCluster(at=150, queues=queues, loop_lag=0.004), ())
-    assert {key[1]: (one.value, one.description) for key, one in found.items()} == {
+    assert {key[1]: (reading.value, reading.description) for key, reading in found.items()} == {
         "": (0.004, "the event loop of a process woke up 4 ms late"),
         "worker web1": (
             95.0,
@@ -361,7 +367,7 @@ def test_of_a_worker_that_keeps_its_name_the_newest_loss_counts() -> None:
     rule = AlertRule(name="lost", condition=worker_lost(within=100))
     queue = make_queue(lost_workers={"web1:old": 10.0, "web1:new": 120.0})
     measured = MeasuredCluster(at=150, queues={"mail": queue})
-    ((subject, reading),) = ((key[1], one) for key, one in read_conditions([rule], measured, ()).items())
+    ((subject, reading),) = ((key[1], item) for key, item in read_conditions([rule], measured, ()).items())
     assert (subject, reading.value) == ("worker web1", 1)
     assert "web1:new" in reading.description
 

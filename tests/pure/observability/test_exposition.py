@@ -16,9 +16,9 @@ LINE = re.compile(r'[a-z_0-9]+(\{([a-z_]+="([^"\\\n]|\\.)*",?)+\})? ([+-]Inf|NaN
 def counted(tally: JobTally, state: str, task: str, *seconds: float) -> None:
     """What is done for each job that ends."""
     one = tally.tallies["default", task]
-    for each in seconds:
+    for duration in seconds:
         one.counts[state] += 1
-        one.run_times.add(each)
+        one.run_times.add(duration)
 
 
 def test_every_line_is_one_that_prometheus_reads() -> None:

@@ -129,7 +129,7 @@ def test_an_interval_keeps_the_slowest_and_one_sample_and_the_next_one_begins_an
         kept.collect(next(clock), 10.0)
         batch = kept.make_batch()
         kept.acknowledge()
-        records = [unpack_record(one) for one in batch.others] if batch else []
+        records = [unpack_record(packed) for packed in batch.others] if batch else []
         return [(record.id, record.kept) for record in records if record]
 
     for seconds in (1, 2, 0.5, 3, 0.1, 9, 1):

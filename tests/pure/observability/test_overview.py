@@ -129,7 +129,7 @@ def test_the_health_of_a_worker_is_one_sentence(state: dict[str, Any], text: str
 
 def test_processes_that_start_after_each_other_are_one_deployment() -> None:
     assert [
-        (one.at, one.processes) for one in group_starts([("b", 500), ("a", 10), ("a", 20), ("a", 100)])
+        (start.at, start.processes) for start in group_starts([("b", 500), ("a", 10), ("a", 20), ("a", 100)])
     ] == [(500, 1), (10, 3)]
 
 
@@ -148,7 +148,7 @@ def test_processes_that_start_after_each_other_are_one_deployment() -> None:
 def test_a_process_that_starts_again_with_the_same_code_is_no_deployment(
     processes: list[tuple[str, float]], deployed: list[tuple[float, int]]
 ) -> None:
-    assert [(one.at, one.processes) for one in group_starts(processes)] == deployed
+    assert [(start.at, start.processes) for start in group_starts(processes)] == deployed
 
 
 def test_rates_are_short() -> None:

@@ -70,7 +70,7 @@ def test_looks_are_kept_one_interval_apart_and_no_more_than_a_few() -> None:
     looks: tuple[QueueLook, ...] = ()
     for second in range(400):
         looks = add_look(FlowReading(look(second), looks=looks), 10.0) or looks
-    assert [one.at - NOON for one in looks] == list(range(320, 400, 10))
+    assert [past.at - NOON for past in looks] == list(range(320, 400, 10))
     assert len(looks) == MAX_LOOKS
 
 

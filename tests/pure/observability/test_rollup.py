@@ -77,7 +77,7 @@ def test_reports_that_have_waited_are_not_all_of_one_minute() -> None:
     for minute in range(5):
         add(rollup, NOON + 60 * minute, report("a", 1 + minute))
     closed = list(rollup.close_minutes(NOON + 600))
-    assert [(one.at - NOON, one.measurements.counters[IN_GROUP]) for one in closed] == [
+    assert [(point.at - NOON, point.measurements.counters[IN_GROUP]) for point in closed] == [
         (60 * minute, 1 + minute) for minute in range(5)
     ]
 

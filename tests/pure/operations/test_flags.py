@@ -33,8 +33,10 @@ def test_help_shows_a_default_as_it_is_given(noun: str, verb: str, shown: str) -
 
 
 def test_defaults_of_flags_are_values_that_their_types_take() -> None:
-    options = [one for command in list_commands() for one in command.params if isinstance(one, click.Option)]
-    with_default = [one for one in options if one.show_default is True]
+    options = [
+        param for command in list_commands() for param in command.params if isinstance(param, click.Option)
+    ]
+    with_default = [parameter for parameter in options if parameter.show_default is True]
     assert with_default
     for option in with_default:
         option.type.convert(option.default, option, None)

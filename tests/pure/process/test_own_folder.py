@@ -48,8 +48,8 @@ def test_next_process_removes_only_what_a_killed_one_left(place: Path) -> None:
         owner.send_signal(signal.SIGKILL)
         owner.wait()
     strange, begun, target = place / "kind-strange", place / "kind-begun", place / "target"
-    for each in (strange, begun, target):
-        each.mkdir()
+    for made in (strange, begun, target):
+        made.mkdir()
     (begun / LOCK_NAME).touch()  # somebody is about to have it
     (target / LOCK_NAME).write_text("held")
     (place / "kind-link").symlink_to(target)

@@ -27,7 +27,7 @@ def _chance(value: float) -> Callable[[], float]:
 
 
 def test_processes_that_began_together_have_limits_of_their_own() -> None:
-    found = {jitter_limits(RecyclingLimits(1000, 0), _chance(each / 10)).jobs for each in range(10)}
+    found = {jitter_limits(RecyclingLimits(1000, 0), _chance(number / 10)).jobs for number in range(10)}
     assert len(found) == 10
 
 

@@ -60,7 +60,9 @@ class Calls:
         self.call("root", BootGraph)
 
     def call(self, name: str, function: Callable[..., Any]) -> None:
-        arguments = [f"{each}={self.provide(each)}" for each in self.list_parameters(name, function)]
+        arguments = [
+            f"{parameter}={self.provide(parameter)}" for parameter in self.list_parameters(name, function)
+        ]
         if isinstance(
             function, StepsMaker
         ):  # that each is a service is checked where it is declared as a step

@@ -55,8 +55,8 @@ class Story(NamedTuple):
 
     def turns(self, begin: float, end: float) -> int:
         """How often the direction changed."""
-        ups = [each.up for each in self.between(begin, end)]
-        return sum(one != other for one, other in pairwise(ups))
+        ups = [sample.up for sample in self.between(begin, end)]
+        return sum(before != other for before, other in pairwise(ups))
 
 
 def snapshot(jobs: float, workers: int, *, slots: int = SLOTS, kind: str = "trio") -> ClusterSnapshot:

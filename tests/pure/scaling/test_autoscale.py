@@ -246,7 +246,7 @@ def test_a_square_wave_is_followed_without_thrashing() -> None:
         assert len(high) <= 8
         assert len(low) <= 8
         assert story.turns(begins, begins + half) <= 1
-        assert not any(each.up for each in low)
+        assert not any(sample.up for sample in low)
 
 
 @pytest.mark.parametrize("half", [3.0, 10.0, 45.0, 120.0])
@@ -316,17 +316,17 @@ def test_never_beyond_the_limits_and_never_two_steps_within_a_cool_down(
     policy: Autoscale, loads: list[int], look: float, chance: random.Random
 ) -> None:
     wild = replace(policy, strategy=lambda _load: Scale(chance.randint(-9, 99), chance.uniform(-5, 50)))
-    for each in (policy, wild):
-        course, now, stepped, until = make_initial_state(each, snapshot(0, 3)), 1000.0, -math.inf, -math.inf
+    for tried in (policy, wild):
+        course, now, stepped, until = make_initial_state(tried, snapshot(0, 3)), 1000.0, -math.inf, -math.inf
         for jobs in loads:
-            before, course = course, get_next_state(course, each, snapshot(jobs, course.workers), now)
-            assert each.minimum <= course.workers <= each.maximum
-            assert 1 <= course.prefetch <= max(1.0, each.prefetch)
+            before, course = course, get_next_state(course, tried, snapshot(jobs, course.workers), now)
+            assert tried.minimum <= course.workers <= tried.maximum
+            assert 1 <= course.prefetch <= max(1.0, tried.prefetch)
             if get_changes(before, course):
                 assert now >= until
-                assert now - stepped >= min(each.cooldown, each.longest_cooldown) - 1e-6
-                stepped, until = now, get_cooldown_end(course, each)
-                assert until - now <= max(each.longest_cooldown, 0) + 1e-6
+                assert now - stepped >= min(tried.cooldown, tried.longest_cooldown) - 1e-6
+                stepped, until = now, get_cooldown_end(course, tried)
+                assert until - now <= max(tried.longest_cooldown, 0) + 1e-6
             now += look
 
 

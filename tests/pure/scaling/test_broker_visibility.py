@@ -53,7 +53,7 @@ def test_lives_of_one_process_are_one_worker_whose_slots_count_once() -> None:
     here = on("near", 3, {"web:a": life("near", 3), "only:b": life("near", 0, process="")})
     there = on("post", 5, {"web@mails:c": life("post", 1, prefetch=2.0)})
     found = merge_snapshots([here, there])
-    web, only = sorted(found.workers, key=lambda each: each.name, reverse=True)
+    web, only = sorted(found.workers, key=lambda worker: worker.name, reverse=True)
     assert (web.name, web.queues, web.slots, web.max_slots) == (
         "web:a",
         ("near", "post"),

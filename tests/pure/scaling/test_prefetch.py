@@ -63,8 +63,8 @@ def test_short_jobs_are_read_in_large_batches() -> None:
 @given(durations, st.floats(HORIZON, 20, exclude_min=True))
 def test_one_long_job_counts_at_once(before: list[float], long: float) -> None:
     pace = DurationEstimate()
-    for each in before:
-        pace.record(each)
+    for record in before:
+        pace.record(record)
     if pace.mean is None or pace.mean <= HORIZON:
         pace.record(long)
         assert pace.mean is not None
@@ -74,8 +74,8 @@ def test_one_long_job_counts_at_once(before: list[float], long: float) -> None:
 @given(durations.filter(bool))
 def test_a_pace_stays_between_the_shortest_and_the_longest_job(seen: list[float]) -> None:
     pace = DurationEstimate()
-    for each in seen:
-        pace.record(each)
+    for record in seen:
+        pace.record(record)
     assert pace.mean is not None
     assert min(seen) - 1e-9 <= pace.mean <= max(seen) + 1e-9
 
@@ -83,8 +83,8 @@ def test_a_pace_stays_between_the_shortest_and_the_longest_job(seen: list[float]
 @given(durations)
 def test_a_slow_kind_is_held_ahead_again_only_after_short_jobs(seen: list[float]) -> None:
     pace = DurationEstimate()
-    for each in seen:
-        pace.record(each)
+    for record in seen:
+        pace.record(record)
     pace.assume_slow()
     assert count_ahead(100, pace.mean) == 0
     for _ in range(500):
@@ -114,8 +114,8 @@ def test_worked_numbers_of_a_wider_horizon() -> None:
 def test_a_slow_kind_is_not_held_ahead_however_far_a_worker_reaches(seen: list[float], factor: float) -> None:
     pace = DurationEstimate()
     pace.set_factor(factor)
-    for each in seen:
-        pace.record(each)
+    for record in seen:
+        pace.record(record)
     pace.assume_slow()
     assert count_ahead(100, pace.mean, pace.horizon) == 0
 
@@ -132,7 +132,7 @@ def test_a_mix_never_asks_for_a_negative_number_nor_for_more_than_a_batch(
         mix.record(read)
     count = mix.get_read_limit(rooms)
     assert 0 <= count <= max(BATCH, *rooms.values())
-    if any(sum(each.values()) for each in reads):
+    if any(sum(counts.values()) for counts in reads):
         assert count <= BATCH
 
 
@@ -157,7 +157,7 @@ def test_the_shares_of_a_mix_follow_what_was_read(reads: list[dict[str, int]]) -
         mix.record(read)
     # Room for one thread job: at most about as many are read as usually bring one of those.
     count = mix.get_read_limit({"trio": 10**6, "thread": 1})
-    rarest = min(each["thread"] / sum(each.values()) for each in reads)
+    rarest = min(counts["thread"] / sum(counts.values()) for counts in reads)
     assert 1 <= count <= min(BATCH, 1 / rarest + 1)
 
 

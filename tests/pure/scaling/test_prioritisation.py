@@ -35,7 +35,7 @@ def line(
 
 def snapshot(*lines: TaskLoad, **busy: tuple[int, int]) -> ClusterSnapshot:
     """These lines, and one worker with so many of so many slots taken, by kind."""
-    executing, most = ({kind: each[place] for kind, each in busy.items()} for place in (0, 1))
+    executing, most = ({kind: places[place] for kind, places in busy.items()} for place in (0, 1))
     return ClusterSnapshot(
         task_loads=lines, workers=(ClusterWorker(name="w", slots=most, max_slots=most, executing=executing),)
     )
@@ -113,7 +113,7 @@ def test_threshold_can_be_changed_and_nonsense_is_refused() -> None:
 
 def test_custom_strategy_weights_tasks_by_ratio() -> None:
     def vip_first(seen: ClusterSnapshot) -> Mapping[str, float]:
-        return {each.task: 500 if each.task == "vip" else 100 for each in seen.task_loads}
+        return {load.task: 500 if load.task == "vip" else 100 for load in seen.task_loads}
 
     preference = compute_preference(
         vip_first, snapshot(line("vip", 30), line("a", 10), line("b", 10, queue="p"))
@@ -136,7 +136,7 @@ def test_nothing_to_prefer_is_neutral() -> None:
 
 def test_what_is_in_order_has_the_heaviest_first_and_equals_as_they_came() -> None:
     weights = {"a": 0.1, "d": 0.5}
-    assert sort_by_weight("abcd", lambda each: weights.get(each, MAX_WEIGHT)) == ["b", "c", "d", "a"]
+    assert sort_by_weight("abcd", lambda task: weights.get(task, MAX_WEIGHT)) == ["b", "c", "d", "a"]
 
 
 def test_a_small_difference_is_not_worth_telling() -> None:
@@ -199,9 +199,9 @@ own = st.dictionaries(st.sampled_from("abcdefgh"), st.floats(0, allow_infinity=F
 def test_no_weight_is_out_of_bounds_and_somebody_has_the_best(seen: ClusterSnapshot, strategy: Any) -> None:
     preference = compute_preference(strategy, seen)
     weights = [*preference.tasks.values(), *preference.queues.values()]
-    assert all(MIN_WEIGHT <= each <= MAX_WEIGHT for each in weights)
+    assert all(MIN_WEIGHT <= weight <= MAX_WEIGHT for weight in weights)
     if preference.queues:
-        assert preference.queues.keys() < {each.queue for each in seen.task_loads if each.waiting}
+        assert preference.queues.keys() < {load.queue for load in seen.task_loads if load.waiting}
     # What is told is what the command takes.
     said = {"tasks": dict(preference.tasks), "queues": dict(preference.queues)}
     assert PREFER.parse(said).preference == preference
@@ -209,23 +209,23 @@ def test_no_weight_is_out_of_bounds_and_somebody_has_the_best(seen: ClusterSnaps
 
 @given(situations)
 def test_shortest_and_longest_are_opposites(seen: ClusterSnapshot) -> None:
-    means = {each.task: each.mean for each in seen.task_loads if each.mean is not None}
-    if len(means) != sum(each.mean is not None for each in seen.task_loads):
+    means = {load.task: load.mean for load in seen.task_loads if load.mean is not None}
+    if len(means) != sum(load.mean is not None for load in seen.task_loads):
         return  # a task on two queues has the mean of both
     short, long = compute_preference(shortest, seen).tasks, compute_preference(longest, seen).tasks
-    for one, a in means.items():
+    for task, a in means.items():
         for other, b in means.items():
             if a < b:
-                assert short.get(one, MAX_WEIGHT) >= short.get(other, MAX_WEIGHT)
-                assert long.get(one, MAX_WEIGHT) <= long.get(other, MAX_WEIGHT)
+                assert short.get(task, MAX_WEIGHT) >= short.get(other, MAX_WEIGHT)
+                assert long.get(task, MAX_WEIGHT) <= long.get(other, MAX_WEIGHT)
 
 
 @given(situations)
 def test_limited_and_suspended_tasks_ask_for_no_more_slots_than_allowed(seen: ClusterSnapshot) -> None:
-    for each in seen.task_loads:
-        limited = TaskLoad(queue="q", task="t", kind="trio", waiting=each.waiting, running=3, limit=5)
+    for load in seen.task_loads:
+        limited = TaskLoad(queue="q", task="t", kind="trio", waiting=load.waiting, running=3, limit=5)
         assert limited.demand <= max(5, limited.running)
         suspended = TaskLoad(
-            queue="q", task="t", kind="trio", waiting=each.waiting, running=3, suspended=True
+            queue="q", task="t", kind="trio", waiting=load.waiting, running=3, suspended=True
         )
         assert suspended.demand == 3

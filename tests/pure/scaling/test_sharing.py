@@ -29,9 +29,9 @@ def test_each_worker_has_its_share_to_within_one_in_any_portions(
 @given(st.lists(st.tuples(st.integers(0, 50), weights), max_size=60))
 def test_what_is_dealt_adds_up_whoever_comes_and_goes(trips: list[tuple[int, dict[str, float]]]) -> None:
     split = FairSplit()
-    for count, each in trips:
-        dealt = split.divide(count, each)
-        assert dealt.keys() == each.keys()
+    for count, shares in trips:
+        dealt = split.divide(count, shares)
+        assert dealt.keys() == shares.keys()
         assert sum(dealt.values()) == count
         assert min(dealt.values()) >= 0
 
@@ -54,7 +54,7 @@ def test_levels_and_orders_are_said_in_a_line() -> None:
     assert parse_queue_order("urgent=4 mail=2") == QueueOrder(weights={"urgent": 4.0, "mail": 2.0})
     assert parse_queue_order("a=b=3") == QueueOrder(weights={"a=b": 3.0})
     assert parse_queue_order("") == QueueOrder()
-    assert [parse_queue_order("urgent > mail").get_rank(each) for each in ("mail", "other", "urgent")] == [
+    assert [parse_queue_order("urgent > mail").get_rank(queue) for queue in ("mail", "other", "urgent")] == [
         1,
         2,
         0,

@@ -57,7 +57,7 @@ def test_a_time_of_day_that_does_not_exist_fires_an_hour_later_once(zone: str) -
     assert len(on(SPRING[zone], cron("30 2 * * *"), zone)) == 1
     assert on(SPRING[zone], cron("30 2 * * *"), zone)[0].startswith("03:30")
     assert on(SPRING[zone], cron("30 3 * * *"), zone)[0].startswith("03:30")
-    assert [each[:5] for each in on(SPRING[zone], cron("0,30 2,3 * * *"), zone)] == ["03:00", "03:30"]
+    assert [moment[:5] for moment in on(SPRING[zone], cron("0,30 2,3 * * *"), zone)] == ["03:00", "03:30"]
     assert on(SPRING[zone], calendar(days=1, time="02:30"), zone)[0].startswith("03:30")
 
 
@@ -96,8 +96,8 @@ def test_fire_times_only_go_forward_and_are_the_same_wherever_one_starts(zone: s
         assert after > now
         times.append(after)
         now = after
-    for one, other in list(pairwise(times))[::7]:
-        assert get_next_fire_time(trigger, one + (other - one) // 3) == other
+    for fire_time, other in list(pairwise(times))[::7]:
+        assert get_next_fire_time(trigger, fire_time + (other - fire_time) // 3) == other
         assert get_next_fire_time(trigger, other - 1) == other
 
 
@@ -118,7 +118,7 @@ def test_triggers_are_joined() -> None:
     assert len(on("2026-06-05", either, BERLIN)) == 2  # a Friday
     assert len(on("2026-06-07", either, BERLIN)) == 1  # a Sunday: nine o'clock is one moment
     both = every(minutes=15) & cron("*/10 * * * *")
-    assert [each[3:5] for each in on("2026-06-05", both, "UTC")][:3] == ["00", "30", "00"]
+    assert [moment[3:5] for moment in on("2026-06-05", both, "UTC")][:3] == ["00", "30", "00"]
     never = cron("0 9 * * *") & cron("0 10 * * *")
     assert get_next_fire_time(never, 0) is None
 

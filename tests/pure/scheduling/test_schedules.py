@@ -161,7 +161,7 @@ def test_jitter_puts_off_and_everybody_says_the_same() -> None:
     schedule = made(Interval(every=60_000, start=NOW), jitter=30.0)
     looks = [replace(schedule, next=NOW + 60_000 * n).get_next_look(NOW) for n in range(1, 200)]
     put_off = [(look or 0) - NOW - 60_000 * n for n, look in enumerate(looks, 1)]
-    assert all(0 <= each <= 30_000 for each in put_off)
+    assert all(0 <= delay <= 30_000 for delay in put_off)
     assert len(set(put_off)) > 150
     assert schedule.get_next_look(NOW) == schedule.get_next_look(NOW + 5)
     another = decode_schedule(encode_schedule(schedule))
@@ -275,7 +275,7 @@ def test_each_fire_time_is_settled_once_and_in_order_at_random(
         assert settled == passed or (found.has_more_missed and settled <= passed)
         schedule = found.new_state
     assert published == sorted(set(published))
-    assert all(each <= now for each in published)
+    assert all(time <= now for time in published)
 
 
 def test_three_who_fire_at_their_own_pace_publish_each_time_once() -> None:
@@ -313,7 +313,7 @@ def test_a_record_of_a_newer_version_is_left_alone() -> None:
 def test_ids_of_jobs_are_their_own_and_never_look_like_an_option() -> None:
     ids = {make_fire_job_id("app", "s", at) for at in range(5000)}
     assert len(ids) == 5000
-    assert all(len(each) == 22 and not each.startswith("-") for each in ids)
+    assert all(len(job_id) == 22 and not job_id.startswith("-") for job_id in ids)
     assert (
         make_fire_job_id("app", "s", 1)
         != make_fire_job_id("app", "other", 1)

@@ -83,7 +83,7 @@ def test_what_was_not_sent_is_known_by_the_job_that_was_in_the_way() -> None:
     publisher = PublishPlanner(keys=KEYS)
     jobs = [job(number, lock="shop.t k") for number in range(1, JOBS_PER_TRIP + 2)]
     made = publisher.plan_calls(jobs)
-    first = [each.id.encode() for each in jobs[:JOBS_PER_TRIP]]
+    first = [sent_job.id.encode() for sent_job in jobs[:JOBS_PER_TRIP]]
     answers = [
         made[0].decode(1),
         made[1].decode([first[0], b"other", *first[2:]]),
@@ -101,7 +101,7 @@ def test_many_jobs_go_in_portions() -> None:
         5 + 3 * count for count in (JOBS_PER_TRIP, JOBS_PER_TRIP, 1)
     ]
     sent = [word for call in made for word in call.words if str(word).startswith("id")]
-    assert sent == [each.id for each in jobs]
+    assert sent == [sent_job.id for sent_job in jobs]
 
 
 def test_large_jobs_go_in_smaller_portions() -> None:

@@ -24,7 +24,7 @@ Closed = tuple[int, int, str, tuple[int, ...]]
 seconds = st.integers(1, 40).map(lambda tenths: tenths / 10)
 tumbling = st.builds(Tumbling, seconds, seconds)
 hopping = st.tuples(seconds, seconds, seconds).map(
-    lambda each: Hopping(max(each[:2]), min(each[:2]), each[2])
+    lambda value: Hopping(max(value[:2]), min(value[:2]), value[2])
 )
 shapes = st.one_of(tumbling, hopping)
 records = st.lists(st.tuples(st.integers(-5_000, 20_000), st.sampled_from("ab")), max_size=60)
@@ -89,7 +89,9 @@ class Stored:
             place, window = over
             content = self.windows.pop(place)[1]
             closed.append((window.start, window.end, str(window.key), tuple(content)))
-        assert [each[1] for each in closed] == sorted(each[1] for each in closed)
+        assert [closed_window[1] for closed_window in closed] == sorted(
+            closed_window[1] for closed_window in closed
+        )
         return sorted(closed)
 
 

@@ -51,8 +51,8 @@ def test_a_task_is_declared_bare_or_with_options(app: App) -> None:
         app.task(queue="cpu", max_retries=1)(double),
         app.task(name="sum")(add),
     )
-    assert [type(each) for each in (bare, called, named)] == [CoroutineTask, FunctionTask, CoroutineTask]
-    assert [each.name for each in (bare, called, named)] == [f"{__name__}.add", f"{__name__}.double", "sum"]
+    assert [type(task) for task in (bare, called, named)] == [CoroutineTask, FunctionTask, CoroutineTask]
+    assert [task.name for task in (bare, called, named)] == [f"{__name__}.add", f"{__name__}.double", "sum"]
     assert set(app.tasks) == {bare.name, called.name, "sum"}
     assert called.send_options.queue == "cpu"
     assert called.policy == RetryPolicy(max_retries=1)

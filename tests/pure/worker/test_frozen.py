@@ -35,8 +35,8 @@ Thread 0x00007f03 [celery5-loop] (most recent call first):
 
 def test_written_stacks_tell_the_slot_and_the_line_of_each_thread() -> None:
     job, current, named = parse_stacks(WRITTEN)
-    assert [each.identity for each in (job, current, named)] == [0x7F01, 0x7F02, 0x7F03]
-    assert [each.slot for each in (job, current, named)] == [7, None, None]
+    assert [thread.identity for thread in (job, current, named)] == [0x7F01, 0x7F02, 0x7F03]
+    assert [thread.slot for thread in (job, current, named)] == [7, None, None]
     assert (
         job.format_place(["/lib"]) == "/lib/re/__init__.py:166 in match, called at /app/tasks.py:12 in clean"
     )

@@ -68,7 +68,7 @@ def test_however_redis_flaps_no_healthy_worker_counts_as_dead(lease: float) -> N
     for seed in range(150):
         chance = random.Random(seed)
         due = [chance.uniform(0, lease / BEATS) for _ in range(4)]
-        ends = [each + lease for each in due]
+        ends = [moment + lease for moment in due]
         known = [Heartbeats(lease=lease) for _ in due]
         frozen_at, thaw = chance.uniform(0, 2 * lease), 0.0
         for _ in range(200):
@@ -77,7 +77,7 @@ def test_however_redis_flaps_no_healthy_worker_counts_as_dead(lease: float) -> N
                 thaw = frozen_at + chance.uniform(0, 2.2 * lease)
                 frozen_at = thaw + chance.uniform(0, 2 * lease)
                 continue
-            who = chance.choice([n for n, each in enumerate(due) if each <= now])
+            who = chance.choice([n for n, moment in enumerate(due) if moment <= now])
             ends[who] = now + lease
             known[who] = known[who].with_answer(now, at=now)
             due[who] = now + lease / BEATS
