@@ -46,7 +46,7 @@ async def test_a_function_runs_in_a_process_of_its_own_that_is_used_again(app: A
         sent = await app.tasks["seen"].adelay()
         last = await sent.aget(LIMIT)
         assert await ask(app, "bound", 7) != await ask(app, "bound", 7)
-    pids = {each.pid for each in seen}
+    pids = {seen_job.pid for seen_job in seen}
     assert len(pids) == 1
     assert os.getpid() not in pids
     assert (last.job, last.task, last.queue, last.attempt) == (sent.id, "seen", "default", 1)

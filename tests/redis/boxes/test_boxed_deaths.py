@@ -13,7 +13,7 @@ def nested(staff: Staff, path: Path, task: str = "nest") -> list[int]:
     """Send a job whose box has a child; gives the process ids of both once they are there."""
     staff.app.tasks[task].delay(str(path))
     wait_until(path.exists, within=30)
-    return [int(each) for each in path.read_text().split()]
+    return [int(number) for number in path.read_text().split()]
 
 
 def assert_they_end(pids: list[int]) -> None:
@@ -33,7 +33,7 @@ def test_a_box_and_all_that_it_has_started_end_with_a_worker_that_is_killed(
     another = staff.start()  # the job was put back, and counted
     wait_until((tmp_path / "first").exists, within=30)
     assert [note.attempt for note in staff.notes()] == [1, 1]
-    again = [int(each) for each in (tmp_path / "first").read_text().split()]
+    again = [int(number) for number in (tmp_path / "first").read_text().split()]
     another.signal(signal.SIGKILL)
     assert_they_end(again)
 

@@ -106,7 +106,7 @@ async def test_floods_on_both_pipes_cost_no_memory_and_hold_up_no_other_job(app:
         assert len(lines.of("box:started")) == 1
         # A hundred for each job; what is still in stderr's pipe at its end is the next one's.
         assert len(lines.of("box:printed")) <= 500
-        assert sum(each["lines"] for each in lines.of("box:output-truncated")) > 100_000
+        assert sum(line["lines"] for line in lines.of("box:output-truncated")) > 100_000
 
 
 @linux
@@ -138,7 +138,7 @@ async def test_who_does_not_read_is_stopped_in_time_with_its_children(app: App, 
     with Lines() as lines:
         await stopped_in_time(app, what)
         await until(lambda: len(lines.of("box:ended")) == 2)
-        assert [of_group(each["pid"]) for each in lines.of("box:started")] == [[], []]
+        assert [of_group(line["pid"]) for line in lines.of("box:started")] == [[], []]
 
 
 async def stopped_in_time(app: App, what: str) -> None:

@@ -110,7 +110,7 @@ async def test_what_is_counted_first_is_what_is_done_and_one_entry_says_so(
     assert entry.filter == {"error": "ValueError", "bulk": action_id}
     assert len(sent(redis_client, app)) == 250
     assert [job.id async for job in app.dlq.aread()] == ["other"]
-    assert [each.id for each in await app.bulk.alist()] == [action_id]
+    assert [bulk_action.id for bulk_action in await app.bulk.alist()] == [action_id]
 
 
 async def test_a_dry_run_counts_and_changes_nothing(app: App, redis_client: "redis.Redis") -> None:

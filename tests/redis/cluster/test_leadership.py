@@ -85,17 +85,17 @@ class Contest:
         acted in one epoch, or one while another did."""
         acts = self.notes("act")
         epochs: dict[int, set[str]] = {}
-        for each in acts:
-            epochs.setdefault(each.epoch, set()).add(each.name)
+        for act in acts:
+            epochs.setdefault(act.epoch, set()).add(act.name)
         assert all(len(names) == 1 for names in epochs.values()), epochs
-        runs = [(key, list(of_it)) for key, of_it in groupby(acts, lambda each: (each.name, each.epoch))]
+        runs = [(key, list(of_it)) for key, of_it in groupby(acts, lambda act: (act.name, act.epoch))]
         assert len(runs) == len(epochs), "two acted at once"
         assert all(a[0][1] < b[0][1] for a, b in pairwise(runs)), "an epoch came after a later one"
         return [(*key, of_it[0].at, of_it[-1].at) for key, of_it in runs]
 
     def wait_for(self, *names: str) -> None:
         """Wait until these, and no others, have led one after another."""
-        wait_until(lambda: [each[0] for each in self.reigns()] == list(names), within=LIMIT)
+        wait_until(lambda: [reign[0] for reign in self.reigns()] == list(names), within=LIMIT)
 
 
 @contextmanager
@@ -105,9 +105,9 @@ def contest(app: str, url: str, folder: Path) -> Iterator[Contest]:
     try:
         yield one
     finally:
-        for each in one.all.values():
-            each.kill()
-            each.wait(30)
+        for process in one.all.values():
+            process.kill()
+            process.wait(30)
 
 
 @pytest.fixture
@@ -172,7 +172,7 @@ async def test_a_leader_that_is_cut_off_stops_acting_before_another_one_begins(
         proxy.refuse()
         held.send("b", signal.SIGKILL)
         await trio.sleep(LEASE)
-        assert [each[0] for each in held.reigns()] == ["a", "b"]
+        assert [reign[0] for reign in held.reigns()] == ["a", "b"]
         proxy.accept()
         await aside(held.wait_for, "a", "b", "a")
     nursery.cancel_scope.cancel()
@@ -184,7 +184,7 @@ def test_whatever_befalls_three_of_them_no_two_act_at_once(held: Contest) -> Non
         held.start(name)
     until = time.monotonic() + 20
     while time.monotonic() < until:
-        name = chance.choice([name for name, each in held.all.items() if each.poll() is None])
+        name = chance.choice([name for name, process in held.all.items() if process.poll() is None])
         what = chance.choice([signal.SIGKILL, signal.SIGSTOP, signal.SIGSTOP, signal.SIGTERM])
         if chance.random() < 0.7:  # most of the time it is the leader's turn
             name = next(

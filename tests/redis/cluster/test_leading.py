@@ -156,9 +156,9 @@ class Trial:
             self.time += 0.05
             for trip in list(self.trips):
                 self.move(trip)
-            for each in self.all:
-                if self.time >= max(each.at, each.wakes):
-                    self.turn(each)
+            for member in self.all:
+                if self.time >= max(member.at, member.wakes):
+                    self.turn(member)
             self.look()
 
     def turn(self, one: Contender) -> None:
@@ -194,7 +194,7 @@ class Trial:
                 self.trips.remove(trip)
         if trip.record is None or self.time < trip.back:
             return
-        one = next((each for each in self.all if each.standing.name == trip.name), None)
+        one = next((member for member in self.all if member.standing.name == trip.name), None)
         if one is None:
             self.trips.remove(trip)
         elif self.time >= one.wakes:
@@ -205,11 +205,13 @@ class Trial:
 
     def look(self) -> None:
         """Nobody acts in an epoch of another's, and no two act at once."""
-        acting = [each.standing for each in self.all if each.standing.has_valid_lease(each.clock(self.time))]
+        acting = [
+            listed.standing for listed in self.all if listed.standing.has_valid_lease(listed.clock(self.time))
+        ]
         self.together += len(acting) > 1
-        for each in acting:
-            owner = self.epochs.setdefault(each.epoch, each.name)
-            assert owner == each.name, f"two acted in epoch {each.epoch}"
+        for member in acting:
+            owner = self.epochs.setdefault(member.epoch, member.name)
+            assert owner == member.name, f"two acted in epoch {member.epoch}"
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -66,7 +66,7 @@ def test_a_controller_under_systemd(machine: Machine) -> None:
         "worker-default-1",
         "worker-default-2",
     ]
-    assert [shown(machine, "ActiveState", MEMBER.format(each)) for each in units] == ["active"] * 5
+    assert [shown(machine, "ActiveState", MEMBER.format(unit)) for unit in units] == ["active"] * 5
     assert shown(machine, "ActiveState", "celery5-controller") == "active"
     assert shown(machine, "StatusText", "celery5-controller") != ""
     assert "pass" not in shown(machine, "Environment", WORKER)
@@ -87,14 +87,14 @@ def test_a_controller_under_systemd(machine: Machine) -> None:
         " && systemctl is-active celery5-controller",
         within=120,
     )
-    assert [shown(machine, "MainPID", MEMBER.format(each)) for each in units] == pids
+    assert [shown(machine, "MainPID", MEMBER.format(unit)) for unit in units] == pids
 
     # Reload: only what has changed.
     machine.run(f"cat > /etc/celery5/cluster.toml <<'END'\n{CLUSTER.format(workers=1)}\nEND")
     machine.run("systemctl reload celery5-controller")
     gone = MEMBER.format("worker-default-2")
     machine.until(f'test "$(systemctl show -P ActiveState {gone})" = inactive', within=120)
-    assert [shown(machine, "MainPID", MEMBER.format(each)) for each in units[:-1]] == pids[:-1]
+    assert [shown(machine, "MainPID", MEMBER.format(unit)) for unit in units[:-1]] == pids[:-1]
 
     # Every role's lines are in the journal.
     for role in ("controller", "publisher", "router", "scheduler", "worker"):

@@ -69,7 +69,7 @@ class Machine:
 @contextmanager
 def throwaway_machine() -> Iterator[Machine]:
     """A machine whose systemd has booted, with the units of systemd/ and a Redis; it is gone with the block."""
-    lacking = [each for each in _NEEDED if not shutil.which(each)]
+    lacking = [program for program in _NEEDED if not shutil.which(program)]
     if os.geteuid() != 0 or lacking or not Path(_SYSTEMD).exists():
         pytest.skip(f"a throw-away machine wants root, systemd, and {', '.join(lacking) or 'no more'}")
     token = uuid.uuid4().hex
@@ -124,7 +124,7 @@ def _let_it_boot(process: "subprocess.Popen[str]", space: Path, token: str) -> N
 @contextmanager
 def _group(token: str) -> Iterator[Path]:
     """A control group of its own, which is the root of its control groups."""
-    root = next(each for each in _GROUPS if (each / "cgroup.procs").exists())
+    root = next(candidate for candidate in _GROUPS if (candidate / "cgroup.procs").exists())
     group = root / f"celery5-test-{token[:8]}"
     group.mkdir()
     try:
@@ -132,9 +132,9 @@ def _group(token: str) -> Iterator[Path]:
     finally:
         limit = time.monotonic() + 10
         while group.exists() and time.monotonic() < limit:
-            for each in sorted((Path(path) for path, _, _ in os.walk(group)), reverse=True):
+            for folder in sorted((Path(path) for path, _, _ in os.walk(group)), reverse=True):
                 with suppress(OSError):  # its processes are about to end
-                    each.rmdir()
+                    folder.rmdir()
             time.sleep(0.05)
 
 

@@ -131,17 +131,17 @@ class Staff:
 
     def dismiss(self) -> None:
         """End all of them, gently if they let us."""
-        for one in self._all:
-            if one.process.poll() is None:
-                one.signal(signal.SIGCONT)
-                one.signal(signal.SIGTERM)
-                one.signal(signal.SIGTERM)
-        for one in self._all:
+        for process in self._all:
+            if process.process.poll() is None:
+                process.signal(signal.SIGCONT)
+                process.signal(signal.SIGTERM)
+                process.signal(signal.SIGTERM)
+        for process in self._all:
             try:
-                one.wait(5)
+                process.wait(5)
             except subprocess.TimeoutExpired:
-                one.signal(signal.SIGKILL)
-                one.wait(30)
+                process.signal(signal.SIGKILL)
+                process.wait(30)
         wait_until(lambda: self.sidecars() == [])  # no worker's outlives it, however the worker ended
 
     def sidecars(self) -> list[int]:

@@ -103,7 +103,7 @@ async def test_a_worker_tells_how_it_does_and_what_it_runs(app: App) -> None:
             while not (running := await told(app, "active")):
                 pass
         assert running[0]["arguments"] == 'order=7, token="***"'
-        assert [(each["id"], each["task"], each["queue"]) for each in running] == [
+        assert [(job["id"], job["task"], job["queue"]) for job in running] == [
             (handle.id, stay.name, "default")
         ]
         stats = await told(app, "stats")
@@ -185,7 +185,7 @@ async def test_workers_that_do_not_read_a_queue_make_its_pause_no_failure(app: A
         replies = await app.control.asend("pause-queue", {"queue": "nowhere"})
         assert [failure.worker for failure in find_failures(replies)] == ["w1", "w2"]
         replies = await app.control.asend("pause-queue", {"queue": "default"}, to=["w1", "gone"], timeout=0.5)
-        assert [one.worker for one in find_failures(replies)] == ["gone"]
+        assert [failure.worker for failure in find_failures(replies)] == ["gone"]
         (entry, *_) = await app.audit.alist()
         assert (entry.count, entry.outcome.startswith("failed: gone: ")) == (1, True)
 
@@ -256,7 +256,7 @@ async def test_no_other_worker_runs_what_was_sent_to_one_whatever_it_could_do(ap
         for name in ("w1", "w3"):
             sent = [await app.control.arun(double.s(number), to=name) for number in range(12)]
             assert await agather(sent, timeout=30) == [2 * number for number in range(12)]
-            ran = {(await story(app, each.id)).worker.partition(":")[0] for each in sent}
+            ran = {(await story(app, job.id)).worker.partition(":")[0] for job in sent}
             assert ran == {name}
             done = {
                 who: (await told(app, "stats", to=who))["commands"].get("done", 0)

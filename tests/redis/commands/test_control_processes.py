@@ -40,7 +40,7 @@ def test_fleet_processes_get_commands_one_by_one(staff: Staff) -> None:
     fleet = staff.start("--name", "w", "--processes", "2", ready=2)
     control = staff.app.control
     assert control.workers() == ("w.1", "w.2")
-    assert [each.ok for each in control.ping()] == [True, True]
+    assert [reply.ok for reply in control.ping()] == [True, True]
     assert control.send("shutdown", to="w.1")[0].ok
     wait_until(lambda: control.workers() == ("w.2",))
     time.sleep(0.5)  # a parent that replaces it would have by now

@@ -201,7 +201,7 @@ async def test_invalid_command_is_refused_logged_counted_and_answered(
         assert after["queues"] == {"default": "read"}
         assert after["commands"][reason] == before["commands"].get(reason, 0) + 1
         assert redis_client.exists(keyed.keys.nonce(one.id)) == 0
-        await until(lambda: [each["reason"] for each in post.lines.of("inbox:command-refused")] == [reason])
+        await until(lambda: [line["reason"] for line in post.lines.of("inbox:command-refused")] == [reason])
         assert redis_client.xlen(keyed.keys.inbox(INBOX)) == 0
 
 
@@ -307,10 +307,10 @@ async def test_a_flood_of_refusals_is_answered_and_counted_and_the_log_bounded(
 ) -> None:
     async with posted(keyed, redis_client, tmp_path) as post:
         many = [order(keyed, "ping") for _ in range(200)]
-        for one in many:
-            put(redis_client, keyed, one, b"noise")
-        for one in many:
-            assert (await forging.answer(redis_client, keyed, one)).reason == "malformed"
+        for answer_id in many:
+            put(redis_client, keyed, answer_id, b"noise")
+        for answer_id in many:
+            assert (await forging.answer(redis_client, keyed, answer_id)).reason == "malformed"
         told = await post.stats()
         assert told["commands"]["malformed"] == 200
         assert told["commands"]["untold"] == 200 - len(post.lines.of("inbox:command-refused"))
@@ -417,7 +417,7 @@ async def test_routine_commands_are_debug_lines_and_all_others_are_told(
         ):
             await keyed.control.asend(command, parameters, to=INBOX)
         await until(lambda: post.done() >= 4)
-        told = [(each["command"], each["level"]) for each in post.lines.of("inbox:command-executed")]
+        told = [(line["command"], line["level"]) for line in post.lines.of("inbox:command-executed")]
     assert told == [
         ("ping", "debug"),
         ("check-expired", "debug"),

@@ -60,7 +60,7 @@ async def test_a_replay_is_refused_also_by_the_next_incarnation_of_the_same_proc
 
 def test_only_routine_commands_with_reserved_names_are_not_noted() -> None:
     assert {
-        one.name for one in COMMAND_DEFINITIONS.values() if one.is_routine
+        definition.name for definition in COMMAND_DEFINITIONS.values() if definition.is_routine
     } & RESERVED_COMMANDS >= IDEMPOTENT
 
 

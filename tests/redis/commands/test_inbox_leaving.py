@@ -25,9 +25,9 @@ async def test_no_command_is_lost_between_one_worker_and_the_next(
     many = [order(app, "stats") for _ in range(30)]
     for start in range(0, 30, 5):
         async with working(app, name=INBOX):
-            for one in many[start : start + 5]:
-                put(redis_client, app, one, signed(app, one))
+            for answer_id in many[start : start + 5]:
+                put(redis_client, app, answer_id, signed(app, answer_id))
             await trio.sleep(start / 500)  # each time it ends at another moment
     async with working(app, name=INBOX):
-        for one in many:
-            assert (await answer(redis_client, app, one)).ok
+        for answer_id in many:
+            assert (await answer(redis_client, app, answer_id)).ok

@@ -40,12 +40,12 @@ def _of_celery5(*roots: Any) -> Iterator[Any]:
     gc.unfreeze()  # `tests.house.sources` freezes what there is
     todo = [*roots, *gc.get_objects()]
     for depth in range(3):
-        found = [each for each in todo if _is_ours(each) and id(each) not in seen]
+        found = [item for item in todo if _is_ours(item) and id(item) not in seen]
         seen.update(map(id, found))
         yield from found
         todo = gc.get_referents(*found)
         if depth == 0:
-            todo += gc.get_referents(*[each for each in todo if isinstance(each, dict | list | tuple)])
+            todo += gc.get_referents(*[item for item in todo if isinstance(item, dict | list | tuple)])
 
 
 def _is_ours(thing: object) -> bool:
@@ -57,10 +57,10 @@ def _showing(*roots: Any) -> list[str]:
     """Return the names of the types whose objects show the password."""
     showing = set[str]()
     count = 0
-    for each in _of_celery5(*roots):
+    for found in _of_celery5(*roots):
         count += 1
-        if SECRET in f"{each!r} {each!s} {each}":
-            showing.add(f"{type(each).__module__}.{type(each).__qualname__}")
+        if SECRET in f"{found!r} {found!s} {found}":
+            showing.add(f"{type(found).__module__}.{type(found).__qualname__}")
     assert count > 100
     return sorted(showing)
 
@@ -113,7 +113,7 @@ MADE_OF_A_URL = {"App", "SQLSink"}
 
 
 @pytest.mark.parametrize(
-    "name", [each for each in celery5.__all__ if isinstance(getattr(celery5, each), type)]
+    "name", [name for name in celery5.__all__ if isinstance(getattr(celery5, name), type)]
 )
 def test_no_public_object_that_can_be_made_of_a_url_shows_its_password(name: str) -> None:
     kind = getattr(celery5, name)
@@ -139,7 +139,7 @@ def _all_text(error: BaseException) -> str:
         [
             *traceback.format_exception(error),
             repr(error),
-            json.dumps([str(error), [str(each) for each in error.args]]),
+            json.dumps([str(error), [str(arg) for arg in error.args]]),
             repr(pickle.dumps([str(error), *map(str, error.args)])),
             *fields,
         ]

@@ -25,8 +25,8 @@ async def told(client: "redis.Redis", *, until_said: str, times: int) -> list[tu
         found: list[tuple[float, str]] = []
         untyped: Any = client
         with untyped.monitor() as monitor:
-            for each in monitor.listen():
-                found.append((each["time"], each["command"]))
+            for command in monitor.listen():
+                found.append((command["time"], command["command"]))
                 if sum(said.startswith(until_said) for _, said in found) == times:
                     return found
         return found
@@ -43,7 +43,7 @@ async def test_worker_reads_for_their_timeout_and_beats_thrice_a_lease(
     async with working(app):
         lines = await told(redis_client, until_said=f"ZADD {keys.leases} ", times=5)
     blocks = [re.findall(r"\bBLOCK (\d+)", said) for _, said in lines if keys.stream in said]
-    assert {int(each) for found in blocks for each in found} == {int(READ_BLOCK * 1000)}
+    assert {int(digits) for found in blocks for digits in found} == {int(READ_BLOCK * 1000)}
     beats = [at for at, said in lines if said.startswith(f"ZADD {keys.leases} ")]
     gaps = [later - earlier for earlier, later in itertools.pairwise(beats)]
     assert min(gaps) < LEASE / 2.5
@@ -68,11 +68,11 @@ async def test_a_worker_has_three_connections_however_many_jobs_it_runs(
 
     wait: Any = app.task(on_trio) if kind == "trio" else app.task(loop="asyncio")(on_asyncio)
     untyped: Any = redis_client
-    before = {each["id"] for each in untyped.client_list()}
+    before = {client["id"] for client in untyped.client_list()}
     async with working(app, name=app_name):
         await app.asend_many([wait.s(number) for number in range(60)])
         await until(lambda: len(running) == 60)
-        names = [each["name"] for each in untyped.client_list() if each["id"] not in before]
+        names = [client["name"] for client in untyped.client_list() if client["id"] not in before]
         go.set()
     assert len(names) == CONNECTIONS
     assert all(name.startswith(f"celery5:{app_name}") for name in names)
@@ -90,8 +90,10 @@ async def test_a_job_that_comes_alone_is_settled_before_the_worker_reads_on(
         return number
 
     def reads() -> bool:
-        ours = [each for each in untyped.client_list() if each["name"].startswith(f"celery5:{app_name}")]
-        return any("b" in each["flags"] for each in ours)
+        ours = [
+            client for client in untyped.client_list() if client["name"].startswith(f"celery5:{app_name}")
+        ]
+        return any("b" in connection["flags"] for connection in ours)
 
     async def send() -> None:
         for number in itertools.count():

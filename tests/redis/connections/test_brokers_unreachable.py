@@ -44,7 +44,7 @@ async def test_call_to_all_brokers_names_the_unreachable_or_omits_it(
         state = await asked(colour, app.info, app.ainfo)
         with app.brokers.reachable() as inner:
             assert inner is away
-    assert {name: each.waiting for name, each in state.queues.items()} == {"near": 1}
+    assert {name: queue.waiting for name, queue in state.queues.items()} == {"near": 1}
 
 
 def _all_of(app: App) -> list[tuple[Any, Any]]:
@@ -92,7 +92,7 @@ def test_a_queue_that_is_named_needs_no_broker_but_its_own(
 ) -> None:
     add_dead_letters(app, redis_client, "a", "b", queue="near")
     own_server.kill()
-    assert [each.id for each in app.dlq.read(queue="near")] == ["a", "b"]
+    assert [dead_job.id for dead_job in app.dlq.read(queue="near")] == ["a", "b"]
     with pytest.raises(BrokerUnavailable), app.brokers.reachable():
         list(app.dlq.read(queue="post"))
     with pytest.raises(UnknownQueue), app.brokers.reachable():
@@ -205,7 +205,7 @@ async def test_a_broker_that_lets_nobody_in_is_left_out_like_one_that_is_away(
             await asked(colour, plain, awaited)
         with app.brokers.reachable() as away:
             await asked(colour, plain, awaited)
-        assert [type(each) for each in away.values()] == [BrokerDenied]
+        assert [type(result) for result in away.values()] == [BrokerDenied]
 
 
 async def test_running_call_begins_again_without_a_lost_broker() -> None:
@@ -245,4 +245,4 @@ def test_an_error_that_is_none_of_the_brokers_is_raised_when_all_have_ended() ->
     with pytest.raises(ValueError, match="broken"):
         run_all([fails, away])
     assert ended == ["away"]
-    assert [type(each) for each in run_all([away])] == [BrokerUnavailable]
+    assert [type(result) for result in run_all([away])] == [BrokerUnavailable]

@@ -43,7 +43,7 @@ async def test_each_life_has_a_name_of_its_own_and_takes_commands_on_its_broker(
 
 
 async def _answers(app: App, names: set[str]) -> bool:
-    return {each.worker for each in await app.control.aping(timeout=30) if each.ok} == names
+    return {reply.worker for reply in await app.control.aping(timeout=30) if reply.ok} == names
 
 
 async def test_a_shutdown_of_one_life_ends_the_process(app: App) -> None:
@@ -145,7 +145,7 @@ async def test_worker_serves_other_brokers_while_one_is_down_at_start(
                         await trio.sleep(0.1)
             assert await handle.aget(timeout=30) == -1
             await one.stop()
-        assert [each["broker"] for each in lines.of("broker:connect-failed")] == ["mails"]
+        assert [line["broker"] for line in lines.of("broker:connect-failed")] == ["mails"]
 
 
 async def test_a_burst_ends_when_the_queues_of_all_brokers_are_empty(app: App) -> None:

@@ -40,7 +40,7 @@ async def test_a_scheduler_fires_what_is_on_the_brokers_that_it_reaches(
         got.append("there")
 
     async def both_are_known() -> bool:
-        return {each.name for each in await app.schedule.alist()} == {"here", "there"}
+        return {schedule.name for schedule in await app.schedule.alist()} == {"here", "there"}
 
     async with working(app, page=SCHEDULER):  # a new one waits until it is known to be on no other broker
         await until_async(both_are_known)
@@ -57,7 +57,7 @@ async def test_a_scheduler_fires_what_is_on_the_brokers_that_it_reaches(
             await until(lambda: got.count("there") > before + 1, within=40)
             await scheduler.stop()
             await worker.stop()
-    assert {each["broker"] for each in lines.of("broker:connect-failed")} == {"default"}
+    assert {line["broker"] for line in lines.of("broker:connect-failed")} == {"default"}
     assert lines.of("scheduler:started")
     del here, there
 

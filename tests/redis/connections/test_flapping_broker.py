@@ -54,9 +54,9 @@ def test_however_the_server_flaps_no_job_runs_twice_while_nobody_died(
     time.sleep(LEASE)  # whoever was to be recovered by now has been
     gate.touch()
     gather(sent, timeout=60, return_exceptions=False)
-    assert Counter(note.job for note in own_staff.notes()) == dict.fromkeys([each.id for each in sent], 1)
+    assert Counter(note.job for note in own_staff.notes()) == dict.fromkeys([job.id for job in sent], 1)
     assert [worker.lines("recoverer:recovered") for worker in workers] == [[], [], []]
-    assert [each.lines("worker:restarted") for each in workers] == [[], [], []]
+    assert [worker.lines("worker:restarted") for worker in workers] == [[], [], []]
 
 
 def test_a_worker_that_died_in_an_outage_is_recovered_after_it(
@@ -68,14 +68,14 @@ def test_a_worker_that_died_in_an_outage_is_recovered_after_it(
     sent = send(own_staff, "gate", str(gate), count=4)
     wait_until(lambda: len(own_staff.notes()) == 4)
     others = [own_staff.start(lease=LEASE, concurrency=4) for _ in range(2)]
-    names = {each.lines("worker:boot-started")[0]["name"] for each in others}
+    names = {worker.lines("worker:boot-started")[0]["name"] for worker in others}
     with frozen(own_server):
         victim.lose_its_machine()
         time.sleep(2 * LEASE)
     gate.touch()
     gather(sent, timeout=30, return_exceptions=False)
-    assert Counter(note.job for note in own_staff.notes()) == dict.fromkeys([each.id for each in sent], 2)
-    assert [each.lines("worker:restarted") for each in others] == [[], []]
+    assert Counter(note.job for note in own_staff.notes()) == dict.fromkeys([job.id for job in sent], 2)
+    assert [worker.lines("worker:restarted") for worker in others] == [[], []]
     with redis.Redis.from_url(own_server.url, decode_responses=True) as client:
         left = own_staff.app.queue("default").leases
         wait_until(lambda: set(client.zrange(left, 0, -1)) == names)

@@ -34,15 +34,15 @@ def keep(short_path: Path, server_binary: str | None) -> Iterator[Keep]:
         return made[-1]
 
     yield one
-    for each in made:
-        each.stop()
+    for server in made:
+        server.stop()
 
 
 def forsake(server: KeptServer) -> int:
     """What is left when whoever keeps it dies: the server, without its keeper's locks. Gives its process."""
-    for each in (server._server_lock, server._lock):
-        if each >= 0:
-            os.close(each)
+    for descriptor in (server._server_lock, server._lock):
+        if descriptor >= 0:
+            os.close(descriptor)
     pid, server._server_lock, server._lock = server.pid, -1, -1
     if server._child is not None:
         server._child.returncode = 0  # it is to be no child of ours

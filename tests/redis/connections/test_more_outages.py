@@ -55,7 +55,7 @@ def slow(url: str) -> Iterator[None]:
 def test_a_slow_server_slows_jobs_down_and_does_no_harm(own_staff: Staff, own_server: EmbeddedServer) -> None:
     workers = [own_staff.start(lease=1.0, concurrency=4) for _ in range(2)]
     with slow(own_server.url):
-        sent = [each for _ in range(5) for each in send(own_staff, "nap", 0.01, count=20)]
+        sent = [job for _ in range(5) for job in send(own_staff, "nap", 0.01, count=20)]
         gather(sent, timeout=30)
     assert_none_doubled(own_staff, sent)
     assert [worker.lines("worker:restarted") for worker in workers] == [[], []]
@@ -93,7 +93,7 @@ def test_scheduled_and_dead_jobs_survive_a_restart_of_redis(
     worker.process.kill()
     worker.wait()
     own_server.revive()
-    states = [each.status() for each in (due, far, held, retried, dead_job)]
+    states = [job.status() for job in (due, far, held, retried, dead_job)]
     assert states[1:] == [JobState.SCHEDULED, JobState.EXECUTING, JobState.RETRY, JobState.DEAD]
     (tmp_path / "gate").touch()
     own_staff.start(lease=0.6)
@@ -123,7 +123,7 @@ def test_a_producer_goes_on_when_scripts_were_flushed(
         client.script_flush()
         sent = await api.send_many(app, [nothing.s(), nothing.options(countdown=60).s()])
         client.script_flush()
-        return [await api.status(each) for each in sent]
+        return [await api.status(job) for job in sent]
 
     assert tell(colour, story) == [JobState.SENT, JobState.SCHEDULED]
     app.close()
@@ -148,7 +148,7 @@ def test_whoever_waits_for_ever_is_told_after_a_restart(
     told: dict[str, list[Any]] = {}
 
     async def story(api: Api, colour: str, pair: tuple[Any, Any]) -> list[Any]:
-        return [await api.get(each, timeout=None) for each in pair]
+        return [await api.get(result, timeout=None) for result in pair]
 
     def wait_for(colour: str, pair: tuple[Any, Any]) -> None:
         told[colour] = tell(colour, lambda api: story(api, colour, pair))
@@ -171,7 +171,7 @@ def test_whoever_waits_for_ever_is_told_after_a_restart(
     for thread in threads:
         thread.join(30)
     assert sorted(told) == sorted(COLOURS)
-    assert {len(set(each)) for each in told.values()} == {1}
+    assert {len(set(answers)) for answers in told.values()} == {1}
     app.close()
 
 

@@ -32,7 +32,7 @@ def assert_back_in_time(staff: Staff, since: float | None = None) -> None:
 def assert_none_doubled(staff: Staff, sent: list[AsyncResult[int]]) -> None:
     """Each job ran once: its worker lived all the time."""
     runs = Counter(note.job for note in staff.notes("begin"))
-    assert {each.id: runs[each.id] for each in sent} == {each.id: 1 for each in sent}
+    assert {job.id: runs[job.id] for job in sent} == {job.id: 1 for job in sent}
 
 
 def test_workers_go_on_after_their_connections_were_killed(
@@ -129,7 +129,7 @@ def test_a_worker_without_a_lease_begins_again_only_when_the_server_takes_writes
             assert int(client.info("stats")["total_connections_received"]) - before < 25
         finally:
             client.config_set("maxmemory", "0")
-    assert len([each for each in refused if "OOM" in each["why"]]) <= 2
+    assert len([line for line in refused if "OOM" in line["why"]]) <= 2
     back = time.monotonic()
     assert send(own_staff, "nap", 0.0)[0].get(timeout=30) == worker.process.pid
     assert time.monotonic() - back < BACK
@@ -144,7 +144,7 @@ def test_a_worker_waits_while_the_server_refuses_to_write(
     with redis.Redis.from_url(own_server.url) as client:
         client.config_set("maxmemory", "1")
         try:
-            wait_until(lambda: all(each.lines("heartbeat:missed") for each in workers))
+            wait_until(lambda: all(worker.lines("heartbeat:missed") for worker in workers))
             time.sleep(0.6)
         finally:
             client.config_set("maxmemory", "0")

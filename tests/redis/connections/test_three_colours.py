@@ -257,7 +257,7 @@ def test_a_command_cut_off_is_sent_again_only_if_it_says_that_it_may_be(
             first = blocked(client)[0]["id"]
             client.client_kill_filter(_id=first)
             if repeatable:
-                until(lambda: [one for one in blocked(client) if one["id"] != first])
+                until(lambda: [client_info for client_info in blocked(client) if client_info["id"] != first])
             client.lpush("list", "item")
 
         async def story(here: Here) -> Any:

@@ -60,4 +60,7 @@ def find_links(html: str, part: str) -> list[str]:
 
 def summarize_actions(trail: list[Any]) -> list[Mapping[str, Any]]:
     """Who has done what, from where, and to how many."""
-    return [{"who": one.who, "source": one.source, "action": one.action, "count": one.count} for one in trail]
+    return [
+        {"who": entry.who, "source": entry.source, "action": entry.action, "count": entry.count}
+        for entry in trail
+    ]

@@ -47,9 +47,9 @@ def test_everything_that_a_command_does_is_an_operation() -> None:
 
 
 def test_only_a_viewer_sees_and_nobody_less_than_an_operator_changes() -> None:
-    for one in OPERATIONS.values():
-        assert not (one.is_change and one.role == "viewer"), one.name
-        assert one.summary.endswith("."), one.name
+    for operation in OPERATIONS.values():
+        assert not (operation.is_change and operation.role == "viewer"), operation.name
+        assert operation.summary.endswith("."), operation.name
 
 
 def test_the_description_is_valid() -> None:
@@ -71,23 +71,25 @@ def required(operation: Operation) -> dict[str, Any]:
 @pytest.mark.parametrize("role", ["", *ROLES])
 async def test_every_route_is_refused_to_lower_roles(app: App, role: str) -> None:
     async with browsing(app, role=role) as client:
-        for one in OPERATIONS.values():
-            path = f"/api/v1/{app.name}/{one.noun}/{one.verb}"
-            may = bool(role) and ROLES.index(cast("Any", role)) >= ROLES.index(one.role)
-            if one.is_change:
+        for operation in OPERATIONS.values():
+            path = f"/api/v1/{app.name}/{operation.noun}/{operation.verb}"
+            may = bool(role) and ROLES.index(cast("Any", role)) >= ROLES.index(operation.role)
+            if operation.is_change:
                 if may:
                     continue  # what it does is tested where it is done
-                answer = await client.post(path, json=required(one))
-                page = await client.post(f"/{app.name}/do/{one.noun}/{one.verb}", data=required(one))
+                answer = await client.post(path, json=required(operation))
+                page = await client.post(
+                    f"/{app.name}/do/{operation.noun}/{operation.verb}", data=required(operation)
+                )
                 assert page.status_code == (403 if role else 401)
             else:
-                answer = await client.get(path, params=required(one))
+                answer = await client.get(path, params=required(operation))
             if not role:
-                assert answer.status_code == 401, one.name
+                assert answer.status_code == 401, operation.name
             elif may:
-                assert answer.status_code in (200, 400, 404), (one.name, answer.text)
+                assert answer.status_code in (200, 400, 404), (operation.name, answer.text)
             else:
-                assert answer.status_code == 403, one.name
+                assert answer.status_code == 403, operation.name
     assert await app.audit.alist() == []
 
 
@@ -103,7 +105,11 @@ async def test_answers_fit_their_description(app: App) -> None:
         for path, methods in document["paths"].items():
             if "get" not in methods:
                 continue
-            operation = next(one for one in OPERATIONS.values() if path.endswith(f"{one.noun}/{one.verb}"))
+            operation = next(
+                candidate
+                for candidate in OPERATIONS.values()
+                if path.endswith(f"{candidate.noun}/{candidate.verb}")
+            )
             if required(operation):
                 continue
             answer = await client.get(path.replace("{app}", app.name))

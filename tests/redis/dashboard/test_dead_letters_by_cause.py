@@ -54,7 +54,7 @@ async def test_three_clicks_replay_what_died_from_one_cause(app: App) -> None:
         assert "3 shop.pay ConnectionError: bank # is closed" in text
         assert "3 shop.pay ValueError: order # is <empty>" in text
         group = await get_group(app, "ConnectionError")
-        (link,) = [one for one in find_links(page, "do/dlq/replay") if group in one]
+        (link,) = [candidate for candidate in find_links(page, "do/dlq/replay") if group in candidate]
         form = await client.look(link.removeprefix(f"/{app.name}/"))
         assert "This would be done: 3 dead jobs sent again" in form
         assert (await app.ainfo()).dead == 6

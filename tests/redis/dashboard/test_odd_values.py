@@ -138,10 +138,10 @@ def list_looks(app: App, ids: dict[str, str]) -> list[str]:
     """The address of each operation of the JSON API that changes nothing, and asks no process."""
     questions = filled.list_questions(ids)
     return [
-        f"/api/v1/{app.name}/{one.noun}/{one.verb}?{urlencode(asked, doseq=True)}"
-        for one in OPERATIONS.values()
-        if not one.is_change and one.noun not in ("worker", "controller", "doctor")
-        for asked in questions.get(one.name, [{}])
+        f"/api/v1/{app.name}/{operation.noun}/{operation.verb}?{urlencode(asked, doseq=True)}"
+        for operation in OPERATIONS.values()
+        if not operation.is_change and operation.noun not in ("worker", "controller", "doctor")
+        for asked in questions.get(operation.name, [{}])
     ]
 
 

@@ -20,8 +20,8 @@ ON_JOBS = {"worker:run", "worker:revoke", "worker:pause-queue", "worker:resume-q
 def test_what_acts_on_processes_is_for_admins() -> None:
     acting = {
         name
-        for name, one in OPERATIONS.items()
-        if one.noun in ("worker", "controller") and one.is_change and name not in ON_JOBS
+        for name, operation in OPERATIONS.items()
+        if operation.noun in ("worker", "controller") and operation.is_change and name not in ON_JOBS
     }
     assert {
         f"worker:{verb}" for verb in ("set-log-level", "concurrency", "prefetch", "budget", "reload")
@@ -49,10 +49,10 @@ def test_an_operation_has_the_effects_of_one_that_it_repeats(name: str, like: st
 
 def test_operations_with_all_effects_of_another_need_its_role_at_least() -> None:
     too_low = [
-        (one.name, other.name)
-        for one in OPERATIONS.values()
+        (operation.name, other.name)
+        for operation in OPERATIONS.values()
         for other in OPERATIONS.values()
-        if other.effect in one.effect and ROLES.index(one.role) < ROLES.index(other.role)
+        if other.effect in operation.effect and ROLES.index(operation.role) < ROLES.index(other.role)
     ]
     assert too_low == []
     assert (Effect.SEND_JOBS | Effect.CONTROL).role == "admin"
@@ -60,7 +60,10 @@ def test_operations_with_all_effects_of_another_need_its_role_at_least() -> None
 
 
 def test_whoever_may_destroy_or_control_is_an_admin() -> None:
-    assert {one.effect.role for one in OPERATIONS.values() if one.access == "danger"} == {"operator", "admin"}
+    assert {operation.effect.role for operation in OPERATIONS.values() if operation.access == "danger"} == {
+        "operator",
+        "admin",
+    }
     assert {effect for effect in Effect if effect.allows("viewer")} == {Effect.SEE}
     assert {effect for effect in Effect if not effect.allows("operator")} == {
         Effect.CONTROL,
@@ -101,5 +104,5 @@ async def test_an_action_is_resumed_by_whoever_might_begin_it(
     async with looking_at(app, role=role) as client:
         text = await client.press("bulk:resume", id="a1", status=200 if may else 403)
     assert may or "for admins" in text
-    trail = [(one.who, one.target) for one in await app.audit.alist(action="bulk:resume")]
+    trail = [(entry.who, entry.target) for entry in await app.audit.alist(action="bulk:resume")]
     assert trail == ([("anna", "a1")] if may else [])

@@ -190,13 +190,13 @@ async def test_no_operation_and_no_page_shows_a_password(app: App, role: str) ->
         ids = await fill(app)
         await until_filled(app, ids)
         questions = list_questions(ids)
-        for one in OPERATIONS.values():
-            if one.is_change or not one.allows(role):  # type: ignore[arg-type]
+        for operation in OPERATIONS.values():
+            if operation.is_change or not operation.allows(role):  # type: ignore[arg-type]
                 continue
-            for parameters in questions.get(one.name, [{}]):
-                answer = msgspec.json.encode(await client.ask(one.name, **parameters)).decode()
-                assert SECRET not in answer, (one.name, parameters, answer)
-                assert role != "viewer" or SOURCE not in answer, (one.name, parameters)
+            for parameters in questions.get(operation.name, [{}]):
+                answer = msgspec.json.encode(await client.ask(operation.name, **parameters)).decode()
+                assert SECRET not in answer, (operation.name, parameters, answer)
+                assert role != "viewer" or SOURCE not in answer, (operation.name, parameters)
         pages = list_pages(app, ids)
         if role != "viewer":
             pages += ["workers/one?stack=true", f"jobs/{ids['stuck']}?stack=true"]

@@ -100,7 +100,7 @@ async def test_a_live_run_is_cancelled_and_a_failed_one_is_retried(app: App) -> 
         await client.press("workflow:retry", id="failed-1")
         await client.press("workflow:cancel", id="stuck-1", status=409)
     done = summarize_actions(await app.audit.alist(action="workflow"))
-    assert [(one["who"], one["source"], one["action"]) for one in done[-2:]] == [
+    assert [(entry["who"], entry["source"], entry["action"]) for entry in done[-2:]] == [
         ("anna", "dashboard", "workflow:retry"),
         ("anna", "dashboard", "workflow:cancel"),
     ]

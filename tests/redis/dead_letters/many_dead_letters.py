@@ -26,16 +26,16 @@ def add_dead_letters(
     app.perform(queues.register_queue(app.keys, queue))
     pipe = client.pipeline(transaction=False)
     failure = Failure(type=error, message=f"{error} of {task}", attempt=4)
-    for each in ids:
-        message = encode(Command(v=1, id=each, task=task, attempt=4, failures=(failure,), **more))
+    for job_id in ids:
+        message = encode(Command(v=1, id=job_id, task=task, attempt=4, failures=(failure,), **more))
         document = encode(
-            Document(v=1, id=each, task=task, state="DEAD", reason=reason, attempt=4, failure=failure)
+            Document(v=1, id=job_id, task=task, state="DEAD", reason=reason, attempt=4, failure=failure)
         )
         pipe.xadd(keys.dead, {"job": message, "document": document}, id=at)
-    entries = [each.decode() for each in pipe.execute()]
-    for each, entry in zip(ids, entries, strict=True):
-        pipe.hset(keys.jobs, each, f"X{entry}")
-        pipe.set(keys.result(each), encode(Document(v=1, id=each, task=task, state="DEAD")), px=60_000)
+    entries = [reply.decode() for reply in pipe.execute()]
+    for job_id, entry in zip(ids, entries, strict=True):
+        pipe.hset(keys.jobs, job_id, f"X{entry}")
+        pipe.set(keys.result(job_id), encode(Document(v=1, id=job_id, task=task, state="DEAD")), px=60_000)
     pipe.execute()
     return entries
 

@@ -31,7 +31,7 @@ def test_dead_jobs_are_read_queue_by_queue_and_the_oldest_first(
     add_dead_letters(app, redis_client, *numbered(250))
     add_dead_letters(app, redis_client, "s", queue="slow")
     jobs = list(app.dlq.read())
-    assert [(job.queue, job.id) for job in jobs] == [(QUEUE, each) for each in numbered(250)] + [
+    assert [(job.queue, job.id) for job in jobs] == [(QUEUE, job_id) for job_id in numbered(250)] + [
         ("slow", "s")
     ]
     assert jobs[0].error == "ValueError: ValueError of shop.t"
@@ -162,7 +162,7 @@ def test_a_key_is_taken_again_unless_another_live_job_has_it(app: App, redis_cli
     assert (tally.matched, tally.done, tally.left) == (4, 1, {"key-taken": 3})
     assert redis_client.hget(keys.unique, "shop.t order-7") == b"a"
     assert redis_client.hget(keys.unique, "shop.t order-8") == b"alive"
-    assert [state(app, each) for each in "abcd"] == [JobState.SENT, *[JobState.DEAD] * 3]
+    assert [state(app, job_id) for job_id in "abcd"] == [JobState.SENT, *[JobState.DEAD] * 3]
     assert redis_client.exists(keys.result("b"))
     assert app.result("alive", queue=QUEUE).revoke()
     assert app.dlq.replay(ids="d").done == 1

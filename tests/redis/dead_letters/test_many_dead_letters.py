@@ -23,10 +23,10 @@ def test_two_who_replay_at_once_replay_each_job_once(app: App, redis_client: "re
     add_dead_letters(app, redis_client, *ids)
     tallies: list[DeadLetterTally] = []
     replaying = [threading.Thread(target=lambda: tallies.append(app.dlq.replay())) for _ in range(3)]
-    for each in replaying:
-        each.start()
-    for each in replaying:
-        each.join(30)
+    for thread in replaying:
+        thread.start()
+    for thread in replaying:
+        thread.join(30)
     assert sum(tally.done for tally in tallies) == 600
     assert sorted(sent(redis_client, app)) == sorted(ids)
     assert list(app.dlq.read()) == []

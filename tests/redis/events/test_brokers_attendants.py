@@ -65,7 +65,7 @@ async def test_broker_outage_does_not_stop_events_to_the_others(app: App, own_se
                 await until(lambda n=number: ("here", n) in got, within=30)  # type: ignore[misc]
             await trio.to_thread.run_sync(own_server.revive)
             await until(lambda: len(got) >= 12, within=40)
-    told = [each["level"] for each in lines.of("events:delayed")]
+    told = [line["level"] for line in lines.of("events:delayed")]
     assert told == ["warning", *["debug"] * (len(told) - 1)]
     assert sorted(got) == sorted((name, number) for name in ("here", "there") for number in range(6))
 
@@ -100,7 +100,7 @@ async def test_schedules_fire_on_the_broker_of_their_queue(app: App, second: "re
 
     async with working(app), working(app, page=SCHEDULER):
         await until(lambda: got.count("here") >= 3 and got.count("there") >= 3, within=40)
-        assert {each.name for each in await app.schedule.alist()} == {"here", "there"}
+        assert {schedule.name for schedule in await app.schedule.alist()} == {"here", "there"}
     assert second.exists(app.keys.schedules("post"))
     assert not second.exists(app.keys.schedules("near"))
     await app.schedule.aremove("here")

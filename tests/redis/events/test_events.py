@@ -62,7 +62,7 @@ async def test_every_subscriber_of_an_event_gets_one_job_with_the_fields_it_take
         await working.stop()
         await routing.stop()
     assert sent.event.endswith("UserRegistered")
-    assert sorted(had, key=lambda each: str(each[0])) == [
+    assert sorted(had, key=lambda item: str(item[0])) == [
         ("count", [("email", "a@b.c"), ("plan", "free"), ("user_id", str(user))]),
         ("welcome", user, "a@b.c", derive_job_id(sent.id, app.name, welcome.name)),
     ]
@@ -89,9 +89,9 @@ async def test_events_in_bulk_all_arrive(url: str, app_name: str, redis_client: 
         sent = await app.events.asend(made)
         await until(lambda: len(had) >= 1000, within=60)
         await until(lambda: left(redis_client, app) == 0)
-        for each in (working, *routers):
-            await each.stop()
-    assert len({each.id for each in sent}) == 1000
+        for router in (working, *routers):
+            await router.stop()
+    assert len({job.id for job in sent}) == 1000
     assert sorted(had) == list(range(1000))
 
 
@@ -128,8 +128,8 @@ async def test_versions_are_apart_unless_a_subscription_takes_several(url: str, 
         await PlacedBefore.adelay(order=1)
         await Placed.adelay(order=2, shop="north")
         await until(lambda: len(had) == 4)
-        for one in each:
-            await one.stop()
+        for router in each:
+            await router.stop()
     assert sorted(had) == [("main", 1), ("new", 2), ("north", 2), ("old", 1)]
 
 
@@ -174,7 +174,7 @@ async def test_event_without_subscribers_waits_for_a_later_one(
 
 
 async def _none_kept(app: App) -> bool:
-    return all(each.kept == 0 for each in await app.events.astate())
+    return all(state.kept == 0 for state in await app.events.astate())
 
 
 async def test_who_is_not_to_catch_up_gets_what_comes_after(
@@ -306,8 +306,8 @@ async def test_a_subscriber_that_fails_has_retries_and_a_dead_letter_of_its_own(
         done: AsyncResult[Any] = app.result(derive_job_id(sent.id, app.name, works.name))
         assert await done.aget(timeout=30) == "done"
         await until_async(lambda: _is(dead, JobState.DEAD))
-        for one in each:
-            await one.stop()
+        for router in each:
+            await router.stop()
     assert sorted(tries) == ["fails", "fails", "works"]
 
 
@@ -340,7 +340,7 @@ async def test_message_that_is_no_event_becomes_a_dead_letter(
         each = [await start(nursery, app), await start(nursery, app, page=ROUTER)]
         await until(lambda: had == [1])
         await until(lambda: left(redis_client, app) == 0)
-        for one in each:
-            await one.stop()
+        for router in each:
+            await router.stop()
     assert redis_client.xlen(events.dead) == len(bad) + 1
     redis_client.delete(events.dead)

@@ -133,10 +133,10 @@ async def test_jobs_of_an_event_are_kept_while_a_router_may_have_it(
         (entry,) = await one.read()
         one.pass_on(entry)
         await one.ingestion.route([entry])
-        assert [each > 10 * DEDUPLICATION_GRACE * 1000 for each in one.remembered()] == [True]
+        assert [lifetime > 10 * DEDUPLICATION_GRACE * 1000 for lifetime in one.remembered()] == [True]
         one.client.xclaim(one.keys.stream, GROUP, "r1", 0, [entry.id])
         await one.ingestion.route([entry])
-        assert [each <= DEDUPLICATION_GRACE * 1000 for each in one.remembered()] == [True]
+        assert [lifetime <= DEDUPLICATION_GRACE * 1000 for lifetime in one.remembered()] == [True]
         assert redis_client.xlen(one.app.queue("default").stream) == 1
 
 
@@ -183,7 +183,7 @@ async def test_of_what_nobody_wants_so_many_are_kept_and_no_more(
     async with desk(url, app_name, redis_client) as one:
         found = await one.read(600)
         known = await one.way.perform(trips.get_subscribers(one.app.keys, b""))
-        endings = [EventOutcome("keep", each.id, "", "Placed\n1", each.message) for each in found]
+        endings = [EventOutcome("keep", entry.id, "", "Placed\n1", entry.message) for entry in found]
         await one.way.perform(
             trips.finish_events(
                 one.app.keys, one.keys, "r1", endings, known_state=known.state, retention=60.0

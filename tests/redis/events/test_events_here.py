@@ -45,8 +45,8 @@ async def test_a_task_is_suspended_and_resumed_by_an_event(url: str, app_name: s
             return not await suspended()
 
         await until_async(resumed)
-        for one in each:
-            await one.stop()
+        for router in each:
+            await router.stop()
 
 
 async def test_a_jobs_concurrency_key_is_found_in_what_the_event_says(url: str, app_name: str) -> None:
@@ -71,8 +71,8 @@ async def test_a_jobs_concurrency_key_is_found_in_what_the_event_says(url: str, 
         each = [await start(nursery, app), await start(nursery, app, page=ROUTER)]
         await app.events.asend([Placed(customer=n % 4) for n in range(16)])
         await until(lambda: len(done) == 16, within=30)
-        for one in each:
-            await one.stop()
+        for router in each:
+            await router.stop()
     assert max(most) == 1, "one at a time for each customer"
     assert trio.current_time() - began < 16 * 0.05 + 10, "and customers beside each other"
 
@@ -124,7 +124,7 @@ async def test_a_misspelt_application_is_told_of_once_and_a_known_one_is_not(
             await one.stop()
         del journal
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    warned = [each for each in told if each.get("message_type") == "celery5:events:application-not-found"]
-    assert [(each["of"], each["events"], each["level"]) for each in warned] == [
+    warned = [line for line in told if line.get("message_type") == "celery5:events:application-not-found"]
+    assert [(line["of"], line["events"], line["level"]) for line in warned] == [
         (f"{app_name}p", ["Lost"], "warning")
     ]

@@ -112,13 +112,13 @@ def test_claimed_entry_goes_to_no_other_until_its_time_is_over(queue: Queue) -> 
     put(queue, b"1", b"2", b"3")
     assert [document.document for document in collect(queue, most=2).documents] == [b"1", b"2"]
     found = collect(queue)
-    assert [each.document for each in found.documents] == [b"3"]
+    assert [document.document for document in found.documents] == [b"3"]
     assert found.retry_in == pytest.approx(60, abs=30)
     queue.client.zadd(
         queue.keys.claimed_documents(SINK),
         dict.fromkeys(queue.client.zrange(queue.keys.claimed_documents(SINK), 0, 1), 1),
     )
-    assert [each.document for each in collect(queue).documents] == [b"1", b"2"]
+    assert [document.document for document in collect(queue).documents] == [b"1", b"2"]
 
 
 def test_a_batch_is_bounded_in_bytes_unless_one_alone_is_larger(queue: Queue) -> None:
@@ -145,7 +145,7 @@ def test_what_is_put_off_is_given_again_then_and_counted_if_it_was_tried(queue: 
     assert queue(events_calls.defer_documents(queue.keys, SINK, [entry], delay=0, tried=False)) == 1
     assert [document.tries for document in collect(queue).documents] == [0]
     queue(events_calls.defer_documents(queue.keys, SINK, [entry], delay=0, tried=True))
-    assert [each.tries for each in collect(queue).documents] == [1]
+    assert [document.tries for document in collect(queue).documents] == [1]
     queue(events_calls.defer_documents(queue.keys, SINK, [entry], delay=60, tried=True))
     assert collect(queue).documents == []
     queue(events_calls.acknowledge_documents(queue.keys, SINK, [entry]))

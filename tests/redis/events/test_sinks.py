@@ -19,10 +19,10 @@ from tests.redis.worker.workers import Lines, leftovers, until, until_async, wor
 
 async def send(app: App, task: Any, *values: Any) -> None:
     """Send and wait until all have ended."""
-    for one in await app.asend_many([task.s(value) for value in values]):
-        await one.astatus()
+    for job in await app.asend_many([task.s(value) for value in values]):
+        await job.astatus()
         try:
-            await one.aget(timeout=30)
+            await job.aget(timeout=30)
         except Exception:
             continue
 
@@ -138,7 +138,7 @@ async def test_only_documents_that_a_sink_refuses_become_dead_letters(app: App) 
         await send(app, same, *range(100))
         async with delivering(app) as sinks:
             await until(lambda: sinks.get_counts()["picky"] == (98, 2), within=30)
-    assert sorted(picky.values) == [each for each in range(100) if each not in (13, 66)]
+    assert sorted(picky.values) == [number for number in range(100) if number not in (13, 66)]
     dead = [job async for job in app.dlq.aread()]
     assert [(job.sink, job.reason, job.type, job.task) for job in dead] == [
         ("picky", "undelivered", "ValueError", same.name)
@@ -191,7 +191,12 @@ async def test_a_sink_hears_of_the_ends_that_it_wants(app: App) -> None:
         late = await ends.options(expires=0.0).adelay("late")
         await until(lambda: len(every.documents) == 4)
         await until(lambda: len(deaths.documents) == len(usual.documents) == 1)
-    assert sorted(each.state for each in every.documents) == ["DEAD", "EXPIRED", "REJECTED", "SUCCESS"]
+    assert sorted(document.state for document in every.documents) == [
+        "DEAD",
+        "EXPIRED",
+        "REJECTED",
+        "SUCCESS",
+    ]
     (dead,) = deaths.documents
     assert (dead.state, dead.error, dead.reason, dead.value) == (
         "DEAD",
@@ -202,7 +207,7 @@ async def test_a_sink_hears_of_the_ends_that_it_wants(app: App) -> None:
     assert dead.failure is not None
     assert "RuntimeError" in dead.failure.traceback
     assert [document.state for document in usual.documents] == ["SUCCESS"]
-    assert late.id in [each.id for each in every.documents]
+    assert late.id in [document.id for document in every.documents]
 
 
 async def test_a_sink_has_the_value_of_a_job_whose_result_is_not_kept(app: App) -> None:

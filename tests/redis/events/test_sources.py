@@ -158,10 +158,10 @@ async def test_generators_and_functions_are_sources_too(app: App) -> None:
         seen.append(document)
 
     async with working(app), sourcing(app):
-        await until(lambda: len([each for each in seen if each.source == "ticks"]) > 2)
-        await until(lambda: len([each for each in seen if each.source == "files"]) > 3)
-    assert [each.json() for each in seen if each.source == "ticks"][:2] == [{"n": 1}, {"n": 2}]
-    assert {each.text() for each in seen if each.source == "files"} == {"text", "more"}
+        await until(lambda: len([document for document in seen if document.source == "ticks"]) > 2)
+        await until(lambda: len([document for document in seen if document.source == "files"]) > 3)
+    assert [document.json() for document in seen if document.source == "ticks"][:2] == [{"n": 1}, {"n": 2}]
+    assert {document.text() for document in seen if document.source == "files"} == {"text", "more"}
 
 
 async def test_what_comes_again_under_its_id_is_one_job(app: App) -> None:
@@ -275,7 +275,7 @@ async def test_what_cannot_be_published_is_told_to_the_source(app: App) -> None:
 
     async with sourcing(app):
         await until(lambda: len(told) == 3)
-    assert [type(each) for each in told] == [MessageTooLarge, BadArguments, BadArguments]
+    assert [type(error) for error in told] == [MessageTooLarge, BadArguments, BadArguments]
 
 
 async def test_the_log_says_which_router_has_a_single_source(app: App) -> None:

@@ -59,7 +59,7 @@ async def test_a_subscription_is_taken_back_at_once_and_others_go_on(url: str, a
         await until(lambda: ("one", 4) in had and ("other", 4) in had)
         await working.stop()
         await routing.stop()
-    assert [each for each in sorted(had) if each[0] == "one"] == [("one", 1), ("one", 4)]
+    assert [record for record in sorted(had) if record[0] == "one"] == [("one", 1), ("one", 4)]
 
 
 async def test_what_only_a_subscription_wanted_that_was_taken_back_is_kept(

@@ -57,10 +57,10 @@ async def test_after_three_failures_jobs_are_held_and_one_probe_sets_them_free(
             await failed(ask, 3)
             sent = [await ask.adelay() for _ in range(5)]
             await until(lambda: redis_client.hlen(app.queue("default").waiting) == 5)
-            assert [(await each.astatus()).value for each in sent] == ["HELD"] * 5
+            assert [(await job.astatus()).value for job in sent] == ["HELD"] * 5
             assert patient.asked == 3
             patient.ill = False
-            assert [await each.aget(timeout=30) for each in sent] == ["well"] * 5
+            assert [await job.aget(timeout=30) for job in sent] == ["well"] * 5
             assert patient.asked == 8
             await until(lambda: bool(lines.of("breaker:closed")))
     (tripped,) = lines.of("breaker:tripped")
@@ -294,7 +294,7 @@ async def test_each_worker_has_its_own_breaker_and_what_one_holds_another_may_ru
             await until_async(lambda: has_state(held, "HELD"))
             async with working(other, name="well"):
                 sent = [held, *[await ask.adelay() for _ in range(20)]]
-                done = [await _outcome(each) for each in sent]
+                done = [await _outcome(job) for job in sent]
     assert well.asked > 0
     assert done.count("well") == well.asked
     assert (
@@ -317,8 +317,8 @@ async def test_held_jobs_are_counted_among_those_that_have_not_ended(app: App) -
     async with working(app):
         await failed(ask, 1)
         sent = [await ask.adelay() for _ in range(3)]
-        for each in sent:
-            await until_async(partial(has_state, each, "HELD"))
+        for job in sent:
+            await until_async(partial(has_state, job, "HELD"))
         state = await app.ainfo()
         queue = state.queues["default"]
         assert (state.unfinished, queue.scheduled, queue.waiting, queue.running) == (3, 3, 0, 0)
@@ -327,8 +327,8 @@ async def test_held_jobs_are_counted_among_those_that_have_not_ended(app: App) -
         story = await app.afind(sent[0].id)
         assert story is not None
         assert story.state == "HELD"
-        for each in sent:
-            await each.arevoke()
+        for job in sent:
+            await job.arevoke()
         assert (await app.ainfo()).unfinished == 0
 
 
@@ -341,7 +341,7 @@ async def test_a_burst_ends_when_held_jobs_have_run(app: App) -> None:
         patient.ill = False
         with trio.fail_after(30):
             await worker.done.wait()
-    assert [await _outcome(each) for each in sent[1:]] == ["well", "well"]
+    assert [await _outcome(job) for job in sent[1:]] == ["well", "well"]
 
 
 async def test_a_held_job_keeps_its_key(app: App) -> None:

@@ -256,7 +256,7 @@ def test_jobs_of_other_code_that_a_dead_worker_had_are_left_to_that_code(
 def test_a_broker_that_is_away_fails_once_and_the_rest_goes_on(tmp_path: Path) -> None:
     app = App("nobody", broker="unix:///nonexistent/none.sock", keys=str(tmp_path / "keys"))
     found = {check.check: check for check in run_checks(get_checks(app, root=tmp_path))}
-    assert [name for name, each in found.items() if each.state == "fail"] == ["server"]
+    assert [name for name, finding in found.items() if finding.state == "fail"] == ["server"]
     assert "none.sock" in found["server"].summary
     assert (found["latency"].state, found["workers"].state) == ("warn", "warn")
     assert (found["python"].state, found["settings"].state) == ("ok", "ok")
@@ -315,7 +315,7 @@ def test_a_check_that_is_broken_says_so_and_the_others_go_on() -> None:
         DoctorCheck("three", lambda: Finding("three", "ok", "fine")),
     ]
     found = list(run_checks(checks))
-    assert [each.state for each in found] == ["fail", "fail", "ok"]
+    assert [finding.state for finding in found] == ["fail", "fail", "ok"]
     assert found[0].summary == "the check itself failed: ZeroDivisionError: oh"
     assert found[1].summary == "this is wrong"
 
@@ -380,7 +380,9 @@ def test_an_advice_on_a_key_that_was_revoked_has_it_accepted_again(tmp_path: Pat
     app.control.keyring.renew()
     host = HostChecks(os.environ, root=tmp_path)
     listed = app.control.keyring.list_certificates()
-    app.control.keyring.revoke(next(each.fingerprint for each in listed if each.role == role))
+    app.control.keyring.revoke(
+        next(certificate.fingerprint for certificate in listed if certificate.role == role)
+    )
     found = host.check_certificates(app)
     assert (found.state, found.summary) == ("fail", "what is signed here is refused here: revoked")
     obey(app, found.remedy)

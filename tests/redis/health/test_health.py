@@ -73,7 +73,7 @@ async def test_what_a_task_finds_out_it_reports_and_others_are_held(app: App, ki
     (tripped,) = lines.of("breaker:tripped")
     assert tripped["why"] == "health check bank is unhealthy: no answer"
     # The worker has checks of its own, too, which find a machine unhealthy that stands still.
-    assert [each["state"] for each in lines.of("health:changed") if each["check"] == "bank"] == ["unhealthy"]
+    assert [line["state"] for line in lines.of("health:changed") if line["check"] == "bank"] == ["unhealthy"]
 
 
 async def test_a_service_watches_and_reports(url: str, app_name: str) -> None:
@@ -126,18 +126,18 @@ async def test_a_check_that_failed_is_an_error_and_jobs_go_on(app: App) -> None:
         async with working(app):
             await until(lambda: len(looks) > 3)
             assert await (await needs.adelay()).aget(timeout=30) == "done"
-    assert [each["level"] for each in lines.of("health:check-failed")] == ["error"]  # at each look the same
+    assert [line["level"] for line in lines.of("health:check-failed")] == ["error"]  # at each look the same
 
 
 async def test_a_local_check_is_each_workers_own(app: App, other: App, redis_client: "redis.Redis") -> None:
     looked: list[str] = []
-    for which, one in (("a", app), ("b", other)):
+    for which, named_app in (("a", app), ("b", other)):
 
         async def look(which: str = which) -> bool:
             looked.append(which)
             return which == "a"
 
-        one.health_check(name="own", period=0.05)(look)
+        named_app.health_check(name="own", period=0.05)(look)
     async with working(app, name="a"), working(other, name="b"):
         await until(lambda: looked.count("a") > 2 and looked.count("b") > 2)
     assert app.health_check.known["own"].state == "healthy"
@@ -155,12 +155,12 @@ async def test_of_a_global_check_one_worker_looks_for_all(
         looked.append(trio.current_time())
         return "degraded"
 
-    for one in (app, other):
-        one.health_check(name="all", period=period, scope="global")(look)
+    for sharer in (app, other):
+        sharer.health_check(name="all", period=period, scope="global")(look)
     async with working(app, name="a"), working(other, name="b"):
         await until(
             lambda: (
-                all(one.health_check.known["all"].state == "degraded" for one in (app, other))
+                all(sharer.health_check.known["all"].state == "degraded" for sharer in (app, other))
                 and len(looked) >= 20
             )
         )
@@ -181,11 +181,11 @@ async def test_what_one_worker_reports_of_a_global_check_holds_the_jobs_of_all(a
         async with working(app, name="a"), working(other, name="b"):
             checks[0].report("unhealthy", "seen by one")
             await until(lambda: checks[1].state == "unhealthy")
-            await until(lambda: len({each["breaker"] for each in lines.of("breaker:tripped")}) == 2)
+            await until(lambda: len({line["breaker"] for line in lines.of("breaker:tripped")}) == 2)
             del mine, theirs
             checks[1].report("healthy")
             await until(lambda: checks[0].state == "healthy")
-    assert {each["why"] for each in lines.of("breaker:tripped")} == {
+    assert {line["why"] for line in lines.of("breaker:tripped")} == {
         "health check bank is unhealthy: seen by one"
     }
 
@@ -202,34 +202,37 @@ async def test_group_check_runs_in_one_worker_of_each_group(
         for group in ("paris", "paris", "rome")
     ]
     apps[0].control.keyring.get_signer()
-    for index, one in enumerate(apps):
-        group = one.settings.worker_group
+    for index, member in enumerate(apps):
+        group = member.settings.worker_group
 
         async def check(index: int = index, group: str = group) -> str:
             ran.append(f"{group} {index}")
             return "unhealthy" if group == "paris" else "healthy"
 
-        one.health_check(name="vpn", period=0.2, scope="group")(check)
+        member.health_check(name="vpn", period=0.2, scope="group")(check)
     reports = [
-        one.health_check.add(HealthCheck("line", period=0.2, stale_after=500, scope="group")) for one in apps
+        sharer.health_check.add(HealthCheck("line", period=0.2, stale_after=500, scope="group"))
+        for sharer in apps
     ]
     async with working(apps[0], name="a"), working(apps[1], name="b"), working(apps[2], name="c"):
         await until(
-            lambda: [one.health_check.known["vpn"].state for one in apps] == ["unhealthy"] * 2 + ["healthy"]
+            lambda: (
+                [sharer.health_check.known["vpn"].state for sharer in apps] == ["unhealthy"] * 2 + ["healthy"]
+            )
         )
         reports[0].report("unhealthy", "cut")
         await until(lambda: reports[1].state == "unhealthy")
         await until(lambda: len(ran) >= 30)
         assert reports[2].state == "unknown", "that is another group's"
         (reply,) = await apps[0].control.asend("health", to="a")
-        (reading,) = [each for each in reply.answer["checks"] if each["check"] == "line"]
+        (reading,) = [report for report in reply.answer["checks"] if report["check"] == "line"]
         assert (reading["scope"], reading["group"], reading["why"]) == ("group", "paris", "cut")
     assert redis_client.exists(apps[0].keys.check("line paris"))
     assert not redis_client.exists(apps[0].keys.check("line rome"))
-    in_paris, in_rome = (sum(each.startswith(group) for each in ran) for group in ("paris", "rome"))
+    in_paris, in_rome = (sum(name.startswith(group) for name in ran) for group in ("paris", "rome"))
     assert in_paris <= 1.5 * in_rome + 2, "one worker runs it for both"
-    for one in apps:
-        one.close()
+    for member in apps:
+        member.close()
 
 
 async def test_a_state_that_nobody_saw_again_goes_by_itself(app: App, redis_client: "redis.Redis") -> None:
@@ -354,7 +357,7 @@ async def test_worker_reports_when_its_inbox_says_a_period_lapsed(
         (reply,) = await app.control.asend("check-expired", {"check": "bank"}, to="w")
         assert (reply.ok, reply.answer["state"], reply.answer["is_good"]) == (True, "unhealthy", False)
         (reply,) = await app.control.asend("health", to="w")
-        assert [each["state"] for each in reply.answer["checks"]] == ["unhealthy"]
+        assert [report["state"] for report in reply.answer["checks"]] == ["unhealthy"]
         (breaker,) = reply.answer["breakers"]
         assert (breaker["of"], breaker["state"], breaker["trips"]) == (needs.name, "open", 1)
         (reply,) = await app.control.asend("check-expired", {"check": "disk"}, to="w")

@@ -36,7 +36,7 @@ def test_a_lost_worker_is_noted_once_with_what_became_of_its_jobs(queue: Queue, 
         pass
     (record,) = get_state(queue).lost
     assert (record.worker, record.put_back, record.dead) == ("w", held, 0)
-    assert [(job.id, job.fate) for job in record.jobs] == [(one, "put back") for one in ids[:3]]
+    assert [(job.id, job.fate) for job in record.jobs] == [(job_id, "put back") for job_id in ids[:3]]
     depth = get_depth(queue)
     assert (depth.lost, list(depth.lost_workers)) == (1, ["w"])
     queue.recover("w")  # safe to repeat: it has no lease any more

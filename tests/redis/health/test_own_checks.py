@@ -74,7 +74,7 @@ async def test_a_job_that_blocks_the_loop_shows_in_its_lag(app: App) -> None:
             await until(lambda: check.state == "healthy")
             await (await block.adelay()).aget(timeout=30)
             await until(lambda: bool(lines.of("health:changed")) and check.state == "healthy")
-    changed = [each["state"] for each in lines.of("health:changed")]
+    changed = [line["state"] for line in lines.of("health:changed")]
     assert "unhealthy" in changed
     assert changed[-1] == "healthy"
 
@@ -165,7 +165,7 @@ async def test_jobs_that_a_worker_has_do_not_wait(app: App) -> None:
 
 
 async def all_run(sent: Sequence[AsyncResult[Any]]) -> bool:
-    return all([(await each.astatus()) == "EXECUTING" for each in sent])
+    return all([(await job.astatus()) == "EXECUTING" for job in sent])
 
 
 async def test_a_task_that_needs_more_memory_than_there_is_is_held(app: App) -> None:
@@ -195,8 +195,8 @@ async def test_a_worker_looks_after_itself_unless_told_otherwise(
     assert get_all_checks(bare) == {}
     mine = only(app, BrokerPing(limit=3))
     assert get_all_checks(app)["broker"] is mine
-    for each in (app, bare):
-        each.close()
+    for opened in (app, bare):
+        opened.close()
 
 
 @pytest.mark.parametrize("make", [BrokerPing, EventLoopLag])

@@ -168,13 +168,13 @@ def test_health_says_by_its_exit_code_how_each_process_of_a_fleet_does(staff: St
     wait_until(lambda: probe(port).ok and probe(port + 1).ok)
     code, said = health(tmp_path, "--processes", 2, CELERY5_STATUS_PORT=str(port))
     assert (code, said["ok"]) == (0, True)
-    assert len({each["worker"] for each in said["processes"]}) == 2
+    assert len({process["worker"] for process in said["processes"]}) == 2
     ended = celery5("health", "--url", f"http://127.0.0.1:{port}", cwd=tmp_path)
     assert ended.code == 0
     assert ended.out.endswith(" is ready\n")
     code, said = health(tmp_path, "--port", port, "--processes", 3)
     assert code == 1
-    assert [each["ok"] for each in said["processes"]] == [True, True, False]
+    assert [process["ok"] for process in said["processes"]] == [True, True, False]
     assert "refused" in said["processes"][2]["why"]
 
 

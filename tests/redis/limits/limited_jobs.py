@@ -29,7 +29,7 @@ class Gated(Queue):
     rule = AdmissionRule(TASK, max_running=1)
 
     def send(self, *ids: str, token: str = "", fair: str = "", expires: float | None = None) -> None:
-        jobs = [(each, message(each, token, fair, expires)) for each in ids]
+        jobs = [(job_id, message(job_id, token, fair, expires)) for job_id in ids]
         self(jobs_calls.publish(self.keys, jobs))
 
     def line_up(self, jobs: Iterable[tuple[str, str]], fair: str = "") -> None:
@@ -44,7 +44,7 @@ class Gated(Queue):
     def commands(self) -> int:
         """Return how many commands the server has made since its counters were reset, in scripts and outside."""
         made: dict[str, Any] = self.client.info("commandstats")
-        return sum(each["calls"] for name, each in made.items() if name not in _NOT_COUNTED)
+        return sum(stat["calls"] for name, stat in made.items() if name not in _NOT_COUNTED)
 
     def asked(self, entry: Entry, how: str = "run") -> AdmissionRequest:
         command = read_command(entry.message)
@@ -79,7 +79,7 @@ class Gated(Queue):
     def settled(
         self, worker: str, entries: Sequence[Entry], words: Sequence[Settlement], want: int = 0
     ) -> AdmittedJobs:
-        lanes = {each.lane for each in entries} or {""}
+        lanes = {entry.lane for entry in entries} or {""}
         assert len(lanes) == 1
         keys = self.keys.on_lane(lanes.pop())
         leaving = [Delivery("mail", entry.id, entry.message) for entry in entries]

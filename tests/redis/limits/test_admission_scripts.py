@@ -45,7 +45,7 @@ def test_as_many_run_as_may_and_the_others_wait_in_redis(gate: Gated) -> None:
     gate.send(*"abcd")
     entries = gate.read("w")
     assert gate.ask("w", entries) == [1, 1, 0, 0]
-    assert [gate.where(each) for each in "abcd"] == ["EXECUTING", "EXECUTING", "HELD", "HELD"]
+    assert [gate.where(job_id) for job_id in "abcd"] == ["EXECUTING", "EXECUTING", "HELD", "HELD"]
     assert gate.size() == QueueSize(stream=2, in_workers=2, due=0, dead=0, limited=2)
     assert gate.ids(gate.mine("w")) == "ab"
     assert gate.taken() == {"shop.t ": "2", "shop.t  w": "2"}
@@ -68,7 +68,7 @@ def test_whoever_settles_is_handed_the_next_one_in_order(gate: Gated) -> None:
     assert gate.ids(gate(jobs_calls.read_pending(gate.keys.on_lane("g"), "w", after=b"0", count=9))) == "b"
     (c,) = gate.done("w", b)
     assert gate.done("w", c) == []
-    assert [gate.where(each) for each in "abc"] == ["ENDED"] * 3
+    assert [gate.where(job_id) for job_id in "abc"] == ["ENDED"] * 3
     assert gate.is_empty()
 
 
@@ -183,8 +183,8 @@ def test_a_job_takes_at_most_twenty_commands_however_many_keys_wait(
     ended = 0
     while running:
         lane = running[0].lane
-        batch = [each for each in running if each.lane == lane][:together]
-        running = [each for each in running if each not in batch]
+        batch = [entry for entry in running if entry.lane == lane][:together]
+        running = [entry for entry in running if entry not in batch]
         running += gate.done("w", *batch, want=len(batch) + 1)
         ended += len(batch)
     made = gate.commands()
@@ -318,7 +318,7 @@ def test_a_death_frees_the_slots_and_tells(gate: Gated) -> None:
     assert gate.settled("w", [c], [done(c, "c")]).owned == limits.LEASE_LOST
     again = gate.read("other")
     assert sorted(gate.ids(again)) == ["b", "c"]
-    assert [each.deliveries for each in again] == [1, 1]
+    assert [entry.deliveries for entry in again] == [1, 1]
 
 
 def test_a_job_keeps_its_deaths_while_it_waits(gate: Gated) -> None:

@@ -204,6 +204,6 @@ async def test_what_is_found_as_lost_while_its_answer_is_on_the_way_is_one_job(a
         if late == "the answer":
             one.intake.accept_new(handed)
         assert not deaf.meanwhile
-        assert [each.entry for each in one.in_flight] == [each.id for each in handed]
+        assert [delivery.entry for delivery in one.in_flight] == [entry.id for entry in handed]
         assert one.admission.admitted.total() == 1
         assert len(one.results) == 0  # nothing of it is dropped or given back

@@ -140,8 +140,8 @@ async def test_starts_that_are_not_used_are_returned(url: str, make_app: MakeApp
             await trio.sleep(0.5)
             assert len(begun.jobs) == 2
             assert client.llen(key) == 2
-            for each in sent:
-                await each.arevoke()
+            for job in sent:
+                await job.arevoke()
             await app.limits.aset_kind_rate("thread", "3/h")
             last = await app.tasks["thread.b"].adelay()
             await last.aget(timeout=20)

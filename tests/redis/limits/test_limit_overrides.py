@@ -34,7 +34,7 @@ def app(url: str, app_name: str) -> Iterator[App]:
 
 async def are(sent: list[AsyncResult[None]], state: JobState) -> bool:
     """Whether all are in that state."""
-    return all([await each.astatus() is state for each in sent])
+    return all([await job.astatus() is state for job in sent])
 
 
 async def suspend(app: App, task: Task[..., Any], **said: str) -> None:
@@ -156,8 +156,8 @@ async def test_an_imposed_limit_beats_that_of_the_task_until_it_is_lifted(app: A
         await trio.sleep(0.1)
         await agather(await app.asend_many([some.s() for _ in range(60)]))
         assert most == 6
-        for each in two:
-            await each.stop()
+        for worker in two:
+            await worker.stop()
 
 
 async def test_what_runs_already_counts_when_a_limit_is_imposed(app: App) -> None:
@@ -218,7 +218,7 @@ async def test_the_imposed_limit_0_rejects_what_waits_and_what_comes(
         go.set()
         await sent[0].aget(timeout=30)
     dead = entries(redis_client, app.queue("default").dead)
-    assert all(b'"reason":"rejected-by-limit"' in each[b"document"] for each in dead)
+    assert all(b'"reason":"rejected-by-limit"' in dead_job[b"document"] for dead_job in dead)
 
 
 async def test_of_a_suspended_task_nothing_is_rejected(app: App) -> None:
@@ -273,8 +273,8 @@ async def test_a_breaker_suspends_its_task_for_all_workers_if_so_set(url: str, a
             works = True
             sent = await app.asend_many([shaky.s() for _ in range(6)])
             await agather(sent)
-            for each in two:
-                await each.stop()
+            for worker in two:
+                await worker.stop()
     assert "away" in lines.of("task:suspended")[0]["why"]
     assert lines.of("task:resumed")
     assert failing
@@ -316,8 +316,8 @@ async def test_a_task_is_suspended_and_resumed_by_events(app: App) -> None:
         assert not ran.is_set()
         await BankIsUp.adelay()
         await sent.aget(timeout=30)
-        for each in both:
-            await each.stop()
+        for worker in both:
+            await worker.stop()
 
 
 async def is_suspended(app: App, task: str) -> bool:

@@ -78,8 +78,8 @@ async def test_a_limit_holds_for_all_workers_together(app: App) -> None:
         three = [await start(nursery, app) for _ in range(3)]
         sent = await app.asend_many([some.s(n) for n in range(90)])
         await agather(sent)
-        for each in three:
-            await each.stop()
+        for worker in three:
+            await worker.stop()
     assert crowd.most == 3
 
 
@@ -93,8 +93,8 @@ async def test_a_limit_per_worker_holds_for_each(app: App) -> None:
     async with trio.open_nursery() as nursery:
         three = [await start(nursery, app) for _ in range(3)]
         await agather(await app.asend_many([some.s(n) for n in range(60)]))
-        for each in three:
-            await each.stop()
+        for worker in three:
+            await worker.stop()
     assert 4 <= crowd.most <= 6
 
 
@@ -109,8 +109,8 @@ async def test_a_limit_per_key_holds_for_each_key(app: App) -> None:
         two = [await start(nursery, app) for _ in range(2)]
         jobs = [charge.s(name, n) for n in range(20) for name in crowds]
         await agather(await app.asend_many(jobs))
-        for each in two:
-            await each.stop()
+        for worker in two:
+            await worker.stop()
     for crowd in crowds.values():
         assert (crowd.most, crowd.order) == (1, list(range(20)))
     times = [time for crowd in crowds.values() for time in crowd.times]
@@ -130,7 +130,7 @@ async def test_who_waits_is_held_in_redis_and_not_by_the_worker(
         sent = await app.asend_many([one.s() for _ in range(30)])
         await until_async(lambda: _is(sent[-1], JobState.HELD))
         assert sum(held(redis_client, app).values()) == 1
-        assert [await each.astatus() for each in sent].count(JobState.HELD) == 29
+        assert [await job.astatus() for job in sent].count(JobState.HELD) == 29
         go.set()
         await agather(sent)
 
@@ -211,8 +211,8 @@ async def test_a_rate_is_never_exceeded_and_used_to_the_full(app: App) -> None:
     async with trio.open_nursery() as nursery:
         two = [await start(nursery, app) for _ in range(2)]
         await agather(await app.asend_many([mail.s(n) for n in range(35)]))
-        for each in two:
-            await each.stop()
+        for worker in two:
+            await worker.stop()
     assert_in_time(crowd.times, most=10, since=sent)
     assert max(crowd.times) - sent < 30
     assert crowd.most > 1  # a limit does not count where there is a rate
@@ -258,8 +258,8 @@ async def test_a_rate_per_worker_is_each_ones_own(app: App) -> None:
         assert len(crowd.times) == 10
         for job in sent:
             await job.arevoke()
-        for each in two:
-            await each.stop()
+        for worker in two:
+            await worker.stop()
 
 
 async def test_the_limit_0_rejects(app: App, redis_client: "redis.Redis") -> None:
@@ -309,7 +309,7 @@ async def test_a_function_that_fails_is_told_of_once_for_each_fault(app: App) ->
     with Lines() as lines:
         async with working(app):
             await until(lambda: asked > 6)
-    assert [each["why"] for each in lines.of("limit:compute-failed")] == [
+    assert [line["why"] for line in lines.of("limit:compute-failed")] == [
         "OSError: a",
         "KeyError: 'd'",
         "OSError: e",
@@ -347,7 +347,7 @@ async def test_a_job_that_takes_turns_waits_in_its_line_from_the_start(app: App,
         return tenant
 
     sent = [await work.options(priority=priority, expires=600).adelay("ann") for _ in range(3)]
-    assert [await each.astatus() for each in sent] == [JobState.HELD] * 3
+    assert [await result.astatus() for result in sent] == [JobState.HELD] * 3
     job = work.options(priority=priority).job("bob")
     again = [(await app.asend_jobs([job]))[0] for _ in range(3)]  # once, however often
     gone = await work.options(priority=priority, expires=0.01).adelay("ann")

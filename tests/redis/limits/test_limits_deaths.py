@@ -25,7 +25,7 @@ def send(staff: Staff, task: str, seconds: float, count: int) -> list[AsyncResul
 
 def crowd(staff: Staff, deaths: dict[int, float]) -> int:
     """How many jobs ran at once, at most. One whose worker was killed ended with that."""
-    ends = {(each.job, each.pid, each.attempt): each.at for each in staff.notes("end")}
+    ends = {(end.job, end.pid, end.attempt): end.at for end in staff.notes("end")}
     changes: list[tuple[float, int]] = []
     for note in staff.notes("begin"):
         end = ends.get((note.job, note.pid, note.attempt), deaths.get(note.pid))
@@ -70,8 +70,8 @@ def test_a_death_frees_the_slots_of_the_dead_at_once(staff: Staff, redis_client:
     first.signal(signal.SIGKILL)
     # The two that it had are put back behind the four that waited; these take the slots.
     gather(sent, timeout=30)
-    for each in held:
-        each.revoke()
+    for job in held:
+        job.revoke()
     second.signal(signal.SIGTERM)
 
 

@@ -83,9 +83,9 @@ def test_journal_has_role_and_action_of_each_line(
     assert ready["MESSAGE"].startswith(f"{role}:started")
     assert (ready["_PID"], ready["_TRANSPORT"]) == (str(one.process.pid), "journal")
     of_its_action = journal.entries(f"CELERY5_TASK_UUID={ready['CELERY5_TASK_UUID']}")
-    (first,) = [each for each in of_its_action if each["CELERY5_TASK_LEVEL"] == "/1"]
+    (first,) = [line for line in of_its_action if line["CELERY5_TASK_LEVEL"] == "/1"]
     assert (first["CELERY5_ACTION_TYPE"], first["CELERY5_APP"]) == (f"celery5:{role}", staff.app.name)
-    levels = [each["CELERY5_TASK_LEVEL"] for each in of_its_action]
+    levels = [line["CELERY5_TASK_LEVEL"] for line in of_its_action]
     assert len(levels) == len(set(levels)) > 1
     one.signal(signal.SIGTERM)
     assert one.wait(60) == 0
@@ -140,8 +140,8 @@ def test_jobs_run_and_lines_are_kept_while_the_journal_is_down(
     journal.start()
     wait_until(lambda: len(journal.entries("CELERY5_EVENT=celery5:job")) == 5)
     found = journal.entries("CELERY5_EVENT=celery5:job")
-    assert sorted(each["CELERY5_JOB"] for each in found) == sorted(each.id for each in jobs)
-    assert {each["CELERY5_AGAIN"] for each in found} <= {"1", "2"}
+    assert sorted(line["CELERY5_JOB"] for line in found) == sorted(job.id for job in jobs)
+    assert {line["CELERY5_AGAIN"] for line in found} <= {"1", "2"}
     assert numbers(port)["celery5_log_lost_total"] == 0
 
 

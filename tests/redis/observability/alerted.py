@@ -42,7 +42,7 @@ async def get_statuses(app: App) -> dict[tuple[str, str], str]:
 async def get_changes(app: App) -> list[tuple[str, str]]:
     """Return what has fired and resolved, the oldest first: the change and the subject."""
     history: list[AlertTransition] = await app.alerts.ahistory()
-    return [(one.change, one.subject) for one in reversed(history)]
+    return [(transition.change, transition.subject) for transition in reversed(history)]
 
 
 SECRET = "whsec_" + base64.b64encode(b"a key of the tests, 32 bytes long").decode()

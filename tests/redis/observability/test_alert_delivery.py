@@ -36,7 +36,7 @@ async def test_a_notification_is_signed_sent_and_logged_once(app: App, redis_cli
             await until_async(lambda: is_sent(app))
     fired, resolved = receiver.received
     assert receiver.forged == 0
-    assert [one.change for one in receiver.received] == [
+    assert [notification.change for notification in receiver.received] == [
         ("alert.fired", "queue lonely"),
         ("alert.resolved", "queue lonely"),
     ]
@@ -88,11 +88,14 @@ async def test_a_refused_notification_holds_up_no_alert_of_another_subject(app: 
             await until(lambda: len(receiver.received) == 2)
             await until_async(lambda: is_undelivered(app, {"queue a", "queue b"}))
             undelivered = await get_undelivered(app)
-    assert sorted(one.change[1] for one in receiver.received) == ["queue c", "queue d"]
+    assert sorted(sent_notification.change[1] for sent_notification in receiver.received) == [
+        "queue c",
+        "queue d",
+    ]
     is_dropped = status in (400, 422)
-    for one in undelivered.values():
-        assert (one.change, one.is_dropped) == ("fired", is_dropped)
-        assert one.why == f"the receiver answered with status {status}"
+    for notification in undelivered.values():
+        assert (notification.change, notification.is_dropped) == ("fired", is_dropped)
+        assert notification.why == f"the receiver answered with status {status}"
     assert len(lines.of("alerts:notification-dropped")) == (2 if is_dropped else 0)
     if is_dropped:  # it said that it will never take them
         assert (receiver.tried.count("queue a"), receiver.tried.count("queue b")) == (1, 1)
@@ -121,7 +124,7 @@ async def test_notifications_of_one_alert_stay_in_order_and_are_forgotten_once_t
                 receiver.status = 200
                 await until(lambda: len(receiver.received) == 2)
                 await until_async(lambda: is_undelivered(app, set()))
-    assert [one.change[0] for one in receiver.received] == ["alert.fired", "alert.resolved"]
+    assert [notification.change[0] for notification in receiver.received] == ["alert.fired", "alert.resolved"]
 
 
 async def test_each_notification_of_an_alert_has_tries_of_its_own(
@@ -213,7 +216,7 @@ async def test_a_receiver_that_hangs_holds_up_no_evaluation(
                 changes = [("fired", "queue lonely"), ("resolved", "queue lonely")]
                 await until_async(lambda: are_changes(app, changes))
                 receiver.status = 200
-                await until(lambda: len({one.id for one in receiver.received}) == 2)
+                await until(lambda: len({notification.id for notification in receiver.received}) == 2)
         assert receiver.received[0].change[0] == "alert.fired"
         assert receiver.received[-1].change[0] == "alert.resolved"
         receiver.hung.set()

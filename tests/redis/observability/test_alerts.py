@@ -92,7 +92,7 @@ async def test_a_task_that_fails_too_often_fires_and_resolves_when_it_succeeds(a
 async def has_counted(app: App, task: str) -> bool:
     """Whether the totals have the task, and a sample of them was taken."""
     points = await app.metrics.ahistory("default")
-    return any(one.task == task for point in points for one in point.tasks)
+    return any(counted.task == task for point in points for counted in point.tasks)
 
 
 async def test_dead_letters_that_grow_fire_and_resolve_when_they_grow_no_more(app: App) -> None:
@@ -203,10 +203,12 @@ def test_an_event_loop_that_is_blocked_fires_and_resolves(staff: Staff) -> None:
     rules = json.dumps({"slow loop": "loop-lag above=0.5 for=0 keep_firing_for=0"})
     staff.start(**{**QUICK, "alerts": rules})
     staff.app.tasks["block"].delay(2)
-    wait_until(lambda: [one.change for one in staff.app.alerts.history()] == ["fired"])
+    wait_until(lambda: [transition.change for transition in staff.app.alerts.history()] == ["fired"])
     (fired,) = staff.app.alerts.history()
     assert fired.description.startswith("the event loop of a process woke up ")
-    wait_until(lambda: [one.change for one in staff.app.alerts.history()] == ["resolved", "fired"])
+    wait_until(
+        lambda: [transition.change for transition in staff.app.alerts.history()] == ["resolved", "fired"]
+    )
 
 
 async def test_a_silenced_rule_notifies_nobody_and_is_audited(app: App) -> None:
@@ -225,7 +227,7 @@ async def test_a_silenced_rule_notifies_nobody_and_is_audited(app: App) -> None:
         assert await get_statuses(app) == {("tested", "queue lonely"): "silenced"}
         assert await app.alerts.aunsilence("tested")
         await wait_for(app, ("fired", "queue lonely"), ("fired", "queue lonely"))  # the second is sent
-        assert [one.silenced for one in await app.alerts.ahistory()] == [False, True]
+        assert [transition.silenced for transition in await app.alerts.ahistory()] == [False, True]
         assert not await app.alerts.aunsilence("tested")
     entries: list[AuditEntry] = await app.audit.alist(action="alert")
     assert [(entry.action, entry.target, dict(entry.filter)) for entry in entries] == [

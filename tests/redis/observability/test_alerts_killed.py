@@ -40,14 +40,14 @@ def send_to(staff: Staff, queue: str) -> None:
 
 def has_arrived(receiver: Receiver, queue: str) -> bool:
     """Whether the receiver has got the notification for a queue."""
-    return ("alert.fired", f"queue {queue}") in [one.change for one in receiver.received]
+    return ("alert.fired", f"queue {queue}") in [notification.change for notification in receiver.received]
 
 
 def assert_each_fired_once(staff: Staff, receiver: Receiver, queues: list[str]) -> None:
     """Each queue has one notification: what was sent twice has the same id."""
-    ids = {(one.change, one.id) for one in receiver.received}
+    ids = {(notification.change, notification.id) for notification in receiver.received}
     assert Counter(change for change, _ in ids) == {("alert.fired", f"queue {queue}"): 1 for queue in queues}
-    history = [(one.change, one.subject) for one in staff.app.alerts.history()]
+    history = [(transition.change, transition.subject) for transition in staff.app.alerts.history()]
     assert Counter(history) == {("fired", f"queue {queue}"): 1 for queue in queues}
     assert receiver.forged == 0
 

@@ -183,7 +183,7 @@ async def test_the_code_of_a_boxed_task_is_surrounded_in_its_box(
             seen.append((kind, await (await app.tasks[name].adelay()).aget(60.0)))
     app.close()
     lines = (tmp_path / "calls").read_text().splitlines()
-    assert lines == [f"{one.pid} {kind} {one.job}" for kind, one in seen]
+    assert lines == [f"{note.pid} {kind} {note.job}" for kind, note in seen]
 
 
 async def test_other_functions_of_the_application_are_surrounded_too(app: App) -> None:

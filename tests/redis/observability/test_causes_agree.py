@@ -64,8 +64,8 @@ async def read_all(app: App) -> dict[str, dict[str, tuple[int, int]]]:
     asked["dlq groups --json"] = await surfaces.run_json("dlq", "groups")
     found: dict[str, dict[str, tuple[int, int]]] = {
         name: {
-            one["pattern"]: (one["count"], int(one["first_died"]))
-            for one in (reply if isinstance(reply, list) else reply["groups"])
+            group["pattern"]: (group["count"], int(group["first_died"]))
+            for group in (reply if isinstance(reply, list) else reply["groups"])
         }
         for name, reply in asked.items()
     }
@@ -107,7 +107,9 @@ async def test_a_new_cause_is_not_said_to_last_as_long_as_its_task_fails(
     seed_history(redis_client, broken, "crm", minutes, now)
     await make_dead(broken, why="new", count=3)
     surfaces = Surfaces(broken)
-    shown = next(one for one in (await broken.metrics.aoverview()).tasks if one.name == "break")
+    shown = next(
+        candidate for candidate in (await broken.metrics.aoverview()).tasks if candidate.name == "break"
+    )
     assert shown.failing_since == begin
     assert shown.last_error is not None
     assert shown.last_error.first is not None
@@ -124,7 +126,7 @@ async def test_a_new_cause_is_not_said_to_last_as_long_as_its_task_fails(
     }
     assert said == dict.fromkeys(texts, True), texts
     for answer in (await surfaces.run_json("top"), await surfaces.ask("top:show")):
-        (task,) = (one for one in answer["tasks"] if one["name"] == "break")
+        (task,) = (candidate for candidate in answer["tasks"] if candidate["name"] == "break")
         assert (task["failing_since"], task["last_error"]["first"]) == (begin, shown.last_error.first)
     await broken.dlq.apurge()
 
@@ -162,9 +164,9 @@ async def test_causes_are_counted_down_as_their_jobs_leave(broken: App, redis_cl
     causes = broken.queue("crm").dead_causes
     (group,) = (await broken.dlq.agroups()).groups
     await broken.dlq.apurge(ids=[group.ids[0]])
-    assert [one.count for one in (await broken.dlq.agroups()).groups] == [3]
+    assert [cause.count for cause in (await broken.dlq.agroups()).groups] == [3]
     await broken.dlq.areplay(ids=[group.ids[1]])
-    assert [one.count for one in (await broken.dlq.agroups()).groups] == [2]
+    assert [cause.count for cause in (await broken.dlq.agroups()).groups] == [2]
     assert 0 < redis_client.ttl(causes) <= 90 * 86_400
     await broken.dlq.apurge()
     assert (await broken.dlq.agroups()).groups == ()
@@ -192,5 +194,5 @@ async def test_jobs_that_died_before_causes_were_counted_are_in_the_count(
     redis_client.delete(broken.queue("crm").dead_causes)
     assert [group.count for group in (await broken.dlq.agroups()).groups] == [3]
     await make_dead(broken, why="old", count=1)
-    assert [one.count for one in (await broken.dlq.agroups()).groups] == [4]
+    assert [group.count for group in (await broken.dlq.agroups()).groups] == [4]
     await broken.dlq.apurge()

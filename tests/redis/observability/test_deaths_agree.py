@@ -74,13 +74,15 @@ def read_counts() -> dict[str, Read]:
 
     def pick_metrics(found: Mapping[str, float]) -> tuple[int, int]:
         labels = f'{{queue="{QUEUE}",task="{TASK}"}}'
-        deaths, poisoned = (found.get(f"celery5_{one}{labels}") for one in ("worker_deaths", "jobs_poisoned"))
+        deaths, poisoned = (
+            found.get(f"celery5_{name}{labels}") for name in ("worker_deaths", "jobs_poisoned")
+        )
         return int(deaths or 0), int(poisoned or 0)
 
     return {
         "app.metrics.overview": lambda s: get(
             s.app.metrics.aoverview(),
-            lambda shown: next((one.deaths, one.poisoned) for one in shown.tasks if one.name == TASK),
+            lambda shown: next((task.deaths, task.poisoned) for task in shown.tasks if task.name == TASK),
         ),
         "info --json": lambda s: get(s.run_json("info"), lambda info: pick_queue(info["queues"][QUEUE])),
         "top --json": lambda s: get(s.run_json("top"), lambda top: pick(top["tasks"])),
@@ -110,8 +112,8 @@ async def check_story(surfaces: Surfaces, job: str, workers: set[int]) -> None:
         assert [pid for pid in workers if f"vm:{pid}:" not in re.sub(r"\S+(?=:\d+:)", "vm", text)] == [], name
     for details in (await surfaces.run_json("task", "show", job), await surfaces.ask("task:show", id=job)):
         assert details["deliveries"] == len(workers)
-        assert {int(one["worker"].split(":")[-2]) for one in details["deaths"]} == workers
-        times = [one["at"] for one in details["deaths"]]
+        assert {int(detail["worker"].split(":")[-2]) for detail in details["deaths"]} == workers
+        times = [detail["at"] for detail in details["deaths"]]
         assert times == sorted(times)
         assert times[0] > details["sent"]
 
@@ -159,6 +161,6 @@ async def test_a_poisoned_job_is_counted_by_task_and_by_cause_everywhere(deadly:
     causes = await deadly.aperform(read_causes(deadly.queue(QUEUE)))
     assert {name: cause.dead for name, cause in causes.items()} == {group.id: 1}
     reading = await trio.to_thread.run_sync(lambda: TopSources(deadly, since=3600).read(View.DEAD, ""))
-    assert [(one.id, one.count) for one in reading.dead or ()] == [(group.id, 1)]
+    assert [(dead_group.id, dead_group.count) for dead_group in reading.dead or ()] == [(group.id, 1)]
     assert json.dumps(await surfaces.ask("dlq:groups")).count(group.id) == 1
     await deadly.dlq.apurge()

@@ -100,7 +100,7 @@ def count_wrong_types(client: "redis.Redis") -> int:
 async def do_jobs(app: App) -> None:
     """Send jobs, and check that each of them is done once with its result."""
     sent = await app.asend_many([app.tasks["double"].s(n) for n in range(JOBS)])
-    assert [await one.aget(timeout=30) for one in sent] == [2 * n for n in range(JOBS)]
+    assert [await job.aget(timeout=30) for job in sent] == [2 * n for n in range(JOBS)]
 
 
 def check_warned_once(lines: Lines, event: str, *, level: str = "warning") -> dict[str, Any]:
@@ -132,7 +132,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize("feature", REFUSED, ids=[one.event for one in REFUSED])
+@pytest.mark.parametrize("feature", REFUSED, ids=[refusal.event for refusal in REFUSED])
 async def test_jobs_run_and_one_warning_is_logged_when_keys_are_refused(
     app: App, own_client: "redis.Redis", feature: RefusedKeys
 ) -> None:
@@ -228,7 +228,11 @@ async def test_an_outlet_that_fails_three_times_gets_no_metrics_until_a_probe_su
 
     def read_state() -> dict[str, float]:
         families = [family for family in status.metric_families() if family.name == "celery5_breaker_state"]
-        return {one.labels["of"]: one.value for each in families for one in each.samples}
+        return {
+            family.labels["of"]: family.value
+            for metric_family in families
+            for family in metric_family.samples
+        }
 
     with Lines() as lines:
         async with working(app, name="w1", process_status=status):
@@ -240,7 +244,7 @@ async def test_an_outlet_that_fails_three_times_gets_no_metrics_until_a_probe_su
             assert "webhook:alerts" not in found
             (reply,) = await app.control.asend("health", to="w1")
             assert ("outlet:FailingOutlet", "open", "it gets no metrics") in [
-                (one["of"], one["state"], one["effect"]) for one in reply.answer["breakers"]
+                (breaker["of"], breaker["state"], breaker["effect"]) for breaker in reply.answer["breakers"]
             ]
             outlet.fails = False
             await until(lambda: lines.of("breaker:closed") != [])
@@ -398,7 +402,7 @@ async def test_while_the_status_port_is_taken_jobs_are_done_and_one_event_warns(
 
 BROKEN_HERE: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(
-        (one.event for one in REFUSED),
+        (refusal.event for refusal in REFUSED),
         test_jobs_run_and_one_warning_is_logged_when_keys_are_refused,
     ),
     "depths:read-failed": test_jobs_run_and_one_warning_is_logged_when_a_key_is_not_measured,

@@ -97,7 +97,7 @@ def test_a_processor_goes_on_after_a_connection_broke(shop: App) -> None:
         return bool(groups) and groups[0].lag == 0
 
     wait_until(is_done)
-    dead = [one.record for one in shop.streams.dead_records.read("orders", "look_up")]
+    dead = [dead_record.record for dead_record in shop.streams.dead_records.read("orders", "look_up")]
     assert dead in ([], [{"n": 0}])
     shop.streams.dead_records.purge("orders", "look_up")
 
@@ -110,7 +110,7 @@ def test_it_is_there_when_django_is_configured_and_only_then(monkeypatch: pytest
     assert list(app.middleware) == []
     monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "shop.settings")
     app.load()  # Django was configured since
-    assert [type(one) for one in app.middleware] == [DjangoConnections]
+    assert [type(middleware) for middleware in app.middleware] == [DjangoConnections]
     mine = DjangoConnections()
     assert list(App("shop", middleware=[mine]).middleware) == [mine]
     monkeypatch.setattr(contrib, "find_spec", lambda _name: None)

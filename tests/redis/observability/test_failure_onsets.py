@@ -37,7 +37,7 @@ def get_expected(minutes: dict[int, Ended], task: str) -> int | None:
 
 def read_since(app: App, task: str, window: float) -> int | None:
     """Since when an overview says that the task fails."""
-    shown = {one.name: one for one in app.metrics.overview(since=window).tasks}
+    shown = {overview.name: overview for overview in app.metrics.overview(since=window).tasks}
     return shown[task].failing_since if task in shown else None
 
 

@@ -187,8 +187,8 @@ async def test_results_are_part_of_what_a_server_holds(app: App) -> None:
 
     async with working(app):
         sent = await app.asend_many([big.s() for _ in range(300)])
-        for one in sent:
-            await one.aget(timeout=30)
+        for job in sent:
+            await job.aget(timeout=30)
     found: Storage = await app.metrics.astorage()
     assert 1_500_000 < (found.others["results"] or 0) < 3_500_000
     assert found.results == {"default": found.others["results"]}

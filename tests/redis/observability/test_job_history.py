@@ -117,12 +117,12 @@ async def test_the_story_of_a_job_is_told_when_its_result_has_expired(
         3,
         True,
     )
-    assert [(one.attempt, one.state, one.error) for one in story.attempts] == [
+    assert [(record.attempt, record.state, record.error) for record in story.attempts] == [
         (1, "RETRY", "LookupError: try 1"),
         (2, "RETRY", "LookupError: try 2"),
         (3, "SUCCESS", ""),
     ]
-    *failed, succeeded = [one.kept for one in story.attempts]
+    *failed, succeeded = [record.kept for record in story.attempts]
     assert failed == ["failure", "failure"]
     assert succeeded in ("slow", "sample")  # which of them depends on when it ended within the interval
     for attempt in story.attempts:
@@ -160,7 +160,7 @@ async def test_a_job_that_no_worker_can_run_and_one_that_expires_are_in_the_hist
 def test_a_killed_worker_takes_no_more_with_it_than_an_interval(staff: Staff) -> None:
     worker = staff.start(metrics_interval=0.2)
     jobs = staff.app.send_many([staff.app.tasks["fail"].options(max_retries=0).s() for _ in range(20)])
-    wait_until(lambda: {one.id for one in jobs} == read_kept(staff))
+    wait_until(lambda: {job.id for job in jobs} == read_kept(staff))
     worker.signal(signal.SIGKILL)
     worker.wait()
     assert {job.id for job in jobs} == read_kept(staff)

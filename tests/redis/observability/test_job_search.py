@@ -68,9 +68,9 @@ async def test_each_failed_attempt_is_found_by_each_filter(app: App) -> None:
     async with working(app, name="one"):
         failed = await until_found(app, 10, task="shop.fail")
     assert sorted((job.id, job.attempt, job.state) for job in failed) == sorted(
-        (one.id, attempt, state) for one in sent for attempt, state in ((1, "RETRY"), (2, "DEAD"))
+        (job.id, attempt, state) for job in sent for attempt, state in ((1, "RETRY"), (2, "DEAD"))
     )
-    assert {len(await find(app, id=one.id)) for one in sent} == {2}
+    assert {len(await find(app, id=job.id)) for job in sent} == {2}
     assert len(await find(app, task="shop.f*", queue="till")) == 10
     assert await find(app, task="shop.pay") == []
     assert len(await find(app, state="dead")) == len(await find(app, state="RETRY")) == 5
@@ -115,7 +115,7 @@ async def test_live_jobs_of_each_state_are_found_each_once(app: App) -> None:
             (dead.id, "DEAD"),
             (retried.id, "RETRY"),
             (retried.id, "RETRY"),
-            *((one.id, "SENT") for one in waiting),
+            *((result.id, "SENT") for result in waiting),
         ]
     )
     by_page: list[JobRecord] = []
@@ -134,8 +134,8 @@ async def test_the_slowest_successes_are_kept_and_of_the_others_samples(app: App
     declare(app)
     async with working(app, name="one"):
         seconds = [0.001] * 40 + [0.3, 0.2]
-        for one in await app.asend_many([app.tasks["shop.sleep"].s(number) for number in seconds]):
-            await one.aget(timeout=30)
+        for job in await app.asend_many([app.tasks["shop.sleep"].s(number) for number in seconds]):
+            await job.aget(timeout=30)
     found = await find(app, state="SUCCESS")
     assert [job.arguments["seconds"] for job in found if job.kept == "slow"] == [0.3, 0.2]
     assert [job.kept for job in found].count("sample") == 1
@@ -191,8 +191,8 @@ async def test_redacted_parameters_are_shown_nowhere_and_a_replay_has_them(app: 
         raise ValueError("no")
 
     sent = [await book.adelay(7, "4111"), await book.adelay(7, card="4111")]
-    for one in sent:
-        details = await app.afind(one.id)
+    for result in sent:
+        details = await app.afind(result.id)
         assert details is not None
         assert "4111" not in str(details)
         assert "***" in str((details.args, details.kwargs))
@@ -249,7 +249,7 @@ async def test_a_deep_queue_is_read_in_bounded_pages_to_a_depth_that_is_named(
     assert len({job.id for job in found}) == len(found)
     assert 2 * 150 <= len(found) < 2 * (150 + 70)
     newest_first = [job.id for job in found if job.state == "SENT"]
-    assert newest_first == [one.id for one in sent[::-1]][: len(newest_first)]
+    assert newest_first == [job.id for job in sent[::-1]][: len(newest_first)]
     left = 400 - len(newest_first)
     assert f"{left} waiting jobs beyond the first 150 of queue till" in pages[-1].not_looked_at
     assert any("jobs that wait for their time beyond the first 150" in page.not_looked_at for page in pages)
@@ -266,13 +266,13 @@ async def test_a_job_that_waits_at_a_limit_is_found_with_the_limit(app: App) -> 
         sent = [await narrow.adelay(number) for number in range(4)]
         held = await until_found(app, 3, state="HELD")
         assert {job.limit for job in held} == {"shop.narrow"}
-        assert {job.id for job in held} < {one.id for one in sent}
+        assert {job.id for job in held} < {result.id for result in sent}
         (running,) = await find(app, state="EXECUTING")
-        assert {running.id, *(job.id for job in held)} == {one.id for one in sent}
+        assert {running.id, *(job.id for job in held)} == {result.id for result in sent}
         assert [job.state for job in await find(app, id=held[0].id)] == ["HELD"]
         end.set()
-        for one in sent:
-            await one.aget(timeout=30)
+        for job in sent:
+            await job.aget(timeout=30)
 
 
 async def test_a_search_of_many_queues_reads_only_places_that_have_jobs(own_server: EmbeddedServer) -> None:
@@ -402,7 +402,7 @@ async def test_replayed_dead_job_is_marked_and_its_story_ends_in_success(app: Ap
         await job.aget(timeout=30)
 
         async def is_told() -> bool:
-            return [one.has_left for one in await find(app, state="DEAD")] == [True]
+            return [record.has_left for record in await find(app, state="DEAD")] == [True]
 
         await until_async(is_told)
     story = await app.jobs.astory(job.id)

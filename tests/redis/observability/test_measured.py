@@ -31,7 +31,11 @@ async def test_a_job_has_waited_since_it_was_on_its_queue(app: App) -> None:
     sent = time.monotonic()
     await quick.adelay()
     tally = await tally_of(app, 1)
-    (wait,) = [one.wait_times for queue, task, one in tally.items() if (queue, task) == ("default", "quick")]
+    (wait,) = [
+        task_tally.wait_times
+        for queue, task, task_tally in tally.items()
+        if (queue, task) == ("default", "quick")
+    ]
     assert wait.count == 1
     assert 0 < wait.total < time.monotonic() - sent
 

@@ -149,7 +149,7 @@ async def test_blocks_of_several_middleware_are_nested_in_each_other(app: App) -
         await (await work.adelay()).aget()
         await until(lambda: "settling: outer out" in lines)
     for what in ("send numbers", "sending", "settling"):
-        expected = [f"{what}: {each}" for each in ("outer in", "inner in", "inner out", "outer out")]
+        expected = [f"{what}: {text}" for text in ("outer in", "inner in", "inner out", "outer out")]
         assert [line for line in lines if line.startswith(f"{what}:")] == expected
 
 
@@ -468,7 +468,7 @@ async def test_middleware_that_fails_is_logged_once_and_changes_nothing(app: App
     with Lines() as lines:
         async with working(app):
             sent = await app.asend_many([double.s(n) for n in range(5)])
-            assert [await each.aget() for each in sent] == [0, 2, 4, 6, 8]
+            assert [await job.aget() for job in sent] == [0, 2, 4, 6, 8]
             with pytest.raises(TaskFailed, match="of the task"):
                 await (await fail.adelay()).aget()
     logged = lines.of("middleware:failed")

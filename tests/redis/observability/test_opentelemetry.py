@@ -152,8 +152,8 @@ async def test_each_job_of_a_batch_may_have_a_span(app: App, telemetry: Telemetr
 
     async with working(app):
         sent = await app.asend_many([work.s(n) for n in range(3)])
-        for each in sent:
-            await each.aget()
+        for job in sent:
+            await job.aget()
         await until(lambda: len(telemetry.named("process default")) == 3)
     send, created = telemetry.one("send default"), telemetry.named("create default")
     assert send.attributes["messaging.batch.message_count"] == 3
@@ -313,8 +313,8 @@ async def test_the_metrics_of_the_conventions_are_there(app: App, telemetry: Tel
 
     async with working(app):
         sent = await app.asend_many([work.s(n) for n in range(3)])
-        for each in sent[:2]:
-            await each.aget()
+        for job in sent[:2]:
+            await job.aget()
         with pytest.raises(TaskFailed):
             await sent[2].aget()
     assert telemetry.spans.get_finished_spans() == ()

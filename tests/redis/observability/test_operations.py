@@ -41,7 +41,9 @@ class Noted(Middleware):
 
     def of(self, name: str, resource: str) -> list[MessageOperation]:
         """Those of a name and a resource, in the order of their ends."""
-        return [each for each in self.all if (each.name, each.resource) == (name, resource)]
+        return [
+            operation for operation in self.all if (operation.name, operation.resource) == (name, resource)
+        ]
 
 
 @pytest.fixture
@@ -130,7 +132,9 @@ async def test_sending_is_surrounded_in_every_colour_and_its_error_is_noted(app:
         await trio.to_thread.run_sync(few.send, Number(n=1))
         await few.asend(Number(n=2))
         await trio.to_thread.run_sync(lambda: asyncio.run(_send(few)))
-        assert [(each.count, each.error) for each in noted.of("send", "few")] == [(1, None)] * 3
+        assert [(operation.count, operation.error) for operation in noted.of("send", "few")] == [
+            (1, None)
+        ] * 3
         with pytest.raises(StreamFull):
             await few.asend(Number(n=4))
         enough.set()
@@ -197,9 +201,9 @@ async def test_a_router_surrounds_documents_and_events(app: App, noted: Noted) -
         await Ordered.adelay(number=1)
         await until(lambda: len(noted.of("deliver", "kept")) >= 1)
         await Ordered.adelay(number=2)
-        await until(lambda: any(each.error for each in noted.of("deliver", "kept")))
+        await until(lambda: any(operation.error for operation in noted.of("deliver", "kept")))
     assert noted.of("deliver", "kept")[0].error is None
-    assert [each.target for each in noted.of("deliver", "events")][:2] == ["events", "events"]
+    assert [operation.target for operation in noted.of("deliver", "events")][:2] == ["events", "events"]
     del ship
 
 
@@ -221,7 +225,7 @@ async def test_a_publisher_surrounds_what_it_publishes(app: App, noted: Noted, s
         await until(lambda: bool(noted.of("publish", "mails")))
         await daemon.stop()
     producer.close()
-    assert [each.count for each in noted.of("publish", "mails")] == [1]
+    assert [operation.count for operation in noted.of("publish", "mails")] == [1]
     del one
 
 
@@ -256,7 +260,7 @@ async def test_middleware_that_fails_or_adds_nonsense_harms_no_record(
             await numbers.asend(Number(n=1))
             await until(lambda: bool(got))
     assert got == [(Number(n=1), {})]
-    assert [each["middleware"] for each in lines.of("middleware:failed")] == ["Broken"]
+    assert [line["middleware"] for line in lines.of("middleware:failed")] == ["Broken"]
     assert "header 'n' is 1: names and values are texts" in caplog.text
 
 
@@ -288,9 +292,9 @@ async def test_records_are_spans_linked_to_who_sent_them(app: App) -> None:
     async with working(app):
         with provider.get_tracer("test").start_as_current_span("request") as request:
             await numbers.asend(Number(n=1))
-        await until(lambda: any(each.name == "process numbers" for each in spans.get_finished_spans()))
-        await until(lambda: any(each.name == "commit numbers" for each in spans.get_finished_spans()))
-    found = {each.name: each for each in spans.get_finished_spans()}
+        await until(lambda: any(span.name == "process numbers" for span in spans.get_finished_spans()))
+        await until(lambda: any(span.name == "commit numbers" for span in spans.get_finished_spans()))
+    found = {span.name: span for span in spans.get_finished_spans()}
     send, process = found["send numbers"], found["process numbers"]
     assert send.parent.span_id == request.get_span_context().span_id
     assert send.kind.name == "PRODUCER"

@@ -93,7 +93,7 @@ def read_lost() -> dict[str, Read]:
     """How each surface is asked which workers were lost."""
 
     def pick(lost: Iterable[Mapping[str, Any]]) -> list[str]:
-        return [one["name"] for one in lost]
+        return [process["name"] for process in lost]
 
     def find(text: str) -> list[str]:
         """The names in a text before or after the word."""
@@ -102,10 +102,10 @@ def read_lost() -> dict[str, Read]:
 
     return {
         "app.metrics.workers": lambda s: get(
-            s.app.metrics.aworkers(), lambda found: [one.name for one in found.lost]
+            s.app.metrics.aworkers(), lambda found: [process.name for process in found.lost]
         ),
         "app.metrics.overview": lambda s: get(
-            s.app.metrics.aoverview(), lambda shown: [one.name for one in shown.lost]
+            s.app.metrics.aoverview(), lambda shown: [process.name for process in shown.lost]
         ),
         "worker list": lambda s: get(s.run("worker", "list", "--timeout", "1"), find),
         "worker list --json": lambda s: get(
@@ -126,7 +126,9 @@ def read_lost() -> dict[str, Read]:
         "JSON API, top:show": lambda s: get(s.ask("top:show"), lambda top: pick(top["lost"])),
         "JSON API, doctor:run": lambda s: get(
             s.ask("doctor:run"),
-            lambda found: find(next(one["summary"] for one in found if one["check"] == "workers")),
+            lambda found: find(
+                next(finding["summary"] for finding in found if finding["check"] == "workers")
+            ),
         ),
         "JSON API, alert:list": lambda s: get(
             s.ask("alert:list"),
@@ -173,7 +175,9 @@ async def test_a_killed_worker_is_lost_everywhere_with_what_it_held(
     worker.signal(signal.SIGKILL)
     lost = await until_lost(frail)
     assert (lost.put_back, lost.held, lost.queues) == (1, 0, (QUEUE,))
-    assert [(one.id, one.task, one.fate) for one in lost.jobs] == [(job, "linger", "put back")]
+    assert [(lost_job.id, lost_job.task, lost_job.fate) for lost_job in lost.jobs] == [
+        (job, "linger", "put back")
+    ]
     surfaces = await show(frail, staff, "crm", QUEUE, reads=["crm"], alert_worker_lost=600)
     await until_fires(frail, f"worker {name_of(worker)}")
     await ask_all(surfaces, [name_of(worker)], read_lost())
@@ -200,14 +204,16 @@ async def test_frozen_worker_is_lost_on_all_surfaces_after_its_lease(frail: App,
     other = await start(staff)  # it puts the job back, and runs it
 
     async def is_recovered() -> bool:
-        return [(one.held, one.put_back) for one in (await frail.metrics.aworkers()).lost] == [(0, 1)]
+        return [(process.held, process.put_back) for process in (await frail.metrics.aworkers()).lost] == [
+            (0, 1)
+        ]
 
     await until_async(is_recovered)
     worker.signal(signal.SIGCONT)
 
     async def is_back() -> bool:
         found = await frail.metrics.aworkers()
-        return [one.is_back for one in found.lost] == [True] and len(found.workers) == 3
+        return [process.is_back for process in found.lost] == [True] and len(found.workers) == 3
 
     await until_async(is_back)
     assert other.process.poll() is None
@@ -231,7 +237,9 @@ async def test_a_worker_whose_loop_is_blocked_is_silent_everywhere_and_not_lost(
 
     async def is_silent() -> bool:
         found = (await frail.metrics.aworkers()).workers
-        return [one.standing for one in found if one.name == name_of(worker)] == ["silent"]
+        return [shown_worker.standing for shown_worker in found if shown_worker.name == name_of(worker)] == [
+            "silent"
+        ]
 
     await until_async(is_silent, within=60)
     texts = {
@@ -256,7 +264,7 @@ async def test_a_worker_whose_loop_is_blocked_is_silent_everywhere_and_not_lost(
     silent = 'celery5_queue_workers_silent{queue="frail"}'
 
     async def is_told_of() -> bool:
-        alerts = {one.subject: one for one in await frail.alerts.alist() if one.name == "loop-lag"}
+        alerts = {alert.subject: alert for alert in await frail.alerts.alist() if alert.name == "loop-lag"}
         found = await surfaces.measure("/metrics/cluster")
         return f"worker {name_of(worker)}" in alerts and found.get(silent) == 1
 
@@ -276,7 +284,10 @@ async def test_a_killed_scheduler_and_router_are_lost_and_fire_the_alert(frail: 
         process.signal(signal.SIGKILL)
 
     async def are_lost() -> bool:
-        return {one.kind for one in (await frail.metrics.aworkers()).lost} == {"scheduler", "router"}
+        return {lost_process.kind for lost_process in (await frail.metrics.aworkers()).lost} == {
+            "scheduler",
+            "router",
+        }
 
     await until_async(are_lost)
     surfaces = await show(frail, staff, "crm", alert_worker_lost=600)
@@ -342,7 +353,7 @@ async def test_what_its_controller_knows_is_shown_with_a_lost_worker(
 
     async def is_restarted() -> bool:
         found = (await frail.metrics.aworkers()).lost
-        return ["started again as process" in one.controller for one in found] == [True]
+        return ["started again as process" in process.controller for process in found] == [True]
 
     await until_async(is_restarted)
     surfaces = Surfaces(frail)

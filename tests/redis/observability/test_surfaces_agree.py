@@ -113,7 +113,7 @@ def read_backlog(queue: str) -> dict[str, Read]:
         "app.info": lambda s: _get(s.app.ainfo(), lambda state: state.queues[queue].backlog),
         "app.metrics.overview": lambda s: _get(
             s.app.metrics.aoverview(),
-            lambda shown: next(one.backlog for one in shown.queues if one.name == queue),
+            lambda shown: next(candidate.backlog for candidate in shown.queues if candidate.name == queue),
         ),
         "app.metrics.history": read_alert,
         "queue list": lambda s: _get(s.run("queue", "list"), lambda out: int(find_row(out, queue)[1])),
@@ -152,7 +152,7 @@ def read_running(queue: str) -> dict[str, Read]:
         "app.info": lambda s: _get(s.app.ainfo(), lambda state: state.queues[queue].running),
         "app.metrics.overview": lambda s: _get(
             s.app.metrics.aoverview(),
-            lambda shown: next(one.running for one in shown.queues if one.name == queue),
+            lambda shown: next(candidate.running for candidate in shown.queues if candidate.name == queue),
         ),
         "measured": lambda s: _get(
             s.app.aperform(queue_calls.get_queue_depth(s.app.queue(queue))), lambda depth: depth.running
@@ -231,7 +231,9 @@ async def read_ages(surfaces: Surfaces) -> dict[str, float]:
         gauge = f'celery5_queue_oldest_seconds{{queue="{queue}"}}'
         found |= {
             f"{queue}: info": info[queue].oldest_waiting or 0.0,
-            f"{queue}: overview": next(one.oldest or 0.0 for one in shown.queues if one.name == queue),
+            f"{queue}: overview": next(
+                candidate.oldest or 0.0 for candidate in shown.queues if candidate.name == queue
+            ),
             f"{queue}: queue list": find_queue(listed, queue)["oldest"] or 0.0,
             f"{queue}: metrics": metrics[gauge],
             f"{queue}: cluster": cluster[gauge],
@@ -243,7 +245,7 @@ async def check_alerts(app: App) -> None:
     """The alert on the oldest job fires for each queue, and says what holds it."""
 
     async def fires() -> bool:
-        states = {one.subject: one for one in await app.alerts.alist() if one.status == "firing"}
+        states = {alert.subject: alert for alert in await app.alerts.alist() if alert.status == "firing"}
         return {f"queue {queue}" for queue in QUEUES} <= states.keys() and all(
             HOLDS[queue] in states[f"queue {queue}"].description for queue in QUEUES
         )
@@ -281,7 +283,7 @@ async def test_an_overdue_job_of_a_queue_without_workers_is_backlog_on_every_sur
     table = {name: read for name, read in read_backlog("nobody").items() if name != "/metrics"}
     await ask_all(surfaces, 3, table)
     shown = await seeded.metrics.aoverview()
-    (queue,) = (one for one in shown.queues if one.name == "nobody")
+    (queue,) = (candidate for candidate in shown.queues if candidate.name == "nobody")
     assert (queue.waiting, queue.scheduled, queue.verdict.condition) == (0, 4, "unserved")
     assert queue.oldest is not None
     assert queue.oldest > 0.0
@@ -310,7 +312,7 @@ async def test_a_queue_is_said_to_stand_still_everywhere_until_the_first_attempt
     assert 1055 <= found['celery5_queue_idle_seconds{queue="nobody"}'] < 1140
 
     async def alert_says(words: str) -> bool:
-        states = {(one.name, one.subject): one for one in await seeded.alerts.alist()}
+        states = {(alert.name, alert.subject): alert for alert in await seeded.alerts.alist()}
         return words in states["old", "queue nobody"].description
 
     await until_async(partial(alert_says, "; nothing ends, 18 min"))
@@ -353,7 +355,9 @@ def read_verdict(queue: str) -> dict[str, Read]:
         "app.info": lambda s: _get(s.app.ainfo(), lambda state: find(state.queues[queue].verdict.text)),
         "app.metrics.overview": lambda s: _get(
             s.app.metrics.aoverview(),
-            lambda shown: find(next(one.verdict.text for one in shown.queues if one.name == queue)),
+            lambda shown: find(
+                next(candidate.verdict.text for candidate in shown.queues if candidate.name == queue)
+            ),
         ),
         "queue list": lambda s: _get(s.run("queue", "list"), find_in_row),
         "queue list --json": lambda s: _get(
@@ -444,7 +448,7 @@ async def test_a_webhook_says_of_a_queue_a_task_and_a_worker_what_the_api_says(s
         bodies = dict[str, Any]()
 
         async def are_sent(*names: str) -> bool:
-            bodies.update({one.body["data"]["name"]: one.body for one in receiver.received})
+            bodies.update({request.body["data"]["name"]: request.body for request in receiver.received})
             return {*names} <= bodies.keys()
 
         async with working(seeded, queues=["crm"], name="first"):
@@ -456,7 +460,7 @@ async def test_a_webhook_says_of_a_queue_a_task_and_a_worker_what_the_api_says(s
             await check_bodies(surfaces, bodies)
             top, rows = await surfaces.ask("top:show"), await surfaces.ask("queue:list")
     told = {name: (body["data"]["subject"], body["data"]["value"]) for name, body in bodies.items()}
-    (task,) = (one for one in top["tasks"] if one["name"] == "break")
+    (task,) = (candidate for candidate in top["tasks"] if candidate["name"] == "break")
     assert told["unread"] == ("queue nobody", find_queue(rows, "nobody")["backlog"]) == ("queue nobody", 3)
     assert told["failing"] == ("task break", task["failed_share"]) == ("task break", 1.0)
     assert f"{task['failed']} of {task['ended']} attempts" in bodies["failing"]["data"]["description"]
@@ -471,7 +475,11 @@ async def check_bodies(surfaces: Surfaces, bodies: Mapping[str, Any]) -> None:
     states, page = await surfaces.ask("alert:list"), await surfaces.look("alerts")
     for name in ("unread", "failing", "lost"):
         body, data = bodies[name], bodies[name]["data"]
-        (state,) = (one for one in states if (one["name"], one["subject"]) == (name, data["subject"]))
+        (state,) = (
+            candidate
+            for candidate in states
+            if (candidate["name"], candidate["subject"]) == (name, data["subject"])
+        )
         shown = {field: state[field] for field in ("severity", "status", "value", "above", "since")}
         assert {field: data[field] for field in shown} == shown, name
         assert (body["type"], body["timestamp"], data["app"]) == (

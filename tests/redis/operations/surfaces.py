@@ -62,8 +62,8 @@ def main(arguments: Sequence[str]) -> None:
 
     seen["docs"] = [line for line in make_table().splitlines() if "`toy " in line]
     seen["audit"] = [
-        (one.source, one.action, one.target, one.filter, one.count, one.outcome)
-        for one in app.audit.list(action="toy")
+        (entry.source, entry.action, entry.target, entry.filter, entry.count, entry.outcome)
+        for entry in app.audit.list(action="toy")
     ]
     json.dump(seen, sys.stdout)
 

@@ -34,12 +34,12 @@ def listeners(client: "redis.Redis", key: str) -> int:
 def clients(client: "redis.Redis", **facts: str) -> list[dict[str, Any]]:
     """The server's clients with these entries in CLIENT LIST."""
     every: list[dict[str, Any]] = client.client_list()
-    return [one for one in every if all(one.get(name) == fact for name, fact in facts.items())]
+    return [line for line in every if all(line.get(name) == fact for name, fact in facts.items())]
 
 
 def blocked(client: "redis.Redis") -> list[dict[str, Any]]:
     """The server's clients that are in a blocking command."""
-    return [one for one in clients(client) if "b" in one["flags"]]
+    return [connection for connection in clients(client) if "b" in connection["flags"]]
 
 
 @contextmanager

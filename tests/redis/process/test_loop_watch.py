@@ -104,8 +104,8 @@ async def test_a_job_that_blocks_the_loop_is_named_while_it_does_and_when_it_has
             assert seen
             first, second, *_ = lines.of("loop:blocked")
             (resumed,) = lines.of("loop:resumed")
-            for each in (first, second, resumed):
-                assert (each["task"], each["job"], each["level"]) == (task.name, job.id, "warning")
+            for line in (first, second, resumed):
+                assert (line["task"], line["job"], line["level"]) == (task.name, job.id, "warning")
             assert THRESHOLD <= first["seconds"] < second["seconds"] <= resumed["seconds"]
             assert second["seconds"] >= 2 * first["seconds"] - 0.001  # at growing intervals
             assert "block_here" in first["stack"]
@@ -126,7 +126,7 @@ async def test_the_status_port_tells_of_a_block_while_it_lasts(
             path: send_probe("127.0.0.1", port, path, timeout=30)
             for path in ("/livez", "/readyz", "/metrics")
         }
-        return {path: (each.status, each.body.decode()) for path, each in answers.items()}
+        return {path: (answer.status, answer.body.decode()) for path, answer in answers.items()}
 
     seen = blocker.meanwhile(look)
     async with watched(app, port):
@@ -166,7 +166,7 @@ async def test_loop_check_is_unhealthy_after_a_block_and_names_the_task(
             job = await blocker.task.adelay()
             await job.aget(timeout=30)
             await until(lambda: check.state == "unhealthy")
-    (changed,) = [each for each in lines.of("health:changed") if each["state"] == "unhealthy"]
+    (changed,) = [line for line in lines.of("health:changed") if line["state"] == "unhealthy"]
     assert f"by job {job.id} of task shop.block" in changed["why"]
 
 
@@ -183,7 +183,7 @@ async def test_a_job_that_holds_the_interpreters_lock_is_named_as_soon_as_it_let
                 if "shop.holds" in vitals.loop.totals:  # another thread may get the lock first
                     break
     assert vitals.loop.totals["shop.holds"][1] >= 0.2
-    assert "return sum(" in [each for each in lines.of("loop:blocked") if each["task"]][-1]["stack"]
+    assert "return sum(" in [line for line in lines.of("loop:blocked") if line["task"]][-1]["stack"]
 
 
 async def test_short_blocks_and_a_setting_of_0_are_told_of_by_nobody(app: App) -> None:
@@ -305,8 +305,8 @@ async def test_connections_that_say_nothing_hide_no_block_and_no_time_of_it() ->
             await until(lambda: bool(log.of("loop:resumed")))
             nursery.cancel_scope.cancel()
     finally:
-        for each in silent:
-            each.close()
+        for connection in silent:
+            connection.close()
     assert log.of("process:paused") == []
     assert len(log.of("loop:blocked")) >= 2
     assert log.of("loop:resumed")[0]["seconds"] >= blocked - THRESHOLD

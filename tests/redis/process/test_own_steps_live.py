@@ -56,7 +56,7 @@ async def test_services_run_in_the_kinds_of_processes_that_they_name(
     options = ClusterOptions("shop", file=str(tmp_path / "cluster.toml"))
     run = partial(controller.run, cluster_options=options)
     kinds = (WORKER, ROUTER, SCHEDULER, ProcessKind("controller", run, lambda _app: None))
-    (kind,) = [each for each in kinds if each.name == name]
+    (kind,) = [candidate for candidate in kinds if candidate.name == name]
 
     async def prepare() -> str:
         return "prepared"
@@ -179,7 +179,7 @@ async def test_a_step_on_asyncio_opens_a_pool_that_the_jobs_there_share(url: str
         return await pools[-1].fetch()
 
     async with working(app):
-        assert [await each.aget(timeout=30) for each in await app.asend_many([query.s()] * 20)] == [1] * 20
+        assert [await job.aget(timeout=30) for job in await app.asend_many([query.s()] * 20)] == [1] * 20
         await until(lambda: notes == ["watched 1"])
     assert notes == ["watched 1", "closed"]
     assert len(pools) == 1
@@ -240,7 +240,7 @@ async def test_celery5s_own_services_are_registered_as_an_applications_are(url: 
             assert await result.aget() == 14
         nursery.cancel_scope.cancel()
     log.finish()
-    assert set(usual._step_status.to_json()) == {each.name for each in usual._steps}
+    assert set(usual._step_status.to_json()) == {step.name for step in usual._steps}
     app.close()
 
 
@@ -261,11 +261,11 @@ async def test_a_service_does_not_cost_a_second_connection(
 
     plain.task(name="noop")(noop.__wrapped__)
     counts: list[int] = []
-    for each in (plain, app):
-        async with working(each, name=app_name):
-            if each is app:
+    for application in (plain, app):
+        async with working(application, name=app_name):
+            if application is app:
                 await sent.wait()
-            named = [one["name"] for one in redis_client.client_list()]
+            named = [client["name"] for client in redis_client.client_list()]
             counts.append(len([name for name in named if app_name in name]))
     assert counts[0] == counts[1] > 0
 
@@ -295,7 +295,7 @@ async def test_a_worker_that_was_taken_for_dead_brings_them_up_anew(
         first = notes[0].removeprefix("fill ")
         redis_client.zrem(app.queue("default").leases, first)
         await until(lambda: notes.count("watch") == 2)
-        second = [each for each in notes if each.startswith("fill")][1].removeprefix("fill ")
+        second = [note for note in notes if note.startswith("fill")][1].removeprefix("fill ")
         assert first != second
     assert [note for note in notes if note.startswith("empty")] == [f"empty {first}", f"empty {second}"]
     app.close()

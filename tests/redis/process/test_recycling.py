@@ -27,7 +27,7 @@ def send(staff: Staff, task: str, *args: object, count: int = 1) -> list[AsyncRe
 
 def each_ran_once(staff: Staff, sent: list[AsyncResult[int]]) -> bool:
     """Whether each of these has begun and ended exactly once."""
-    once = Counter(each.id for each in sent)
+    once = Counter(job.id for job in sent)
     return all(Counter(note.job for note in staff.notes(what)) == once for what in ("begin", "end"))
 
 
@@ -45,14 +45,14 @@ def stopped(one: Employee) -> int:
 def test_a_worker_without_a_parent_begins_anew_in_place_and_each_job_runs_once(staff: Staff) -> None:
     one = staff.start(max_jobs=20, concurrency=5)
     sent = send(staff, "nap", 0.01, count=150)
-    assert {each.get(timeout=30) for each in sent} == {one.process.pid}
+    assert {job.get(timeout=30) for job in sent} == {one.process.pid}
     assert each_ran_once(staff, sent)
     wait_until(lambda: len(recycled(one)) >= 1)
     more = send(staff, "nap", 0.01, count=50)
-    assert {each.get(timeout=30) for each in more} == {one.process.pid}
+    assert {job.get(timeout=30) for job in more} == {one.process.pid}
     wait_until(lambda: len(recycled(one)) >= 2, within=30)
     assert each_ran_once(staff, [*sent, *more])
-    assert all("(max_jobs)" in each for each in recycled(one))
+    assert all("(max_jobs)" in line for line in recycled(one))
     wait_until(lambda: len(one.lines("worker:started")) == len(recycled(one)) + 1)
     assert stopped(one) == 0
 
@@ -60,10 +60,10 @@ def test_a_worker_without_a_parent_begins_anew_in_place_and_each_job_runs_once(s
 def test_a_fleet_replaces_who_is_recycled_and_counts_no_death(staff: Staff) -> None:
     fleet = staff.start("--processes", "2", ready=2, max_jobs=20, concurrency=5)
     sent = send(staff, "nap", 0.01, count=200)
-    pids = {each.get(timeout=30) for each in sent}
+    pids = {job.get(timeout=30) for job in sent}
     wait_until(lambda: len(recycled(fleet)) >= 2, within=30)
     more = send(staff, "nap", 0.01, count=50)
-    pids |= {each.get(timeout=30) for each in more}
+    pids |= {job.get(timeout=30) for job in more}
     assert each_ran_once(staff, [*sent, *more])
     assert len(pids) > 2
     wait_until(lambda: len(fleet.lines("worker:started")) == len(recycled(fleet)) + 2)
@@ -74,9 +74,9 @@ def test_a_fleet_replaces_who_is_recycled_and_counts_no_death(staff: Staff) -> N
 def test_a_worker_that_takes_too_much_memory_is_recycled(staff: Staff) -> None:
     one = staff.start(max_memory="150 MiB")
     sent = send(staff, "hoard", 8 * 2**20, count=10)
-    assert [each.get(timeout=30) for each in sent]
+    assert [job.get(timeout=30) for job in sent]
     more = send(staff, "hoard", 8 * 2**20, count=10)
-    assert [each.get(timeout=30) for each in more]
+    assert [job.get(timeout=30) for job in more]
     wait_until(lambda: len(recycled(one)) == 1)
     assert "(max_memory)" in recycled(one)[0]
     wait_until(lambda: len(one.lines("worker:started")) == 2)
@@ -93,9 +93,9 @@ def test_what_runs_is_not_interrupted_however_long_it_takes(staff: Staff, tmp_pa
     (long,) = send(staff, "gate", str(door))
     wait_until(lambda: len(staff.notes()) == 1)
     short = [*send(staff, "nap", 0.0), *send(staff, "nap", 0.0)]
-    assert [each.get(timeout=30) for each in short]
+    assert [job.get(timeout=30) for job in short]
     wait_until(lambda: len(recycled(one)) == 1)
-    (row,) = [each.answer for each in staff.app.control.send("stats")]  # it still answers
+    (row,) = [reply.answer for reply in staff.app.control.send("stats")]  # it still answers
     assert row["recycling"]
     (late,) = send(staff, "nap", 0.0)
     wait_until(lambda: late.status() == "SENT")  # nobody reads it
@@ -129,7 +129,7 @@ def test_under_a_controller_it_ends_with_a_code_that_asks_for_the_next_one(staff
 def test_a_limit_below_what_it_takes_at_first_is_told_of_and_not_followed(staff: Staff) -> None:
     one = staff.start(max_memory="10 MiB")
     wait_until(lambda: len(one.lines("worker:memory-limit-dropped")) == 1)
-    assert [each.get(timeout=30) for each in send(staff, "nap", 0.0, count=3)]
+    assert [job.get(timeout=30) for job in send(staff, "nap", 0.0, count=3)]
     assert staff.app.control.send("stats")[0].answer["max_memory"] is None
     assert recycled(one) == []
     assert stopped(one) == 0
@@ -172,10 +172,10 @@ def test_systemd_hears_of_no_end_when_a_worker_begins_anew_in_place(staff: Staff
 @pytest.mark.timeout(300)
 def test_workers_that_reach_their_limits_together_are_recycled_one_by_one(staff: Staff) -> None:
     fleet = staff.start("--processes", "4", ready=4, max_jobs=10, concurrency=2)
-    stats = [each.answer for each in staff.app.control.send("stats")]
-    assert all(8 <= each["max_jobs"] <= 10 for each in stats)
+    stats = [reply.answer for reply in staff.app.control.send("stats")]
+    assert all(8 <= stat["max_jobs"] <= 10 for stat in stats)
     sent = send(staff, "nap", 0.02, count=200)
-    assert [each.get(timeout=60) for each in sent]
+    assert [job.get(timeout=60) for job in sent]
     wait_until(lambda: len(recycled(fleet)) >= 3, within=60)
     times = [line["timestamp"] for line in fleet.lines("worker:recycle-requested")]
     assert all(later - earlier > 4 for earlier, later in pairwise(times))
@@ -185,7 +185,7 @@ def test_workers_that_reach_their_limits_together_are_recycled_one_by_one(staff:
 
 def test_the_list_of_workers_shows_jobs_memory_and_limits(staff: Staff) -> None:
     staff.start("--name", "w", max_jobs=1000, max_memory="2 GiB")
-    assert [each.get(timeout=30) for each in send(staff, "nap", 0.0, count=3)]
+    assert [job.get(timeout=30) for job in send(staff, "nap", 0.0, count=3)]
     target = [sys.executable, "-m", "celery5", "-A", "tests.redis.events.historian:app", "worker", "list"]
     shown, plain = staff.launch(target), staff.launch([*target, "--json"])
     assert (shown.wait(30), plain.wait(30)) == (0, 0)

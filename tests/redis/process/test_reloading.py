@@ -57,7 +57,7 @@ def test_a_change_takes_effect_and_what_runs_finishes_first(staff: Staff, tmp_pa
     worker = staff.start(config=config)
     assert at_once(staff, gate) == 1
     held = staff.app.send_many([staff.app.signature("gate", str(gate)) for _ in range(3)])
-    wait_until(lambda: any(each.status() == "EXECUTING" for each in held))
+    wait_until(lambda: any(job.status() == "EXECUTING" for job in held))
     write(config, "concurrency = 3")
     wait_until(lambda: bool(worker.lines("configuration:changed")))
     assert worker.lines("configuration:changed")[0]["settings"] == ["concurrency"]
@@ -120,7 +120,7 @@ async def test_a_mistake_is_told_once_however_often_it_is_read(
             await until(lambda: vault.loads > 7)
             nursery.cancel_scope.cancel()
         await until(lambda: len(lines.of("configuration:rejected")) == 2)
-        first, second = (each["why"] for each in lines.of("configuration:rejected"))
+        first, second = (line["why"] for line in lines.of("configuration:rejected"))
     assert first.startswith("concurrency in the vault=0")
     assert second.removeprefix("the vault fails: ") == f"{type(failure).__name__}: {failure}"
     assert app.settings.concurrency == 100

@@ -55,19 +55,19 @@ def test_routers_are_killed_and_every_sink_has_every_document(staff: Staff) -> N
         one.signal(signal.SIGKILL)
         one.wait()
         routers.append(start(staff, "router"))
-    well = {each.id for n, each in enumerate(sent) if n % 100 % 10 != 3}
+    well = {job.id for n, job in enumerate(sent) if n % 100 % 10 != 3}
     wait_until(lambda: len(set(shipped(staff.folder))) == len(well), within=LONG)
     wait_until(lambda: len(set(lines(staff.folder))) == len(sent), within=LONG)
     assert set(shipped(staff.folder)) == well
     assert len(shipped(staff.folder)) == len(well)  # the table has each once
-    assert set(lines(staff.folder)) == {each.id for each in sent}  # also those that died
+    assert set(lines(staff.folder)) == {job.id for job in sent}  # also those that died
     app.dlq.purge()
 
 
 def test_a_source_that_one_router_runs_is_taken_over_when_that_is_killed(staff: Staff) -> None:
     folder = staff.folder
     start(staff, "worker")
-    routers = {one.process.pid: one for one in (start(staff, "router"), start(staff, "router"))}
+    routers = {router.process.pid: router for router in (start(staff, "router"), start(staff, "router"))}
     wait_until(lambda: (folder / "first").exists(), within=LONG)
     (pid,) = [int(line) for line in (folder / "runs").read_text().split()]
     routers[pid].signal(signal.SIGKILL)

@@ -56,8 +56,8 @@ def test_usr1_has_every_process_tell_what_its_tasks_and_threads_do(staff: Staff,
     said = dumped(one)
     tasks = one.lines("process:task-dumped")
     assert (said["level"], said["loop"]) == ("warning", "turns")
-    assert said["tasks"] == sum(each.get("count", 1) for each in tasks)
-    assert (max(each.get("count", 1) for each in tasks) >= 100) is (
+    assert said["tasks"] == sum(task.get("count", 1) for task in tasks)
+    assert (max(task.get("count", 1) for task in tasks) >= 100) is (
         kind == "worker"
     )  # its executors are one message
     waiting = [frame for task in tasks for frame in task["frames"]]
@@ -119,8 +119,8 @@ async def test_a_dump_is_bounded(app_name: str, monkeypatch: pytest.MonkeyPatch)
         await until(lambda: len(lines.of("process:thread-dumped")) >= 1, within=LIMIT)
         (said,) = lines.of("process:stacks-dumped")  # five signals in a row are one
         assert str(said["tasks"]).startswith("more than 3")
-        assert sum(each.get("count", 1) for each in lines.of("process:task-dumped")) == 3
-        assert max(len(each["frames"]) for each in lines.of("process:task-dumped")) <= 5
+        assert sum(line.get("count", 1) for line in lines.of("process:task-dumped")) == 3
+        assert max(len(line["frames"]) for line in lines.of("process:task-dumped")) <= 5
 
 
 def test_a_fleet_passes_usr1_and_hup_on_to_its_processes_and_lives(staff: Staff) -> None:

@@ -147,7 +147,7 @@ async def test_of_what_is_refused_for_several_reasons_each_is_told_once(
             await until(lambda: failures() >= 12, within=LONG)
             redis_client.delete(one.stream, other.jobs)
             await until(lambda: press.store.published == 2, within=LONG)
-    told = [each["why"] for each in lines.of("publisher:refused")]
+    told = [line["why"] for line in lines.of("publisher:refused")]
     assert len(lines.of("publisher:resumed")) == 1
     assert len(told) == len(set(told)) == 2
 
@@ -172,7 +172,7 @@ async def test_each_check_has_a_breaker_and_one_that_is_open_keeps_everything_ba
             states["bank"] = "healthy"
             await until(lambda: numbers(numbered) == [0, 1, 2, 3, 4], within=LONG)
             assert press.checks.all_closed
-        assert [each["breaker"] for each in lines.of("breaker:tripped")][:1] == ["publisher bank"]
+        assert [line["breaker"] for line in lines.of("breaker:tripped")][:1] == ["publisher bank"]
 
 
 async def test_a_check_that_fails_itself_keeps_nothing_back(numbered: App) -> None:

@@ -129,24 +129,24 @@ def test_daemon_killed_at_random_points_publishes_each_job_once(
         _strike(own_daemon, own_server, chance)
         deaths += 1
         if deaths == 3:  # on a fast machine they would have ended before
-            for each in senders:
-                each.enough.set()
+            for sender in senders:
+                sender.enough.set()
         # Every other time it may be killed before it has even started; else a slow machine would never store anything.
         if deaths % 2 == 0:
             wait_until(
                 lambda before=before: _count_stored(senders) > before or not _are_sending(senders),  # type: ignore[misc]
                 within=LONG,
             )
-    for each in senders:
-        each.join(LONG)
+    for sender in senders:
+        sender.join(LONG)
     assert deaths >= 2
-    assert [len(each.stored) for each in senders] == [300] * 4
+    assert [len(thread.stored) for thread in senders] == [300] * 4
     wait_until(lambda: sum(len(numbers(app, queue)) for queue in ("q0", "q1")) >= 1200, within=LONG)
     for queue, mine in (("q0", senders[::2]), ("q1", senders[1::2])):
         found = numbers(app, queue)
         assert len(found) == len(set(found)) == 600
-        for each in mine:  # who waits for an answer before it sends the next finds its own order kept
-            assert [n for n in found if n in each.todo] == list(each.todo)
+        for sender in mine:  # who waits for an answer before it sends the next finds its own order kept
+            assert [n for n in found if n in sender.todo] == list(sender.todo)
     app.close()
 
 
@@ -176,12 +176,12 @@ def test_two_clients_at_once_find_their_own_order_kept(daemon: Daemon) -> None:
     senders = [Sender(app, "default", 1000 * n, 200) for n, app in enumerate(apps)]
     for sender in senders:
         sender.start()
-    for each in senders:
-        each.join(LONG)
+    for sender in senders:
+        sender.join(LONG)
     wait_until(lambda: len(numbers(apps[0])) == 400, within=LONG)
     found = numbers(apps[0])
-    for each in senders:
-        assert [n for n in found if n in each.todo] == list(each.todo)
+    for sender in senders:
+        assert [n for n in found if n in sender.todo] == list(sender.todo)
     for app in apps:
         app.close()
 
@@ -279,7 +279,7 @@ def test_a_connection_that_was_silent_is_checked_before_it_is_used(
     monkeypatch.setattr(publisher_client, "send_request", note)
     for n in range(3):
         task.delay(n)
-    kinds = ["ping" if each == PublishRequest(()) else type(each).__name__ for each in sent]
+    kinds = ["ping" if request == PublishRequest(()) else type(request).__name__ for request in sent]
     assert kinds == [
         *("ClientHello", "PublishRequest", "ping", "PublishRequest"),
         *("ping", "ClientHello", "PublishRequest"),

@@ -34,7 +34,7 @@ def app(url: str, app_name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ap
     async def on_asyncio(n: int) -> int:
         await asyncio.sleep(0.1)
         async with asyncio.TaskGroup() as group:
-            parts = [group.create_task(asyncio.sleep(0, each)) for each in (n, 1)]
+            parts = [group.create_task(asyncio.sleep(0, number)) for number in (n, 1)]
         return parts[0].result() + await asyncio.to_thread(int, parts[1].result()) - 1
 
     @one.task(name="in-thread")
@@ -67,7 +67,7 @@ async def undisturbed(app: App) -> AsyncGenerator[None, None]:
             await send()
             yield
             await send()
-            assert [await each.aget(LIMIT) for _, each in sent] == [n for n, _ in sent]
+            assert [await job.aget(LIMIT) for _, job in sent] == [n for n, _ in sent]
             assert not worker.ended.is_set()
     assert lines.of("worker:restarted") == []
 
@@ -245,7 +245,7 @@ async def test_what_a_job_does_to_its_asyncio_loop_harms_no_other(app: App, harm
     async with undisturbed(app):
         bad = [await hostile.adelay() for _ in range(3)]
         beside = [await app.tasks["on-asyncio"].adelay(n) for n in range(10)]
-        assert [await each.aget(LIMIT) for each in beside] == list(range(10))
+        assert [await job.aget(LIMIT) for job in beside] == list(range(10))
         with trio.fail_after(LIMIT):
             for sent in bad:
                 while await sent.astatus() not in (JobState.SUCCESS, JobState.DEAD):

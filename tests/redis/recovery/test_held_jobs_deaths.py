@@ -35,10 +35,10 @@ def fall_due(staff: Staff, client: "redis.Redis") -> None:
 def assert_each_ran_once(staff: Staff, sent: list[AsyncResult[object]]) -> None:
     """None is lost, none is doubled, and to be held is no attempt."""
     assert gather(sent, timeout=30) == [1] * len(sent)
-    ids = {each.id for each in sent}
+    ids = {job.id for job in sent}
     begun = [note for note in staff.notes() if note.job in ids]
-    assert Counter(each.job for each in begun) == dict.fromkeys(ids, 1)
-    assert {each.attempt for each in begun} == {1}
+    assert Counter(note.job for note in begun) == dict.fromkeys(ids, 1)
+    assert {note.attempt for note in begun} == {1}
 
 
 def assert_nothing_is_left(staff: Staff, client: "redis.Redis") -> None:
@@ -65,7 +65,7 @@ def test_held_jobs_outlive_the_worker_that_held_them(
     assert state.unfinished == state.queues["default"].scheduled == 30
     first.signal(signal.SIGKILL)
     first.wait()
-    assert {each.status().value for each in sent} == {"HELD"}
+    assert {job.status().value for job in sent} == {"HELD"}
     fall_due(staff, redis_client)
     staff.start()  # whose own breaker is closed: it runs what falls due
     assert_each_ran_once(staff, sent)
@@ -99,5 +99,5 @@ def test_a_probe_that_takes_its_worker_down_is_recovered_and_holds_up_nobody(
     others = send(staff, *[["return"]] * 20)
     assert probe.get(timeout=30) == 2
     assert_each_ran_once(staff, others)
-    wait_until(lambda: sum(each.process.poll() is not None for each in (one, two)) == 1)
+    wait_until(lambda: sum(worker.process.poll() is not None for worker in (one, two)) == 1)
     assert_nothing_is_left(staff, redis_client)

@@ -37,7 +37,7 @@ async def test_a_suspect_that_waits_for_another_is_given_back(
         assert list(held(redis_client, app).values()) == [4]
         if stale:
             behind = [jobs[number].message for number in (0, 3, 1, 2)]
-            await until(lambda: [each[b"job"] for each in entries(redis_client, stream)] == behind)
+            await until(lambda: [fields[b"job"] for fields in entries(redis_client, stream)] == behind)
             go_on.set()
             await until(lambda: entries(redis_client, stream) == [])
             assert sorted(running) == [0, 1, 2, 3]

@@ -112,8 +112,8 @@ def test_every_fixture_that_several_tests_share_on_the_server_is_watched() -> No
         if "scope=" in (source := path.read_text())
         for node in ast.parse(source).body
         if isinstance(node, ast.FunctionDef)
-        and any("scope=" in ast.unparse(each) for each in node.decorator_list)
-        and {"server", "url"} & {each.arg for each in node.args.args}
+        and any("scope=" in ast.unparse(decorator) for decorator in node.decorator_list)
+        and {"server", "url"} & {arg.arg for arg in node.args.args}
     ]
     assert len(shared) >= 2
     assert [name for name, text in shared if "with watched(server)" not in text] == []

@@ -125,7 +125,7 @@ async def test_a_job_that_was_given_back_is_run_when_it_comes_again(
 
     async with working(app):
         sent = await app.asend_many([work.s(n, 0.9 if n == 20 else 0.0) for n in range(40)])
-        assert [await each.aget() for each in sent] == list(range(40))
+        assert [await job.aget() for job in sent] == list(range(40))
     assert lines.of("consumer:jobs-returned"), "or this shows nothing"
     assert sorted(runs) == list(range(40))
     assert lines.of("consumer:duplicate-dropped") == []
@@ -219,6 +219,6 @@ def test_memory_has_its_limits_and_keeps_its_promise(limit: int) -> None:
         assert not recent.check_and_add(*delivery(f"j{number}"))
         assert len(recent) <= 2 * limit
     last = [f"j{number}" for number in range(1000 - limit, 1000)]
-    for each in last:
+    for job_id in last:
         recent.forget(delivery("none")[0])
-        assert recent.check_and_add(*delivery(each))
+        assert recent.check_and_add(*delivery(job_id))

@@ -31,18 +31,18 @@ def assert_each_job_ended_with_its_last_run(
 ) -> None:
     """None lost, and none run once more after it was settled: the run that settled it began last."""
     begins = staff.notes("begin")
-    assert {each.job for each in begins} == {each.id for each in sent}
-    last = {each.job: each for each in begins}
-    for each in sent:
-        raw = client.get(each.key)
+    assert {note.job for note in begins} == {result.id for result in sent}
+    last = {note.job: note for note in begins}
+    for job in sent:
+        raw = client.get(job.key)
         assert isinstance(raw, bytes)
         document = read_document(raw)
         assert document.state == "SUCCESS"
-        assert int(document.value) == last[each.id].pid
+        assert int(document.value) == last[job.id].pid
         # What is noted first is noted a moment later; an earlier run began a whole lease before.
-        assert document.started <= last[each.id].at
+        assert document.started <= last[job.id].at
         assert all(
-            note.at < document.started for note in begins if note.job == each.id and note != last[each.id]
+            note.at < document.started for note in begins if note.job == job.id and note != last[job.id]
         )
 
 
@@ -57,12 +57,12 @@ def test_jobs_of_a_worker_whose_machine_is_lost_are_finished_by_another(
     sent = [*gates, *send(staff, "nap", 0.02, count=200)]
     wait_until(lambda: len(staff.notes("end")) > 50)
     victim.lose_its_machine()
-    settled = {each.id for each in sent if redis_client.exists(each.key)}
+    settled = {job.id for job in sent if redis_client.exists(job.key)}
     once = Counter(note.job for note in staff.notes("begin"))
     (tmp_path / "gate").touch()
     gather(sent, timeout=30)
     assert_each_job_ended_with_its_last_run(staff, redis_client, sent)
-    runs = Counter(each.job for each in staff.notes("begin"))
+    runs = Counter(note.job for note in staff.notes("begin"))
     assert [runs[gate.id] for gate in gates] == [2, 2, 2]
     # Nothing runs again but what had begun and was not settled when its worker was lost.
     assert {job for job, times in runs.items() if times > 1} <= set(once) - settled
@@ -77,7 +77,7 @@ def test_job_that_kills_its_workers_dies_as_poisonous(staff: Staff, redis_client
         poison.get(timeout=30)
     begins = staff.notes()
     assert len(begins) == 3
-    assert [each.attempt for each in begins] == [1, 1, 1]  # a worker's death is no attempt
+    assert [note.attempt for note in begins] == [1, 1, 1]  # a worker's death is no attempt
     assert send(staff, "nap", 0.0)[0].get(timeout=30)
     wait_until(lambda: len(children(staff, fleet.process.pid)) == 2)
     fleet.signal(signal.SIGTERM)
@@ -96,8 +96,8 @@ def test_job_that_kills_one_machine_after_another_dies(staff: Staff, tmp_path: P
     (tmp_path / "gate").touch()
     other = staff.start(lease=0.6, max_deliveries=1)
     failed = {
-        each.id: got
-        for each, got in zip(sent, gather(sent, timeout=30), strict=True)
+        job.id: got
+        for job, got in zip(sent, gather(sent, timeout=30), strict=True)
         if isinstance(got, TaskFailed)
     }
     assert failed[poison].reason == "poisoned"
@@ -119,7 +119,7 @@ def test_jobs_beside_a_poisonous_one_do_not_die_with_it(staff: Staff) -> None:
     wait_until(lambda: poison.status() is JobState.DEAD)  # by the sidecar, which has a look after each death
     staff.start()
     gather(innocents, timeout=30)
-    assert Counter(each.job for each in staff.notes()) == {
+    assert Counter(note.job for note in staff.notes()) == {
         poison.id: 4,
         **dict.fromkeys([innocent.id for innocent in innocents], 3),
     }
@@ -133,7 +133,7 @@ def test_a_frozen_worker_is_fenced_off_and_works_again_under_a_new_name(
     two = [staff.start(lease=LEASE), staff.start(lease=LEASE)]
     (sent,) = send(staff, "gate", str(tmp_path / "gate"))
     wait_until(lambda: len(staff.notes()) == 1)
-    frozen, other = sorted(two, key=lambda each: each.process.pid != staff.notes()[0].pid)
+    frozen, other = sorted(two, key=lambda worker: worker.process.pid != staff.notes()[0].pid)
     frozen.signal(signal.SIGSTOP)
     wait_until(lambda: len(staff.notes()) == 2)
     (tmp_path / "gate").touch()
@@ -147,7 +147,7 @@ def test_a_frozen_worker_is_fenced_off_and_works_again_under_a_new_name(
     assert send(staff, "nap", 0.0)[0].get(timeout=30) == frozen.process.pid
     names = [line["name"] for line in frozen.lines("worker:boot-started")]
     assert len(set(names)) == 2
-    assert [each["worker"] for each in frozen.lines("worker:started")] == names
+    assert [line["worker"] for line in frozen.lines("worker:started")] == names
     # Valkey makes the old name's consumer again when its blocked read ends; the next beat removes it.
     wait_until(lambda: list(held(redis_client, staff.app)) == [names[1]])
 
@@ -158,7 +158,7 @@ def test_what_a_fenced_worker_finished_is_dropped_and_told_of(
     two = [staff.start(lease=LEASE), staff.start(lease=LEASE)]
     (sent,) = send(staff, "block", 0.8)
     wait_until(lambda: len(staff.notes()) == 1)
-    frozen, other = sorted(two, key=lambda each: each.process.pid != staff.notes()[0].pid)
+    frozen, other = sorted(two, key=lambda worker: worker.process.pid != staff.notes()[0].pid)
     frozen.signal(signal.SIGSTOP)  # in the middle of the job, with the loop blocked
     assert sent.get(timeout=30) == other.process.pid
     frozen.signal(signal.SIGCONT)
@@ -190,7 +190,7 @@ def test_a_stopped_worker_finishes_what_runs_and_gives_back_the_rest(
     wait_until(lambda: sum(held(redis_client, staff.app).values()) == 2)  # the rest it has given back
     (tmp_path / "gate").touch()
     assert worker.wait() == 0
-    assert Counter(each.status() for each in sent) == {JobState.SUCCESS: 2, JobState.SENT: 8}
+    assert Counter(job.status() for job in sent) == {JobState.SUCCESS: 2, JobState.SENT: 8}
     assert len(staff.notes()) == 22
     assert held(redis_client, staff.app) == {}
     assert not redis_client.exists(staff.app.queue("default").leases)
@@ -206,7 +206,7 @@ def test_a_job_longer_than_the_grace_period_is_given_back_uncounted(
     wait_until(lambda: len(staff.notes()) == 3)
     worker.signal(signal.SIGTERM)
     assert worker.wait() == 0  # though they would run for ever
-    assert [each.status() for each in sent] == [JobState.SENT] * 3
+    assert [job.status() for job in sent] == [JobState.SENT] * 3
     for fields in entries(redis_client, staff.app.queue("default").stream):
         assert json.loads(fields[b"job"]).get("attempt", 1) == 1
         assert fields[b"deliveries"] == b"0"
@@ -232,7 +232,7 @@ def test_a_burst_that_is_done_ends_with_success(staff: Staff, redis_client: "red
     sent = send(staff, "nap", 0.0, count=100)
     worker = staff.start("--burst", ready=0)
     assert worker.wait() == 0
-    assert {each.status() for each in sent} == {JobState.SUCCESS}
+    assert {job.status() for job in sent} == {JobState.SUCCESS}
     left = leftovers(redis_client, staff.app)
     expiring = (":result:", ":metrics:", ":history:", ":code", ":flow")
     kept = {key for key in left if not any(part in key for part in expiring)}
@@ -272,7 +272,9 @@ def test_a_killed_child_is_replaced_and_its_jobs_are_put_back_at_once(staff: Sta
 
 def children(staff: Staff, worker_pid: int) -> list[int]:
     """The processes that a worker has forked."""
-    return [int(each) for each in Path(f"/proc/{worker_pid}/task/{worker_pid}/children").read_text().split()]
+    return [
+        int(child) for child in Path(f"/proc/{worker_pid}/task/{worker_pid}/children").read_text().split()
+    ]
 
 
 def test_a_stopped_fleet_ends_all_its_children(staff: Staff, redis_client: "redis.Redis") -> None:

@@ -67,9 +67,9 @@ def attempts(staff: Staff, job: AsyncResult[int]) -> list[int]:
 
 def assert_each_job_ended_with_its_last_run(staff: Staff, sent: list[AsyncResult[int]]) -> None:
     """None is lost, and none has run after it was settled."""
-    settled = {each.id: value for each, value in zip(sent, gather(sent, timeout=30), strict=True)}
+    settled = {job.id: value for job, value in zip(sent, gather(sent, timeout=30), strict=True)}
     begun = runs(staff)
-    assert {each.id: begun[each.id] for each in sent} == settled
+    assert {job.id: begun[job.id] for job in sent} == settled
 
 
 def before_it_starts(staff: Staff, kind: str, retries: int) -> None:

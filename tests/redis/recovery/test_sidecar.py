@@ -35,13 +35,13 @@ def test_jobs_that_block_the_loop_or_hold_the_lock_of_a_live_worker_run_once(sta
     for number, task in enumerate(("block", "hold", "hold_thread", "churn"), 1):
         sent.append(send(staff, task, 4.0))
         wait_until(lambda number=number: len(staff.notes()) == number)  # type: ignore[misc]
-    pids = [each.get(timeout=30) for each in sent]
+    pids = [job.get(timeout=30) for job in sent]
     assert time.monotonic() - began > 4.0
-    assert [note.job for note in staff.notes()] == [each.id for each in sent]
+    assert [note.job for note in staff.notes()] == [job.id for job in sent]
     assert [note.pid for note in staff.notes()] == pids
-    for each in workers:
-        assert each.lines("recoverer:recovered") == []
-        assert each.lines("worker:restarted") == []
+    for worker in workers:
+        assert worker.lines("recoverer:recovered") == []
+        assert worker.lines("worker:restarted") == []
 
 
 def test_a_worker_that_hangs_for_long_is_given_up(staff: Staff) -> None:
@@ -53,15 +53,15 @@ def test_a_worker_that_hangs_for_long_is_given_up(staff: Staff) -> None:
         "foreground.serve(app, foreground.ServeOptions())\n"
     )
     two = [staff.launch([sys.executable, "-c", script], lease=0.5) for _ in range(2)]
-    wait_until(lambda: all(each.lines("worker:started") for each in two))
+    wait_until(lambda: all(process.lines("worker:started") for process in two))
     send(staff, "hold", 120.0)
     wait_until(lambda: len(staff.notes()) == 1)
-    hung, other = sorted(two, key=lambda each: each.process.pid != staff.notes()[0].pid)
+    hung, other = sorted(two, key=lambda started: started.process.pid != staff.notes()[0].pid)
     wait_until(lambda: len(staff.notes()) == 2, within=60)
     assert staff.notes()[1].pid == other.process.pid
     assert "hangs: its lease is not renewed any more" in hung.output.read_text()
-    for each in two:
-        each.signal(signal.SIGKILL)
+    for worker in two:
+        worker.signal(signal.SIGKILL)
 
 
 @pytest.mark.parametrize("ending", ["SIGKILL", "two SIGTERM", "bequeath"])
@@ -130,7 +130,7 @@ def test_a_death_counts_for_what_had_begun_and_not_for_what_was_only_held(
     for fields in entries(redis_client, staff.app.queue("default").stream):
         counted[json.loads(fields[b"job"])["id"]] = int(fields.get(b"deliveries", b"-1"))
     assert counted.pop(sent[0].id) == 1
-    was_held = [each for each in counted.values() if each >= 0]
+    was_held = [count for count in counted.values() if count >= 0]
     assert len(was_held) > 20
     assert set(was_held) == {0}
 
@@ -138,8 +138,8 @@ def test_a_death_counts_for_what_had_begun_and_not_for_what_was_only_held(
 def test_no_signal_but_sigkill_hurts_it_and_it_ends_with_its_worker(staff: Staff) -> None:
     worker = start(staff, lease=0.6)
     hurtful = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, signal.SIGUSR1}
-    for each in hurtful:
-        os.kill(worker.sidecar, each)
+    for signal_number in hurtful:
+        os.kill(worker.sidecar, signal_number)
     assert os.getsid(worker.sidecar) != os.getsid(worker.process.pid)  # Ctrl-C in a terminal is not for it
     assert send(staff, "nap", 0.5).get(timeout=30) == worker.process.pid  # two beats later
     assert is_alive(worker.sidecar)
@@ -155,10 +155,10 @@ def test_it_keeps_open_nothing_but_the_pipe_and_what_it_says_things_on(staff: St
     folder = Path(f"/proc/{worker.sidecar}/fd")
     # The worker may be ready before its sidecar has tidied up.
     wait_until(lambda: os.readlink(folder / "1") == os.devnull and len(list(folder.iterdir())) <= 7)
-    opened = {int(each.name): os.readlink(each) for each in folder.iterdir()}
+    opened = {int(path.name): os.readlink(path) for path in folder.iterdir()}
     assert {opened.pop(number) for number in (0, 1)} == {os.devnull}
     assert opened.pop(2) == str(worker.output)
-    kinds = sorted(each.partition(":")[0] for each in opened.values())
+    kinds = sorted(target.partition(":")[0] for target in opened.values())
     stacks = "/memfd"  # and a pipe for what the worker is asked
     assert kinds in ([stacks, "anon_inode", "pipe", "pipe"], [stacks, "pidfd", "pipe", "pipe"])
 
@@ -191,7 +191,7 @@ def test_lease_is_not_renewed_for_a_worker_that_has_left(staff: Staff) -> None:
     assert worker.lines("queues:left")[0]["left_behind"] == 1
     other = staff.start(lease=0.5)  # some beats later
     wait_until(lambda: len(staff.notes()) == 2)
-    assert [each.job for each in staff.notes()] == [sent.id, sent.id]
+    assert [note.job for note in staff.notes()] == [sent.id, sent.id]
     assert staff.notes()[1].pid == other.process.pid
     assert worker.process.poll() is None
     other.signal(signal.SIGKILL)  # its sidecar puts the job back

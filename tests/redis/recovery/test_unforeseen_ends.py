@@ -44,7 +44,7 @@ def test_a_job_that_ends_its_workers_by_errors_becomes_a_dead_letter(
     with pytest.raises(TaskFailed, match="took its worker down 3 times"):
         bad.get(timeout=1)
     launch(staff)
-    assert len({each.get(timeout=60) for each in innocents}) == 1
+    assert len({job.get(timeout=60) for job in innocents}) == 1
 
 
 async def run_until_it_fails(app: App) -> None:

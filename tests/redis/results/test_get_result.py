@@ -102,9 +102,9 @@ async def test_an_application_may_keep_no_results_but_for_those_that_say_otherwi
     async with working(app):
         fine, failed = await half.adelay(4), await half.adelay(5)
         asked = await half.options(ignore_result=False).adelay(6)
-        for each in (fine, failed):
+        for job in (fine, failed):
             with pytest.raises(ResultsDisabled, match="was sent with ignore_result"):
-                await each.aget()
+                await job.aget()
         assert await agather([asked, await kept.adelay()]) == [3.0, "kept"]
         with trio.fail_after(30):
             while {await fine.astatus(), await failed.astatus()} != {JobState.SUCCESS, JobState.DEAD}:

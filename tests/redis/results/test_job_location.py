@@ -78,13 +78,13 @@ async def jobs_in_every_state(app: App, task: Any) -> dict[JobState, AsyncResult
         JobState.SENT: await task.options(queue="idle").adelay("whenever"),
     }
     assert await sent[JobState.REVOKED].arevoke()
-    for state, one in sent.items():
+    for state, result in sent.items():
 
-        async def reached(state: JobState = state, one: AsyncResult[Any] = one) -> bool:
+        async def reached(state: JobState = state, one: AsyncResult[Any] = result) -> bool:
             return await one.astatus() is state
 
         await until_async(reached)
-    assert {one.queue for one in sent.values()} == {"slow", "idle"}
+    assert {job.queue for job in sent.values()} == {"slow", "idle"}
     return sent
 
 
@@ -109,13 +109,13 @@ async def test_it_agrees_with_the_senders_in_every_state(app: App, asked: Asked)
     task = slow_task(app, gate)
     async with working(app, queues=("slow",)):
         sent = await jobs_in_every_state(app, task)
-        for state, one in sent.items():
-            for again in (app.result(one.id), app.result(one.id, task=task)):
+        for state, job in sent.items():
+            for again in (app.result(job.id), app.result(job.id, task=task)):
                 assert await asked.status(again) is state
-                assert (again.queue, again.is_located) == (one.queue, True)
-            story = await app.afind(one.id)
+                assert (again.queue, again.is_located) == (job.queue, True)
+            story = await app.afind(job.id)
             assert story is not None
-            assert (story.state, story.queue) == (state, one.queue)
+            assert (story.state, story.queue) == (state, job.queue)
         nobody: AsyncResult[Any] = app.result("nobody")
         assert await asked.status(nobody) is JobState.UNKNOWN
         assert not nobody.is_located
@@ -161,18 +161,18 @@ async def test_it_waits_and_revokes_as_the_senders_does(app: App, asked: Asked) 
             20.0,
         ):  # it always takes all of that: nobody is there for the third one
             told = await asked(gather, agather, some, timeout=patience)
-            if not any(isinstance(told[each], ResultTimeout) for each in (0, 1, 3)):
+            if not any(isinstance(told[number], ResultTimeout) for number in (0, 1, 3)):
                 break
         assert [told[0], *map(type, told[1:3]), told[3]] == ["fine", TaskRevoked, ResultTimeout, "fine"]
         some = [again(JobState.EXECUTING), again(JobState.SUCCESS), app.result("nobody")]
         done, pending = await asked(wait, wait_async, some, return_when="FIRST_COMPLETED")
         assert (done, pending) == ({some[1]}, {some[0], some[2]})
         alive = (JobState.EXECUTING, JobState.RETRY, JobState.SCHEDULED, JobState.SENT)
-        assert await asked(revoke, arevoke, [again(each) for each in alive]) == [True] * 4
-        assert await asked(revoke, arevoke, [again(each) for each in ENDS]) == [False, False, False, True]
-        for each in alive:
+        assert await asked(revoke, arevoke, [again(status) for status in alive]) == [True] * 4
+        assert await asked(revoke, arevoke, [again(status) for status in ENDS]) == [False, False, False, True]
+        for name in alive:
             with pytest.raises(TaskRevoked):
-                await sent[each].aget(30)
+                await sent[name].aget(30)
         last = again(JobState.SUCCESS)
         await asked(last.forget, last.aforget)
         assert await sent[JobState.SUCCESS].astatus() is JobState.UNKNOWN
@@ -185,7 +185,7 @@ async def test_a_job_that_is_sent_only_later_is_waited_for_wherever_that_will_be
     got: list[Any] = []
 
     async def waiting(*ids: str) -> None:
-        got.append(await asked(gather, agather, [app.result(each) for each in ids], timeout=30))
+        got.append(await asked(gather, agather, [app.result(job_id) for job_id in ids], timeout=30))
 
     async with working(app, queues=("slow", "other")):
         await task.adelay("so that the queue is known")
@@ -195,7 +195,10 @@ async def test_a_job_that_is_sent_only_later_is_waited_for_wherever_that_will_be
                 nursery.start_soon(waiting, "b", "a")
                 nursery.start_soon(waiting, "b")
                 await trio.sleep(0.1)  # whoever waits has looked by now, most times
-                twice = [await task.options(id="a", queue=each).adelay("fine") for each in ("slow", "other")]
+                twice = [
+                    await task.options(id="a", queue=queue_name).adelay("fine")
+                    for queue_name in ("slow", "other")
+                ]
                 assert await agather(twice) == ["fine", "fine"]
                 await task.options(id="b").adelay("good")
     assert sorted(got) == [["good"], ["good", "fine"]]
@@ -210,8 +213,8 @@ def test_a_handle_that_knows_its_queue_costs_no_trip_more(app: App, redis_client
         ask()
         after = redis_client.info("commandstats")
         times = {
-            name.removeprefix("cmdstat_"): each["calls"] - before.get(name, {"calls": 0})["calls"]
-            for name, each in after.items()
+            name.removeprefix("cmdstat_"): stat["calls"] - before.get(name, {"calls": 0})["calls"]
+            for name, stat in after.items()
         }
         return {
             name: many for name, many in times.items() if many and name in ("evalsha", "smembers", "mget")
@@ -219,16 +222,16 @@ def test_a_handle_that_knows_its_queue_costs_no_trip_more(app: App, redis_client
 
     sent = task.delay("fine")
     assert app.result(sent.id).status() is JobState.SENT  # the server knows the script by now
-    for one in (sent, app.result(sent.id, task=task), app.result(sent.id, queue="slow")):
-        assert trips(one.status) == {"evalsha": 1}
+    for handle in (sent, app.result(sent.id, task=task), app.result(sent.id, queue="slow")):
+        assert trips(handle.status) == {"evalsha": 1}
     elsewhere: AsyncResult[Any] = app.result(sent.id)
     assert trips(elsewhere.status)["smembers"] == 1
     assert trips(elsewhere.status) == {"evalsha": 1}
     document = encode(Document(v=1, id=sent.id, task="t", state="SUCCESS", value=Raw(b'"fine"')))
     redis_client.set(sent.key, document, px=60_000)
-    for one in (sent, app.result(sent.id, queue="slow")):
-        assert not trips(partial(one.get, 5)).keys() & {"evalsha", "smembers"}
-        assert trips(one.forget) == {}
+    for handle in (sent, app.result(sent.id, queue="slow")):
+        assert not trips(partial(handle.get, 5)).keys() & {"evalsha", "smembers"}
+        assert trips(handle.forget) == {}
         again: AsyncResult[Any] = app.result(sent.id, queue="slow")
         redis_client.set(sent.key, document, px=60_000)
         assert not trips(lambda again=again: trio.run(again.aget, 5)).keys() & {"evalsha", "smembers"}

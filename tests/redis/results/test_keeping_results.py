@@ -30,9 +30,9 @@ def test_results_are_kept_as_the_setting_the_task_or_the_call_says(
 
     said = [usual, usual.options(results_ttl=120), long, long.options(results_ttl=90), fail]
     with worker_elsewhere(app):
-        sent = [each.delay() for each in said]
+        sent = [task.delay() for task in said]
         gather(sent, timeout=30)
-        kept: list[Any] = [redis_client.ttl(each.key) for each in sent]
+        kept: list[Any] = [redis_client.ttl(job.key) for job in sent]
     for ttl, asked in zip(kept, (600, 120, 18000, 90, 300), strict=True):
         assert asked - 15 <= ttl <= asked
 
@@ -55,17 +55,17 @@ def test_the_setting_ignore_result_holds_unless_a_task_or_a_call_says_otherwise(
         one, two = await api.delay(ignored), await api.delay(kept)
         three = await api.delay(ignored.options(ignore_result=False))
         four = await api.delay(kept.options(ignore_result=True))
-        assert [await api.get(each, timeout=30) for each in (two, three)] == [2, 1]
-        for each in (one, four):
+        assert [await api.get(result, timeout=30) for result in (two, three)] == [2, 1]
+        for job in (one, four):
             with pytest.raises(ResultsDisabled, match="was sent with ignore_result"):
-                await api.get(each, timeout=30)
+                await api.get(job, timeout=30)
         done, left = await api.wait([one, four], timeout=30)
         assert (len(done), left) == (2, set())
         assert await api.status(one) is JobState.SUCCESS
         # A handle that was made again knows it from the document.
         again: Any = app.result(one.id)
         told = await api.gather([again, two, four], timeout=30)
-        assert [type(each) for each in told] == [ResultsDisabled, int, ResultsDisabled]
+        assert [type(error) for error in told] == [ResultsDisabled, int, ResultsDisabled]
         with pytest.raises(ResultsDisabled):
             await api.get(again, timeout=30)
         ttl: Any = redis_client.ttl(one.key)

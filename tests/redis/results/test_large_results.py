@@ -35,7 +35,7 @@ async def test_large_results_are_settled_in_several_trips(
     sent = await app.asend_many([large.s(size) for size in sizes])
     async with working(app):
         got: Any = await agather(sent, timeout=30)
-    assert [len(each) for each in got] == sizes
+    assert [len(value) for value in got] == sizes
     assert sum(count for count, _ in trips) == len(sizes)
     assert max(size for count, size in trips if count > 1) <= 100_000
     assert sorted(count for count, size in trips if size > 100_000) == [1]

@@ -104,14 +104,14 @@ def test_waiter_of_a_dead_job_is_told_when_its_document_expired(
 ) -> None:
     add_dead_letters(app, redis_client, "a", "b")
     redis_client.delete(app.queue("default").result("a"), app.queue("default").result("b"))
-    handles: list[AsyncResult[Any]] = [app.result(each) for each in ("a", "b", "nobody")]
+    handles: list[AsyncResult[Any]] = [app.result(job_id) for job_id in ("a", "b", "nobody")]
     one, other, nobody = handles
     began = time.monotonic()
 
     async def awaited() -> None:
         with pytest.raises(TaskFailed, match=r"exhausted\): ValueError: ValueError of shop.t"):
             await one.aget(timeout=None)
-        assert [type(each) for each in await agather([one, nobody], timeout=1.5)] == [
+        assert [type(error) for error in await agather([one, nobody], timeout=1.5)] == [
             TaskFailed,
             ResultTimeout,
         ]
@@ -124,7 +124,7 @@ def test_waiter_of_a_dead_job_is_told_when_its_document_expired(
     else:
         with pytest.raises(TaskFailed, match=r"exhausted\): ValueError: ValueError of shop.t"):
             one.get(timeout=None)
-        assert [type(each) for each in gather([one, nobody], timeout=0.2)] == [TaskFailed, ResultTimeout]
+        assert [type(error) for error in gather([one, nobody], timeout=0.2)] == [TaskFailed, ResultTimeout]
         assert wait([nobody, other], return_when="FIRST_EXCEPTION") == ({other}, {nobody})
     assert time.monotonic() - began < 30
 

@@ -33,7 +33,7 @@ def test_threads_share_one_connection_and_each_gets_its_own(own_server: Embedded
     with redis.Redis.from_url(own_server.url) as client, ThreadPoolExecutor(30) as threads:
         futures = {key: threads.submit(results.wait, [key], timeout=30) for key in keys}
         until(lambda: all(listeners(client, key) for key in keys))
-        assert len([one for one in clients(client) if one["sub"] != "0"]) == 1
+        assert len([connection for connection in clients(client) if connection["sub"] != "0"]) == 1
         random.Random(seed).shuffle(keys)
         for key in keys:
             settle(client, key, key.encode())
@@ -86,7 +86,11 @@ def test_threads_wait_on_through_cuts_of_their_connection(own_server: EmbeddedSe
     with redis.Redis.from_url(own_server.url) as client, ThreadPoolExecutor(12) as threads:
         futures = [threads.submit(results.wait, [key], timeout=30) for key in keys]
         for key in keys:
-            until(lambda: all(listeners(client, one) for one in keys if not client.exists(one)))
+            until(
+                lambda: all(
+                    listeners(client, result_key) for result_key in keys if not client.exists(result_key)
+                )
+            )
             client.client_kill_filter(_type="pubsub")
             settle(client, key)
         assert [future.result(5) for future in futures] == [{key: b"done"} for key in keys]

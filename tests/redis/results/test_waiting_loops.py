@@ -103,7 +103,7 @@ def test_a_loop_has_one_driver_for_all_and_closes_it_at_its_end(
     with redis_of(own_server) as client:
 
         def ours() -> bool:
-            return any(one["name"].startswith("celery5") for one in clients(client))
+            return any(connection["name"].startswith("celery5") for connection in clients(client))
 
         for _ in range(2):
             if colour == "asyncio":

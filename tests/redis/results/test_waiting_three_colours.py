@@ -139,7 +139,7 @@ def test_ten_thousand_documents_cost_one_connection_and_leave_no_subscription(
 
         def settle_the_rest() -> None:
             until(lambda: listeners(client, keys[-1]))
-            assert len([one for one in clients(client) if one["sub"] != "0"]) == 1
+            assert len([connection for connection in clients(client) if connection["sub"] != "0"]) == 1
             with client.pipeline(transaction=False) as pipe:
                 for key in keys[5000:]:
                     pipe.set(key, "2", px=60_000)

@@ -179,7 +179,7 @@ async def test_controllers_are_told_their_shares_by_signed_commands(app_name: st
     # Each was told of a number once.
     for name in ("host1", "host2"):
         shares = [order["workers"] for order in await orders(app, name)]
-        assert all(one != other for one, other in pairwise(shares))
+        assert all(share != other for share, other in pairwise(shares))
 
 
 async def orders(app: App, inbox: str) -> list[dict[str, Any]]:
@@ -187,8 +187,10 @@ async def orders(app: App, inbox: str) -> list[dict[str, Any]]:
     found = await app.aperform(read_commands(app.keys, inbox, count=100, max_bytes=10**6))
     trust = app.control.keyring.get_trust_store()
     audience = format_audience(app.name, inbox)
-    opened = [verify_command(each.sealed, audience=audience, trust=trust, now=time.time()) for each in found]
-    return [dict(each.parameters) for each in opened if each.command == "scale"]
+    opened = [
+        verify_command(message.sealed, audience=audience, trust=trust, now=time.time()) for message in found
+    ]
+    return [dict(command.parameters) for command in opened if command.command == "scale"]
 
 
 async def inbox_has(app: App, inbox: str, workers: int) -> bool:

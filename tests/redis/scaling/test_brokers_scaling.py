@@ -77,7 +77,7 @@ class Shop:
 
     async def factors(self) -> dict[str, float]:
         """How far each life of the workers reads ahead."""
-        return {each.worker: each.answer["factor"] for each in await self.app.control.asend("prefetch")}
+        return {reply.worker: reply.answer["factor"] for reply in await self.app.control.asend("prefetch")}
 
     async def read_ahead(self, **factors: float) -> bool:
         """Whether they do as far as this: web1, and its life on mails."""

@@ -250,7 +250,7 @@ async def test_a_budget_is_set_while_it_works_and_told(url: str, app_name: str, 
         await until(lambda: doors.inside["thread"] == 7)
         assert parts.budget.get_counts()["thread"]["executing"] == 7
         shown = await parts.perform()
-        assert {kind: each["current"] for kind, each in shown.items()} == {
+        assert {kind: counts["current"] for kind, counts in shown.items()} == {
             "trio": 2, "asyncio": 2, "thread": 7, "boxed": 4,
         }  # fmt: skip
         doors.open.set()

@@ -40,8 +40,8 @@ async def test_long_jobs_are_shared_and_no_worker_holds_one_that_it_does_not_run
         assert running == 4
         go.set()
         await agather(sent)
-        for one in two:
-            await one.stop()
+        for worker in two:
+            await worker.stop()
 
 
 async def test_long_jobs_after_many_short_ones_are_given_back_for_others(
@@ -75,7 +75,7 @@ async def test_long_jobs_after_many_short_ones_are_given_back_for_others(
 def counted(client: "redis.Redis") -> dict[str, int]:
     """How often each command was called on this server so far."""
     stats = client.info("commandstats")
-    return {name.removeprefix("cmdstat_"): each["calls"] for name, each in stats.items()}
+    return {name.removeprefix("cmdstat_"): stat["calls"] for name, stat in stats.items()}
 
 
 def on_the_wire(counts: dict[str, int]) -> int:
@@ -85,7 +85,7 @@ def on_the_wire(counts: dict[str, int]) -> int:
 
 def test_many_short_jobs_cost_few_trips(own_staff: Staff, own_server: EmbeddedServer) -> None:
     app = own_staff.app
-    sent = [each for _ in range(10) for each in app.send_many([app.signature("nap", 0.0)] * 300)]
+    sent = [result for _ in range(10) for result in app.send_many([app.signature("nap", 0.0)] * 300)]
     with redis.Redis.from_url(own_server.url) as client:
         before = on_the_wire(counted(client))
         own_staff.start("--burst", ready=0).wait(30)
@@ -109,7 +109,7 @@ async def test_a_queue_with_little_room_does_not_slow_the_reading_of_another(
         async with working(app):
             await (await short.adelay()).aget()  # how long a job takes is known from now on
             before = counted(client)["xreadgroup"]
-            sent = [each for _ in range(5) for each in await app.asend_many([short.s()] * 200)]
+            sent = [result for _ in range(5) for result in await app.asend_many([short.s()] * 200)]
             await agather(sent)
             reads = counted(client)["xreadgroup"] - before
     assert reads / len(sent) <= 0.2
@@ -124,7 +124,7 @@ async def test_queues_that_share_little_room_take_turns(own_server: EmbeddedServ
         time.sleep(HORIZON)  # or else all of them are read ahead
 
     tasks = [app.task(name=queue, queue=queue)(blocking) for queue in "abc"]
-    sent = [each for task in tasks for each in await app.asend_many([task.s(task.name)] * 2)]
+    sent = [result for task in tasks for result in await app.asend_many([task.s(task.name)] * 2)]
     async with working(app):
         await agather(sent)
     assert {*order[:3]} == {*order[3:]} == {*"abc"}
@@ -177,7 +177,7 @@ async def test_async_jobs_behind_jobs_for_threads_do_not_wait_for_a_thread(url: 
                 assert await agather(quick, timeout=30) == list(range(30))
                 # So it goes on: what comes later does not wait, either.
                 assert await (await light.adelay(7)).aget(timeout=30) == 7
-                assert sum([await each.astatus() is JobState.SUCCESS for each in slow]) == 0
+                assert sum([await result.astatus() is JobState.SUCCESS for result in slow]) == 0
             finally:
                 go.set()
             assert not any(await agather(slow, timeout=30))
@@ -208,5 +208,5 @@ async def test_what_a_full_worker_looked_behind_is_run_by_one_that_has_room(url:
         finally:
             go.set()
         assert not any(await agather(slow, timeout=30))
-        for one in (first, *others):
-            await one.stop()
+        for worker in (first, *others):
+            await worker.stop()

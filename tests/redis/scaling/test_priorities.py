@@ -16,7 +16,9 @@ from tests.redis.worker.workers import until, until_async, working
 def places(app: App, client: "redis.Redis", queue: str = "default") -> list[str]:
     """Where the jobs of a queue are, but for the digits."""
     found: Any = client.hvals(app.queue(queue).jobs)
-    return sorted("".join(each for each in place.decode() if each.isalpha()) for place in found)
+    return sorted(
+        "".join(character for character in place.decode() if character.isalpha()) for place in found
+    )
 
 
 async def test_urgent_jobs_run_first_whatever_was_sent_before_them(app: App) -> None:
@@ -81,8 +83,8 @@ async def test_a_replayed_job_goes_to_the_lane_of_its_priority(app: App, redis_c
 
     sent = [await fails.adelay(), await usual.adelay()]
     async with working(app):
-        for each in sent:
-            await until_async(partial(_is, each, JobState.DEAD))
+        for job in sent:
+            await until_async(partial(_is, job, JobState.DEAD))
     assert (await app.dlq.areplay()).done == 2
     assert places(app, redis_client) == ["S", "Sh"]
 
@@ -100,7 +102,9 @@ async def test_a_job_tells_its_priority_where_one_looks_at_it(app: App) -> None:
     @app.task
     async def count(number: int) -> None: ...
 
-    await app.asend_many([count.options(priority=each).s(1) for each in ("high", "normal", "low", "low")])
+    await app.asend_many(
+        [count.options(priority=priority).s(1) for priority in ("high", "normal", "low", "low")]
+    )
     (state,) = (await app.ainfo()).queues.values()
     assert (state.waiting, state.high, state.low) == (4, 1, 2)
     job = await count.options(priority="low").adelay(1)

@@ -126,7 +126,7 @@ async def test_boxed_jobs_and_async_ones_do_not_hold_up_each_other(
     async with working(app):
         assert await agather(sent, timeout=SOON) == ["quick"] * 10
         assert await boxed[0].astatus() is JobState.EXECUTING
-        waiting = [each for _ in range(3) for each in await app.asend_many([slow.s()] * 1000)]
+        waiting = [job for _ in range(3) for job in await app.asend_many([slow.s()] * 1000)]
         sums = await app.asend_many([app.tasks["add"].s(1, n) for n in range(3)])
         path.touch()
         assert await agather(boxed, timeout=120) == ["counted"] + [2] * FLOOD
@@ -196,7 +196,7 @@ async def test_short_jobs_of_a_full_kind_do_not_hold_up_another(url: str, app_na
     async def quick() -> int:
         return ended
 
-    sent = [each for _ in range(2) for each in await app.asend_many([short.s()] * 750)]
+    sent = [job for _ in range(2) for job in await app.asend_many([short.s()] * 750)]
     quick_ones = await app.asend_many([quick.s()] * 10)
     async with working(app):
         assert all(isinstance(n, int) and n < 750 for n in await agather(quick_ones, timeout=SOON))
@@ -348,7 +348,7 @@ def test_workers_that_die_lose_none_of_the_jobs_that_wait_for_a_kind(
     path, app = tmp_path / "go", staff.app
     flags: dict[str, Any] = {"lease": 1.0, "concurrency": 4, "cpu_slots": 2}
     first = staff.start(**flags)
-    sent = [each for _ in range(2) for each in app.send_many([app.signature("gate_thread", str(path))] * 250)]
+    sent = [job for _ in range(2) for job in app.send_many([app.signature("gate_thread", str(path))] * 250)]
     for _ in range(2):
         second = staff.start(**flags)
         assert gather(app.send_many([app.signature("quiet", n) for n in range(5)]), timeout=SOON) == list(

@@ -155,7 +155,7 @@ async def test_what_there_was_none_of_for_a_while_has_saved_nothing_up(
     there, away = (app.tasks["note"].options(**option) for option in options)
     reader = Reader(app, ("default", "a", "b"))
     await reader.join()
-    await app.asend_many([each.s("first") for each in (there, away)])
+    await app.asend_many([task.s("first") for task in (there, away)])
     assert await reader.read(2) == 2
     await app.asend_many([there.s("there") for _ in range(170)])
     assert await reader.read(80) >= 80  # nobody else has a use for it
@@ -221,7 +221,7 @@ def test_two_worker_processes_under_load_keep_the_order_of_priorities(
     for _ in range(2):
         staff.start(concurrency=2)
     wait_until(lambda: len(staff.notes("end")) == len(sent), within=30)
-    order = [sent[each.job] for each in sorted(staff.notes("begin"), key=lambda note: note.at)]
+    order = [sent[begun.job] for begun in sorted(staff.notes("begin"), key=lambda note: note.at)]
     # Each may hold some twenty of what comes first while the other one reads on.
     assert first(order, 56)["high"] >= 36
     assert "low" not in order[:92]
@@ -285,7 +285,7 @@ async def test_preferred_tasks_of_a_worker_begin_before_the_others(url: str, app
         await app.asend_many([task.s(task.name) for _ in range(20) for task in (other, app.tasks["note"])])
         open_.set()
         await until(lambda: len(ran) == 40, within=30)
-        turns = {name: [n for n, each in enumerate(ran) if each == name] for name in ("note", "other")}
+        turns = {name: [n for n, task in enumerate(ran) if task == name] for name in ("note", "other")}
         assert sum(turns["note"]) < sum(turns["other"])
         assert ran != sorted(ran)  # the other ones have had a turn before all these were done
 
@@ -310,7 +310,7 @@ async def test_held_jobs_are_put_into_the_order_of_their_weights() -> None:
     queue.drain(20)
     queue.put(job("note"))
     preferences.sort_queue(queue)  # who comes later takes its turn behind those that were there
-    assert [each.command.task for each in queue.items if each.command][:5].count("note") >= 4
+    assert [item.command.task for item in queue.items if item.command][:5].count("note") >= 4
 
 
 async def test_job_weighs_as_its_task_or_queue_among_incarnations() -> None:

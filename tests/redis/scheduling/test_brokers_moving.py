@@ -106,7 +106,7 @@ def kept(app: App, first: "redis.Redis", second: "redis.Redis | None") -> dict[s
 
 def active(found: dict[str, Schedule]) -> list[str]:
     """Where it fires."""
-    return [queue for queue, each in found.items() if each.is_active]
+    return [queue for queue, table in found.items() if table.is_active]
 
 
 async def test_it_is_on_one_broker_at_a_time_and_takes_what_it_has_fired_along(
@@ -147,11 +147,11 @@ async def test_a_queue_that_moves_to_another_broker_takes_its_schedules_along(
 
     def where() -> list[str]:
         records: list[Any] = [
-            each.hget(app.keys.schedules("post"), "ticks") for each in (redis_client, second)
+            client.hget(app.keys.schedules("post"), "ticks") for client in (redis_client, second)
         ]
         read = [periodic.decode_schedule(record) if record else None for record in records]
-        assert sum(each is not None and each.is_active for each in read) == 1, read
-        return [name for name, each in zip(("default", "mails"), read, strict=True) if each is not None]
+        assert sum(table is not None and table.is_active for table in read) == 1, read
+        return [name for name, table in zip(("default", "mails"), read, strict=True) if table is not None]
 
     await Code(app, "mails", "post", 1).settle()
     assert where() == ["mails"]
@@ -183,7 +183,7 @@ async def test_whatever_two_schedulers_do_at_once_it_never_fires_on_both(
     found = kept(app, redis_client, second)
     assert active(found) == ["post"]
     assert list(found) == ["post"]
-    assert all(len(each) <= 1 for each in seen), seen
+    assert all(len(table) <= 1 for table in seen), seen
 
 
 @pytest.mark.parametrize("number", range(1, 20))

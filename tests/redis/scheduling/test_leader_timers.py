@@ -62,7 +62,7 @@ def test_leader_timers_move_to_another_process_and_start_once(
     (leader,) = set(_list_pids(staff, "begun"))
     assert _list_pids(staff, "migrated") == [leader]
     (killed,) = [worker for worker in workers if worker.process.pid == leader]
-    (heir,) = [one for one in workers if one.process.pid != leader]
+    (heir,) = [worker for worker in workers if worker.process.pid != leader]
     killed.signal(signal.SIGKILL)
     killed.wait()
     before = time.monotonic()

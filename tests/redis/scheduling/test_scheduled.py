@@ -40,7 +40,7 @@ async def test_jobs_start_at_their_time_and_not_at_a_beat(app: App, redis_client
             left = at - server_time(redis_client)
             sent.append(await when.options(**({"eta": moment} if n % 2 else {"countdown": left})).adelay())
         began: Any = await agather(sent, timeout=30)
-        late = [one - at for one, at in zip(began, due, strict=True)]
+        late = [begin - at for begin, at in zip(began, due, strict=True)]
     assert min(late) >= -0.002  # times are kept in ms
     assert sorted(late)[len(late) // 2] < LATE
 

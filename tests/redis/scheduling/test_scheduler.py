@@ -32,9 +32,9 @@ async def test_schedulers_say_that_they_live_and_one_that_ends_says_so(app: App)
     async with trio.open_nursery() as nursery:
         one = await start(nursery, app, page=scheduler.SCHEDULER, name="one")
         two = await start(nursery, app, page=scheduler.SCHEDULER, name="two")
-        assert [each.rpartition(":")[0] for each in await living(app)] == ["one", "two"]
+        assert [process.rpartition(":")[0] for process in await living(app)] == ["one", "two"]
         await one.stop()
-        assert [each.rpartition(":")[0] for each in await living(app)] == ["two"]
+        assert [process.rpartition(":")[0] for process in await living(app)] == ["two"]
         await two.stop()
     assert await living(app) == ()
 
@@ -133,8 +133,8 @@ async def test_workers_learn_of_expired_checks_with_and_without_scheduler(
         orders, periods = await told() - before - 1, (trio.current_time() - asked) / 0.4
         assert 3 <= orders <= periods + 1
         assert sum(asked < look for look in looks) <= orders + 2  # the timer does not look as well
-        for each in schedulers:
-            await each.stop()
+        for process in schedulers:
+            await process.stop()
         count = len(looks)
         await until(lambda: len(looks) >= count + 3)
     app.close()

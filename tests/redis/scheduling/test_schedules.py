@@ -39,11 +39,11 @@ def nothing(app: App, **said: Any) -> Any:
 
 
 def kept(app: App) -> dict[str, ScheduleState]:
-    return {each.name: each for each in app.schedule.list()}
+    return {schedule.name: schedule for schedule in app.schedule.list()}
 
 
 async def akept(app: App) -> dict[str, ScheduleState]:
-    return {each.name: each for each in await app.schedule.alist()}
+    return {schedule.name: schedule for schedule in await app.schedule.alist()}
 
 
 # ---- I6
@@ -156,7 +156,7 @@ async def test_what_the_settings_declare_runs_too(app: App) -> None:
         await until(lambda: ran.count(7) >= 2)
         await one.stop()
     found = await akept(app)
-    assert {each.origin for each in found.values()} == {"configuration"}
+    assert {schedule.origin for schedule in found.values()} == {"configuration"}
     assert found["yearly"].when == "cron month=1 day=1 hour=0 minute=0 Europe/Berlin"
 
 
@@ -174,12 +174,12 @@ async def test_a_changed_definition_replaces_the_old_one_and_a_removed_one_is_re
         old = await start(nursery, version({"stays": 0.1, "changes": 0.1, "goes": 0.1}), page=SCHEDULER)
 
         async def fired() -> bool:
-            return all(each.fired for each in (await akept(app)).values())
+            return all(schedule.fired for schedule in (await akept(app)).values())
 
         await until_async(fired)
         new = await start(nursery, version({"stays": 0.1, "changes": 60, "comes": 0.1}), page=SCHEDULER)
         between = await akept(app)
-        assert {each.state for each in between.values()} == {"active"}  # the old code still lives
+        assert {schedule.state for schedule in between.values()} == {"active"}  # the old code still lives
         assert set(between) == {"stays", "changes", "goes", "comes"}
         assert between["changes"].when == "every 60 s"
         assert between["changes"].fired > 0
@@ -192,7 +192,7 @@ async def test_a_changed_definition_replaces_the_old_one_and_a_removed_one_is_re
         await until_async(retired)
         after = await akept(app)
         assert after["goes"].fired >= between["goes"].fired
-        assert {name for name, each in after.items() if each.state == "active"} == {
+        assert {name for name, schedule in after.items() if schedule.state == "active"} == {
             "stays",
             "changes",
             "comes",
@@ -219,7 +219,7 @@ async def test_an_old_scheduler_does_not_undo_what_a_newer_version_declares(app:
         old = await start(nursery, version(1, 0.1, "both"), page=SCHEDULER)
         await trio.sleep(1.5)  # several leases, in which it could have done so
         found = await akept(app)
-        assert {name: (each.state, each.when) for name, each in found.items()} == {
+        assert {name: (schedule.state, schedule.when) for name, schedule in found.items()} == {
             "both": ("active", "every 60 s"),
             "new": ("active", "every 60 s"),
         }
@@ -286,7 +286,7 @@ def test_schedules_are_managed_in_plain_python(app: App) -> None:
     assert app.schedule.pause("nightly").state == "paused"
     assert app.schedule.resume("nightly").state == "active"
     assert app.schedule.trigger("nightly").status().name == "SENT"
-    assert [each.name for each in app.schedule.list()] == ["nightly"]
+    assert [schedule.name for schedule in app.schedule.list()] == ["nightly"]
     assert app.schedule.remove("nightly").triggered == 1
     for when, said in (("0 0 30 2 *", "would never fire"), ("soon", "crontab")):
         with pytest.raises(Misconfigured, match=said):

@@ -143,8 +143,8 @@ class QueueModel:
         self.keys: QueueKeys = self.app.for_queue("mail").on_lane(self.lane)
         priority = {NORMAL: "", HIGH: "high", LOW: "low"}[self.lane]
         self.messages = {
-            job: encode(Command(v=1, id=job, task="t", key=one.key, expires=one.expires, priority=priority))
-            for job, one in JOBS.items()
+            job: encode(Command(v=1, id=job, task="t", key=spec.key, expires=spec.expires, priority=priority))
+            for job, spec in JOBS.items()
         }
         self.join()
 
@@ -464,7 +464,7 @@ class QueueModel:
                 read = self.perform(make_call("XRANGE", stream, "-", "+"))
                 entries += [entry.decode() + lane for entry, _ in read]
                 read = self.perform(make_call("XPENDING", stream, GROUP, "-", "+", 10))
-                pending += [one[0].decode() + lane for one in read]
+                pending += [entry[0].decode() + lane for entry in read]
         on_stream = {
             job: place[1:] for job, place in places.items() if place[0] in PLACES[JobState.EXECUTING]
         }

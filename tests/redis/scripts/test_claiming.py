@@ -24,7 +24,7 @@ def claim(
 ) -> dict[str, str]:
     """Send jobs of one key; gives for each that was not sent the one that was in the way."""
     lock = f"shop.t {key}" if key else ""
-    jobs = [(each, message(each, key), at, lock, unique_for) for each in ids]
+    jobs = [(job_id, message(job_id, key), at, lock, unique_for) for job_id in ids]
     found: dict[str, str] = queue(jobs_calls.publish_unique(queue.keys, jobs))
     return found
 
@@ -70,13 +70,13 @@ def test_jobs_of_one_key_in_one_trip_are_one_job(queue: Queue) -> None:
 
 
 def test_a_job_without_a_key_goes_along_in_its_place(queue: Queue) -> None:
-    plain = [(each, message(each, ""), "", "", None) for each in ("x", "y")]
-    keyed = [(each, message(each), "", LOCK, None) for each in ("a", "b")]
+    plain = [(job_id, message(job_id, ""), "", "", None) for job_id in ("x", "y")]
+    keyed = [(job_id, message(job_id), "", LOCK, None) for job_id in ("a", "b")]
     assert queue(jobs_calls.publish_unique(queue.keys, [plain[0], keyed[0], plain[1], keyed[1]])) == {
         "b": "a"
     }
     queue.join("w")
-    assert [each.message for each in queue.read("w")] == [plain[0][1], keyed[0][1], plain[1][1]]
+    assert [entry.message for entry in queue.read("w")] == [plain[0][1], keyed[0][1], plain[1][1]]
 
 
 @pytest.mark.parametrize("at", ["", "+60000"])
@@ -216,7 +216,7 @@ def test_nothing_is_left_of_keys_when_their_jobs_have_ended(queue: Queue) -> Non
     queue.join("w")
     for first in range(0, 10_000, 1000):
         ids = [str(number) for number in range(first, first + 1000)]
-        jobs = [(each, message(each, each), "", f"shop.t {each}", 0.001) for each in ids]
+        jobs = [(job_id, message(job_id, job_id), "", f"shop.t {job_id}", 0.001) for job_id in ids]
         assert queue(jobs_calls.publish_unique(queue.keys, jobs)) == {}
         words = [done(entry, job_id, 1)._replace(terms=f"shop.t {job_id}".encode()) for entry, job_id in
                  zip(queue.read("w", 1000), ids, strict=True)]  # fmt: skip

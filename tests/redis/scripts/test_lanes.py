@@ -47,7 +47,7 @@ async def test_waiting_worker_runs_the_first_job_on_a_lane_at_once(
         assert await app.result(job.id, task=double).aget(timeout=30) == 42
         later = [double.job(number) for number in range(300)]
         await app.aperform(on_lane(app, lane, *later))
-        found = await agather([app.result(each.id, task=double) for each in later])
+        found = await agather([app.result(result.id, task=double) for result in later])
         assert found == [2 * number for number in range(300)]
 
 
@@ -144,7 +144,7 @@ def test_workers_are_killed_again_and_again_and_every_job_of_every_priority_ends
     wait_until(lambda: not redis_client.exists(keys.jobs))
     assert [redis_client.xlen(stream) for stream in keys.streams] == [0, 0, 0, 0]
     twice = Counter(note.job for note in staff.notes("end"))
-    assert set(twice) == {each.id for each in sent}
+    assert set(twice) == {job.id for job in sent}
 
 
 async def test_a_queue_whose_jobs_never_had_a_priority_has_one_stream(
@@ -218,7 +218,7 @@ async def test_a_job_on_a_lane_is_revoked_while_it_runs_at_once(app: App) -> Non
 
 def test_a_queue_is_told_by_its_lanes(queue: Queue) -> None:
     for lane, ids in (("h", "ab"), ("l", "cde")):
-        jobs = [(each, command(each), "", "", None) for each in ids]
+        jobs = [(job_id, command(job_id), "", "", None) for job_id in ids]
         queue(jobs_calls.publish_unique(queue.keys.on_lane(lane), jobs))
     queue.publish("f")
     queue.join("w")
@@ -239,7 +239,7 @@ def test_a_queue_is_told_by_its_lanes(queue: Queue) -> None:
 def test_lanes_share_what_is_read_and_leave_no_room_unused(queue: Queue) -> None:
     lanes = [queue.keys.on_lane(lane) for lane in ("h", "", "l")]
     for lane, ids in zip(lanes, ("abcd", "efg", "ijkl"), strict=True):
-        queue(jobs_calls.publish_unique(lane, [(each, command(each), "", "", None) for each in ids]))
+        queue(jobs_calls.publish_unique(lane, [(job_id, command(job_id), "", "", None) for job_id in ids]))
     queue.join("w")
     queue(lease_calls.renew_lease(queue.keys, "w", lease=5))
 

@@ -73,8 +73,13 @@ async def test_the_commands_on_the_page_send_jobs(url: str, app_name: str, redis
     assert redis_client.execute_command(*other) == [b"order-10"], "it was in the way"
     async with run_in_background(app, ServeOptions()):
         found = [await document(redis_client, keys.result(f"order-{n}")) for n in (7, 8, 9, 10)]
-    assert {each["state"] for each in found} == {"SUCCESS"}
-    assert [each["value"] for each in found] == ["charged 7", "charged 8", "charged 9", "charged 10"]
+    assert {document_fields["state"] for document_fields in found} == {"SUCCESS"}
+    assert [found_document["value"] for found_document in found] == [
+        "charged 7",
+        "charged 8",
+        "charged 9",
+        "charged 10",
+    ]
     assert sorted(done) == [(7, "9.90"), (8, "1.50"), (9, "3"), (10, "2")]
     assert json.loads(redis_client.execute_command(*sent[1]))["id"] == "order-7"
 
@@ -102,12 +107,16 @@ async def test_a_job_in_plain_json_fails_retries_and_dies_as_any_other(
     redis_client.xadd(keys.stream, {"job": "[" * 100_000})
     redis_client.xadd(keys.stream, {"job": b'{"v":1,"id":"\xff","task":"t"}'})
     async with run_in_background(app, ServeOptions()):
-        found = [await document(redis_client, keys.result(each)) for each in "xyz"]
+        found = [await document(redis_client, keys.result(job_id)) for job_id in "xyz"]
         with trio.fail_after(30):
             while redis_client.xlen(keys.dead) < 5:
                 await trio.sleep(0.01)
-    assert {each["state"] for each in found} == {"DEAD"}
-    assert [each["reason"] for each in found] == ["exhausted", "unknown-task", "bad-arguments"]
+    assert {found_document["state"] for found_document in found} == {"DEAD"}
+    assert [found_document["reason"] for found_document in found] == [
+        "exhausted",
+        "unknown-task",
+        "bad-arguments",
+    ]
     assert (found[0]["attempt"], found[0]["failure"]["type"], found[0]["failure"]["message"]) == (
         2,
         "ValueError",
@@ -119,7 +128,7 @@ async def test_a_job_in_plain_json_fails_retries_and_dies_as_any_other(
     assert set(dead_letters) == {"exhausted", "unknown-task", "bad-arguments", "corrupt"}
     dead_job = json.loads(dead_letters["exhausted"][b"job"])
     assert dead_job["ours"] == [1.10]
-    assert [each.get("attempt", 1) for each in dead_job["failures"]] == [1, 2]
+    assert [failure.get("attempt", 1) for failure in dead_job["failures"]] == [1, 2]
 
 
 async def test_the_command_on_the_page_sends_an_event(url: str, app_name: str, redis_client: Any) -> None:

@@ -175,11 +175,11 @@ def test_what_a_worker_left_behind_in_order_counts_for_nobody(queue: Queue) -> N
     for deploy in range(5):
         queue.join(f"w{deploy}")
         read = queue.read(f"w{deploy}")
-        assert [each.deliveries for each in read] == [0] * 5
+        assert [entry.deliveries for entry in read] == [0] * 5
         queue(leases.leave_queue(queue.keys, f"w{deploy}"))
         # By others, in portions, or by its own sidecar, which knows what it had begun.
         name = "" if deploy % 2 else f"w{deploy}"
-        begun = [each.id for each in read] if deploy == 2 else None
+        begun = [entry.id for entry in read] if deploy == 2 else None
         assert queue.recover(name, limit=2, deliveries=0, begun=begun).has_more
         assert queue.recover("" if name else f"w{deploy}", deliveries=0).requeued == 3
 
@@ -198,7 +198,7 @@ async def test_a_job_that_no_worker_here_can_read_ends_as_dead_and_frees_its_key
         await until(lambda: redis_client.xlen(keys.dead) == 2)
         redis_client.xadd(keys.stream, {"job": b'{"v":2,"id":"a","task":"t"}'})  # a copy: touches nothing
         await until(lambda: redis_client.xlen(keys.dead) == 3)
-        assert [await app.result(each).astatus() for each in "ab"] == ["DEAD", "DEAD"]
+        assert [await app.result(job_id).astatus() for job_id in "ab"] == ["DEAD", "DEAD"]
     assert not redis_client.exists(keys.unique)
     (dead_letter, *_), *_ = queue(jobs.list_dead_jobs(keys, count=9))
     assert redis_client.hget(keys.jobs, "a") == b"X" + dead_letter.encode()

@@ -88,11 +88,11 @@ def test_only_what_a_dead_worker_had_begun_is_counted_where_that_is_known(queue:
     first, *_ = queue.read("w1")
     assert queue.recover("w1", begun=[first.id, b"0-1"]).requeued == 3
     queue.join("w2")
-    read = {each.message: each for each in queue.read("w2")}
-    assert [read[command(each)].deliveries for each in "abc"] == [1, 0, 0]
+    read = {entry.message: entry for entry in queue.read("w2")}
+    assert [read[command(job_id)].deliveries for job_id in "abc"] == [1, 0, 0]
     assert queue.recover("w2", begun=[read[command("b")].id], deliveries=0).dead_lettered == 1
     queue.join("w3")
-    assert sorted(each.deliveries for each in queue.read("w3")) == [
+    assert sorted(entry.deliveries for entry in queue.read("w3")) == [
         0,
         1,
     ]  # one was blamed before, and is not now
@@ -137,7 +137,7 @@ def test_a_dead_workers_jobs_come_back_in_portions_with_a_count(queue: Queue) ->
         assert (found.worker, found.requeued, found.has_more) == ("w", *expected)
         assert queue(leases.renew_lease(queue.keys, "w", lease=5)).alive is False
     assert queue.recover().worker == ""
-    assert [each.deliveries for each in queue.read("other")] == [1] * 5
+    assert [entry.deliveries for entry in queue.read("other")] == [1] * 5
     names = [consumer["name"] for consumer in queue.client.xinfo_consumers(queue.keys.stream, GROUP)]
     assert names == [b"other"]
 
@@ -327,7 +327,7 @@ def test_an_entry_that_was_deleted_while_it_was_pending_is_only_acknowledged(que
     queue.join("w")
     first, _ = queue.read("w")
     queue.client.xdel(queue.keys.stream, first.id)
-    assert [each.message for each in queue.mine("w")] == [b"", command("b")]
+    assert [entry.message for entry in queue.mine("w")] == [b"", command("b")]
     assert queue.recover("w").requeued == 1
     assert queue.size() == QueueSize(stream=1, in_workers=0, due=0, dead=0)
 
@@ -356,4 +356,4 @@ def test_a_job_read_in_the_name_of_a_worker_already_recovered_is_found(queue: Qu
     assert queue.recover().worker == "dead"
     assert queue.recover().worker == ""
     # Nobody begins a job without a lease, so it counts for nothing.
-    assert [each.deliveries for each in queue.read("other")] == [0, 0]
+    assert [entry.deliveries for entry in queue.read("other")] == [0, 0]

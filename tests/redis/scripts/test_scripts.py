@@ -29,7 +29,9 @@ def test_a_job_is_published_once_however_often_the_trip_is_made(queue: Queue) ->
     assert queue.publish("a", "b", "c") == 1
     assert queue.size() == QueueSize(stream=3, in_workers=0, due=0, dead=0)
     queue.join("w")
-    assert [(each.message, each.deliveries) for each in queue.read("w")] == [(command(i), 0) for i in "abc"]
+    assert [(entry.message, entry.deliveries) for entry in queue.read("w")] == [
+        (command(i), 0) for i in "abc"
+    ]
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -54,7 +56,7 @@ def test_a_scheduled_job_waits_for_its_time_and_then_is_moved_once(queue: Queue)
     later = int(time.time() * 1000) + 60_000
     assert queue.schedule("late", str(later)) == 1
     assert queue.schedule("late", "+0") == queue.publish("late") == 0
-    assert [queue.schedule(each, "+0") for each in "abc"] == [1, 1, 1]
+    assert [queue.schedule(job_id, "+0") for job_id in "abc"] == [1, 1, 1]
     assert queue.size() == QueueSize(stream=0, in_workers=0, due=4, dead=0)
     moved, due_in, _ = queue(jobs.promote_due_jobs(queue.keys, limit=2))
     assert (moved, due_in) == (2, 0)
@@ -62,7 +64,12 @@ def test_a_scheduled_job_waits_for_its_time_and_then_is_moved_once(queue: Queue)
     assert moved == 1
     assert 30 < due_in <= 60
     assert queue(jobs.promote_due_jobs(queue.keys, limit=2))[0] == 0
-    assert [queue.where(each) for each in ("late", "a", "b", "c")] == ["SCHEDULED", "SENT", "SENT", "SENT"]
+    assert [queue.where(job_id) for job_id in ("late", "a", "b", "c")] == [
+        "SCHEDULED",
+        "SENT",
+        "SENT",
+        "SENT",
+    ]
     assert queue.client.hkeys(queue.keys.waiting) == [b"late"]
 
 
@@ -107,7 +114,7 @@ def test_settling_twice_is_settling_once(queue: Queue, verb: str) -> None:
     assert queue.settle("w", words(entry, "a")) == 0
     assert queue.contents() == before
     assert queue.where("b") == "EXECUTING"
-    assert [each.id for each in queue.mine("w")] == [other.id]
+    assert [owned.id for owned in queue.mine("w")] == [other.id]
 
 
 def test_one_trip_settles_many_in_every_way(queue: Queue) -> None:
@@ -115,7 +122,7 @@ def test_one_trip_settles_many_in_every_way(queue: Queue) -> None:
     queue.join("w")
     a, b, c, d, _ = queue.read("w")
     assert queue.settle("w", done(a, "a"), failed(b, "b"), failed_for_good(c, "c"), released(d, "d")) == 4
-    assert [queue.where(each) for each in "abcde"] == ["ENDED", "RETRY", "DEAD", "SENT", "EXECUTING"]
+    assert [queue.where(job_id) for job_id in "abcde"] == ["ENDED", "RETRY", "DEAD", "SENT", "EXECUTING"]
     assert queue.size() == QueueSize(stream=2, in_workers=1, due=1, dead=1)
 
 
@@ -127,8 +134,8 @@ def test_a_result_is_stored_announced_and_expires(queue: Queue) -> None:
         heard.subscribe(queue.keys.result("a"), queue.keys.result("b"))
         heard.get_message(timeout=5)
         queue.settle("w", done(a, "a", 60_000), failed_for_good(b, "b", 1))
-        told = [each["channel"] for each in [heard.get_message(timeout=1) for _ in range(4)] if each]
-    assert told == [queue.keys.result(each).encode() for each in "ab"]
+        told = [message["channel"] for message in [heard.get_message(timeout=1) for _ in range(4)] if message]
+    assert told == [queue.keys.result(job_id).encode() for job_id in "ab"]
     assert 30_000 < queue.client.pttl(queue.keys.result("a")) <= 60_000
     expired(queue, "b")
     assert queue.where("b") == "DEAD"  # for as long as it is in the dead-letter queue
@@ -215,7 +222,7 @@ def test_returned_job_goes_behind_what_was_sent_later(queue: Queue) -> None:
     first, second = queue.read("w1", count=2)
     queue.settle("w1", released(first, "a"), failed(second, "b", delay=0))
     queue(jobs.promote_due_jobs(queue.keys, limit=10))
-    assert [json.loads(each.message)["id"] for each in queue.read("w1")] == ["c", "a", "b"]
+    assert [json.loads(entry.message)["id"] for entry in queue.read("w1")] == ["c", "a", "b"]
 
 
 def test_corrupt_message_becomes_a_dead_letter_without_an_id(queue: Queue) -> None:
@@ -240,11 +247,13 @@ def test_no_queue_is_ever_trimmed(queue: Queue) -> None:
     queue.join("w")
     for _ in range(0, 1500, portion):
         taken = queue.read("w", portion)
-        queue.settle("w", *(failed_for_good(each, json.loads(each.message)["id"]) for each in taken))
+        queue.settle("w", *(failed_for_good(entry, json.loads(entry.message)["id"]) for entry in taken))
     assert queue.size() == QueueSize(stream=0, in_workers=0, due=0, dead=1500)
     places = queue.client.hgetall(queue.keys.jobs)
     dead_letters = queue(jobs.list_dead_jobs(queue.keys, count=2000))
-    assert [places[each.encode()].decode() for each in ids] == [f"X{entry}" for entry, _, _ in dead_letters]
+    assert [places[job_id.encode()].decode() for job_id in ids] == [
+        f"X{entry}" for entry, _, _ in dead_letters
+    ]
 
 
 # Looking

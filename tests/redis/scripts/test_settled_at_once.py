@@ -57,8 +57,8 @@ class Desk:
 
     def takes(self, count: int) -> list[Delivery]:
         """The worker has so many of the jobs in hand."""
-        for each in self.read[:count]:
-            self.ledger.add(each)
+        for entry in self.read[:count]:
+            self.ledger.add(entry)
         return self.read[:count]
 
     def ends(self, delivery: Delivery) -> None:
@@ -70,7 +70,9 @@ class Desk:
         await until(lambda: self.ledger.settled_count == len(deliveries))
         await trio.testing.wait_all_tasks_blocked()
         ids = [delivery.command.id for delivery in deliveries if delivery.command]
-        return {each: (await self.app.aperform(jobs.locate_job(self.keys, each))).document for each in ids}
+        return {
+            job_id: (await self.app.aperform(jobs.locate_job(self.keys, job_id))).document for job_id in ids
+        }
 
 
 def make_admission(in_flight: InFlightJobs, isolated_jobs: IsolatedJobs, log: Log) -> AdmissionState:
@@ -167,15 +169,15 @@ async def test_what_ends_before_the_publishers_turn_is_settled_by_itself(desk: D
     desk.ends(lone)
     assert desk.has_begun
     everybody = desk.takes(3)
-    for each in everybody[1:]:
-        desk.ends(each)
+    for delivery in everybody[1:]:
+        desk.ends(delivery)
     assert all((await desk.finished(everybody)).values())
 
 
 async def test_with_several_jobs_in_hand_their_outcomes_go_together(desk: Desk) -> None:
     everybody = desk.takes(3)
-    for each in everybody:
-        desk.ends(each)
+    for delivery in everybody:
+        desk.ends(delivery)
     assert not desk.has_begun
     assert all((await desk.finished(everybody)).values())
 

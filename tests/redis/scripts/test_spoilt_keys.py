@@ -42,8 +42,8 @@ def _has_met_it(one: Employee, kind: str) -> bool:
 
 
 def _assert_alive(processes: Iterable[Employee]) -> None:
-    for each in processes:
-        assert each.process.poll() is None, each.output.read_text()[-3000:]
+    for process in processes:
+        assert process.process.poll() is None, process.output.read_text()[-3000:]
 
 
 def _is_served(staff: Staff) -> None:
@@ -57,8 +57,8 @@ def test_no_process_ends_for_spoilt_keys_and_all_continue_once_repaired(
     keys = staff.app.keys
     queue = keys.for_queue("default")
     running = [_launched(staff, kind) for kind in KINDS]
-    for kind, each in zip(KINDS, running, strict=True):
-        wait_until(partial(_is_ready, each, kind))
+    for kind, running_process in zip(KINDS, running, strict=True):
+        wait_until(partial(_is_ready, running_process, kind))
     _is_served(staff)
 
     # What can be passed over is: jobs run all the while.
@@ -82,20 +82,20 @@ def test_no_process_ends_for_spoilt_keys_and_all_continue_once_repaired(
             pipe.set(key, "x")
         pipe.execute()
     late = [_launched(staff, kind) for kind in KINDS]
-    for kind, each in zip(KINDS, late, strict=True):
-        wait_until(partial(_has_met_it, each, kind))
+    for kind, running_process in zip(KINDS, late, strict=True):
+        wait_until(partial(_has_met_it, running_process, kind))
     wait_until(lambda: bool(running[0].lines("heartbeat:missed")))
     _assert_alive([*running, *late])
     assert not late[0].lines("worker:started")
 
     redis_client.delete(*spoilt)
-    for kind, each in zip(KINDS, late, strict=True):
-        wait_until(partial(_is_ready, each, kind))
+    for kind, running_process in zip(KINDS, late, strict=True):
+        wait_until(partial(_is_ready, running_process, kind))
     _is_served(staff)
     _assert_alive([*running, *late])
     redis_client.zrem(queue.leases, ODD)
     redis_client.hdel(queue.limited_counts, ODD)
-    assert [each.output.read_text().count("Traceback") for each in [*running, *late]] == [0] * 6
+    assert [process.output.read_text().count("Traceback") for process in [*running, *late]] == [0] * 6
 
 
 def _refuse(_raw: object) -> object:
@@ -138,10 +138,10 @@ async def test_a_reply_that_cannot_be_read_is_one_error_under_trio_and_ends_no_c
         await nursery.start(driver.run)
         await nursery.start(parked.run)
         before = [driver.client_id, parked.client_id]
-        for one in (driver, parked):
+        for connection in (driver, parked):
             with pytest.raises(UnreadableReply):
-                await one.perform(UNREADABLE)
-            assert await one.perform(READABLE) == 2
+                await connection.perform(UNREADABLE)
+            assert await connection.perform(READABLE) == 2
         with pytest.raises(UnreadableReply):
             await driver.perform_all([READABLE, UNREADABLE])
         assert [driver.client_id, parked.client_id] == before

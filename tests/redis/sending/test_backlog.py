@@ -70,9 +70,9 @@ def test_jobs_are_kept_while_redis_is_away_and_published_once_and_in_order(
     own_server.revive()
     assert shop.backlog.flush(30)
     assert (shop.backlog.size, shop.backlog.why, shop.backlog.draining) == (0, "", False)
-    wait_until(lambda: "celery5-backlog" not in [each.name for each in threading.enumerate()])
+    wait_until(lambda: "celery5-backlog" not in [thread.name for thread in threading.enumerate()])
     assert (numbers(shop), numbers(shop, "other")) == ([0, 1, 2], [3])
-    states = [each.status() for each in sent]
+    states = [job.status() for job in sent]
     assert states == [JobState.SENT] * 4 + [JobState.SCHEDULED]
 
 
@@ -266,7 +266,7 @@ def test_sending_returns_when_replicas_have_the_jobs(
         with pytest.raises(NotReplicated, match=r"2 jobs are published, but after 1 s 0 of 1 repl") as caught:
             tell(colour, two)
         assert (len(caught.value.ids), caught.value.replicas, caught.value.wanted) == (2, 0, 1)
-        assert [app.result(each).status() for each in caught.value.ids] == [JobState.SENT] * 2
+        assert [app.result(job_id).status() for job_id in caught.value.ids] == [JobState.SENT] * 2
     with EmbeddedServer.start(server_binary) as other, redis.Redis.from_url(own_server.url) as client:
         port = free_port()
         client.config_set("port", port)
@@ -299,7 +299,7 @@ async def test_a_coroutine_publishes_in_place_of_the_thread(
         return n
 
     def threads() -> list[str]:
-        return [each.name for each in threading.enumerate() if each.name == "celery5-backlog"]
+        return [thread.name for thread in threading.enumerate() if thread.name == "celery5-backlog"]
 
     await number.adelay(0)
     own_server.kill()

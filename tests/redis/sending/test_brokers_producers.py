@@ -91,7 +91,7 @@ async def test_results_of_jobs_on_several_brokers_are_gathered_together(both: Ap
     found = await asked(colour, gather, agather, handles, timeout=30)
     assert found == [sign * number for number in range(10) for sign in (1, -1)]
     by_id: list[AsyncResult[Any]] = [
-        both.result(each.id) for each in await trio.to_thread.run_sync(sent, both, 2)
+        both.result(job.id) for job in await trio.to_thread.run_sync(sent, both, 2)
     ]
     assert await asked(colour, gather, agather, by_id, timeout=30) == [0, 0, 1, -1]
 
@@ -106,10 +106,10 @@ async def test_the_first_that_ends_is_enough_on_whichever_broker(
     handles = [await app.tasks[name].adelay(7) for name in ("near", "post")]
     async with working(app if ends == "near" else far, queues=(ends,)):
         done, rest = await asked(colour, wait, wait_async, handles, timeout=30, return_when="FIRST_COMPLETED")
-    assert [each.queue for each in done] == [ends]
-    assert [each.queue for each in rest] == [last]
+    assert [job.queue for job in done] == [ends]
+    assert [job.queue for job in rest] == [last]
     late = await asked(colour, gather, agather, handles, timeout=0.2)
-    assert [type(each) is ResultTimeout for each in late] == [last == "near", last == "post"]
+    assert [type(error) is ResultTimeout for error in late] == [last == "near", last == "post"]
 
 
 @pytest.mark.parametrize("colour", COLOURS)
@@ -133,8 +133,8 @@ async def test_a_handle_knows_its_broker_and_an_id_alone_is_looked_for_on_all(
     app: App, second: "redis.Redis", colour: str
 ) -> None:
     there = await app.tasks["post"].adelay(1)
-    for one in (there, app.result(there.id)):
-        assert await asked(colour, one.status, one.astatus) is JobState.SENT
+    for handle in (there, app.result(there.id)):
+        assert await asked(colour, handle.status, handle.astatus) is JobState.SENT
     story = await asked(colour, app.find, app.afind, there.id)
     assert story.queue == "post"
     again: AsyncResult[Any] = app.result(there.id)
@@ -149,7 +149,7 @@ async def test_jobs_on_both_brokers_are_revoked_in_one_go(both: App) -> None:
     handles = [await both.tasks[name].options(countdown=60).adelay(1) for name in ("near", "post")]
     assert await trio.to_thread.run_sync(revoke, handles) == [True, True]
     found = await agather(handles, timeout=30)
-    assert [type(each) for each in found] == [TaskRevoked, TaskRevoked]
+    assert [type(outcome) for outcome in found] == [TaskRevoked, TaskRevoked]
 
 
 async def test_a_job_sends_to_another_broker_and_waits_for_its_result(both: App) -> None:
@@ -162,7 +162,7 @@ async def test_operators_see_all_queues_and_pause_each_where_it_is(
     for name in ("near", "post"):
         await app.tasks[name].adelay(1)
     state = await app.ainfo()
-    assert {name: each.waiting for name, each in state.queues.items()} == {"near": 1, "post": 1}
+    assert {name: queue.waiting for name, queue in state.queues.items()} == {"near": 1, "post": 1}
     assert state.unfinished == 2
     await app.aperform(commands.pause_queue(app.keys, "post"))
     assert second.smembers(app.keys.paused) == {b"post"}
@@ -176,7 +176,7 @@ async def test_dead_letters_on_all_brokers_are_listed_replayed_and_purged(both: 
     lost = await both.tasks["fails"].adelay()
     with pytest.raises(TaskFailed):
         await lost.aget(timeout=30)
-    assert [each.queue async for each in both.dlq.aread()] == ["post"]
+    assert [dead_job.queue async for dead_job in both.dlq.aread()] == ["post"]
     assert (await both.dlq.areplay()).done == 1
     await until_async(lambda: _dead(both, 1), within=30)
     assert (await both.dlq.apurge()).done == 1

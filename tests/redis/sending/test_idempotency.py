@@ -43,14 +43,14 @@ async def test_duplicates_are_given_the_handle_of_the_first_and_its_result(app: 
             await in_thread(lambda: asyncio.run(keyed.adelay(10))),
             *await app.asend_many([keyed.s(11), keyed.options(countdown=5).s(12)]),
         ]
-        assert [each.id for each in again] == [first.id] * 5
-        assert [each.duplicate for each in (first, *again)] == [False, *[True] * 5]
+        assert [job.id for job in again] == [first.id] * 5
+        assert [job.duplicate for job in (first, *again)] == [False, *[True] * 5]
         other = await charge.options(key="order-8").adelay(8)
         plain = await charge.adelay(9)
         assert not other.duplicate
         assert not plain.duplicate
         go.set()
-        assert [await each.aget() for each in (first, *again)] == ["charged 7"] * 6
+        assert [await job.aget() for job in (first, *again)] == ["charged 7"] * 6
         assert sorted([await other.aget(), await plain.aget()]) == ["charged 8", "charged 9"]
     assert sorted(runs) == [7, 8, 9]
 
@@ -62,10 +62,10 @@ async def test_one_batch_sends_one_job_of_each_key_in_its_order(app: App) -> Non
 
     batch = [number.options(key=f"k{n % 3}").s(n) if n % 2 else number.s(n) for n in range(8)]
     sent = await app.asend_many(batch)
-    assert [each.duplicate for each in sent] == [False, False, False, False, False, False, False, True]
+    assert [job.duplicate for job in sent] == [False, False, False, False, False, False, False, True]
     assert sent[7] == sent[1]
     async with working(app):
-        assert [await each.aget() for each in sent] == [0, 1, 2, 3, 4, 5, 6, 1]
+        assert [await job.aget() for job in sent] == [0, 1, 2, 3, 4, 5, 6, 1]
 
 
 def test_of_threads_that_race_for_a_key_one_wins(
@@ -84,11 +84,11 @@ def test_of_threads_that_race_for_a_key_one_wins(
     threads = [threading.Thread(target=race) for _ in range(8)]
     for thread in threads:
         thread.start()
-    for each in threads:
-        each.join(30)
+    for thread in threads:
+        thread.join(30)
     app.close()
     assert len(sent) == 200
-    assert len({each.id for each in sent}) == sum(not each.duplicate for each in sent) == 25
+    assert len({job.id for job in sent}) == sum(not job.duplicate for job in sent) == 25
     assert redis_client.xlen(app.queue("default").stream) == 25
 
 
@@ -122,7 +122,7 @@ def test_of_processes_that_race_for_a_key_one_wins(
         assert racer.stdout is not None
         assert racer.stdout.readline() == "ready\n"
     gate.touch()
-    answers = [each.communicate(timeout=30)[0].split() for each in racers]
+    answers = [process.communicate(timeout=30)[0].split() for process in racers]
     assert [len(answer) for answer in answers] == [100] * 3
     assert answers[0] == answers[1] == answers[2]
     assert len(set(answers[0])) == redis_client.xlen(App(app_name).queue("default").stream) == 100
@@ -205,7 +205,7 @@ async def test_unique_for_takes_the_arguments_for_a_key_and_outlasts_the_job(
         assert await first.aget() == "ada"
         assert (await first.astatus()) is JobState.SUCCESS
         again = await app.asend_many([greet.s(name="ada"), greet.s("ada", loudly=False)])
-        assert [(each.id, each.duplicate) for each in again] == [(first.id, True)] * 2
+        assert [(job.id, job.duplicate) for job in again] == [(first.id, True)] * 2
         assert await again[0].aget() == "ada"
         assert await (await greet.adelay("ada", True)).aget() == "ADA"
         assert await (await greet.adelay("bob")).aget() == "bob"
@@ -234,7 +234,7 @@ async def test_a_job_with_an_id_of_its_own_is_sent_once_however_often(
 
     mine = work.options(id=f"mine-{uuid4().hex[:8]}")
     sent = [await mine.adelay(1), await mine.adelay(1), *await app.asend_jobs([mine.job(1)])]
-    assert {each.id for each in sent} == {mine.send_options.id}
+    assert {job.id for job in sent} == {mine.send_options.id}
     assert redis_client.xlen(app.queue("default").stream) == 1
     async with working(app):
         assert await sent[0].aget() == 1
@@ -247,7 +247,7 @@ async def test_nothing_is_left_of_ten_thousand_keys(app: App, redis_client: "red
     async def work(n: int) -> None: ...
 
     sent = await app.asend_many([work.options(key=f"key-{n}", unique_for=0.001).s(n) for n in range(10_000)])
-    assert not any(each.duplicate for each in sent)
+    assert not any(job.duplicate for job in sent)
     keys = app.queue("default")
     with trio.fail_after(30):
         async with working(app, burst=True) as one:

@@ -50,7 +50,7 @@ async def test_oversized_message_becomes_a_dead_letter_of_its_id(
             await tight.result("big-1", queue="default").aget(timeout=30)
     assert caught.value.reason == "corrupt"
     assert had == [4]
-    (dead,) = [each async for each in tight.dlq.aread()]
+    (dead,) = [dead_job async for dead_job in tight.dlq.aread()]
     assert (dead.reason, dead.id, dead.raw) == ("corrupt", "big-1", large("big-1", measure.name))
     assert (await tight.dlq.areplay()).left == {"corrupt": 1}
 
@@ -106,4 +106,4 @@ async def test_an_oversized_schedule_is_left_alone(tight: App, redis_client: "re
     record = records["good"]
     key = tight.keys.schedules("default")
     redis_client.hset(key, "bad", record.replace(b'"good"', b'"bad"', 1) + b" " * (len(PADDING) + 1024))
-    assert [each.name for each in await tight.schedule.alist()] == ["good"]
+    assert [schedule.name for schedule in await tight.schedule.alist()] == ["good"]

@@ -66,8 +66,8 @@ class FileBacklog:
         return [UnsentJob(*row) for row in self._run(words, queue, limit)]
 
     def remove(self, queue: str, ids: Sequence[str]) -> None:
-        for each in ids:
-            self._run("DELETE FROM jobs WHERE queue = ? AND id = ?", queue, each)
+        for job_id in ids:
+            self._run("DELETE FROM jobs WHERE queue = ? AND id = ?", queue, job_id)
 
 
 def declare(app: App) -> Any:
@@ -106,7 +106,7 @@ def test_jobs_are_kept_by_default_and_published_in_order(
         return [*sent, *await api.send_many(app, [number.s(n) for n in range(3, 6)])]
 
     sent = tell(colour, send)
-    assert (app.backlog.size, len({each.id for each in sent})) == (6, 6)
+    assert (app.backlog.size, len({job.id for job in sent})) == (6, 6)
     own_server.revive()
     assert app.backlog.flush(30)
     assert numbers(app) == list(range(6))
@@ -335,7 +335,7 @@ def test_a_backlog_that_cannot_count_when_its_last_job_goes_is_counted_later(
         patch.setattr(own, "count", raise_odd)
         own_server.revive()
         wait_until(lambda: count() == 0)
-        wait_until(lambda: "celery5-backlog" not in {each.name for each in threading.enumerate()})
+        wait_until(lambda: "celery5-backlog" not in {thread.name for thread in threading.enumerate()})
     assert app.backlog.flush(30)
 
 

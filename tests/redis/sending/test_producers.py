@@ -136,7 +136,7 @@ def test_a_thousand_jobs_are_sent_in_few_trips(
         return n * n
 
     async def story(api: Api) -> list[str]:
-        return [each.id for each in await api.send_many(app, [square.s(n) for n in range(1000)])]
+        return [job.id for job in await api.send_many(app, [square.s(n) for n in range(1000)])]
 
     with redis.Redis.from_url(own_server.url) as client:
         ids = tell(colour, story)

@@ -32,11 +32,11 @@ class TLSDoor:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
-        for one in self._open:
+        for connection in self._open:
             # Wakes the thread that reads it, which then ends.
             with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
 
     def _accept(self) -> None:
         while True:

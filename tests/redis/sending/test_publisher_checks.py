@@ -103,7 +103,7 @@ def test_without_a_backlog_the_sender_is_told_which_check_is_bad(url: str, app_n
     wait_until(is_sent)
     assert numbers(app) == [1, 3, 4]
     app.close()
-    wait_until(lambda: "celery5-publisher-checks" not in [each.name for each in threading.enumerate()])
+    wait_until(lambda: "celery5-publisher-checks" not in [thread.name for thread in threading.enumerate()])
 
 
 def _return_number(n: int) -> int:
@@ -140,12 +140,12 @@ def test_an_application_without_checks_has_no_thread_for_them(url: str, app_name
     app = App(app_name, broker=url)
     number: Any = app.task(name="number")(_return_number)
     number.delay(1)
-    assert "celery5-publisher-checks" not in [each.name for each in threading.enumerate()]
+    assert "celery5-publisher-checks" not in [thread.name for thread in threading.enumerate()]
     app.close()
 
 
 def test_checks_that_are_stopped_at_once_do_not_run(shop: App) -> None:
     checks = ProcessChecks(checks=[], keys=shop.keys, log=NullLog())
     checks.stop()
-    wait_until(lambda: "celery5-publisher-checks" not in [each.name for each in threading.enumerate()])
+    wait_until(lambda: "celery5-publisher-checks" not in [thread.name for thread in threading.enumerate()])
     assert checks.why == ""

@@ -63,7 +63,7 @@ def now_ms(client: Any) -> float:
 
 
 def owned(membership: RenewedMembership) -> set[int]:
-    return {one.partition for one in membership.assigned if one.is_owned}
+    return {partition.partition for partition in membership.assigned if partition.is_owned}
 
 
 def test_a_producer_without_the_map_gets_it_and_one_with_an_old_one_is_told(
@@ -119,9 +119,13 @@ def test_times_never_decrease_in_a_partition(redis: BlockingRedis, keys: StreamK
 def test_a_commit_of_an_earlier_owner_changes_nothing(redis: BlockingRedis, keys: StreamKeys) -> None:
     append(redis, keys, 0, version=0)
     ids = [record_id for _, record_id in append(redis, keys, 0, 0, 0).ids]
-    before = next(one for one in renew(redis, keys, "a", joins=True).assigned if one.partition == 0)
+    before = next(
+        partition for partition in renew(redis, keys, "a", joins=True).assigned if partition.partition == 0
+    )
     redis.perform(calls.leave_group(keys, GROUP, member="a", incarnation="a:1"))
-    after = next(one for one in renew(redis, keys, "b", joins=True).assigned if one.partition == 0)
+    after = next(
+        partition for partition in renew(redis, keys, "b", joins=True).assigned if partition.partition == 0
+    )
     assert after.epoch == before.epoch + 1
     late = Commit(
         0, before.epoch, before.cursor, ids[1], outputs=[b"late"], state={"a": b"1"}, name="a", number=1
@@ -138,7 +142,9 @@ def test_a_commit_of_an_earlier_owner_changes_nothing(redis: BlockingRedis, keys
 def test_a_commit_may_be_repeated_and_is_done_once(redis: BlockingRedis, keys: StreamKeys) -> None:
     append(redis, keys, 0, version=0)
     ids = [record_id for _, record_id in append(redis, keys, 0, 0).ids]
-    one = next(one for one in renew(redis, keys, "a", joins=True).assigned if one.partition == 0)
+    one = next(
+        partition for partition in renew(redis, keys, "a", joins=True).assigned if partition.partition == 0
+    )
     first = Commit(
         0,
         one.epoch,
@@ -165,8 +171,8 @@ def test_a_partition_waits_for_its_owner_to_give_it_back(redis: BlockingRedis, k
     second = renew(redis, keys, "b", joins=True)
     assert len(second.assigned) == 2
     assert owned(second) == set()
-    leaving = [one.partition for one in second.assigned]
-    assert {one.partition for one in renew(redis, keys, "a").assigned}.isdisjoint(leaving)
+    leaving = [partition.partition for partition in second.assigned]
+    assert {partition.partition for partition in renew(redis, keys, "a").assigned}.isdisjoint(leaving)
     call = calls.release_partitions(keys, GROUP, member="a", incarnation="a:1", partitions=leaving)
     assert redis.perform(call) == 2
     assert owned(renew(redis, keys, "b")) == set(leaving)
@@ -195,9 +201,9 @@ def test_a_new_incarnation_of_a_name_ends_the_earlier_one(redis: BlockingRedis, 
 def test_a_named_member_keeps_its_share_while_it_is_away(redis: BlockingRedis, keys: StreamKeys) -> None:
     renew(redis, keys, "a", joins=True)
     renew(redis, keys, "b", joins=True)
-    share = {one.partition for one in renew(redis, keys, "a").assigned}
+    share = {partition.partition for partition in renew(redis, keys, "a").assigned}
     redis.perform(calls.leave_group(keys, GROUP, member="a", incarnation="a:1", absence=30))
-    assert {one.partition for one in renew(redis, keys, "b").assigned}.isdisjoint(share)
+    assert {partition.partition for partition in renew(redis, keys, "b").assigned}.isdisjoint(share)
     assert owned(renew(redis, keys, "a", joins=True, incarnation="a:2")) == share
     redis.perform(calls.leave_group(keys, GROUP, member="a", incarnation="a:2"))
     assert owned(renew(redis, keys, "b")) >= share
@@ -209,13 +215,21 @@ def test_the_deaths_of_owners_are_counted_until_the_cursor_moves(
     append(redis, keys, 0, version=0)
     ids = [record_id for _, record_id in append(redis, keys, 0).ids]
     for deaths in range(3):
-        one = next(one for one in renew(redis, keys, "a", joins=True).assigned if one.partition == 0)
+        one = next(
+            partition
+            for partition in renew(redis, keys, "a", joins=True).assigned
+            if partition.partition == 0
+        )
         assert one.deaths == deaths
         redis.perform(calls.leave_group(keys, GROUP, member="a", incarnation="a:1", has_died=True))
-    one = next(one for one in renew(redis, keys, "a", joins=True).assigned if one.partition == 0)
+    one = next(
+        partition for partition in renew(redis, keys, "a", joins=True).assigned if partition.partition == 0
+    )
     assert redis.perform(
         calls.commit(keys, GROUP, "a:1", [Commit(0, one.epoch, one.cursor, ids[0], name="a", number=1)])
     ) == (True,)
     redis.perform(calls.leave_group(keys, GROUP, member="a", incarnation="a:1"))
-    one = next(one for one in renew(redis, keys, "a", joins=True).assigned if one.partition == 0)
+    one = next(
+        partition for partition in renew(redis, keys, "a", joins=True).assigned if partition.partition == 0
+    )
     assert one.deaths == 0

@@ -38,7 +38,7 @@ async def test_while_a_worker_finishes_a_slow_record_others_continue_its_other_p
         first.scope.cancel()
         await until_async(lambda: is_shared(1, 7))
         sent = await numbers.asend(*range(1, 200))
-        others = sum(one.partition != slow.partition for one in sent)
+        others = sum(record.partition != slow.partition for record in sent)
         await until(lambda: sum(map(len, seen.values())) == others)
         await trio.sleep(2 * LEASE)  # it stays a member, and so the owner
         assert begun[0] == 1

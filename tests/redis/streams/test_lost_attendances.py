@@ -52,9 +52,9 @@ class Member:
     def apply(self, membership: RenewedMembership) -> None:
         """Begin what is owned, and give back what is assigned to others."""
         self.is_new = False
-        assigned = {one.partition for one in membership.assigned}
+        assigned = {partition.partition for partition in membership.assigned}
         yielded = {*(self.known - assigned), *(set(membership.claimed) - self.known)}
-        self.known = {one.partition for one in membership.assigned if one.is_owned}
+        self.known = {partition.partition for partition in membership.assigned if partition.is_owned}
         if yielded:
             self.redis.perform(
                 calls.release_partitions(

@@ -145,7 +145,7 @@ class Group:
 
     def owned(self, membership: RenewedMembership) -> set[int]:
         """Return the partitions that are owned."""
-        return {one.partition for one in membership.assigned if one.is_owned}
+        return {partition.partition for partition in membership.assigned if partition.is_owned}
 
     def deaths(self, client: "redis.Redis") -> list[int]:
         """Return how many have died at each partition."""
@@ -204,7 +204,7 @@ def test_renewals_assign_partitions_as_the_model_in_python_does(
         member, act = dice.choice("abcde"), dice.choice(("renew", "renew", "release", "lapse"))
         if act == "renew":
             membership = group.renew(member, joins=member not in model.members)
-            assigned = {one.partition: one.is_owned for one in membership.assigned}
+            assigned = {partition.partition: partition.is_owned for partition in membership.assigned}
             assert assigned == model.renew(member)
             assert membership.members == len(model.members)
             # Who had lapsed has a moment to come back: here for as long as the test needs.
@@ -276,7 +276,7 @@ def test_an_owner_that_dies_where_nothing_is_to_do_is_no_death_at_a_record(
     assert group.deaths(redis_client) == [0, 0, 2, 0]
     again = group.renew("two", incarnation="two:3", joins=True)
     assert group.deaths(redis_client) == [0, 0, 2, 0]  # it had not tried the record
-    (epoch,) = [one.epoch for one in again.assigned if one.partition == 2]
+    (epoch,) = [partition.epoch for partition in again.assigned if partition.partition == 2]
     trial = calls.begin_trial(group.keys, "bill", 2, incarnation="two:3", epoch=epoch)
     assert group.redis.perform(trial)
     group.renew("two", incarnation="two:4", joins=True)
@@ -289,7 +289,7 @@ def test_the_share_of_one_who_is_absent_is_kept_and_then_goes_to_the_others(
 ) -> None:
     group.renew("one", joins=True)
     group.renew("two", joins=True)
-    share = {one.partition for one in group.renew("one").assigned}
+    share = {partition.partition for partition in group.renew("one").assigned}
     assert len(share) == 2
     group.redis.perform(
         calls.leave_group(group.keys, "bill", member="one", incarnation="one:1", absence=20.0)
@@ -298,7 +298,7 @@ def test_the_share_of_one_who_is_absent_is_kept_and_then_goes_to_the_others(
     assert kept.members == 2
     assert kept.lapse_in is not None
     assert 18.0 < kept.lapse_in <= 20.0
-    assert share.isdisjoint(one.partition for one in kept.assigned)
+    assert share.isdisjoint(partition.partition for partition in kept.assigned)
     redis_client.zadd(group.keys.members("bill"), {"one": 1})  # it does not come back
     assert group.owned(group.renew("two")) == {0, 1, 2, 3}
     assert group.deaths(redis_client) == [0, 0, 0, 0]
@@ -306,7 +306,7 @@ def test_the_share_of_one_who_is_absent_is_kept_and_then_goes_to_the_others(
 
 def test_released_partition_is_acquired_after_any_number_of_waits(group: Group) -> None:
     group.renew("one", joins=True)
-    share = {one.partition for one in group.renew("two", joins=True).assigned}
+    share = {partition.partition for partition in group.renew("two", joins=True).assigned}
     assert len(share) == 2
     for _ in range(100):
         assert group.owned(group.renew("two")) == set()
@@ -343,7 +343,7 @@ async def test_one_who_joins_sixteen_moves_its_share_of_256_partitions_and_no_ot
 
     async def get_owners() -> dict[int, str]:
         (state,) = await app.streams.ainfo()
-        return {one.partition: one.owner for one in state.groups[0].partitions}
+        return {partition.partition: partition.owner for partition in state.groups[0].partitions}
 
     async def settle(count: int) -> dict[int, str]:
         """Return the owners when `count` members have fair shares. Each hears of each change."""

@@ -50,7 +50,7 @@ async def read_all(app: App, *words: Any, **options: Any) -> list[StoredRecord]:
 
 async def get_lag(app: App, group: str = "bill") -> int:
     (state,) = await app.streams.ainfo("orders")
-    return next((one.lag for one in state.groups if one.group == group), -1)
+    return next((candidate.lag for candidate in state.groups if candidate.group == group), -1)
 
 
 async def process_all(app: App) -> None:
@@ -102,8 +102,10 @@ async def test_records_are_read_from_the_end_from_a_place_or_of_a_partition(app:
     assert await read_all(app, "latest") == []
     partition, record_id = sent[50]
     found = await read_all(app, record_id, partition=partition, count=1)
-    assert [(one.id, one.record["amount"]) for one in found] == [(record_id, 50)]
-    assert {one.partition for one in await read_all(app, "earliest", partition=partition)} == {partition}
+    assert [(record.id, record.record["amount"]) for record in found] == [(record_id, 50)]
+    assert {record.partition for record in await read_all(app, "earliest", partition=partition)} == {
+        partition
+    }
 
 
 async def test_native_fields_have_their_types_where_the_class_is_known(app: App, app_name: str) -> None:
@@ -235,11 +237,18 @@ async def test_dead_records_are_read_replayed_and_purged(app: App) -> None:
     sent = await orders.asend(*make_orders(40))
     await process_all(app)
     records = app.streams.dead_records
-    dead = [one async for one in records.aread("orders", "bill")]
-    assert sorted(one.record["amount"] for one in dead) == [0, 10, 20, 30]
-    assert {(one.partition, one.id) for one in dead} == {tuple(sent[number]) for number in (0, 10, 20, 30)}
-    assert all("no amount" in one.error and "ValueError" in one.traceback for one in dead)
-    assert all((one.attempts, one.group, one.stream) == (1, "bill", "orders") for one in dead)
+    dead = [dead_record async for dead_record in records.aread("orders", "bill")]
+    assert sorted(dead_record.record["amount"] for dead_record in dead) == [0, 10, 20, 30]
+    assert {(dead_record.partition, dead_record.id) for dead_record in dead} == {
+        tuple(sent[number]) for number in (0, 10, 20, 30)
+    }
+    assert all(
+        "no amount" in dead_record.error and "ValueError" in dead_record.traceback for dead_record in dead
+    )
+    assert all(
+        (dead_record.attempts, dead_record.group, dead_record.stream) == (1, "bill", "orders")
+        for dead_record in dead
+    )
     assert (await app.streams.ainfo("orders"))[0].groups[0].dead == 4
 
     one = DeadRecordQuery(error="no amount: 10")
@@ -249,13 +258,13 @@ async def test_dead_records_are_read_replayed_and_purged(app: App) -> None:
     partition = next(partition for number, (partition, _) in enumerate(sent) if number == 10)
     last = (await read_all(app, "earliest", partition=partition))[-1]
     assert last.record == {"order_id": 3, "amount": 10}
-    assert len([one async for one in records.aread("orders", "bill")]) == 3
+    assert len([dead_record async for dead_record in records.aread("orders", "bill")]) == 3
 
     entry = dead[0].entry
     assert (await records.apurge("orders", "bill", DeadRecordQuery(entries=[entry]))).done <= 1
     assert (await records.apurge("orders", "bill", DeadRecordQuery(older_than=3600))).matched == 0
     assert (await records.apurge("orders", "bill")).done >= 2
-    assert [one async for one in records.aread("orders", "bill")] == []
+    assert [dead_record async for dead_record in records.aread("orders", "bill")] == []
 
 
 async def test_a_replay_that_is_made_twice_appends_each_record_once(app: App) -> None:
@@ -280,7 +289,7 @@ async def test_a_dead_record_that_the_class_does_not_read_stays_dead(app: App, a
     tally = await app.streams.dead_records.areplay("orders", "bill")
     assert (tally.matched, tally.done) == (1, 0)
     assert "amount" in next(iter(tally.left.values()))
-    (dead,) = [one async for one in app.streams.dead_records.aread("orders", "bill")]
+    (dead,) = [dead_record async for dead_record in app.streams.dead_records.aread("orders", "bill")]
     assert dead.record == {"order_id": 1, "amount": "none"}
     other.close()
 

@@ -42,7 +42,10 @@ class Shop:
         await self.orders.asend(*[Order(customer, amount) for customer, amount in pairs])
 
     async def parked(self) -> dict[str, int]:
-        return {one.key: one.records for one in await self.app.streams.parked_keys.aread("orders", "bill")}
+        return {
+            parked_key.key: parked_key.records
+            for parked_key in await self.app.streams.parked_keys.aread("orders", "bill")
+        }
 
     async def until_parked(self, parked: dict[str, int]) -> None:
         async def is_so() -> bool:
@@ -70,7 +73,9 @@ async def test_keys_are_parked_through_restarts_until_they_are_released(
             await shop.send(("c3", 100))
             await shop.until_parked({"c3": 3, "c7": 1})
         assert sorted(line["key"] for line in lines.of("key:parked")) == ["c3", "c7"]
-    states = {one.key: one for one in await app.streams.parked_keys.aread("orders", "bill")}
+    states = {
+        parked_key.key: parked_key for parked_key in await app.streams.parked_keys.aread("orders", "bill")
+    }
     assert states["c3"].why == "ValueError('no amount: -1')"
     assert states["c3"].since > 1_700_000_000
     shop.is_mended = True
@@ -218,7 +223,7 @@ class Slow:
                 events.send(order)
 
     async def read(self) -> list[int]:
-        return [one.record["amount"] async for one in self.app.streams.aread("done", "earliest")]
+        return [record.record["amount"] async for record in self.app.streams.aread("done", "earliest")]
 
     async def count_parked(self) -> int:
         streams = await self.app.streams.ainfo()
@@ -306,7 +311,7 @@ async def test_what_is_discarded_during_its_release_is_not_processed(app: App) -
         await slow.until_parked(1, 18)
         await app.streams.parked_keys.adiscard("orders", "bill")
         await slow.until_parked(0, 0)
-        (orders,) = [one for one in await app.streams.ainfo() if one.stream == "orders"]
+        (orders,) = [stream for stream in await app.streams.ainfo() if stream.stream == "orders"]
     assert len(await slow.read()) + orders.groups[0].dead == 20
     assert orders.groups[0].dead > 5
 
@@ -349,6 +354,7 @@ async def test_an_owner_that_was_replaced_parks_and_releases_nothing(app: App) -
         released=[parking.ReleasedRecord(b"ada", entry.decode())],
     )
     assert await app.aperform(calls.commit(keys, "bill", "nobody", [late])) == (False,)
-    assert {one.key: one.records for one in await app.streams.parked_keys.aread("orders", "bill")} == {
-        "ada": 2
-    }
+    assert {
+        parked_key.key: parked_key.records
+        for parked_key in await app.streams.parked_keys.aread("orders", "bill")
+    } == {"ada": 2}

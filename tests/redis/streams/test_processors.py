@@ -48,8 +48,8 @@ class Seen:
 
 
 async def lag(app: App, group: str) -> int:
-    (stream,) = [one for one in await app.streams.ainfo() if one.stream == "orders"]
-    return next((one.lag for one in stream.groups if one.group == group), -1)
+    (stream,) = [candidate for candidate in await app.streams.ainfo() if candidate.stream == "orders"]
+    return next((candidate.lag for candidate in stream.groups if candidate.group == group), -1)
 
 
 async def test_a_processor_sees_each_record_once_and_those_of_a_key_in_their_order(app: App) -> None:
@@ -207,7 +207,9 @@ async def test_members_share_the_partitions_and_a_new_one_moves_only_what_it_mus
 
     async def owners() -> dict[int, str]:
         (state,) = await app.streams.ainfo()
-        return {one.partition: one.owner for group in state.groups for one in group.partitions}
+        return {
+            partition.partition: partition.owner for group in state.groups for partition in group.partitions
+        }
 
     async def is_shared(members: int) -> bool:
         names = list((await owners()).values())
@@ -391,7 +393,12 @@ async def test_failing_record_is_retried_then_quarantines_its_partition(
     async def condition() -> str:
         (state,) = await app.streams.ainfo()
         return next(
-            (one.why for one in state.groups[0].partitions if one.partition == bad and one.condition), ""
+            (
+                partition.why
+                for partition in state.groups[0].partitions
+                if partition.partition == bad and partition.condition
+            ),
+            "",
         )
 
     async def is_quarantined() -> bool:

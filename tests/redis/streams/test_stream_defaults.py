@@ -65,7 +65,7 @@ async def test_a_record_that_fails_stops_its_partition_alone_and_is_not_tried_ag
 
     async with working(app):
         for number in range(3):
-            await orders.asend(*[Order(customer=each[1], number=number) for each in (first, second)])
+            await orders.asend(*[Order(customer=order[1], number=number) for order in (first, second)])
 
         async def is_stopped() -> bool:
             (info,) = await app.streams.ainfo()

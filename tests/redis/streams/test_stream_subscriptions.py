@@ -31,7 +31,7 @@ class Customer:
 
 async def count_dead(app: App, group: str) -> int:
     (stream,) = await app.streams.ainfo("orders")
-    return next(one.dead for one in stream.groups if one.group == group)
+    return next(candidate.dead for candidate in stream.groups if candidate.group == group)
 
 
 async def test_a_task_gets_each_record_as_a_job(app: App) -> None:
@@ -130,7 +130,7 @@ async def test_a_sink_gets_records_as_documents(app: App, tmp_path: Path) -> Non
         await until(lambda: len(shelf.documents) == 10)
         await until(lambda: path.exists() and len(path.read_text().splitlines()) == 10)
     assert [document.value["amount"] for document in shelf.documents] == list(range(10))
-    assert [document.id for document in shelf.documents] == [f"orders:0:{each.id}" for each in ids]
+    assert [document.id for document in shelf.documents] == [f"orders:0:{entry_id.id}" for entry_id in ids]
     first = json.loads(path.read_text().splitlines()[0])
     assert (first["value"], first["queue"], first["state"]) == (
         {"order_id": 1, "amount": 0},

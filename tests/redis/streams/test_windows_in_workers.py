@@ -64,11 +64,16 @@ async def test_windows_continue_in_another_worker_and_close_by_the_clock(app: Ap
 async def look(app: App, group: str) -> tuple[int, int, int]:
     """Return the lag of a group, how many windows are open, and how many records were late."""
     (stream,) = await app.streams.ainfo()
-    found = [one for each in stream.groups if each.group == group for one in each.partitions]
+    found = [
+        partition
+        for candidate in stream.groups
+        if candidate.group == group
+        for partition in candidate.partitions
+    ]
     return (
-        sum(one.lag for one in found),
-        sum(one.open_windows for one in found),
-        sum(one.late for one in found),
+        sum(partition.lag for partition in found),
+        sum(partition.open_windows for partition in found),
+        sum(partition.late for partition in found),
     )
 
 

@@ -46,7 +46,7 @@ class Queue:
         return self.driver.perform(call)
 
     def publish(self, *ids: str) -> int:
-        return int(self(jobs.publish(self.keys, [(each, command(each)) for each in ids])))
+        return int(self(jobs.publish(self.keys, [(job_id, command(job_id)) for job_id in ids])))
 
     def schedule(self, job_id: str, when: str) -> int:
         return int(self(jobs.schedule(self.keys, [(job_id, command(job_id), when)])))

@@ -54,7 +54,7 @@ async def test_job_that_never_succeeds_dies_with_its_error(
     (fields,) = entries(redis_client, app.queue("default").dead)
     kept = json.loads(fields[b"job"])
     assert kept["id"] == sent.id
-    assert [each.get("attempt", 1) for each in kept["failures"]] == [1, 2, 3]
+    assert [past.get("attempt", 1) for past in kept["failures"]] == [1, 2, 3]
     assert held(redis_client, app) == {}
     assert redis_client.exists(app.queue("default").result(sent.id)), "the failure is kept as its result, too"
 
@@ -150,7 +150,7 @@ async def test_a_retry_logs_one_line_and_the_last_attempt_its_traceback(
         async with working(app):
             with pytest.raises(TaskFailed, match="exhausted"):
                 await (await fails.adelay()).aget()
-    told = [(each["state"], each["error"], "traceback" in each) for each in lines.of("job")]
+    told = [(line["state"], line["error"], "traceback" in line) for line in lines.of("job")]
     retry = ("RETRY", "ValueError: no", wanted)
     assert told == [retry, retry, ("DEAD", "ValueError: no", True)]
 
@@ -184,4 +184,4 @@ async def test_a_result_of_another_type_than_declared_is_warned_of_once_for_each
     (line,) = lines.of("job:result-mismatched")
     assert (line["task"], line["level"]) == ("wrong", "warning")
     assert "the result is not what the task declares, int" in line["why"]
-    assert {each["state"] for each in lines.of("job")} == {"SUCCESS"}
+    assert {logged["state"] for logged in lines.of("job")} == {"SUCCESS"}

@@ -133,7 +133,7 @@ async def test_foreign_jobs_wait_while_no_worker_knows_them_and_run_when_one_com
         sent = await send("bulk", task, [(n,) for n in range(40)])
 
         async def all_wait() -> bool:
-            return all([await one.astatus() is JobState.HELD for one in sent])
+            return all([await job.astatus() is JobState.HELD for job in sent])
 
         await until_async(all_wait)
         assert is_idle(redis_client, versions.old), "the old worker keeps none of them"
@@ -202,7 +202,7 @@ async def test_foreign_jobs_keep_to_limits_keys_and_priorities(
         assert first.id == second.id
 
         async def all_wait() -> bool:
-            return all([await one.astatus() is JobState.HELD for one in [*sent, first]])
+            return all([await job.astatus() is JobState.HELD for job in [*sent, first]])
 
         await until_async(all_wait)
         third = await once.adelay(100)
@@ -242,7 +242,7 @@ async def test_a_foreign_job_that_is_revoked_or_expires_never_runs(
         expired = await task.options(expires=0.3).adelay(3)
 
         async def all_wait() -> bool:
-            return all([await one.astatus() is JobState.HELD for one in (revoked, kept, expired)])
+            return all([await job.astatus() is JobState.HELD for job in (revoked, kept, expired)])
 
         await until_async(all_wait)
         await revoked.arevoke()

@@ -38,7 +38,7 @@ async def test_a_job_is_tried_four_times_after_waits_that_double_and_are_drawn(a
     waits = [[b - a for a, b in pairwise(times)] for times in attempts.values()]
     assert {len(wait) for wait in waits} == {3}
     # Drawn from 0 to 1, 2 and 4 s, and late at most: forty draws do not all lie in one end.
-    first, second, third = (sorted(each) for each in zip(*waits, strict=True))
+    first, second, third = (sorted(times) for times in zip(*waits, strict=True))
     assert first[-1] - first[0] > 0.3
     assert second[-1] > 1.0
     assert third[-1] > 2.0

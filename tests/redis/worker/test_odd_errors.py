@@ -195,7 +195,7 @@ async def test_checks_timers_and_limits_that_raise_odd_errors_are_called_again(a
         timer()
 
     async with living(app):
-        await until(lambda: all(each.calls_in_peace for each in (blocking, awaited, timer)), within=LIMIT)
+        await until(lambda: all(job.calls_in_peace for job in (blocking, awaited, timer)), within=LIMIT)
 
 
 @pytest.mark.parametrize("moment", ["start", "crash", "undo"])

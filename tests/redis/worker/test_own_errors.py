@@ -181,9 +181,9 @@ async def test_what_a_task_does_to_the_tasks_above_it_harms_no_other(
         for n in range(3):
             sent += [await innocent.adelay(10 * n + m) for m in range(10)]
             bad.append(await hostile.adelay())
-        assert [await each.aget(LIMIT) for each in sent] == list(range(30))
-        for each in bad:
-            await until_ended(each)
+        assert [await result.aget(LIMIT) for result in sent] == list(range(30))
+        for job in bad:
+            await until_ended(job)
 
 
 async def until_ended(sent: Any) -> None:

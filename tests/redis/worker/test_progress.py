@@ -116,8 +116,8 @@ async def test_a_worker_whose_jobs_report_nothing_sends_nothing_for_it(
         progress(1)
 
     async with working(app):
-        for one in await app.asend_many([quiet.s() for _ in range(500)]):
-            await one.aget(30)
+        for job in await app.asend_many([quiet.s() for _ in range(500)]):
+            await job.aget(30)
         assert not written
         await (await late.adelay()).aget(30)
 
@@ -138,15 +138,15 @@ async def test_a_tight_loop_costs_one_write_a_second_and_the_last_report_counts(
     async with working(app):
         began = time.monotonic()
         sent = await app.asend_many([busy.s(number) for number in range(3)])
-        for number, one in enumerate(sent):
-            assert (await read(one, 20_000 + number)).note == "over"
+        for number, job in enumerate(sent):
+            assert (await read(job, 20_000 + number)).note == "over"
         took = time.monotonic() - began
         writes = sum(1 for reports in written if reports)
         assert writes <= took + 2
         assert max(map(len, written)) > 1  # those of several jobs in one call
         step.set()
-        for one in sent:
-            await one.aget(30)
+        for job in sent:
+            await job.aget(30)
 
 
 async def test_the_report_of_an_earlier_attempt_does_not_outlast_it(

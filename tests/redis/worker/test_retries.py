@@ -39,7 +39,7 @@ async def end(sent: Any) -> TaskFailed:
 def history(client: "redis.Redis", app: App) -> list[tuple[int, str, str]]:
     """The failures that the last dead job remembers: attempt, type, message."""
     kept = json.loads(entries(client, app.queue("default").dead)[-1][b"job"])
-    return [(each.get("attempt", 1), each["type"], each["message"]) for each in kept["failures"]]
+    return [(failure.get("attempt", 1), failure["type"], failure["message"]) for failure in kept["failures"]]
 
 
 def attempt() -> int:
@@ -84,7 +84,7 @@ async def test_requested_try_counts_and_keeps_its_failure(app: App, redis_client
             assert (failure.type, failure.message) == ("ConnectionError", "refused")
             assert "celery5.errors.Retry: later" in failure.traceback
         await end(await plain.adelay())
-    assert history(redis_client, app) == [(each, "Retry", f"attempt {each}") for each in (1, 2, 3)]
+    assert history(redis_client, app) == [(number, "Retry", f"attempt {number}") for number in (1, 2, 3)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -234,8 +234,8 @@ def raising(*errors: Callable[[], BaseException]) -> Callable[[], Any]:
 
     async def body() -> None:
         async with trio.open_nursery() as nursery:
-            for each in errors:
-                nursery.start_soon(fail, each)
+            for error in errors:
+                nursery.start_soon(fail, error)
 
     return body
 
@@ -284,7 +284,7 @@ async def test_an_attempt_that_was_postponed_is_told_of_and_its_policy_still_cou
         assert (await end(await poison.adelay())).reason == "poisonous"
         failure = await end(await away.adelay())
     assert (failure.reason, failure.attempt) == ("not-retried", 1)
-    assert [each[:2] for each in history(redis_client, app)] == [(1, "BrokerUnavailable")]
+    assert [item[:2] for item in history(redis_client, app)] == [(1, "BrokerUnavailable")]
 
 
 async def test_what_makes_no_sense_is_the_failure_of_the_job_that_says_it(app: App) -> None:

@@ -110,8 +110,8 @@ async def test_a_job_that_waits_does_not_run_any_more(stage: Stage, redis_client
         failed = await stage.fail.adelay()
         await is_(failed, JobState.RETRY)
         assert await failed.arevoke() is True
-        for each in (queued, scheduled, keyed, failed, *many):
-            await has_been_revoked(each)
+        for job in (queued, scheduled, keyed, failed, *many):
+            await has_been_revoked(job)
         await trio.sleep(0.25)  # past the time of the scheduled one
     assert stage.began == ["again"]
     assert not redis_client.exists(stage.app.queue("default").due, stage.app.queue("default").waiting)
@@ -127,7 +127,7 @@ async def test_a_job_that_has_ended_or_is_not_known_cannot_be_revoked(stage: Sta
         unknown: AsyncResult[Any] = stage.app.result("unknown")
         assert await arevoke([done, dead, unknown]) == [False, False, False]
         assert await done.aget(30) == "done"
-        assert [await each.astatus() for each in (done, dead, unknown)] == ["SUCCESS", "DEAD", "UNKNOWN"]
+        assert [await job.astatus() for job in (done, dead, unknown)] == ["SUCCESS", "DEAD", "UNKNOWN"]
 
 
 async def test_a_job_that_runs_is_told_to_stop_and_its_neighbours_are_not(stage: Stage) -> None:
@@ -150,7 +150,7 @@ async def test_a_job_that_runs_is_told_to_stop_and_its_neighbours_are_not(stage:
             assert await second.aget(30) == "second"
     assert sorted(stage.ended) == ["0", "2", "3", "second"]
     said = {line["job"]: line["state"] for line in lines.of("job")}
-    assert [said[each.id] for each in (*jobs, first)] == [
+    assert [said[job.id] for job in (*jobs, first)] == [
         "SUCCESS",
         "REVOKED",
         "SUCCESS",
@@ -209,8 +209,8 @@ async def test_revocation_is_found_after_a_reconnection(
         result = await stage.send("unheard")
         await until(lambda: bool(stage.began))
         client.hset(keys.jobs, result.id, b"V" + client.hget(keys.jobs, result.id)[1:])
-        for each in client.client_list(_type="pubsub"):
-            client.client_kill_filter(_id=each["id"])
+        for connection in client.client_list(_type="pubsub"):
+            client.client_kill_filter(_id=connection["id"])
         await has_been_revoked(result)
     app.close()
 
@@ -377,7 +377,7 @@ def test_revocation_is_remembered_for_results_ttl(app: App, redis_client: "redis
         nothing.options(results_ttl=90).delay(),
     )
     revoke([usual, short, own])
-    ttls = [cast("Any", redis_client).ttl(each.key) for each in (usual, short, own)]
+    ttls = [cast("Any", redis_client).ttl(job.key) for job in (usual, short, own)]
     assert ttls == [pytest.approx(3600, abs=2), pytest.approx(60, abs=2), pytest.approx(90, abs=2)]
 
 
@@ -422,7 +422,7 @@ async def test_a_queue_is_emptied_of_all_that_waits_and_of_nothing_else(
         waiting.append(await nap.options(key="k").adelay(0))
         other = await app.task(name="other", queue="other")(nap.function).options(countdown=60).adelay(0)
         assert await app.aempty("mail") == 453
-        assert {await each.astatus() for each in waiting[::90]} == {JobState.REVOKED}
+        assert {await job.astatus() for job in waiting[::90]} == {JobState.REVOKED}
         go.set()
         assert await runs.aget(timeout=30) == "slept"
         assert (await dead.astatus(), await other.astatus()) == (JobState.DEAD, JobState.SCHEDULED)

@@ -75,8 +75,8 @@ async def test_each_retry_section_has_a_counter_of_its_own_and_the_task_keeps_it
     kept = json.loads(fields[b"job"])
     name = f"{__name__}.{body.__qualname__}:6"  # the line of its `with`
     assert kept["sections"] == {"first": 3, name: 2}
-    assert [(each["attempt"], each["message"]) for each in kept["failures"]] == [
-        (4, "second"), (5, "second"), *[(each, "after both") for each in (6, 7, 8)]
+    assert [(past["attempt"], past["message"]) for past in kept["failures"]] == [
+        (4, "second"), (5, "second"), *[(number, "after both") for number in (6, 7, 8)]
     ]  # fmt: skip
 
 

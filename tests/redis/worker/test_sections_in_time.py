@@ -60,7 +60,10 @@ async def test_a_section_has_its_say_when_the_time_of_its_job_is_up_in_it(
             runs.clear()
             section = next(names, section)
     kept = json.loads(entries(redis_client, app.queue("default").dead)[-1][b"job"])
-    assert [(each.get("attempt", 1), each["type"]) for each in kept["failures"]] == [(1, name), (2, name)]
+    assert [(failure.get("attempt", 1), failure["type"]) for failure in kept["failures"]] == [
+        (1, name),
+        (2, name),
+    ]
     assert kept["sections"] == {"it": 1}
 
 

@@ -189,7 +189,7 @@ async def test_a_job_with_limits_that_is_quick_is_not_disturbed_nor_is_the_next_
         jobs = await app.asend_many([task.s(n) for n in range(60) for task in (quick, aquick)])
         after = await app.asend_many([long.s() for _ in range(20)])
         assert [await job.aget(30) for job in jobs] == [n for n in range(60) for _ in (quick, aquick)]
-        assert [await each.aget(30) for each in after] == ["long"] * 20
+        assert [await job.aget(30) for job in after] == ["long"] * 20
 
 
 async def test_what_returns_in_spite_of_its_limit_has_returned(app: App) -> None:

@@ -87,7 +87,7 @@ def held(client: "redis.Redis", app: App, queue: str = "default") -> dict[str, i
     """How many jobs each consumer of a queue holds."""
     stream = app.queue(queue).stream
     found: list[dict[str, Any]] = client.xinfo_consumers(stream, GROUP)
-    return {each["name"].decode(): each["pending"] for each in found}
+    return {consumer["name"].decode(): consumer["pending"] for consumer in found}
 
 
 def leftovers(client: "redis.Redis", app: App) -> dict[str, str]:

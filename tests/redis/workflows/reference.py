@@ -149,7 +149,7 @@ class Reference:
                 options.independent or context.is_apart,
             )
         values = [self._walk(member, value, False, inner) for member in tree.members]
-        present = [one for one in values if one is not LEFT]
+        present = [item for item in values if item is not LEFT]
         policy = self._policy(options.on_error, context)
         if options.first:
             if not present and self._fail(policy) is LEFT:

@@ -218,7 +218,7 @@ async def test_nothing_but_documents_is_left_of_a_run_that_has_ended(
     async with working(app, queues=QUEUES):
         await result_of(tasks.double.map(range(300)) | tasks.total.s())
         keys = [app.queue(queue) for queue in QUEUES]
-        await until(lambda: not any(redis_client.llen(each.run_records) for each in keys))
-        assert all(redis_client.hlen(each.jobs) == 0 for each in keys)
+        await until(lambda: not any(redis_client.llen(queue_keys.run_records) for queue_keys in keys))
+        assert all(redis_client.hlen(queue_keys.jobs) == 0 for queue_keys in keys)
         for key in leftovers(redis_client, app):
             assert ":run:" not in key or redis_client.pttl(key) > 0, key

@@ -163,8 +163,8 @@ async def test_a_run_keeps_the_graph_that_it_began_with(app: App, tasks: SampleT
             return flow.call(later.add, number, 1000)
 
         second = await after.astart()
-        for one in (run, second):
-            await one.asignal("go", 5)
+        for handle in (run, second):
+            await handle.asignal("go", 5)
         assert (await run.aget(), await second.aget()) == (6, 1005)
         other.close()
 
@@ -379,7 +379,7 @@ async def test_a_workflow_is_started_by_an_event_and_by_a_schedule(app: App, tas
         await Placed.adelay(number=21)
         await until(lambda: ("double", 21) in tasks.done)
     found = await app.workflows.alist_runs()
-    assert [(one.name.rpartition(".")[2], one.state) for one in found] == [("order", RunState.SUCCESS)]
+    assert [(run.name.rpartition(".")[2], run.state) for run in found] == [("order", RunState.SUCCESS)]
 
 
 def test_what_cannot_be_declared_is_refused(app: App, tasks: SampleTasks) -> None:

@@ -318,7 +318,7 @@ async def test_what_has_succeeded_is_undone_in_reverse_order_each_once(app: App,
         await failure_of(run)
         with pytest.raises(RunNotRetried, match="was undone"):
             await run.aretry()
-    assert [each for each in tasks.done if each[0] == "undo"] == [("undo", 13), ("undo", 3)]
+    assert [call for call in tasks.done if call[0] == "undo"] == [("undo", 13), ("undo", 3)]
 
 
 async def test_a_cancelled_run_is_undone_when_what_runs_has_stopped(app: App, tasks: SampleTasks) -> None:

@@ -82,11 +82,11 @@ class NestedTasks:
 
     def count(self, name: str) -> int:
         """Return how often a task has run."""
-        return sum(1 for each, _ in self.done if each == name)
+        return sum(1 for undone, _ in self.done if undone == name)
 
     def of(self, name: str) -> list[Any]:
         """Return with what a task has run, in order."""
-        return [number for each, number in self.done if each == name]
+        return [number for undone, number in self.done if undone == name]
 
 
 @pytest.fixture
@@ -483,7 +483,7 @@ async def test_no_internal_reference_reaches_the_code_of_tasks(
 def msg_of(value: Any) -> Any:
     """Return outcomes as what JSON says of them."""
     if isinstance(value, list):
-        return [msg_of(one) for one in value]
+        return [msg_of(item) for item in value]
     return {"state": value.state, "value": value.value} if isinstance(value, Outcome) else value
 
 

@@ -41,8 +41,8 @@ class OnFailureTasks(SampleTasks):
 
     def nodes(self) -> tuple[list[list[Any]], list[list[Any]]]:
         """The steps of each call: of steps, and of runs."""
-        return [[one.node for one in call] for call in self.of_step], [
-            [one.node for one in call] for call in self.of_run
+        return [[step.node for step in call] for call in self.of_step], [
+            [step.node for step in call] for call in self.of_run
         ]
 
 
@@ -233,8 +233,8 @@ async def test_on_failure_is_called_for_an_undo_that_fails(app: App, tasks: OnFa
         await until(lambda: len(tasks.of_step) == len(tasks.of_run) == 1)
         status = await run.astatus()
     (of_step,) = tasks.of_step
-    assert [(one.task, one.message) for one in of_step] == [("fail", "no 4")]
-    assert [one.message for one in tasks.of_run[0]] == ["no 1", "no 4"]
+    assert [(failure.task, failure.message) for failure in of_step] == [("fail", "no 4")]
+    assert [failure.message for failure in tasks.of_run[0]] == ["no 1", "no 4"]
     assert (status.undos, status.undone, status.undo_failed) == (1, 0, 1)
 
 

@@ -120,7 +120,7 @@ STEPS: list[tuple[Callable[[Parts], Step], RunState]] = [
 
 
 @pytest.mark.parametrize("refusal", REFUSALS)
-@pytest.mark.parametrize(("prepare", "state"), STEPS, ids=lambda each: getattr(each, "__name__", ""))
+@pytest.mark.parametrize(("prepare", "state"), STEPS, ids=lambda function: getattr(function, "__name__", ""))
 def test_a_step_that_redis_refuses_changes_nothing_and_is_made_again(
     parts: Parts, prepare: Callable[[Parts], Step], state: RunState, refusal: str
 ) -> None:

@@ -51,7 +51,7 @@ async def test_sinks_have_the_result_of_each_member_once(app: App, tasks: Sample
         await until(lambda: len(kept.documents) == 3)
     assert sorted(kept.values) == [10, 20, 300]
     assert {document.job.partition("~")[0] for document in kept.documents} == {run.id}
-    assert {each.state for each in kept.documents} == {"SUCCESS"}
+    assert {document.state for document in kept.documents} == {"SUCCESS"}
 
 
 async def test_boxed_jobs_are_members(boxed_app: App) -> None:
@@ -115,7 +115,7 @@ async def test_all_jobs_of_a_run_have_its_trace_and_name_it_in_the_log(app: App,
         await until(lambda: len(lines.of("job")) == 6)
     assert len(seen) == 5
     assert {trace for trace, _ in seen} == {TRACE}
-    assert run.id in {each for _, each in seen}
+    assert run.id in {value for _, value in seen}
     logged = {line["job"]: line.get("run") for line in lines.of("job")}
     assert logged[alone.id] is None
     assert {job: job.partition("~")[0] for job in logged if job != alone.id} == {

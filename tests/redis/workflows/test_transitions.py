@@ -301,7 +301,9 @@ def can_happen(state: str, move: RunMove, condition: RunCondition) -> bool:
     return condition in POSSIBLE.get(move, RunCondition)
 
 
-@pytest.mark.parametrize("start", [one for one in RunCondition if one is not RunCondition.UNDONE])
+@pytest.mark.parametrize(
+    "start", [condition for condition in RunCondition if condition is not RunCondition.UNDONE]
+)
 def test_whatever_happens_to_a_run_the_script_follows_the_table(
     scripts: BlockingRedis, start: RunCondition
 ) -> None:

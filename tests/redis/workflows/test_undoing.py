@@ -367,7 +367,7 @@ def describe_undos(graph: RunGraph) -> dict[int | None, tuple[str, str, str, str
     """Return the task, the job, the queue and the state of what undoes each step."""
     undos = [node for node in graph.nodes if node.kind == "undo"]
     steps = {node.id: node for node in graph.nodes}
-    assert all(one.of is not None and one.id in steps[one.of].feeds for one in undos)
+    assert all(undo.of is not None and undo.id in steps[undo.of].feeds for undo in undos)
     return {undo.of: (undo.name, undo.job, undo.queue, undo.state.value) for undo in undos}
 
 
@@ -473,7 +473,7 @@ async def test_replayed_step_of_a_cancelled_run_is_awaited_and_undone(
         tasks.gate.set()
         assert await until_ended(run) is RunState.CANCELLED
         status = await run.astatus()
-    assert [one for one in tasks.done if one[0] == "undo"] == [("undo", 4)]
+    assert [call for call in tasks.done if call[0] == "undo"] == [("undo", 4)]
     assert (status.undo, status.done, status.held, status.active) == ("undone 1 of 1", 1, 0, 0)
 
 
