@@ -37,7 +37,7 @@ def pending(server: Any, keys: QueueKeys) -> set[str]:
         stream = keys.on_lane(lane).stream
         if server.exists(stream) and server.xinfo_groups(stream):
             every = server.xpending_range(stream, GROUP, "-", "+", 100_000)
-            found |= {each["message_id"].decode() + lane for each in every}
+            found |= {entry["message_id"].decode() + lane for entry in every}
     return found
 
 
@@ -60,7 +60,7 @@ def _lines(server: Any, keys: QueueKeys) -> list[str]:
     prefix, lines = keys.waiting_list_prefix, dict[str, set[str]]()
     for key in server.scan_iter(match=prefix.replace("{", "[{]") + "line *", count=1000):
         line = key.decode().removeprefix(f"{prefix}line ")
-        lines[line] = {each.decode() for each in server.zrange(key, 0, -1)}
+        lines[line] = {member.decode() for member in server.zrange(key, 0, -1)}
     places = _texts(server.hgetall(keys.jobs))
     gated = {job: place.partition(" ")[2] for job, place in places.items() if place[:1] == "G"}
     found = [f"{job} is in no line, but its place is {line!r}" for job, line in gated.items()
@@ -68,7 +68,7 @@ def _lines(server: Any, keys: QueueKeys) -> list[str]:
     found += [f"{job} is in the line {line!r}, but its place is {places.get(job)!r}"
               for line, jobs in lines.items() for job in jobs if gated.get(job) != line]  # fmt: skip
     held = _texts(server.hgetall(keys.limited_counts))
-    late = {each.decode() for each in server.zrange(keys.due, 0, -1)} & gated.keys()
+    late = {member.decode() for member in server.zrange(keys.due, 0, -1)} & gated.keys()
     counted = Counter(line.split(" ")[0] for line in gated.values()) + Counter({" expires": len(late)})
     if {task: int(count) for task, count in held.items()} != counted:
         found.append(f"{dict(counted)} wait, but {held} are counted")

@@ -49,11 +49,11 @@ class Queue:
     def faults(self, now: float) -> list[str]:
         """What of it has no owner. `now` is the server's time in ms."""
         found = [self._misplaced(job, place) for job, place in self.jobs.items()]
-        found += [f"{each!r} is due without a Command" for each in self.due - self.waiting]
+        found += [f"{job_id!r} is due without a Command" for job_id in self.due - self.waiting]
         gated = {job for job, place in self.jobs.items() if place[:1] == b"G"}
-        found += [f"{each!r} has a Command and is never due" for each in self.waiting - self.due - gated]
+        found += [f"{job_id!r} has a Command and is never due" for job_id in self.waiting - self.due - gated]
         placed = {job for job, place in self.jobs.items() if place[:1] in b"DRHG"}
-        found += [f"{each!r} is due and has no such place" for each in self.due - placed]
+        found += [f"{job_id!r} is due and has no such place" for job_id in self.due - placed]
         found += [self._elsewhere(entry, fields) for entry, fields in self.stream.items()]
         found += [self._locked(lock, job) for lock, job in self.unique.items()]
         found += [self._leased(worker, end, now) for worker, end in self.leases.items()]
@@ -66,13 +66,13 @@ class Queue:
     def _undelivered(self) -> list[str]:
         """What is known of a sink's documents is of some that are there."""
         known = {sink: self.progress.get(sink, set()) - {b"last"} for sink in self.progress}
-        found = [f"{sink}: {each!r} is taken and not there" for sink, each in self._lost(self.taken)]
-        found += [f"{sink}: {each!r} was tried and is not there" for sink, each in self._lost(known)]
+        found = [f"{sink}: {entry!r} is taken and not there" for sink, entry in self._lost(self.taken)]
+        found += [f"{sink}: {entry!r} was tried and is not there" for sink, entry in self._lost(known)]
         more = (self.taken.keys() | self.progress.keys()) - self.for_sinks.keys()
         return found + [f"{sink}: something is known of no documents" for sink in more]
 
     def _lost(self, known: dict[str, set[bytes]]) -> list[tuple[str, bytes]]:
-        return [(sink, each) for sink in known for each in known[sink] - self.for_sinks.get(sink, set())]
+        return [(sink, entry) for sink in known for entry in known[sink] - self.for_sinks.get(sink, set())]
 
     def idlers(self) -> list[bytes]:
         """Consumers with neither a lease nor a job. The next beat of any worker removes them."""

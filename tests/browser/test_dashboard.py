@@ -62,7 +62,7 @@ def test_a_page_is_clean_in_light_and_dark_large_and_small(window: Window, name:
         found: dict[str, Any] = window.driver.execute_async_script(
             "const done = arguments[arguments.length - 1]; axe.run().then(done);"
         )
-        faults = [(one["id"], one["nodes"][0]["html"][:200]) for one in found["violations"]]
+        faults = [(violation["id"], violation["nodes"][0]["html"][:200]) for violation in found["violations"]]
         assert faults == []
         folder = os.environ.get("CELERY5_SCREENSHOTS")
         if folder and name in PICTURED and width == 1280:

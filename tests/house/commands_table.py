@@ -65,20 +65,20 @@ def make_table() -> str:
     commands = dict(list_commands(cli))
     rows = [
         _make_row(operation, commands[operation.name.replace(":", " ")])
-        for operation in sorted(OPERATIONS.values(), key=lambda one: one.noun)
+        for operation in sorted(OPERATIONS.values(), key=lambda operation: operation.noun)
         if operation.name not in ELSEWHERE
     ]
     return "\n".join(["| command | does | flags | role |", "|---|---|---|---|", *rows])
 
 
 def _make_row(operation: Operation, command: click.Command) -> str:
-    arguments = [_format_argument(one) for one in command.params if isinstance(one, click.Argument)]
+    arguments = [_format_argument(param) for param in command.params if isinstance(param, click.Argument)]
     usage = f"`{' '.join((operation.noun, operation.verb, *arguments))}`"
     name = f"[{usage}]({GUIDES[operation.noun]})" if operation.noun in GUIDES else usage
     flags = [
-        f"`{one.opts[0]}`"
-        for one in command.params
-        if isinstance(one, click.Option) and one.opts[0] not in COMMON_FLAGS
+        f"`{param.opts[0]}`"
+        for param in command.params
+        if isinstance(param, click.Option) and param.opts[0] not in COMMON_FLAGS
     ]
     summary = operation.summary.replace("|", "\\|")
     return f"| {name} | {summary} | {', '.join(flags)} | {operation.role} |"

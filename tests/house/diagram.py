@@ -144,8 +144,8 @@ def picture() -> str:
         'orient="auto"><path d="M0 0 L10 5 L0 10 z" style="fill:#52606d;stroke:none"/></marker></defs>',
         f'<rect width="{WIDTH}" height="{HEIGHT}" rx="10" fill="#fff"/>',
         *frame(),
-        *(each for (start, end), moves in lines().items() for each in line(start, end, moves)),
-        *(each for state in JobState for each in box(state)),
+        *(element for (start, end), moves in lines().items() for element in line(start, end, moves)),
+        *(element for state in JobState for element in box(state)),
         "</svg>",
     ]
     return "\n".join(drawn) + "\n"
@@ -155,7 +155,7 @@ def table() -> str:
     """The table in words: what leads where."""
     rows = ["| from | what happens | to |", "|---|---|---|"]
     for state, row in TRANSITIONS.items():
-        for after, moves in groupby(row.items(), key=lambda each: each[1]):
+        for after, moves in groupby(row.items(), key=lambda item: item[1]):
             names = ", ".join(move.value for move, _ in moves)
             rows.append(f"| `{state.value}` | {names} | `{after.value}` |")
     return "\n".join(rows)

@@ -93,7 +93,9 @@ def collect_events(root: Path) -> dict[str, LoggedEvent]:
                 _add_connection_events(events, root, node)
             elif isinstance(node, ast.FunctionDef) and node.name == "log_job_end" and node.args.kwonlyargs:
                 job = events.setdefault("job", LoggedEvent("job"))
-                job.fields |= {MORE if one.arg == "extra" else one.arg for one in node.args.kwonlyargs}
+                job.fields |= {
+                    MORE if kwonlyarg.arg == "extra" else kwonlyarg.arg for kwonlyarg in node.args.kwonlyargs
+                }
             elif isinstance(node, ast.Tuple) and len(node.elts) == 2:
                 for name in _list_names(node.elts[0]):
                     events[name] = events.get(name) or LoggedEvent(name)
@@ -131,9 +133,9 @@ def _list_assigned(module: tuple[ast.AST, ...]) -> dict[str, list[str]]:
             pairs = [(target, value)]
             if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
                 pairs = list(zip(target.elts, value.elts, strict=False))
-            for variable, one in pairs:
+            for variable, assigned_value in pairs:
                 if isinstance(variable, ast.Name):
-                    assigned.setdefault(variable.id, []).extend(_list_names(one))
+                    assigned.setdefault(variable.id, []).extend(_list_names(assigned_value))
     return assigned
 
 
@@ -145,18 +147,18 @@ def _add_call(
         interrupted = next(
             (_list_levels(keyword.value) for keyword in call.keywords if keyword.arg == "level"), {"warning"}
         )
-        if any(one.arg == "logs_repeats" for one in call.keywords):
+        if any(keyword.arg == "logs_repeats" for keyword in call.keywords):
             interrupted = {*interrupted, "debug"}
         levels = (interrupted, {"info"})
         for argument, level, extra in zip(call.args[1:], levels, ("why", "after"), strict=False):
-            for each in _list_names(argument):
-                events.setdefault(each, LoggedEvent(each)).levels.update(level)
-                events[each].fields |= {extra, *_list_fields(call)} - {"level", "logs_repeats"}
+            for name in _list_names(argument):
+                events.setdefault(name, LoggedEvent(name)).levels.update(level)
+                events[name].fields |= {extra, *_list_fields(call)} - {"level", "logs_repeats"}
         return
     if function == "last_try":
-        for each in _list_names(call.args[1]):
-            events.setdefault(each, LoggedEvent(each)).levels.add("debug")
-            events[each].fields |= {"why", *_list_fields(call)}
+        for name in _list_names(call.args[1]):
+            events.setdefault(name, LoggedEvent(name)).levels.add("debug")
+            events[name].fields |= {"why", *_list_fields(call)}
         return
     if not call.args or isinstance(call.args[0], ast.Starred) or function[:1].isupper():
         return  # a class, such as `ProcessEvents`, logs nothing by itself

@@ -34,8 +34,8 @@ def find_scripts_that_move_jobs() -> set[str]:
 def loaded_scripts() -> list[Script]:
     """Return the scripts that the calls load, as they are sent."""
     modules = [
-        importlib.import_module(f"{calls.__name__}.{one.name}")
-        for one in pkgutil.iter_modules(calls.__path__)
+        importlib.import_module(f"{calls.__name__}.{module.name}")
+        for module in pkgutil.iter_modules(calls.__path__)
     ]
     return [value for module in modules for value in vars(module).values() if isinstance(value, Script)]
 

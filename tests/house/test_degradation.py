@@ -26,4 +26,4 @@ def test_each_event_that_warns_is_logged_at_its_level_and_listed_in_the_docs() -
 
 def test_no_feature_and_no_event_stands_in_the_table_twice() -> None:
     assert len({feature.name for feature in OPTIONAL_FEATURES}) == len(OPTIONAL_FEATURES)
-    assert len({one.event for one in OPTIONAL_FEATURES}) == len(OPTIONAL_FEATURES)
+    assert len({feature.event for feature in OPTIONAL_FEATURES}) == len(OPTIONAL_FEATURES)

@@ -49,9 +49,9 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[set[str], set[st
         # Python 3.11.2, which Debian 12 has, knows no filters, and 3.12 warns without one.
         opened.extraction_filter = getattr(tarfile, "data_filter", lambda member, _: member)
         opened.extractall(room / "unpacked")
-        in_sdist = {each.name.partition("/")[2] for each in opened.getmembers() if each.isfile()}
+        in_sdist = {member.name.partition("/")[2] for member in opened.getmembers() if member.isfile()}
     (unpacked,) = (room / "unpacked").iterdir()
-    assert not any((unpacked / "celery5" / each).is_symlink() for each in LINKED_FOLDERS)
+    assert not any((unpacked / "celery5" / linked).is_symlink() for linked in LINKED_FOLDERS)
     wheel = build("wheel", unpacked, room)
     with zipfile.ZipFile(wheel) as opened_wheel:
         names = set(opened_wheel.namelist())

@@ -68,19 +68,23 @@ def test_the_table_of_settings_is_made_from_the_settings() -> None:
 def test_every_error_is_in_the_reference_and_nothing_else() -> None:
     defined = {
         name
-        for name, each in vars(errors).items()
-        if inspect.isclass(each) and issubclass(each, Exception) and each.__module__ == errors.__name__
+        for name, candidate in vars(errors).items()
+        if inspect.isclass(candidate)
+        and issubclass(candidate, Exception)
+        and candidate.__module__ == errors.__name__
     }
     of_streams = {name: getattr(streams, name) for name in streams.__all__}
     defined |= {
-        name for name, each in of_streams.items() if inspect.isclass(each) and issubclass(each, Exception)
+        name
+        for name, candidate in of_streams.items()
+        if inspect.isclass(candidate) and issubclass(candidate, Exception)
     }
     assert sorted(first_cells(DOCS / "reference" / "errors.md")) == sorted(defined)
 
 
 def test_every_reason_for_a_dead_letter_is_in_the_guide() -> None:
     text = (DOCS / "guide" / "failures.md").read_text()
-    assert [each for each in Reason if f"\n| `{each.value}` |" not in text] == []
+    assert [reason for reason in Reason if f"\n| `{reason.value}` |" not in text] == []
 
 
 @pytest.mark.parametrize("page", ["guide/results.md", "reference/states.md"])
@@ -102,7 +106,7 @@ def test_every_column_of_info_is_explained_where_info_is_shown() -> None:
         "next due",
         "oldest dead",
     )  # say it themselves
-    assert [each for each in row if each not in explained and f"`{each}`" not in text] == []
+    assert [word for word in row if word not in explained and f"`{word}`" not in text] == []
 
 
 def options_table(page: str) -> list[str]:
@@ -125,7 +129,7 @@ def commands() -> list[str]:
     for name in cli.list_commands(context):
         command = cli.get_command(context, name)
         inner = sorted(command.commands) if isinstance(command, click.Group) else [""]
-        found += [f"{name} {each}".strip() for each in inner]
+        found += [f"{name} {word}".strip() for word in inner]
     return found
 
 
@@ -136,10 +140,10 @@ def commands_of_the_table() -> list[str]:
     found: list[str] = []
     for cell in re.findall(r"(?m)^\| \[?(`.*?`)(?:\]\(.*?\))? \|", lines):
         first, *others = [
-            " ".join(word for word in each.split() if word.islower() and word[0] not in "-[")
-            for each in re.findall(r"`(.*?)`", cell)
+            " ".join(word for word in code.split() if word.islower() and word[0] not in "-[")
+            for code in re.findall(r"`(.*?)`", cell)
         ]
-        found += [first, *(f"{first.split()[0]} {each}" for each in others)]
+        found += [first, *(f"{first.split()[0]} {other}" for other in others)]
     return found
 
 
@@ -153,7 +157,7 @@ def test_the_guide_has_every_metric_of_every_process() -> None:
     named -= {"celery5_schedules_"}  # made of what became of them
     assert len(named) > 20
     text = (DOCS / "guide" / "probes.md").read_text()
-    assert sorted(each for each in named if f"`{each}" not in text) == []
+    assert sorted(name for name in named if f"`{name}" not in text) == []
 
 
 def test_every_public_name_is_in_the_reference_and_nothing_else() -> None:
@@ -163,9 +167,9 @@ def test_every_public_name_is_in_the_reference_and_nothing_else() -> None:
     offered = [f"{package}.{name}" for package in packages for name in import_module(package).__all__]
     # The last section has names of other modules, which pages of the guide use (`test_shown_names.py`).
     elsewhere = re.findall(r"(?m)^::: (\S+)$", text.partition("\n## Elsewhere\n")[2])
-    of_packages = [each for each in rendered if each.count(".") > 1 and each not in elsewhere]
+    of_packages = [name for name in rendered if name.count(".") > 1 and name not in elsewhere]
     assert sorted(of_packages) == sorted(offered)
-    names = [*(each.rpartition(".")[2] for each in rendered), *first_cells(DOCS / "reference" / "errors.md")]
+    names = [*(name.rpartition(".")[2] for name in rendered), *first_cells(DOCS / "reference" / "errors.md")]
     assert {*celery5.__all__} <= {*names}
 
 
@@ -173,7 +177,7 @@ def test_the_log_messages_of_the_guide_are_written_somewhere() -> None:
     named = re.findall(r"`celery5:([a-z:-]+)`", (DOCS / "guide" / "logging.md").read_text())
     written = {*collect_events(HERE), *PROCESSES}  # the line that begins a process has its kind alone
     assert named
-    assert [each for each in named if each not in written] == []
+    assert [path for path in named if path not in written] == []
 
 
 INTERNALS = (DOCS / "internals.md", *sorted((DOCS / "internals").glob("*.md")))
@@ -196,7 +200,7 @@ def test_every_file_that_internals_names_is_there(page: Path) -> None:
     named = re.findall(r"`((?:[\w-]+/)+[\w-]*(?:\.\w+)?)`", text)
     assert named
     assert [
-        each for each in named if not ((HERE / each).exists() or (HERE / "celery5" / each).exists())
+        path for path in named if not ((HERE / path).exists() or (HERE / "celery5" / path).exists())
     ] == []
 
 
@@ -222,7 +226,7 @@ def anchors(page: Path) -> set[str]:
     """The anchors that mkdocs makes of a page's headings."""
     prose = re.sub(r"(?ms)^```.*?^```$", "", page.read_text())
     headings = re.findall(r"(?m)^#+ (.+)$", prose)
-    return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", each).strip().lower()) for each in headings}
+    return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
@@ -238,11 +242,11 @@ def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
 
 
 def test_every_fault_of_the_table_has_a_test_that_is_there() -> None:
-    lines = [each for each in (DOCS / "faults.md").read_text().splitlines() if each.startswith("| ")]
+    lines = [line for line in (DOCS / "faults.md").read_text().splitlines() if line.startswith("| ")]
     cells = [line.split(" | ")[-1] for line in lines if not line.startswith("| fault |")]
     assert cells
-    assert [each for each in cells if not re.search(r"`[^`]+::test_", each)] == []
-    named = [node for each in cells for node in re.findall(r"`([^`]+)`", each)]
+    assert [cell for cell in cells if not re.search(r"`[^`]+::test_", cell)] == []
+    named = [node for cell in cells for node in re.findall(r"`([^`]+)`", cell)]
     assert [node for node in named if not exists(node)] == []
 
 

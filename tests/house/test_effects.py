@@ -105,7 +105,7 @@ def list_calls(function: Callable[..., Any], seen: set[Any]) -> Iterator[str]:
             case ast.Constant(value=str(verb)) if verb in get_args(BulkVerb):
                 yield f"bulk {verb}"
             case ast.ImportFrom(names=imported):
-                yield from (one.name for one in imported if one.name in COROUTINES)
+                yield from (alias.name for alias in imported if alias.name in COROUTINES)
             case ast.Name(id=name) if isinstance(helper := names.get(name), FunctionType):
                 if helper not in seen and helper.__module__.startswith("celery5.operations."):
                     yield from list_calls(helper, seen)
@@ -139,7 +139,7 @@ def test_each_call_of_the_api_that_operations_make_is_known_here() -> None:
     assert (CHANGES.keys() | READS) - made == set(), "no operation does this any more"
 
 
-@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=lambda one: one.name)
+@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=lambda operation: operation.name)
 def test_an_operation_declares_all_effects_of_what_it_calls(operation: Operation) -> None:
     undeclared = [
         effect

@@ -98,12 +98,12 @@ def test_every_name_of_celery_is_on_its_page(title: str) -> None:
 @pytest.mark.parametrize("title", fennel_names.BY_SECTION)
 def test_every_name_of_fennel_is_on_its_page(title: str) -> None:
     cells = theirs("from-fennel", title)
-    assert [each for each in fennel_names.BY_SECTION[title] if each not in cells] == []
+    assert [name for name in fennel_names.BY_SECTION[title] if name not in cells] == []
 
 
 def test_every_state_and_every_field_of_fennels_log_is_on_its_page() -> None:
     assert missing([f"`{state}`" for state in fennel_names.STATES], section("from-fennel", "States")) == []
-    assert missing([f"`{each}`" for each in fennel_names.LOG], section("from-fennel", "Log")) == []
+    assert missing([f"`{name}`" for name in fennel_names.LOG], section("from-fennel", "Log")) == []
 
 
 def ours(page: str) -> list[str]:
@@ -131,8 +131,8 @@ OFFERED = {
     *Options.__struct_fields__,
     *Settings.__struct_fields__,
     *inspect.signature(App).parameters,
-    *(each for each in dir(app) if not each.startswith("_")),
-    *(each for each in dir(app.control) if not each.startswith("_")),
+    *(name for name in dir(app) if not name.startswith("_")),
+    *(name for name in dir(app.control) if not name.startswith("_")),
     *words_of_commands(cli),
 }
 """All that celery5 has under a name that a user writes."""
@@ -152,20 +152,20 @@ def rows_of_nothing() -> list[tuple[str, set[str]]]:
     text = re.sub(r"(?ms)^```.*?^```$", "", (HERE / "docs" / "guide" / "from-celery.md").read_text())
     found = []
     for line in text.splitlines():
-        cells = [each.strip() for each in re.split(r"(?<!\\)\|", line)[1:-1]]
+        cells = [part.strip() for part in re.split(r"(?<!\\)\|", line)[1:-1]]
         if line.startswith("| ") and len(cells) > 1 and SAID_TO_BE_NONE.match(cells[1]):
             found.append((cells[0], names_in(cells[0])))
     lines = section("from-celery", "What is not there yet").splitlines()
-    return [*found, *((each, names_in(each.split("|")[1])) for each in lines if each.startswith("| "))]
+    return [*found, *((row, names_in(row.split("|")[1])) for row in lines if row.startswith("| "))]
 
 
 def names_in(cell: str) -> set[str]:
     """Return the names of a cell: those in backticks, without what Celery puts around them, and the words besides."""
     said = set(re.findall(r"`([^`]+)`", cell))
     plain = set(re.findall(r"[A-Za-z_]+", re.sub(r"`[^`]+`", "", cell)))
-    commands = {each.split()[-1] for each in said if each.startswith("celery ")}
-    names = {re.sub(r"[(=].*", "", each).lstrip("@") for each in said if not each.startswith("celery ")}
-    return {each for each in names | commands | plain if each not in ANOTHER_THING}
+    commands = {words.split()[-1] for words in said if words.startswith("celery ")}
+    names = {re.sub(r"[(=].*", "", words).lstrip("@") for words in said if not words.startswith("celery ")}
+    return {name for name in names | commands | plain if name not in ANOTHER_THING}
 
 
 def test_nothing_that_celery5_has_is_said_to_be_missing() -> None:
@@ -254,7 +254,7 @@ def test_every_attribute_of_ours_is_there(page: str) -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_every_option_and_setting_of_ours_is_there(page: str) -> None:
     said = " ".join(
-        each for each in ours(page) if "(" in each and not each.startswith(("celery5 ", "python "))
+        text for text in ours(page) if "(" in text and not text.startswith(("celery5 ", "python "))
     )
     keywords = set(re.findall(r"(?<=[(\s])(\w+)=(?!=)", said))
     more = {
@@ -278,7 +278,7 @@ def test_every_option_and_setting_of_ours_is_there(page: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_command_of_ours_takes_its_words(page: str) -> None:
-    commands = [each for each in ours(page) if re.match(r"celery5 (-A|\w+ )", each)]
+    commands = [text for text in ours(page) if re.match(r"celery5 (-A|\w+ )", text)]
     assert len(commands) > 5
     for command in commands:
         try:

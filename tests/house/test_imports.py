@@ -56,7 +56,7 @@ KEYS = HERE / "celery5" / "broker" / "keys.py"
 
 def may(who: str, allowed: tuple[str, ...]) -> bool:
     """Whether a module is among the allowed ones."""
-    return any(who == each.rstrip(".") or who.startswith(each.rstrip(".") + ".") for each in allowed)
+    return any(who == package.rstrip(".") or who.startswith(package.rstrip(".") + ".") for package in allowed)
 
 
 @pytest.mark.parametrize("library", FENCED)

@@ -46,7 +46,7 @@ def expressions() -> Iterator[str]:
     """Yield all expressions of the rules and of the dashboard."""
     yield from (rule["expr"] for rule in rules())
     yield from (target["expr"] for panel in panels() for target in panel["targets"])
-    yield from (one.get("definition", "") for one in dashboard()["templating"]["list"])
+    yield from (variable.get("definition", "") for variable in dashboard()["templating"]["list"])
 
 
 def documented_labels() -> set[str]:
@@ -71,7 +71,10 @@ def test_they_use_only_labels_that_exist() -> None:
         for label in LABEL.findall(braces)
     }
     used |= {
-        label.strip() for one in expressions() for names in GROUPED.findall(one) for label in names.split(",")
+        label.strip()
+        for expression in expressions()
+        for names in GROUPED.findall(expression)
+        for label in names.split(",")
     }
     assert {"queue", "task", "state", "stream"} <= used
     assert used - documented_labels() - BY_SCRAPING == set()
@@ -98,8 +101,8 @@ def test_each_alert_says_what_is_wrong_and_what_to_do_and_is_in_the_guide() -> N
 def test_the_dashboard_can_be_imported() -> None:
     board = dashboard()
     assert board["schemaVersion"] >= 36
-    assert [one["name"] for one in board["__inputs"]] == ["DS_PROMETHEUS"]
-    assert {one["name"] for one in board["templating"]["list"]} == {"datasource", "job", "queue"}
+    assert [field["name"] for field in board["__inputs"]] == ["DS_PROMETHEUS"]
+    assert {variable["name"] for variable in board["templating"]["list"]} == {"datasource", "job", "queue"}
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
 
 
@@ -228,7 +231,7 @@ def run_promtool(folder: Path, series: Samples, *expected: dict[str, Any]) -> No
     test = {
         "interval": "1m",
         "input_series": [{"series": name, "values": values} for name, values in series.items()],
-        "promql_expr_test": [{"eval_time": "59m", **one} for one in expected],
+        "promql_expr_test": [{"eval_time": "59m", **alert} for alert in expected],
     }
     path = folder / "test.yml"
     path.write_text(json.dumps({"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": [test]}))

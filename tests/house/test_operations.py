@@ -26,7 +26,7 @@ def test_no_exception_has_become_a_command() -> None:
     assert ELSEWHERE.keys() - OPERATIONS.keys() == set()
 
 
-@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=lambda one: one.name)
+@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=lambda operation: operation.name)
 def test_each_parameter_says_what_it_is_in_forms_help_and_openapi(operation: Operation) -> None:
-    assert [one.name for one in list_parameters(operation.parameters) if not one.help] == []
+    assert [parameter.name for parameter in list_parameters(operation.parameters) if not parameter.help] == []
     assert operation.summary.endswith(".")

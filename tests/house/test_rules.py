@@ -72,7 +72,7 @@ def test_no_public_class_name_stands_twice() -> None:
         for node in nodes(path):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places.setdefault(node.name, []).append(f"{name(path)}:{node.lineno}")
-    assert {each: where for each, where in places.items() if len(where) > 1} == {}
+    assert {class_name: where for class_name, where in places.items() if len(where) > 1} == {}
 
 
 def test_no_constructor_of_a_service_only_unpacks_a_value_of_the_services() -> None:
@@ -163,7 +163,7 @@ def test_every_public_class_and_function_of_the_package_has_a_docstring() -> Non
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
         and not node.name.startswith("_")
         and ast.get_docstring(node) is None
-        and not any(is_of_a_stub(each) for each in node.decorator_list)
+        and not any(is_of_a_stub(decorator) for decorator in node.decorator_list)
         and not has_help_of_its_definition(node)
     ]
     assert bare == []

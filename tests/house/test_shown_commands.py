@@ -157,8 +157,8 @@ def test_every_command_that_a_page_shows_is_there_and_takes_its_words(page: Path
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(HERE).as_posix())
 def test_every_command_that_prose_names_by_its_group_is_there(page: Path) -> None:
     said = re.findall(r"`([a-z]+ [a-z][a-z-]* ?[^`]*)`", FENCED.sub("", page.read_text()))
-    named = [each for each in said if each.split()[0] in groups() and each not in NO_COMMANDS]
-    assert faults((f"celery5 {each}" for each in named), in_prose=True) == {}
+    named = [words for words in said if words.split()[0] in groups() and words not in NO_COMMANDS]
+    assert faults((f"celery5 {words}" for words in named), in_prose=True) == {}
 
 
 @pytest.mark.parametrize(

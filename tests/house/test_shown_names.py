@@ -53,9 +53,9 @@ def imports_of(code: str) -> Iterator[tuple[str, str]]:
         tree = ast.parse("\n".join(lines))
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "celery5":
-            yield from ((node.module or "", name.name) for name in node.names)
+            yield from ((node.module or "", alias.name) for alias in node.names)
         elif isinstance(node, ast.Import):
-            yield from (("", each.name) for each in node.names if each.name.split(".")[0] == "celery5")
+            yield from (("", name.name) for name in node.names if name.name.split(".")[0] == "celery5")
 
 
 def imports_of_blocks(text: str) -> set[tuple[str, str]]:
@@ -71,7 +71,7 @@ def names_in_prose(text: str) -> Iterator[str]:
             yield from (f"{module}.{name}".strip(".") for module, name in imports_of(said))
         else:
             dotted = re.findall(r"(?<![\w/@.-])celery5(?:\.\w+)+(?![\w/:])", said)
-            yield from (each for each in dotted if not NO_NAMES.match(each))
+            yield from (name for name in dotted if not NO_NAMES.match(name))
     for names, module in re.findall(LIST_OF_NAMES + r" (?:from|of|in) `(celery5(?:\.\w+)*)`", prose):
         yield from (f"{module}.{name}" for name in re.findall(r"`([\w.]+)", names))
 
@@ -102,10 +102,10 @@ def test_the_reference_has_a_section_for_each_public_package() -> None:
 def test_every_name_that_a_page_imports_is_in_the_reference(page: Path) -> None:
     reference = (HERE / "docs" / "reference" / "api.md").read_text()
     listed = set(re.findall(r"(?m)^::: (\S+)$", reference)) | {
-        f"celery5.errors.{each}" for each in vars(errors)
+        f"celery5.errors.{name}" for name in vars(errors)
     }
     again = re.findall(r"`(\w+)`", re.findall(r"(?m)^Also offered here.*$", reference)[0])
-    listed |= {f"celery5.{each}" for each in [*again, *vars(errors)]}
+    listed |= {f"celery5.{name}" for name in [*again, *vars(errors)]}
     shown = {
         f"{module}.{name}".strip(".")
         for module, name in imports_of_blocks(page.read_text())

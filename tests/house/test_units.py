@@ -21,7 +21,7 @@ from celery5.protocol.cluster.units import CRASH_SIGNALS, SIDECAR_GRACE_COMMANDS
 from celery5.protocol.cluster.units import HARDENING as OF_MEMBERS
 
 UNITS = sorted(path for path in (Path(__file__).parents[2] / "systemd").iterdir())
-SERVICES = [each for each in UNITS if each.suffix == ".service"]
+SERVICES = [unit for unit in UNITS if unit.suffix == ".service"]
 PROCESSES = ("controller", "publisher", "router", "scheduler", "worker")
 HARDENED = {
     "LockPersonality": "yes",
@@ -64,15 +64,15 @@ def options(unit: Path) -> dict[str, str]:
 def service(word: str) -> dict[str, str]:
     """The options of the service of a kind of process."""
     return options(
-        next(each for each in SERVICES if each.name.split("@")[0].split(".")[0] == f"celery5-{word}")
+        next(file for file in SERVICES if file.name.split("@")[0].split(".")[0] == f"celery5-{word}")
     )
 
 
 def test_there_is_a_unit_for_each_kind_of_process_and_a_target_and_a_slice() -> None:
-    assert {each.name.removesuffix(".service").removesuffix("@") for each in SERVICES} == {
+    assert {file.name.removesuffix(".service").removesuffix("@") for file in SERVICES} == {
         f"celery5-{process}" for process in PROCESSES
     }
-    assert {unit.name for unit in UNITS} - {each.name for each in SERVICES} == {
+    assert {unit.name for unit in UNITS} - {file.name for file in SERVICES} == {
         "celery5.slice",
         "celery5.target",
         "celery5-publisher@.socket",
@@ -90,9 +90,9 @@ def runtime(monkeypatch: pytest.MonkeyPatch, short_path: Path) -> None:
 def test_systemd_has_nothing_to_say(unit: Path, kind: str, tmp_path: Path) -> None:
     if not shutil.which("systemd-analyze"):
         return
-    for each in UNITS:  # they name each other
-        text = re.sub(r"(?m)^(ExecStart=)\S+", r"\1/bin/true", each.read_text())
-        (tmp_path / each.name.replace("@.", "@shop.")).write_text(text)
+    for file in UNITS:  # they name each other
+        text = re.sub(r"(?m)^(ExecStart=)\S+", r"\1/bin/true", file.read_text())
+        (tmp_path / file.name.replace("@.", "@shop.")).write_text(text)
     completed = subprocess.run(
         ["systemd-analyze", kind, "verify", str(tmp_path / unit.name.replace("@.", "@shop."))],
         capture_output=True,
@@ -155,14 +155,14 @@ def test_remote_members_are_hardened_without_a_mount_namespace() -> None:
 def test_the_sidecar_of_a_worker_that_has_died_is_left_half_a_second() -> None:
     unit = service("worker")
     assert [(name, unit[name]) for name, _ in SIDECAR_GRACE_COMMANDS] == [
-        (name, f"/bin/sh -c '{each}'") for name, each in SIDECAR_GRACE_COMMANDS
+        (name, f"/bin/sh -c '{shell_command}'") for name, shell_command in SIDECAR_GRACE_COMMANDS
     ]
-    assert [int(signal.Signals[each]) for each in unit["SuccessExitStatus"].split()] == list(CRASH_SIGNALS)
+    assert [int(signal.Signals[name]) for name in unit["SuccessExitStatus"].split()] == list(CRASH_SIGNALS)
     assert unit["OOMPolicy"] == "continue"
 
 
 def test_systemd_opens_the_socket_at_which_producers_look_for_the_publisher() -> None:
-    unit = options(next(each for each in UNITS if each.suffix == ".socket"))
+    unit = options(next(file for file in UNITS if file.suffix == ".socket"))
     assert unit["ListenStream"] == "%t/celery5/%i.publisher.sock"
     assert (unit["SocketMode"], unit["DirectoryMode"]) == ("0600", "0700")
     assert "celery5-publisher@%i.socket" in service("publisher")["Also"]

@@ -136,7 +136,7 @@ CLASSES = (
 OF_OTHERS = (Decimal, Fraction, Mapping, Path, Sequence, UUID, ZoneInfo)
 OF_TIME = (date, datetime, time, timedelta)
 NAMES: dict[str, Any] = {
-    **{getattr(each, "__name__", ""): each for each in (*CLASSES, *OF_OTHERS, *OF_TIME)},
+    **{getattr(cls, "__name__", ""): cls for cls in (*CLASSES, *OF_OTHERS, *OF_TIME)},
     "UTC": UTC,
     "BERLIN": BERLIN,
     "NEPAL": NEPAL,

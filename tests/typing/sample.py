@@ -182,7 +182,7 @@ minutes = app.stream("minutes", Reading)
 
 @app.processor(readings, into=minutes)
 async def watch(events: StreamEvents[Reading]) -> None:
-    by_sensor = events.windows(Tumbling(60), initial=0.0, add=lambda most, one: max(most, one.at))
+    by_sensor = events.windows(Tumbling(60), initial=0.0, add=lambda most, record: max(most, record.at))
     async for window in by_sensor:
         assert_type(window.key, str)
         assert_type(window.value, float)

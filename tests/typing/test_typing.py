@@ -74,6 +74,8 @@ def test_basedpyright_sees_the_types_and_refuses_the_mistakes(sample: Path) -> N
     text = said("basedpyright", "-p", str(sample.parent), "--pythonpath", sys.executable, "--outputjson")
     found = json.loads(text)["generalDiagnostics"]
     errors = {
-        each["range"]["start"]["line"] + 1: each["message"] for each in found if each["severity"] == "error"
+        diagnostic["range"]["start"]["line"] + 1: diagnostic["message"]
+        for diagnostic in found
+        if diagnostic["severity"] == "error"
     }
     assert set(errors) == WRONG, json.dumps(errors, indent=1)

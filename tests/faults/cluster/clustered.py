@@ -67,7 +67,7 @@ class Clustered:
     @property
     def is_whole(self) -> bool:
         """Whether as many are up as were started."""
-        ups, starts = (len(self.said(f"member:{each}")) for each in ("started", "start-requested"))
+        ups, starts = (len(self.said(f"member:{what}")) for what in ("started", "start-requested"))
         return ups == starts
 
     def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> int:
@@ -155,14 +155,12 @@ class Load:
         the process of each run but the last is one of the `victims`, killed with it in hand; its result is the last
         run's."""
         app = self._staff.app
-        results: list[Any] = gather(
-            [app.result(each.id, queue="default") for each in self.sent], timeout=LIMIT
-        )
+        results: list[Any] = gather([app.result(job.id, queue="default") for job in self.sent], timeout=LIMIT)
         assert all(isinstance(result, int) for result in results), [
             e for e in results if not isinstance(e, int)
         ]
         runs = _runs_of(self._staff, "begin")
-        assert set(runs) >= {each.id for each in self.sent}
+        assert set(runs) >= {job.id for job in self.sent}
         for handle, value in zip(self.sent, results, strict=True):
             *before, last = runs[handle.id]
             assert value == last

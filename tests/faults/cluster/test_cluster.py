@@ -56,8 +56,8 @@ def cluster_of(staff: Staff, tmp_path: Path) -> Iterator[Starts]:
         return started[-1]
 
     yield start
-    for each in started:
-        each.ended()
+    for controller in started:
+        controller.ended()
 
 
 def test_killed_members_and_controllers_lose_and_double_no_job(
@@ -100,13 +100,13 @@ def test_the_jobs_of_a_worker_that_is_killed_run_elsewhere_within_moments(
     sent = staff.app.send_many([staff.app.signature("gate", str(door)) for _ in range(8)])
     wait_until(lambda: len(staff.notes()) == 8, within=LIMIT)
     name, pid = max(
-        cluster.members.items(), key=lambda each: sum(note.pid == each[1] for note in staff.notes())
+        cluster.members.items(), key=lambda worker: sum(note.pid == worker[1] for note in staff.notes())
     )
-    held = {each.job for each in staff.notes() if each.pid == pid}
+    held = {note.job for note in staff.notes() if note.pid == pid}
     began = time.time()
     cluster.kill(name)
     wait_until(lambda: len(staff.notes()) == 8 + len(held), within=LIMIT)
-    took = max(each.at for each in staff.notes()[8:]) - began
+    took = max(note.at for note in staff.notes()[8:]) - began
     wait_until(lambda: bool(cluster.said("member:ended", name)))
     known = cluster.said("member:ended", name)[0]["timestamp"] - began
     measured("known", known)
@@ -114,7 +114,7 @@ def test_the_jobs_of_a_worker_that_is_killed_run_elsewhere_within_moments(
     assert took < 5
     assert known < 5
     door.touch()
-    assert all(each.get(timeout=LIMIT) for each in sent)
+    assert all(job.get(timeout=LIMIT) for job in sent)
     cluster.back(name, pid)
 
 
@@ -123,7 +123,7 @@ def test_a_worker_whose_loop_a_job_blocks_for_ever_is_replaced(staff: Staff, clu
     (poison,) = staff.app.send_many([staff.app.signature("block", 3600.0)])
     wait_until(lambda: len(staff.notes()) == 1, within=LIMIT)
     pid = staff.notes()[0].pid
-    (name,) = [name for name, each in cluster.members.items() if each == pid]
+    (name,) = [name for name, member_pid in cluster.members.items() if member_pid == pid]
     wait_until(lambda: bool(cluster.said("member:killed", name)), within=LIMIT)
     cluster.back(name, pid)
     assert "said nothing" in cluster.said("member:killed", name)[0]["why"]
@@ -178,7 +178,7 @@ def test_a_cluster_stops_under_load_in_order_and_what_has_begun_ends(
     with Load(staff) as load:
         wait_for_more(staff, load)
         assert cluster.stopped() == 0
-        kinds = [each["name"].partition("-")[0] for each in cluster.said("member:ended")]
+        kinds = [line["name"].partition("-")[0] for line in cluster.said("member:ended")]
     assert [kind for kind in kinds if kind != "publisher"] == ["scheduler", "router", "worker", "worker"]
     assert kinds[-1] == ("publisher" if "publisher" in kinds else "worker")
     begun, ended = (sorted(note.job for note in staff.notes(what)) for what in ("begin", "end"))

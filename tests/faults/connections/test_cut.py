@@ -146,7 +146,7 @@ async def test_many_tasks_under_many_cuts_run_nothing_twice(
             await trio.sleep(random.uniform(0.005, 0.02))
             proxy.cut_all()
             await until(lambda: link.connected)
-    counts = [int(each or 0) for each in redis_client.mget(list(outcomes))]
+    counts = [int(number or 0) for number in redis_client.mget(list(outcomes))]
     for outcome, counted in zip(outcomes.values(), counts, strict=True):
         assert (outcome, counted) in {("done", 1), ("maybe", 0), ("maybe", 1), ("not sent", 0)}
     redis_client.delete(*outcomes)

@@ -170,8 +170,8 @@ async def test_a_connection_that_breaks_again_soon_is_an_error_in_the_log(
             proxy.accept()
             await until(lambda: link.connected)
         opened = lines.of("redis:breaker-opened")
-    assert [each["level"] for each in opened] == ["warning", "error"]
-    assert all("is_error" not in each for each in opened)
+    assert [line["level"] for line in opened] == ["warning", "error"]
+    assert all("is_error" not in line for line in opened)
 
 
 def _so_many(events: list[LinkEvent], kind: type, count: int) -> bool:

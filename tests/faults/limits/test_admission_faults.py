@@ -141,8 +141,8 @@ async def test_a_job_that_was_cancelled_with_the_lease_costs_no_attempt(
             await trio.sleep_forever()
         return job.attempt
 
-    for each in (app, producer):
-        each.task(name="alone", bind=True, limit=1, max_retries=0)(alone)
+    for application in (app, producer):
+        application.task(name="alone", bind=True, limit=1, max_retries=0)(alone)
     await start(nursery, app)
     sent = await producer.signature("alone").adelay()
     await until(lambda: len(attempts) == 1)
@@ -165,8 +165,8 @@ async def test_a_job_with_a_limit_per_worker_goes_on_without_the_lease(
         await trio.sleep(2.5)
         seen.append("went on")
 
-    for each in (app, producer):
-        each.task(name="mine", limit=Limit(1, per="worker"))(mine)
+    for application in (app, producer):
+        application.task(name="mine", limit=Limit(1, per="worker"))(mine)
     worker = await start(nursery, app)
     await producer.signature("mine").adelay()
     await until(lambda: seen == ["began"])

@@ -65,17 +65,17 @@ class Cluster:
                     await trio.sleep(0.02)
                 task_status.started()
         finally:
-            for one in self._running.values():
-                if one.process.poll() is None:
-                    one.signal(signal.SIGKILL)
-                    one.wait()
+            for process in self._running.values():
+                if process.process.poll() is None:
+                    process.signal(signal.SIGKILL)
+                    process.wait()
 
     def ready(self) -> list[Life]:
         """Return the processes that run and have come up."""
-        return [each for each in self._living() if self._is_ready(each)]
+        return [process for process in self._living() if self._is_ready(process)]
 
     def _living(self) -> list[Life]:
-        return [each for each in self.record.lives if each.ended is None]
+        return [life for life in self.record.lives if life.ended is None]
 
     def _is_ready(self, life: Life) -> bool:
         kind = kind_of(life.name)
@@ -114,7 +114,7 @@ class Cluster:
         for name in names:
             self._running[name].signal(signal.SIGTERM)
         with trio.move_on_after(STOP_LIMIT):
-            while any(each.name in names for each in self._living()):
+            while any(process.name in names for process in self._living()):
                 await trio.sleep(0.02)
 
     def sidecar(self, name: str) -> int:
@@ -141,10 +141,10 @@ class Cluster:
 
     def _note(self, fault: Fault, pid: int, began: float, ended: float) -> None:
         """Record whom it struck: a proxy strikes all processes that were behind it meanwhile."""
-        there = [each.pid for each in self.record.lives if each.name == fault.target
-                 and each.began <= ended and (each.ended is None or each.ended >= began)]  # fmt: skip
-        for each in {pid, *there}:
-            self.record.struck.append(Struck(fault.kind, fault.target, each, began, ended))
+        there = [life.pid for life in self.record.lives if life.name == fault.target
+                 and life.began <= ended and (life.ended is None or life.ended >= began)]  # fmt: skip
+        for victim in {pid, *there}:
+            self.record.struck.append(Struck(fault.kind, fault.target, victim, began, ended))
         if fault.kind == "stop while memory is full":
             self.record.struck.append(Struck("fill memory", "redis", 0, began, ended))
 
@@ -166,7 +166,7 @@ class Cluster:
         """Kill a member."""
         one = self._running[name]
         if one.process.poll() is None:
-            next(each for each in self.record.lives if each.pid == one.process.pid).killed = True
+            next(life for life in self.record.lives if life.pid == one.process.pid).killed = True
             one.signal(signal.SIGKILL)
 
     def kill_sidecar(self, name: str) -> None:

@@ -141,15 +141,15 @@ class Producer:
     def note(self, order: Order, handles: Sequence[Any] = (), error: BrokerError | None = None) -> None:
         """Write down what became of an order."""
         outcome = "accepted" if error is None else "maybe" if error.maybe_done else "refused"
-        for at, each in enumerate(order.sent):
+        for at, entry in enumerate(order.sent):
             handle = handles[at] if handles else None
             job = handle.id if isinstance(handle, AsyncResult) else ""
-            self._record.sent.append(replace(each, outcome=outcome, id=job))
+            self._record.sent.append(replace(entry, outcome=outcome, id=job))
 
     def revoked(self, done: bool | None) -> None:
         """Write down that the last job was revoked; None when nobody knows."""
         last = self._record.sent
-        job = max((n for n, each in enumerate(last) if each.id and self._mine(each)), default=-1)
+        job = max((n for n, entry in enumerate(last) if entry.id and self._mine(entry)), default=-1)
         if done is None:
             last[job] = replace(last[job], states=frozenset({"SUCCESS", "REVOKED"}))
         elif done:

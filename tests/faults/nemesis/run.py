@@ -68,7 +68,7 @@ class Outcome:
         lines += ["numbers: " + ", ".join(f"{name} {value}" for name, value in self.numbers.items())]
         lines += [f"excused: {excuse}" for excuse in self.excuses[:SHOWN]]
         lines += [f"excused: {len(self.excuses) - SHOWN} more"] * (len(self.excuses) > SHOWN)
-        lines += [f"WRONG: {each}" for each in self.wrong[: 5 * SHOWN]] or ["nothing is wrong"]
+        lines += [f"WRONG: {fault}" for fault in self.wrong[: 5 * SHOWN]] or ["nothing is wrong"]
         return "\n".join([*lines, f"logs and history: {self.folder}"])
 
 
@@ -144,8 +144,8 @@ class _Run:
                             faults.start_soon(self._strike_at, began + fault.at, fault)
                         await trio.sleep(self.outcome.seconds)
                 finally:
-                    for each in producers:
-                        each.over.set()
+                    for producer in producers:
+                        producer.over.set()
         if scope.cancelled_caught:
             self.outcome.wrong.append(f"a producer did not come back within {LAST:g} s")
 
@@ -162,11 +162,17 @@ class _Run:
             number += 1
             await trio.to_thread.run_sync(self._send, "plain", f"plain:{number}", 0.02)
             await trio.sleep(0.03)
-            names = {each.pid: each.name for each in self.record.lives if each.ended is None}
-            for each in self._runs():
-                if each.pid in names and each.began > self.record.healed and names[each.pid] in wanted:
-                    wanted.discard(names[each.pid])
-                    numbers[f"{names[each.pid]} again after"] = f"{each.began - self.record.healed:.2f} s"
+            names = {life.pid: life.name for life in self.record.lives if life.ended is None}
+            for ended_run in self._runs():
+                if (
+                    ended_run.pid in names
+                    and ended_run.began > self.record.healed
+                    and names[ended_run.pid] in wanted
+                ):
+                    wanted.discard(names[ended_run.pid])
+                    numbers[f"{names[ended_run.pid]} again after"] = (
+                        f"{ended_run.began - self.record.healed:.2f} s"
+                    )
         if wanted:
             self.outcome.wrong.append(
                 f"restart: {WORKS_AGAIN:g} s after healing {', '.join(sorted(wanted))} ran no job"
@@ -194,9 +200,9 @@ class _Run:
     def _unfinished(self) -> list[str]:
         """Return what has not ended: accepted jobs, and whatever else waits on a queue."""
         states = self.record.states
-        for each in self.record.sent:
-            if each.id and states.get(each.id) not in TERMINAL:
-                states[each.id] = str(self.app.result(each.id, queue="default").status())
+        for job in self.record.sent:
+            if job.id and states.get(job.id) not in TERMINAL:
+                states[job.id] = str(self.app.result(job.id, queue="default").status())
         found = [
             f"{e.label} is {states[e.id]}" for e in self.record.sent if e.id and states[e.id] not in TERMINAL
         ]
@@ -213,10 +219,10 @@ class _Run:
     def _unfinished_runs(self) -> list[str]:
         """Return which runs of workflows have not ended, and note how the others have."""
         states = self.record.run_states
-        for each in self.record.sent:
-            if each.kind == "run" and states.get(each.label) not in ENDED:
-                run = self.app.workflows.find(each.label)
-                states[each.label] = "UNKNOWN" if run is None else str(run.status().state)
+        for job in self.record.sent:
+            if job.kind == "run" and states.get(job.label) not in ENDED:
+                run = self.app.workflows.find(job.label)
+                states[job.label] = "UNKNOWN" if run is None else str(run.status().state)
         return [f"{label} is {state}" for label, state in states.items() if state not in (*ENDED, "UNKNOWN")]
 
     def _count_records(self, client: "redis.Redis", stream: str) -> int:
@@ -245,11 +251,11 @@ class _Run:
         ]
         handles = await trio.to_thread.run_sync(self.app.send_many, calls)
         self.record.sent += [
-            Sent(f"keyed:{FIRST + n}", "keyed", "accepted", each.id) for n, each in enumerate(handles)
+            Sent(f"keyed:{FIRST + n}", "keyed", "accepted", handle.id) for n, handle in enumerate(handles)
         ]
         wanted = {handle.id for handle in handles}
         with trio.move_on_after(BURST_LIMIT) as scope:
-            while wanted - {each.job for each in self._runs() if each.whole}:
+            while wanted - {finished_run.job for finished_run in self._runs() if finished_run.whole}:
                 await trio.sleep(0.02)
         took, commands = time.monotonic() - began, (self._commands() - before) / BURST
         self.outcome.numbers["gated jobs"] = f"{BURST / took:.0f}/s with {commands:.0f} commands each"
@@ -264,7 +270,7 @@ class _Run:
         """Return how many commands Redis has carried out, those within scripts included."""
         with self.cluster.client() as client:
             stats: Mapping[str, Any] = cast("Any", client).info("commandstats")
-        return sum(each["calls"] for each in stats.values())
+        return sum(stat["calls"] for stat in stats.values())
 
     async def _stop(self) -> None:
         """Stop the Schedulers first, let what they have sent end, then stop the others; look at what is left."""
@@ -307,7 +313,7 @@ class _Run:
         outcome.wrong += violations(self.record)
         outcome.numbers["sent"] = len(sent)
         for word in ("accepted", "maybe", "refused"):
-            outcome.numbers[word] = sum(each.outcome == word for each in sent)
+            outcome.numbers[word] = sum(entry.outcome == word for entry in sent)
         outcome.numbers["runs"] = len(self.record.runs)
         outcome.numbers["outputs"] = len(self.record.outputs)
         outcome.numbers["workflows"] = sum(state != "UNKNOWN" for state in self.record.run_states.values())

@@ -156,20 +156,20 @@ def violations(record: Record) -> list[str]:
 
 def lost(record: Record) -> Iterator[str]:
     """Every accepted job ends in one of the states that it may end in."""
-    for each in record.sent:
-        if each.outcome != "accepted" or not each.id:
+    for entry in record.sent:
+        if entry.outcome != "accepted" or not entry.id:
             continue
-        state = record.states.get(each.id, "UNKNOWN")
-        if state not in each.states:
-            yield f"lost: {each.label} ({each.kind}, {each.id}) is {state}, not {' or '.join(sorted(each.states))}"
+        state = record.states.get(entry.id, "UNKNOWN")
+        if state not in entry.states:
+            yield f"lost: {entry.label} ({entry.kind}, {entry.id}) is {state}, not {' or '.join(sorted(entry.states))}"
 
 
 def published_though_refused(record: Record) -> Iterator[str]:
     """What a producer was told was not sent never runs."""
     ran = {run.label.partition("/")[0] for run in record.runs}
-    for each in record.sent:
-        if each.outcome == "refused" and each.label in ran:
-            yield f"maybe_done: {each.label} ({each.kind}) ran, and its producer was told that nothing was sent"
+    for entry in record.sent:
+        if entry.outcome == "refused" and entry.label in ran:
+            yield f"maybe_done: {entry.label} ({entry.kind}) ran, and its producer was told that nothing was sent"
 
 
 def doubled(record: Record) -> Iterator[str]:
@@ -226,19 +226,19 @@ def cut_off(record: Record, pid: int) -> list[tuple[float, float, float]]:
     them the lease lapsed.
     """
     found: list[tuple[float, float, float]] = []
-    for each in record.struck:
-        if each.pid == pid and each.kind in STOPS + CUTS:
-            began, ended = each.began, each.ended + RECONNECT
+    for blow in record.struck:
+        if blow.pid == pid and blow.kind in STOPS + CUTS:
+            began, ended = blow.began, blow.ended + RECONNECT
             for first, last in outages(record):
                 if first <= ended and last >= began:
                     began, ended = min(first, began), max(last, ended)
-            found.append((each.began, began, ended))
+            found.append((blow.began, began, ended))
     return found
 
 
 def outages(record: Record) -> list[tuple[float, float]]:
     """Return when nobody could use Redis, with the time that new connections take."""
-    return merged((each.began, each.ended + RECONNECT) for each in record.struck if each.name == "redis")
+    return merged((blow.began, blow.ended + RECONNECT) for blow in record.struck if blow.name == "redis")
 
 
 def merged(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -257,13 +257,13 @@ def attempts(record: Record) -> Iterator[str]:
     last: dict[str, int] = defaultdict(int)
     for run in record.runs:
         last[run.label] = max(last[run.label], run.attempt)
-    for each in record.sent:
+    for entry in record.sent:
         wanted = {
-            "flaky": int(each.label.rpartition(":")[2]) + 1 if each.kind == "flaky" else 0,
+            "flaky": int(entry.label.rpartition(":")[2]) + 1 if entry.kind == "flaky" else 0,
             "dead": 2,
-        }.get(each.kind)
-        if wanted and each.outcome == "accepted" and last[each.label] != wanted:
-            yield f"attempts: {each.label} ({each.kind}) had {last[each.label]} attempts, not {wanted}"
+        }.get(entry.kind)
+        if wanted and entry.outcome == "accepted" and last[entry.label] != wanted:
+            yield f"attempts: {entry.label} ({entry.kind}) had {last[entry.label]} attempts, not {wanted}"
 
 
 def early(record: Record) -> Iterator[str]:
@@ -271,11 +271,11 @@ def early(record: Record) -> Iterator[str]:
     began: dict[str, float] = {}
     for run in record.runs:
         began[run.label] = min(run.began, began.get(run.label, run.began))
-    for each in record.sent:
-        if each.label in began and began[each.label] < each.not_before - MOMENT:
-            yield f"early: {each.label} began {each.not_before - began[each.label]:.2f} s before its time"
-        if each.label in began and each.revoked:
-            yield f"revoked: {each.label} ran although it was revoked before its time"
+    for entry in record.sent:
+        if entry.label in began and began[entry.label] < entry.not_before - MOMENT:
+            yield f"early: {entry.label} began {entry.not_before - began[entry.label]:.2f} s before its time"
+        if entry.label in began and entry.revoked:
+            yield f"revoked: {entry.label} ran although it was revoked before its time"
 
 
 def beyond_limits(record: Record) -> Iterator[str]:
@@ -304,9 +304,9 @@ def running(record: Record, run: Run) -> Iterator[tuple[float, float]]:
     struck = any(own <= ended and late >= run.began for own, _, late in cut_off(record, run.pid))
     ended -= LATE if struck else MOMENT
     stops = merged(
-        (each.began, each.ended + LATE)
-        for each in record.struck
-        if each.pid == run.pid and each.kind in STOPS
+        (blow.began, blow.ended + LATE)
+        for blow in record.struck
+        if blow.pid == run.pid and blow.kind in STOPS
     )
     began = run.began
     for first, last in stops:
@@ -339,13 +339,13 @@ def events(record: Record) -> Iterator[str]:
     for run in record.runs:
         if run.label.startswith("event-") and (run.whole or run.ended is None):
             jobs[run.label].add(run.job)
-    for each in record.sent:
-        if each.kind != "event":
+    for entry in record.sent:
+        if entry.kind != "event":
             continue
-        counts = [len(jobs[f"{each.label}/{task}"]) for task in ("smell", "taste")]
-        right = {"accepted": ([1, 1],), "refused": ([0, 0],)}.get(each.outcome, ([0, 0], [1, 1]))
+        counts = [len(jobs[f"{entry.label}/{task}"]) for task in ("smell", "taste")]
+        right = {"accepted": ([1, 1],), "refused": ([0, 0],)}.get(entry.outcome, ([0, 0], [1, 1]))
         if counts not in right:
-            yield f"event: {each.label} ({each.outcome}) came {counts[0]} and {counts[1]} times to its subscribers"
+            yield f"event: {entry.label} ({entry.outcome}) came {counts[0]} and {counts[1]} times to its subscribers"
 
 
 def fire_times(record: Record) -> Iterator[str]:
@@ -369,14 +369,14 @@ def workflows(record: Record) -> Iterator[str]:
         if run.label.startswith("run-"):
             name, _, step = run.label.partition("/")
             jobs[name][step].append(run)
-    for each in record.sent:
-        state = record.run_states.get(each.label, "UNKNOWN")
-        if each.kind != "run" or (state == "UNKNOWN" and each.outcome != "accepted"):
+    for entry in record.sent:
+        state = record.run_states.get(entry.label, "UNKNOWN")
+        if entry.kind != "run" or (state == "UNKNOWN" and entry.outcome != "accepted"):
             continue
-        if state not in each.states:
-            yield f"run: {each.label} is {state}, not {' or '.join(sorted(each.states))}"
+        if state not in entry.states:
+            yield f"run: {entry.label} is {state}, not {' or '.join(sorted(entry.states))}"
         steps = {*STEPS, *(f"{step}/undo" for step in TAKEN if state == "FAILED")}
-        yield from (f"run: {each.label} ({state}): {why}" for why in wrong_steps(jobs[each.label], steps))
+        yield from (f"run: {entry.label} ({state}): {why}" for why in wrong_steps(jobs[entry.label], steps))
 
 
 def wrong_steps(jobs: Mapping[str, list[Run]], steps: set[str]) -> Iterator[str]:
@@ -397,10 +397,10 @@ def outputs(record: Record) -> Iterator[str]:
     for output in record.outputs:
         found[output.customer].append(output)
     sent: dict[str, dict[int, str]] = defaultdict(dict)
-    for each in record.sent:
-        if each.kind == "record":
-            name, _, customer = each.label.partition("/")
-            sent[customer][int(name.partition("-")[2])] = each.outcome
+    for entry in record.sent:
+        if entry.kind == "record":
+            name, _, customer = entry.label.partition("/")
+            sent[customer][int(name.partition("-")[2])] = entry.outcome
     for customer in sorted({*found, *sent}):
         numbers = [output.number for output in found[customer]]
         accepted = [number for number, outcome in sent[customer].items() if outcome == "accepted"]
@@ -426,22 +426,22 @@ def outputs(record: Record) -> Iterator[str]:
 
 def ended_by_themselves(record: Record) -> Iterator[str]:
     """No process ends that was not killed. One that never came up may, as documented, while Redis is away or full."""
-    for each in record.lives:
-        if each.code is None or each.killed:
+    for life in record.lives:
+        if life.code is None or life.killed:
             continue
-        ended = each.ended or 0.0
+        ended = life.ended or 0.0
         if ended >= record.stopping:
-            if each.code != 0:
-                yield f"stop: {each.name} ({each.pid}) was stopped in order and ended with {each.code}"
+            if life.code != 0:
+                yield f"stop: {life.name} ({life.pid}) was stopped in order and ended with {life.code}"
             continue
         near = any(
-            struck.name in ("redis", each.name)
+            struck.name in ("redis", life.name)
             and struck.began <= ended
-            and struck.ended + RECONNECT >= each.began
+            and struck.ended + RECONNECT >= life.began
             for struck in record.struck
         )
-        text = f"{each.name} ({each.pid}) ended by itself with {each.code} at {ended:.2f}"
-        if not each.ready and near:
+        text = f"{life.name} ({life.pid}) ended by itself with {life.code} at {ended:.2f}"
+        if not life.ready and near:
             record.excuses.append(f"{text}: it was starting, and Redis could not be used")
         else:
             yield f"process: {text}"
@@ -449,7 +449,7 @@ def ended_by_themselves(record: Record) -> Iterator[str]:
 
 def life_of(record: Record, pid: int) -> Life | None:
     """Return the process of that id."""
-    return next((each for each in record.lives if each.pid == pid), None)
+    return next((life for life in record.lives if life.pid == pid), None)
 
 
 def name_of(record: Record, pid: int) -> str:

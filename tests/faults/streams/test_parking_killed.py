@@ -54,10 +54,10 @@ def test_each_record_counts_once_in_the_order_of_its_key(
         return found
 
     def count_parked() -> int:
-        return sum(one.records for one in app.streams.parked_keys.read("steps", "walk"))
+        return sum(key.records for key in app.streams.parked_keys.read("steps", "walk"))
 
     def has_walked(count: int) -> bool:
-        return sum(one.records for one in app.streams.info() if one.stream == "walked") >= count
+        return sum(stream.records for stream in app.streams.info() if stream.stream == "walked") >= count
 
     steps.send(*make_steps(0, ROUNDS // 2))
     workers = [start(staff, "one"), start(staff, "two")]

@@ -82,7 +82,7 @@ def test_the_partitions_of_a_killed_worker_go_on_in_time_and_in_order(
     wait_until(lambda: is_shared(redis_client, app, "one", "two"))
     producer.payments.send(*producer.make(rounds=200))
     orphaned = get_partitions(redis_client, app, "one")
-    wait_until(lambda: {each.partition for each in read_begun(staff)} == set(range(8)))
+    wait_until(lambda: {begun.partition for begun in read_begun(staff)} == set(range(8)))
     killed_at = time.time()
     if supervised:
         one.signal(signal.SIGKILL)
@@ -91,9 +91,9 @@ def test_the_partitions_of_a_killed_worker_go_on_in_time_and_in_order(
     taken = dict[int, float]()
 
     def has_taken_all() -> bool:
-        for each in read_begun(staff):
-            if each.pid == two.process.pid and each.partition in orphaned:
-                taken.setdefault(each.partition, each.at - killed_at)
+        for begun in read_begun(staff):
+            if begun.pid == two.process.pid and begun.partition in orphaned:
+                taken.setdefault(begun.partition, begun.at - killed_at)
         return taken.keys() == orphaned
 
     wait_until(has_taken_all)
@@ -144,7 +144,7 @@ async def test_an_owner_that_is_cut_off_from_redis_commits_nothing_when_it_is_ba
     await until(lambda: len(read_begun(staff)) > 100)
     (proxy.stall if way == "stalls" else proxy.refuse)()
     await until(lambda: is_shared(redis_client, app, "two"))
-    await until(lambda: {each.partition for each in read_begun(staff)[-20:]} != set())
+    await until(lambda: {begun.partition for begun in read_begun(staff)[-20:]} != set())
     await producer.payments.asend(*producer.make(rounds=3))
     (proxy.resume if way == "stalls" else proxy.accept)()  # what it had sent arrives only now
     await until(lambda: is_shared(redis_client, app, "one", "two"))
@@ -240,13 +240,13 @@ def test_a_record_that_kills_its_workers_stops_its_own_partition_and_no_other(
     }
     wait_until(lambda: count_outputs(redis_client, app) >= sum(fine.values()))
     assert find_faults(fine, read_outputs(redis_client, app), read_state(redis_client, app)) == []
-    (state,) = [one for one in app.streams.info() if one.stream == "payments"]
+    (state,) = [stream for stream in app.streams.info() if stream.stream == "payments"]
     quarantined = {
         partition.partition: partition.why for partition in state.groups[0].partitions if partition.condition
     }
     assert quarantined.keys() == {bad}
     assert "3 workers have died at this record" in quarantined[bad]
-    assert sum(each.number == poison.number and each.customer == "c1" for each in read_begun(staff)) == 3
+    assert sum(begun.number == poison.number and begun.customer == "c1" for begun in read_begun(staff)) == 3
 
 
 def test_a_second_worker_of_the_same_name_replaces_the_first(

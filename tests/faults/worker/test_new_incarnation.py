@@ -228,7 +228,7 @@ async def test_processes_without_a_lease_wait_for_a_server_that_refuses(
             end = refuse(client, code)
 
             def refused(event: str) -> bool:
-                return any(code in each["why"] for each in lines.of(event))
+                return any(code in line["why"] for line in lines.of(event))
 
             for word in ("worker", "router"):
                 await until(partial(refused, f"{word}:restarted"))
@@ -281,7 +281,7 @@ async def test_a_mandatory_step_of_the_application_that_is_refused_is_waited_for
             process = await start(nursery, app)
             refusing = True
             incarnations._end.set()
-            await until(lambda: any("prepare" in each["why"] for each in lines.of("worker:restarted")))
+            await until(lambda: any("prepare" in line["why"] for line in lines.of("worker:restarted")))
             refusing = False
             await until(lambda: incarnations.up == 2)
             await process.stop()

@@ -93,7 +93,7 @@ async def test_an_sidecar_hears_of_a_worker_that_stops_while_redis_is_away(
     async with working(app, sidecars={DEFAULT_BROKER: one}):
         proxy.refuse()
     said = [msgspec.json.decode(line, type=BeatReport) for line in os.read(ear, 1 << 16).splitlines()]
-    assert [each.left for each in said] == [False] * (len(said) - 1) + [True]
+    assert [line.left for line in said] == [False] * (len(said) - 1) + [True]
     assert said[-1].worker == said[0].worker
     one.close()
     os.close(ear)

@@ -73,7 +73,7 @@ ERRORS = {
         (ROUTER, Consumer),
         (SCHEDULER, Presence),
     ],
-    ids=lambda each: getattr(each, "name", None) or each.__name__,
+    ids=lambda value: getattr(value, "name", None) or value.__name__,
 )
 async def test_a_step_that_loses_the_broker_as_it_is_stopped_is_no_failure_of_the_process(
     url: str, app_name: str, monkeypatch: pytest.MonkeyPatch, kind: ProcessKind, service: Any, error: str

@@ -51,7 +51,7 @@ class Outcome:
         return "\n".join(
             [
                 f"seed {self.seed}: {numbers}",
-                *(f"WRONG: {one}" for one in self.wrong[:20]),
+                *(f"WRONG: {fault}" for fault in self.wrong[:20]),
                 *([again] * bool(self.wrong)),
             ]
         )
@@ -195,7 +195,7 @@ class Episode:
                     ("ZCARD", keys.live_runs),
                     ("XLEN", keys.stream),
                 )
-                counts = await driver.perform_all([Call(one, int, repeatable=True) for one in words])
+                counts = await driver.perform_all([Call(word, int, repeatable=True) for word in words])
                 left |= {key: count for (_, key), count in zip(words, counts, strict=True) if count}
             if not left or trio.current_time() > deadline:
                 return left
@@ -207,8 +207,8 @@ class Episode:
         history = self._folder / "history"
         self._record.runs = runs_of(history.read_text() if history.exists() else "")
         jobs = sort_jobs(self._record.runs)
-        for one in self._histories:
-            one.jobs = jobs[one.story.number]
+        for job_history in self._histories:
+            job_history.jobs = jobs[job_history.story.number]
         self.outcome.wrong += self._crew.wrong + violations(self._record, self._histories)
         with redis.Redis.from_url(self._server.url) as client:
             self.outcome.wrong += [f"leak: {leak}" for leak in leaks(client) if self._app.name in leak]

@@ -236,6 +236,6 @@ def pairs_in_order(tree: Tree) -> list[tuple[int, int]]:
     before: set[int] = set()
     for step in tree.steps:
         after = labels_in(step)
-        found += [(one, other) for one in before for other in after]
+        found += [(earlier, other) for earlier in before for other in after]
         before |= after
     return found

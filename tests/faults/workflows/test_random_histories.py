@@ -180,7 +180,7 @@ def test_each_thing_that_is_wrong_in_a_history_is_found(
     failed = FailedHistory(tasks)
     spoil(failed)
     found = failed.judge()
-    assert [one for one in found if FAULTS[spoil] in one]
+    assert [fault for fault in found if FAULTS[spoil] in fault]
 
 
 def test_a_job_that_ended_on_a_killed_worker_may_run_again(tasks: NotedTasks) -> None:

@@ -84,7 +84,7 @@ def may_run_again(record: Record, job: Run) -> bool:
     """Return whether a job is replayed when it has failed, or is postponed when its workflow cannot be stored."""
     name, _ = read_title(job)
     refused = any(
-        one.began <= (job.ended or job.began) + SETTLED and job.began <= one.ended for one in record.struck
+        blow.began <= (job.ended or job.began) + SETTLED and job.began <= blow.ended for blow in record.struck
     )
     return (name in HEALING and not job.whole) or (name in DYNAMIC and refused)
 

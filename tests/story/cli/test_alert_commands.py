@@ -24,7 +24,7 @@ from tests.story.conftest import Desk
 
 def fire(desk: Desk, client: "redis.Redis", name: str) -> None:
     """Have the alert of a built-in rule fire, as the process would whose turn it is."""
-    rule: AlertRule = next(one for one in desk.app.alerts.rules() if one.name == name)
+    rule: AlertRule = next(alert_rule for alert_rule in desk.app.alerts.rules() if alert_rule.name == name)
     readings = {(name, "queue mail"): AlertReading(12, "12 jobs wait on queue mail, and no worker reads it")}
     now = time.time()
     pending = decide_alerts({name: rule}, (), readings, {}, now - rule.for_)
@@ -115,7 +115,7 @@ def test_a_test_notification_arrives_or_the_command_fails(desk: Desk) -> None:
     with Receiver() as receiver:
         env = {f"CELERY5_{name.upper()}": value for name, value in receiver.settings.items()}
         assert desk("alert", "test", **env).startswith("sent alert_test_")
-        assert [one.body["type"] for one in receiver.received] == ["alert.test"]
+        assert [request.body["type"] for request in receiver.received] == ["alert.test"]
         receiver.status = 500
         ended = celery5("-A", "shop", "alert", "test", cwd=desk.folder, env=env)
     assert ended.code == 1

@@ -52,8 +52,8 @@ def test_a_scheduler_scales_what_workers_report_and_all_can_see_it(desk: Desk) -
             job.revoke()
         scheduler.signal(signal.SIGTERM)
         assert scheduler.ended().code == 0
-        for each in ("autoscale", "status"), ("info",):
-            assert "no Scheduler is running: nothing is scaled now" in desk(*each, **SCALE)
+        for command_line in ("autoscale", "status"), ("info",):
+            assert "no Scheduler is running: nothing is scaled now" in desk(*command_line, **SCALE)
 
 
 def test_settings_that_make_no_sense_end_a_scheduler_with_one_line(desk: Desk) -> None:

@@ -36,7 +36,7 @@ def meant(desk: Desk, *words: str) -> list[str]:
     """The dead jobs that these words mean."""
     choice = parse_selection(command.make_context("any", list(words)).params)
     assert is_narrowed(choice) is (bool(words) and words[0] != "--queue")
-    return sorted(each.id for each in desk.app.dlq.read(**choice))
+    return sorted(job.id for job in desk.app.dlq.read(**choice))
 
 
 def test_each_flag_alone_leaves_some_out(desk: Desk, redis_client: Any) -> None:
@@ -47,7 +47,7 @@ def test_each_flag_alone_leaves_some_out(desk: Desk, redis_client: Any) -> None:
     redis_client.xadd(
         desk.app.queue("default").dead, {"sink": "table", "document": document, "failure": b"{"}
     )
-    assert {flag for each in command.params for flag in each.opts} == set(FLAGS), (
+    assert {flag for param in command.params for flag in param.opts} == set(FLAGS), (
         "a flag that is not tried here"
     )
     assert meant(desk) == ["new", "old", "sunk"]

@@ -263,4 +263,4 @@ def test_a_queue_is_purged_when_that_is_confirmed(desk: Desk) -> None:
     asked = celery5("-A", "shop", "queue", "purge", "slow", cwd=desk.folder)
     assert (asked.code, "add --yes" in asked.error) == (2, True)
     assert desk("queue", "purge", "slow", "--yes") == "slow: 3 jobs revoked\n"
-    assert {each.status() for each in waiting} == {"REVOKED"}
+    assert {job.status() for job in waiting} == {"REVOKED"}

@@ -54,7 +54,7 @@ def test_workers_are_asked_paused_and_ended(desk: Desk) -> None:
         told(desk, "worker", "pause-queue", "default")
         handle = shop.add.delay(1, 2)
         asked = answers(desk, "stats")
-        assert [each["queues"]["default"] for each in asked.values()] == ["paused", "paused"]
+        assert [reply["queues"]["default"] for reply in asked.values()] == ["paused", "paused"]
         assert handle.status() == "SENT"
         told(desk, "worker", "resume-queue", "default")
         assert handle.get(timeout=30) == 3
@@ -198,7 +198,7 @@ def test_keys_are_for_their_user_alone(desk: Desk, tmp_path: Path) -> None:
     assert modes <= {0o600}
     assert stat.S_IMODE((tmp_path / "keys").stat().st_mode) == 0o700
     shown = json.loads(told(desk, "keys", "show", "--json", **env).out)
-    assert {each["role"] for each in shown["certificates"]} == {"mine", "authority", "trusted"}
+    assert {certificate["role"] for certificate in shown["certificates"]} == {"mine", "authority", "trusted"}
     (tmp_path / "keys").chmod(0o755)
     assert "chmod 700" in told(desk, "keys", "new", **env).error
     assert "chmod 700" in told(desk, "keys", "show", **env).error  # workers refuse all commands then

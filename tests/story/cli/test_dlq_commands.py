@@ -43,7 +43,7 @@ def test_what_makes_no_sense_is_told_before_anything_is_done(desk: Desk, words: 
 
 
 def test_times_for_people() -> None:
-    assert [format_duration(each) for each in (0.085, 12.34, 60, 7260, 180_000)] == [
+    assert [format_duration(seconds) for seconds in (0.085, 12.34, 60, 7260, 180_000)] == [
         *("85 ms", "12.3 s", "1 min", "2 h 1 min", "2 d 2 h"),
     ]
     assert (format_time(1763713000.5), format_time(0), format_time(1e300)) == ("2025-11-21 08:16:40Z", "", "")
@@ -89,11 +89,13 @@ def test_dead_jobs_are_read_and_counted(desk: Desk, redis_client: "redis.Redis")
     entry = first.out.splitlines()[-1].split()[1]
     assert first.err == f"only the first 2; the next ones: --after default:{entry}\n"
     words = first.err.split()[-2:]
-    assert [each["job"] for each in json.loads(desk("dlq", "read", *words, "--json"))] == ["j2", "p"]
+    assert [letter["job"] for letter in json.loads(desk("dlq", "read", *words, "--json"))] == ["j2", "p"]
     newest = celery5("-A", "shop", "dlq", "read", "--newest-first", "--limit", "2", "--json", cwd=desk.folder)
-    assert [each["job"] for each in json.loads(newest.out)] == ["p", "j2"]
+    assert [letter["job"] for letter in json.loads(newest.out)] == ["p", "j2"]
     words = newest.err.split()[-2:]
-    assert [each["job"] for each in json.loads(desk("dlq", "read", "--newest-first", *words, "--json"))] == [
+    assert [
+        letter["job"] for letter in json.loads(desk("dlq", "read", "--newest-first", *words, "--json"))
+    ] == [
         "j1",
         "j0",
     ]

@@ -85,7 +85,7 @@ def test_it_starts_no_worker_that_would_end_the_jobs_of_other_code(
         app.task(name="billing.later", queue="later")(len).options(countdown=1000).delay("a")
         app.task(name="shop.add", queue="own")(len).options(countdown=1000).delay("a")
     found = json.loads(celery5("-A", "shop", "doctor", "--json", cwd=shop, env=env).out)
-    remedy = next(each["remedy"] for each in found if each["check"] == "workers")
+    remedy = next(finding["remedy"] for finding in found if finding["check"] == "workers")
     assert remedy.startswith("celery5 -A shop worker start --queues own;"), remedy
     assert "for billing start a worker of the code that has the task billing.bill" in remedy
     assert "for later start a worker of the code that has the task billing.later" in remedy
@@ -147,7 +147,7 @@ def test_an_application_that_cannot_be_imported_is_a_failure_like_others(shop: P
     first, *rest = json.loads(said.out)
     assert (first["check"], first["state"]) == ("application", "fail")
     assert "nowhere_at_all" in first["summary"]
-    assert [each["check"] for each in rest] == ["units", "python", "libraries"]
+    assert [finding["check"] for finding in rest] == ["units", "python", "libraries"]
 
     (shop / "shop.py").write_text('from celery5 import App\napp = App("shop", broker="http://there")\n')
     said = celery5("-A", "shop", "doctor", cwd=shop)

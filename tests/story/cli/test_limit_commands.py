@@ -31,13 +31,13 @@ def test_running_and_held_mean_the_same_wherever_queues_are_told_of(desk: Desk) 
     with Serving("-A", "shop", "worker", "start", cwd=desk.folder).ready():
         running, *held = shop.stuck.delay(), shop.add.delay(1, 2), shop.add.delay(3, 4)
         until(lambda: running.status() is JobState.EXECUTING)
-        until(lambda: all(each.status() is JobState.HELD for each in held))
+        until(lambda: all(job.status() is JobState.HELD for job in held))
         shown = desk("task", "show", held[0].id)
         told = desk("info", "--json"), desk("info"), desk("queue", "list", "--json"), desk("queue", "list")
         assert running.revoke()
     queue = json.loads(told[0])["queues"]["default"]
     assert (queue["running"], queue["held"], queue["waiting"]) == (1, 2, 0)
-    assert [each["running"] for each in queue["workers"]] == [1]
+    assert [worker["running"] for worker in queue["workers"]] == [1]
     assert "gated" not in told[0]
     row, *_ = json.loads(told[2])
     assert (row["running"], row["held"], row["waiting"]) == (1, 2, 0)

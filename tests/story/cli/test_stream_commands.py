@@ -173,7 +173,7 @@ def test_streams_are_listed_and_shown_with_their_groups(shop: Desk) -> None:
     assert group["age"] >= 0
     shown = json.loads(shop("stream", "show", "orders", "--json"))
     (group,) = shown["groups"]
-    assert sorted(one["lag"] for one in group["partitions"]) == [0, 0, 0, 1]
+    assert sorted(partition["lag"] for partition in group["partitions"]) == [0, 0, 0, 1]
     text = shop("stream", "show", "orders")
     assert "none is alive" in text
     assert "cursor" in text
@@ -191,7 +191,7 @@ def test_a_group_is_moved_reset_and_forgotten(shop: Desk) -> None:
         until(lambda: is_done(shop))
     assert "2 " in shop("stream", "seek", "orders", "bill", "--to", "earliest", "--partition", "2")
     (group,) = json.loads(shop("stream", "show", "orders", "--json"))["groups"]
-    assert [one["partition"] for one in group["partitions"] if one["lag"]] == [2]
+    assert [partition["partition"] for partition in group["partitions"] if partition["lag"]] == [2]
     shop("stream", "seek", "orders", "bill", "--to", "latest")
     assert is_done(shop)
     assert shop("stream", "reset", "orders", "bill", "--to", "2020-01-01T00:00:00Z")
@@ -242,7 +242,7 @@ def test_parked_keys_are_listed_released_and_discarded(shop: Desk) -> None:
     with Serving("-A", "shop", "worker", "start", cwd=shop.folder):
         until(lambda: shop("stream", "parked", *words) == "no key is parked\n")
     dead = json.loads(shop("dlq", "read", "--stream", "orders", "--group", "bill", "--json"))
-    assert [each["record"]["amount"] for each in dead] == [-3]
+    assert [dead_record["record"]["amount"] for dead_record in dead] == [-3]
 
 
 def test_the_number_of_partitions_is_changed(shop: Desk) -> None:
@@ -261,14 +261,14 @@ def test_dead_records_are_read_replayed_and_purged(shop: Desk) -> None:
     of_bill = ("--stream", "orders", "--group", "bill")
     assert shop("dlq", "count", "--json") == "{}\n"
     dead = json.loads(shop("dlq", "read", *of_bill, "--json"))
-    assert sorted(one["record"]["amount"] for one in dead) == [-3, -1]
+    assert sorted(dead_record["record"]["amount"] for dead_record in dead) == [-3, -1]
     assert "no amount: -3" in shop("dlq", "read", *of_bill)
     assert "Traceback" in shop("dlq", "read", *of_bill, "--traceback")
     assert (
         shop("dlq", "replay", *of_bill, "--message", "-3", "--dry-run") == "1 dead record would be replayed\n"
     )
     assert shop("dlq", "replay", *of_bill, "--message", "-3") == "1 dead record replayed\n"
-    assert [one["record"]["amount"] for one in tail(shop, "-n", 1)] == [-3]
+    assert [record["record"]["amount"] for record in tail(shop, "-n", 1)] == [-3]
     assert json.loads(shop("dlq", "replay", *of_bill, "--json", "--id", dead[0]["entry"]))["matched"] <= 1
     assert "say which" in run(shop, "dlq", "purge", *of_bill).error
     assert shop("dlq", "purge", *of_bill, "--older-than", "1h") == "0 dead records purged\n"

@@ -25,7 +25,7 @@ def test_who_did_a_job_and_when_and_what_came_of_it(desk: Desk) -> None:
         hopeless = shop.hopeless.options(max_retries=2, backoff=0.01).delay()
         fine.get(timeout=30)
         until(lambda: hopeless.status() is JobState.DEAD and running.status() is JobState.EXECUTING)
-        shown = {each: desk("task", "show", each.id) for each in (fine, hopeless, running)}
+        shown = {job: desk("task", "show", job.id) for job in (fine, hopeless, running)}
         assert running.revoke()
         until(lambda: running.status() is JobState.REVOKED)
 

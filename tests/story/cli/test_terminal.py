@@ -253,7 +253,7 @@ def test_no_command_writes_a_control_character_or_a_forged_line(
 ) -> None:
     raw = list[str]()
     for command, variants in COMMANDS.items():
-        for variant in [*variants, *[f"{each} --json" for each in variants if _takes_json(command)]]:
+        for variant in [*variants, *[f"{line} --json" for line in variants if _takes_json(command)]]:
             words = [POISON.replace("\0", "") if word == "POISON" else word for word in variant.split()]
             arguments = ["-A", "shop", *command.split(), *words]
             try:
@@ -275,7 +275,7 @@ def _takes_json(command: str) -> bool:
     for name in command.split():
         assert isinstance(found, click.Group)
         found = found.get_command(click.Context(found), name) or found
-    return any("--json" in each.opts for each in found.params)
+    return any("--json" in param.opts for param in found.params)
 
 
 @pytest.mark.parametrize(

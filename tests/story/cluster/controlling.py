@@ -57,7 +57,7 @@ class Controlling(Serving):
     def members(self) -> dict[str, dict[str, Any]]:
         """How the members are, by name."""
         (told,) = json.loads(self.tell("status", "--json").out)
-        return {each["name"]: each for each in told["members"]}
+        return {member["name"]: member for member in told["members"]}
 
     def pids(self) -> dict[str, int]:
         """The process of each member."""
@@ -80,12 +80,12 @@ class Controlling(Serving):
 
     def of(self, name: str, what: str) -> list[dict[str, Any]]:
         """Return what was logged about a member: `what` is `started`, `ended`, `killed` and so on."""
-        return [each for each in self.logged(f"member:{what}") if each["name"] == name]
+        return [line for line in self.logged(f"member:{what}") if line["name"] == name]
 
     def environment_of(self, pid: int) -> dict[str, str]:
         """The environment with which a member was started."""
         said = Path(f"/proc/{pid}/environ").read_text().split("\0")
-        return dict(each.split("=", 1) for each in said if "=" in each)
+        return dict(line.split("=", 1) for line in said if "=" in line)
 
 
 def is_group_leader(pid: int) -> bool:

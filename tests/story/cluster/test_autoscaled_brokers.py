@@ -107,7 +107,7 @@ def test_load_on_a_second_broker_begins_processes_and_its_outage_ends_none(
         until(lambda: where(office).unseen == ())
         assert controller.pids() == crowd
         Path("go").touch()
-        assert [each.get(timeout=LIMIT) for each in letters] == list(range(60))
+        assert [job.get(timeout=LIMIT) for job in letters] == list(range(60))
         until(lambda: workers(controller) == WORKERS[:1])
-        assert [each["broker"] for each in controller.logged("autoscale:broker-lost")] == ["mails"]
+        assert [line["broker"] for line in controller.logged("autoscale:broker-lost")] == ["mails"]
         assert controller.logged("member:killed") == []

@@ -72,7 +72,7 @@ def workers(controller: Controlling) -> list[str]:
 
 def steps(controller: Controlling) -> list[int]:
     """How many workers its Controller was told to have, one after the other."""
-    return [each["workers"] for each in controller.logged("cluster:scaled")]
+    return [line["workers"] for line in controller.logged("cluster:scaled")]
 
 
 class Customers:
@@ -107,14 +107,14 @@ def test_waiting_jobs_start_processes_that_end_in_order(stall: App, tmp_path: Pa
         until(lambda: all(controller.of(name, "started") for name in WORKERS))
         crowd = controller.pids()
         with Customers(lambda: stall.send_many([stall.signature(squeeze, next(numbers), 0.5)])[0]) as few:
-            assert [each.get(timeout=LIMIT) for each in loaded] == list(range(MANY))
+            assert [job.get(timeout=LIMIT) for job in loaded] == list(range(MANY))
             until(lambda: workers(controller) == [WORKERS[0]])
         results = [result.get(timeout=LIMIT) for result in few.results]
         assert results == list(range(MANY, MANY + len(results)))
         assert controller.pids()[WORKERS[0]] == crowd[WORKERS[0]]  # who was there first goes on all the time
         assert {member["phase"] for member in controller.members().values()} == {"up"}
         done = [tuple(map(int, line.split())) for line in Path("done").read_text().splitlines()]
-        ended = [(each["name"], each["code"]) for each in controller.logged("member:ended")]
+        ended = [(line["name"], line["code"]) for line in controller.logged("member:ended")]
         assert sorted(ended) == [(name, 0) for name in WORKERS[1:]]
         assert controller.logged("member:killed") == []
         assert (max(steps(controller)), steps(controller)[-1]) == (3, 1)

@@ -45,7 +45,7 @@ def test_a_cluster_stands_up_stays_up_and_says_so(desk: Desk) -> None:
         assert controller.tell("stop").out == "stopped\n"
         assert controller.ended().code == 0
         assert not any(map(is_alive, before.values()))
-    order = [each["name"].split("-")[0] for each in controller.logged("member:ended")]
+    order = [line["name"].split("-")[0] for line in controller.logged("member:ended")]
     assert order == ["worker", "scheduler", "worker", "worker"]
 
 
@@ -55,7 +55,7 @@ def test_a_member_whose_loop_hangs_is_replaced(desk: Desk) -> None:
         os.kill(before, signal.SIGSTOP)
         controller.replaced("worker-default-1", before)
         assert "its event loop has said nothing for 5 s" in [
-            each["why"] for each in controller.logged("member:killed")
+            line["why"] for line in controller.logged("member:killed")
         ]
         controller.process.send_signal(signal.SIGSTOP)
         words = ("-A", "shop", "controller", "status", "--timeout", 0.5)
@@ -233,12 +233,12 @@ def test_a_member_that_is_given_up_names_the_step_or_error_that_ended_it(
     (desk.folder / "shop.py").write_text(BROKEN.format(name=app_name, url=url))
     with Controlling(desk.folder, BROKEN_CLUSTER) as controller:
         until(lambda: len(controller.logged("member:abandoned")) == len(REASONS))
-        logged = {each["name"]: each["why"] for each in controller.logged("member:abandoned")}
+        logged = {line["name"]: line["why"] for line in controller.logged("member:abandoned")}
         until(lambda: controller.of("worker-fine-1", "started"))
         members = controller.members()
         status = controller.tell("status")
         pids = controller.pids()
-    shown = {name: each["trouble"] for name, each in members.items() if each["trouble"]}
+    shown = {name: member["trouble"] for name, member in members.items() if member["trouble"]}
     assert set(logged) == set(shown) == set(REASONS)
     for name, reason in REASONS.items():
         begin = "it has died 2 times within 300 s: it ended with "
@@ -247,8 +247,8 @@ def test_a_member_that_is_given_up_names_the_step_or_error_that_ended_it(
         assert shown[name] == f"given up: {logged[name]}"
         assert reason in status.out
         assert logged[name] in status.err
-        assert [reason in each["how"] for each in controller.of(name, "ended")] == [True]
-    assert {name: each["pid"] for name, each in members.items()} == {
+        assert [reason in line["how"] for line in controller.of(name, "ended")] == [True]
+    assert {name: member["pid"] for name, member in members.items()} == {
         **dict.fromkeys(REASONS),
         "worker-fine-1": pids["worker-fine-1"],
     }

@@ -40,9 +40,13 @@ def test_development_keys_are_private_and_accepted_by_workers(shop: Path) -> Non
         # Another's keys are not believed.
         other = {"XDG_STATE_HOME": str(shop / "other"), "CELERY5_BROKER": own}
         refused = celery5("-A", "shop", "worker", "ping", "--json", cwd=shop, env=other)
-        assert [each["reason"] for each in json.loads(refused.out)] == ["unknown-issuer"]
+        assert [refusal["reason"] for refusal in json.loads(refused.out)] == ["unknown-issuer"]
         shown = json.loads(celery5("-A", "shop", "keys", "show", "--json", cwd=shop, env=state).out)
-        assert {each["role"] for each in shown["certificates"]} == {"mine", "authority", "trusted"}
+        assert {certificate["role"] for certificate in shown["certificates"]} == {
+            "mine",
+            "authority",
+            "trusted",
+        }
     with Serving(*DEVELOPMENT, cwd=shop, env=state) as controller:  # those that are there stay
         controller.ready()
         assert "new keys" not in controller.err

@@ -38,7 +38,7 @@ class Pair:
     def leader(self) -> str:
         """Who leads, by what all say, and by who has members that are up; '' while they do not agree."""
         told: list[dict[str, Any]] = json.loads(self.all["one"].tell("status", "--json").out or "[]")
-        leading = [each["controller"] for each in told if each.get("leads") and each["whole"]]
+        leading = [line["controller"] for line in told if line.get("leads") and line["whole"]]
         return leading[0].split(":")[0] if len(leading) == 1 else ""
 
     def led_by(self, name: str) -> None:
@@ -59,9 +59,9 @@ def pair(own_server: EmbeddedServer, tmp_path: Path) -> Iterator[Pair]:
     with ExitStack() as stack:
         both = Pair(own_server.url, tmp_path, stack)
         yield both
-        for each in both.all.values():
-            if each.process.poll() is None:
-                each.signal(signal.SIGCONT)
+        for process in both.all.values():
+            if process.process.poll() is None:
+                process.signal(signal.SIGCONT)
     both.app.close()
 
 

@@ -144,7 +144,7 @@ def test_it_is_started_first_and_again_when_it_dies_and_ended_last(bank: Path) -
     calls = _calls(bank)
     assert [call["what"] for call in calls] == ["made", "started", "started", "stopped"]
     assert calls[0]["app"] == "bank"
-    assert not any(is_alive(each["pid"]) for each in calls[1:])
+    assert not any(is_alive(call["pid"]) for call in calls[1:])
     assert not is_alive(member)
 
 

@@ -241,8 +241,8 @@ def test_what_a_page_shows_is_what_happens(desk: Desk) -> None:
         )
         where = f"{desk.page.name}, line {block.line}"
         if block.language == "text" and said:
-            for each in said:
-                assert like(block.text).fullmatch(each), f"{where}: it printed\n{each}"
+            for line in said:
+                assert like(block.text).fullmatch(line), f"{where}: it printed\n{line}"
         elif block.title and block.language in ("python", "toml", "json"):
             desk.keep(block)
         elif block.language == "python":

@@ -63,7 +63,11 @@ def rendered(folder: Path, *more: str) -> list[Deployment | Budget | Autoscaler 
 
 
 def deployments(folder: Path, *more: str) -> dict[str, Deployment]:
-    return {each.metadata.name: each for each in rendered(folder, *more) if isinstance(each, Deployment)}
+    return {
+        deployment.metadata.name: deployment
+        for deployment in rendered(folder, *more)
+        if isinstance(deployment, Deployment)
+    }
 
 
 def container(deployment: Deployment) -> Container:
@@ -103,7 +107,9 @@ def test_each_group_is_a_deployment_whose_pods_answer_probes_and_end_in_order(tm
     assert one.liveness_probe.failure_threshold * one.liveness_probe.period_seconds >= 45
     assert one.resources is not None
     assert one.resources.limits == {"memory": "500Mi"}
-    assert [name for name, each in found.items() if container(each).lifecycle] == ["shop-publisher-default"]
+    assert [name for name, deployment in found.items() if container(deployment).lifecycle] == [
+        "shop-publisher-default"
+    ]
 
 
 def test_nothing_runs_as_root_or_may_become_it_and_no_secret_is_written_down(tmp_path: Path) -> None:
@@ -111,12 +117,12 @@ def test_nothing_runs_as_root_or_may_become_it_and_no_secret_is_written_down(tmp
         pod = deployment.spec.template.spec
         assert pod.security_context.run_as_non_root
         assert not pod.automount_service_account_token
-        for one in (*pod.containers, *pod.init_containers):
-            assert one.security_context.read_only_root_filesystem
-            assert not one.security_context.allow_privilege_escalation
-            mounted = {mount.name for mount in one.volume_mounts}
+        for pod_container in (*pod.containers, *pod.init_containers):
+            assert pod_container.security_context.read_only_root_filesystem
+            assert not pod_container.security_context.allow_privilege_escalation
+            mounted = {mount.name for mount in pod_container.volume_mounts}
             assert mounted <= {volume.name for volume in pod.volumes}
-        (broker,) = [one for one in container(deployment).env if one.name == "CELERY5_BROKER"]
+        (broker,) = [variable for variable in container(deployment).env if variable.name == "CELERY5_BROKER"]
         assert broker.value is None
         assert broker.value_from is not None
         assert broker.value_from.secret_key_ref is not None
@@ -124,16 +130,27 @@ def test_nothing_runs_as_root_or_may_become_it_and_no_secret_is_written_down(tmp
 
 
 def test_workers_are_scaled_by_their_cpu_or_by_what_waits_on_their_queues(tmp_path: Path) -> None:
-    by_cpu = [each for each in rendered(tmp_path, "--most", "9") if isinstance(each, Autoscaler)]
-    assert [(each.spec.min_replicas, each.spec.max_replicas) for each in by_cpu] == [(2, 9), (1, 9)]
+    by_cpu = [
+        autoscaler for autoscaler in rendered(tmp_path, "--most", "9") if isinstance(autoscaler, Autoscaler)
+    ]
+    assert [(autoscaler.spec.min_replicas, autoscaler.spec.max_replicas) for autoscaler in by_cpu] == [
+        (2, 9),
+        (1, 9),
+    ]
     found = rendered(tmp_path, "--most", "9", "--keda", "redis.default.svc:6379")
-    scaled = [each for each in found if isinstance(each, ScaledObject)]
-    assert not [each for each in found if isinstance(each, Autoscaler)]
+    scaled = [scaled_object for scaled_object in found if isinstance(scaled_object, ScaledObject)]
+    assert not [autoscaler for autoscaler in found if isinstance(autoscaler, Autoscaler)]
     streams = [trigger.metadata.stream for trigger in scaled[0].spec.triggers]
     assert streams == [Keys("shop").for_queue(queue).normal for queue in ("mail", "bulk$(x)")]
-    workers = [each for each in found if isinstance(each, Deployment) and "worker" in each.metadata.name]
+    workers = [
+        deployment
+        for deployment in found
+        if isinstance(deployment, Deployment) and "worker" in deployment.metadata.name
+    ]
     assert [worker.spec.replicas for worker in workers] == [None, None], "else each `apply` would undo it"
-    assert {each.spec.scale_target_ref.name for each in scaled} == {each.metadata.name for each in workers}
+    assert {scaled_object.spec.scale_target_ref.name for scaled_object in scaled} == {
+        worker.metadata.name for worker in workers
+    }
 
 
 def test_name_and_queues_are_those_of_the_application(tmp_path: Path) -> None:
@@ -143,9 +160,14 @@ def test_name_and_queues_are_those_of_the_application(tmp_path: Path) -> None:
     ended = celery5(*words, cwd=tmp_path, command=COMMAND)
     assert ended.err == ""
     found = msgspec.json.decode(ended.out.encode(), type=Manifests).items
-    scaled = {each.metadata.name: each for each in found if isinstance(each, ScaledObject)}
+    scaled = {
+        scaled_object.metadata.name: scaled_object
+        for scaled_object in found
+        if isinstance(scaled_object, ScaledObject)
+    }
     streams = {
-        name: [trigger.metadata.stream for trigger in each.spec.triggers] for name, each in scaled.items()
+        name: [trigger.metadata.stream for trigger in scaled_object.spec.triggers]
+        for name, scaled_object in scaled.items()
     }
     keys = Keys("kiosk")
     assert streams == {
@@ -179,7 +201,7 @@ def test_the_commands_of_pods_are_commands(tmp_path: Path) -> None:
 def test_what_kubernetes_would_take_for_a_variable_is_left_as_it_is(tmp_path: Path) -> None:
     one = container(deployments(tmp_path)["shop-worker-mail"])
     assert "mail,bulk$$(x)" in one.args
-    assert {each.name: each.value for each in one.env}["NAME"] == "$$(HOSTNAME)"
+    assert {variable.name: variable.value for variable in one.env}["NAME"] == "$$(HOSTNAME)"
 
 
 def test_keys_are_private_to_the_pod(tmp_path: Path) -> None:

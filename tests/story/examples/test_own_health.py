@@ -31,12 +31,12 @@ def test_pages_wait_while_there_is_no_paper_and_none_is_lost(office: EmbeddedSer
         worker.ready()
         assert print_page.delay("hello").get(timeout=30) == "printed: hello"
         low = until(lambda: worker.logged("health:changed"))
-        assert [(each["check"], each["state"]) for each in low] == [("paper", "low")]
+        assert [(line["check"], line["state"]) for line in low] == [("paper", "low")]
         tray.write_text("0")
         (tripped, *_) = until(lambda: worker.logged("breaker:tripped"))
         assert tripped["why"] == "health check paper is empty"
         pages = [print_page.delay(f"page {n}") for n in range(20)]
-        until(lambda: any(each.status() is JobState.HELD for each in pages))
+        until(lambda: any(page.status() is JobState.HELD for page in pages))
         tray.write_text("500")
         assert [page.get(timeout=30) for page in pages] == [f"printed: page {n}" for n in range(20)]
         worker.signal(signal.SIGTERM)

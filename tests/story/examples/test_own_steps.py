@@ -40,7 +40,7 @@ def write(tmp_path: Path) -> Write:
 
 def said(worker: Serving, logger: str) -> list[str]:
     """What a step has logged."""
-    return [each["message"] for each in worker.logged("log") if each["logger"] == f"bureau.{logger}"]
+    return [line["message"] for line in worker.logged("log") if line["logger"] == f"bureau.{logger}"]
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -63,7 +63,7 @@ def test_the_example_prepares_watches_and_tidies_up(
 def test_the_example_works_in_development(tmp_path: Path, server_binary: str | None) -> None:
     with Serving("-A", EXAMPLE, "controller", "start", "--development", cwd=tmp_path) as worker:
         worker.ready()
-        until(lambda: [each for each in worker.logged("job") if each["state"] == "SUCCESS"])
+        until(lambda: [line for line in worker.logged("job") if line["state"] == "SUCCESS"])
         worker.signal(signal.SIGTERM)
         assert worker.ended().code == 0
         assert said(worker, "rates") == ["the bureau is closed"]
@@ -153,5 +153,5 @@ def test_a_service_may_be_named_by_its_place_and_import_the_application(
     env = {"CELERY5_BROKER": own_server.url}
     with Serving("-A", "own", "worker", "start", cwd=tmp_path, env=env) as worker:
         worker.ready()
-        until(lambda: [each for each in worker.logged("log") if each["message"] == "noted"])
+        until(lambda: [line for line in worker.logged("log") if line["message"] == "noted"])
         until(lambda: worker.logged("step:ended"))

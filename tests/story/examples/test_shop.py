@@ -115,7 +115,7 @@ def _is_charged_once_at_a_time(shop: Shop) -> None:
 
 def _mails_keep_to_their_rate(shop: Shop, since: float) -> None:
     at = sorted(line["at"] - since for line in shop.lines("mails.jsonl"))
-    assert all(each >= n // 5 for n, each in enumerate(at)), at
+    assert all(moment >= n // 5 for n, moment in enumerate(at)), at
 
 
 def _reorders_what_is_low(shop: Shop) -> None:

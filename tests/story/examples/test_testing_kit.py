@@ -75,7 +75,7 @@ def test_what_is_sent_is_recorded_and_needs_no_broker() -> None:
         {"order": 7, "amount": Decimal("9.90")},
     )
     assert (one.key, one.priority, one.countdown) == ("order-7", "high", None)
-    assert [each.arguments for each in sent.jobs_of(shop.pack)] == [{"order": 1}, {"order": 2}, {"order": 3}]
+    assert [job.arguments for job in sent.jobs_of(shop.pack)] == [{"order": 1}, {"order": 2}, {"order": 3}]
     assert sent.events_of(shop.paid) == [shop.paid(order=9)]
     with pytest.raises(BrokerUnavailable):
         shop.charge.delay(7)

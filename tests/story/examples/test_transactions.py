@@ -61,9 +61,9 @@ def start(own_server: EmbeddedServer, tmp_path: Path) -> Iterator[Callable[[], "
         return started[-1]
 
     yield one
-    for each in started:
-        each.kill()
-        each.wait(LIMIT)
+    for process in started:
+        process.kill()
+        process.wait(LIMIT)
 
 
 @pytest.fixture

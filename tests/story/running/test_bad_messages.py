@@ -291,6 +291,6 @@ def test_all_of_it_at_once_costs_no_good_job(shop: Shop) -> None:
     for number in range(50):
         good += shop.app.send_many([shop.module.add.s(number, 1), shop.module.thing.s()])[:1]
         shop.client.xadd(shop.stream, {"job": b"nonsense"})
-    assert [each.get() for each in good] == list(range(1, 51))
+    assert [job.get() for job in good] == list(range(1, 51))
     until(lambda: len(shop.graves()) == before + 100)
     shop.is_well()

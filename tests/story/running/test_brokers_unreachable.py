@@ -87,9 +87,9 @@ def test_programs_are_told_in_the_same_words_by_all_commands(pair: Pair) -> None
         ended = pair(*words.split(), "--json")
         assert ended.code == 1, (words, ended)
         found = json.loads(ended.out)
-        (line,) = [each for each in ended.err.splitlines() if each.startswith("{")]
+        (line,) = [text for text in ended.err.splitlines() if text.startswith("{")]
         told = json.loads(line)["unreachable"]
-        assert [each["broker"] for each in told] == ["mails"]
+        assert [log_line["broker"] for log_line in told] == ["mails"]
         assert told[0]["error"]
         if words in ("info", "health"):
             assert found["unreachable"] == told
@@ -131,11 +131,11 @@ def test_dead_letters_wait_for_all_brokers_unless_reachable_ones_suffice(
         assert ended.code == 1
         assert f"nothing was {done}, since not all brokers can be reached: --reachable does" in ended.err
         assert ended.out == ""
-    assert [each.id for each in pair.app.dlq.read(queue="default")] == ["dead-here"]
+    assert [dead_job.id for dead_job in pair.app.dlq.read(queue="default")] == ["dead-here"]
     ended = pair("dlq", *command.split(), "--reachable", "--json")
     assert ended.code == 1
     told = json.loads(ended.out)
-    assert (told[done], [each["broker"] for each in told["unreachable"]]) == (1, ["mails"])
+    assert (told[done], [broker["broker"] for broker in told["unreachable"]]) == (1, ["mails"])
     assert list(pair.app.dlq.read(queue="default")) == []
     pair.second.revive()
     pair.app.close()  # or it is left alone for a second

@@ -86,10 +86,10 @@ def start(tmp_path: Path) -> Iterator[Start]:
         return started[-1]
 
     yield begin
-    for one in started:
-        one.process.send_signal(signal.SIGTERM)
-    for one in started:
-        assert one.process.wait(LIMIT) == 0, one.text
+    for process in started:
+        process.process.send_signal(signal.SIGTERM)
+    for process in started:
+        assert process.process.wait(LIMIT) == 0, process.text
 
 
 def wait_until(condition: Callable[[], bool], describe: Callable[[], str] = str) -> None:

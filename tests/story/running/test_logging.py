@@ -42,7 +42,7 @@ def test_what_a_task_logs_is_in_the_log_with_its_job(desk: Desk, url: str, words
     (desk.folder / "talk.py").write_text(TALK.format(own=""))
     load_app("talk")
     talk = __import__("talk")
-    jobs = [each.delay() for each in (talk.on_trio, talk.on_asyncio, talk.in_a_thread)]
+    jobs = [task.delay() for task in (talk.on_trio, talk.on_asyncio, talk.in_a_thread)]
     group, *more = words
     ended = celery5(
         "-A", "talk", group, "start", "--burst", *more, cwd=desk.folder, env={"CELERY5_BROKER": url}
@@ -54,7 +54,7 @@ def test_what_a_task_logs_is_in_the_log_with_its_job(desk: Desk, url: str, words
     )
     assert "plainly\n" in ended.out
     lines = [json.loads(line) for line in ended.out.splitlines() if line.startswith("{")]
-    said = {each["message"]: each for each in lines if each.get("message_type") == "celery5:log"}
+    said = {line["message"]: line for line in lines if line.get("message_type") == "celery5:log"}
     assert sorted(said) == ["on asyncio", "on thread", "on trio"]
     for job, text, level in zip(
         jobs, ("on trio", "on asyncio", "on thread"), ("info", "info", "warning"), strict=True
@@ -63,7 +63,7 @@ def test_what_a_task_logs_is_in_the_log_with_its_job(desk: Desk, url: str, words
         assert (one["job"], one["logger"], one["level"]) == (job.id, "talk", level)
         assert one["task"] == f"talk.{text.replace('on thread', 'in a thread').replace(' ', '_')}"
         (done,) = [
-            each for each in lines if each.get("job") == job.id and each["message_type"] == "celery5:job"
+            line for line in lines if line.get("job") == job.id and line["message_type"] == "celery5:job"
         ]
         assert done["worker"] == one["worker"]
 
@@ -116,8 +116,8 @@ def test_what_a_processor_logs_is_in_the_log_with_its_stream_and_partition(desk:
         def find_lines() -> dict[str, dict[str, Any]]:
             found = {message.get("message", ""): message for message in worker.messages}
             return {
-                text: each
-                for text, each in found.items()
+                text: found_line
+                for text, found_line in found.items()
                 if text in ("on trio", "by eliot", "on asyncio", "in a thread")
             }
 

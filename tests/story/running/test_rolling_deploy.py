@@ -116,7 +116,7 @@ def test_jobs_wait_for_new_code_when_the_only_worker_that_has_it_is_killed(
             new.process.send_signal(signal.SIGKILL)
             new.process.wait()
             sent = deployment.send("bulk", what)
-            until(lambda: all(one.status() is JobState.HELD for one in sent))
+            until(lambda: all(job.status() is JobState.HELD for job in sent))
         assert not [line for line in old.logged("job") if line["state"] != "HELD"]
         with deployment.start("new") as new:
             new.ready()

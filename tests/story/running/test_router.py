@@ -52,7 +52,7 @@ def test_a_router_ends_when_it_is_told_to(desk: Desk, url: str) -> None:
 
 def test_of_several_router_processes_one_that_dies_is_replaced(desk: Desk, url: str) -> None:
     with routing(desk, "--processes", 2, routers=2) as serving:
-        first = {each["name"] for each in serving.logged("router:boot-started")}
+        first = {line["name"] for line in serving.logged("router:boot-started")}
         (pid, *_) = [int(name.rpartition(":")[0].rpartition(":")[2]) for name in first]
         os.kill(pid, signal.SIGKILL)
         until(lambda: len(serving.logged("router:started")) == 3)

@@ -25,7 +25,7 @@ def test_a_burst_ends_when_all_is_done(desk: Desk) -> None:
     product, retried = shop.multiply.delay(6, 7), shop.moody.delay()
     later = shop.add.options(countdown=0.5).delay(20, 22)
     out = desk("worker", "start", "--burst")
-    assert [each.get(timeout=30) for each in sums] == list(range(1, 101))
+    assert [job.get(timeout=30) for job in sums] == list(range(1, 101))
     assert (product.get(timeout=30), retried.get(timeout=30), later.get(timeout=30)) == (42, 3, 42)
     kinds = [json.loads(line).get("message_type") for line in out.splitlines()]
     assert kinds.count("celery5:job") == 105, "100 sums, a product, 3 attempts, and one that was scheduled"

@@ -56,7 +56,7 @@ def test_commands_need_only_the_name_of_the_application(desk: Desk, here: Here) 
     app.signature("shop.add", 1, 1).delay()
 
     listed = json.loads(here("queue", "list", "--json").out)
-    assert [(each["queue"], each["waiting"], each["dead"]) for each in listed] == [
+    assert [(queue["queue"], queue["waiting"], queue["dead"]) for queue in listed] == [
         ("default", 1, 1),
         ("slow", 0, 0),
     ]

@@ -155,7 +155,9 @@ class ScriptedSystemd:
         if method == "Get":
             return "v", (("t", self.beats),)
         if method == "GetAll":
-            said = next((each for unit, each in self.units.items() if get_unit_path(unit) == path), None)
+            said = next(
+                (shown_unit for unit, shown_unit in self.units.items() if get_unit_path(unit) == path), None
+            )
             return "a{sv}", (said or {"ActiveState": ("s", "inactive"), "Job": ("(uo)", (0, "/"))},)
         return None, ()
 
@@ -183,7 +185,7 @@ def _prefix_in(pattern: str) -> str:
 def _as_sent(said: list[Any]) -> tuple[Any, ...]:
     """What D-Bus has pairs and groups for, JSON has lists for."""
     return tuple(
-        {name: tuple(each) for name, each in part.items()} if isinstance(part, dict) else part
+        {name: tuple(values) for name, values in part.items()} if isinstance(part, dict) else part
         for part in said
     )
 

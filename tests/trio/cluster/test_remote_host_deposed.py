@@ -49,7 +49,7 @@ class OneHost:
             return None
         await trio.sleep(0.05)
         if not self.said:
-            self.said = [*(each.strip() for each in self.shown), f"{LINE_PREFIX}seen"]
+            self.said = [*(line.strip() for line in self.shown), f"{LINE_PREFIX}seen"]
         return self.said.pop(0)
 
     async def run_script(self, script: bytes) -> list[str]:

@@ -312,13 +312,13 @@ async def test_when_systemd_begins_anew_what_happened_meanwhile_is_told(bus: str
             await platform.start(member("worker-a-1"))
             await platform.start(member("worker-a-2"))
             with trio.fail_after(LIMIT):
-                while sum(isinstance(each, Ready) for each in words) < 2:
+                while sum(isinstance(word, Ready) for word in words) < 2:
                     await trio.sleep(0.005)
         words.clear()
         async with scripted_systemd(bus) as systemd:
             await systemd.play("start", "celery5-shop-worker-a-2.service")
             with trio.fail_after(LIMIT):
-                while not any(isinstance(each, Ended) for each in words):
+                while not any(isinstance(word, Ended) for word in words):
                     await trio.sleep(0.005)
             assert [word for word in words if not isinstance(word, Beat)] == [
                 Ended("worker-a-1", how="ended")

@@ -54,7 +54,7 @@ async def test_deaths_restarts_and_the_age_of_words_are_told_apart(autojump_cloc
         crew.members["worker-default-2"].status_at = trio.current_time() - 9
         told = await handlers["members"]({})
         assert isinstance(told, dict)
-        shown = {each["name"]: each for each in told["members"]}
+        shown = {member["name"]: member for member in told["members"]}
         assert (shown["worker-default-1"]["deaths"], shown["worker-default-1"]["restarts"]) == (1, 0)
         assert shown["worker-default-1"]["status_age"] is None, "it is gone, and says nothing"
         assert shown["worker-default-2"]["status_age"] == 9

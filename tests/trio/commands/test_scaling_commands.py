@@ -42,7 +42,7 @@ class Post:
 
     def told(self, command: str) -> list[tuple[float, str]]:
         """Who was told that, and when."""
-        return [(at, inbox) for at, inbox, each, _ in self.sent if each == command]
+        return [(at, inbox) for at, inbox, kind, _ in self.sent if kind == command]
 
 
 def workers(*names: str, prefetch: float = 1.0) -> ClusterSnapshot:
@@ -101,7 +101,7 @@ async def test_only_workers_with_another_read_order_are_told_at_once(
     await telling.send_changes(workers("w:a"), NEAR, Preference(), ())
     assert not post.sent
     await telling.send_changes(workers("w:a", prefetch=4.0), NEAR, Preference(), ())
-    assert [each[3]["factor"] for each in post.sent] == [1.0]
+    assert [message[3]["factor"] for message in post.sent] == [1.0]
 
 
 async def test_preference_changes_are_logged_at_most_every_few_seconds(
@@ -149,7 +149,7 @@ async def test_controllers_share_all_workers(
     assert post.told("scale") == [(0, "a")], "what could not be posted is tried again, what was is not"
     post.full.clear()
     await telling.send_changes(workers("w:a"), course, Preference(), ("b:1", "a:1"))
-    assert [each[3] for each in post.sent] == [{"workers": share, "of": workers_} for share in shares]
+    assert [message[3] for message in post.sent] == [{"workers": share, "of": workers_} for share in shares]
 
 
 async def test_no_command_is_sent_for_a_number_that_holds_already(

@@ -66,7 +66,7 @@ class Callers:
         try:
             if several:
                 tokens = [f"{token}.{part}" for part in "abc"]
-                got = await self._link.perform_all([echo(each, repeatable=repeatable) for each in tokens])
+                got = await self._link.perform_all([echo(text, repeatable=repeatable) for text in tokens])
                 assert got == tokens
             else:
                 assert await self._link.perform(echo(token, repeatable=repeatable)) == token

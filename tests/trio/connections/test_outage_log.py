@@ -20,7 +20,7 @@ from tests.redis.worker.workers import Lines
 
 def told(lines: Lines, name: str) -> list[str]:
     """What was told of it, in order."""
-    return [each for each in (f"{name}:interrupted", f"{name}:resumed") for _ in lines.of(each)]
+    return [event for event in (f"{name}:interrupted", f"{name}:resumed") for _ in lines.of(event)]
 
 
 async def test_each_outage_is_told_once_with_how_long_it_was(autojump_clock: MockClock) -> None:
@@ -36,8 +36,8 @@ async def test_each_outage_is_told_once_with_how_long_it_was(autojump_clock: Moc
             waits.record_recovery()
             waits.record_recovery()
     began, ended = lines.of("admission:interrupted"), lines.of("admission:resumed")
-    assert [(each["why"], each["sink"]) for each in began] == [("it is away", "files")] * 2
-    assert [(each["after"], each["sink"]) for each in ended] == [(5.0, "files")] * 2
+    assert [(line["why"], line["sink"]) for line in began] == [("it is away", "files")] * 2
+    assert [(line["after"], line["sink"]) for line in ended] == [(5.0, "files")] * 2
 
 
 async def test_first_outage_error_is_a_warning_and_repeats_are_debug() -> None:
@@ -47,7 +47,7 @@ async def test_first_outage_error_is_a_warning_and_repeats_are_debug() -> None:
             waits.record_error(BrokerUnavailable(why))
         waits.record_recovery()
         waits.record_error(BrokerUnavailable("c"))
-    told = [(each["level"], each["why"]) for each in lines.of("heartbeat:missed")]
+    told = [(line["level"], line["why"]) for line in lines.of("heartbeat:missed")]
     assert told == [("warning", "a"), ("debug", "b"), ("warning", "c")]
 
 

@@ -80,8 +80,10 @@ async def test_a_check_that_is_not_healthy_says_why(
 
 def test_every_check_that_celery5_brings_along_was_asked() -> None:
     there = {
-        each
-        for each in vars(checks).values()
-        if inspect.isclass(each) and issubclass(each, HealthCheck) and each.__module__ == checks.__name__
+        checked
+        for checked in vars(checks).values()
+        if inspect.isclass(checked)
+        and issubclass(checked, HealthCheck)
+        and checked.__module__ == checks.__name__
     }
     assert {type(make()) for make, _, _ in CASES} == there

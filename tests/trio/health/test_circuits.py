@@ -105,9 +105,9 @@ async def test_the_example_of_the_proposal(autojump_clock: MockClock, lines: Lin
     await trio.sleep(30)
     assert ward.run(WELL)
     await seen("unhealthy", 3)  # more than 30 minutes after it
-    levels = [each["level"] for each in told(lines, "breaker:tripped")]
+    levels = [line["level"] for line in told(lines, "breaker:tripped")]
     assert levels == ["warning", "warning", "warning", "error", "error", "warning"]
-    assert {each["seconds"] for each in told(lines, "breaker:tripped")} == {30}
+    assert {line["seconds"] for line in told(lines, "breaker:tripped")} == {30}
 
 
 async def test_thresholds_are_the_checks_own_or_those_of_the_task(autojump_clock: MockClock) -> None:
@@ -327,7 +327,7 @@ async def test_open_periods_grow_as_wished_while_probes_fail(autojump_clock: Moc
     for _ in range(3):
         await trio.sleep(ward.circuits.get_readings()["treat"].probe_in)
         assert ward.run(ILL)
-    assert [each["seconds"] for each in told(lines, "breaker:tripped")] == [10, 20, 35, 35]
+    assert [line["seconds"] for line in told(lines, "breaker:tripped")] == [10, 20, 35, 35]
 
 
 async def test_waiter_hears_when_a_held_job_expires(
@@ -407,4 +407,4 @@ async def test_a_breaker_says_everywhere_what_it_does_with_its_jobs(
     assert ward.circuits.get_readings()["treat"].effect == ""
     (tripped,) = told(lines, "breaker:tripped")
     assert tripped["effect"] == effect
-    assert [told(lines, f"breaker:{each}")[0]["mode"] for each in ("half-opened", "closed")] == [mode, mode]
+    assert [told(lines, f"breaker:{event}")[0]["mode"] for event in ("half-opened", "closed")] == [mode, mode]

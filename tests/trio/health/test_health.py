@@ -173,7 +173,7 @@ async def test_a_check_that_fails_is_an_error_in_the_log_and_keeps_its_state(
             await trio.sleep(2)
             assert (health.get_reading("a").state, health.get_reading("a").is_stale) == ("smoking", True)
     failed = told(lines, "health:check-failed")
-    assert [(each["level"], each["check"], each["why"]) for each in failed] == [("error", "a", why)]
+    assert [(line["level"], line["check"], line["why"]) for line in failed] == [("error", "a", why)]
 
 
 async def test_each_fault_is_told_once_until_the_check_has_recovered(autojump_clock: MockClock) -> None:
@@ -183,7 +183,7 @@ async def test_each_fault_is_told_once_until_the_check_has_recovered(autojump_cl
     with Lines() as lines:
         async with looking(moody):
             await trio.sleep(8.5)
-    whys = [each["why"] for each in told(lines, "health:check-failed")]
+    whys = [line["why"] for line in told(lines, "health:check-failed")]
     assert whys == ["ValueError: one", "ValueError: two", "ValueError: one"]
 
 
@@ -220,7 +220,7 @@ async def test_checks_that_hang_are_left_after_their_time_and_hold_up_nobody(
             await trio.sleep(8.5)
             assert len(seen) == 9
     failed = told(lines, "health:check-failed")
-    assert {each["why"] for each in failed} == {"took longer than its 4 s"}
+    assert {line["why"] for line in failed} == {"took longer than its 4 s"}
     assert len(failed) == 10
 
 
@@ -232,7 +232,7 @@ async def test_a_limit_of_the_checks_own_is_told_as_what_it_is(autojump_clock: M
     with Lines() as lines:
         async with looking(HealthCheck("a", look, period=60)):
             await trio.sleep(2)
-    assert [each["why"] for each in told(lines, "health:check-failed")] == ["TooSlowError: "]
+    assert [line["why"] for line in told(lines, "health:check-failed")] == ["TooSlowError: "]
 
 
 async def test_each_change_is_told_once_as_a_warning_until_it_is_good_again(
@@ -243,7 +243,7 @@ async def test_each_change_is_told_once_as_a_warning_until_it_is_good_again(
         async with looking(HealthCheck("a", said, states=WORDS, period=1)):
             await trio.sleep(9)
     changed = told(lines, "health:changed")
-    assert [(each["level"], each["before"], each["state"]) for each in changed] == [
+    assert [(line["level"], line["before"], line["state"]) for line in changed] == [
         ("warning", "fine", "smoking"),
         ("warning", "smoking", "burning"),
         ("info", "burning", "fine"),
@@ -297,7 +297,7 @@ async def test_the_command_has_it_look_and_the_timer_waits_while_commands_come(
         await trio.sleep(26)
         assert seen[6:] == [63, 73]  # nobody tells it any more, so the timer does
         answer: Any = await commands.perform("health", {})
-        assert [each.check for each in answer["checks"]] == ["a"]
+        assert [check.check for check in answer["checks"]] == ["a"]
         with pytest.raises(CommandRefused, match="no health check 'b' on this worker; known: a"):
             await commands.perform("check-expired", {"check": "b"})
 

@@ -55,9 +55,9 @@ async def test_box_is_tried_once_a_period_after_three_crashes(
         nursery.cancel_scope.cancel()
     assert len(told(lines, "breaker:half-opened")) == 4
     tripped = told(lines, "breaker:tripped")
-    assert [each["level"] for each in tripped] == ["warning", "warning", "error", "error"]
-    assert {each["why"] for each in tripped} == {"ValueError: ticked off"}
-    assert {each["breaker"] for each in tripped} == {NAME}
+    assert [line["level"] for line in tripped] == ["warning", "warning", "error", "error"]
+    assert {line["why"] for line in tripped} == {"ValueError: ticked off"}
+    assert {line["breaker"] for line in tripped} == {NAME}
 
 
 async def test_one_that_was_up_for_long_before_it_crashed_begins_anew(

@@ -200,15 +200,15 @@ async def test_connections_that_are_held_open_keep_no_probe_from_its_answer(
     port = free_port()
     one = await opened(nursery, ProcessStatus(), port)
     idle = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(3 * MAX_CONNECTIONS)]
-    for each in idle:
+    for stream in idle:
         with suppress(trio.BrokenResourceError):
-            await each.send_all(sent)
+            await stream.send_all(sent)
     for _ in range(MAX_CONNECTIONS):
         assert await status(port, b"/livez") == 200
         assert len(one._connections) <= MAX_CONNECTIONS
     assert await closed(idle[0])
-    for each in idle:
-        await each.aclose()
+    for stream in idle:
+        await stream.aclose()
     with trio.fail_after(30):
         while one._connections:
             await trio.sleep(0.01)
@@ -328,8 +328,8 @@ async def test_silent_clients_delay_no_probe_while_the_loop_is_blocked(
         silent[-1].setblocking(False)
         with suppress(BlockingIOError):
             answers.append(silent[-1].recv(1))
-        for one in silent:
-            one.close()
+        for stream in silent:
+            stream.close()
 
     serving = threading.Thread(target=port.serve_while_blocked, args=(40,))
     serving.start()

@@ -73,7 +73,7 @@ async def test_an_outage_of_tries_at_intervals_is_logged_once_and_not_raised() -
             with outages.suppressing():
                 if error is not None:
                     raise error
-    assert [each["why"] for each in lines.of("consumer:interrupted")] == ["a"]
+    assert [line["why"] for line in lines.of("consumer:interrupted")] == ["a"]
     assert len(lines.of("consumer:resumed")) == 1
 
 

@@ -40,7 +40,7 @@ async def test_crashing_service_is_restarted_then_stops_the_process(
     assert caught.group_contains(
         BootStepFailed, match=r"boot step 'ticker' crashed 4 times in a row: ValueError: ticked off"
     )
-    assert [each["level"] for each in told(lines, "step:crashed")] == ["warning"] * 6
+    assert [line["level"] for line in told(lines, "step:crashed")] == ["warning"] * 6
 
 
 async def test_optional_service_that_keeps_crashing_is_given_up(
@@ -54,7 +54,7 @@ async def test_optional_service_that_keeps_crashing_is_given_up(
         assert desk.board.to_json()["ticker"]["state"] == "given up"
         assert "consumer down" not in notes
         nursery.cancel_scope.cancel()
-    assert [each["level"] for each in told(lines, "step:abandoned")] == ["warning"]
+    assert [line["level"] for line in told(lines, "step:abandoned")] == ["warning"]
 
 
 async def test_service_is_restarted_for_as_long_as_redis_is_unreachable(
@@ -115,4 +115,4 @@ async def test_what_fails_while_it_stops_is_told_of_and_holds_up_nobody(
         nursery.cancel_scope.cancel()
     assert trio.current_time() - began == 3
     assert notes[-1] == "publishing down"
-    assert [each["why"] for each in told(lines, "step:stop-failed")] == ["ValueError: no end"]
+    assert [line["why"] for line in told(lines, "step:stop-failed")] == ["ValueError: no end"]

@@ -135,8 +135,8 @@ async def test_an_optional_step_that_fails_is_told_of_and_tried_again_by_the_com
     tries = [float(note.split()[-1]) - began for note in notes if note.startswith("try")]
     assert tries == pytest.approx([0, 0, 1, 3])
     assert desk.board.to_json()["cache"] == {"state": "up"}
-    assert [each["level"] for each in told(lines, "step:failed")] == ["warning"] * 3
-    assert [each["failures"] for each in told(lines, "step:started")] == [2]
+    assert [line["level"] for line in told(lines, "step:failed")] == ["warning"] * 3
+    assert [line["failures"] for line in told(lines, "step:started")] == [2]
 
 
 async def test_without_an_answer_to_its_command_a_step_is_tried_again_all_the_same(
@@ -162,7 +162,7 @@ async def test_without_an_answer_to_its_command_a_step_is_tried_again_all_the_sa
             await trio.sleep(120)
             assert desk.board.to_json()["cache"] == {"state": "up"}
             nursery.cancel_scope.cancel()
-    assert [each["why"] for each in told(lines, "step:retry-send-failed")] == [
+    assert [line["why"] for line in told(lines, "step:retry-send-failed")] == [
         "it did not arrive",
         "no answer within 10 s",
         "redis is away",

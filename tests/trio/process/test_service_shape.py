@@ -67,11 +67,11 @@ def living() -> list[type]:
                 if run and not protocol and not thing.__name__.startswith("_"):
                     assert "task_status" in inspect.signature(run).parameters, thing
                     found.append(thing)
-    return sorted(set(found), key=lambda each: each.__name__)
+    return sorted(set(found), key=lambda service: service.__name__)
 
 
 def test_the_services_are_found() -> None:
-    names = {each.__name__ for each in living()}
+    names = {service.__name__ for service in living()}
     assert {"Consumer", "TaskExecution", "ResultPublisher", "Heartbeat", "Mover", "Recoverer"} <= names
     assert {"QueueMembership", "LentConnection", "AsyncioRunner", "BootGraph"} <= names
 
@@ -205,7 +205,7 @@ def declare_processor(app: App) -> None:
             pass
 
 
-@pytest.mark.parametrize("service", living(), ids=lambda each: each.__name__)
+@pytest.mark.parametrize("service", living(), ids=lambda service: service.__name__)
 async def test_a_service_starts_is_cancelled_at_once_and_starts_again(
     service: type, url: str, app_name: str, short_path: Path
 ) -> None:
@@ -226,10 +226,10 @@ async def test_a_service_starts_is_cancelled_at_once_and_starts_again(
     one, needs = in_its_place(
         service, App(app_name, broker=url, brokers=further, lease=1.0) if further else app
     )
-    threads = {each.ident for each in threading.enumerate()}
+    threads = {thread.ident for thread in threading.enumerate()}
     async with trio.open_nursery() as around:
-        for each in needs:
-            await around.start(each.run)
+        for needed in needs:
+            await around.start(needed.run)
         if service is RemoteBrokerSchedules:
             await app.connections.get_async_driver()  # which lasts as long as the Trio run
         await wait_all_tasks_blocked(0.01)
@@ -258,7 +258,7 @@ async def test_a_service_starts_is_cancelled_at_once_and_starts_again(
 def ours(before: set[int | None]) -> list[str]:
     """Threads of celery5 that were not there before. Trio keeps its own for later."""
     return [
-        each.name
-        for each in threading.enumerate()
-        if each.ident not in before and each.name.startswith("celery5")
+        thread.name
+        for thread in threading.enumerate()
+        if thread.ident not in before and thread.name.startswith("celery5")
     ]

@@ -67,7 +67,7 @@ def test_a_service_of_the_systems_that_runs_as_a_user_may_not_ask_it_for_more(
     service: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bus = service["DBUS_SESSION_BUS_ADDRESS"]
-    system = {name: each for name, each in service.items() if name != "MANAGERPID"} | {
+    system = {name: variable for name, variable in service.items() if name != "MANAGERPID"} | {
         "DBUS_SYSTEM_BUS_ADDRESS": bus
     }
     monkeypatch.setattr(os, "geteuid", lambda: 0)

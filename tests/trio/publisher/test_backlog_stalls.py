@@ -32,8 +32,8 @@ async def test_abandoned_messages_do_not_pile_up_and_written_ones_are_published(
         await nursery.start(store.run)
         try:
             await give_up("first")  # which is being written
-            for each in range(300):
-                nursery.start_soon(give_up, str(each))
+            for number in range(300):
+                nursery.start_soon(give_up, str(number))
             with trio.fail_after(30):
                 await trio.sleep(0.05)  # they have put by then what they will
                 while backlog._puts:
@@ -42,5 +42,5 @@ async def test_abandoned_messages_do_not_pile_up_and_written_ones_are_published(
             update_block.set()
         assert store.find_free_queue() == "q"
         with trio.fail_after(30):
-            assert [each.job.id for each in await store.read_first("q")] == ["first"]
+            assert [stored.job.id for stored in await store.read_first("q")] == ["first"]
         nursery.cancel_scope.cancel()

@@ -167,7 +167,7 @@ async def test_groups_are_stored_in_order_and_then_acknowledged(host: Host) -> N
             ((JobMessage("a", "q", b"1"), JobMessage("b", "q", b"2")), (JobMessage("c", "q", b"3"),))
         )
         assert await one.ask(word) == PublishReply((GroupReply(), GroupReply()))
-        assert [each.job.id for each in await host.store.read_first("q")] == ["a", "b", "c"]
+        assert [stored.job.id for stored in await host.store.read_first("q")] == ["a", "b", "c"]
         assert await one.ask(PublishRequest(())) == PublishReply(())
         assert (os.stat(host.plan.path).st_mode & 0o777) == 0o600
     assert "p.sock" not in os.listdir(os.path.dirname(host.plan.path))
@@ -188,8 +188,8 @@ async def test_only_groups_that_fit_are_taken_from_one_read(short_path: Path) ->
         )
         answer = await one.ask(word)
         assert isinstance(answer, PublishReply)
-        assert [each.code for each in answer.answers] == ["full", "", "too-large", "unfit"]
-        assert [each.job.id for each in await host.store.read_first("q")] == ["a"]
+        assert [frame.code for frame in answer.answers] == ["full", "", "too-large", "unfit"]
+        assert [stored.job.id for stored in await host.store.read_first("q")] == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -249,8 +249,8 @@ async def test_there_are_no_more_clients_than_there_is_room_for(short_path: Path
     host = Host(SocketPlan(path=str(short_path / "p.sock")), most=2)
     async with host.up():
         first, second = await host.client(), await host.client()
-        for each in (first, second):  # they are saying something, so neither can make room
-            await each.stream.send_all(encode_frame(HAND)[:-1])
+        for client in (first, second):  # they are saying something, so neither can make room
+            await client.stream.send_all(encode_frame(HAND)[:-1])
         await until(lambda: host.listener.conditions() == {"listener": "too many clients at once"})
         third = await host.client(greet=False)
         assert await third.ask(ClientHello("shop")) == ConnectionRefusal(
@@ -341,7 +341,7 @@ async def test_idle_clients_hold_no_place_that_another_needs(short_path: Path) -
         assert await busy.heard() == PublishReply((GroupReply(),))
         # Whoever was dropped does not notice: it opens another connection.
         await producer.publish([Job("b", "task", "q", b"{}", "")])
-        assert [each.job.id for each in await host.store.read_first("q")] == ["a", "b"]
+        assert [stored.job.id for stored in await host.store.read_first("q")] == ["a", "b"]
     await trio.to_thread.run_sync(producer.close)
 
 
@@ -386,8 +386,8 @@ async def test_client_with_most_unfinished_bytes_is_closed(
     monkeypatch.setattr(listening, "MAX_UNFINISHED_BYTES", 100_000)
     async with host.up():
         greedy = [await host.client() for _ in range(3)]
-        for number, one in enumerate(greedy):  # 99,000 bytes together, which stay for FRAME_LIMIT
-            await one.stream.send_all((400_000).to_bytes(4) + b"x" * (32_000 + 500 * number))
+        for number, client in enumerate(greedy):  # 99,000 bytes together, which stay for FRAME_LIMIT
+            await client.stream.send_all((400_000).to_bytes(4) + b"x" * (32_000 + 500 * number))
         await until(lambda: host.listener._unfinished_bytes > 97_000)
         good = await host.client()
         whole = encode_frame(PublishRequest(((JobMessage("a", "q", b"x" * 2000),),) * 3))

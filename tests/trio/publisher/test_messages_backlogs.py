@@ -27,7 +27,7 @@ T = TypeVar("T", bound=MessagesBacklog | MessagesStore)
 
 def pairs(*ids: str, queue: str = "q", size: int = 1) -> list[tuple[JobMessage, int | None]]:
     """Messages to put."""
-    return [(JobMessage(each, queue, b"x" * size), None) for each in ids]
+    return [(JobMessage(job_id, queue, b"x" * size), None) for job_id in ids]
 
 
 @asynccontextmanager
@@ -51,7 +51,7 @@ def backlog(request: pytest.FixtureRequest, tmp_path: Path) -> MessagesBacklog:
 
 
 async def ids(backlog: MessagesBacklog, queue: str = "q", after: int = 0) -> list[str]:
-    return [each.job.id for each in await backlog.first(queue, after)]
+    return [stored.job.id for stored in await backlog.first(queue, after)]
 
 
 async def test_each_queue_comes_out_in_the_order_in_which_it_was_put(backlog: MessagesBacklog) -> None:
@@ -66,7 +66,7 @@ async def test_each_queue_comes_out_in_the_order_in_which_it_was_put(backlog: Me
         assert sorted(await backlog.queues()) == ["q", "r"]
         first = await backlog.first("q", 0)
         assert await ids(backlog, after=first[0].number) == ["b", "d"]
-        await backlog.gone([each.number for each in first[:2]])
+        await backlog.gone([stored.number for stored in first[:2]])
         await backlog.gone([first[0].number])  # twice
         assert (await ids(backlog), backlog.size) == (["d"], 2)
         last = first[-1].number
@@ -137,8 +137,8 @@ async def test_message_put_during_the_end_is_written_and_commits_reach_the_disk(
     one = SQLiteBacklog(path=path, capacity=BacklogCapacity(9, 999))
     async with trio.open_nursery() as nursery:
         await nursery.start(one.run)
-        asked = [one._open_file.execute(f"PRAGMA {each}") for each in ("synchronous", "journal_mode")]
-        assert [each.fetchone()[0] for each in asked] == [2, "wal"]
+        asked = [one._open_file.execute(f"PRAGMA {pragma}") for pragma in ("synchronous", "journal_mode")]
+        assert [cursor.fetchone()[0] for cursor in asked] == [2, "wal"]
         nursery.cancel_scope.cancel()
         with trio.CancelScope(shield=True):
             await one.put(pairs("a"))
@@ -204,13 +204,13 @@ async def test_full_disk_moves_messages_to_memory_which_goes_first(
         with pytest.raises(BacklogFull, match=r"cannot be written .*2 of at most 3 wait there"):
             await store.put([JobMessage("c", "q", large), JobMessage("d", "q", large)])
         first = await store.read_first("q")
-        assert [each.job.id for each in first] == ["a", "b"]
+        assert [stored.job.id for stored in first] == ["a", "b"]
         store.mark_published("q", first)
         file.execute("PRAGMA max_page_count=100000")
         assert await store.put([JobMessage("new", "q", large)])
         assert (store.problem, store.in_memory) == ("", 0)
         last = await store.read_first("q")
-        assert [each.job.id for each in last] == ["old", "new"]
+        assert [stored.job.id for stored in last] == ["old", "new"]
         store.mark_published("q", last)
         assert list(await store.read_first("q")) == []
         with trio.fail_after(30):
@@ -229,13 +229,13 @@ async def test_nothing_stays_in_memory_of_queues_whose_messages_are_published(tm
             store.take_queue(queue)
             first, *_ = await store.read_first(queue)
             store.mark_published(queue, [first])
-            assert [each.job.id for each in await store.read_first(queue)] == ["b"]
+            assert [stored.job.id for stored in await store.read_first(queue)] == ["b"]
             store.release_queue(queue)
         with trio.fail_after(30):
             while backlog.size > 50 or store._last_published:
                 await trio.sleep(0.01)
         assert (store._waiting_queues, store._taken_queues) == ({}, set())
-        assert [each.job.id for each in await store.read_first("customer-7")] == ["b"]
+        assert [stored.job.id for stored in await store.read_first("customer-7")] == ["b"]
 
 
 async def test_queue_taken_by_a_stopped_store_waits_again(
@@ -254,4 +254,4 @@ async def test_queue_taken_by_a_stopped_store_waits_again(
         assert (store.find_free_queue(), store.has_work) == (None, False)
     async with opened(store):
         assert store.find_free_queue() == "q"
-        assert [each.job.id for each in await store.read_first("q")] == ["a"]
+        assert [stored.job.id for stored in await store.read_first("q")] == ["a"]

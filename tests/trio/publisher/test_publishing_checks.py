@@ -26,7 +26,7 @@ async def test_what_fails_while_it_is_looked_at_is_looked_at_again_soon(autojump
         checks.report_failure("slow", "somebody met it")
         await trio.sleep(500)
         nursery.cancel_scope.cancel()
-    assert [round(each - begun) for each in looks] == [0, 2]
+    assert [round(time - begun) for time in looks] == [0, 2]
 
 
 async def test_a_check_that_hangs_neither_opens_nor_closes_the_breaker(autojump_clock: MockClock) -> None:

@@ -113,14 +113,14 @@ async def test_an_error_is_logged_once_for_each_failure_and_the_next_run_comes(
         await trio.sleep(6.5)
         assert runs.get_status() == {"flaky": {"runs": 6, "failures": 4, "skipped": 0, "running": 0}}
     failed = told(lines, "timer:failed")
-    assert [each["why"].partition(":")[0] for each in failed] == [
+    assert [line["why"].partition(":")[0] for line in failed] == [
         "ValueError",
         "SystemExit",
         "ExceptionGroup",
         "Reject",
     ]
     assert "raise errors.pop(0)\nValueError: no rates" in failed[0]["traceback"]
-    assert {each["level"] for each in failed} == {"error"}
+    assert {line["level"] for line in failed} == {"error"}
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ async def test_a_run_that_has_not_ended_is_treated_as_the_policy_says(
         status = runs.get_status()["slow"]
     assert times == pytest.approx(starts)  # what waited when it stopped does not begin
     assert status["skipped"] == skipped
-    assert sum(each["count"] for each in told(lines, "timer:skipped")) == skipped
+    assert sum(line["count"] for line in told(lines, "timer:skipped")) == skipped
     assert status["runs"] == len(times)
 
 
@@ -213,7 +213,7 @@ async def test_running_timer_is_cancelled_after_the_grace_period(
         stopping = trio.current_time()
     assert ended == ["soon", "cleaned up"]
     assert trio.current_time() - stopping == pytest.approx(GRACE)
-    assert [each["timer"] for each in told(lines, "timer:cancelled")] == ["late"]
+    assert [line["timer"] for line in told(lines, "timer:cancelled")] == ["late"]
     assert told(lines, "timer:failed") == []
 
 
@@ -280,7 +280,7 @@ def test_the_setting_is_the_time_zone_of_timers_that_name_none(timer: DeclareTim
     @timer(cron("0 3 * * *", timezone="America/New_York"))
     async def far_away() -> None: ...
 
-    zones = {one.name: getattr(one.interval, "zone", "") for one in timer.list_timers("Europe/Berlin")}
+    zones = {entry.name: getattr(entry.interval, "zone", "") for entry in timer.list_timers("Europe/Berlin")}
     assert list(zones.values()) == ["Europe/Berlin", "America/New_York"]
 
 
@@ -395,7 +395,7 @@ async def test_a_start_function_runs_once_in_each_process_and_may_fail(
         "warm_up": (1, 0),
         "broken": (1, 1),
     }
-    assert [each["timer"] for each in told(lines, "timer:failed")] == ["broken"]
+    assert [line["timer"] for line in told(lines, "timer:failed")] == ["broken"]
 
 
 def test_a_cluster_starts_with_a_process_that_asks_first_and_finds_nobody() -> None:

@@ -82,7 +82,7 @@ def test_a_key_waits_in_order_while_others_go_on_and_comes_back_in_order(kind: s
             "ada": [-2, 4],
             "eve": [-5],
         }
-        assert amounts([each for each in driver.sent(shop.sums) if each.customer == "bob"]) == [3, 6]
+        assert amounts([output for output in driver.sent(shop.sums) if output.customer == "bob"]) == [3, 6]
         assert driver.state == {"ada": 1, "bob": 9}
         assert driver.uncommitted == []
         assert driver.quarantined == {}
@@ -91,7 +91,7 @@ def test_a_key_waits_in_order_while_others_go_on_and_comes_back_in_order(kind: s
         assert amounts(driver.parked["ada"]) == [-2, 4, 7]
         driver.release("ada")
         driver.feed(*orders(("ada", 8)))
-        assert amounts([each for each in driver.sent(shop.sums) if each.customer == "ada"]) == [
+        assert amounts([output for output in driver.sent(shop.sums) if output.customer == "ada"]) == [
             1,
             -2,
             4,
@@ -111,7 +111,7 @@ def test_it_is_parked_after_its_retries() -> None:
         driver.feed(*orders(("ada", -1), ("ada", 2), ("bob", 3)))
         assert driver.parked == {}
         driver.advance(10)
-        assert [each for each in shop.seen if each[0] == "ada"] == [("ada", -1)] * 3
+        assert [record for record in shop.seen if record[0] == "ada"] == [("ada", -1)] * 3
         assert amounts(driver.parked["ada"]) == [-1, 2]
         assert driver.state == {"bob": 3}
 
@@ -158,7 +158,12 @@ def test_a_crash_and_a_rebalance_lose_and_double_nothing() -> None:
         driver.crash()
         driver.advance(5)
         driver.commit()
-        assert amounts([each for each in driver.sent(shop.sums) if each.customer == "ada"]) == [-1, 3, 4, 5]
+        assert amounts([output for output in driver.sent(shop.sums) if output.customer == "ada"]) == [
+            -1,
+            3,
+            4,
+            5,
+        ]
         assert driver.state == {"ada": 13, "bob": 2}
 
 

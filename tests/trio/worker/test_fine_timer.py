@@ -18,13 +18,13 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ti
 def timers() -> set[str]:
     """The timers that this process has open."""
     found: set[str] = set()
-    for each in os.listdir("/proc/self/fd"):
+    for name in os.listdir("/proc/self/fd"):
         try:
-            target = os.readlink(f"/proc/self/fd/{each}")
+            target = os.readlink(f"/proc/self/fd/{name}")
         except FileNotFoundError:  # the listing's own
             continue
         if "timerfd" in target:
-            found.add(each)
+            found.add(name)
     return found
 
 

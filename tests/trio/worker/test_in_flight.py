@@ -23,8 +23,8 @@ def delivery(entry: bytes, kind: str = "trio") -> Delivery:
 def test_what_is_held_is_counted_by_kind() -> None:
     ledger = InFlightJobs()
     one, two, three = delivery(b"1-0"), delivery(b"2-0"), delivery(b"3-0", "thread")
-    for each in (one, two, three):
-        ledger.add(each)
+    for running in (one, two, three):
+        ledger.add(running)
     assert (len(ledger), ledger.count("trio"), ledger.count("thread"), ledger.count("asyncio")) == (
         3,
         2,
@@ -147,9 +147,9 @@ async def test_suspects_are_let_out_one_at_a_time() -> None:
     ledger, queue = InFlightJobs(), InternalTasksQueue()
     suspects = IsolatedJobs(queues={"trio": queue}, in_flight=ledger, max_deliveries=3)
     held = [Delivery("q", b"%d-0" % number, b"", 2, kind="trio", read=number) for number in range(1, 6)]
-    for each in held:
-        ledger.add(each)
-        suspects.add(each)
+    for job in held:
+        ledger.add(job)
+        suspects.add(job)
     assert (list(queue.items), len(suspects)) == (held[:1], 4)
     suspects.start_next()
     assert queue.drain() == held[:1]
@@ -202,8 +202,8 @@ async def test_isolated_jobs_and_records_alternate_without_starving(
     ledger, queue, turn = InFlightJobs(), InternalTasksQueue(), SuspectTurn()
     suspects = IsolatedJobs(queues={"trio": queue}, in_flight=ledger, max_deliveries=3, suspect_turn=turn)
     held = [Delivery("q", b"%d-0" % number, b"", 2, kind="trio", read=number) for number in range(1, 4)]
-    for each in held:
-        ledger.add(each)
+    for job in held:
+        ledger.add(job)
     async with turn.held(limit=30.0):
         suspects.add(held[0])
         suspects.add(held[1])

@@ -226,7 +226,7 @@ async def test_the_asyncio_runner_ends_its_loop_and_can_begin_again() -> None:
 
             assert await loop.execute(name, [], {}, RunningJob()) == Returned(b'"celery5-asyncio"')
             nursery.cancel_scope.cancel()
-        assert not any(each.name == "celery5-asyncio" for each in threading.enumerate())
+        assert not any(thread.name == "celery5-asyncio" for thread in threading.enumerate())
 
 
 @pytest.mark.parametrize("limits", [None, TimeLimits(hard=60, soft=50)])

@@ -62,11 +62,11 @@ async def test_an_asyncio_task_that_ends_its_loop_harms_no_other(loop: AsyncioRu
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ask, other)
             nursery.start_soon(ask, hostile)
-        assert sorted(each.value for each in found) == [b"1", b"2"]
+        assert sorted(error.value for error in found) == [b"1", b"2"]
         assert await loop.execute(other, [], {}, RunningJob()) == Returned(b"2")
-    for each in kept:
-        if isinstance(each, asyncio.Task):
-            assert isinstance(each.exception(), SystemExit)
+    for left in kept:
+        if isinstance(left, asyncio.Task):
+            assert isinstance(left.exception(), SystemExit)
 
 
 async def test_jobs_of_a_lost_asyncio_loop_fail_and_the_next_get_a_new_one(

@@ -159,7 +159,7 @@ async def test_whatever_the_weights_all_are_run_and_none_idles(seed: int, autoju
                 crew.begin(nursery, 1)
             await trio.sleep(dice.choice([0.0, 0.1, 0.7]))
             await wait_all_tasks_blocked()
-            waiting = sum(len(each.queue) for each in crews)
+            waiting = sum(len(runner.queue) for runner in crews)
             assert len(running) == 2 or not waiting
             assert len(running) <= 2
         await trio.sleep(1000)
