@@ -70,9 +70,11 @@ class OneSubscription(msgspec.Struct, frozen=True):
 async def unsubscribe(app: "App", asked: OneSubscription) -> Changed:
     """Withdraw the subscription of a task to an event, at once and for good."""
     states = await app.events.astate()
-    subscribers = [one for state in states if state.event == asked.event for one in state.subscribers]
+    subscribers = [
+        subscriber for state in states if state.event == asked.event for subscriber in state.subscribers
+    ]
     wanted = (asked.subscriber or app.name, asked.task)
-    if not any((one.app, one.task) == wanted for one in subscribers):
+    if not any((subscriber.app, subscriber.task) == wanted for subscriber in subscribers):
         if asked.event not in (known := [state.event for state in states]):
             raise _make_unknown(asked.event, known)
         raise NotFound(

@@ -193,9 +193,15 @@ class Operation:
         if parameters and parameters[0].required:
             value: str | int | list[str] = getattr(asked, parameters.pop(0).name)
             target = join_names(value) if isinstance(value, list) else str(value)
-        given = {one.name: getattr(asked, one.name) for one in parameters if one.widget != "json"}
+        given = {
+            parameter.name: getattr(asked, parameter.name)
+            for parameter in parameters
+            if parameter.widget != "json"
+        }
         return target, {
-            one.name: given[one.name] for one in parameters if given.get(one.name, one.default) != one.default
+            parameter.name: given[parameter.name]
+            for parameter in parameters
+            if given.get(parameter.name, parameter.default) != parameter.default
         }
 
     @property

@@ -225,14 +225,14 @@ def _make_operations() -> list[Operation]:
         definition for definition in COMMAND_DEFINITIONS.values() if definition.permission != "internal"
     ]
     for_workers = [
-        _make_operation(one, "worker")
-        for one in definitions
-        if one.recipients != CONTROLLERS and one.name not in ELSEWHERE
+        _make_operation(definition, "worker")
+        for definition in definitions
+        if definition.recipients != CONTROLLERS and definition.name not in ELSEWHERE
     ]
     for_controllers = [
-        _make_operation(one, "controller")
-        for one in definitions
-        if one.recipients == CONTROLLERS or one.name in (SHUTDOWN.name, "reload")
+        _make_operation(definition, "controller")
+        for definition in definitions
+        if definition.recipients == CONTROLLERS or definition.name in (SHUTDOWN.name, "reload")
     ]
     return [*for_workers, *for_controllers]
 

@@ -208,7 +208,9 @@ def _is_flat(error: BaseException) -> bool:
     visited = set[int]()
     for _ in range(MAX_DEPTH):
         groups = [
-            one for one in level if issubclass(type(one), BaseExceptionGroup) and id(one) not in visited
+            member
+            for member in level
+            if issubclass(type(member), BaseExceptionGroup) and id(member) not in visited
         ]
         if not groups:
             return True

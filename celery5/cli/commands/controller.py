@@ -290,7 +290,11 @@ def _wait_until_up(finished: Finished, seconds: float) -> None:
 
 def _ask_members(app: "App", asked: Any) -> list[Mapping[str, Any]]:
     """Return what the Controllers that are asked, and answer, say of their members."""
-    operation = next(one for one in PROCESS_OPERATIONS if (one.noun, one.verb) == ("controller", "status"))
+    operation = next(
+        candidate
+        for candidate in PROCESS_OPERATIONS
+        if (candidate.noun, candidate.verb) == ("controller", "status")
+    )
     replies = perform(app, operation, operation.parameters(to=asked.to, timeout=asked.timeout))
     return [reply.answer for reply in replies if reply.ok]
 

@@ -78,13 +78,13 @@ def _make_parked_row(key: "ParkedKeyState") -> dict[str, object]:
 
 
 def _get_parked_fields(found: "list[ParkedKeyState]") -> list[dict[str, object]]:
-    return [{**_make_parked_row(one), "since": one.since} for one in found]
+    return [{**_make_parked_row(parked_key), "since": parked_key.since} for parked_key in found]
 
 
 stream = make_group(
     "stream",
     "A stream keeps records in the order of their keys; processors read it.",
-    [one for one in STREAM_OPERATIONS if one.verb not in ("send", "tail", "quarantine")],
+    [operation for operation in STREAM_OPERATIONS if operation.verb not in ("send", "tail", "quarantine")],
     {
         "list": CommandView(
             text=lambda states: format_table(make_rows(states), empty=NO_STREAMS),
@@ -310,21 +310,21 @@ def quarantine(
     _check_quarantine_flags(partition=partition, why=why, clear=clear, is_all=is_all)
     found = _find_group(streams.info(name), group)
     if why is not None or clear:
-        quarantined = [one.partition for one in found.partitions if one.condition]
+        quarantined = [listed.partition for listed in found.partitions if listed.condition]
         for number in quarantined if is_all else [partition or 0]:
             if not streams.set_quarantine(name, group, number, why or ""):
                 raise Misconfigured(f"group {group} of stream {name} has no partition {number}")
         found = _find_group(streams.info(name), group)
     rows: list[dict[str, object]] = [
         {
-            "partition": one.partition,
-            "since": one.since if wants_json else format_time(one.since),
-            "lag": one.lag,
-            "cursor": one.cursor,
-            "why": one.why,
+            "partition": listed.partition,
+            "since": listed.since if wants_json else format_time(listed.since),
+            "lag": listed.lag,
+            "cursor": listed.cursor,
+            "why": listed.why,
         }
-        for one in found.partitions
-        if one.condition
+        for listed in found.partitions
+        if listed.condition
     ]
     echo(to_json(rows) if wants_json else format_table(rows, empty="no partition is quarantined"))
 
@@ -371,7 +371,7 @@ def make_rows(states: "list[StreamState]") -> list[dict[str, object]]:
                 "lag": group.lag,
                 "behind": format_duration(group.age) if group.lag else "",
                 "without owner": sum(not partition.owner for partition in group.partitions),
-                "quarantined": sum(bool(one.condition) for one in group.partitions),
+                "quarantined": sum(bool(partition.condition) for partition in group.partitions),
                 "parked": group.parked_keys,
                 "dead": group.dead,
             }
@@ -414,14 +414,14 @@ def _groups(state: "StreamState") -> list[dict[str, object]]:
             "members": group.members,
             "lag": group.lag,
             "age": group.age,
-            "owned": sum(bool(one.owner) for one in group.partitions),
+            "owned": sum(bool(partition.owner) for partition in group.partitions),
             "quarantined": [partition.partition for partition in group.partitions if partition.condition],
-            "lost": sum(one.lost for one in group.partitions),
-            "archived": sum(one.archived for one in group.partitions),
+            "lost": sum(partition.lost for partition in group.partitions),
+            "archived": sum(partition.archived for partition in group.partitions),
             "dead": group.dead,
             "parked_keys": group.parked_keys,
             "parked_records": group.parked_records,
-            "late": sum(one.late for one in group.partitions),
+            "late": sum(partition.late for partition in group.partitions),
         }
         for group in state.groups
     ]
@@ -438,7 +438,7 @@ def _format_stream(state: "StreamState") -> Iterator[str]:
             "members": members,
             "lag": group.lag,
             "dead records": group.dead,
-            "late records": sum(one.late for one in group.partitions),
+            "late records": sum(partition.late for partition in group.partitions),
         }
         rows: list[dict[str, object]] = [
             {

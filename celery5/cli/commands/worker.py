@@ -186,14 +186,15 @@ def get_replies(result: Any) -> "list[Reply]":
         return cast("list[Reply]", result.value)
     return [
         Reply(
-            worker=one.process,
-            ok=one.ok or one.reason == OTHER_VERSION,  # what a worker says is shown whatever its version is
-            answer=one.answer,
-            reason="" if one.reason == OTHER_VERSION else one.reason,
-            why="" if one.reason == OTHER_VERSION else one.why,
-            concerned=one.concerned,
+            worker=reply.process,
+            # What a worker says is shown whatever its version is.
+            ok=reply.ok or reply.reason == OTHER_VERSION,
+            answer=reply.answer,
+            reason="" if reply.reason == OTHER_VERSION else reply.reason,
+            why="" if reply.reason == OTHER_VERSION else reply.why,
+            concerned=reply.concerned,
         )
-        for one in cast("list[ProcessReply]", result)
+        for reply in cast("list[ProcessReply]", result)
     ]
 
 
@@ -311,7 +312,11 @@ worker = make_group(
     "worker",
     "Start workers, and send them commands.",
     OPERATIONS,
-    {one.verb: RUN if one.verb == "run" else _make_view(one) for one in OPERATIONS if one.noun == "worker"},
+    {
+        operation.verb: RUN if operation.verb == "run" else _make_view(operation)
+        for operation in OPERATIONS
+        if operation.noun == "worker"
+    },
 )
 
 
@@ -366,7 +371,7 @@ def list_workers(target: Target, /, *, wants_json: bool, timeout: float) -> None
             for reply in replies
             if _is_worker(reply)
         ]
-        rows += [_make_lost_row(one, wants_json=wants_json) for one in found.lost]
+        rows += [_make_lost_row(process, wants_json=wants_json) for process in found.lost]
         echo(to_json(rows) if wants_json else format_table(rows, empty=NO_WORKER))
 
 
