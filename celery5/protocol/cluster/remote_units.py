@@ -59,7 +59,7 @@ do_start() {
   was=$(show "$1" InvocationID)
   systemctl --user reset-failed "$1" 2>/dev/null
   why=$(systemctl --user start --no-block "$1" 2>&1) || { did refused "$1" "$why"; return; }
-  for each in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
+  for attempt in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
     is=$(show "$1" InvocationID)
     [ "$is" = "$was" ] || break
     sleep 0.1

@@ -20,19 +20,19 @@ COMMANDS = dict(list_commands(cli))
 
 def list_wrong_values(operation: Operation) -> Iterator[tuple[Parameter, Any, float]]:
     """Yield for each bound of each parameter of an operation a value beyond it, and the bound."""
-    for one in list_parameters(operation.parameters):
-        if one.least is not None:
-            yield one, one.least - 1, one.least
-        if one.most is not None:
-            yield one, one.most + 1, one.most
-        if one.longest is not None:
-            yield one, "x" * (one.longest + 1), one.longest
-        if one.shortest and one.required:
-            yield one, "", one.shortest
+    for parameter in list_parameters(operation.parameters):
+        if parameter.least is not None:
+            yield parameter, parameter.least - 1, parameter.least
+        if parameter.most is not None:
+            yield parameter, parameter.most + 1, parameter.most
+        if parameter.longest is not None:
+            yield parameter, "x" * (parameter.longest + 1), parameter.longest
+        if parameter.shortest and parameter.required:
+            yield parameter, "", parameter.shortest
 
 
 BOUNDED = [operation for operation in OPERATIONS.values() if list(list_wrong_values(operation))]
-of_each_operation = pytest.mark.parametrize("operation", BOUNDED, ids=lambda one: one.name)
+of_each_operation = pytest.mark.parametrize("operation", BOUNDED, ids=lambda operation: operation.name)
 
 
 def get_option(operation: Operation, parameter: Parameter) -> click.Parameter:
@@ -40,12 +40,12 @@ def get_option(operation: Operation, parameter: Parameter) -> click.Parameter:
     command, made = COMMANDS.get(operation.name.replace(":", " ")), make_command(operation, CommandView())
     is_made = command is not None and getattr(command.callback, "__module__", "") == make_command.__module__
     options: list[click.Parameter] = [*(command.params if command and is_made else ()), *made.params]
-    return next(one for one in options if one.name == parameter.name)
+    return next(option for option in options if option.name == parameter.name)
 
 
 def test_numbers_spans_and_texts_have_bounds() -> None:
-    wrong = [one for operation in BOUNDED for one in list_wrong_values(operation)]
-    kinds = {(one.widget, value == "") for one, value, _ in wrong}
+    wrong = [case for operation in BOUNDED for case in list_wrong_values(operation)]
+    kinds = {(bounded.widget, value == "") for bounded, value, _ in wrong}
     assert kinds >= {
         ("number", False),
         ("duration", False),
@@ -72,8 +72,10 @@ def test_a_flag_refuses_what_is_beyond_the_bound_of_its_parameter(operation: Ope
 def test_a_form_and_the_api_refuse_what_is_beyond_the_bound_of_a_parameter(
     operation: Operation, is_text: bool
 ) -> None:
-    values = {one.name: make_value(one, is_text=is_text) for one in list_parameters(operation.parameters)}
-    required = {name: one for name, one in values.items() if one is not None}
+    values = {
+        field.name: make_value(field, is_text=is_text) for field in list_parameters(operation.parameters)
+    }
+    required = {name: content for name, content in values.items() if content is not None}
     for parameter, value, bound in list_wrong_values(operation):
         given = str(value) if is_text else value
         wrong = {parameter.name: [given] if parameter.widget == "lines" else given}

@@ -163,7 +163,7 @@ async def test_stopping_worker_begins_no_job_that_its_limit_holds(app: App) -> N
             go.set()
     log.finish()
     assert begun == [0]
-    assert [await each.astatus() for each in sent] == [JobState.SUCCESS, JobState.HELD, JobState.HELD]
+    assert [await job.astatus() for job in sent] == [JobState.SUCCESS, JobState.HELD, JobState.HELD]
 
 
 async def _is(result: object, state: JobState) -> bool:

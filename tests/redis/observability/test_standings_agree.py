@@ -237,9 +237,7 @@ async def test_a_worker_whose_loop_is_blocked_is_silent_everywhere_and_not_lost(
 
     async def is_silent() -> bool:
         found = (await frail.metrics.aworkers()).workers
-        return [shown_worker.standing for shown_worker in found if shown_worker.name == name_of(worker)] == [
-            "silent"
-        ]
+        return [row.standing for row in found if row.name == name_of(worker)] == ["silent"]
 
     await until_async(is_silent, within=60)
     texts = {

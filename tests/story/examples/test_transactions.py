@@ -163,7 +163,7 @@ from shop import app, send_receipt
 
 def sent():
     entries = app.perform(jobs.read_jobs([app.queue("default")], "w", count=100, block_seconds=0))
-    return [json.loads(each.message)["args"][0] for each in entries]
+    return [json.loads(entry.message)["args"][0] for entry in entries]
 
 def write(session, word):
     session.execute(text("INSERT INTO words VALUES (:word)"), {"word": word})
