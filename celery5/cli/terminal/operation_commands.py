@@ -300,14 +300,15 @@ def _describe_flag(parameter: Parameter) -> tuple[str, dict[str, Any]]:
         return _get_flag(parameter), {"is_flag": True, "default": parameter.default, "help": help_line}
     is_list = parameter.widget == "lines"
     has_default = parameter.default not in (None, "", 0.0) and parameter.widget not in ("lines", "json")
+    settings = {"default": _format_default(parameter)} if has_default else {}  # None would be a default, too
     return _get_flag(parameter), {
         "type": _choose_type(parameter),
         "multiple": is_list,
         "required": parameter.required,
-        "default": _format_default(parameter) if has_default else None,
         "show_default": has_default,
         "metavar": parameter.metavar or ("JSON" if parameter.widget == "json" else None),
-        "help": help_line,
+        "help": f"{help_line} May be given several times." if is_list else help_line,
+        **settings,
     }
 
 

@@ -5,6 +5,9 @@ from importlib import import_module
 import click
 import pytest
 
+from celery5.cli.terminal.operation_commands import CommandView, make_command
+from celery5.operations.table import OPERATIONS
+
 NOUNS = ("alert", "audit", "bulk", "queue", "schedule")
 
 
@@ -40,3 +43,18 @@ def test_defaults_of_flags_are_values_that_their_types_take() -> None:
     assert with_default
     for option in with_default:
         option.type.convert(option.default, option, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "missing"), [("stream:seek", ["a", "b"], "to"), ("worker:run", ["a"], "to")]
+)
+def test_a_flag_that_is_required_is_missed(name: str, words: list[str], missing: str) -> None:
+    with pytest.raises(click.MissingParameter) as refused:
+        make_command(OPERATIONS[name], CommandView()).make_context("test", words)
+    assert refused.value.param is not None
+    assert refused.value.param.name == missing
+
+
+def test_a_flag_for_several_values_says_so() -> None:
+    text = " ".join(show_help(make_command(OPERATIONS["worker:ping"], CommandView())).split())
+    assert "Workers, by name; default: all that live. May be given several times." in text
