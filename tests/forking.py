@@ -269,8 +269,9 @@ def serve(requests: socket.socket) -> list[str]:
     """Fork for each request until the tests have gone; return, in the process to be, with what Python is to run."""
     faulthandler.enable()
     atexit.register(_keep_modules)  # the first that is registered runs last
-    for module in iter_modules(import_module("celery5.cli.commands").__path__, "celery5.cli.commands."):
-        import_module(module.name)
+    for package in ("celery5.cli.commands", "celery5.cli.standalone"):
+        for module in iter_modules(import_module(package).__path__, f"{package}."):
+            import_module(module.name)
     for name in MORE:
         import_module(name)
     _KEPT.update(sys.modules)

@@ -48,18 +48,26 @@ COMMANDS: Mapping[str, str] = {
     "worker": "Start workers, and send them commands.",
     "workflow": "Runs of workflows.",
 }
-"""The commands and groups of commands in `celery5.cli.commands`, by name, with the first sentence of their help.
+"""The commands and groups of commands that have a module, by name, with the first sentence of their help.
 
 `celery5 --help` shows these sentences without importing any command. Every other noun of an operation is a group of
 commands, too, and needs no module: its help is what the module of its operations says of itself.
 """
-COMMAND_MODULES = {
+STANDALONE: Mapping[str, str] = {
+    "acl": "acl",
+    "completion": "completion",
+    "dashboard": "dashboard",
+    "demo": "demo",
     "doctor": "info",
+    "health": "health",
+    "info": "info",
+    "keys": "keys",
     "publisher": "processes",
     "router": "processes",
     "scheduler": "processes",
+    "top": "top",
 }
-"""The modules of those commands whose module has another name than the command."""
+"""The commands that are not made from operations, and their modules in `celery5.cli.standalone`."""
 COMPLETION_VARIABLE = "_CELERY5_COMPLETE"
 """The variable that a shell sets while it completes a command, by click's convention."""
 CHILD = "CELERY5_PARENT"
@@ -67,6 +75,12 @@ CHILD = "CELERY5_PARENT"
 since a probe must import as little as possible."""
 THREADS_LIMIT = 2.0
 """Seconds for which the process waits for remaining threads when a command is done."""
+
+
+def get_module_name(command: str) -> str:
+    """Return the name of the module of a command in `COMMANDS`."""
+    module = STANDALONE.get(command)
+    return f"celery5.cli.standalone.{module}" if module else f"celery5.cli.commands.{command}"
 
 
 class CommandTree(click.Group):
@@ -83,11 +97,11 @@ class CommandTree(click.Group):
         """
         for name in (cmd_name,) if cmd_name in COMMANDS else COMMANDS:
             if name not in self.commands:
-                self.add_command(
-                    getattr(import_module(f"celery5.cli.commands.{COMMAND_MODULES.get(name, name)}"), name)
-                )
+                self.add_command(getattr(import_module(get_module_name(name)), name))
                 if COMPLETION_VARIABLE in os.environ:
-                    import_module("celery5.cli.commands.completion").add_name_completion(self.commands[name])
+                    import_module("celery5.cli.standalone.completion").add_name_completion(
+                        self.commands[name]
+                    )
         if cmd_name not in self.commands and cmd_name in _list_nouns():
             from celery5.cli.terminal.operation_commands import make_group_of
 

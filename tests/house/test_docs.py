@@ -11,8 +11,8 @@ import pytest
 import celery5
 from celery5 import errors, streams
 from celery5.broker.calls.queues import QueueState
-from celery5.cli.commands.info import _queues as queue_rows
 from celery5.cli.main import cli
+from celery5.cli.standalone.info import _queues as queue_rows
 from celery5.config.settings import PREFIX, Settings, get_descriptions, get_hash_limits
 from celery5.processes.worker_parts import WorkerParts
 from celery5.protocol.job.job import Options

@@ -1,1 +1,1 @@
-"""The commands of `celery5`, one noun a module."""
+"""What the commands of each noun show, and take, beside what follows from its operations."""

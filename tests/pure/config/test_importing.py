@@ -10,13 +10,13 @@ from importlib import import_module
 from pathlib import Path
 
 import celery5
-from celery5.cli.main import CHILD, COMMAND_MODULES, COMMANDS, cli
+from celery5.cli.main import CHILD, COMMANDS, cli, get_module_name
 from celery5.protocol.cluster.members import PARENT_VARIABLE
 
 SOURCE = Path(celery5.__file__)
 HEAVY = {"trio", "asyncio", "redis", "msgspec", "eliot", "cryptography", "joserfc", "dependencies", "ssl"}
-OF_A_PROBE = {"", ".cli", ".cli.commands", ".cli.commands.health", ".cli.main", ".cli.terminal", ".cli.terminal.errors",
-              ".cli.terminal.output", ".cli.terminal.target", ".errors",
+OF_A_PROBE = {"", ".cli", ".cli.main", ".cli.standalone", ".cli.standalone.health", ".cli.terminal",
+              ".cli.terminal.errors", ".cli.terminal.output", ".cli.terminal.target", ".errors",
               ".protocol", ".protocol.masking", ".similar_names"}  # fmt: skip
 
 
@@ -116,7 +116,7 @@ def test_the_command_knows_a_member_by_what_a_controller_sets() -> None:
 def test_each_command_is_in_its_module_and_in_the_help() -> None:
     said = fresh("from celery5.cli.main import main; main(['--help'])")
     for name, summary in COMMANDS.items():
-        command = import_module(f"celery5.cli.commands.{COMMAND_MODULES.get(name, name)}").__dict__[name]
+        command = import_module(get_module_name(name)).__dict__[name]
         assert command.name == name
         assert command.get_short_help_str(200) == summary
         assert f"\n  {name} " in said
@@ -125,7 +125,8 @@ def test_each_command_is_in_its_module_and_in_the_help() -> None:
 
 def test_help_of_celery5_imports_no_command() -> None:
     code = "import sys\nfrom celery5.cli.main import cli\ncli.main(['--help'], standalone_mode=False)\n"
-    said = fresh(f"{code}print([name for name in sys.modules if name.startswith('celery5.cli.commands.')])")
+    modules = "('celery5.cli.commands.', 'celery5.cli.standalone.')"
+    said = fresh(f"{code}print([name for name in sys.modules if name.startswith({modules})])")
     assert said.endswith("[]")
 
 

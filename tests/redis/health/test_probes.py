@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from celery5.broker.servers.embedded import EmbeddedServer
-from celery5.cli.commands.health import ProbeResponse, send_probe
+from celery5.cli.standalone.health import ProbeResponse, send_probe
 from tests.redis.commands.staff import Employee, Staff, wait_until
 from tests.story.cli.commands import celery5
 from tests.trio.health.test_status_port import free_port, neighbours

@@ -13,7 +13,7 @@ from celery5.broker.calls import leases as lease_calls
 from celery5.broker.calls import observability as report_calls
 from celery5.broker.calls import queues as queue_calls
 from celery5.broker.servers.embedded import EmbeddedServer
-from celery5.cli.commands.info import info
+from celery5.cli.standalone.info import info
 from celery5.doctor.examination import get_checks, run_checks
 from celery5.errors import BrokerUnavailable, Misconfigured
 from celery5.observability import overview as overview_module

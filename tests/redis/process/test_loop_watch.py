@@ -15,7 +15,7 @@ import pytest
 import trio
 
 from celery5 import App
-from celery5.cli.commands.health import send_probe
+from celery5.cli.standalone.health import send_probe
 from celery5.health.checks import EventLoopLag
 from celery5.logs.log import Log
 from celery5.processes.watch import event_loop

@@ -12,7 +12,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from celery5.cli.commands.health import send_probe
+from celery5.cli.standalone.health import send_probe
 from celery5.logs.log import Log
 from celery5.protocol.health.http import MAX_HEAD_SIZE, HttpRequest
 from celery5.protocol.observability.families import MetricFamily

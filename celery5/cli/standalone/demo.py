@@ -175,7 +175,7 @@ def demo(
         if streams:
             if concurrency is not None or max_files is not None:
                 raise click.UsageError("--concurrency and --max-files are not for --streams")
-            from celery5.cli.commands.demo_streams import run_streams_demo
+            from celery5.cli.standalone.demo_streams import run_streams_demo
 
             run_streams_demo(folder, interruption, wants_json=wants_json)
             return
