@@ -8,8 +8,9 @@ from msgspec import Meta
 
 from celery5.errors import Misconfigured
 from celery5.operations.bulk import begin, preview
+from celery5.operations.columns import ResultColumn
 from celery5.operations.operation import Changed, Effect, Operation
-from celery5.operations.parameters import Limit, Names, Pattern, Patterns, Seconds, about
+from celery5.operations.parameters import Limit, Names, Pattern, Patterns, Rate, Seconds, Span, about
 from celery5.protocol.bulk import BulkRequest, BulkVerb, check_bulk_action
 from celery5.protocol.job.dead_letters import CONDITION_WORDS, DeadJobDetails, DeadJobFilter
 from celery5.protocol.job.failure_groups import DeadJobGroups
@@ -26,6 +27,10 @@ COUNTING_TIME = 10.0
 """Seconds for which jobs are counted before they are changed."""
 
 
+Position = Annotated[str, Meta(max_length=500)]
+"""Where a dead job is: `QUEUE:ENTRY`."""
+
+
 class DeadFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Which dead jobs: of several values of one condition, any may match."""
 
@@ -38,36 +43,56 @@ class DeadFilter(msgspec.Struct, frozen=True, kw_only=True):
     group: Annotated[
         Patterns, about("What made them fail: the id of a group.", flag="--error-group", metavar="ID")
     ] = []
-    older_than: Annotated[Seconds | None, about("Dead for longer: 90, 15m, 2h, 1d12h.", metavar="AGE")] = None
-    newer_than: Annotated[Seconds | None, about("Dead for less.", metavar="AGE")] = None
+    older_than: Annotated[Span | None, about("Dead for longer: 90, 15m, 2h, 1d12h.", metavar="AGE")] = None
+    newer_than: Annotated[Span | None, about("Dead for less.", metavar="AGE")] = None
     ids: Annotated[
         Names, about("These jobs; or, of one queue, these entries.", flag="--id", metavar="ID")
     ] = []
 
     def to_filter(self) -> DeadJobFilter:
-        """Return the filter that the API takes."""
+        """Return the filter that the API takes. Raises Misconfigured for a name that no queue can have.
+
+        A queue may be a list with commas. No time at all is a condition, too: nothing is dead for less.
+        """
         conditions = {name: getattr(self, name) for name in CONDITION_WORDS}
-        return cast("DeadJobFilter", {name: value or None for name, value in conditions.items()})
+        if self.queue:
+            from celery5.protocol.job.job import parse_queue_names
+
+            conditions["queue"] = parse_queue_names(",".join(self.queue), "`queue`")
+        return cast(
+            "DeadJobFilter",
+            {name: None if value in ("", []) else value for name, value in conditions.items()},
+        )
+
+    @property
+    def is_narrowed(self) -> bool:
+        """Whether it selects less than all dead jobs of its queues."""
+        limit: int | None = getattr(self, "limit", None)
+        conditions = self.to_filter()
+        return limit is not None or any(
+            value is not None for name, value in conditions.items() if name != "queue"
+        )
 
 
 class DeadReading(DeadFilter, frozen=True, kw_only=True):
-    """Which dead jobs to show, the newest first."""
+    """Which dead jobs to show, and in which order."""
 
     count: Annotated[Limit, about("Jobs at most.")] = 50
+    newest_first: Annotated[
+        bool, about("The newest first, of all queues; else by queue, the oldest first.")
+    ] = True
     after: Annotated[
-        str, Meta(max_length=500), about("Begin after this job: the next page.", metavar="QUEUE:ENTRY")
-    ] = ""
+        Position | None, about("Begin after this job: the next page.", metavar="QUEUE:ENTRY")
+    ] = None
 
 
 async def read_dead(app: "App", asked: DeadReading) -> list[DeadJobDetails]:
-    """Show dead jobs and why they are dead, the newest first."""
+    """Show dead jobs and why they are dead."""
     from celery5.observability.shown_values import mask_dead_job
 
     conditions = asked.to_filter()
-    conditions["newest_first"] = True
-    conditions["limit"] = asked.count
-    if asked.after:
-        conditions["after"] = asked.after
+    conditions["newest_first"], conditions["limit"] = asked.newest_first, asked.count
+    conditions["after"] = asked.after
     return [mask_dead_job(app, job).without_message() async for job in app.dlq.aread(**conditions)]
 
 
@@ -97,8 +122,8 @@ class DeadGrouping(DeadFilter, frozen=True, kw_only=True):
     ] = None
     newest_first: Annotated[bool, about("Look at the newest jobs first.")] = True
     after: Annotated[
-        str, Meta(max_length=500), about("Begin after this job: the next page.", metavar="QUEUE:ENTRY")
-    ] = ""
+        Position | None, about("Begin after this job: the next page.", metavar="QUEUE:ENTRY")
+    ] = None
 
 
 async def group_dead(app: "App", asked: DeadGrouping) -> DeadJobGroups:
@@ -107,8 +132,7 @@ async def group_dead(app: "App", asked: DeadGrouping) -> DeadJobGroups:
 
     conditions = asked.to_filter()
     conditions["limit"], conditions["newest_first"] = asked.limit, asked.newest_first
-    if asked.after:
-        conditions["after"] = asked.after
+    conditions["after"] = asked.after
     return mask_groups(app, await app.dlq.agroups(**conditions))
 
 
@@ -116,10 +140,8 @@ class Replay(DeadFilter, frozen=True, kw_only=True):
     """Which dead jobs to send again."""
 
     rate: Annotated[
-        str,
-        Meta(max_length=20),
-        about("At most so many per second, such as 50/s; default: no limit.", metavar="N/s"),
-    ] = ""
+        Rate | None, about("No more jobs than this: 50/s, 100/m; default: no limit.", metavar="N/s")
+    ] = None
     limit: Annotated[
         Annotated[int, Meta(ge=1)] | None, about("Jobs at most, the oldest of each queue first.")
     ] = None
@@ -153,7 +175,7 @@ class _Change(NamedTuple):
     run: "Callable[..., Awaitable[DeadLetterTally]]"
     # What it does in words: `sent again`.
     done: str
-    rate: str = ""
+    rate: str | None = None
 
 
 async def _change(app: "App", asked: Replay | Purge, change: _Change) -> Changed:
@@ -162,7 +184,7 @@ async def _change(app: "App", asked: Replay | Purge, change: _Change) -> Changed
 
     conditions = asked.to_filter()
     words = {name: value for name, value in conditions.items() if value is not None}
-    request = check_bulk_action(BulkRequest(verb=change.verb, filter=words, rate=change.rate or None))
+    request = check_bulk_action(BulkRequest(verb=change.verb, filter=words, rate=change.rate))
     if asked.limit is not None and not asked.dry_run and (request.rate or asked.limit > MAX_DIRECT):
         raise Misconfigured(f"limit: give at most {MAX_DIRECT}, and no rate; or neither")
     counted = await count_selected(app, app.connections, request, within=COUNTING_TIME)
@@ -189,8 +211,22 @@ def _name_jobs(count: int) -> str:
     return "dead job" if count == 1 else "dead jobs"
 
 
+READ = Operation(
+    "dlq:read",
+    read_dead,
+    columns=(
+        ResultColumn("queue", "queue"),
+        ResultColumn("entry", "entry"),
+        ResultColumn("died", "died", "time"),
+        ResultColumn("job", "id"),
+        ResultColumn("task", "task"),
+        ResultColumn("attempt", "attempt"),
+        ResultColumn("reason", lambda job: f"{job.reason} ({job.sink})" if job.sink else job.reason),
+        ResultColumn("error", "error"),
+    ),
+)
 DEAD_LETTER_OPERATIONS = (
-    Operation("dlq:read", read_dead),
+    READ,
     Operation("dlq:count", count_dead),
     Operation("dlq:groups", group_dead),
     Operation("dlq:replay", replay_dead, Effect.SEND_JOBS),

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from celery5.errors import BrokerUnavailable
 from celery5.operations.operation import Changed, Effect, NotFound, Operation
-from celery5.operations.parameters import Limit, Names, Pattern, Seconds, Text, about
+from celery5.operations.parameters import Limit, Names, Pattern, Span, Text, about
 from celery5.protocol.job.story import JobDetails
 from celery5.protocol.workflows.member_ids import parse_member_id
 
@@ -16,25 +17,26 @@ if TYPE_CHECKING:
     from celery5.observability.job_search import JobPage
     from celery5.results.async_result import AsyncResult
 
-"""What is looked for; '' for anything."""
-
 
 class OneJob(msgspec.Struct, frozen=True):
     """A job."""
 
     id: Annotated[Text, about("The job.")]
-    queue: Annotated[str, about("The queue it was sent to; default: all are looked at.")] = ""
+    queue: Annotated[str | None, about("The queue it was sent to; default: looked for on all.")] = None
 
 
 async def show_job(app: "App", asked: OneJob) -> JobDetails:
     """Show all that is known of a job, and each of its attempts."""
     from celery5.observability.shown_values import mask_job
 
-    details = await app.jobs.astory(asked.id, queue=asked.queue or None)
+    details = await app.jobs.astory(asked.id, queue=asked.queue)
     if details is None and (member := parse_member_id(asked.id)):
         raise NotFound(f"job {asked.id} belongs to run {member.run}, which keeps what became of it")
     if details is None:
-        raise NotFound(f"nothing is known of job {asked.id!r}: it was never sent, or its result has expired")
+        where = "on any queue" if asked.queue is None else f"on queue {asked.queue!r}"
+        raise NotFound(
+            f"nothing is known of job {asked.id!r} {where}: it was never sent, or its result has expired"
+        )
     return mask_job(app, details)
 
 
@@ -52,8 +54,10 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
     ] = ""
     worker: Annotated[Pattern, about("This worker had it: `web-1*` for several.", metavar="WORKER")] = ""
     argument: Annotated[Pattern, about("An argument has this value: order.id=7.", metavar="PATH=VALUE")] = ""
-    since: Annotated[Seconds | None, about("Ended, or sent, in this last time.", metavar="SPAN")] = None
-    until: Annotated[Seconds | None, about("Ended, or sent, so long ago or longer.", metavar="SPAN")] = None
+    since: Annotated[
+        Span | None, about("Ended, or sent, in the last 90 (seconds), 15m, 2h.", metavar="SPAN")
+    ] = None
+    until: Annotated[Span | None, about("Ended, or sent, so long ago or longer.", metavar="SPAN")] = None
     at: Annotated[
         Annotated[float, Meta(ge=0)] | None,
         about(
@@ -89,53 +93,94 @@ class NewJob(msgspec.Struct, frozen=True):
     """A job to send."""
 
     task: Annotated[Text, about("The task.")]
-    args: Annotated[list[Any], about("Its arguments, as a list.")] = []
-    kwargs: Annotated[dict[str, Any], about("Those by name, as an object.")] = {}
-    queue: Annotated[str, about("Where to send it; default: the task's queue.")] = ""
-    countdown: Annotated[Seconds | None, about("How long until it is due.")] = None
-    key: Annotated[str, about("It is sent only if no live job of the task has this key.")] = ""
+    args: Annotated[list[Any], about("Its arguments, as a list: '[2, 3]'.")] = []
+    kwargs: Annotated[dict[str, Any], about("Those by name, as an object: '{\"n\": 2}'.")] = {}
+    queue: Annotated[str | None, about("Where to send it; default: the task's queue.")] = None
+    countdown: Annotated[
+        Span | None, about("How long until it is due: 90 (seconds), 15m, 2h, 1d12h.", metavar="SPAN")
+    ] = None
+    key: Annotated[str | None, about("It is sent only if no live job of the task has this key.")] = None
 
 
 async def send_job(app: "App", asked: NewJob) -> Changed:
     """Send a job of a task."""
     from celery5.sending.sender import without_backlog
 
-    options = {name: value for name in ("queue", "countdown", "key") if (value := getattr(asked, name))}
+    given = {name: getattr(asked, name) for name in ("queue", "countdown", "key")}
+    options = {name: value for name, value in given.items() if value is not None}
     sender = app.signature(asked.task).task.options(**options)
     with without_backlog():  # it says that the job is sent
         handle: AsyncResult[Any] = await sender.adelay(*asked.args, **asked.kwargs)
     if handle.duplicate:
-        return Changed(summary=f"nothing was sent: job {handle.id} already has the key", count=0)
+        summary = f"nothing was sent: job {handle.id} already has the key"
+        return Changed(summary=summary, count=0, value={"id": handle.id})
     how = {"job": handle.id, **options}
     await app.audit.arecord_sending("task:send", asked.task, how)
-    return Changed(summary=f"job {handle.id} is sent", count=1)
+    return Changed(summary=f"job {handle.id} is sent", count=1, value={"id": handle.id})
 
 
 class SomeJobs(msgspec.Struct, frozen=True):
     """Jobs by their ids."""
 
-    ids: Annotated[Names, Meta(min_length=1), about("The jobs.")]
-    queue: Annotated[str, about("The queue they were sent to; default: all are looked at.")] = ""
+    ids: Annotated[Names, Meta(min_length=1), about("The jobs.", metavar="ID...")]
+    queue: Annotated[str | None, about("The queue they were sent to; default: looked for on all.")] = None
     dry_run: Annotated[bool, about("Only look which of them have not ended.")] = False
+
+
+class RevokedJob(msgspec.Struct, frozen=True):
+    """What became of a job that was to be revoked."""
+
+    id: str
+    # '' when nothing is known of it.
+    queue: str
+    revoked: bool
+    # Its state afterwards.
+    state: str
 
 
 async def revoke_jobs(app: "App", asked: SomeJobs) -> Changed:
     """Have jobs not run, or stop if they run."""
     from celery5.results.async_result import arevoke
 
-    found = [await app.afind(job_id, queue=asked.queue or None) for job_id in dict.fromkeys(asked.ids)]
-    live = [details for details in found if details is not None and not details.has_ended]
+    found, error = await _find_jobs(app, asked)
     if asked.dry_run:
+        live = [details for details in found.values() if details is not None and not details.has_ended]
         return Changed(
             summary=f"{len(live)} of {len(found)} jobs have not ended", count=len(live), dry_run=True
         )
-    outcomes = await arevoke([app.result(details.id, queue=details.queue) for details in live])
-    left = len(found) - sum(outcomes)
+    handles: list[AsyncResult[Any]] = [
+        app.result(job_id, queue=details.queue) for job_id, details in found.items() if details
+    ]
+    outcomes = {job_id: RevokedJob(job_id, "", False, "UNKNOWN") for job_id in found}
+    for handle, was_revoked in zip(handles, await arevoke(handles), strict=True):
+        state = (await handle.astatus()).value
+        outcomes[handle.id] = RevokedJob(handle.id, handle.queue, was_revoked, state)
+    left = [f"{job.id} ({job.state})" for job in outcomes.values() if not job.revoked]
+    failure = f"not revoked: {', '.join(left)}: it had ended before, or nothing is known of it"
+    count = len(outcomes) - len(left)
     return Changed(
-        summary=f"{sum(outcomes)} jobs revoked",
-        count=sum(outcomes),
-        failure=f"{left} had ended before, or are not known" if left else "",
+        summary=f"{count} jobs revoked",
+        count=count,
+        value=list(outcomes.values()),
+        failure=f"{failure}; {error}".removesuffix("; ") if left else "",
     )
+
+
+async def _find_jobs(app: "App", asked: SomeJobs) -> "tuple[dict[str, JobDetails | None], str]":
+    """Return the details of each job, None where there are none, and the error of an unreachable broker, '' for none.
+
+    Raises that error when there are no details of any job.
+    """
+    found, errors = dict[str, "JobDetails | None"](), list[BrokerUnavailable]()
+    for job_id in asked.ids:
+        try:
+            found[job_id] = await app.afind(job_id, queue=asked.queue)
+        except BrokerUnavailable as error:
+            errors.append(error)
+            found[job_id] = None
+    if errors and not any(found.values()):
+        raise errors[0]
+    return found, str(errors[0]) if errors else ""
 
 
 class TaskPrefix(msgspec.Struct, frozen=True):
@@ -163,8 +208,9 @@ async def list_tasks(app: "App", asked: TaskPrefix) -> list[TaskSummary]:
     ]
 
 
+SHOW = Operation("task:show", show_job)
 JOB_OPERATIONS = (
-    Operation("task:show", show_job),
+    SHOW,
     Operation("task:search", search_jobs, result_module="celery5.observability.job_search"),
     Operation("task:list", list_tasks),
     Operation("task:send", send_job, Effect.SEND_JOBS),

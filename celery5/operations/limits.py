@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from msgspec import Meta
 
+from celery5.errors import Misconfigured
+from celery5.operations.columns import ResultColumn
 from celery5.operations.operation import Changed, Effect, Operation
 from celery5.operations.parameters import Nothing, Text, about
 from celery5.protocol.text_values import COUNT
@@ -41,24 +43,40 @@ class NewLimit(msgspec.Struct, frozen=True):
 async def set_limit(app: "App", asked: NewLimit) -> Changed:
     """Impose a limit or a rate on a task, for all workers, or lift it."""
     limits = app.limits
-    if asked.limit == NO_LIMIT:
-        lift = limits.alift_kind_rate if asked.is_kind else limits.alift
-        done = await lift(asked.task)
-        return Changed(
-            summary=f"{asked.task}: {'lifted' if done else 'nothing was imposed'}", count=int(done)
-        )
+    lifts, is_rate = asked.limit == NO_LIMIT, "/" in asked.limit
     if asked.is_kind:
-        await limits.aset_kind_rate(asked.task, asked.limit)
+        call = limits.alift_kind_rate(asked.task) if lifts else limits.aset_kind_rate(asked.task, asked.limit)
     else:
-        await limits.aset(asked.task, asked.limit if "/" in asked.limit else COUNT.parse(asked.limit))
-    return Changed(summary=f"{asked.task}: {asked.limit}", count=1)
+        call = limits.alift(asked.task) if lifts else limits.aset(asked.task, _parse_limit(asked.limit))
+    done = await call
+    what = f"kind {asked.task}" if asked.is_kind else asked.task
+    if not lifts:
+        return Changed(
+            summary=f"{what}: {'rate' if asked.is_kind or is_rate else 'limit'} {asked.limit}", count=1
+        )
+    lifted = "no rate but that of the setting" if asked.is_kind else "its own limit again"
+    return Changed(summary=f"{what}: {lifted if done else 'nothing was imposed'}", count=int(done))
+
+
+def _parse_limit(text: str) -> int | str:
+    """Return a number of jobs, or a rate. Raises Misconfigured."""
+    if "/" in text:
+        return text
+    try:
+        return COUNT.parse(text)
+    except Misconfigured:
+        raise Misconfigured(
+            f"limit {text!r}: give a number from 0, a rate such as 200/m, or {NO_LIMIT}"
+        ) from None
 
 
 class TaskSuspension(msgspec.Struct, frozen=True):
     """A task to suspend."""
 
     task: Annotated[Text, about("The task.")]
-    why: Annotated[str, Meta(max_length=500), about("The reason, for others to read.")] = ""
+    why: Annotated[
+        str, Meta(max_length=500), about("The reason, for others to read: `task limits` and `info` show it.")
+    ] = ""
 
 
 async def suspend_task(app: "App", asked: TaskSuspension) -> Changed:
@@ -76,11 +94,24 @@ class OneTask(msgspec.Struct, frozen=True):
 async def resume_task(app: "App", asked: OneTask) -> Changed:
     """Let the jobs of a suspended task run again, in their order."""
     done = await app.limits.aresume(asked.task)
-    return Changed(summary=f"{asked.task} {'runs again' if done else 'was not suspended'}", count=int(done))
+    return Changed(summary=f"{asked.task}: {'resumed' if done else 'was not suspended'}", count=int(done))
 
 
+def _name_imposers(limits: "TaskLimits") -> str:
+    """Return who has imposed something on a task, each once."""
+    return ", ".join(name for name in dict.fromkeys((limits.limited_by, limits.suspended_by)) if name)
+
+
+_COLUMNS = (
+    ResultColumn("task", "task"),
+    ResultColumn("limit", "limit"),
+    ResultColumn("rate", "rate"),
+    ResultColumn("suspended", lambda limits: limits.why or ("yes" if limits.suspended else "")),
+    ResultColumn("until", "until", "time"),
+    ResultColumn("by", _name_imposers),
+)
 LIMIT_OPERATIONS = (
-    Operation("task:limits", list_limits, result_module="celery5.limits.overrides"),
+    Operation("task:limits", list_limits, columns=_COLUMNS, result_module="celery5.limits.overrides"),
     Operation("task:limit", set_limit, Effect.ADJUST),
     Operation("task:suspend", suspend_task, Effect.ADJUST),
     Operation("task:resume", resume_task, Effect.ADJUST),

@@ -53,7 +53,9 @@ Names = Annotated[list[Annotated[str, Meta(max_length=200)]], Meta(max_length=10
 Limit = Annotated[int, Meta(ge=1, le=1000)]
 """How many rows are returned at most."""
 Seconds = Annotated[float, as_duration(at_most=90 * 86400)]
-"""A time span."""
+"""A time span that history is kept for."""
+Span = Annotated[float, as_duration(at_most=36_500 * 86400)]
+"""A time span of any length that means something: dead letters are kept until somebody deletes them."""
 Rate = Annotated[str, Meta(max_length=20)]
 """A rate, such as 50/s; '' for no limit."""
 

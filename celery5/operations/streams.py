@@ -6,6 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from celery5.errors import Misconfigured
+from celery5.operations.columns import ResultColumn
 from celery5.operations.operation import Changed, Effect, Operation
 from celery5.operations.parameters import Limit, Names, Nothing, Pattern, Seconds, Text, about
 
@@ -290,6 +291,19 @@ def _summarize(tally: "DeadRecordTally", done: str, *, is_dry: bool) -> Changed:
     )
 
 
+READ_DEAD_RECORDS = Operation(
+    "dlq:read-records",
+    read_dead_records,
+    columns=(
+        ResultColumn("entry", "entry"),
+        ResultColumn("died", "died", "time"),
+        ResultColumn("partition", "partition"),
+        ResultColumn("record", "id"),
+        ResultColumn("attempts", "attempts"),
+        ResultColumn("error", "error"),
+        ResultColumn("value", "record"),
+    ),
+)
 STREAM_OPERATIONS = (
     Operation("stream:list", list_streams, result_module="celery5.streams.lags"),
     Operation("stream:show", show_stream, result_module="celery5.streams.lags"),
@@ -301,7 +315,7 @@ STREAM_OPERATIONS = (
     Operation("stream:seek", seek, Effect.MOVE_GROUPS),
     Operation("stream:reset", reset, Effect.MOVE_GROUPS | Effect.DELETE),
     Operation("stream:reshard", reshard, Effect.MOVE_GROUPS),
-    Operation("dlq:read-records", read_dead_records),
+    READ_DEAD_RECORDS,
     Operation("dlq:replay-records", replay_dead_records, Effect.SEND_RECORDS | Effect.AT_ONCE),
     Operation("dlq:purge-records", purge_dead_records, Effect.DELETE),
 )

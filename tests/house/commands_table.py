@@ -19,12 +19,10 @@ ELSEWHERE: Mapping[str, str] = {
     "info:show": "info",
     "top:show": "top",
     "doctor:run": "doctor",
-    # Dead records are dead letters with --stream and --group.
+    # Dead letters with --stream and --group: not one operation, since results, conditions, roles and danger differ.
     "dlq:read-records": "dlq read",
     "dlq:replay-records": "dlq replay",
     "dlq:purge-records": "dlq purge",
-    # The names are completed by the shell, and `worker run` lists them.
-    "task:list": "task send",
 }
 """Operations without a command of their own, and the command that does the same."""
 GUIDES: Mapping[str, str] = {

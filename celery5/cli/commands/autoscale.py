@@ -4,31 +4,20 @@ import time
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-import click
-
-from celery5.broker.calls.scaling import get_scaling
+from celery5.cli.terminal.operation_commands import CommandView, Finished, make_group
 from celery5.cli.terminal.output import echo, format_fields, format_time, to_json
-from celery5.cli.terminal.target import Target
-from celery5.config.scaling import is_scaled
+from celery5.operations.processes import PROCESS_OPERATIONS
 from celery5.protocol.durations import format_age, format_duration
 
 if TYPE_CHECKING:
     from celery5.broker.calls.scaling import Scaling
 
-
-@click.group()
-def autoscale() -> None:
-    """See how many workers there should be, and how far they read ahead."""
+_UNSCALED = "nothing is scaled: it takes the setting autoscale or prioritise, and a Scheduler: celery5 scheduler start"
 
 
-@autoscale.command()
-@click.option("--json", "wants_json", is_flag=True, help="For programs.")
-@click.pass_obj
-def status(target: Target, *, wants_json: bool) -> None:
-    """Show what is wanted, what there is, and who decided so."""
-    app = target.load()
-    scaling = app.perform(get_scaling(app.keys)) if is_scaled(app.settings) else None
-    if wants_json:
+def _show_status(finished: Finished) -> None:
+    app, scaling = finished.app, finished.result
+    if finished.wants_json:
         echo(to_json(scaling))
     elif scaling is None:
         echo(_UNSCALED)
@@ -63,4 +52,9 @@ def format_scaling(scaling: "Scaling", schedulers: Collection[str]) -> dict[str,
     return {**fields, "decided": f"{format_age(min(scaling.at, now), now)} by {decided_by}"}
 
 
-_UNSCALED = "nothing is scaled: it takes the setting autoscale or prioritise, and a Scheduler: celery5 scheduler start"
+autoscale = make_group(
+    "autoscale",
+    "See how many workers there should be, and how far they read ahead.",
+    PROCESS_OPERATIONS,
+    {"status": CommandView(show=_show_status)},
+)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 
 from celery5.errors import Misconfigured
-from celery5.protocol.text_values import DURATION, NAMES, RATE
+from celery5.protocol.text_values import DURATION
 
 if TYPE_CHECKING:
     from celery5.app import App
@@ -67,14 +67,6 @@ class BoundedText(click.types.StringParamType):
             bound = f"at least {self.shortest}" if len(text) < self.shortest else f"at most {self.longest}"
             self.fail(f"it has {len(text)} characters: give {bound}", param, ctx)
         return text
-
-
-def parse_rate_flag(text: str) -> float:
-    """Return the number per second in `50`, `50/s`, `100/m` or `1000/h`."""
-    try:
-        return RATE.parse(text).per_second
-    except Misconfigured as error:
-        raise click.BadParameter(str(error)) from None
 
 
 def end_with_parent() -> None:
@@ -223,19 +215,9 @@ def configure(app: "App", flags: dict[str, Any]) -> "ServeOptions":
 
 
 def queue_names(text: str | None) -> tuple[str, ...]:
-    """Return the queues in a list with commas; none for no list, which means all queues.
-
-    Raises Misconfigured for a name that no queue can have, and for an empty list: an unset variable of a shell must
-    not mean all queues.
-    """
+    """Return the queues in the list of --queues; none for no list, which means all queues. Raises Misconfigured."""
     if text is None:
         return ()
-    from celery5.protocol.job.job import Options  # when queues are named, and not for the help of a command
+    from celery5.protocol.job.job import parse_queue_names  # when queues are named, and not for help
 
-    try:
-        names = NAMES.parse(text)
-    except Misconfigured:
-        raise Misconfigured(f"--queues {text!r} names no queue; leave it out for all") from None
-    for name in names:
-        Options(queue=name).checked()
-    return names
+    return tuple(parse_queue_names(text, "--queues"))

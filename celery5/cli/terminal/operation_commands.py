@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_origin
@@ -26,6 +26,16 @@ if TYPE_CHECKING:
     from celery5.app import App
 
 Row = Callable[[Any], Mapping[str, object]]
+
+
+class Started(NamedTuple):
+    """A command that begins."""
+
+    app: "App"
+    asked: Any
+    wants_json: bool
+    # The values of the flags of the view.
+    flags: Mapping[str, Any]
 
 
 class Finished(NamedTuple):
@@ -52,6 +62,8 @@ class CommandView:
 
     # The fields of one row of a table, or of a result that is no list; default: the columns of the operation.
     row: Row | None = None
+    # Does all of it and shows it, in place of the operation: what goes on for long is shown while it goes on.
+    run: Callable[[Started], object] | None = None
     # Prints all that there is to say, instead of what follows; it is told of `--json`.
     show: Callable[[Finished], object] | None = None
     # What a change has done, with the names of its parameters: `{id}: cancelled`. Default: its own words.
@@ -76,8 +88,12 @@ class CommandView:
     help: str = ""
     # Whether it goes on without brokers that cannot be reached, and warns of them; or what says so of its parameters.
     skips_unreachable: bool | Callable[[Any], bool] = False
-    # Whether it needs the application's code.
-    needs_code: bool = False
+    # Whether it needs the application's code; or what says so of the values of its flags and arguments.
+    needs_code: bool | Callable[[Mapping[str, Any]], bool] = False
+    # Whether an argument may be a negative number, which click else takes for a flag.
+    takes_negative_numbers: bool = False
+    # Defaults that are not those of the operation, by parameter.
+    defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
     # Parameters that are given otherwise than follows from the operation, by name; None for one that is not given.
     parameters: Mapping[str, click.Parameter | None] = field(
         default_factory=dict[str, click.Parameter | None]
@@ -119,7 +135,11 @@ def make_group_of(noun: str) -> click.Group:
 
 def make_command(operation: Operation, view: CommandView) -> click.Command:
     """Return the command of an operation."""
-    parameters = [one for one in list_parameters(operation.parameters) if view.parameters.get(one.name, True)]
+    parameters = [
+        replace(parameter, default=view.defaults.get(parameter.name, parameter.default))
+        for parameter in list_parameters(operation.parameters)
+        if view.parameters.get(parameter.name, True)
+    ]
     options = [*(view.parameters.get(one.name) or _make_parameter(one) for one in parameters), *view.flags]
     asks = operation.access == "danger" and view.asks
     if asks:
@@ -127,14 +147,18 @@ def make_command(operation: Operation, view: CommandView) -> click.Command:
     options.append(click.Option(["--json", "wants_json"], is_flag=True, help="For programs."))
 
     @click.pass_obj
-    def run(target: Target, /, *, wants_json: bool, yes: bool = not asks, **values: Any) -> None:
-        app = target.load(needs_code=view.needs_code)
+    def run(target: Target, /, *, wants_json: bool, **values: Any) -> None:
+        needs_code = view.needs_code
+        app = target.load(needs_code=needs_code(values) if callable(needs_code) else needs_code)
         flags = {flag.name: values[flag.name] for flag in view.flags if flag.name}
         given = {one.name: _parse(one, values[one.name]) for one in parameters}
         given = {name: value for name, value in given.items() if value is not None}
         asked = operation.make(view.prepare(given, flags) if view.prepare else given)
         with _reaching(app, view, asked, wants_json=wants_json) as errors, _naming_flags(parameters):
-            if not yes and not given.get("dry_run"):
+            if view.run is not None:
+                view.run(Started(app, asked, wants_json, flags))
+                return
+            if asks and not (values["yes"] or given.get("dry_run")):
                 _confirm(app, operation, asked, view)
             before = view.before(app, asked, errors) if view.before else None
             result = _perform(app, operation, asked, view)
@@ -142,7 +166,13 @@ def make_command(operation: Operation, view: CommandView) -> click.Command:
             _show(operation, view, finished)
             _end(view, finished)
 
-    return click.Command(operation.verb, callback=run, params=[*options], help=view.help or operation.summary)
+    return click.Command(
+        operation.verb,
+        callback=run,
+        params=[*options],
+        help=view.help or operation.summary,
+        context_settings={"ignore_unknown_options": view.takes_negative_numbers},
+    )
 
 
 @contextmanager
@@ -154,10 +184,15 @@ def _reaching(
     if not (skips(asked) if callable(skips) else skips):
         yield {}
         return
-    queue = getattr(asked, "queue", "")
-    queues = [queue] if isinstance(queue, str) and queue else []
-    with skip_unreachable(app, wants_json=wants_json, queues=queues) as reached:
+    with skip_unreachable(app, wants_json=wants_json, queues=get_queues(asked)) as reached:
         yield reached.errors
+
+
+def get_queues(asked: Any) -> list[str]:
+    """Return the queues that were asked for, each maybe a list with commas; none for all."""
+    queues: str | list[str] = getattr(asked, "queue", None) or []
+    texts = [queues] if isinstance(queues, str) else queues
+    return [name for text in texts for name in text.split(",") if name]
 
 
 def _perform(app: "App", operation: Operation, asked: Any, view: CommandView) -> Any:
@@ -285,12 +320,6 @@ def _make_parameter(parameter: Parameter) -> click.Parameter:
         nargs=-1 if is_list else 1,
         required=parameter.required,
     )
-
-
-def make_flag(parameter: Parameter) -> Callable[[Any], Any]:
-    """Return the decorator that adds the flag of a parameter to a command that is written by hand."""
-    flag, settings = _describe_flag(parameter)
-    return click.option(flag, parameter.name, **settings)
 
 
 def _describe_flag(parameter: Parameter) -> tuple[str, dict[str, Any]]:

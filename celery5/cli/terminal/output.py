@@ -1,7 +1,7 @@
 """Write values as text, for people and for programs."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
 import click
@@ -43,6 +43,29 @@ def format_table(rows: Sequence[Mapping[str, object]], *, empty: str) -> str:
     shown = [list(rows[0]), *([format_cell(value) for value in row.values()] for row in rows)]
     widths = [max(len(row[column]) for row in shown) for column in range(len(shown[0]))]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in shown)
+
+
+def format_details(fields: Mapping[str, object], traceback: str) -> str:
+    """Return fields as text, and below them a traceback, '' for none."""
+    text = format_fields(fields)
+    return f"{text}\n\n{clean_lines(traceback)}" if traceback else text
+
+
+def print_details(parts: Iterable[str], *, empty: str) -> None:
+    """Write texts one by one, with a line between them, since there may be many; `empty` without any."""
+    number = 0
+    for number, part in enumerate(parts, 1):
+        echo(("\n" if number > 1 else "") + part)
+    if not number:
+        echo(empty)
+
+
+def print_array(items: Iterable[object]) -> None:
+    """Write one array of JSON, item by item, since there may be many."""
+    number = 0
+    for number, item in enumerate(items, 1):
+        echo(("[" if number == 1 else ",") + to_json(item), nl=False)
+    echo("]" if number else "[]")
 
 
 def format_cell(value: object) -> str:

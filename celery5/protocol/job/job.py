@@ -15,6 +15,7 @@ from celery5.protocol.job.messages import encode
 from celery5.protocol.job.names import is_queue_name
 from celery5.protocol.job.retry_policy import LONGEST, Errors, RetryPolicy
 from celery5.protocol.job.states import LANES, Priority, get_lane
+from celery5.protocol.text_values import NAMES
 from celery5.protocol.workflows.plan import OnError, check_ignore, check_on_error, check_on_failure
 
 DEDUPLICATION_WINDOW = 7 * 86400.0
@@ -214,6 +215,26 @@ class Options(msgspec.Struct, frozen=True):
         if isinstance(self.expires, datetime):
             return self.expires.timestamp()
         return now + _seconds(self.expires)
+
+
+def parse_queue_names(text: str, what: str) -> list[str]:
+    """Return the queues in a list with commas.
+
+    Args:
+        text: The list.
+        what: What it is the value of: `--queues`.
+
+    Raises:
+        Misconfigured: No queue can have such a name; or the list is empty: an unset variable of a shell must not mean
+            all queues.
+    """
+    try:
+        names = NAMES.parse(text)
+    except Misconfigured:
+        raise Misconfigured(f"{what} {text!r} names no queue; leave it out for all") from None
+    for name in names:
+        Options(queue=name).checked()
+    return list(names)
 
 
 class JobOptions(TypedDict, total=False):

@@ -8,7 +8,7 @@ import pytest
 from celery5.cli.terminal.operation_commands import CommandView, make_command
 from celery5.operations.table import OPERATIONS
 
-NOUNS = ("alert", "audit", "bulk", "queue", "schedule")
+NOUNS = ("alert", "audit", "autoscale", "bulk", "dlq", "queue", "schedule", "task")
 
 
 def list_commands() -> list[click.Command]:
@@ -28,6 +28,7 @@ def show_help(command: click.Command) -> str:
         ("alert", "history", "[default: 50; 1<=x<=500]"),
         ("alert", "silence", "[default: 1h; 1<=x<=90d]"),
         ("schedule", "add", "[default: once]"),
+        ("dlq", "count", "[default: cause]"),  # that of the command: the operation's is another one
     ],
 )
 def test_help_shows_a_default_as_it_is_given(noun: str, verb: str, shown: str) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from celery5.cli.commands.task import format_job_details as people
+from celery5.cli.commands.job_details import format_job_details as people
 from celery5.protocol.job.messages import Command, Document, Failure, encode
 from celery5.protocol.job.retry_policy import RetryPolicy
 from celery5.protocol.job.states import JobState

@@ -3,9 +3,11 @@
 import time
 from typing import Any
 
-import click
-
-from celery5.cli.terminal.filters import is_narrowed, parse_selection, selection_flags
+from celery5 import App
+from celery5.cli.terminal.operation_commands import CommandView, make_command
+from celery5.cli.terminal.target import Target
+from celery5.operations.dead_letters import DeadFilter
+from celery5.operations.operation import Operation
 from tests.redis.dead_letters.many_dead_letters import add_dead_letters
 from tests.story.conftest import Desk
 
@@ -26,17 +28,20 @@ FLAGS = {
 }
 
 
-@selection_flags
-@click.command()
-def command(**_said: Any) -> None:
-    """Any command with these flags."""
+async def choose(app: App, _: DeadFilter) -> None:
+    """Choose."""
 
 
 def meant(desk: Desk, *words: str) -> list[str]:
     """The dead jobs that these words mean."""
-    choice = parse_selection(command.make_context("any", list(words)).params)
-    assert is_narrowed(choice) is (bool(words) and words[0] != "--queue")
-    return sorted(job.id for job in desk.app.dlq.read(**choice))
+    asked: list[DeadFilter] = []
+    view = CommandView(run=lambda started: asked.append(started.asked))
+    make_command(CHOOSE, view).main(list(words), obj=Target("shop"), standalone_mode=False)
+    assert asked[0].is_narrowed is (bool(words) and words[0] != "--queue")
+    return sorted(job.id for job in desk.app.dlq.read(**asked[0].to_filter()))
+
+
+CHOOSE = Operation("dlq:choose", choose)
 
 
 def test_each_flag_alone_leaves_some_out(desk: Desk, redis_client: Any) -> None:
@@ -47,12 +52,22 @@ def test_each_flag_alone_leaves_some_out(desk: Desk, redis_client: Any) -> None:
     redis_client.xadd(
         desk.app.queue("default").dead, {"sink": "table", "document": document, "failure": b"{"}
     )
-    assert {flag for param in command.params for flag in param.opts} == set(FLAGS), (
-        "a flag that is not tried here"
-    )
+    command = make_command(CHOOSE, CommandView())
+    flags = {flag for param in command.params for flag in param.opts}
+    assert flags - {"--json"} == set(FLAGS), "a flag that is not tried here"
     assert meant(desk) == ["new", "old", "sunk"]
     (group,) = desk.app.dlq.groups(error="OS*").groups
-    flags = {**FLAGS, "--error-group": (group.id, ["old"])}
-    assert {flag: meant(desk, flag, word) for flag, (word, _) in flags.items()} == {
-        flag: left for flag, (_, left) in flags.items()
+    words = {**FLAGS, "--error-group": (group.id, ["old"])}
+    assert {flag: meant(desk, flag, word) for flag, (word, _) in words.items()} == {
+        flag: left for flag, (_, left) in words.items()
     }
+
+
+def test_a_span_of_no_time_and_an_empty_text_are_no_reason_to_choose_all(
+    desk: Desk, redis_client: Any
+) -> None:
+    """A variable of a shell that is empty selects nothing, or the purge says that it would be of all."""
+    add_dead_letters(desk.app, redis_client, "old", at=LONG_AGO)
+    assert meant(desk, "--newer-than", "0") == []
+    assert meant(desk, "--older-than", "0") == ["old"]
+    assert not DeadFilter(message="").is_narrowed

@@ -230,6 +230,15 @@ def test_a_job_of_which_nothing_is_known(desk: Desk) -> None:
     assert ended.error.startswith("Error: nothing is known of job 'nobody' on any queue")
 
 
+def test_the_tasks_that_are_declared_are_listed(desk: Desk) -> None:
+    head, *rows = desk("task", "list", "--prefix", "shop.m").splitlines()
+    assert head.split() == ["task", "queue", "kind", "description"]
+    assert [row.split() for row in rows] == [
+        ["shop.moody", "default", "trio"],
+        ["shop.multiply", "slow", "thread"],
+    ]
+
+
 def test_a_job_is_sent_by_hand(desk: Desk) -> None:
     app = sys.modules["shop"].app
     sent = desk(

@@ -101,6 +101,14 @@ def test_dead_jobs_are_read_and_counted(desk: Desk, redis_client: "redis.Redis")
     ]
 
 
+def test_dead_jobs_of_any_number_and_age_are_read(desk: Desk, redis_client: "redis.Redis") -> None:
+    """A page of the dashboard has a bound, what is written to a file has none."""
+    add_dead_letters(desk.app, redis_client, "a", "b")
+    assert desk("dlq", "read", "--limit", "100000", "--json").count('"job"') == 2
+    assert desk("dlq", "read", "--newer-than", "400d", "--json").count('"job"') == 2
+    assert desk("dlq", "count", "--queue", "default,default", "--by", "queue", "--json") == '{"default":2}\n'
+
+
 def test_a_queue_that_does_not_exist_is_told_from_one_without_dead_jobs(desk: Desk) -> None:
     shop = sys.modules["shop"]
     shop.add.delay(1, 2)

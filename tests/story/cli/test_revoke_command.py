@@ -37,3 +37,10 @@ def test_what_could_not_be_revoked_is_said_and_the_rest_is_revoked(desk: Desk) -
     assert [row["revoked"] for row in json.loads(ended.out)] == [False, False, True]
     assert waiting.status() == "REVOKED"
     assert celery5("-A", "shop", "task", "revoke", cwd=desk.folder).code == 2
+
+
+def test_a_dry_run_of_revoke_says_how_many_have_not_ended_and_revokes_none(desk: Desk) -> None:
+    waiting = sys.modules["shop"].add.delay(1, 2)
+    shown = desk("task", "revoke", waiting.id, "nobody", "--dry-run")
+    assert shown == "nothing is done; 1 of 2 jobs have not ended\n"
+    assert waiting.status() == "SENT"
