@@ -208,7 +208,9 @@ async def _find_recipients(app: "App", to: list[str], noun: "ProcessNoun") -> li
         return to or None
     names = await app.aperform(cluster.list_live_processes(app.keys, "controller"))
     if not names:
-        raise NotFound(f"no Controller of {app.name} is running; celery5 controller start starts one")
+        raise NotFound(
+            f"no Controller of application {app.name!r} is running; celery5 controller start starts one"
+        )
     return sorted({get_inbox_name(name) for name in names})
 
 

@@ -170,7 +170,7 @@ def test_a_sender_whom_nobody_knows_is_told_what_to_do_and_then_trusted(desk: De
         assert refused.code == 1
         assert refused.error.startswith("Error: w1 did not do it (unknown-issuer): ")
         assert "celery5 keys trust" in refused.error
-        assert one.logged("inbox:command-refused")
+        assert until(lambda: one.logged("inbox:command-refused"))
         run_checks = told(desk, "doctor", **theirs)
         assert (run_checks.code, "fail  workers" in run_checks.out) == (1, True), run_checks.out
         assert "celery5 keys trust, on the worker's host" in run_checks.out

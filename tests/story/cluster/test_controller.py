@@ -36,12 +36,6 @@ def test_a_cluster_stands_up_stays_up_and_says_so(desk: Desk) -> None:
         assert (refused.code, refused.out) == (1, "")
         assert "did not do it (refused): no member 'nobody' here" in refused.error
         assert "3 of 3 members up" in controller.tell("status").out
-        unsure = controller.tell("scale", "--workers", "1")
-        assert (unsure.code, "add --yes" in unsure.error) == (2, True)
-        scaled = controller.tell("scale", "--workers", "1", "--yes", "--wait", "60")
-        assert (scaled.code, scaled.out.splitlines()[-1]) == (0, "done")
-        assert "worker-default: 1\n" in scaled.out
-        assert sorted(controller.members()) == ["scheduler-default-1", "worker-default-1"]
         assert controller.tell("stop").out == "stopped\n"
         assert controller.ended().code == 0
         assert not any(map(is_alive, before.values()))
@@ -309,3 +303,13 @@ def test_a_member_that_cannot_live_is_given_up_loudly(desk: Desk) -> None:
         assert "worker-broken-1: given up" in probe.out + probe.err
         controller.process.terminate()
         assert controller.ended().code == 0
+
+
+def test_the_number_of_workers_is_set_by_a_command_that_asks_first(desk: Desk) -> None:
+    with Controlling(desk.folder, "[workers.default]\ncount = 2\n").up() as controller:
+        unsure = controller.tell("scale", "--workers", "1")
+        assert (unsure.code, "add --yes" in unsure.error) == (2, True)
+        scaled = controller.tell("scale", "--workers", "1", "--yes", "--wait", "60")
+        assert (scaled.code, scaled.out.splitlines()[-1]) == (0, "done")
+        assert "worker-default: 1\n" in scaled.out
+        until(lambda: list(controller.members()) == ["worker-default-1"])
