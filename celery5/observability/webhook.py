@@ -4,6 +4,7 @@ import http.client
 import ssl
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import cast
 from urllib.parse import urlsplit
 
 from celery5.errors import CeleryError, Misconfigured
@@ -42,6 +43,19 @@ class WebhookRefused(CeleryError):
         return self.status in PERMANENT_STATUSES
 
 
+class StatusResponse(http.client.HTTPResponse):
+    """An answer of which the status counts: what follows may be cut off, or never end."""
+
+    def begin(self) -> None:
+        """Read the status and the headers. Raises what the library raises while there is no status."""
+        try:
+            super().begin()
+        except (OSError, http.client.HTTPException):
+            if cast("int | str", self.status) == "UNKNOWN":  # as the library has it until it has read one
+                raise
+            self.chunked, self.length, self.will_close = False, 0, True
+
+
 @dataclass(frozen=True, slots=True)
 class AlertWebhook:
     """Where notifications are sent. Make it by `parse_webhook`."""
@@ -69,6 +83,7 @@ class AlertWebhook:
         parts = urlsplit(self.url)
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         connection = _connect(parts.scheme, parts.hostname or "", parts.port)
+        connection.response_class = StatusResponse
         try:
             connection.connect()
             with end_in_time(connection, TIMEOUT):

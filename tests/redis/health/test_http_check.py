@@ -3,6 +3,7 @@
 import re
 import socket
 import ssl
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -268,20 +269,28 @@ def test_a_check_of_an_endpoint_is_named_by_its_host_without_passwords() -> None
     assert HttpEndpoint("https://me:secret@bank.test:8443/api").name == "bank.test:8443"
 
 
-def drip(
+def serve_drips(
     listener: socket.socket, context: ssl.SSLContext | None, part: bytes, stopped: threading.Event
 ) -> None:
-    """Send each client an answer that does not end: a part every 50 ms, within each time limit of a read."""
-    while not stopped.is_set():
-        with suppress(OSError):
+    """Serve each client in a thread of its own: the next one must not wait until the last one is known to have gone."""
+    with suppress(OSError):  # the end closes the listener
+        while not stopped.is_set():
             line, _ = listener.accept()
-            with line if context is None else context.wrap_socket(line, server_side=True) as client:
-                client.recv(4096)
-                client.sendall(b"HTTP/1.1 200 OK\r\n" if part.endswith(b"\r\n") else b"")
-                for _ in range(500):  # 25 s: whoever waits for the end is told from the others
-                    if stopped.wait(0.05):
-                        break
-                    client.sendall(part)
+            threading.Thread(target=drip, args=(line, context, part, stopped), daemon=True).start()
+
+
+def drip(line: socket.socket, context: ssl.SSLContext | None, part: bytes, stopped: threading.Event) -> None:
+    """Send a client an answer that does not end: a part every 50 ms, within each time limit of a read."""
+    with (
+        suppress(OSError),
+        line if context is None else context.wrap_socket(line, server_side=True) as client,
+    ):
+        client.recv(4096)
+        client.sendall(b"HTTP/1.1 200 OK\r\n" if part.endswith(b"\r\n") else b"")
+        for _ in range(500):  # 25 s: whoever waits for the end is told from the others
+            if stopped.wait(0.05):
+                break
+            client.sendall(part)
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
@@ -294,11 +303,11 @@ def test_a_server_that_sends_without_end_keeps_no_thread(
     authority.issue_cert("127.0.0.1").configure_cert(context)
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
-    monkeypatch.setattr(webhook, "TIMEOUT", 0.5)
+    monkeypatch.setattr(webhook, "TIMEOUT", 1.0)
     stopped = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         tls = context if scheme == "https" else None
-        serving = threading.Thread(target=drip, args=(listener, tls, part, stopped), daemon=True)
+        serving = threading.Thread(target=serve_drips, args=(listener, tls, part, stopped), daemon=True)
         serving.start()
         url, begun = f"{scheme}://127.0.0.1:{listener.getsockname()[1]}/", time.monotonic()
         try:
@@ -311,5 +320,34 @@ def test_a_server_that_sends_without_end_keeps_no_thread(
             assert time.monotonic() - begun < 20
         finally:
             stopped.set()
-            listener.close()
+            listener.shutdown(socket.SHUT_RDWR)  # who waits for a client wakes up
+            serving.join(10)
+
+
+@pytest.mark.parametrize("head", [b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 500 No\r\nX-More: and", b"HTTP/1.1 2"])
+def test_a_notification_is_taken_by_its_status_although_the_connection_is_reset(head: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer_and_reset() -> None:
+            client, _ = listener.accept()
+            with client:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                client.recv(1)  # what is left unread makes the end of the connection a reset, too
+                client.sendall(head)
+                read.wait(30)
+
+        read = threading.Event()
+        serving = threading.Thread(target=answer_and_reset, daemon=True)
+        serving.start()
+        threading.Timer(0.1, read.set).start()
+        hook = AlertWebhook(f"http://127.0.0.1:{listener.getsockname()[1]}/", b"k" * 32)
+        try:
+            if b"200" in head:
+                hook.post("id", b"{}", time.time())
+            else:
+                with pytest.raises(WebhookRefused) as caught:
+                    hook.post("id", b"{}", time.time())
+                assert caught.value.status == (500 if b"500" in head else None)
+        finally:
+            read.set()
             serving.join(10)
