@@ -21,12 +21,13 @@ from celery5.protocol.commands.definitions import PREFER
 from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.job.messages import Command, read_command
 from celery5.protocol.job.states import Priority
+from celery5.protocol.scaling import prefetch
 from celery5.services.job.internal_queues import InternalTasksQueue, SharedSlots, SharedTasksQueue
 from celery5.services.job.reading_state import ReadingState
 from celery5.services.scaling.preferences import Preferences
 from celery5.services.worker.reading import PassCapacity, QueueLanes, ReadOrder
 from tests.redis.commands.staff import Staff, wait_until
-from tests.redis.worker.workers import until, working
+from tests.redis.worker.workers import held, until, working
 
 LEVELS: tuple[Priority, ...] = ("high", "normal", "low")
 
@@ -262,7 +263,10 @@ async def test_a_queue_is_preferred_for_as_long_as_somebody_says_so(url: str, ap
             await preferring(app, queues={"a": 7})
 
 
-async def test_preferred_tasks_of_a_worker_begin_before_the_others(url: str, app_name: str) -> None:
+async def test_preferred_tasks_of_a_worker_begin_before_the_others(
+    url: str, app_name: str, redis_client: "redis.Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefetch, "HORIZON", 60.0)  # the worker holds all jobs, however long they take here
     app, ran = app_of(url, app_name, inbox_signatures=False)
     open_ = trio.Event()
 
@@ -277,12 +281,12 @@ async def test_preferred_tasks_of_a_worker_begin_before_the_others(url: str, app
 
     async with working(app):
         await preferring(app, tasks={"other": 0.1}, seconds=60)
-        for _ in range(40):  # so that the worker knows how short they are, and holds some
-            await app.tasks["note"].adelay("warm")
-        await until(lambda: len(ran) == 40)
+        await app.tasks["note"].adelay("warm")  # so that the worker knows how short they are, and holds them
+        await until(lambda: len(ran) == 1)
         ran.clear()
         await hold.adelay()
         await app.asend_many([task.s(task.name) for _ in range(20) for task in (other, app.tasks["note"])])
+        await until(lambda: sum(held(redis_client, app).values()) == 41)
         open_.set()
         await until(lambda: len(ran) == 40, within=30)
         turns = {name: [n for n, task in enumerate(ran) if task == name] for name in ("note", "other")}
