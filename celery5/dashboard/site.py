@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlencode
@@ -58,15 +59,7 @@ class Site:
         self._sessions = sessions
         self._authenticator = authenticator
         self._static = static
-        self._templates = Environment(
-            loader=FileSystemLoader(Path(__file__).parent / "templates"),
-            autoescape=True,
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-            finalize=_escape_controls,
-        )
-        self._templates.filters.update(FILTERS)
+        self._templates = _get_templates()
 
     def make_routes(self) -> list[Route]:
         """Return the routes."""
@@ -301,6 +294,21 @@ class Site:
         if notice:
             response.delete_cookie(NOTICE, path=root or "/")
         return response
+
+
+@cache
+def _get_templates() -> Environment:
+    """Return the templates, which all sites of a process share: to compile one takes longer than to show a page."""
+    templates = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_escape_controls,
+    )
+    templates.filters.update(FILTERS)
+    return templates
 
 
 def _escape_controls(value: Any) -> Any:
