@@ -139,7 +139,10 @@ def _unwrap(hint: Any) -> tuple[Any, list[Meta]]:
     if origin is Annotated:
         inner, *annotations = get_args(hint)
         kind, metas = _unwrap(inner)
-        return kind, [*(one for one in reversed(annotations) if isinstance(one, Meta)), *metas]
+        return kind, [
+            *(annotation for annotation in reversed(annotations) if isinstance(annotation, Meta)),
+            *metas,
+        ]
     if origin in (Union, UnionType):
         return _unwrap(next(part for part in get_args(hint) if part is not NoneType))
     return hint, []

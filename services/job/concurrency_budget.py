@@ -360,8 +360,8 @@ class MaximalConcurrencyBudget:
         meter, tasks = self._meters[name], self._get_tasks(name)
         return {
             "current": meter.state.current,
-            "executing": sum(self._running_jobs.count(each) for each in (name, *tasks)),
-            "queued": sum(len(self._queues[each]) for each in (name, *tasks)),
+            "executing": sum(self._running_jobs.count(task) for task in (name, *tasks)),
+            "queued": sum(len(self._queues[task]) for task in (name, *tasks)),
             "minimum": meter.budget.minimum,
             "maximum": meter.maximum,
         }

@@ -17,6 +17,7 @@ WIRING_TABLE = re.compile(r"celery5/processes/.* make_\w*values$")
 """A table that gives each part of a process its value may be longer: nothing is decided in it."""
 NO_MODULE = re.compile(r"^_?(util|helper|common|misc|base|manager|mixin)")
 NO_CLASS = re.compile(r"(Manager|Helper|Util|Base|Mixin|Impl|Data|Info|Common)(?![a-z])")
+NO_LOOP_VARIABLES = frozenset({"one", "each"})
 
 SOURCES = (HERE / "noxfile.py", *files(*EVERYWHERE))
 
@@ -64,6 +65,19 @@ def test_no_class_is_named_like_a_junk_drawer() -> None:
         if isinstance(node, ast.ClassDef) and NO_CLASS.search(node.name)
     ]
     assert classes == []
+
+
+def test_no_loop_variable_has_a_name_that_says_nothing() -> None:
+    """`for worker in workers`, not `for one in workers`: the name says what the item is."""
+    variables = [
+        f"{name(path)}:{node.target.lineno} {variable.id}"
+        for path in SOURCES
+        for node in nodes(path)
+        if isinstance(node, ast.For | ast.AsyncFor | ast.comprehension)
+        for variable in ast.walk(node.target)
+        if isinstance(variable, ast.Name) and variable.id in NO_LOOP_VARIABLES
+    ]
+    assert variables == []
 
 
 def test_no_public_class_name_stands_twice() -> None:

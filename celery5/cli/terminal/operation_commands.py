@@ -128,7 +128,7 @@ def make_group_of(noun: str) -> click.Group:
     """Return the group of a noun whose commands need no view."""
     from celery5.operations.table import OPERATIONS
 
-    operations = [one for one in OPERATIONS.values() if one.noun == noun]
+    operations = [operation for operation in OPERATIONS.values() if operation.noun == noun]
     text = sys.modules[operations[0].function.__module__].__doc__ or ""
     return make_group(noun, text.strip(), operations, {})
 
@@ -140,7 +140,10 @@ def make_command(operation: Operation, view: CommandView) -> click.Command:
         for parameter in list_parameters(operation.parameters)
         if view.parameters.get(parameter.name, True)
     ]
-    options = [*(view.parameters.get(one.name) or _make_parameter(one) for one in parameters), *view.flags]
+    options = [
+        *(view.parameters.get(parameter.name) or _make_parameter(parameter) for parameter in parameters),
+        *view.flags,
+    ]
     asks = operation.access == "danger" and view.asks
     if asks:
         options.append(click.Option(["--yes"], is_flag=True, help="Do not ask."))
@@ -151,7 +154,7 @@ def make_command(operation: Operation, view: CommandView) -> click.Command:
         needs_code = view.needs_code
         app = target.load(needs_code=needs_code(values) if callable(needs_code) else needs_code)
         flags = {flag.name: values[flag.name] for flag in view.flags if flag.name}
-        given = {one.name: _parse(one, values[one.name]) for one in parameters}
+        given = {parameter.name: _parse(parameter, values[parameter.name]) for parameter in parameters}
         given = {name: value for name, value in given.items() if value is not None}
         asked = operation.make(view.prepare(given, flags) if view.prepare else given)
         with _reaching(app, view, asked, wants_json=wants_json) as errors, _naming_flags(parameters):
@@ -219,8 +222,8 @@ def _naming_flags(parameters: Sequence[Parameter]) -> Generator[None, None, None
         yield
     except Misconfigured as error:
         text = str(error)
-        for one in parameters:
-            text = text.replace(f"`{one.name}`", _get_flag(one))
+        for parameter in parameters:
+            text = text.replace(f"`{parameter.name}`", _get_flag(parameter))
         if type(error) is Misconfigured and text != str(error):
             raise Misconfigured(text) from error
         raise
@@ -279,7 +282,7 @@ def _format(operation: Operation, view: CommandView, finished: Finished) -> str:
         done = to_one_line(_describe(view, finished) if view.done else result.summary)
         return f"nothing is done; this would be: {done}" if result.dry_run else done
     if isinstance(result, list | tuple):
-        return format_table([row(one) for one in cast("list[Any]", result)], empty=view.empty)
+        return format_table([row(item) for item in cast("list[Any]", result)], empty=view.empty)
     return view.empty if result is None else format_fields(row(result))
 
 
@@ -352,7 +355,9 @@ def _choose_type(parameter: Parameter) -> Any:
         case "select":
             return click.Choice(parameter.choices)
         case "number" if parameter.kind is int:
-            least, most = (None if one is None else int(one) for one in (parameter.least, parameter.most))
+            least, most = (
+                None if bound is None else int(bound) for bound in (parameter.least, parameter.most)
+            )
             return click.IntRange(least, most)
         case "number":
             return click.FloatRange(parameter.least, parameter.most)
