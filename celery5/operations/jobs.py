@@ -171,16 +171,16 @@ async def _find_jobs(app: "App", asked: SomeJobs) -> "tuple[dict[str, JobDetails
 
     Raises that error when there are no details of any job.
     """
-    found, errors = dict[str, "JobDetails | None"](), list[BrokerUnavailable]()
+    found, unreachable = dict[str, "JobDetails | None"](), list[BrokerUnavailable]()
     for job_id in asked.ids:
         try:
             found[job_id] = await app.afind(job_id, queue=asked.queue)
         except BrokerUnavailable as error:
-            errors.append(error)
+            unreachable = unreachable or [error]
             found[job_id] = None
-    if errors and not any(found.values()):
-        raise errors[0]
-    return found, str(errors[0]) if errors else ""
+    if unreachable and not any(found.values()):
+        raise unreachable[0]
+    return found, str(unreachable[0]) if unreachable else ""
 
 
 class TaskPrefix(msgspec.Struct, frozen=True):

@@ -76,6 +76,7 @@ READS = frozenset(
             "audit.alist",
             "bulk.acount",
             "bulk.aget",
+            "handle.astatus",
         ),
         *("bulk.alist", "dead_records.aread", "dlq.acount", "dlq.agroups", "dlq.aread", "events.astate"),
         *("jobs.asearch", "jobs.astory", "limits.alist", "metrics.ahistory", "metrics.aoverview"),
