@@ -80,7 +80,14 @@ READS = frozenset(
         ),
         *("bulk.alist", "dead_records.aread", "dlq.acount", "dlq.agroups", "dlq.aread", "events.astate"),
         *("jobs.asearch", "jobs.astory", "limits.alist", "metrics.ahistory", "metrics.aoverview"),
-        *("metrics.astorage", "metrics.asummary", "parked_keys.aread", "run.agraph", "run.astatus"),
+        *(
+            "metrics.astorage",
+            "metrics.asummary",
+            "parked_keys.aread",
+            "run.agraph",
+            "run.astatus",
+            "handle.astatus",
+        ),
         *("schedule.alist", "schedule.ashow", "streams.ainfo", "streams.aread", "workflows.afind"),
         *("workflows.alist_runs", "perform list_live_processes", "perform get_scaling"),
         # It writes the entry of what another call has done.
@@ -101,7 +108,7 @@ def list_calls(function: Callable[..., Any], seen: set[Any]) -> Iterator[str]:
         match node:
             case ast.Call(func=ast.Attribute(attr="aperform"), args=[ast.Call(func=called), *_]):
                 yield f"perform {called.attr if isinstance(called, ast.Attribute) else ast.unparse(called)}"
-            case ast.Attribute(value=receiver, attr=name) if name in COROUTINES - {"answer", "aperform"}:
+            case ast.Attribute(value=receiver, attr=name) if name in COROUTINES - {"aperform"}:
                 yield f"{get_name(receiver)}.{name}"
             case ast.Constant(value=str(verb)) if verb in get_args(BulkVerb):
                 yield f"bulk {verb}"
@@ -123,12 +130,13 @@ def get_name(receiver: ast.expr) -> str:
             return "run"
 
 
-COROUTINES = frozenset(
+DEFINED = frozenset(
     name
     for path in files("celery5")
-    for name in re.findall(r"(?:@blocking\(|async def |\bdef (?=aread\())(a[a-z_]+)\b", path.read_text())
+    for name in re.findall(r"(?:@blocking\(|\bdef )([a-z_]+)\b", path.read_text())
 )
-"""The names of the coroutine functions of the API, which begin with `a`, and of those that read piece by piece."""
+COROUTINES = frozenset(name for name in DEFINED if name[0] == "a" and name[1:] in DEFINED)
+"""The names of the functions of the API that are awaited: those that have a blocking twin without the `a`."""
 CALLS = {
     operation.name: frozenset(list_calls(operation.function, set())) for operation in OPERATIONS.values()
 }
