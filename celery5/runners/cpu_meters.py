@@ -100,11 +100,15 @@ class CpuMeters:
     """The meters of the jobs that run in threads of one worker.
 
     Args:
-        observe: Called in the loop with a task and what a job of it has used.
+        observe: Called in the loop with a task and what a job of it has used so far.
+        observe_end: The same for a job that has ended.
     """
 
-    def __init__(self, observe: Callable[[str, CpuUse], None]) -> None:
+    def __init__(
+        self, observe: Callable[[str, CpuUse], None], observe_end: Callable[[str, CpuUse], None]
+    ) -> None:
         self._observe = observe
+        self._observe_end = observe_end
         self._running: set[CpuMeter] = set()
 
     def add(self, task: str) -> CpuMeter:
@@ -117,7 +121,7 @@ class CpuMeters:
         """Observe what a job has used since it was read. It has ended, or was abandoned."""
         self._running.discard(meter)
         if meter.use is not None:
-            self._observe(meter.task, meter.use)
+            self._observe_end(meter.task, meter.use)
 
     def read(self) -> None:
         """Observe what all running jobs have used since they were read."""

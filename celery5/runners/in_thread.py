@@ -109,7 +109,12 @@ class ThreadRunner:
         kwargs: Mapping[str, Any],
         running_job: RunningJob,
     ) -> Outcome:
-        """Run the job and return its outcome. Raises Cancelled unless the thread has ended with an outcome."""
+        """Run the job and return its outcome.
+
+        Raises:
+            Cancelled: The thread has not ended with an outcome.
+            NotBegun: The job may wait behind others, and those take long.
+        """
         self._pool.resize(self._get_slots())
         job = _JobInThread(surround_call(function, "thread"), args, kwargs, running_job.slot)
         if running_job.limits is not None:
@@ -118,7 +123,8 @@ class ThreadRunner:
         running_job.set_thread(job)
         if self._meters is not None and running_job.delivery is not None and running_job.delivery.command:
             job.meter = self._meters.add(running_job.delivery.command.task)
-        call = ThreadCall(job.get_run())
+        on_begin = running_job.begin_late if running_job.on_begin is not None else None
+        call = ThreadCall(job.get_run(), on_begin, may_be_given_back=running_job.is_ahead)
         try:
             return await self._pool.make(call)
         except trio.Cancelled as error:

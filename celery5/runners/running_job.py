@@ -4,6 +4,7 @@ An executor reuses one RunningJob for job after job until one of them is cancell
 """
 
 import math
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import CoroutineType
@@ -50,6 +51,9 @@ class JobSlot(Protocol):
     @property
     def number(self) -> int: ...
 
+    def record(self, delivery: Delivery, /) -> None:
+        """Record a job that begins."""
+
     def set_deadline(self, end: float, /) -> None:
         """Record when the hard limit of the job ends; 0.0 for no limit."""
 
@@ -78,12 +82,19 @@ class RunningJob:
     """The thread that runs the job's code; None while none does."""
     slot: JobSlot | None = None
     """The record of the executor that the sidecar reads; None where there is no sidecar."""
+    on_begin: "Callable[[RunningJob], None] | None" = None
+    """Records that a job begins, in its thread; None where that is done before its runner is called."""
+    is_ahead: bool = False
+    """Whether the job may wait behind others in its runner, and be given back (NotBegun)."""
+    began_at: float = 0.0
+    """When the job began, by `time.perf_counter`; 0.0 until then."""
     must_end: bool = False
     """Whether no other job may run with this object: it was cancelled, or has left its Trio task in disorder."""
     scope_guard: ScopeGuard | None = None
     """Knows the cancel scopes around its jobs, which are the same for all of them; None before the first one."""
     is_task_disordered: bool = False
     """Whether its Trio task must end with it."""
+    _limited_at: float = 0.0
     _own_outcome: Outcome | None = None
     _limit_error: TimeLimitExceeded | None = None
     _wait_scope: trio.CancelScope | None = None
@@ -94,10 +105,30 @@ class RunningJob:
     def set_limits(self, limits: TimeLimits | None) -> None:
         """Set the time limits of the next job, or None when it has ended."""
         self.limits = limits
+        self._limited_at = time.perf_counter()
+
+    def begin_late(self) -> None:
+        """Record that the job begins now: called in its thread, where it may have waited behind others."""
+        if self.on_begin is not None and not self.began_at:
+            self.on_begin(self)
+            self.began_at = time.perf_counter()
+
+    def take_delay(self) -> float:
+        """Return for how many seconds the job has waited since its limits began; 0 when this is called again."""
+        if self.on_begin is None:
+            return 0.0
+        began_at = self.began_at or time.perf_counter()
+        delay, self._limited_at = max(began_at - self._limited_at, 0.0), max(began_at, self._limited_at)
+        return delay
 
     def set_delivery(self, delivery: Delivery | None) -> None:
         """Set the job that runs now; None when it has ended."""
         self.delivery = delivery
+        self.began_at = 0.0
+
+    def set_ahead(self, is_ahead: bool) -> None:
+        """Set whether the job may wait behind others in its runner."""
+        self.is_ahead = is_ahead
 
     def set_thread(self, job_thread: JobThread | None) -> None:
         """Set the thread that runs the job's code: called by its runner."""

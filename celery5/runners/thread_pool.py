@@ -1,7 +1,8 @@
 """Thread pool: long-lived threads that make the calls of Trio tasks.
 
 `trio.to_thread.run_sync` finds a thread for each call and wakes the loop at each end. Here threads stay and take call
-after call, and the loop wakes once for all calls that have ended since it last looked.
+after call, and the loop wakes once for all calls that have ended since it last looked. Where more calls are made than
+there are slots, a thread goes on with the next one by itself.
 """
 
 import math
@@ -19,15 +20,39 @@ T = TypeVar("T")
 
 IDLE_TIMEOUT = 10.0
 """Seconds for which a thread waits for a call before it ends."""
+STALL_INTERVAL = 0.01
+"""Seconds without the end of any call after which those that wait are given back, if they may be."""
+_IDLE_CHECKS = 50
+
+
+class NotBegun(Exception):
+    """A call has waited for calls that take long, and is not made."""
 
 
 class ThreadCall(Generic[T]):
-    """One call of a function in a thread, in a copy of the context in which this is made."""
+    """One call of a function in a thread, in a copy of the context in which this is made.
 
-    __slots__ = ("context", "end", "error", "function", "has_begun", "is_over", "result", "task", "thread")
+    Args:
+        function: What is called.
+        on_begin: Called in the thread just before. It must not raise.
+        may_be_given_back: Whether the call may end with NotBegun.
+    """
 
-    def __init__(self, function: Callable[[], T]) -> None:
+    __slots__ = (
+        "context", "end", "error", "function", "has_begun", "is_over", "may_be_given_back", "on_begin", "result",
+        "task", "thread",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        function: Callable[[], T],
+        on_begin: Callable[[], None] | None = None,
+        *,
+        may_be_given_back: bool = False,
+    ) -> None:
         self.function = function
+        self.on_begin = on_begin
+        self.may_be_given_back = may_be_given_back
         self.context: Context = copy_context()
         self.task: trio.lowlevel.Task | None = None
         """The Trio task that waits for it; None once it was abandoned."""
@@ -44,6 +69,15 @@ class ThreadCall(Generic[T]):
         """Have the end of the call wake nobody: its Trio task is woken by its cancellation."""
         self.task = None
         return trio.lowlevel.Abort.SUCCEEDED
+
+    def begin(self, thread: "_Thread") -> bool:
+        """Begin, in its thread. Return whether it may go on: it was not cancelled before."""
+        if self.task is None:
+            return False
+        self.has_begun, self.thread = True, thread
+        if self.on_begin is not None:
+            self.on_begin()
+        return True
 
     def make(self) -> None:
         """Call the function, in its thread."""
@@ -70,7 +104,13 @@ class ThreadPool:
     """
 
     def __init__(self, slots: int) -> None:
-        self._slots = trio.CapacityLimiter(slots)
+        self._slots = slots
+        # The calls that have a slot: those that run, and those that a thread is about to take from `_waiting`.
+        self._active = 0
+        # The calls that wait for a slot.
+        self._backlog: deque[ThreadCall[Any]] = deque()
+        self._is_watched = False
+        self._ended_count = 0
         self._waiting: SimpleQueue[ThreadCall[Any] | None] = SimpleQueue()
         self._ended: deque[ThreadCall[Any]] = deque()
         self._wakes = False
@@ -80,8 +120,9 @@ class ThreadPool:
 
     def resize(self, slots: int) -> None:
         """Set how many calls may be made at once. Those that are made go on."""
-        if slots != self._slots.total_tokens:
-            self._slots.total_tokens = slots
+        if slots != self._slots:
+            self._slots = slots
+            self._dispatch()
 
     async def make(self, call: ThreadCall[T]) -> T:
         """Make a call, and return or raise what its function does.
@@ -89,19 +130,18 @@ class ThreadPool:
         Raises:
             Cancelled: This task was cancelled first. Either the call never begins; or it goes on in its thread, where
                 `trio.from_thread.check_cancelled` raises, and keeps its slot until it sets `end`.
+            NotBegun: The calls before it take long, and it may be given back.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
-        try:
-            self._slots.acquire_on_behalf_of_nowait(call)
-        except trio.WouldBlock:
-            await self._slots.acquire_on_behalf_of(call)
         call.task = trio.lowlevel.current_task()
-        with self._lock:
-            self._waiting.put(call)
-            must_start = self._slots.borrowed_tokens > self._thread_count
-            self._thread_count += must_start
-        if must_start:
-            trio.lowlevel.spawn_system_task(self._host, _Thread(), trio.lowlevel.current_trio_token())
+        with self._lock:  # a thread that ends a call sees this one, or has freed its slot before
+            self._backlog.append(call)
+            is_free = self._active < self._slots
+        if is_free:
+            self._dispatch()
+        elif call.may_be_given_back and not self._is_watched:
+            self._is_watched = True
+            trio.lowlevel.spawn_system_task(self._watch)
         try:
             await trio.lowlevel.wait_task_rescheduled(call.cancel)
         except trio.Cancelled:
@@ -111,15 +151,50 @@ class ThreadPool:
             raise call.error
         return call.result  # type: ignore[return-value]
 
+    def _dispatch(self) -> None:
+        """In the loop: hand calls that wait to threads while slots are free."""
+        new_threads = 0
+        with self._lock:
+            while self._backlog and self._active < self._slots:
+                call = self._backlog.popleft()
+                if call.task is None:  # it was cancelled
+                    continue
+                self._active += 1
+                self._waiting.put(call)
+                if self._active > self._thread_count:
+                    self._thread_count += 1
+                    new_threads += 1
+        for _ in range(new_threads):
+            trio.lowlevel.spawn_system_task(self._host, _Thread(), trio.lowlevel.current_trio_token())
+
+    async def _watch(self) -> None:
+        """Give calls back that wait while no call ends, as long as calls wait."""
+        idle_checks = ended_count = 0
+        while idle_checks < _IDLE_CHECKS:
+            ended_count = self._ended_count
+            await trio.sleep(STALL_INTERVAL)
+            idle_checks = 0 if self._backlog else idle_checks + 1
+            if self._backlog and self._ended_count == ended_count and not self._ended:
+                self._give_back()
+        self._is_watched = False
+
+    def _give_back(self) -> None:
+        with self._lock:
+            calls = [call for call in self._backlog if call.task is not None]
+            self._backlog = deque(call for call in calls if not call.may_be_given_back)
+        for call in calls:
+            if call.may_be_given_back and call.task is not None:
+                call.error = NotBegun()
+                trio.lowlevel.reschedule(call.task)
+                call.task = None
+
     def _abandon(self, call: ThreadCall[T]) -> None:
         """Have a call that has begun notice that it is cancelled, and one that has not begun never begin."""
         with self._lock:  # so that it does not begin just now
             thread = call.thread
             if thread is not None:
                 thread.is_retired = True
-        if not call.has_begun:
-            self._slots.release_on_behalf_of(call)
-        elif not call.is_over:
+        if call.has_begun and not call.is_over:
             call.end = trio.Event()
         if thread is not None:
             thread.scope.cancel()
@@ -138,6 +213,7 @@ class ThreadPool:
         except Exception as error:  # no thread could be started
             with self._lock:
                 self._thread_count -= 1
+                self._active -= 1
             with suppress(Empty):
                 if (call := self._waiting.get_nowait()) is not None:
                     call.has_begun, call.error = True, error
@@ -146,11 +222,13 @@ class ThreadPool:
 
     def _work(self, thread: _Thread, token: trio.lowlevel.TrioToken) -> None:
         """In a thread: make call after call until none comes for a while."""
-        while (call := self._take(thread)) is not None:
+        call = self._take(thread)
+        while call is not None:
             call.make()
             with self._lock:
                 call.thread = None
                 self._thread_count -= (is_retired := thread.is_retired)
+                following = self._release_slot(None if is_retired else thread)
             self._ended.append(call)
             if not self._wakes:
                 self._wakes = True
@@ -158,6 +236,7 @@ class ThreadPool:
                     token.run_sync_soon(self._collect)
             if is_retired:
                 return
+            call = following or self._take(thread)
 
     def _take(self, thread: _Thread) -> ThreadCall[Any] | None:
         """In a thread: return the next call; None when the thread is to end."""
@@ -173,19 +252,29 @@ class ThreadPool:
             if call is None:
                 return None
             with self._lock:
-                if call.task is not None:
-                    call.has_begun, call.thread = True, thread
+                if call.begin(thread) or (call := self._release_slot(thread)) is not None:
                     return call
+
+    def _release_slot(self, thread: _Thread | None) -> ThreadCall[Any] | None:
+        """In a thread, with the lock: return the next call, which has begun in its slot; None when the slot is free."""
+        while thread is not None and self._backlog and self._active <= self._slots:
+            call = self._backlog.popleft()
+            if call.begin(thread):
+                return call
+        self._active -= 1
+        return None
 
     def _collect(self) -> None:
         """In the loop: wake the tasks whose calls have ended."""
         self._wakes = False  # what ends from now on wakes the loop again
         while self._ended:
             call = self._ended.popleft()
-            self._slots.release_on_behalf_of(call)
+            self._ended_count += 1
             call.is_over = True
             if call.task is not None:
                 trio.lowlevel.reschedule(call.task)
                 call.task = None
             elif call.end is not None:
                 call.end.set()
+        if self._backlog:
+            self._dispatch()

@@ -221,6 +221,7 @@ class MaximalConcurrencyBudget:
         """Let jobs in threads begin by what they compute, unless the number of slots is fixed."""
         meter = self._meters.get("thread")
         if meter is not None:
+            self._thread_load.set_slots(meter.state.current)
             self._thread_load.limit(meter.budget.least_slots if meter.budget.is_by_share else None)
 
     async def _follow_threads(self) -> None:
@@ -406,6 +407,8 @@ class MaximalConcurrencyBudget:
             self._log.event(
                 "budget:changed", "info", kind=meter.kind, slots=slots, **meter.log_fields, **fields
             )
+            if demand.kind == "thread" and not demand.task:
+                self._thread_load.set_slots(slots)
             self.slots_changed.set()
             self.slots_changed = trio.Event()
         return slots != before

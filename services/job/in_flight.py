@@ -137,7 +137,7 @@ class RunningJobs(dict[Delivery, RunningJob]):
 
     def count(self, kind: str) -> int:
         """Return how many jobs of one kind run now."""
-        return sum(delivery.kind == kind for delivery in self)
+        return sum(delivery.kind == kind and delivery.started > 0 for delivery in self)
 
 
 SUSPECT_DEATHS = 2

@@ -7,6 +7,7 @@ broker shares nothing, unless a task has its own budget: its jobs have their own
 some of those of its kind.
 """
 
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
@@ -99,6 +100,7 @@ class InternalTasksQueue(HandoffQueue[Delivery]):
     def __init__(self, load: ThreadLoad | None = None) -> None:
         super().__init__()
         self.surplus_executors = 0
+        self._returned: dict[Delivery, int] = {}
         self._load = load
         if load is not None:
             load.add_queue(self)
@@ -109,9 +111,10 @@ class InternalTasksQueue(HandoffQueue[Delivery]):
             self._load.end(trio.lowlevel.current_task())
         while not self.surplus_executors:
             items = self.items
-            if items and self.may_begin_next():
+            if items and (self._load is None or self._load.may_begin(items[0])):
                 item = items.popleft()
-                self._note_begin(item)
+                if self._load is not None:
+                    self._load.take(trio.lowlevel.current_task(), item)
                 if items and not self._waking:
                     self._wake_one()
                 return item
@@ -121,13 +124,37 @@ class InternalTasksQueue(HandoffQueue[Delivery]):
             self._wake_one()  # it may have been woken for this item
         return None
 
-    def may_begin_next(self) -> bool:
-        """Return whether the next job may begin beside those that run in threads."""
-        return self._load is None or not self.items or self._load.fits(get_task_name(self.items[0]))
+    @property
+    def spare_executors(self) -> int:
+        """How many more executors there are than slots: they take jobs that wait for a thread."""
+        return 0 if self._load is None else self._load.spare_executors
 
-    def _note_begin(self, item: Delivery) -> None:
+    def is_ahead(self, delivery: Delivery) -> bool:
+        """Return whether a job was taken though no slot was free, and may be given back."""
+        return self._load is not None and self._load.is_ahead(delivery)
+
+    def finish_waiting(self, delivery: Delivery) -> None:
+        """Note that a job waits no more for a slot."""
         if self._load is not None:
-            self._load.begin(trio.lowlevel.current_task(), get_task_name(item))
+            self._load.finish_waiting(delivery)
+
+    def put_back(self, delivery: Delivery) -> None:
+        """Put a job back that could not begin, before those that were not taken yet, in the order of taking."""
+        assert self._load is not None
+        number, place = self._load.finish_waiting(delivery), 0
+        self._load.note_stall()
+        while place < len(self.items) and self._returned.get(self.items[place], math.inf) < number:
+            place += 1
+        self._returned = {item: self._returned[item] for item in self.items if item in self._returned}
+        self._returned[delivery] = number
+        self.items.insert(place, delivery)
+
+    def take_returned(self) -> list[Delivery]:
+        """Take the jobs that were put back and wait still."""
+        returned = [item for item in self.items if item in self._returned]
+        for item in returned:
+            self.items.remove(item)
+        return returned
 
     def recheck(self) -> None:
         """Wake an executor if there is a job: it may begin now."""
@@ -346,7 +373,8 @@ class SharedTasksQueue(InternalTasksQueue):
             if self.items and self._pool.grant(self):
                 self._busy_executors.add(executor)
                 item = self.items.popleft()
-                self._note_begin(item)
+                if self._load is not None:
+                    self._load.begin(executor, get_task_name(item))
                 if self.items:
                     self.wake_executor()
                 return item
@@ -355,6 +383,15 @@ class SharedTasksQueue(InternalTasksQueue):
         if self.items:
             self.wake_executor()
         return None
+
+    @property
+    def spare_executors(self) -> int:
+        """None: its slots are those of its pool."""
+        return 0
+
+    def may_begin_next(self) -> bool:
+        """Return whether the next job may begin beside those that run in threads."""
+        return self._load is None or not self.items or self._load.fits(get_task_name(self.items[0]))
 
     def recheck(self) -> None:
         """Offer the slots of the kind again: more jobs may begin now."""

@@ -6,16 +6,22 @@ The decisions are in `celery5.protocol.scaling.cpu_shares`. They hold where the 
 
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
 import trio
 
-from celery5.protocol.scaling.cpu_shares import CpuShares
+from celery5.protocol.job.delivery import Delivery
+from celery5.protocol.scaling.cpu_shares import CpuShares, find_waiting_time
+from celery5.protocol.scaling.prefetch import DurationEstimate
 from celery5.runners.cpu_meters import CpuMeters, CpuUse, read_core_wait
 
 FIRST_READING = 0.01
 """Seconds after which a job is measured whose task is not known yet: others wait for what it does."""
+SHORT = 0.001
+"""Seconds of short jobs that may wait for a thread at most, and the longest that such a job may take."""
+MAX_AHEAD = 32
+"""The most jobs that wait for a thread behind those that run."""
 READING_INTERVAL = 0.1
 """Seconds between measurements of the jobs that run."""
 IDLE_PROCESS = 0.02
@@ -45,11 +51,18 @@ class ThreadLoad:
 
     def __init__(self) -> None:  # without parameters, for the injector
         self.shares = CpuShares(cores=1)
-        self.meters = CpuMeters(self._observe)
+        self.meters = CpuMeters(self._observe, self._observe_end)
         self.is_limiting = False
         """Whether it decides how many jobs run."""
         self._running: Counter[str] = Counter()
-        self._tasks: dict[trio.lowlevel.Task, str] = {}
+        self._tasks: dict[trio.lowlevel.Task, str | None] = {}
+        self._slots = 1
+        self._durations: dict[str, DurationEstimate] = {}
+        self._may_wait: Callable[[Delivery], bool] | None = None
+        self._ahead: dict[Delivery, int] = {}
+        self._ahead_count = 0
+        self._is_stalled = False
+        self._has_short_tasks = trio.Event()
         self._queues: list[Rechecked] = []
         self._begun = trio.Event()
         self._learned = trio.Event()
@@ -62,6 +75,64 @@ class ThreadLoad:
         if cores is not None:
             self.shares.set_cores(cores)
         self.recheck()
+
+    @property
+    def spare_executors(self) -> int:
+        """How many executors there are beyond the slots, for jobs that wait: none until a short task is known."""
+        return MAX_AHEAD if self._has_short_tasks.is_set() else 0
+
+    async def wait_for_short_tasks(self) -> None:
+        """Wait until a task is known whose jobs are short."""
+        await self._has_short_tasks.wait()
+
+    def set_slots(self, slots: int) -> None:
+        """Set how many jobs may run at once."""
+        self._slots = slots
+
+    def allow_waiting(self, may_wait: Callable[[Delivery], bool]) -> None:
+        """Let short jobs wait for a thread behind those that run: those for which `may_wait` returns True."""
+        self._may_wait = may_wait
+
+    def may_begin(self, delivery: Delivery) -> bool:
+        """Return whether an executor may take a job: a slot is free, or the job is short and may wait for one."""
+        task = "" if delivery.command is None else delivery.command.task
+        waiting = len(self._tasks) - self._slots
+        if waiting < 0:
+            return self.fits(task)
+        return (
+            not self._is_stalled
+            and waiting < self._count_ahead(task)
+            and self._may_wait is not None
+            and self._may_wait(delivery)
+        )
+
+    def _count_ahead(self, task: str) -> int:
+        """Return how many jobs of a task may wait for a thread."""
+        estimate = self._durations.get(task)
+        if estimate is None or estimate.mean is None or estimate.mean >= SHORT:
+            return 0
+        return min(MAX_AHEAD, int(self._slots * SHORT / max(estimate.mean, 1e-6)))
+
+    def take(self, executor: trio.lowlevel.Task, delivery: Delivery) -> None:
+        """Count a job that an executor takes."""
+        if len(self._tasks) < self._slots:
+            self.begin(executor, "" if delivery.command is None else delivery.command.task)
+            return
+        self._ahead_count += 1
+        self._ahead[delivery] = self._ahead_count
+        self._tasks[executor] = None  # it takes the slot of one that runs now
+
+    def is_ahead(self, delivery: Delivery) -> bool:
+        """Return whether a job was taken though no slot was free."""
+        return delivery in self._ahead
+
+    def finish_waiting(self, delivery: Delivery) -> int:
+        """Return the number of a job among those that were taken without a slot, and forget it; 0 for any other."""
+        return self._ahead.pop(delivery, 0)
+
+    def note_stall(self) -> None:
+        """Let no job wait until another one has ended: those that run take long."""
+        self._is_stalled = True
 
     def add_queue(self, queue: Rechecked) -> None:
         """Have a queue look at its next job again when more may fit."""
@@ -132,6 +203,19 @@ class ThreadLoad:
         if lateness is not None:
             self.shares.observe_lateness(lateness, cpu=self._cpu / passed, process_cpu=used / passed)
         self._cpu, self._reading = 0.0, now
+
+    def _observe_end(self, task: str, use: CpuUse) -> None:
+        """Learn from a job that has ended."""
+        self._is_stalled = False
+        self.learn_duration(task, use.cpu + find_waiting_time(use.cpu, use.wall, use.process_cpu))
+        self._observe(task, use)
+
+    def learn_duration(self, task: str, seconds: float) -> None:
+        """Learn how long one job of a task has computed and waited, without the time in which it waited to compute."""
+        estimate = self._durations.setdefault(task, DurationEstimate(horizon=SHORT))
+        estimate.record(seconds)
+        if estimate.mean is not None and estimate.mean < SHORT and not self._has_short_tasks.is_set():
+            self._has_short_tasks.set()
 
     def _observe(self, task: str, use: CpuUse) -> None:
         is_known = self.shares.is_known(task)

@@ -46,7 +46,7 @@ class SlotRecord(msgspec.Struct, frozen=True):
 class MemorySlot:
     """The record of one executor, which the executor writes."""
 
-    __slots__ = ("_deadlines", "_index", "_threads", "number", "record")
+    __slots__ = ("_deadlines", "_index", "_record", "_threads", "number")
 
     def __init__(
         self,
@@ -58,9 +58,12 @@ class MemorySlot:
     ) -> None:
         self.number = number
         """Its number, which no other executor of the process has."""
-        self.record = record
-        """Records the job that the executor starts."""
+        self._record = record
         self._deadlines, self._threads, self._index = times, ids, index
+
+    def record(self, delivery: Delivery, /) -> None:
+        """Record the job that the executor starts."""
+        self._record(delivery)
 
     def set_deadline(self, end: float) -> None:
         """Record when the hard time limit of the job ends, on the clock of `lease.now()`; 0.0 for no limit."""

@@ -47,6 +47,7 @@ from celery5.runners.context import (
 from celery5.runners.on_trio import run_in_context
 from celery5.runners.outcome import get_error_outcome, make_failure
 from celery5.runners.running_job import Runner, RunningJob
+from celery5.runners.thread_pool import NotBegun
 from celery5.runners.user_errors import ScopeGuard, find_cancellation, reraise_cancellation
 from celery5.services.health.circuits import CircuitBreakers
 from celery5.services.job.concurrency_budget import MaximalConcurrencyBudget
@@ -54,6 +55,7 @@ from celery5.services.job.in_flight import IsolatedJobs, RunningJobs
 from celery5.services.job.internal_queues import InternalTasksQueue
 from celery5.services.job.job_middleware import EnteredBlock, JobMiddleware
 from celery5.services.job.outcome_handler import OutcomeHandler
+from celery5.services.job.thread_load import ThreadLoad
 from celery5.services.process.incarnation_end import IncarnationEnd
 from celery5.services.process.lease import MARGIN_FRACTION, Lease, now
 from celery5.services.process.shared_memory import MemorySlot, SidecarMemory, number_queues
@@ -90,6 +92,7 @@ class TaskExecution:
         runners: Mapping[str, Runner],
         duration_estimates: Mapping[str, DurationEstimate],
         budget: MaximalConcurrencyBudget,
+        thread_load: ThreadLoad,
         member_jobs: MemberJobs,
         progress_reports: ProgressReports,
         job_middleware: JobMiddleware,
@@ -128,12 +131,16 @@ class TaskExecution:
         self._running = running_jobs
         self._idle = trio.Event()
         self._stuck = False
+        self._is_stopping = False
         self._grace = trio.CancelScope()
         self._executors = self._executor_nursery = trio.CancelScope()
         self._incarnation_end = incarnation_end
         self._latest: RunningJob | None = None
         self._job_middleware = job_middleware
         self._run_job = self._run_in_middleware if self._job_middleware.runs else self._run_task
+        self._thread_load = thread_load
+        if not self._job_middleware.runs:
+            thread_load.allow_waiting(self._may_wait)
         self._executor_counts: dict[str, int] = {}
         self._slot_count = 0
         self._free_slots: list[int] = []
@@ -141,7 +148,7 @@ class TaskExecution:
     @property
     def running_count(self) -> int:
         """The number of jobs that run now."""
-        return len(self._running)
+        return sum(1 for delivery in self._running if delivery.started)
 
     @property
     def running_deliveries(self) -> list[Delivery]:
@@ -201,6 +208,7 @@ class TaskExecution:
                 async with trio.open_nursery() as nursery:
                     self._executor_nursery = nursery.cancel_scope
                     nursery.start_soon(self._watch_lease)
+                    nursery.start_soon(self._add_spare_executors, nursery)
                     while True:
                         slots_changed = self._budget.slots_changed
                         for kind in self._queues:
@@ -216,9 +224,19 @@ class TaskExecution:
             self._running.clear()
             self._idle.set()
 
+    async def _add_spare_executors(self, nursery: trio.Nursery) -> None:
+        """Start executors for jobs that wait for a thread, once a task is known whose jobs may."""
+        if self._job_middleware.runs:
+            return
+        await self._thread_load.wait_for_short_tasks()
+        for kind in self._queues:
+            self._resize(kind, self._budget.get_slots(kind), nursery)
+
     def _resize(self, kind: str, slots: int, nursery: trio.Nursery) -> None:
         """Set the number of executors of one kind. A surplus one ends after its job, or at once if it has none."""
-        queue, missing = self._queues[kind], slots - self._executor_counts.get(kind, 0)
+        queue = self._queues[kind]
+        slots += queue.spare_executors
+        missing = slots - self._executor_counts.get(kind, 0)
         self._executor_counts[kind] = slots
         if missing < 0:
             queue.remove_executors(-missing)
@@ -249,6 +267,7 @@ class TaskExecution:
             runner=self._runners[self._budget.task_kinds.get(kind, kind)],
             estimate=self._duration_estimates[kind],
             memory_slot=memory_slot,
+            on_begin=self._begin if self._begins_late(kind) else None,
         )
         while not executor.is_surplus:
             try:
@@ -268,6 +287,40 @@ class TaskExecution:
             if executor.running_job is not None:
                 await self._end_cancelled(executor, executor.running_job)
         heappush(self._free_slots, slot)
+
+    def _begins_late(self, kind: str) -> bool:
+        """Return whether jobs of a kind begin when their runner says so: in a thread, unless middleware comes first."""
+        return self._budget.task_kinds.get(kind, kind) == "thread" and not self._job_middleware.runs
+
+    @staticmethod
+    def _begin(running_job: RunningJob) -> None:
+        """Record that a job begins now, in whatever thread that is."""
+        delivery, slot, limits = running_job.delivery, running_job.slot, running_job.limits
+        if delivery is None:
+            return
+        if slot is not None:
+            slot.record(delivery)
+            if limits is not None and limits.hard is not None:
+                slot.set_deadline(now() + limits.hard)
+        delivery.start(wall_time())
+
+    def _may_wait(self, delivery: Delivery) -> bool:
+        """Return whether a job in a thread may wait there behind others, for about a millisecond.
+
+        Not one for which it is decided now that it may begin, or that something happens before.
+        """
+        command = delivery.command
+        return (
+            command is not None
+            and command.expires is None
+            and not delivery.start_before
+            and delivery.rule is None
+            and not command.trace
+            and not self._log.is_shared
+            and "~" not in command.id
+            and command.task not in self._circuit_breakers.not_closed
+            and self._tasks[command.task].deduplicate is None
+        )
 
     async def _run_executor_task(self, executor: "_Executor", nursery: trio.Nursery) -> None:
         """Run jobs until the executor is surplus, or one of them has left its Trio task in disorder.
@@ -299,6 +352,7 @@ class TaskExecution:
         executor.running_job = None
         delivery = running_job.delivery
         if delivery is not None:
+            executor.queue.finish_waiting(delivery)
             ended = wall_time()
             if delivery.started:
                 executor.estimate.record(max(ended - delivery.started, 0.0))
@@ -323,7 +377,6 @@ class TaskExecution:
         """Run job after job until one of them is cancelled. Return False when there are more executors than slots."""
         clock, lease = time.perf_counter, self._lease
         queue, runner, estimate = executor.queue, executor.runner, executor.estimate
-        record = None if executor.memory_slot is None else executor.memory_slot.record
         yielded = clock()
         while not running_job.must_end:
             delivery = await queue.take_next()
@@ -333,9 +386,10 @@ class TaskExecution:
             self._running[delivery] = running_job
             if now() >= lease.expires_at:
                 await lease.wait_until_valid()
-            if record is not None:
-                record(delivery)
-            delivery.start(wall_time())
+            if executor.on_begin is None:
+                self._begin(running_job)
+            else:
+                running_job.set_ahead(queue.is_ahead(delivery))
             began = clock()
             command = delivery.command
             assert command is not None, "the Consumer passes on only what it could read"
@@ -346,15 +400,16 @@ class TaskExecution:
             ) and (barred := self._check_start(delivery, command)):
                 outcome = barred
             else:
-                job = CurrentJob(
-                    command.id, command.task, delivery.queue, command.attempt, self._worker,
-                    command.sections, command.trace,
-                )  # fmt: skip
-                CURRENT_JOB.set(job)
-                if command.trace or self._log.is_shared:
-                    self._log.begin_job(job)
-                outcome = await self._run_job(delivery, command, runner, running_job)
+                self._set_current_job(delivery, command)
+                try:
+                    outcome = await self._run_job(delivery, command, runner, running_job)
+                except NotBegun:
+                    self._put_back(running_job, delivery, queue)
+                    continue
             ended = clock()
+            if executor.on_begin is not None:
+                began = running_job.began_at or began
+                self._finish_waiting(running_job, delivery, queue)
             if type(outcome) in _RESOLVED or running_job.cancel_outcome is not None:
                 outcome = await self._resolve(outcome, delivery, running_job)
             if estimate.mean is None:  # the Consumer may read ahead before these are settled
@@ -368,6 +423,31 @@ class TaskExecution:
                 await trio.lowlevel.checkpoint()
                 yielded = clock()
         return True
+
+    def _set_current_job(self, delivery: Delivery, command: Command) -> None:
+        job = CurrentJob(
+            command.id, command.task, delivery.queue, command.attempt, self._worker, command.sections, command.trace
+        )  # fmt: skip
+        CURRENT_JOB.set(job)
+        if command.trace or self._log.is_shared:
+            self._log.begin_job(job)
+
+    def _finish_waiting(self, running_job: RunningJob, delivery: Delivery, queue: InternalTasksQueue) -> None:
+        """Note that a job which may have waited for a thread has ended, perhaps before it came to one."""
+        queue.finish_waiting(delivery)
+        running_job.begin_late()
+
+    def _put_back(self, running_job: RunningJob, delivery: Delivery, queue: InternalTasksQueue) -> None:
+        """Put a job back that has not begun, since those before it take long; when this stops, release it."""
+        running_job.set_delivery(None)
+        if delivery not in self._running:
+            return  # it was stuck, and is left to recovery
+        if self._is_stopping:
+            queue.finish_waiting(delivery)
+            self._handle_end(running_job, delivery, wall_time(), INTERRUPTED)
+            return
+        del self._running[delivery]
+        queue.put_back(delivery)
 
     def _check_start(self, delivery: Delivery, command: Command) -> Outcome | None:
         """Return why a job may not begin; None when it may."""
@@ -453,6 +533,8 @@ class TaskExecution:
                 if duplicate is not None:
                     return duplicate
             return await runner.execute(task.function, *decoded, running_job)
+        except NotBegun:
+            raise
         except BaseException as error:  # no thread could be started, say
             reraise_cancellation(error)
             return get_error_outcome(error)
@@ -500,6 +582,11 @@ class TaskExecution:
             self._outcome_handler.handle_outcome(delivery, JOB_REVOKED)
 
     async def _finish_jobs(self) -> None:
+        self._is_stopping = True
+        for queue in self._queues.values():
+            for delivery in queue.take_returned():
+                delivery.finish(wall_time())
+                self._outcome_handler.handle_outcome(delivery, INTERRUPTED)
         if not self._lease.is_lost:
             with trio.move_on_after(self._grace_period) as self._grace:
                 await self._wait_until_idle()
@@ -579,6 +666,8 @@ class _Executor:
     runner: Runner
     estimate: DurationEstimate
     memory_slot: MemorySlot | None
+    # Records that a job begins, in its thread; None where the executor does that.
+    on_begin: Callable[[RunningJob], None] | None = None
     # Whether there are more executors than slots, so that it must end.
     is_surplus: bool = False
     task: trio.lowlevel.Task | None = None
@@ -589,7 +678,7 @@ class _Executor:
 
     def begin(self) -> RunningJob:
         """Return what the next jobs run with."""
-        self.running_job = RunningJob(executor_task=self.task, slot=self.memory_slot)
+        self.running_job = RunningJob(executor_task=self.task, slot=self.memory_slot, on_begin=self.on_begin)
         return self.running_job
 
 

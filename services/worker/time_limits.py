@@ -87,6 +87,9 @@ class Deadlines:
 
     def _enforce(self, running_job: RunningJob, due: "_Due") -> None:
         del self._due[running_job]
+        if delay := running_job.take_delay():  # it has waited for its thread
+            self._expect(running_job, _Due(due.began + delay, due.after, due.hard))
+            return
         if due.hard:
             running_job.end_by_time_limit(
                 TimeLimitExceeded(f"ran for longer than its time_limit of {due.after:g} s")

@@ -1,6 +1,8 @@
 """Internal queues: every item is taken exactly once, whoever is cancelled meanwhile."""
 
 import random
+from collections.abc import Iterable
+from typing import Any, cast
 
 import trio
 from hypothesis import given, settings
@@ -9,6 +11,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from celery5.protocol.job.delivery import Delivery
 from celery5.services.job.internal_queues import HandoffQueue, InternalTasksQueue
+from celery5.services.job.thread_load import ThreadLoad
 
 
 async def test_an_item_that_is_there_is_taken_at_once_in_order() -> None:
@@ -206,3 +209,86 @@ def test_every_item_is_taken_exactly_once_while_takers_come_and_are_cancelled(
         return taken
 
     assert sorted(trio.run(story)) == list(range(items))
+
+
+class Job:
+    """A job of the task `name`."""
+
+    def __init__(self, name: str, number: int) -> None:
+        self.command = self
+        self.task = name
+        self.number = number
+
+
+async def test_short_jobs_wait_behind_running_ones_and_come_back_in_their_order(
+    nursery: trio.Nursery,
+) -> None:
+    load = ThreadLoad()
+    load.set_slots(1)
+    load.allow_waiting(lambda _job: True)
+    queue, taken, put_back = InternalTasksQueue(load), list[Any](), trio.Event()
+
+    async def work() -> None:
+        while (job := await queue.take_next()) is not None:
+            taken.append(job)
+            await put_back.wait()
+            if queue.is_ahead(job):
+                queue.put_back(job)
+            else:
+                await trio.sleep_forever()
+
+    def list_numbers(jobs: Iterable[Any]) -> list[int]:
+        return [job.number for job in jobs]
+
+    for _ in range(20):
+        nursery.start_soon(work)
+    for number in range(40):
+        queue.put(cast("Any", Job("quick", number)))
+    await wait_all_tasks_blocked()
+    assert list_numbers(taken) == [0]  # nothing is known of the task
+    meter = load.meters.add("quick")
+    meter.start()
+    meter.stop()
+    load.meters.remove(meter)
+    queue.recheck()
+    await wait_all_tasks_blocked()
+    assert list_numbers(taken) == list(range(20))
+    assert load.count() == 1  # the others wait
+    put_back.set()
+    await wait_all_tasks_blocked()
+    assert list_numbers(queue.items) == list(range(1, 40))
+    assert list_numbers(taken) == list(range(20))  # they do not come again while what runs takes long
+    assert list_numbers(queue.take_returned()) == list(range(1, 20))
+    assert list_numbers(queue.items) == list(range(20, 40))
+    nursery.cancel_scope.cancel()
+
+
+async def test_jobs_that_are_not_short_wait_in_the_queue(nursery: trio.Nursery) -> None:
+    load = ThreadLoad()
+    load.set_slots(1)
+    load.allow_waiting(lambda job: cast("Any", job).number != 7)
+    queue, taken = InternalTasksQueue(load), list[int]()
+
+    async def work() -> None:
+        while (job := await queue.take_next()) is not None:
+            taken.append(cast("Any", job).number)
+            await trio.sleep_forever()
+
+    for name, seconds in (("slow", 0.01), ("quick", 0.0001)):
+        load.learn_duration(name, seconds)
+    for _ in range(20):
+        nursery.start_soon(work)
+    for job in (Job("slow", 0), Job("slow", 1)):
+        queue.put(cast("Any", job))
+    await wait_all_tasks_blocked()
+    assert taken == [0]
+    assert queue.remove(queue.items[0])
+    for number in range(2, 30):
+        queue.put(cast("Any", Job("quick", number)))
+    await wait_all_tasks_blocked()
+    assert taken == [0, 2, 3, 4, 5, 6]  # number 7 may not wait, and the others do not pass it
+    assert queue.remove(queue.items[0])
+    queue.recheck()
+    await wait_all_tasks_blocked()
+    assert len(taken) == 11  # a millisecond of them behind the one that runs
+    nursery.cancel_scope.cancel()

@@ -17,6 +17,7 @@ from celery5.protocol.job.verdict import JobRevoked, Outcome, Raised, Returned
 from celery5.runners.in_thread import CallInterrupter, ThreadRunner
 from celery5.runners.on_trio import TrioRunner
 from celery5.runners.running_job import RunningJob, TimeLimits
+from celery5.services.worker.time_limits import Deadlines
 from tests.trio.worker.test_runners_limits import LIMIT, SOON, TOLD, softly, until_begun
 
 
@@ -241,3 +242,24 @@ def test_an_error_that_has_not_come_when_the_call_is_over_is_taken_back() -> Non
         pythonapi.PyThreadState_SetAsyncExc(c_ulong(thread.ident), py_object(TimeLimitExceeded))
     thread.join(LIMIT)
     assert ends == ["returned"]
+
+
+async def test_a_limit_in_time_counts_from_when_the_job_begins_in_its_thread() -> None:
+    deadlines = Deadlines(tasks={}, time_limit=None, soft_time_limit=None)
+    running_job = RunningJob(on_begin=lambda _job: None)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(deadlines.run)
+        deadlines.start(running_job, TimeLimits(hard=0.2))
+        await trio.sleep(0.15)
+        assert not running_job.must_end
+        running_job.begin_late()
+        begun = trio.current_time()
+        with trio.fail_after(LIMIT):
+            while not running_job.must_end:
+                await trio.sleep(0.001)
+        assert trio.current_time() - begun >= 0.19
+        waiting = RunningJob(on_begin=lambda _job: None)
+        deadlines.start(waiting, TimeLimits(hard=0.01))
+        await trio.sleep(0.1)
+        assert not waiting.must_end
+        nursery.cancel_scope.cancel()

@@ -3,13 +3,15 @@
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from celery5.runners import thread_pool
-from celery5.runners.thread_pool import ThreadCall, ThreadPool
+from celery5.runners.thread_pool import NotBegun, ThreadCall, ThreadPool
 
 LIMIT = 20.0
 
@@ -220,3 +222,81 @@ async def test_a_call_may_end_in_the_turn_in_which_it_is_cancelled() -> None:
         await pool.make(call)
     assert (call.result, call.is_over, call.end) == (7, True, None)
     assert await make(pool, lambda: 8) == 8
+
+
+async def test_a_thread_makes_calls_back_to_back_while_the_loop_does_something_else() -> None:
+    pool, made, threads = ThreadPool(1), list[int](), set[int]()
+    first, all_made = threading.Event(), threading.Event()
+
+    def call(number: int) -> None:
+        first.wait(LIMIT)
+        made.append(number)
+        threads.add(threading.get_ident())
+        if len(made) == 10:
+            all_made.set()
+
+    async with trio.open_nursery() as nursery:
+        for number in range(10):
+            nursery.start_soon(make, pool, partial(call, number))
+            await wait_all_tasks_blocked()
+        first.set()
+        assert all_made.wait(LIMIT)  # the loop stands still meanwhile
+    assert made == list(range(10))
+    assert len(threads) == 1
+
+
+async def test_calls_that_wait_behind_a_long_one_are_given_back_if_they_may_be() -> None:
+    pool, may_end, made = ThreadPool(1), threading.Event(), list[str]()
+    begun = list[str]()
+
+    async def expect_not_begun() -> None:
+        with pytest.raises(NotBegun):
+            await pool.make(
+                ThreadCall(
+                    lambda: made.append("short"), lambda: begun.append("short"), may_be_given_back=True
+                )
+            )
+
+    with trio.fail_after(LIMIT):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(make, pool, lambda: may_end.wait(LIMIT))
+            await wait_all_tasks_blocked()
+            nursery.start_soon(make, pool, lambda: made.append("patient"))
+            async with trio.open_nursery() as waiting:
+                for _ in range(3):
+                    waiting.start_soon(expect_not_begun)
+            assert (made, begun) == ([], [])
+            may_end.set()
+    assert (made, begun) == (["patient"], [])
+
+
+async def test_a_call_begins_when_its_thread_takes_it_and_not_when_it_waits() -> None:
+    pool, may_end, begun = ThreadPool(1), threading.Event(), list[int]()
+    async with trio.open_nursery() as nursery:
+        for number in range(3):
+            call = ThreadCall(partial(may_end.wait, LIMIT), partial(begun.append, number))
+            nursery.start_soon(pool.make, call)
+            await wait_all_tasks_blocked()
+        with trio.fail_after(LIMIT):
+            while not begun:
+                await trio.sleep(0.001)
+        assert begun == [0]
+        may_end.set()
+    assert begun == [0, 1, 2]
+
+
+async def test_a_call_that_is_cancelled_while_it_waits_for_a_slot_leaves_the_others_theirs() -> None:
+    pool, may_end, made = ThreadPool(1), threading.Event(), list[int]()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(make, pool, lambda: may_end.wait(LIMIT))
+        await wait_all_tasks_blocked()
+        with trio.move_on_after(0.02) as scope:
+            await pool.make(ThreadCall(lambda: made.append(1)))
+        assert scope.cancelled_caught
+        nursery.start_soon(make, pool, lambda: made.append(2))
+        await wait_all_tasks_blocked()
+        may_end.set()
+    assert made == [2]
+    pool.resize(2)
+    barrier = threading.Barrier(2)
+    await make_together(pool, *[lambda: barrier.wait(LIMIT)] * 2)

@@ -1,0 +1,141 @@
+"""Short `def` jobs: a thread runs them one after the other, and what waits there has not begun."""
+
+import threading
+import time
+from typing import Any
+
+import pytest
+import trio
+
+from celery5 import App, agather
+from celery5.errors import TaskRevoked
+from celery5.tasks.task import Task
+from tests.redis.worker.workers import until, working
+
+
+class Steps:
+    """A short task on one thread, of which the job `blocks` takes long."""
+
+    def __init__(self, url: str, name: str, **settings: Any) -> None:
+        self.app = App(name, broker=url, cpu_slots=1, lease=2.0, **settings)
+        self.ran = list[int]()
+        self.blocks, self.may_go_on, self.is_blocked = -1, threading.Event(), threading.Event()
+
+        @self.app.task(name="step", max_retries=0)
+        def step(number: int) -> int:
+            self.ran.append(number)
+            if number == self.blocks:
+                self.is_blocked.set()
+                self.may_go_on.wait(30)
+            return number
+
+        self.task: Task[..., Any] = step
+
+    async def learn(self) -> None:
+        """Let the worker learn that the task is short."""
+        jobs = await self.app.asend_many([self.task.s(number) for number in range(300)])
+        assert await agather(jobs, timeout=60) == list(range(300))
+        self.ran.clear()
+
+    async def block(self) -> list[Any]:
+        """Send 101 jobs of which the first one takes long, and wait until it runs."""
+        self.blocks = 1000
+        jobs = await self.app.asend_many([self.task.s(number) for number in range(1000, 1101)])
+        await until(self.is_blocked.is_set)
+        return list(jobs)
+
+    async def get_stats(self) -> Any:
+        (reply,) = await self.app.control.asend("stats", to="w")
+        return reply.answer
+
+
+async def test_jobs_that_wait_for_a_thread_have_not_begun(url: str, app_name: str) -> None:
+    steps = Steps(url, app_name)
+    async with working(steps.app, name="w"):
+        await steps.learn()
+        jobs = await steps.block()
+        for _ in range(5):
+            stats = await steps.get_stats()
+            assert (stats["running"], stats["slots"]["thread"]["executing"]) == (1, 1)
+            (reply,) = await steps.app.control.asend("active", to="w")
+            assert [job["id"] for job in reply.answer] == [jobs[0].id]
+            await trio.sleep(0.01)
+        assert steps.ran == [1000]
+        steps.may_go_on.set()
+        assert await agather(jobs, timeout=30) == list(range(1000, 1101))
+    assert sorted(steps.ran) == list(range(1000, 1101))  # each once
+    steps.app.close()
+
+
+async def test_jobs_that_wait_behind_a_long_one_go_to_another_worker(url: str, app_name: str) -> None:
+    steps = Steps(url, app_name)
+    async with working(steps.app, name="w"):
+        await steps.learn()
+        jobs = await steps.block()
+        async with working(steps.app, name="other"):
+            assert await agather(jobs[1:], timeout=30) == list(range(1001, 1101))
+        steps.may_go_on.set()
+        assert await jobs[0].aget(30) == 1000
+    steps.app.close()
+
+
+async def test_a_worker_that_stops_releases_what_waits_for_a_thread(url: str, app_name: str) -> None:
+    steps = Steps(url, app_name, grace_period=0.2)
+    async with working(steps.app, name="w") as worker:
+        await steps.learn()
+        jobs = await steps.block()
+
+        async def go_on_late() -> None:
+            await trio.sleep(1.0)
+            steps.may_go_on.set()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(go_on_late)
+            await worker.stop()
+    begun = time.monotonic()
+    async with working(steps.app, name="other"):
+        assert await agather(jobs, timeout=30) == list(range(1000, 1101))
+    assert time.monotonic() - begun < 10
+    assert sorted(steps.ran)[2:] == list(range(1001, 1101)) or sorted(steps.ran)[1:] == list(
+        range(1001, 1101)
+    )
+    steps.app.close()
+
+
+async def test_a_revoked_job_that_waits_for_a_thread_never_begins(url: str, app_name: str) -> None:
+    steps = Steps(url, app_name)
+    async with working(steps.app, name="w"):
+        await steps.learn()
+        jobs = await steps.block()
+        assert await jobs[1].arevoke()
+        steps.may_go_on.set()
+        assert await agather(jobs[2:], timeout=30) == list(range(1002, 1101))
+        with pytest.raises(TaskRevoked):
+            await jobs[1].aget(30)
+    assert 1001 not in steps.ran
+    steps.app.close()
+
+
+async def test_short_jobs_keep_their_time_limits(url: str, app_name: str) -> None:
+    app, blocks = App(app_name, broker=url, cpu_slots=1, time_limit=0.5), False
+
+    @app.task(name="limited", max_retries=0)
+    def limited() -> float:
+        begun = time.monotonic()
+        while blocks:
+            time.sleep(0.001)
+        return begun
+
+    async with working(app, name="w"):
+        await agather(await app.asend_many([limited.s() for _ in range(300)]), timeout=60)
+        blocks = True
+        jobs = await app.asend_many([limited.s() for _ in range(2)])
+        for job in jobs:
+            status = "EXECUTING"
+            with trio.fail_after(30):
+                while (status := await job.astatus()) != "DEAD":
+                    await trio.sleep(0.01)
+            assert status == "DEAD"
+        blocks = False
+        assert await (await limited.adelay()).aget(30)
+    app.close()
