@@ -102,17 +102,24 @@ class CpuMeters:
     Args:
         observe: Called in the loop with a task and what a job of it has used so far.
         observe_end: The same for a job that has ended.
+        must_measure: Returns whether a job of a task is to be measured.
     """
 
     def __init__(
-        self, observe: Callable[[str, CpuUse], None], observe_end: Callable[[str, CpuUse], None]
+        self,
+        observe: Callable[[str, CpuUse], None],
+        observe_end: Callable[[str, CpuUse], None],
+        must_measure: Callable[[str], bool],
     ) -> None:
+        self._must_measure = must_measure
         self._observe = observe
         self._observe_end = observe_end
         self._running: set[CpuMeter] = set()
 
-    def add(self, task: str) -> CpuMeter:
-        """Return the meter of a job that is about to begin."""
+    def add(self, task: str) -> CpuMeter | None:
+        """Return the meter of a job that is about to begin; None if it is not to be measured."""
+        if not self._must_measure(task):
+            return None
         meter = CpuMeter(task)
         self._running.add(meter)
         return meter

@@ -142,7 +142,7 @@ class InternalTasksQueue(HandoffQueue[Delivery]):
         """Put a job back that could not begin, before those that were not taken yet, in the order of taking."""
         assert self._load is not None
         number, place = self._load.finish_waiting(delivery), 0
-        self._load.note_stall()
+        self._load.note_stall(trio.lowlevel.current_task())
         while place < len(self.items) and self._returned.get(self.items[place], math.inf) < number:
             place += 1
         self._returned = {item: self._returned[item] for item in self.items if item in self._returned}

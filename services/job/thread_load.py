@@ -28,16 +28,44 @@ IDLE_PROCESS = 0.02
 """The CPU time of the process, in cores, below which it says nothing that its threads wait for cores."""
 
 
+MEASURING_INTERVAL = 0.001
+"""Seconds after a job of a short task was measured in which others are not: it takes a tenth of such a job's time."""
+CORE_READING_COST = 0.03
+"""The largest part of the time that goes into reading for how long threads wait for cores: it is a file for each."""
+
+
 class _Reading(NamedTuple):
     """What the process has used so far, in seconds."""
 
     time: float
     cpu: float
-    core_wait: float | None
 
 
 def _read_process() -> _Reading:
-    return _Reading(time.perf_counter(), time.process_time(), read_core_wait())
+    return _Reading(time.perf_counter(), time.process_time())
+
+
+class _CoreWait:
+    """For how long the threads of the process wait for cores."""
+
+    def __init__(self) -> None:
+        self._cpu = self._waited = self._next_at = 0.0
+        self._is_known = False
+
+    def read(self) -> tuple[float, float] | None:
+        """Return for how long they have waited since the last reading, and the CPU time since then.
+
+        None where that is not known, and before the next reading is due: with many threads it takes longer.
+        """
+        begun = time.perf_counter()
+        if begun < self._next_at:
+            return None
+        waited, cpu, was_known = read_core_wait(), time.process_time(), self._is_known
+        self._next_at = begun + (time.perf_counter() - begun) / CORE_READING_COST
+        self._is_known = waited is not None
+        before, self._waited = self._waited, waited or 0.0
+        cpu_before, self._cpu = self._cpu, cpu
+        return (max(self._waited - before, 0.0), cpu - cpu_before) if was_known and self._is_known else None
 
 
 class Rechecked(Protocol):
@@ -51,13 +79,14 @@ class ThreadLoad:
 
     def __init__(self) -> None:  # without parameters, for the injector
         self.shares = CpuShares(cores=1)
-        self.meters = CpuMeters(self._observe, self._observe_end)
+        self.meters = CpuMeters(self._observe, self._observe_end, self._must_measure)
         self.is_limiting = False
         """Whether it decides how many jobs run."""
         self._running: Counter[str] = Counter()
         self._tasks: dict[trio.lowlevel.Task, str | None] = {}
         self._slots = 1
         self._durations: dict[str, DurationEstimate] = {}
+        self._measured_at: dict[str, float] = {}
         self._may_wait: Callable[[Delivery], bool] | None = None
         self._ahead: dict[Delivery, int] = {}
         self._ahead_count = 0
@@ -67,7 +96,8 @@ class ThreadLoad:
         self._begun = trio.Event()
         self._learned = trio.Event()
         self._cpu = 0.0
-        self._reading = _Reading(0.0, 0.0, None)
+        self._reading = _Reading(0.0, 0.0)
+        self._core_wait = _CoreWait()
 
     def limit(self, cores: int | None) -> None:
         """Let this many jobs run always, and others by their shares; None: let all run."""
@@ -130,8 +160,9 @@ class ThreadLoad:
         """Return the number of a job among those that were taken without a slot, and forget it; 0 for any other."""
         return self._ahead.pop(delivery, 0)
 
-    def note_stall(self) -> None:
-        """Let no job wait until another one has ended: those that run take long."""
+    def note_stall(self, executor: trio.lowlevel.Task) -> None:
+        """Let no job wait until another one has ended: those that run take long, and this executor has no job now."""
+        self._tasks.pop(executor, None)
         self._is_stalled = True
 
     def add_queue(self, queue: Rechecked) -> None:
@@ -157,7 +188,10 @@ class ThreadLoad:
 
     def end(self, executor: trio.lowlevel.Task | None) -> None:
         """Count the job of an executor no more, if it has one."""
-        task = self._tasks.pop(executor, None) if executor is not None else None
+        if executor is None or executor not in self._tasks:
+            return
+        self._is_stalled = False
+        task = self._tasks.pop(executor)
         if task is not None:
             self._running[task] -= 1
             if not self._running[task]:
@@ -183,6 +217,7 @@ class ThreadLoad:
                     self._begun = trio.Event()
                 await self._begun.wait()
             self._reading = _read_process()
+            self._core_wait.read()
         self._learned = trio.Event()
         is_known = all(map(self.shares.is_known, self._running))
         due = trio.current_time() + (READING_INTERVAL if is_known else FIRST_READING)
@@ -198,17 +233,29 @@ class ThreadLoad:
         passed, used = now.time - before.time, now.cpu - before.cpu
         if passed < FIRST_READING / 2:
             return
-        if now.core_wait is not None and before.core_wait is not None and used > IDLE_PROCESS * passed:
-            self.shares.observe_core_wait(max(now.core_wait - before.core_wait, 0.0), process_cpu=used)
+        if (core_wait := self._core_wait.read()) is not None and used > IDLE_PROCESS * passed:
+            self.shares.observe_core_wait(core_wait[0], process_cpu=core_wait[1])
         if lateness is not None:
             self.shares.observe_lateness(lateness, cpu=self._cpu / passed, process_cpu=used / passed)
         self._cpu, self._reading = 0.0, now
 
     def _observe_end(self, task: str, use: CpuUse) -> None:
         """Learn from a job that has ended."""
-        self._is_stalled = False
         self.learn_duration(task, use.cpu + find_waiting_time(use.cpu, use.wall, use.process_cpu))
         self._observe(task, use)
+
+    def _must_measure(self, task: str) -> bool:
+        """Return whether to measure a job that is about to begin: of a short task not each one."""
+        estimate, now = self._durations.get(task), time.perf_counter()
+        if (
+            estimate is not None
+            and estimate.mean is not None
+            and estimate.mean < SHORT
+            and now - self._measured_at.get(task, 0.0) < MEASURING_INTERVAL
+        ):
+            return False
+        self._measured_at[task] = now
+        return True
 
     def learn_duration(self, task: str, seconds: float) -> None:
         """Learn how long one job of a task has computed and waited, without the time in which it waited to compute."""
