@@ -96,7 +96,7 @@ def test_a_first_burst_of_waiting_jobs_runs_at_full_width_at_once() -> None:
     seconds = worker.run(["sleep"] * 2500)
     assert worker.widths[15] >= 10  # a first look at jobs that run still
     assert worker.widths[60] == CONCURRENCY
-    assert seconds < 2.7
+    assert seconds < 3.2  # 50 rounds of 60 ms, of which all begin together; two at once would take 60 s
 
 
 def test_waiting_jobs_that_take_minutes_are_known_before_one_has_ended() -> None:
