@@ -1,4 +1,4 @@
-"""Say which tasks are suspended or limited, by whom and why (`info`, `queue list`, `task`)."""
+"""Say which tasks are suspended or limited, by which user and why (`info`, `queue list`, `task`)."""
 
 from typing import TYPE_CHECKING
 
