@@ -15,10 +15,10 @@ import sys
 import time
 from collections import Counter
 from contextlib import ExitStack
-from dataclasses import replace
 from itertools import cycle
 from typing import Any, cast
 
+import msgspec
 import redis
 import trio
 
@@ -136,7 +136,7 @@ async def send(asked: argparse.Namespace, url: str) -> int:
     names, started = [name_worker(number) for number in range(asked.workers)], time.time()
     # What is in a report stays the same, so it is packed once: the simulation takes a third of the time.
     packed = [
-        replace(report, process=name, origin=ReportOrigin(name, started)).pack()
+        msgspec.structs.replace(report, process=name, origin=ReportOrigin(name, started)).pack()
         for name, (report, _) in zip(names, cycle(shapes), strict=False)
     ]
     sent, began, number = 0, trio.current_time(), 0

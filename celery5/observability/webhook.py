@@ -43,7 +43,7 @@ class WebhookRefused(CeleryError):
         return self.status in PERMANENT_STATUSES
 
 
-class StatusResponse(http.client.HTTPResponse):
+class _StatusResponse(http.client.HTTPResponse):
     """An answer of which the status counts: what follows may be cut off, or never end."""
 
     def begin(self) -> None:
@@ -83,7 +83,7 @@ class AlertWebhook:
         parts = urlsplit(self.url)
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         connection = _connect(parts.scheme, parts.hostname or "", parts.port)
-        connection.response_class = StatusResponse
+        connection.response_class = _StatusResponse
         try:
             connection.connect()
             with end_in_time(connection, TIMEOUT):

@@ -7,7 +7,7 @@ import msgspec
 
 from celery5.errors import Misconfigured
 from celery5.operations.operation import Changed, Effect, Operation
-from celery5.operations.parameters import Nothing, Seconds, Text, about
+from celery5.operations.parameters import Nothing, Span, Text, about
 from celery5.protocol.scheduling.declaration import at, cron, every
 from celery5.protocol.scheduling.triggers import AnyTrigger
 
@@ -38,7 +38,7 @@ class NewSchedule(msgspec.Struct, frozen=True):
     name: Annotated[Text, about("Its name.")]
     task: Annotated[Text, about("The task whose jobs it sends.")]
     cron: Annotated[str | None, about("A line of a crontab: `0 3 * * *`.", metavar="LINE")] = None
-    every: Annotated[Seconds | None, about("An interval.", metavar="SECONDS")] = None
+    every: Annotated[Span | None, about("An interval.", metavar="SECONDS")] = None
     at: Annotated[datetime | None, about("Once: 2026-12-24T18:00:00+01:00.", metavar="TIME")] = None
     timezone: Annotated[
         str | None, about("Of cron: Europe/Berlin; default: the setting.", metavar="ZONE")
@@ -52,7 +52,7 @@ class NewSchedule(msgspec.Struct, frozen=True):
     overlap: Annotated[
         Literal["allow", "skip", "queue"], about("What happens while the job before still runs.")
     ] = "allow"
-    jitter: Annotated[Seconds, about("Put off by up to so much.", metavar="SECONDS")] = 0.0
+    jitter: Annotated[Span, about("Put off by up to so much.", metavar="SECONDS")] = 0.0
 
 
 async def add_schedule(app: "App", asked: NewSchedule) -> Changed:

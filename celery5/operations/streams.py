@@ -8,7 +8,7 @@ from msgspec import Meta
 from celery5.errors import Misconfigured
 from celery5.operations.columns import ResultColumn
 from celery5.operations.operation import Changed, Effect, Operation
-from celery5.operations.parameters import Limit, Names, Nothing, Pattern, Seconds, Text, about
+from celery5.operations.parameters import Limit, Names, Nothing, Pattern, Span, Text, about
 
 if TYPE_CHECKING:
     from celery5.app import App
@@ -215,8 +215,8 @@ class DeadRecordFilter(msgspec.Struct, frozen=True, kw_only=True):
     group: Annotated[Text, about("The group that has given them up.")]
     ids: Annotated[Names, about("These entries.")] = []
     message: Annotated[Pattern, about("Whose error has this text.")] = ""
-    older_than: Annotated[Seconds | None, about("Dead for longer.")] = None
-    newer_than: Annotated[Seconds | None, about("Dead for less.")] = None
+    older_than: Annotated[Span | None, about("Dead for longer.")] = None
+    newer_than: Annotated[Span | None, about("Dead for less.")] = None
     limit: Annotated[Annotated[int, Meta(ge=1, le=100_000)] | None, about("Records at most.")] = None
 
     def to_query(self, limit: int | None) -> "DeadRecordQuery":

@@ -451,7 +451,7 @@ class TaskExecution:
 
     def _check_start(self, delivery: Delivery, command: Command) -> Outcome | None:
         """Return why a job may not begin; None when it may."""
-        if missed := check_start_deadline(delivery, command):
+        if missed := check_start_deadline(delivery, command, wall_time()):
             return missed
         if command.task in self._circuit_breakers.not_closed:
             return self._circuit_breakers.try_bar(delivery, command.task)

@@ -335,11 +335,11 @@ def _document(
     )
 
 
-def check_start_deadline(delivery: Delivery, command: Command) -> JobExpired | StartMissed | None:
-    """Return why a job may not begin any more: it has expired, or its start by the rate limit was missed. Else None."""
-    if command.expires is not None and command.expires <= delivery.started:
+def check_start_deadline(delivery: Delivery, command: Command, at: float) -> JobExpired | StartMissed | None:
+    """Return why a job may not begin now: it has expired, or its start by the rate limit was missed. Else None."""
+    if command.expires is not None and command.expires <= at:
         return JOB_EXPIRED
-    return START_MISSED if delivery.start_before and delivery.started > delivery.start_before else None
+    return START_MISSED if delivery.start_before and at > delivery.start_before else None
 
 
 def make_drop(delivery: Delivery) -> Settlement:
