@@ -150,7 +150,7 @@ def _make_reply(command: str, reply: "Reply") -> ProcessReply:
         process=reply.worker,
         ok=reply.ok and fits,
         answer=reply.answer,
-        why=reply.why if fits else "its answer is none of this version's",
+        why=reply.why if fits else "its answer has the form of another version",
         reason=reply.reason if fits else OTHER_VERSION,
         concerned=reply.concerned,
     )
