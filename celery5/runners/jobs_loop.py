@@ -1,9 +1,10 @@
 """The asyncio event loop that jobs share: what one of them sets in it, or takes up of it, concerns that job alone."""
 
 import asyncio
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextvars import ContextVar
+from contextvars import Context, ContextVar
 from typing import Any, Protocol, TypeVar, TypeVarTuple
 
 _T = TypeVar("_T")
@@ -43,8 +44,15 @@ class JobTask(asyncio.Task[Any]):
     Make that of a job by itself, not by the loop's `create_task`, which asks a task factory of somebody.
     """
 
-    def __init__(self, coroutine: Any, *, loop: asyncio.AbstractEventLoop, **options: Any) -> None:
-        self._owner = OWNER.get()
+    def __init__(
+        self,
+        coroutine: Any,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        owner: TaskOwner | None = None,
+        **options: Any,
+    ) -> None:
+        self._owner = OWNER.get() if owner is None else owner
         super().__init__(coroutine, loop=loop, **options)
 
     def cancel(self, msg: Any | None = None) -> bool:
@@ -129,3 +137,30 @@ class JobsLoop(asyncio.SelectorEventLoop):
         executor, self._shared_executor = self._shared_executor, None
         if executor is not None:
             executor.shutdown(wait=False)
+
+
+def start_task(
+    loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, None], context: Context, owner: TaskOwner
+) -> JobTask:
+    """Return the task of a job, which has made its first step if that is possible. Call it in a callback of the loop.
+
+    A job that waits for nothing needs no further turn of the loop then.
+    """
+    context.run(OWNER.set, owner)
+    if sys.version_info >= (3, 12):
+        return JobTask(coroutine, loop=loop, owner=owner, context=context, eager_start=True)
+    if not isinstance(loop, JobsLoop):
+        return JobTask(coroutine, loop=loop, owner=owner, context=context)
+    # A new task gives its first step to `call_soon` of its loop.
+    first_steps: list[Callable[[], object]] = []
+
+    def keep(step: Callable[[], object], context: Context) -> None:
+        first_steps.append(step)
+
+    vars(loop)["call_soon"] = keep
+    try:
+        task = JobTask(coroutine, loop=loop, owner=owner, context=context)
+    finally:
+        del vars(loop)["call_soon"]
+    context.run(first_steps[0])
+    return task

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import contextvars
 import threading
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from functools import cache
@@ -17,7 +18,7 @@ from celery5.errors import SoftTimeLimitExceeded
 from celery5.protocol.job.verdict import INTERRUPTED, Outcome
 from celery5.protocol.process.frozen import name_slot
 from celery5.runners.context import isolate_decimal_context
-from celery5.runners.jobs_loop import OWNER, JobsLoop, JobTask, make_loop
+from celery5.runners.jobs_loop import JobsLoop, make_loop, start_task
 from celery5.runners.outcome import get_error_outcome, get_result_outcome
 from celery5.runners.running_job import RunningJob
 from celery5.runners.surrounding import surround_call
@@ -104,6 +105,8 @@ SoftLimitCancelled.__qualname__ = SoftTimeLimitExceeded.__qualname__
 SoftLimitCancelled.__module__ = SoftTimeLimitExceeded.__module__
 
 
+MAX_TURN = 0.001
+"""Seconds of jobs that begin in one turn of the loop: then others go on, and what has ended is reported."""
 STOP_TIMEOUT = 2.0
 """Seconds that the loop's thread has to end."""
 CANCEL_TIMEOUT = 3.0
@@ -163,6 +166,8 @@ class AsyncioRunner:
 
     def _get_loop(self) -> "_Loop":
         if self._loop is None or not self._loop.is_usable:
+            if self._loop is not None:
+                self._loop.release()
             self._loop = _Loop()
         return self._loop
 
@@ -173,7 +178,7 @@ class AsyncioRunner:
             await trio.to_thread.run_sync(loop.thread.join, STOP_TIMEOUT)
 
 
-class _Loop:
+class _Loop(trio.abc.Instrument):
     """The event loop in its thread, and the jobs that run in it."""
 
     def __init__(self) -> None:
@@ -181,11 +186,13 @@ class _Loop:
         self.jobs: set[_AsyncioJob] = set()
         self.thread = threading.Thread(target=self._serve, name="celery5-asyncio", daemon=True)
         self._ending = False
+        self._failure = ""  # why it has ended; '' if that was in order
         self._token = trio.lowlevel.current_trio_token()
         # Jobs go to the loop in lists, and come back in lists: for each list one thread wakes the other.
         self._begun: deque[tuple[_AsyncioJob, contextvars.Context]] = deque()
         self._ended: deque[_AsyncioJob] = deque()
         self._wakes_loop = self._wakes_trio = False
+        trio.lowlevel.add_instrument(self)
         self.thread.start()
 
     @property
@@ -194,24 +201,47 @@ class _Loop:
         return self.thread.is_alive() and not self.loop.is_closed()
 
     def begin(self, job: "_AsyncioJob") -> None:
-        """Begin a job in a copy of this context. Call it in the Trio loop."""
+        """Begin a job in a copy of this context, when this turn of the Trio loop ends. Call it in the Trio loop."""
         self._begun.append((job, contextvars.copy_context()))
-        if not self._wakes_loop:
+
+    def before_io_wait(self, timeout: float) -> None:
+        """Wake the loop for the jobs of this turn of the Trio loop: called by Trio.
+
+        Woken for the first of them it would take that one alone, and most lists would have one job.
+        """
+        if self._begun and not self._wakes_loop:
             self._wakes_loop = True
-            self.loop.call_soon_threadsafe(self._begin_jobs)
+            try:
+                self.loop.call_soon_threadsafe(self._begin_jobs)
+            except RuntimeError:  # the loop is closed
+                self._fail_jobs([job for job, _ in self._begun])
 
     def _begin_jobs(self) -> None:
         self._wakes_loop = False  # what is appended from now on wakes the loop again
+        pause_at = time.perf_counter() + MAX_TURN
+        self._wakes_trio = True  # below, and not for each that ends here
         while self._begun:
             job, context = self._begun.popleft()
-            self.loop.call_soon(job.start, context=context)
+            try:
+                job.start(context)
+            except BaseException as error:  # no task could be made: the next job may have more luck
+                job.fail(error)
+            if time.perf_counter() > pause_at:
+                if self._begun and not self._wakes_loop:
+                    self._wakes_loop = True
+                    self.loop.call_soon(self._begin_jobs)
+                break
+        if self._ended:
+            self._wake_trio()
+        self._wakes_trio = False
 
     def report_end(self, job: "_AsyncioJob") -> None:
         """Wake the Trio task of a job that has ended. Call it in this loop."""
         self._ended.append(job)
         if not self._wakes_trio:
             self._wakes_trio = True
-            self.loop.call_soon(self._wake_trio)  # after all that end in this turn of the loop
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and `_serve` wakes Trio
+                self.loop.call_soon(self._wake_trio)  # after all that end in this turn of the loop
 
     def _wake_trio(self) -> None:
         self._wakes_trio = False
@@ -222,8 +252,13 @@ class _Loop:
         while self._ended:
             self._ended.popleft().wake()
 
+    def release(self) -> None:
+        """Begin no more jobs in it. Call it in the Trio loop."""
+        trio.lowlevel.remove_instrument(self)
+
     def end(self) -> None:
-        """Cancel what is left and end the thread."""
+        """Cancel what is left and end the thread. Call it in the Trio loop."""
+        self.release()
         with contextlib.suppress(RuntimeError):  # the loop is closed already
             self.loop.call_soon_threadsafe(self._stop)
 
@@ -233,7 +268,6 @@ class _Loop:
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self.loop)
-        reason = ""
         try:
             while not self._ending:
                 # The loop continues even if a job calls loop.stop(), or a task of the job raises SystemExit.
@@ -241,14 +275,18 @@ class _Loop:
                     self.loop.run_forever()
             self._cancel_leftovers()
         except BaseException as error:  # it cannot continue: its selector is broken, for example
-            reason = f"{type(error).__name__}: {error}"
+            self._failure = f"{type(error).__name__}: {error}"
         finally:
             with contextlib.suppress(Exception):
                 self.loop.close()
-            for job in list(self.jobs):
-                job.fail_by_loop_end(reason)
-                self._ended.append(job)
-            self._wake_trio()
+            self._fail_jobs(list(self.jobs))
+
+    def _fail_jobs(self, jobs: Sequence["_AsyncioJob"]) -> None:
+        """End jobs because the loop has ended. Call it in any thread."""
+        for job in jobs:
+            job.fail_by_loop_end(self._failure)
+            self._ended.append(job)
+        self._wake_trio()
 
     def _cancel_leftovers(self) -> None:
         """Cancel the tasks that jobs have left behind."""
@@ -264,6 +302,15 @@ class _Loop:
 class _AsyncioJob:
     """One job in the asyncio loop, and the Trio task that waits for it."""
 
+    # What the loop runs for the job; None before that and afterwards.
+    coroutine: "CoroutineType[Any, Any, Any] | None" = None
+    outcome: Outcome | None = None
+    is_running = True
+    _task: asyncio.Task[None] | None = None
+    _soft_limit: AsyncioSoftLimit | None = None
+    _has_begun = _is_cancelled = _is_parked = _is_over = False
+    _ended: trio.Event | None = None
+
     def __init__(
         self,
         loop: "_Loop",
@@ -277,25 +324,13 @@ class _AsyncioJob:
         self._call = (function, args, kwargs)
         self._running_job = running_job
         self._waiter = trio.lowlevel.current_task()
-        self._task: asyncio.Task[None] | None = None
-        self._soft_limit = AsyncioSoftLimit() if running_job.has_soft_limit else None
-        self.outcome: Outcome | None = None
-        self.is_running = True
-        self._is_cancelled = False
-        self._is_parked = False
-        self._is_over = False
-        self._ended: trio.Event | None = None
+        if running_job.has_soft_limit:
+            self._soft_limit = AsyncioSoftLimit()
 
     @property
     def thread_id(self) -> int | None:
-        """The identity of the loop's thread."""
-        return self._owner.thread.ident
-
-    @property
-    def coroutine(self) -> "CoroutineType[Any, Any, Any] | None":
-        """What the loop runs for the job; None before that and afterwards."""
-        task = self._task
-        return None if task is None or task.done() else cast("CoroutineType[Any, Any, Any]", task.get_coro())
+        """The identity of the loop's thread; None before the job has begun, and when it has ended."""
+        return None if self.coroutine is None else self._owner.thread.ident
 
     async def wait(self) -> Outcome:
         """Return the outcome. Cancelled, it cancels the asyncio task; `wait_cancelled` waits for the end of that."""
@@ -331,6 +366,11 @@ class _AsyncioJob:
                 RuntimeError(f"the asyncio event loop ended under the job: {reason}")
             )
 
+    def fail(self, error: BaseException) -> None:
+        """End the job, which could not begin. Call it in its loop."""
+        self.outcome = get_error_outcome(error)
+        self._end()
+
     def wake(self) -> None:
         """Wake the Trio task that waits. Call it in the Trio loop."""
         self._is_over = True
@@ -341,15 +381,19 @@ class _AsyncioJob:
         if self._ended is not None:
             self._ended.set()
 
-    def start(self) -> None:
-        """Make the asyncio task. Call it in the loop, in the job's context."""
-        slot = self._running_job.slot
-        run = self.run() if slot is None else _name_run(slot.number)(self)
-        OWNER.set(self)  # in the context of this job
-        self._task = JobTask(run, loop=self._loop)
-        self._task.add_done_callback(self._done)
+    def start(self, context: contextvars.Context) -> None:
+        """Run the job, in a context, up to where it waits first. Call it in the loop."""
         if self._is_cancelled:
-            self._cancel()
+            self._end()
+            return
+        slot = self._running_job.slot
+        coroutine = self.run() if slot is None else _name_run(slot.number)(self)
+        self.coroutine = cast("CoroutineType[Any, Any, None]", coroutine)
+        task = start_task(self._loop, coroutine, context, self)
+        if self.is_running:
+            self._task = task
+            if not self._has_begun:  # cancelled before its first step, it does not run at all
+                task.add_done_callback(self._end)
 
     def _cancel(self) -> None:
         if self._soft_limit is not None:
@@ -363,6 +407,7 @@ class _AsyncioJob:
 
     async def run(self) -> None:
         """Run the job in the loop."""
+        self._has_begun = True
         isolate_decimal_context()
         try:
             self.outcome = get_result_outcome(await self._start_coroutine())
@@ -373,17 +418,22 @@ class _AsyncioJob:
                 self.outcome = get_error_outcome(error)
         except BaseException as error:
             self.outcome = get_error_outcome(error)
+        finally:
+            self._end()
 
     def _start_coroutine(self) -> Awaitable[Any]:
         function, args, kwargs = self._call
         coroutine: Coroutine[Any, Any, Any] = function(*args, **kwargs)
         return coroutine if self._soft_limit is None else self._soft_limit.wrap(coroutine)
 
-    def _done(self, task: asyncio.Task[None]) -> None:
-        with contextlib.suppress(asyncio.CancelledError):
-            task.result()
+    def _end(self, _task: object = None) -> None:
+        """Report, once, that the job has ended. Its task ends with this step."""
+        if not self.is_running:
+            return
         self.is_running = False
-        self._task = None  # it refers to this job: no cycle is left to the garbage collector
+        self.coroutine = self._task = (
+            None  # they refer to this job: no cycle is left to the garbage collector
+        )
         if isinstance(self._loop, JobsLoop):
             self._loop.end_job(self)
         self._owner.report_end(self)
