@@ -20,7 +20,7 @@ from celery5.protocol.process.frozen import name_slot
 from celery5.runners.context import isolate_decimal_context
 from celery5.runners.jobs_loop import JobsLoop, make_loop, start_task
 from celery5.runners.outcome import get_error_outcome, get_result_outcome
-from celery5.runners.running_job import RunningJob
+from celery5.runners.running_job import JobCall, RunningJob
 from celery5.runners.surrounding import surround_call
 
 
@@ -142,27 +142,25 @@ class AsyncioRunner:
     ) -> Outcome:
         """Run the job and return its outcome.
 
+        Those that `running_job.go_on` names when a job has ended are run, too: then it is the outcome of the last one.
+
         Cancellation cancels the asyncio task and waits for its end. Cancelled is raised unless the task has ended with
         an outcome.
         """
-        loop = self._get_loop()
-        job = _AsyncioJob(loop, surround_call(function, "asyncio"), args, kwargs, running_job)
-        loop.jobs.add(job)
-        if running_job.slot is not None and loop.thread.native_id is not None:
-            running_job.slot.set_thread(loop.thread.native_id)
-        running_job.set_thread(job)
+        waiter = _Waiter(self._get_loop(), running_job)
+        waiter.begin(function, args, kwargs)
         try:
-            return await job.wait()
+            return await waiter.wait()
         except trio.Cancelled:
-            running_job.record_abandoned_thread(await job.wait_cancelled())
-            if job.outcome is None:
+            running_job.record_abandoned_thread(await waiter.job.wait_cancelled())
+            if waiter.job.outcome is None:
                 raise
-            return job.outcome
+            return waiter.job.outcome
         finally:
             running_job.forbid_interrupts()
             running_job.set_thread(None)
             if running_job.thread_ended is None:
-                loop.jobs.discard(job)
+                waiter.job.forget()
 
     def _get_loop(self) -> "_Loop":
         if self._loop is None or not self._loop.is_usable:
@@ -198,7 +196,12 @@ class _Loop(trio.abc.Instrument):
     @property
     def is_usable(self) -> bool:
         """Whether it can run jobs."""
-        return self.thread.is_alive() and not self.loop.is_closed()
+        return self.thread.is_alive() and not self.has_ended
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it runs no more jobs."""
+        return self.loop.is_closed()
 
     def begin(self, job: "_AsyncioJob") -> None:
         """Begin a job in a copy of this context, when this turn of the Trio loop ends. Call it in the Trio loop."""
@@ -299,8 +302,63 @@ class _Loop(trio.abc.Instrument):
         self.loop.run_until_complete(self.loop.shutdown_asyncgens())
 
 
+class _Waiter:
+    """The Trio task that waits for a job in the loop, and then for those that it goes on with.
+
+    To wake the task for each of them would take as long as to run a short one.
+    """
+
+    job: "_AsyncioJob"
+
+    def __init__(self, loop: _Loop, running_job: RunningJob) -> None:
+        self._loop = loop
+        self._running_job = running_job
+        self._task = trio.lowlevel.current_task()
+        self._outcome: Outcome = INTERRUPTED
+        self._is_parked = False
+
+    def begin(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Begin a job. Call it in the Trio loop, in the context of the task."""
+        loop, running_job = self._loop, self._running_job
+        self.job = job = _AsyncioJob(
+            loop, self, surround_call(function, "asyncio"), args, kwargs, running_job
+        )
+        loop.jobs.add(job)
+        if running_job.slot is not None and loop.thread.native_id is not None:
+            running_job.slot.set_thread(loop.thread.native_id)
+        running_job.set_thread(job)
+        loop.begin(job)
+
+    async def wait(self) -> Outcome:
+        """Return the outcome. Cancelled, it cancels the job; `_AsyncioJob.wait_cancelled` waits for the end of that."""
+        if self._running_job.has_soft_limit:
+            self._running_job.allow_interrupts(self.job.raise_soft_limit)
+        self._is_parked = True
+        await trio.lowlevel.wait_task_rescheduled(self._abort)
+        return self._outcome
+
+    def _abort(self, _raise: RaiseCancelT) -> Abort:
+        self._is_parked = False
+        self.job.cancel()
+        return Abort.SUCCEEDED
+
+    def wake(self, outcome: Outcome) -> None:
+        """Go on with the next job, or wake the task. Call it in the Trio loop."""
+        if self._is_parked:
+            self._task.context.run(self._go_on, outcome)
+
+    def _go_on(self, outcome: Outcome) -> None:
+        choose_next = None if self._loop.has_ended else self._running_job.go_on
+        following = outcome if choose_next is None else choose_next(outcome)
+        if isinstance(following, JobCall):
+            self.begin(*following)
+            return
+        self._outcome, self._is_parked = following, False
+        trio.lowlevel.reschedule(self._task)
+
+
 class _AsyncioJob:
-    """One job in the asyncio loop, and the Trio task that waits for it."""
+    """One job in the asyncio loop."""
 
     # What the loop runs for the job; None before that and afterwards.
     coroutine: "CoroutineType[Any, Any, Any] | None" = None
@@ -308,12 +366,13 @@ class _AsyncioJob:
     is_running = True
     _task: asyncio.Task[None] | None = None
     _soft_limit: AsyncioSoftLimit | None = None
-    _has_begun = _is_cancelled = _is_parked = _is_over = False
+    _has_begun = _is_cancelled = _is_over = False
     _ended: trio.Event | None = None
 
     def __init__(
         self,
         loop: "_Loop",
+        waiter: _Waiter,
         function: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
@@ -321,9 +380,9 @@ class _AsyncioJob:
     ) -> None:
         self._owner = loop
         self._loop = loop.loop
+        self._waiter = waiter
         self._call = (function, args, kwargs)
         self._running_job = running_job
-        self._waiter = trio.lowlevel.current_task()
         if running_job.has_soft_limit:
             self._soft_limit = AsyncioSoftLimit()
 
@@ -332,20 +391,11 @@ class _AsyncioJob:
         """The identity of the loop's thread; None before the job has begun, and when it has ended."""
         return None if self.coroutine is None else self._owner.thread.ident
 
-    async def wait(self) -> Outcome:
-        """Return the outcome. Cancelled, it cancels the asyncio task; `wait_cancelled` waits for the end of that."""
-        self._owner.begin(self)
-        if self._soft_limit is not None:
-            self._running_job.allow_interrupts(self._raise_soft_limit)
-        self._is_parked = True
-        await trio.lowlevel.wait_task_rescheduled(self._abort)
-        return self.outcome or INTERRUPTED
-
-    def _abort(self, _raise: RaiseCancelT) -> Abort:
-        self._is_cancelled, self._is_parked = True, False
+    def cancel(self) -> None:
+        """Cancel the job. Call it in the Trio loop."""
+        self._is_cancelled = True
         with contextlib.suppress(RuntimeError):  # the loop is closed: `fail_by_loop_end` is called
             self._loop.call_soon_threadsafe(self._cancel)
-        return Abort.SUCCEEDED
 
     async def wait_cancelled(self) -> trio.Event | None:
         """Wait for the end of a cancelled job. Return None, or the event of its end if that has not come in time."""
@@ -354,7 +404,7 @@ class _AsyncioJob:
         ended = self._ended = trio.Event()
         return None if await self._running_job.wait_ended(ended, CANCEL_TIMEOUT) else ended
 
-    def _raise_soft_limit(self, error: SoftTimeLimitExceeded) -> None:
+    def raise_soft_limit(self, error: SoftTimeLimitExceeded) -> None:
         """Raise `error` in the job. Call it in the Trio loop."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._soft_limit_in_loop, error)
@@ -373,13 +423,17 @@ class _AsyncioJob:
 
     def wake(self) -> None:
         """Wake the Trio task that waits. Call it in the Trio loop."""
+        if self._is_over:
+            return
         self._is_over = True
-        self._owner.jobs.discard(self)
-        if self._is_parked:
-            self._is_parked = False
-            trio.lowlevel.reschedule(self._waiter)
+        self.forget()
+        self._waiter.wake(self.outcome or INTERRUPTED)
         if self._ended is not None:
             self._ended.set()
+
+    def forget(self) -> None:
+        """Forget the job, which has ended."""
+        self._owner.jobs.discard(self)
 
     def start(self, context: contextvars.Context) -> None:
         """Run the job, in a context, up to where it waits first. Call it in the loop."""

@@ -5,10 +5,10 @@ An executor reuses one RunningJob for job after job until one of them is cancell
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CoroutineType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import trio
@@ -61,6 +61,14 @@ class JobSlot(Protocol):
         """Record the kernel's id of the thread that runs the job."""
 
 
+class JobCall(NamedTuple):
+    """The call of a job's function."""
+
+    function: Callable[..., Any]
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+
+
 @dataclass(slots=True, eq=False)
 class RunningJob:
     """The job that an executor runs, with its limits and the ways to end it."""
@@ -84,6 +92,11 @@ class RunningJob:
     """The record of the executor that the sidecar reads; None where there is no sidecar."""
     on_begin: "Callable[[RunningJob], None] | None" = None
     """Records that a job begins, in its thread; None where that is done before its runner is called."""
+    go_on: "Callable[[Outcome], JobCall | Outcome] | None" = None
+    """Takes the outcome of the job and returns what its runner goes on with, in place of waking the executor: the next
+    job, or nothing but an outcome, to be returned. None where each job needs its executor."""
+    may_go_on: bool = False
+    """Whether nothing but the call of its function belongs to the job: then its end needs no executor."""
     is_ahead: bool = False
     """Whether the job may wait behind others in its runner, and be given back (NotBegun)."""
     began_at: float = 0.0
@@ -125,6 +138,11 @@ class RunningJob:
         """Set the job that runs now; None when it has ended."""
         self.delivery = delivery
         self.began_at = 0.0
+        self.may_go_on = False
+
+    def allow_going_on(self) -> None:
+        """Let its runner go on with the next job when this one has ended."""
+        self.may_go_on = True
 
     def set_ahead(self, is_ahead: bool) -> None:
         """Set whether the job may wait behind others in its runner."""

@@ -56,6 +56,10 @@ class HandoffQueue(Generic[T]):
         """Return the oldest item, without a checkpoint when there is one, else the next that is put."""
         while not self.items:
             await self._park()
+        return self.take_now()
+
+    def take_now(self) -> T:
+        """Return the oldest item: there must be one."""
         item = self.items.popleft()
         if self.items and not self._waking:
             self._wake_one()
@@ -123,6 +127,10 @@ class InternalTasksQueue(HandoffQueue[Delivery]):
         if self.items and not self._waking:
             self._wake_one()  # it may have been woken for this item
         return None
+
+    def get_next(self) -> Delivery | None:
+        """Return the job to `take_now` without waiting; None if an executor must ask for it by `take_next`."""
+        return self.items[0] if self.items and not self.surplus_executors and self._load is None else None
 
     @property
     def spare_executors(self) -> int:
@@ -357,6 +365,10 @@ class SharedTasksQueue(InternalTasksQueue):
     def get_next_weight(self) -> float:
         """Return the weight of its next job."""
         return self._get_weight(self.items[0]) if self.items else MAX_WEIGHT
+
+    def get_next(self) -> Delivery | None:
+        """None: each job needs a slot of its pool."""
+        return None
 
     async def take_next(self) -> Delivery | None:
         """Return the oldest job, or None for a surplus executor. The slot of its former job is freed."""

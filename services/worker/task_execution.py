@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass
+from functools import partial
 from heapq import heappop, heappush
 from types import MethodType
 from typing import Any
@@ -46,7 +47,7 @@ from celery5.runners.context import (
 )
 from celery5.runners.on_trio import run_in_context
 from celery5.runners.outcome import get_error_outcome, make_failure
-from celery5.runners.running_job import Runner, RunningJob
+from celery5.runners.running_job import JobCall, Runner, RunningJob
 from celery5.runners.thread_pool import NotBegun
 from celery5.runners.user_errors import ScopeGuard, find_cancellation, reraise_cancellation
 from celery5.services.health.circuits import CircuitBreakers
@@ -140,7 +141,7 @@ class TaskExecution:
         self._run_job = self._run_in_middleware if self._job_middleware.runs else self._run_task
         self._thread_load = thread_load
         if not self._job_middleware.runs:
-            thread_load.allow_waiting(self._may_wait)
+            thread_load.allow_waiting(self._is_plain)
         self._executor_counts: dict[str, int] = {}
         self._slot_count = 0
         self._free_slots: list[int] = []
@@ -269,6 +270,11 @@ class TaskExecution:
             memory_slot=memory_slot,
             on_begin=self._begin if self._begins_late(kind) else None,
         )
+        if self._budget.task_kinds.get(kind, kind) == "asyncio" and not self._job_middleware.runs:
+            go_on = TaskExecution._go_on_in_slot
+            if memory_slot is not None:
+                go_on = name_slot(go_on, memory_slot.number)
+            executor.go_on = partial(go_on, self, executor)
         while not executor.is_surplus:
             try:
                 async with trio.open_nursery() as nursery:
@@ -304,8 +310,8 @@ class TaskExecution:
                 slot.set_deadline(now() + limits.hard)
         delivery.start(wall_time())
 
-    def _may_wait(self, delivery: Delivery) -> bool:
-        """Return whether a job in a thread may wait there behind others, for about a millisecond.
+    def _is_plain(self, delivery: Delivery) -> bool:
+        """Return whether a job may begin when it is taken, or about a millisecond later: in a thread, behind others.
 
         Not one for which it is decided now that it may begin, or that something happens before.
         """
@@ -390,7 +396,7 @@ class TaskExecution:
                 self._begin(running_job)
             else:
                 running_job.set_ahead(queue.is_ahead(delivery))
-            began = clock()
+            executor.began = began = clock()
             command = delivery.command
             assert command is not None, "the Consumer passes on only what it could read"
             if (
@@ -407,15 +413,14 @@ class TaskExecution:
                     self._put_back(running_job, delivery, queue)
                     continue
             ended = clock()
+            if running_job.delivery is not delivery:  # the runner has gone on to others
+                delivery, began = executor.get_current()
             if executor.on_begin is not None:
                 began = running_job.began_at or began
                 self._finish_waiting(running_job, delivery, queue)
             if type(outcome) in _RESOLVED or running_job.cancel_outcome is not None:
                 outcome = await self._resolve(outcome, delivery, running_job)
-            if estimate.mean is None:  # the Consumer may read ahead before these are settled
-                self._budget.on_first_duration()
-            estimate.record(ended - began)
-            self._handle_end(running_job, delivery, delivery.started + ended - began, outcome)
+            self._record_end(running_job, delivery, outcome, ended - began, estimate)
             if self._latest is not running_job:
                 # Another executor has ended a job since: the loop turns without a checkpoint of this one.
                 self._latest, yielded = running_job, ended
@@ -423,6 +428,62 @@ class TaskExecution:
                 await trio.lowlevel.checkpoint()
                 yielded = clock()
         return True
+
+    def _record_end(
+        self,
+        running_job: RunningJob,
+        delivery: Delivery,
+        outcome: Outcome,
+        seconds: float,
+        estimate: DurationEstimate,
+    ) -> None:
+        """Record how long a job took, and handle its outcome."""
+        if estimate.mean is None:  # the Consumer may read ahead before these are settled
+            self._budget.on_first_duration()
+        estimate.record(seconds)
+        self._handle_end(running_job, delivery, delivery.started + seconds, outcome)
+
+    def _go_on_in_slot(self, executor: "_Executor", outcome: Outcome) -> JobCall | Outcome:
+        """Go on from a job that has ended with `outcome`: return the call of the next one, which has begun.
+
+        Or return an outcome, if the executor itself must go on: that of the job, or of the next one, which cannot be
+        called. Nothing was done with it then.
+        """
+        try:
+            return self._go_on(executor, outcome)
+        except BaseException as error:  # ours: the executor raises it, and that ends the worker
+            executor.fail(error)
+            return INTERRUPTED
+
+    def _go_on(self, executor: "_Executor", outcome: Outcome) -> JobCall | Outcome:
+        running_job, delivery = executor.get_running()
+        following = executor.queue.get_next()
+        if (
+            following is None
+            or not running_job.may_go_on
+            or running_job.must_end
+            or type(outcome) in _RESOLVED
+            or now() >= self._lease.expires_at
+            or not self._is_plain(following)
+        ):
+            return outcome
+        command = following.command
+        assert command is not None, "it is plain"
+        if self._deadlines.get_limits(command) is not None:
+            return outcome
+        ended = time.perf_counter()
+        self._record_end(running_job, delivery, outcome, ended - executor.began, executor.estimate)
+        delivery, executor.began = executor.queue.take_now(), ended
+        running_job.set_delivery(delivery)
+        self._running[delivery] = running_job
+        self._begin(running_job)
+        self._set_current_job(delivery, command)
+        task = self._tasks[command.task]
+        decoded = _decode_arguments(task, command)
+        if isinstance(decoded, PermanentFailure):
+            return decoded
+        running_job.allow_going_on()
+        return JobCall(task.function, *decoded)
 
     def _set_current_job(self, delivery: Delivery, command: Command) -> None:
         job = CurrentJob(
@@ -532,6 +593,8 @@ class TaskExecution:
                 duplicate = get_rejection(await runner.execute(task.deduplicate, *decoded, running_job))
                 if duplicate is not None:
                     return duplicate
+            if limits is None:
+                running_job.allow_going_on()
             return await runner.execute(task.function, *decoded, running_job)
         except NotBegun:
             raise
@@ -650,7 +713,7 @@ class TaskExecution:
             self._idle = trio.Event()
             await self._idle.wait()
 
-    EXECUTOR_CODE = _run_jobs.__code__
+    EXECUTOR_CODES = frozenset((_run_jobs.__code__, _go_on.__code__))
     """The code of an executor, to find it on a stack; its local variable `delivery` is the job."""
 
 
@@ -668,6 +731,10 @@ class _Executor:
     memory_slot: MemorySlot | None
     # Records that a job begins, in its thread; None where the executor does that.
     on_begin: Callable[[RunningJob], None] | None = None
+    # Ends a job and begins the next one in its place, for a runner that need not wake the executor between them.
+    go_on: Callable[[Outcome], JobCall | Outcome] | None = None
+    # When the job began, by `time.perf_counter`.
+    began: float = 0.0
     # Whether there are more executors than slots, so that it must end.
     is_surplus: bool = False
     task: trio.lowlevel.Task | None = None
@@ -678,8 +745,29 @@ class _Executor:
 
     def begin(self) -> RunningJob:
         """Return what the next jobs run with."""
-        self.running_job = RunningJob(executor_task=self.task, slot=self.memory_slot, on_begin=self.on_begin)
+        self.running_job = RunningJob(
+            executor_task=self.task, slot=self.memory_slot, on_begin=self.on_begin, go_on=self.go_on
+        )
         return self.running_job
+
+    def get_running(self) -> tuple[RunningJob, Delivery]:
+        """Return the job that runs now."""
+        running_job = self.running_job
+        assert running_job is not None
+        assert running_job.delivery is not None
+        return running_job, running_job.delivery
+
+    def fail(self, error: BaseException) -> None:
+        """Note an error of ours at the end of a job, which is not settled then."""
+        self.error = error
+        if self.running_job is not None:
+            self.running_job.set_delivery(None)
+
+    def get_current(self) -> tuple[Delivery, float]:
+        """Return the job to which the runner has gone on, and when that began. Raises what has gone wrong there."""
+        if self.error is not None:
+            raise self.error
+        return self.get_running()[1], self.began
 
 
 _NURSERY_HINT = (

@@ -197,7 +197,7 @@ class LoopWatchdog:
 def find_job(frame: FrameType | None) -> tuple[str, str]:
     """Return the task and the id of the job that runs in a stack of the loop's thread; '' for both if none does."""
     for stack_frame in walk_outwards(frame, MAX_DEPTH):
-        if stack_frame.f_code is TaskExecution.EXECUTOR_CODE:
+        if stack_frame.f_code in TaskExecution.EXECUTOR_CODES:
             command = stack_frame.f_locals["delivery"].command
             return command.task, command.id
         if stack_frame.f_code.co_name == _STEPS and (task := stack_frame.f_locals.get("task")) is not None:
