@@ -1,11 +1,13 @@
 """The asyncio event loop that jobs share: what one of them sets in it, or takes up of it, concerns that job alone."""
 
 import asyncio
+import importlib
 import sys
+import warnings
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextvars import Context, ContextVar
-from typing import Any, Protocol, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, TypeVarTuple
 
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
@@ -26,13 +28,10 @@ _TASK_FACTORY: ContextVar[Any] = ContextVar("celery5_task_factory", default=None
 _EXECUTOR: ContextVar[Executor | None] = ContextVar("celery5_default_executor", default=None)
 
 
-def make_loop() -> asyncio.AbstractEventLoop:
-    """Return a new loop: a JobsLoop, unless the application's own event loop policy makes loops of another class."""
-    loop = asyncio.new_event_loop()
-    if type(loop) is not asyncio.SelectorEventLoop:
-        return loop
-    loop.close()
-    return JobsLoop()
+if TYPE_CHECKING:
+    _AnyLoop = asyncio.BaseEventLoop
+else:  # the loop of asyncio or of uvloop, see `make_loop`
+    _AnyLoop = object
 
 
 class JobTask(asyncio.Task[Any]):
@@ -64,7 +63,7 @@ class JobTask(asyncio.Task[Any]):
         return super().cancel(msg)
 
 
-class JobsLoop(asyncio.SelectorEventLoop):
+class JobsLoop(_AnyLoop):
     """A loop whose task factory and default executor, where a job sets them, hold for that job and what it starts."""
 
     def __init__(self) -> None:
@@ -164,3 +163,38 @@ def start_task(
         del vars(loop)["call_soon"]
     context.run(first_steps[0])
     return task
+
+
+def make_loop() -> asyncio.AbstractEventLoop:
+    """Return a new loop, which is a JobsLoop: of uvloop where that is installed, else of asyncio.
+
+    An event loop policy that the application has set decides instead. Loops of other libraries are used as they are.
+    """
+    loop = asyncio.new_event_loop()
+    uvloop_class, loop_class = _find_uvloop_class(), type(loop)
+    if loop_class is asyncio.SelectorEventLoop and uvloop_class is not None and not _has_own_policy():
+        loop_class = uvloop_class
+    if loop_class not in (asyncio.SelectorEventLoop, uvloop_class):
+        return loop
+    loop.close()
+    jobs_loop_class: type[JobsLoop] = type("JobsLoop", (JobsLoop, loop_class), {})
+    return jobs_loop_class()
+
+
+def _find_uvloop_class() -> type[asyncio.AbstractEventLoop] | None:
+    try:
+        uvloop: Any = importlib.import_module("uvloop")
+    except ImportError:
+        return None
+    loop_class: type[asyncio.AbstractEventLoop] = uvloop.Loop
+    return loop_class
+
+
+def _has_own_policy() -> bool:
+    """Return whether the application has set an event loop policy. Python 3.14 deprecates them, and 3.16 has none."""
+    names: Any = asyncio
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        if not hasattr(names, "get_event_loop_policy"):
+            return False
+        return type(names.get_event_loop_policy()) is not names.DefaultEventLoopPolicy

@@ -69,6 +69,7 @@ async def test_an_asyncio_task_that_ends_its_loop_harms_no_other(loop: AsyncioRu
             assert isinstance(left.exception(), SystemExit)
 
 
+@pytest.mark.parametrize("loop", ["asyncio"], indirect=True)
 async def test_jobs_of_a_lost_asyncio_loop_fail_and_the_next_get_a_new_one(
     loop: AsyncioRunner,
 ) -> None:
