@@ -452,6 +452,7 @@ def docs(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Run the measurements behind every number in the README. Peers get environments of their own.
 
+    What follows `--` chooses: `--quick`, `--only ours,mayu`, `--measures drain1`, `--rounds 5`, `--publish`, `--help`.
     With `streams`, `rebalance`, `workflows`, `degradation`, `dashboard` or `reports` as the first argument: those
     measurements.
     """

@@ -20,6 +20,7 @@ class Child:
     """A running process with its session and its descendants."""
 
     def __init__(self, command: Sequence[str], environment: dict[str, str], log: Path) -> None:
+        self.began = time.monotonic_ns()
         with log.open("wb") as out:
             self._process = subprocess.Popen(
                 command,
@@ -92,6 +93,17 @@ def memory(children: Sequence[Child]) -> float:
             with contextlib.suppress(OSError):
                 total += int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE
     return total / 2**20
+
+
+def proportional_memory(children: Sequence[Child]) -> float:
+    """Return the memory of children and descendants in MiB (PSS). A page that n of them share counts once in all."""
+    total = 0
+    for child in children:
+        for pid in child.members():
+            with contextlib.suppress(OSError):
+                lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+                total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return total / 2**10
 
 
 def processor(children: Sequence[Child]) -> float:

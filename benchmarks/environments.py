@@ -14,6 +14,9 @@ LIMIT = 300.0
 """Seconds that one step of making an environment may take."""
 LEFT_OUT = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__", "site", "htmlcov")
 
+_with_checkout: set[Path] = set()
+"""Environments that have this checkout as it is now."""
+
 
 class CannotPrepare(Exception):
     """An environment could not be made. The message is the end of the output of the tool that failed."""
@@ -29,15 +32,17 @@ def prepare(contestant: Contestant) -> Path:
     """Return the Python of a contestant's environment, made or updated if necessary. Raises CannotPrepare."""
     folder = cache() / contestant.environment
     python = folder / "bin" / "python"
-    wanted = f"{sys.version}\n{contestant.packages}\n"
+    interpreter = find_python(contestant.python)
+    wanted = f"{interpreter}\n{contestant.packages}\n"
     ready = folder / "ready.txt"
     if not (ready.exists() and ready.read_text() == wanted):
         shutil.rmtree(folder, ignore_errors=True)
-        _make(folder)
+        _make(folder, interpreter)
         _install(python, [package for package in contestant.packages if package != CHECKOUT])
         ready.write_text(wanted)
-    if CHECKOUT in contestant.packages:
+    if CHECKOUT in contestant.packages and folder not in _with_checkout:
         _install_checkout(python)
+        _with_checkout.add(folder)
     return python
 
 
@@ -54,12 +59,26 @@ def _uv() -> str | None:
     return shutil.which("uv") or (str(neighbour) if neighbour.exists() else None)
 
 
-def _make(folder: Path) -> None:
+def find_python(version: str) -> str:
+    """Return an interpreter of a version: the running one, one on PATH or one of pyenv's. Raises CannotPrepare."""
+    if version == f"{sys.version_info.major}.{sys.version_info.minor}":
+        return sys.executable
+    name = f"python{version}"
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    candidates = [shutil.which(name), *sorted(pyenv.glob(f"{version}.*/bin/{name}"))]
+    for python in filter(None, candidates):
+        # A shim of pyenv exists for versions that are not installed.
+        if subprocess.run([python, "-c", ""], capture_output=True, check=False).returncode == 0:
+            return str(python)
+    raise CannotPrepare(f"there is no {name} on PATH or among pyenv's; install one")
+
+
+def _make(folder: Path, interpreter: str) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     if uv := _uv():
-        _run([uv, "venv", "--quiet", "--python", sys.executable, str(folder)])
+        _run([uv, "venv", "--quiet", "--python", interpreter, str(folder)])
     else:
-        _run([sys.executable, "-m", "venv", str(folder)])
+        _run([interpreter, "-m", "venv", str(folder)])
 
 
 def _install(python: Path, packages: list[str], *, again: bool = False) -> None:

@@ -6,19 +6,21 @@ one process counts. Filling the queue is the measurement of bulk enqueueing.
 """
 
 import json
+import mmap
 import os
 import shutil
 import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import children
 from children import Child
-from contestants import OURS, Contestant
+from contestants import NEW, NONE, OLDER, OURS, OWN, TRIO, Contestant
+from peers.contract import QUEUES
 from peers.contract import SLEEP as NAP
 from peers.stamps import Reader
 from server import Monitor, Server
@@ -27,13 +29,21 @@ Figures = dict[str, float]
 PEERS = Path(__file__).resolve().parent / "peers"
 NAPS = 5_000
 NAPS_AT = 100
-START_LIMIT = 30.0
+START_LIMIT = 15.0
 IDLE_AFTER = 2.0
 STARTED_AFTER = 1.5
-IDLE_FOR = 6.0
-PROGRAM_LIMIT = 240.0
+IDLE_FOR = 4.0
 KEPT = 60  # seconds; results are kept for at least a minute
-NOTHING: Mapping[str, str] = {}
+WORK, WORK_SIZE = 1_500, 1_024
+"""Realistic jobs, and the bytes of their text."""
+ECHOES = {"echo1k": (6_000, 1_024), "echo100k": (300, 102_400)}
+"""Jobs with a payload, and its bytes."""
+SPREAD = 10_000
+KILLED_JOBS, KILLED_AT = 1_500, 1_000
+"""Jobs of 50 ms of which a worker is killed, and after how many."""
+RESTART_AFTER = 0.5
+RECOVERY = 10.0
+"""Seconds after which a lost worker's jobs run again, where that can be set."""
 
 
 class Told(TypedDict):
@@ -58,11 +68,25 @@ class Stand:
     server: Server
     folder: Path
     scale: float
+    # Seconds that one measure may take.
     limit: float
     jobs: int | None = None
+    deadline: float = float("inf")
+    commands: dict[tuple[object, ...], list[str]] = field(default_factory=dict)
+
+    def begin(self) -> None:
+        """Count the seconds of a measure from now."""
+        self.deadline = time.monotonic() + self.limit
+
+    def remaining(self) -> float:
+        """Return the seconds that are left to the measure. Raises Failed when there are none."""
+        left = min(self.deadline - time.monotonic(), self.limit)
+        if left <= 0:
+            raise Failed(f"not done after {self.limit:.0f} s")
+        return left
 
     def amount(self, usual: int) -> int:
-        """Return how many jobs to use; `usual` is the contestant's number for a full run."""
+        """Return how many jobs to use; `usual` is the number for a full run."""
         return self.jobs if self.jobs is not None else max(100, int(usual * self.scale))
 
     def environment(self, results: bool, concurrency: int, more: Mapping[str, str]) -> dict[str, str]:
@@ -77,6 +101,7 @@ class Stand:
             "BENCH_CONCURRENCY": str(concurrency),
             "PYTHONPATH": str(PEERS),
             "PYTHONDONTWRITEBYTECODE": "1",
+            **self.contestant.settings,
             **more,
         }
 
@@ -89,44 +114,65 @@ class Stand:
         """Return the command line of a verb for this contestant."""
         return [str(self.python), str(PEERS / "ask.py"), self.contestant.module, verb, *map(str, numbers)]
 
-    def produce(self, verb: str, n: int, *, results: bool = False) -> "Told":
+    def produce(
+        self, verb: str, *numbers: int, results: bool = False, more: Mapping[str, str] = NONE
+    ) -> "Told":
         """Run a producer to its end and return its output."""
-        environment = self.environment(results, NAPS_AT, {})
-        try:
-            out = children.run(self.ask(verb, n), environment, self.folder / "producer.log", self.limit)
-            output: Told = json.loads(out.strip().splitlines()[-1])
-        except (RuntimeError, ValueError, IndexError) as error:
-            raise Failed(f"{verb}: {error}") from None
+        output: Told = self.run(self.ask(verb, *numbers), self.environment(results, NAPS_AT, more), verb)
         return output
+
+    def run(self, command: list[str], environment: dict[str, str], name: str) -> Any:
+        """Run a program to its end, and return the JSON of its last line. Raises Failed."""
+        try:
+            out = children.run(command, environment, self.folder / f"{name}.log", self.remaining())
+            return json.loads(out.strip().splitlines()[-1])
+        except (RuntimeError, ValueError, IndexError) as error:
+            raise Failed(f"{name}: {error}") from None
+
+    def command(
+        self, processes: int, concurrency: int, number: int, environment: dict[str, str]
+    ) -> list[str]:
+        """Return the command line of worker `number`; start-up is measured without what finds it out."""
+        key = (processes, concurrency, number, *sorted(environment.items()))
+        if key not in self.commands:
+            ask = self.ask("command", processes, concurrency)
+            self.commands[key] = self.run(ask, environment, "command")
+        return self.commands[key]
 
     @contextmanager
     def workers(
-        self, processes: int, concurrency: int, *, results: bool = False, more: Mapping[str, str] = NOTHING
+        self, processes: int, concurrency: int, *, results: bool = False, more: Mapping[str, str] = NONE
     ) -> Iterator[list[Child]]:
-        """Run workers during the block, with `more` in their environment."""
+        """Run workers during the block, with `more` in their environment. What is added to the list ends with them."""
         shutil.rmtree(self.stamps, ignore_errors=True)
         self.stamps.mkdir(parents=True)
         own = self.contestant.own_processes
+        numbers = range(1 if own else processes)
         environment = self.environment(results, concurrency, more)
-        command = self.ask("worker", processes if own else 1, concurrency)
-        logs = [self.folder / f"worker-{i}.log" for i in range(1 if own else processes)]
-        started = [Child(command, environment, log) for log in logs]
+        commands = [
+            self.command(processes if own else 1, concurrency, number, environment) for number in numbers
+        ]
+        started = [self.start(command, environment, number) for number, command in enumerate(commands)]
         try:
             yield started
         finally:
             for child in started:
                 child.end()
 
+    def start(self, command: list[str], environment: dict[str, str], number: int) -> Child:
+        """Start a worker."""
+        return Child(command, environment, self.folder / f"worker-{number}.log")
+
     def drained(self, queued: int, workers: list[Child]) -> "Drained":
         """Wait for a limited time until all jobs ran and while the workers live. Raises Failed."""
         reader = Reader(self.stamps)
-        _until(reader, 1, workers, START_LIMIT)
+        _until(reader, 1, workers, min(START_LIMIT, self.remaining()))
         ran_before, worker_time, server_time = (
             reader.total(),
             children.processor(workers),
             self.server.processor(),
         )
-        _until(reader, queued, workers, self.limit)
+        _until(reader, queued, workers, self.remaining())
         jobs = max(reader.total() - ran_before, 1)
         return Drained(
             stamps=reader.by_process(),
@@ -196,26 +242,32 @@ def bulk(stand: Stand) -> Figures:
     """Send many jobs at once."""
     stand.server.flush()
     output = stand.produce("bulk", stand.amount(stand.contestant.drain))
-    return {"bulk": (output["queued"] - 1) / output["seconds"], "queued": output["queued"]}
+    jobs = output["queued"] - 1
+    return {
+        "bulk": jobs / output["seconds"],
+        "bulk_cpu_us": output["cpu"] / jobs * 1e6,
+        "queued": output["queued"],
+    }
 
 
 def drain(stand: Stand, processes: int) -> Figures:
     """Fill the queue, then empty it by `processes` workers."""
     filled = bulk(stand)
     queued = int(filled.pop("queued"))
-    start = time.monotonic_ns()
-    with stand.workers(processes, stand.contestant.drain_at) as workers:
+    contestant = stand.contestant
+    with stand.workers(processes, contestant.drain_at) as workers:
         drained = stand.drained(queued, workers)
-        logged = _logged_share(workers, queued) if stand.contestant.name == OURS else {}
+        logs = contestant.name == TRIO and processes == 1
+        logged = _logged_share(workers, queued) if logs else {}
     return (
         filled
         | logged
         | {
             f"drain{processes}": drained.rate(),
-            f"startup{processes}": (drained.first() - start) / 1e9,
+            f"startup{processes}": (drained.first() - workers[-1].began) / 1e9,
             f"worker_cpu_us{processes}": drained.worker_us,
             f"server_cpu_us{processes}": drained.server_us,
-            f"ran{processes}": sum(map(len, drained.stamps)) / queued,
+            f"cpu_us{processes}": drained.worker_us + drained.server_us,
         }
     )
 
@@ -234,6 +286,66 @@ def naps(stand: Stand) -> Figures:
     with stand.workers(1, NAPS_AT) as workers:
         drained = stand.drained(queued, workers)
     return {"naps": (drained.last() - drained.first()) / 1e9 + NAP}
+
+
+def work(stand: Stand) -> Figures:
+    """Drain realistic jobs by one process, with their results: 1 ms of computing, 5 ms of waiting, 1 KiB."""
+    return {"work": _drain_texts(stand, "work", stand.amount(WORK), WORK_SIZE).rate()}
+
+
+def echo(stand: Stand) -> Figures:
+    """Drain jobs that return a payload by one process, with their results."""
+    return {
+        name: _drain_texts(stand, "echo", stand.amount(number), size).rate()
+        for name, (number, size) in ECHOES.items()
+    }
+
+
+def _drain_texts(stand: Stand, task: str, number: int, size: int) -> "Drained":
+    stand.server.flush()
+    queued = stand.produce(task, number, size, results=True)["queued"]
+    with stand.workers(1, NAPS_AT if task == "work" else stand.contestant.drain_at, results=True) as workers:
+        return stand.drained(queued, workers)
+
+
+def spread(stand: Stand) -> Figures:
+    """Drain no-op jobs over 20 queues by one process."""
+    stand.server.flush()
+    more = {"BENCH_QUEUES": ",".join(QUEUES)}
+    queued = stand.produce("spread", stand.amount(SPREAD), more=more)["queued"]
+    with stand.workers(1, stand.contestant.drain_at, more=more) as workers:
+        return {"spread": stand.drained(queued, workers).rate()}
+
+
+def kill(stand: Stand) -> Figures:
+    """Kill one of two workers while they run jobs, start it again, and measure when the last job has ended."""
+    stand.server.flush()
+    marks = stand.folder / "marks"
+    queued = stand.produce("sleep", KILLED_JOBS - 1)["queued"]
+    marks.write_bytes(bytes(queued))
+    more = {"BENCH_MARKS": str(marks), "BENCH_RECOVERY": f"{RECOVERY:g}"}
+    two = replace(stand, contestant=replace(stand.contestant, own_processes=False), commands={})
+    with marks.open("r+b") as file, two.workers(2, NAPS_AT, more=more) as workers:
+        ended = mmap.mmap(file.fileno(), 0)
+        _until_ended(ended, KILLED_AT, stand)
+        workers.pop(0).end()
+        killed = time.monotonic()
+        environment = two.environment(False, NAPS_AT, more)
+        command = two.command(1, NAPS_AT, 0, environment)
+        while ended[:].count(1) < queued and time.monotonic() < killed + RESTART_AFTER:
+            time.sleep(0.005)
+        if ended[:].count(1) < queued:
+            workers.append(two.start(command, environment, 2))
+            _until_ended(ended, queued, stand)
+        return {"recovery": time.monotonic() - killed}
+
+
+def _until_ended(ended: mmap.mmap, jobs: int, stand: Stand) -> None:
+    """Wait until so many different jobs have ended."""
+    while (count := ended[:].count(1)) < jobs:
+        if time.monotonic() > stand.deadline:
+            raise Failed(f"{len(ended) - count:,} of {len(ended):,} jobs not done in {stand.limit:.0f} s")
+        time.sleep(0.01)
 
 
 def latency(stand: Stand) -> Figures:
@@ -271,6 +383,7 @@ def idle(stand: Stand) -> Figures:
             "idle_commands": requests / IDLE_FOR,
             "idle_cpu_ms": used / IDLE_FOR * 1000,
             "rss": children.memory(workers),
+            "pss": children.proportional_memory(workers),
         }
 
 
@@ -289,7 +402,12 @@ def left(stand: Stand) -> Figures:
 
     Returns bytes and keys beyond those of ten jobs, and as `fixed` the bytes of ten jobs, which is the queue itself.
     """
-    few, many = _remains(stand, 10), _remains(stand, 5_000)
+    with Server() as other:  # the results of both expire meanwhile
+        beside = replace(stand, server=other, commands={})
+        _run_and_stop(beside, 10)
+        _run_and_stop(stand, 5_000)
+        time.sleep(KEPT + 1)
+        few, many = other.holdings(), stand.server.holdings()
     return {
         "left": float(max(sum(many.values()) - sum(few.values()), 0)),
         "left_keys": float(max(len(many) - len(few), 0)),
@@ -297,15 +415,13 @@ def left(stand: Stand) -> Figures:
     }
 
 
-def _remains(stand: Stand, jobs: int) -> dict[str, int]:
+def _run_and_stop(stand: Stand, jobs: int) -> None:
     stand.server.flush()
     queued = stand.produce("bulk", jobs - 1)["queued"]
     with stand.workers(1, stand.contestant.drain_at, more={"CELERY5_RESULTS_TTL": str(KEPT)}) as workers:
         stand.drained(queued, workers)
         for child in workers:
             child.stop(10)
-    time.sleep(KEPT + 1)
-    return stand.server.holdings()
 
 
 def due(stand: Stand) -> Figures:
@@ -321,13 +437,7 @@ def gates(stand: Stand) -> Figures:
 def _run_program(stand: Stand, name: str) -> Figures:
     """Run a program of this folder at the server, and return the figures that it prints."""
     command = [str(stand.python), str(PEERS.parent / f"{name}.py"), "--url", stand.server.url]
-    try:
-        out = children.run(
-            command, stand.environment(False, 1, {}), stand.folder / f"{name}.log", PROGRAM_LIMIT
-        )
-        figures: Figures = json.loads(out.strip().splitlines()[-1])
-    except (RuntimeError, ValueError, IndexError) as error:
-        raise Failed(f"{name}: {error}") from None
+    figures: Figures = stand.run(command, stand.environment(False, 1, {}), name)
     return figures
 
 
@@ -341,19 +451,38 @@ def drain2(stand: Stand) -> Figures:
     return drain(stand, 2)
 
 
-EVERY_ROUND: dict[str, Callable[[Stand], Figures]] = {
-    "enqueue": enqueue,
-    "bulk": bulk,
-    "drain1": drain1,
-    "drain2": drain2,
-    "latency": latency,
-    "naps": naps,
+@dataclass(frozen=True)
+class Measure:
+    """One measure: of which groups it is made, how often, and how long it may take."""
+
+    run: Callable[[Stand], Figures]
+    groups: frozenset[str] = frozenset({NEW, OURS, OWN, OLDER})
+    # In the first round only.
+    once: bool = False
+    # Seconds.
+    limit: float = 45.0
+    # The only contestant that it is made of; "" is all.
+    only: str = ""
+    # Not in a quick run.
+    slow: bool = False
+
+
+MODERN = frozenset({NEW, OURS})
+COMPARED = frozenset({NEW, OURS, OLDER})
+MEASURES = {
+    "enqueue": Measure(enqueue),
+    "bulk": Measure(bulk),
+    "drain1": Measure(drain1),
+    "drain2": Measure(drain2, COMPARED),
+    "latency": Measure(latency, COMPARED),
+    "naps": Measure(naps, COMPARED),
+    "work": Measure(work, MODERN),
+    "echo": Measure(echo, MODERN),
+    "spread": Measure(spread, MODERN),
+    "kill": Measure(kill, MODERN, once=True, limit=25.0),
+    "idle": Measure(idle, COMPARED, once=True),
+    "commands": Measure(commands, COMPARED, once=True),
+    "left": Measure(left, once=True, limit=120.0, only=TRIO, slow=True),
+    "due": Measure(due, once=True, limit=180.0, only=TRIO, slow=True),
+    "gates": Measure(gates, once=True, limit=240.0, only=TRIO, slow=True),
 }
-ONCE: dict[str, Callable[[Stand], Figures]] = {
-    "idle": idle,
-    "commands": commands,
-    "left": left,
-    "due": due,
-    "gates": gates,
-}
-OURS_ONLY = {"left", "due", "gates"}

@@ -1,47 +1,81 @@
-"""Make the tables from the samples; nothing in them is written by hand."""
+"""Make the tables from the record; nothing in them is written by hand."""
 
 import os
 import platform
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import median
 
-from contestants import BARE, CONTESTANTS, OURS, PEERLESS, SILENT
+from contestants import (
+    BOXED,
+    CONTESTANTS,
+    NEITHER,
+    NEW,
+    NO_HISTORY,
+    NO_LOG,
+    OLD_PYTHON,
+    OLDER,
+    OURS,
+    OWN,
+    PYTHON,
+    TRIO,
+    Contestant,
+)
+from goals import LESS_IS_BETTER, Goal, Medians, best, budgets, goals
+from record import Record
 
-Samples = dict[str, dict[str, list[float]]]
 START, END = "<!-- bench:start -->", "<!-- bench:end -->"
 WORKFLOWS = "<!-- workflows:start -->", "<!-- workflows:end -->"
 
+# Of each figure: the measure that it comes from, and its name.
 SPEED = {
-    "enqueue": "enqueue/s, one by one",
-    "bulk": "enqueue/s, bulk",
-    "drain1": "drain jobs/s, 1 process",
-    "drain2": "drain jobs/s, 2 processes",
-    "p50": "round trip p50, ms",
-    "p99": "p99, ms",
-    "naps": "5,000 x 50 ms at 100, s",
-    "startup1": "start to first job, s",
+    "enqueue": ("enqueue", "send one by one, jobs/s"),
+    "bulk": ("drain1", "send in bulk, jobs/s"),
+    "drain1": ("drain1", "drain, 1 process, jobs/s"),
+    "drain2": ("drain2", "drain, 2 processes, jobs/s"),
+    "cpu_us1": ("drain1", "worker + Redis CPU, 1 process, µs a job"),
+    "cpu_us2": ("drain2", "worker + Redis CPU, 2 processes, µs a job"),
+    "p50": ("latency", "round trip p50, ms"),
+    "p99": ("latency", "round trip p99, ms"),
+    "naps": ("naps", "5,000 x 50 ms at 100, s"),
+    "work": ("work", "realistic jobs/s, 1 process"),
+    "echo1k": ("echo", "1 KiB and back, jobs/s, 1 process"),
+    "echo100k": ("echo", "100 KiB and back, jobs/s, 1 process"),
+    "spread": ("spread", "drain of 20 queues, jobs/s, 1 process"),
+    "startup1": ("drain1", "start to first job, s"),
+    "recovery": ("kill", "all done after SIGKILL, s"),
+    "bytes": ("enqueue", "bytes of Redis a queued job"),
+    "pss": ("idle", "idle worker, PSS, MiB"),
 }
 COST = {
-    "commands": "requests per job, worker",
-    "worker_cpu_us1": "worker CPU µs per job",
-    "server_cpu_us1": "server CPU µs per job",
-    "enqueue_cpu_us": "producer CPU µs per job, one by one",
-    "bytes": "bytes per queued job",
-    "rss": "idle worker RSS, MiB",
-    "idle_commands": "idle requests/s",
-    "idle_cpu_ms": "idle CPU ms/s",
-    "logged": "share of jobs logged",
+    "worker_cpu_us1": ("drain1", "worker CPU, 1 process, µs a job"),
+    "server_cpu_us1": ("drain1", "Redis CPU, 1 process, µs a job"),
+    "worker_cpu_us2": ("drain2", "worker CPU, 2 processes, µs a job"),
+    "server_cpu_us2": ("drain2", "Redis CPU, 2 processes, µs a job"),
+    "enqueue_cpu_us": ("enqueue", "producer CPU one by one, µs a job"),
+    "bulk_cpu_us": ("drain1", "producer CPU in bulk, µs a job"),
+    "commands": ("commands", "requests a job, worker"),
+    "rss": ("idle", "idle worker, RSS, MiB"),
+    "idle_commands": ("idle", "idle worker, requests/s"),
+    "idle_cpu_ms": ("idle", "idle worker, CPU, ms/s"),
 }
-GATED = (
-    ("commands", "commands per job with a concurrency key", 20.0),
-    ("script_ms", "slowest script with concurrency keys, ms", 2.0),
-    ("pause_ms", "end of a job to the next start of its key, p50, ms", 3.0),
+OLDER_SPEED = (
+    "enqueue",
+    "bulk",
+    "drain1",
+    "drain2",
+    "cpu_us1",
+    "p50",
+    "p99",
+    "naps",
+    "startup1",
+    "bytes",
+    "pss",
 )
-LESS_IS_BETTER = {"p50", "p99", "naps", "startup1", *COST} - {"logged"}
 NOTES = """\
 How to read it. Every contestant ran as whole processes against one Redis without persistence, over TCP on loopback,
 in its own environment. Rounds are interleaved, the order of the contestants changes, figures are medians.
+Older peers have one round in a full run, the others three.
 
 - *Drain*: the queue is filled first. The rate counts from the moment when the last process began its first job to the
   last job, by time stamps that the jobs write to shared memory; start-up does not count. Two processes share two cores
@@ -71,7 +105,25 @@ in its own environment. Rounds are interleaved, the order of the contestants cha
 - *Concurrency keys*: one worker, jobs of 2 ms, limit=1; 10,000 jobs with 1,000 keys. Commands are those that the server
   makes in scripts and outside, start-up and heartbeats included; the slowest script is what its slow log says, which on
   a machine that does something else counts that, too (`benchmarks/gates.py`).
-- *Log off* is `--log-level error`. There is no switch for breakers and leases: they are part of every figure.
+- *CPU a job* is what the processes of the worker, its parents and supervisors included, and the server used from the
+  first job to the last, start-up excluded. It differs less from machine to machine than a rate does.
+- *Realistic job*: 1 ms of computing, 5 ms of waiting, 1 KiB of argument and of result; 100 at once. One process can do
+  1,000 a second at most, since it computes on one core at a time.
+- *1 KiB and back*, *100 KiB and back*: a job that returns its argument; every peer stores the result for a minute.
+- *20 queues*: the jobs are in 20 queues in equal numbers, which one worker serves. ArdiQ has lanes of one queue, here
+  of equal weight.
+- *All done after SIGKILL*: two workers at a concurrency of 100, 1,500 jobs of 50 ms; one of them is killed with its
+  children after 1,000 jobs, and started again 0.5 s later. The time is from the kill until every job has ended. Where a
+  lost worker's jobs run again after a time that can be set, it is 10 s.
+- *PSS* of one worker sums all of its processes; a page that several processes share counts once.
+- *The new generation*: BlitzQ 1.1 in reliable mode, its asynchronous calls, as many threads as jobs at once; ArdiQ with
+  prepared calls; mayu with threads (its default on a Python with a GIL is one process for each job); tarsk's build for
+  Redis with coroutines. None of them documents uvloop, and none has it here. mayu and tarsk send one by one only. mayu
+  runs on Python 3.13 and above only, BlitzQ and ArdiQ on 3.12 and above, so all contestants run on 3.13.
+- *Boxed*: a no-op `def` with `boxed=True`, `--cpu-slots 1`: the whole time that a job takes when the next one waits for
+  its end, the hand-over to a warm process and back included.
+- *No log* is `--log-level error`, *no history* is `job_history=0`. There is no switch for breakers and leases: they are
+  part of every figure.
 """
 
 
@@ -85,18 +137,13 @@ def machine(server: str, rounds: int, quick: bool, load: float, seconds: float) 
     return {
         "CPU": f"{model}, {os.cpu_count()} cores",
         "system": f"{platform.system()} {platform.release()}",
-        "Python": f"{platform.python_implementation()} {platform.python_version()}",
+        "Python": f"CPython {PYTHON}",
         "server": server,
         "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         "rounds": f"{rounds}{', quick: figures are rough' if quick else ''}",
         "load before": f"{load:.2f}",
         "took": f"{seconds / 60:.1f} minutes",
     }
-
-
-def medians(figures: Samples) -> dict[str, dict[str, float]]:
-    """Return the median of each figure."""
-    return {name: {key: median(values) for key, values in kept.items()} for name, kept in figures.items()}
 
 
 def number(value: float | None) -> str:
@@ -108,154 +155,208 @@ def number(value: float | None) -> str:
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
-def best(told: dict[str, dict[str, float]], figure: str) -> float | None:
-    """Return the best figure of all peers."""
-    values = [figures[figure] for name, figures in told.items() if name not in PEERLESS and figure in figures]
-    if not values:
-        return None
-    return min(values) if figure in LESS_IS_BETTER else max(values)
+def of_groups(*groups: str) -> list[Contestant]:
+    """Return the contestants of some groups, in their order."""
+    return [contestant for group in groups for contestant in CONTESTANTS if contestant.group == group]
 
 
-def table(told: dict[str, dict[str, float]], columns: dict[str, str]) -> str:
-    """Return a row for each contestant, with the best peer of each column in bold."""
-    lines = ["| | " + " | ".join(columns.values()) + " |", "|---|" + "---:|" * len(columns)]
-    bests = {figure: best(told, figure) for figure in columns}
-    for contestant in CONTESTANTS:
-        if contestant.name not in told:
-            continue
-        cells = []
-        for figure in columns:
-            value = told[contestant.name].get(figure)
-            shown = number(value)
-            is_best = value is not None and value == bests[figure] and contestant.name not in PEERLESS
-            cells.append(f"**{shown}**" if is_best else shown)
-        name = f"**{contestant.name}**" if contestant.name == OURS else contestant.name
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+class Reasons:
+    """Numbers the reasons why cells are empty, for the notes below a table."""
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+        self._numbers: dict[str, int] = {}
+
+    def cell(self, contestant: Contestant, measure: str) -> str:
+        """Return what stands in an empty cell: a dash, or the number of the reason."""
+        reason = self._record.failed(contestant.name, measure) or self._record.failed(
+            contestant.name, "environment"
+        )
+        reason = f"failed: {reason}" if reason else contestant.skipped(measure) or ""
+        if not reason:
+            return "-"
+        return f"- ({self._numbers.setdefault(f'{contestant.name}: {reason}', len(self._numbers) + 1)})"
+
+    def listed(self) -> str:
+        """Return the reasons, with their numbers."""
+        return "\n".join(f"({number}) {reason}  " for reason, number in self._numbers.items())
 
 
-def budgets(told: dict[str, dict[str, float]]) -> str:
-    """Return a table of celery5's figures and the limits of part 8 of DESIGN."""
-    ours = told.get(OURS, {})
-    bare = told.get(BARE, {}).get("enqueue")
-    rows = (
-        (
-            "drain, 1 process, times the best peer",
-            _ratio(ours.get("drain1"), best(told, "drain1")),
-            ">=",
-            10.0,
-        ),
-        (
-            "drain, 2 processes, times the best peer",
-            _ratio(ours.get("drain2"), best(told, "drain2")),
-            ">=",
-            8.0,
-        ),
-        ("requests per job on the worker's side", ours.get("commands"), "<=", 0.2),
-        ("round trip p50, share of the best peer's", _ratio(ours.get("p50"), best(told, "p50")), "<=", 0.6),
-        ("5,000 x 50 ms at 100, s", ours.get("naps"), "<=", 2.6),
-        ("enqueue one by one, share of bare XADD", _ratio(ours.get("enqueue"), bare), ">=", 0.8),
-        ("bulk enqueue, times the best peer", _ratio(ours.get("bulk"), best(told, "bulk")), ">=", 6.0),
-        ("bytes per queued job", ours.get("bytes"), "<=", 300.0),
-        ("bytes left when all results expired", ours.get("left"), "<=", 0.0),
-        ("keys left when all results expired", ours.get("left_keys"), "<=", 0.0),
-        ("idle worker, RSS MiB", ours.get("rss"), "<=", 60.0),
-        ("idle worker, requests/s", ours.get("idle_commands"), "<=", 1.0),
-        *(
-            (f"{label}, {keys} keys", ours.get(f"gated_{figure}_{keys}"), "<=", bound)
-            for figure, label, bound in GATED
-            for keys in (("1", "12") if figure == "pause_ms" else ("1", "12", "1000"))
-        ),
-        ("moving a due job, a million waiting, times a thousand waiting", ours.get("due_flat"), "<=", 2.0),
-        (
-            "drain with the log on, share of off",
-            _ratio(ours.get("drain1"), told.get(SILENT, {}).get("drain1")),
-            ">=",
-            0.85,
-        ),
-    )
-    lines = ["| budget | asked | measured | |", "|---|---:|---:|---|"]
-    for label, value, sign, limit in rows:
-        if value is None:
-            verdict = "not measured"
-        else:
-            verdict = "met" if (value >= limit if sign == ">=" else value <= limit) else "**missed**"
-        lines.append(f"| {label} | {sign} {limit:g} | {number(value)} | {verdict} |")
-    return "\n".join(lines)
+def table(
+    record: Record,
+    contestants: Sequence[Contestant],
+    figures: Mapping[str, tuple[str, str]],
+    *,
+    turned: bool = False,
+    older: bool = False,
+) -> str:
+    """Return a table with a column for each contestant, or with a row for each when it is `turned`.
 
-
-def _ratio(ours: float | None, theirs: float | None) -> float | None:
-    return ours / theirs if ours is not None and theirs else None
-
-
-def spread(figures: Samples) -> str:
-    """Return the lowest and the highest sample of the figures in SPEED."""
-    lines = ["| | " + " | ".join(SPEED.values()) + " |", "|---|" + "---|" * len(SPEED)]
-    for contestant in CONTESTANTS:
-        if samples := figures.get(contestant.name):
-            cells = [
-                f"{number(min(samples[key]))} to {number(max(samples[key]))}" if key in samples else "-"
-                for key in SPEED
-            ]
-            lines.append(f"| {contestant.name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def missing(failures: dict[str, dict[str, str]]) -> str:
-    """Return why cells are empty."""
-    lines = [
-        f"- {contestant.name}, {measure}: {reason}"
-        for contestant in CONTESTANTS
-        for measure, reason in contestant.skips.items()
+    The best figure of all is bold. With `older`, the last column is the best older peer.
+    """
+    medians, reasons = record.medians(), Reasons(record)
+    contestants = [contestant for contestant in contestants if contestant.name in record.entries]
+    names = [
+        f"**{contestant.name}**" if contestant.group == OURS else contestant.name
+        for contestant in contestants
     ]
-    for name, measures in failures.items():
-        lines += [
-            f"- **{name}, {measure} failed**: {' '.join(reason.split())}"
-            for measure, reason in measures.items()
+    grid = [["", *names, *(["best older peer"] if older else [])]]
+    for figure, (measure, label) in figures.items():
+        values = {name.name: medians.get(name.name, {}).get(figure) for name in contestants}
+        known = [value for value in values.values() if value is not None]
+        top = (min if figure in LESS_IS_BETTER else max)(known, default=None)
+        cells = [
+            reasons.cell(contestant, measure)
+            if (value := values[contestant.name]) is None
+            else (f"**{number(value)}**" if value == top else number(value))
+            for contestant in contestants
         ]
+        grid.append([label, *cells, *([_best_older(medians, figure)] if older else [])])
+    rows = [list(row) for row in zip(*grid, strict=True)] if turned else grid
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    lines.insert(1, f"|---|{'---:|' * (len(rows[0]) - 1)}")
+    listed = reasons.listed()
+    return "\n".join(lines) + (f"\n\n{listed}" if listed else "")
+
+
+def _best_older(medians: Medians, figure: str) -> str:
+    found = best(medians, figure, (OLDER,))
+    return f"{number(found[0])} {found[1]}" if found else "-"
+
+
+def own_rows(medians: Medians) -> str:
+    """Return what the log, the history, an older Python and boxes cost."""
+    base = medians.get(TRIO, {})
+    lines = [
+        "| | drain, 1 process, jobs/s | worker + Redis CPU, µs a job | CPU, share of Trio's |",
+        "|---|---:|---:|---:|",
+    ]
+    for name in (TRIO, NO_LOG, NO_HISTORY, NEITHER, OLD_PYTHON, BOXED):
+        figures = medians.get(name, {})
+        used, whole = figures.get("cpu_us1"), base.get("cpu_us1")
+        share = f"{used / whole:.0%}" if used is not None and whole else "-"
+        lines.append(f"| {name} | {number(figures.get('drain1'))} | {number(used)} | {share} |")
     return "\n".join(lines)
 
 
-def described(facts: dict[str, str]) -> str:
+def goals_table(reached: Sequence[Goal]) -> str:
+    """Return a table of goals."""
+    lines = ["| goal | asked | measured | |", "|---|---:|---:|---|"]
+    lines += [
+        f"| {goal.label} | {goal.sign} {goal.limit:g} | {number(goal.value)} | {goal.verdict} |"
+        for goal in reached
+    ]
+    return "\n".join(lines)
+
+
+def spread(record: Record, contestants: Sequence[Contestant], figures: Sequence[str]) -> str:
+    """Return the lowest and the highest sample of figures."""
+    samples = record.samples()
+    shown = [contestant.name for contestant in contestants if contestant.name in samples]
+    lines = [f"| | {' | '.join(shown)} |", f"|---|{'---|' * len(shown)}"]
+    for figure in figures:
+        cells = [
+            f"{number(min(values))} to {number(max(values))}"
+            if (values := samples[name].get(figure))
+            else "-"
+            for name in shown
+        ]
+        lines.append(f"| {SPEED[figure][1]} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def described(facts: Mapping[str, str]) -> str:
     """Return the machine in one line."""
     return "; ".join(f"{key}: {value}" for key, value in facts.items())
 
 
-def page(facts: dict[str, str], figures: Samples, failures: dict[str, dict[str, str]], workflows: str) -> str:
+def provenance(record: Record) -> str:
+    """Return where and when it was measured, and what comes from which run when there were several."""
+    lines = []
+    for run, facts in sorted(record.runs.items()):
+        parts = [
+            f"{name} ({', '.join(measures)})"
+            for name, entries in record.entries.items()
+            if (measures := [measure for measure, entry in entries.items() if entry.run == run])
+        ]
+        what = "" if len(record.runs) == 1 else f" Of this run: {'; '.join(parts)}."
+        lines.append(f"{described(facts)}.{what}")
+    several = "Figures of different runs compare less well than those of one.\n\n" if len(lines) > 1 else ""
+    return several + "\n\n".join(lines)
+
+
+def failures(record: Record) -> str:
+    """Return a line for each measure that failed, or failed once in several rounds."""
+    lines = [
+        f"- **{name}, {measure}**: {entry.failure}"
+        for name, entries in record.entries.items()
+        for measure, entry in entries.items()
+        if entry.failure
+    ]
+    return "\n".join(lines) or "None."
+
+
+def page(record: Record, workflows: str) -> str:
     """Return the whole text of results.md. `workflows` is its part that is measured apart."""
-    medians_by_name = medians(figures)
+    medians, modern, older = record.medians(), of_groups(OURS, NEW), of_groups(OLDER)
     versions = ", ".join(
         dict.fromkeys(contestant.packages[0] for contestant in CONTESTANTS if "==" in contestant.packages[0])
     )
+    older_speed = {figure: SPEED[figure] for figure in OLDER_SPEED}
     parts = [
         "# Measured",
-        f"Made by `python benchmarks/run.py`; do not edit. {described(facts)}.",
-        f"Versions: {versions}. The best peer of a column is bold.",
-        table(medians_by_name, SPEED),
-        table(medians_by_name, COST),
+        f"Made by `nox -s bench`; do not edit. {provenance(record)}",
+        f"Versions: {versions}. The best figure of a row, or of a column of older peers, is bold.",
+        "## Speed, and what it costs",
+        table(record, modern, SPEED, older=True),
+        table(record, modern, COST),
+        "## Older peers",
+        table(record, older, older_speed, turned=True),
+        table(record, older, COST, turned=True),
+        "## The log, the history, boxes, and the bare limits",
+        own_rows(medians),
+        table(
+            record,
+            [c for c in of_groups(OWN) if not c.only & {"drain1"}],
+            {"enqueue": SPEED["enqueue"], "bulk": ("bulk", SPEED["bulk"][1])},
+            turned=True,
+        ),
+        "## Goals",
+        goals_table(goals(medians)),
         "## Budgets",
-        budgets(medians_by_name),
+        goals_table(budgets(medians)),
         "## Notes",
         NOTES.strip(),
         "## Workflows",
         f"{WORKFLOWS[0]}\n{workflows}\n{WORKFLOWS[1]}",
         "## Ordered streams",
         "They are on [a page of their own](streams.md).",
-        "## Empty cells",
-        missing(failures),
+        "## Failures",
+        failures(record),
         "## Spread: lowest to highest sample",
-        spread(figures),
+        spread(record, modern, list(SPEED)),
+        spread(record, older, OLDER_SPEED),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def excerpt(facts: dict[str, str], figures: Samples) -> str:
+def excerpt(record: Record) -> str:
     """Return the text for the README."""
-    medians_by_name = medians(figures)
-    columns = {key: SPEED[key] for key in ("enqueue", "bulk", "drain1", "drain2", "p50", "naps")}
+    facts = record.runs[max(record.runs)]
     setup = f"{facts['CPU']}; {facts['Python']}; {facts['server']}; {facts['date']}"
-    method = f"Medians of {facts['rounds']} rounds, Redis on the same host; the best peer is bold"
-    return f"{table(medians_by_name, columns)}\n\n{setup}. {method}. How it was measured: `benchmarks/results.md`."
+    one = "one run" if len(record.runs) == 1 else f"{len(record.runs)} runs"
+    reached = goals(record.medians())
+    met = sum(goal.verdict == "met" for goal in reached)
+    parts = [
+        table(record, of_groups(OURS, NEW), SPEED, older=True),
+        f"Medians of {facts['rounds']} interleaved rounds of {one} (older peers: one), Redis on the same host; the "
+        "best of each row is bold, whoever it is. CPU a job differs less from machine to machine than rates do. All "
+        f"contestants run on one Python, since some peers run on no older one. {setup}.",
+        f"{met} of {len(reached)} goals are met:",
+        goals_table(reached),
+        "How it was measured, older peers one by one, and the lowest and highest samples: `benchmarks/results.md`.",
+    ]
+    return "\n\n".join(parts)
 
 
 def read(document: Path, marks: tuple[str, str] = (START, END)) -> str:

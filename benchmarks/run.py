@@ -1,7 +1,9 @@
-"""Measure celery5 and its peers on one machine in one run, and write the table.
+"""Measure celery5 and its peers on one machine in one run, and write the tables.
 
-python benchmarks/run.py                         everything, three rounds, about 20 minutes on two cores
-python benchmarks/run.py --quick --only celery5,huey
+python benchmarks/run.py                              everything: 20 minutes on two quiet cores
+python benchmarks/run.py --quick                      ours and the new generation, one rough round
+python benchmarks/run.py --only ours,mayu --measures drain1,drain2 --rounds 5 --publish
+python benchmarks/run.py --resume                     go on with a run that was stopped
 """
 
 import argparse
@@ -12,131 +14,203 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 import children
 import report
-from contestants import CONTESTANTS, OURS, Contestant
+from contestants import CONTESTANTS, NEW, OLDER, OURS, OWN, Contestant
 from environments import CannotPrepare, cache, prepare
-from measures import EVERY_ROUND, ONCE, OURS_ONLY, Failed, Figures, Stand
+from measures import MEASURES, Failed, Stand
+from record import Record
 from redis.exceptions import RedisError
 from server import NoServer, Server
 
 HERE = Path(__file__).resolve().parent
+GROUPS = (OURS, NEW, OWN, OLDER)
+Step = tuple[int, str, str]
+"""Number of the round, measure, contestant."""
 
 
 @dataclass
-class Record:
-    """The samples of each figure of each contestant, and the reasons of failures."""
+class Run:
+    """A run under way: what it measured, and the steps that are done, so that it can be resumed."""
 
-    figures: dict[str, dict[str, list[float]]] = field(default_factory=dict)
-    failures: dict[str, dict[str, str]] = field(default_factory=dict)
+    name: str
+    arguments: list[str]
+    record: Record = field(default_factory=Record)
+    done: set[Step] = field(default_factory=set)
+    seconds: float = 0.0
 
-    def keep(self, name: str, told: Figures) -> None:
-        """Add a sample of each figure."""
-        for figure, value in told.items():
-            self.figures.setdefault(name, {}).setdefault(figure, []).append(value)
+    def save(self, path: Path) -> None:
+        """Write the run to a file."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        raw = {
+            "name": self.name,
+            "arguments": self.arguments,
+            "record": self.record.raw(),
+            "done": sorted(self.done),
+            "seconds": self.seconds,
+        }
+        path.write_text(json.dumps(raw))
 
-    def fail(self, name: str, measure: str, reason: str) -> None:
-        """Record why a measure failed."""
-        self.failures.setdefault(name, {})[measure] = reason
+    @classmethod
+    def load(cls, path: Path) -> "Run":
+        """Read a run that was stopped. Ends the program when there is none."""
+        if not path.exists():
+            raise SystemExit("no run was stopped: there is nothing to resume")
+        raw = json.loads(path.read_text())
+        partial = path.with_suffix(".record.json")
+        partial.write_text(json.dumps(raw["record"]))
+        record = Record.load(partial)
+        partial.unlink()
+        done = {(number, measure, name) for number, measure, name in raw["done"]}
+        return cls(raw["name"], raw["arguments"], record, done, raw["seconds"])
 
 
-def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(description="Measure celery5 beside its peers.")
-    parser.add_argument(
-        "--only", default="", help="contestants, by name or by environment, separated by commas"
+    parser = argparse.ArgumentParser(
+        description="Measure celery5 beside its peers.",
+        epilog=f"Groups: {', '.join(GROUPS)}. Contestants: {'; '.join(c.name for c in CONTESTANTS)}.",
     )
-    parser.add_argument("--measures", default="", help=f"of {','.join([*EVERY_ROUND, *ONCE])}")
+    parser.add_argument(
+        "--only",
+        default="",
+        help="contestants by group, name, module (mayu) or environment, separated by commas or semicolons",
+    )
+    parser.add_argument("--measures", default="", help=f"of {','.join(MEASURES)}")
     parser.add_argument("--rounds", type=int, default=None, help="rounds; 3, or 1 when quick")
     parser.add_argument(
         "--jobs", type=int, default=None, help="jobs of each measure, instead of each contestant's own"
     )
     parser.add_argument(
-        "--quick", action="store_true", help="one round of a quarter of the jobs: figures are rough"
+        "--quick",
+        action="store_true",
+        help="one round of a quarter of the jobs, ours and the new generation: figures are rough",
     )
-    parser.add_argument("--limit", type=float, default=25.0, help="minutes after which nothing new is begun")
+    parser.add_argument("--limit", type=float, default=40.0, help="minutes after which nothing new is begun")
     parser.add_argument(
-        "--publish", action="store_true", help="write results.md and README.md after a partial run too"
+        "--publish",
+        action="store_true",
+        help="merge a partial run into results.json, too, and write results.md and README.md from it",
+    )
+    parser.add_argument("--resume", action="store_true", help="go on with the run that was stopped last")
+    parser.add_argument(
+        "--report",
+        action="store_true",
+        help="measure nothing: write results.md and README.md from results.json",
     )
     return parser.parse_args(arguments)
 
 
+def split(text: str, known: Iterable[str], what: str) -> set[str]:
+    """Return the names in a text; a name may have a comma itself. Ends the program when one is unknown."""
+    names, rest = set[str](), text.strip().replace(";", ",").strip(",")
+    while rest := rest.strip(", "):
+        found = [name for name in known if rest == name or rest.startswith(f"{name},")]
+        if not found:
+            raise SystemExit(f"unknown {what} {rest.split(',')[0]}; known: {'; '.join(sorted(known))}")
+        name = max(found, key=len)
+        names.add(name)
+        rest = rest[len(name) :]
+    return names
+
+
 def chosen(only: str) -> list[Contestant]:
     """Return the contestants that `--only` names; without names all of them."""
-    names = {name.strip() for name in only.split(",") if name.strip()}
-    all_names = {name for contestant in CONTESTANTS for name in (contestant.name, contestant.environment)}
-    if unknown := names - all_names:
-        raise SystemExit(
-            f"unknown contestant {', '.join(sorted(unknown))}; known: {', '.join(sorted(all_names))}"
-        )
-    return [
-        contestant
-        for contestant in CONTESTANTS
-        if not names or contestant.name in names or contestant.environment in names
-    ]
+
+    def names_of(contestant: Contestant) -> set[str]:
+        module = contestant.module.removesuffix("_app")
+        return {contestant.name, contestant.group, contestant.environment, module}
+
+    names = split(only, set().union(*map(names_of, CONTESTANTS)), "contestant")
+    return [contestant for contestant in CONTESTANTS if not names or names & names_of(contestant)]
+
+
+def planned(contestants: list[Contestant], asked: argparse.Namespace) -> list[Step]:
+    """Return all steps: the measures of a round in their order, and for each the contestants in random order.
+
+    Older peers have one round, unless only they are measured.
+    """
+    wanted = split(asked.measures, MEASURES, "measure") or set(MEASURES)
+    total = asked.rounds or (1 if asked.quick else 3)
+    only_older = all(contestant.group == OLDER for contestant in contestants)
+    steps: list[Step] = []
+    for number in range(total):
+        for name, measure in MEASURES.items():
+            if name not in wanted or (measure.once and number) or (measure.slow and asked.quick):
+                continue
+            steps += [
+                (number, name, contestant.name)
+                for contestant in random.sample(contestants, len(contestants))
+                if contestant.group in measure.groups
+                and measure.only in ("", contestant.name)
+                and contestant.skipped(name) is None
+                and (number == 0 or contestant.group != OLDER or only_older)
+                # Filling a queue to drain it measures the same.
+                and not (name == "bulk" and "drain1" in wanted and contestant.skipped("drain1") is None)
+            ]
+    return steps
 
 
 def stands(
-    contestants: list[Contestant], server: Server, folder: Path, asked: argparse.Namespace, record: Record
-) -> Iterator[Stand]:
+    contestants: list[Contestant], server: Server, folder: Path, asked: argparse.Namespace, run: Run
+) -> dict[str, Stand]:
     """Prepare the environment of each contestant; one that fails is recorded and left out."""
+    found: dict[str, Stand] = {}
     for contestant in contestants:
+        say(f"environment of {contestant.name}")
         try:
             python = prepare(contestant)
         except CannotPrepare as error:
-            record.fail(contestant.name, "environment", str(error))
-            say(f"{contestant.name}: no environment: {error}")
+            run.record.fail(run.name, contestant.name, "environment", str(error))
+            say(f"{contestant.name} failed: no environment: {error}")
             continue
         scale = 0.25 if asked.quick else 1.0
-        subfolder = folder / contestant.module / (contestant.variant or "plain")
+        subfolder = folder / f"{contestant.environment}-{contestant.variant or len(found)}"
         subfolder.mkdir(parents=True)
-        yield Stand(contestant, python, server, subfolder, scale, 30.0 if asked.quick else 90.0, asked.jobs)
+        found[contestant.name] = Stand(contestant, python, server, subfolder, scale, 0.0, asked.jobs)
+    return found
 
 
-def measure(stand: Stand, name: str, how: Callable[[Stand], Figures], record: Record) -> None:
-    """Run one measure of one contestant. A failure is recorded, and does not stop the run."""
+def measure(stand: Stand, name: str, run: Run) -> str:
+    """Run one measure of one contestant, and return a line about it. A failure does not stop the run."""
     contestant = stand.contestant
-    if (
-        name in contestant.skips
-        or name in record.failures.get(contestant.name, {})
-        or (name in OURS_ONLY and contestant.name != OURS)
-    ):
-        return
+    stand.limit = MEASURES[name].limit
+    stand.begin()
     try:
-        figures = how(stand)
+        figures = MEASURES[name].run(stand)
     except (Failed, RedisError, OSError) as error:
-        record.fail(contestant.name, name, str(error))
-        say(f"  {contestant.name:20} {name:9} failed: {error}")
-        return
-    record.keep(contestant.name, figures)
-    say(
-        f"  {contestant.name:20} {name:9} "
-        + "  ".join(f"{key} {value:,.4g}" for key, value in figures.items())
-    )
+        run.record.fail(run.name, contestant.name, name, str(error))
+        return f"FAILED: {error}"
+    run.record.keep(run.name, contestant.name, name, figures)
+    return "  ".join(f"{key} {value:,.4g}" for key, value in figures.items())
 
 
-def rounds(all_stands: list[Stand], asked: argparse.Namespace, record: Record) -> int:
-    """Run all measures for all contestants, in random order, and return the number of finished rounds."""
-    wanted = {name.strip() for name in asked.measures.split(",") if name.strip()} or {*EVERY_ROUND, *ONCE}
-    deadline = time.monotonic() + asked.limit * 60
-    total = asked.rounds or (1 if asked.quick else 3)
-    for number in range(total):
-        for name, how in (EVERY_ROUND | (ONCE if number == 0 else {})).items():
-            if name not in wanted:
-                continue
-            fills = name == "bulk" and "drain1" in wanted  # filling a queue to drain it measures the same
-            say(f"round {number + 1} of {total}: {name}")
-            for stand in random.sample(all_stands, len(all_stands)):
-                if time.monotonic() > deadline:
-                    say("out of time: the rest of the rounds is left out")
-                    return number
-                if not (fills and "drain1" not in stand.contestant.skips):
-                    measure(stand, name, how, record)
-    return total
+def perform(steps: list[Step], ready: dict[str, Stand], run: Run, minutes: float, unfinished: Path) -> None:
+    """Run all steps that are not done. A measure that failed in one round is left out in the next."""
+    started, count = time.monotonic(), 0
+    left = [step for step in steps if step not in run.done and step[2] in ready]
+    for position, step in enumerate(left):
+        number, name, contestant = step
+        spent = time.monotonic() - started
+        if spent > minutes * 60:
+            say(f"out of time: {len(left) - position} steps are left out")
+            return
+        if not run.record.failed(contestant, name):
+            line = measure(ready[contestant], name, run)
+            count += 1
+            spent = time.monotonic() - started
+            rest = spent / count * (len(left) - position - 1) / 60
+            say(
+                f"{position + 1}/{len(left)}, {rest:.0f} min left, round {number + 1}: {name}, {contestant}: {line}"
+            )
+        run.done.add(step)
+        run.seconds += time.monotonic() - started - spent
+        run.save(unfinished)
 
 
 def say(text: str) -> None:
@@ -149,37 +223,56 @@ def stop(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
+def write(record: Record, target: Path) -> None:
+    """Write the record and its page to a folder; in the repository, the README, too."""
+    record.save(target / "results.json")
+    workflows = report.read(HERE / "results.md", report.WORKFLOWS)
+    (target / "results.md").write_text(report.page(record, workflows))
+    if target == HERE:
+        report.fill(HERE.parent / "README.md", report.excerpt(record))
+    say(f"written: {target / 'results.md'}")
+
+
 def main() -> int:
     """Measure, write the results, and return the exit code."""
-    arguments = options()
-    contestants = chosen(arguments.only)
+    asked = parse()
+    unfinished = cache() / "unfinished.json"
+    if asked.report:
+        write(Record.load(HERE / "results.json"), HERE)
+        return 0
+    if asked.resume:
+        run = Run.load(unfinished)
+        asked = parse(run.arguments)
+    else:
+        run = Run(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}", sys.argv[1:])
+    if asked.quick and not asked.only:
+        asked.only = f"{OURS},{NEW}"
+    contestants = chosen(asked.only)
+    steps = planned(contestants, asked)
     signal.signal(signal.SIGTERM, stop)
-    record, load, start = Record(), os.getloadavg()[0], time.time()
+    load, began = os.getloadavg()[0], time.monotonic()
     with tempfile.TemporaryDirectory(prefix="celery5-bench-") as folder:
         try:
             with Server() as server:
-                done = rounds(
-                    list(stands(contestants, server, Path(folder), arguments, record)), arguments, record
-                )
-                machine = report.machine(server.version, done, arguments.quick, load, time.time() - start)
+                ready = stands(contestants, server, Path(folder), asked, run)
+                perform(steps, ready, run, asked.limit, unfinished)
+                version = server.version
         except NoServer as error:
             say(str(error))
             return 1
         except KeyboardInterrupt:
-            say("stopped; nothing was written")
+            say("stopped; go on with --resume")
             return 130
         finally:
             children.end_all()
-    complete = not (arguments.quick or arguments.only or arguments.measures or arguments.jobs)
-    target = HERE if complete or arguments.publish else cache()
-    workflows = report.read(HERE / "results.md", report.WORKFLOWS)
-    text = report.page(machine, record.figures, record.failures, workflows)
-    (target / "results.md").write_text(text)
-    raw = {"machine": machine, "figures": record.figures, "failures": record.failures}
-    (target / "results.json").write_text(json.dumps(raw, indent=1) + "\n")
-    if target == HERE:
-        report.fill(HERE.parent / "README.md", report.excerpt(machine, record.figures))
-    print(text)
+    total = 1 + max((number for number, _, _ in run.done), default=0)
+    run.record.runs[run.name] = report.machine(version, total, asked.quick, load, time.monotonic() - began)
+    complete = not (asked.quick or asked.only or asked.measures or asked.jobs)
+    target = HERE if complete or asked.publish else cache()
+    merged = Record.load(target / "results.json")
+    merged.merge(run.record)
+    write(merged, target)
+    unfinished.unlink(missing_ok=True)
     return 0
 
 

@@ -16,6 +16,12 @@ class WorkflowStand(Stand):
         module = self.contestant.module.replace("_app", "_workflows")
         return [str(self.python), str(PEERS / "ask_workflows.py"), module, verb, *map(str, numbers)]
 
+    def command(
+        self, processes: int, concurrency: int, number: int, environment: dict[str, str]
+    ) -> list[str]:
+        """Return the command line of a worker."""
+        return self.ask("worker", processes, concurrency)
+
     def run_workflows(self, verb: str, first: int, second: int) -> dict[str, Any]:
         """Run a producer of workflows to its end and return its output. Raises Failed."""
         environment = self.environment(True, self.contestant.drain_at, {})

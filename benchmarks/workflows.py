@@ -24,7 +24,7 @@ from statistics import median
 
 import children
 import report
-from contestants import CONTESTANTS, OURS, Contestant
+from contestants import CONTESTANTS, TRIO, Contestant
 from environments import CannotPrepare, prepare
 from measures import Failed, Figures
 from redis.exceptions import RedisError
@@ -40,6 +40,7 @@ CHAINS, LINKS = 1_000, 10
 LAPS = 3
 LIMIT = 120.0
 STARTED_AFTER = 1.5
+OURS = "celery5"
 PEERS = ("celery", "celery, threads", "dramatiq", "taskiq, streams", "taskiq, list", "streaq", OURS)
 GROUP = "celery5, group of calls"
 COLUMNS = {
@@ -105,6 +106,7 @@ def options() -> argparse.Namespace:
 def stands(only: set[str], server: Server, folder: Path) -> list[WorkflowStand]:
     """Return the contestants whose environment could be made."""
     known = {contestant.name: contestant for contestant in CONTESTANTS}
+    known[OURS] = replace(known[TRIO], name=OURS)
     group = replace(known[OURS], name=GROUP, variant="group")
     found = []
     for contestant in (*(known[name] for name in PEERS), group):

@@ -79,7 +79,7 @@ async def latency(n: int) -> None:
             await job.result(timeout=PATIENCE, poll_delay=0.001)
 
 
-def worker(processes: int, concurrency: int) -> None:
+def serve(processes: int, concurrency: int) -> None:
     """Its own entry point, after uvloop has been installed as its documentation shows."""
     WorkerSettings.max_jobs = concurrency
     asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
@@ -91,5 +91,6 @@ peer = Peer(
     lambda n: uvloop.run(bulk(n)),
     lambda n: uvloop.run(sleep(n)),
     lambda n: uvloop.run(latency(n)),
-    worker,
+    None,
+    serve,
 )

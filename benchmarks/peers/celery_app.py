@@ -4,7 +4,7 @@ import os
 import time
 
 from celery import Celery, group
-from contract import PATIENCE, RESULTS, SLEEP, URL, VARIANT, Peer, become, chunks, clock, trips
+from contract import PATIENCE, RESULTS, SLEEP, URL, VARIANT, Peer, chunks, clock, command_line, trips
 from stamps import done
 
 app = Celery("bench", broker=URL, backend=URL if RESULTS else None)
@@ -61,12 +61,14 @@ def latency(n: int) -> None:
             noop.delay(i).get(timeout=PATIENCE)
 
 
-def worker(processes: int, concurrency: int) -> None:
+def worker(processes: int, concurrency: int) -> list[str]:
     """Prefork: one child for each process. Threads: `concurrency` threads in one process."""
     threads = VARIANT == "threads"
     pool = ("-P", "threads", "-c", str(concurrency)) if threads else ("-P", "prefork", "-c", str(processes))
     quiet = ("--without-gossip", "--without-mingle", "--without-heartbeat", "-l", "WARNING")
-    become("celery", "-A", "celery_app", "worker", "-n", f"bench-{os.getpid()}@%h", *quiet, *pool)
+    return command_line(
+        "celery", "-A", "celery_app", "worker", "-n", f"bench-{os.getpid()}@%h", *quiet, *pool
+    )
 
 
 peer = Peer(enqueue, bulk, sleep, latency, worker)

@@ -13,10 +13,17 @@ URL = os.environ.get("BENCH_URL", "redis://127.0.0.1:6379/0")
 RESULTS = os.environ.get("BENCH_RESULTS") == "1"
 VARIANT = os.environ.get("BENCH_VARIANT", "")
 SLEEP = 0.05
+WAIT = 0.005
+COMPUTED = 0.001
+"""Seconds that a realistic job waits and computes."""
+QUEUES = [f"q{number}" for number in range(20)]
+"""The queues of jobs that are spread."""
+WORKER_QUEUES = [name for name in os.environ.get("BENCH_QUEUES", "").split(",") if name]
+"""The queues that a worker serves; empty: the usual one."""
 CHUNK = 1000
 """Jobs handed over at once by peers that send many in one call."""
 WARM_UP_LAPS = 20
-TRIPS_LIMIT = 8.0
+TRIPS_LIMIT = 4.0
 """Seconds after which no further round trip is begun."""
 PATIENCE = 10.0
 """Seconds that a round trip may take before the peer counts as failed."""
@@ -62,7 +69,14 @@ class Peer:
     bulk: Callable[[int], object]
     sleep: Callable[[int], object]
     latency: Callable[[int], object]
-    worker: Callable[[int, int], object]
+    # The command line of so many processes with so much concurrency; None when `serve` is the worker.
+    worker: Callable[[int, int], list[str]] | None
+    # Is a worker, where there is no command for it.
+    serve: Callable[[int, int], object] | None = None
+    # Queue so many jobs of a task, `work` or `echo`, with a text of so many bytes.
+    fill: Callable[[str, int, int], object] | None = None
+    # Queue so many no-op jobs, to each of QUEUES in turn.
+    spread: Callable[[int], object] | None = None
 
 
 @dataclass(frozen=True)
@@ -76,6 +90,26 @@ class Workflows:
     # Start so many chains of this many jobs; the jobs stamp when they run.
     chains: Callable[[int, int], object]
     worker: Callable[[int, int], object]
+
+
+def compute() -> None:
+    """Use a processor as long as a realistic job does."""
+    end = time.thread_time() + COMPUTED
+    while time.thread_time() < end:
+        pass
+
+
+def chunk_size(size: int) -> int:
+    """Return how many jobs with a text of `size` bytes go into one call: some 5 MB at most."""
+    return max(1, min(CHUNK, 5_000_000 // max(size, 1)))
+
+
+def portions(n: int, size: int) -> Iterator[int]:
+    """Yield numbers of jobs that add up to `n`, each for one call."""
+    while n > 0:
+        portion = min(n, chunk_size(size))
+        yield portion
+        n -= portion
 
 
 def chunks(n: int) -> Iterator[range]:
@@ -93,7 +127,12 @@ def trips(n: int) -> Iterator[int]:
         yield i
 
 
+def command_line(*command: str) -> list[str]:
+    """Return a command line of a tool of the peer's own environment."""
+    return [str(Path(sys.executable).with_name(command[0])), *command[1:]]
+
+
 def become(*command: str) -> NoReturn:
     """Turn this process into a tool of the peer's own environment."""
-    tool = Path(sys.executable).with_name(command[0])
-    os.execv(tool, [str(tool), *command[1:]])
+    tool, *arguments = command_line(*command)
+    os.execv(tool, [tool, *arguments])

@@ -3,7 +3,7 @@
 import time
 
 import dramatiq
-from contract import PATIENCE, RESULTS, SLEEP, URL, Peer, become, chunks, clock, trips
+from contract import PATIENCE, RESULTS, SLEEP, URL, Peer, chunks, clock, command_line, trips
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.results import Results
 from dramatiq.results.backends import RedisBackend
@@ -60,9 +60,11 @@ def latency(n: int) -> None:
             noop.send(i).get_result(block=True, timeout=int(PATIENCE * 1000))
 
 
-def worker(processes: int, concurrency: int) -> None:
+def worker(processes: int, concurrency: int) -> list[str]:
     """Its own command."""
-    become("dramatiq", "dramatiq_app", "--processes", str(processes), "--threads", str(concurrency))
+    return command_line(
+        "dramatiq", "dramatiq_app", "--processes", str(processes), "--threads", str(concurrency)
+    )
 
 
 peer = Peer(enqueue, bulk, sleep, latency, worker)

@@ -2,7 +2,7 @@
 
 import time
 
-from contract import PATIENCE, RESULTS, SLEEP, URL, Peer, become, clock, trips
+from contract import PATIENCE, RESULTS, SLEEP, URL, Peer, clock, command_line, trips
 from huey import RedisHuey
 from stamps import done
 
@@ -52,9 +52,9 @@ def latency(n: int) -> None:
             noop(i).get(blocking=True, timeout=PATIENCE)
 
 
-def worker(processes: int, concurrency: int) -> None:
+def worker(processes: int, concurrency: int) -> list[str]:
     """Its own command, with threads and without its timer of periodic tasks."""
-    become("huey_consumer", "huey_app.huey", "-k", "thread", "-w", str(concurrency), "-n", "-q")
+    return command_line("huey_consumer", "huey_app.huey", "-k", "thread", "-w", str(concurrency), "-n", "-q")
 
 
 peer = Peer(enqueue, bulk, sleep, latency, worker)

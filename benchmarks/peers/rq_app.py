@@ -2,7 +2,7 @@
 
 import time
 
-from contract import PATIENCE, RESULTS, SLEEP, URL, Peer, become, chunks, clock, trips
+from contract import PATIENCE, RESULTS, SLEEP, URL, Peer, chunks, clock, command_line, trips
 from redis import Redis
 from rq import Queue
 from stamps import done
@@ -61,10 +61,10 @@ def latency(n: int) -> None:
             queue.enqueue("rq_app.noop", i, result_ttl=KEPT).latest_result(timeout=int(PATIENCE))
 
 
-def worker(processes: int, concurrency: int) -> None:
+def worker(processes: int, concurrency: int) -> list[str]:
     """Its own command; a process runs one job at a time."""
     quiet = ("-q", "--disable-job-desc-logging")
-    become("rq", "worker", "bench", "--url", URL, "-w", "rq.worker.SimpleWorker", *quiet)
+    return command_line("rq", "worker", "bench", "--url", URL, "-w", "rq.worker.SimpleWorker", *quiet)
 
 
 peer = Peer(enqueue, bulk, sleep, latency, worker)

@@ -64,14 +64,14 @@ async def latency(n: int) -> None:
             await queue.apply("noop", timeout=PATIENCE, poll_interval=0.001, n=i, ttl=TTL)
 
 
-async def serve(concurrency: int) -> None:
+async def run(concurrency: int) -> None:
     """One worker."""
     await Worker(opened(), functions=[noop, nap], concurrency=concurrency).start()
 
 
-def worker(processes: int, concurrency: int) -> None:
+def serve(processes: int, concurrency: int) -> None:
     """Its worker under uvloop."""
-    uvloop.run(serve(concurrency))
+    uvloop.run(run(concurrency))
 
 
 peer = Peer(
@@ -79,5 +79,6 @@ peer = Peer(
     lambda n: uvloop.run(bulk(n)),
     lambda n: uvloop.run(sleep(n)),
     lambda n: uvloop.run(latency(n)),
-    worker,
+    None,
+    serve,
 )

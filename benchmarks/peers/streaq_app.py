@@ -5,7 +5,7 @@ import os
 
 import anyio
 import uvloop
-from contract import PATIENCE, RESULTS, SLEEP, URL, Peer, become, chunks, clock, trips
+from contract import PATIENCE, RESULTS, SLEEP, URL, Peer, chunks, clock, command_line, trips
 from stamps import done
 from streaq import Worker
 
@@ -66,10 +66,9 @@ async def latency(n: int) -> None:
                 await (await noop.enqueue(i)).result(timeout=int(PATIENCE))
 
 
-def worker(processes: int, concurrency: int) -> None:
+def worker(processes: int, concurrency: int) -> list[str]:
     """Its own command."""
-    os.environ["BENCH_CONCURRENCY"] = str(concurrency)
-    become("streaq", "run", "streaq_app:app", "--workers", str(processes))
+    return command_line("streaq", "run", "streaq_app:app", "--workers", str(processes))
 
 
 peer = Peer(

@@ -3,7 +3,7 @@
 import asyncio
 
 import uvloop
-from contract import PATIENCE, RESULTS, SLEEP, URL, VARIANT, Peer, become, chunks, clock, trips
+from contract import PATIENCE, RESULTS, SLEEP, URL, VARIANT, Peer, chunks, clock, command_line, trips
 from stamps import done
 from taskiq_redis import ListQueueBroker, RedisAsyncResultBackend, RedisStreamBroker
 
@@ -64,10 +64,12 @@ async def latency(n: int) -> None:
             await task.wait_result(check_interval=0.001, timeout=PATIENCE)
 
 
-def worker(processes: int, concurrency: int) -> None:
+def worker(processes: int, concurrency: int) -> list[str]:
     """Its own command, which runs uvloop by itself when that is installed."""
     size = ("--workers", str(processes), "--max-async-tasks", str(concurrency))
-    become("taskiq", "worker", "taskiq_app:broker", *size, "--log-level", "WARNING", "--no-parse")
+    return command_line(
+        "taskiq", "worker", "taskiq_app:broker", *size, "--log-level", "WARNING", "--no-parse"
+    )
 
 
 peer = Peer(
