@@ -157,10 +157,7 @@ class AsyncioRunner:
                 raise
             return waiter.job.outcome
         finally:
-            running_job.forbid_interrupts()
-            running_job.set_thread(None)
-            if running_job.thread_ended is None:
-                waiter.job.forget()
+            waiter.end()
 
     def _get_loop(self) -> "_Loop":
         if self._loop is None or not self._loop.is_usable:
@@ -204,20 +201,29 @@ class _Loop(trio.abc.Instrument):
         return self.loop.is_closed()
 
     def begin(self, job: "_AsyncioJob") -> None:
-        """Begin a job in a copy of this context, when this turn of the Trio loop ends. Call it in the Trio loop."""
+        """Begin a job in a copy of this context. Call it in the Trio loop.
+
+        The only one begins now; others when this turn of the Trio loop ends. Woken for the first of them the loop would
+        take that one alone, and most lists would have one job.
+        """
         self._begun.append((job, contextvars.copy_context()))
+        self.jobs.add(job)
+        if len(self.jobs) == 1:
+            self._wake_loop()
 
     def before_io_wait(self, timeout: float) -> None:
-        """Wake the loop for the jobs of this turn of the Trio loop: called by Trio.
+        """Wake the loop for the jobs of this turn of the Trio loop: called by Trio."""
+        if self._begun:
+            self._wake_loop()
 
-        Woken for the first of them it would take that one alone, and most lists would have one job.
-        """
-        if self._begun and not self._wakes_loop:
-            self._wakes_loop = True
-            try:
-                self.loop.call_soon_threadsafe(self._begin_jobs)
-            except RuntimeError:  # the loop is closed
-                self._fail_jobs([job for job, _ in self._begun])
+    def _wake_loop(self) -> None:
+        if self._wakes_loop:
+            return
+        self._wakes_loop = True
+        try:
+            self.loop.call_soon_threadsafe(self._begin_jobs)
+        except RuntimeError:  # the loop is closed
+            self._fail_jobs([job for job, _ in self._begun])
 
     def _begin_jobs(self) -> None:
         self._wakes_loop = False  # what is appended from now on wakes the loop again
@@ -323,7 +329,6 @@ class _Waiter:
         self.job = job = _AsyncioJob(
             loop, self, surround_call(function, "asyncio"), args, kwargs, running_job
         )
-        loop.jobs.add(job)
         if running_job.slot is not None and loop.thread.native_id is not None:
             running_job.slot.set_thread(loop.thread.native_id)
         running_job.set_thread(job)
@@ -336,6 +341,14 @@ class _Waiter:
         self._is_parked = True
         await trio.lowlevel.wait_task_rescheduled(self._abort)
         return self._outcome
+
+    def end(self) -> None:
+        """Let go of the last job: no cycle is left to the garbage collector."""
+        self._running_job.forbid_interrupts()
+        self._running_job.set_thread(None)
+        if self._running_job.thread_ended is None:
+            self.job.forget()
+        del self.job
 
     def _abort(self, _raise: RaiseCancelT) -> Abort:
         self._is_parked = False

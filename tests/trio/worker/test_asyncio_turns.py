@@ -1,13 +1,19 @@
 """The asyncio loop takes jobs in lists: each has its own task from its first step, and none holds up the others."""
 
 import asyncio
+import gc
 import threading
 import time
+import types
+from collections.abc import Generator
 from contextvars import ContextVar
+from typing import Any
 
+import pytest
 import trio
 
 from celery5.protocol.job.verdict import Outcome, Returned
+from celery5.runners import on_asyncio
 from celery5.runners.on_asyncio import AsyncioRunner
 from celery5.runners.running_job import RunningJob
 from celery5.runners.stacks import read_job_stacks
@@ -87,6 +93,28 @@ async def test_jobs_that_begin_together_and_compute_do_not_hold_up_those_that_ru
     assert len(set(turns_at_end)) > 10
 
 
+async def test_a_job_on_an_idle_loop_begins_before_this_turn_of_trio_ends(loop: AsyncioRunner) -> None:
+    begun = threading.Event()
+
+    async def job() -> None:
+        begun.set()
+
+    @types.coroutine
+    def execute_and_block() -> Generator[Any, Any, Outcome]:
+        execution = loop.execute(job, [], {}, RunningJob())
+        request = execution.send(None)
+        assert begun.wait(10)  # the Trio loop stands still meanwhile
+        while True:
+            answer = yield request
+            try:
+                request = execution.send(answer)
+            except StopIteration as stop:
+                outcome: Outcome = stop.value
+                return outcome
+
+    assert await execute_and_block() == Returned(b"null")
+
+
 async def test_a_job_that_waits_for_the_loop_has_no_stack_of_the_job_that_blocks_it(
     loop: AsyncioRunner,
 ) -> None:
@@ -114,3 +142,25 @@ async def test_a_job_that_waits_for_the_loop_has_no_stack_of_the_job_that_blocks
     assert "block" in [place.function for place in blocking.places]
     assert waiting.places == ()
     assert "is about to begin" in waiting.note
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_a_job_on_asyncio_leaves_nothing_to_the_garbage_collector(
+    loop: AsyncioRunner, waits: bool
+) -> None:
+    async def job() -> None:
+        if waits:
+            await asyncio.sleep(0.001)
+
+    await loop.execute(job, [], {}, RunningJob())
+    gc.collect()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        for _ in range(20):
+            await loop.execute(job, [], {}, RunningJob())
+        gc.collect()
+        found = {type(item).__name__ for item in gc.garbage if type(item).__module__ == on_asyncio.__name__}
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+    assert found == set()
