@@ -5,10 +5,11 @@ worker stops reading before it stops running jobs, and settles the last outcome 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, Protocol
 
+import msgspec
 import trio
 
 from celery5.boot_step import BootStep
@@ -109,15 +110,14 @@ def merge_steps(own_steps: Sequence[Step], added_steps: Sequence[Step]) -> list[
     )
 
 
-@dataclass(slots=True)
-class _RunningStep:
+class _RunningStep(msgspec.Struct):
     """A step that runs, or is about to."""
 
     step: Step
     service: Service
     incarnation_end: IncarnationEnd
-    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
-    done: trio.Event = field(default_factory=trio.Event)
+    scope: trio.CancelScope = msgspec.field(default_factory=trio.CancelScope)
+    done: trio.Event = msgspec.field(default_factory=trio.Event)
     begun: bool = False
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:

@@ -8,7 +8,6 @@ full and has mypy check them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields
 from inspect import Parameter, Signature
 from typing import Any, Generic, TypeVar, cast
 
@@ -179,14 +178,14 @@ def steps_of(parts: type) -> Part[tuple[Step, ...]]:
     return Part(StepsMaker(parts))
 
 
-def list_values(*values: object) -> dict[str, Any]:
-    """Return the fields of these dataclass instances by name. Raises TypeError when two of them have one name."""
+def list_values(*values: Struct) -> dict[str, Any]:
+    """Return the fields of these values by name. Raises TypeError when two of them have one name."""
     found: dict[str, Any] = {}
     for owner in values:
-        for field in fields(cast("Any", owner)):
-            if field.name in found:
-                raise TypeError(f"two values are named {field.name!r}, one of them in {type(owner).__name__}")
-            found[field.name] = getattr(owner, field.name)
+        for name in owner.__struct_fields__:
+            if name in found:
+                raise TypeError(f"two values are named {name!r}, one of them in {type(owner).__name__}")
+            found[name] = getattr(owner, name)
     return found
 
 
@@ -196,7 +195,7 @@ def list_settings(values: Mapping[str, object]) -> dict[str, object]:
     return asdict(settings) if isinstance(settings, Struct) else {}
 
 
-def build(root: type[T], parts: type, /, *values: object, **overrides: object) -> T:
+def build(root: type[T], parts: type, /, *values: Struct, **overrides: object) -> T:
     """Build one `root` with everything that its constructor asks for, directly or not.
 
     It is asked for once, so that every part in it exists once.
@@ -204,7 +203,7 @@ def build(root: type[T], parts: type, /, *values: object, **overrides: object) -
     Args:
         root: The class to build.
         parts: A class whose attributes are the parts. `steps` is added: its boot steps.
-        values: Dataclass instances, whose fields are what the parts ask for besides each other. A field `settings`
+        values: Structs, whose fields are what the parts ask for besides each other. A field `settings`
             has the settings of the application: a part gets one by its name, where no part and no value has that name.
         overrides: Values that win over those of the same name.
     """

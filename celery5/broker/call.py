@@ -6,7 +6,7 @@ A driver performs calls and is the only thing with a colour (blocking, asyncio, 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from hashlib import sha1
-from importlib.resources import files
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -20,8 +20,13 @@ R = TypeVar("R")
 Word = str | bytes | int | float
 
 
+_FOLDER = Path(__file__).parent / "lua"
+
+
+@cache
 def _lua(name: str) -> str:
-    return files("celery5.broker").joinpath("lua", f"{name}.lua").read_text()
+    with open(f"{_FOLDER}/{name}.lua", encoding="utf-8") as file:
+        return file.read()
 
 
 def _read_libs(libs: Sequence[str]) -> str:

@@ -17,6 +17,7 @@ import celery5
 from celery5.cli.terminal.errors import EXIT_USAGE, run_reporting_errors
 from celery5.cli.terminal.output import echo
 from celery5.cli.terminal.target import Target
+from celery5.lazy_modules import without_collections
 
 COMMANDS: Mapping[str, str] = {
     "acl": "Print the ACL of Redis for ROLE: what its scripts and commands need, and nothing else.",
@@ -66,6 +67,7 @@ STANDALONE: Mapping[str, str] = {
     "router": "processes",
     "scheduler": "processes",
     "top": "top",
+    "worker": "processes",
 }
 """The commands that are not made from operations, and their modules in `celery5.cli.standalone`."""
 COMPLETION_VARIABLE = "_CELERY5_COMPLETE"
@@ -97,7 +99,8 @@ class CommandTree(click.Group):
         """
         for name in (cmd_name,) if cmd_name in COMMANDS else COMMANDS:
             if name not in self.commands:
-                self.add_command(getattr(import_module(get_module_name(name)), name))
+                with without_collections():
+                    self.add_command(getattr(import_module(get_module_name(name)), name))
                 if COMPLETION_VARIABLE in os.environ:
                     import_module("celery5.cli.standalone.completion").add_name_completion(
                         self.commands[name]
@@ -129,7 +132,8 @@ class CommandTree(click.Group):
 
 def _list_nouns() -> Mapping[str, str]:
     """Return the nouns of all operations, with the help of a group of commands."""
-    from celery5.operations.table import OPERATIONS
+    with without_collections():
+        from celery5.operations.table import OPERATIONS
 
     return {
         operation.noun: (sys.modules[operation.function.__module__].__doc__ or "").strip()

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from celery5.lazy import exports
+from celery5.lazy_modules import load_late
 
 if TYPE_CHECKING:
     from celery5.health.health_check import HealthCheck
@@ -15,3 +16,5 @@ if not TYPE_CHECKING:
         __name__,
         {"BreakerPolicy": "celery5.protocol.health.breaker", "HealthCheck": "celery5.health.health_check"},
     )
+
+load_late(__name__, "http_requests")

@@ -1,12 +1,8 @@
 """Define the built-in health checks: broker, event loop, memory, disk, queue, backlog, HTTP endpoint."""
 
-import http.client
 import ipaddress
 import os
 import shutil
-import socket
-import ssl
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -16,8 +12,8 @@ from msgspec.structs import replace
 
 from celery5.broker.calls import jobs, queues
 from celery5.errors import BrokerError, Misconfigured
+from celery5.health import http_requests
 from celery5.health.health_check import CheckContext, CheckFunction, HealthCheck
-from celery5.health.http_deadline import end_in_time
 from celery5.health.machine import MEMINFO, available_memory, used_memory
 from celery5.protocol.health.readings import (
     HTTP_STATES,
@@ -34,94 +30,6 @@ if TYPE_CHECKING:
     from celery5.config.settings import Settings
     from celery5.health.event_loop import LoopBlock
     from celery5.health.health_check import DeclareCheck
-
-
-def resolve_host(url: str) -> list[str]:
-    """Return the IP addresses of the host of a URL, in the order in which to try them. Blocking.
-
-    Raises:
-        OSError: The name cannot be resolved.
-    """
-    found = socket.getaddrinfo(urlsplit(url).hostname or "", None, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(address[0]) for *_, address in found))
-
-
-def request_options(
-    url: str, limit: float, cafile: str | None, addresses: Sequence[str] = ()
-) -> EndpointResponse:
-    """Send an OPTIONS request, in a thread. All its steps share `limit` seconds.
-
-    Args:
-        url: The endpoint.
-        limit: Seconds.
-        cafile: A file of certificates to trust instead of the system's.
-        addresses: The addresses of the host, one of which is connected to; none: its name is resolved.
-    """
-    start = time.monotonic()
-    parts = urlsplit(url)
-    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    connection: http.client.HTTPConnection | None = None
-    try:
-        connection = _connection(parts.scheme, parts.hostname or "", parts.port, limit, cafile)
-        if addresses:
-            connection.sock = _connect_to_first(addresses, connection, start + limit, cafile)
-        else:
-            connection.connect()
-        with end_in_time(connection, limit - (time.monotonic() - start)) as expired:
-            connection.request("OPTIONS", path, headers={"User-Agent": "celery5", "Connection": "close"})
-            # Closed here: it keeps the socket open, also when the connection is closed.
-            with connection.getresponse() as response:
-                if expired.is_set():
-                    raise TimeoutError
-        return EndpointResponse(
-            status=response.status,
-            seconds=time.monotonic() - start,
-            allow=response.getheader("Allow"),
-            accept=response.getheader("Accept"),
-        )
-    except (ssl.SSLError, ssl.CertificateError) as error:
-        if isinstance(error, TimeoutError):
-            return EndpointResponse(seconds=time.monotonic() - start, why="no answer in time")
-        return EndpointResponse(seconds=time.monotonic() - start, is_insecure=True, why=f"TLS: {error}")
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        return EndpointResponse(seconds=time.monotonic() - start, why=f"{type(error).__name__}: {error}")
-    finally:
-        if connection is not None:
-            connection.close()
-
-
-def _connect_to_first(
-    addresses: Sequence[str], connection: http.client.HTTPConnection, deadline: float, cafile: str | None
-) -> socket.socket:
-    """Connect to the first of these addresses that accepts."""
-    failure: OSError = OSError("it has no address")
-    for address in addresses:
-        try:
-            left = max(deadline - time.monotonic(), 0.001)
-            raw = socket.create_connection((address, connection.port), timeout=left)
-            break
-        except OSError as error:
-            failure = error
-    else:
-        raise failure
-    if not isinstance(connection, http.client.HTTPSConnection):
-        return raw
-    try:
-        context = ssl.create_default_context(cafile=cafile)
-        return context.wrap_socket(raw, server_hostname=connection.host)
-    except BaseException:
-        raw.close()
-        raise
-
-
-def _connection(
-    scheme: str, host: str, port: int | None, limit: float, cafile: str | None
-) -> http.client.HTTPConnection:
-    if scheme == "http":
-        return http.client.HTTPConnection(host, port, timeout=limit)
-    return http.client.HTTPSConnection(
-        host, port, timeout=limit, context=ssl.create_default_context(cafile=cafile)
-    )
 
 
 MiB = 2**20
@@ -346,7 +254,9 @@ class HttpEndpoint(HealthCheck):
             if not addresses:
                 answer = EndpointResponse(seconds=seconds, why=failure)
             else:
-                request = partial(request_options, self.url, self.limit - seconds, self._cafile, addresses)
+                request = partial(
+                    http_requests.request_options, self.url, self.limit - seconds, self._cafile, addresses
+                )
                 with trio.CancelScope(deadline=deadline):
                     response = await self._in_thread(request)
                     answer = replace(response, seconds=response.seconds + seconds)
@@ -368,7 +278,7 @@ class HttpEndpoint(HealthCheck):
         host, limit = urlsplit(self.url).hostname, min(self.dns_limit, left)
         with trio.move_on_after(limit):
             try:
-                addresses = await self._in_thread(partial(resolve_host, self.url))
+                addresses = await self._in_thread(partial(http_requests.resolve_host, self.url))
             except (OSError, UnicodeError) as error:
                 return [], f"DNS: {host} cannot be resolved: {error}"
             wrong = [address for address in addresses if not self._allows_address(address)]

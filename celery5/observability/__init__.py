@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from celery5.lazy import exports
+from celery5.lazy_modules import load_late
 
 if TYPE_CHECKING:
     from celery5.broker.calls.alerts import AlertSilence
@@ -202,3 +203,5 @@ if not TYPE_CHECKING:
             "worker_lost": "celery5.protocol.observability.alert_rules",
         },
     )
+
+load_late(__name__, "webhook")

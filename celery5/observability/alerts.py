@@ -16,8 +16,8 @@ from celery5.broker.calls.alerts import MAX_SILENCE, MAX_TRANSITIONS, AlertSilen
 from celery5.broker.colour import blocking, run_in_thread
 from celery5.broker.driver import AsyncDriver
 from celery5.errors import Misconfigured
+from celery5.observability import webhook as webhooks
 from celery5.observability.alert_declaration import DeclareAlert
-from celery5.observability.webhook import AlertWebhook, parse_webhook
 from celery5.protocol.observability.alert_messages import make_alert_message
 from celery5.protocol.observability.alerting import (
     AlertInstance,
@@ -76,10 +76,12 @@ class Alerts:
         return self._declared.resolve(self._app.settings, self._app.tasks)
 
     @property
-    def webhook(self) -> AlertWebhook | None:
+    def webhook(self) -> "webhooks.AlertWebhook | None":
         """Where notifications are sent. Raises Misconfigured."""
         settings = self._app.settings
-        return parse_webhook(settings.alert_webhook, settings.alert_webhook_secret)
+        if not settings.alert_webhook:
+            return None
+        return webhooks.parse_webhook(settings.alert_webhook, settings.alert_webhook_secret)
 
     async def alist(self) -> builtins.list[AlertState]:
         """Return each rule, or each of its alerts that is pending or firing.
@@ -139,7 +141,7 @@ class Alerts:
     @blocking(atest)
     def test(self) -> None: ...
 
-    def _make_test(self) -> tuple[AlertWebhook, str, bytes]:
+    def _make_test(self) -> "tuple[webhooks.AlertWebhook, str, bytes]":
         webhook, now = self.webhook, time.time()
         if webhook is None:
             raise Misconfigured("there is no webhook: set alert_webhook and alert_webhook_secret")

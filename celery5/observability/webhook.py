@@ -8,7 +8,7 @@ from typing import cast
 from urllib.parse import urlsplit
 
 from celery5.errors import CeleryError, Misconfigured
-from celery5.health.http_deadline import end_in_time
+from celery5.health.http_requests import end_in_time
 from celery5.protocol.observability.alert_messages import (
     SECRET_HINT,
     check_webhook_url,
@@ -120,10 +120,8 @@ def _connect(scheme: str, host: str, port: int | None) -> http.client.HTTPConnec
     return http.client.HTTPSConnection(host, port, timeout=TIMEOUT, context=ssl.create_default_context())
 
 
-def parse_webhook(url: str, secret: str) -> AlertWebhook | None:
-    """Return where notifications are sent; None without a URL. Raises Misconfigured."""
-    if not url:
-        return None
+def parse_webhook(url: str, secret: str) -> AlertWebhook:
+    """Return where notifications are sent. Raises Misconfigured."""
     if not secret:
         raise Misconfigured(f"alert_webhook needs alert_webhook_secret: {SECRET_HINT}")
     return AlertWebhook(check_webhook_url(url), parse_webhook_secret(secret))

@@ -8,13 +8,13 @@ import os
 import random
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 import trio
+from msgspec.structs import replace
 
 from celery5.app import App
 from celery5.bootsteps.boot import BootGraph
@@ -128,8 +128,7 @@ NO_LIMIT = 10.0**9
 DEFAULT_FILE = "cluster.toml"
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterOptions:
+class ClusterOptions(msgspec.Struct, frozen=True):
     """What a Controller is started with."""
 
     # What names the application on command lines.
@@ -179,8 +178,7 @@ def apply_flags(cluster: Cluster, flags: Mapping[str, Any]) -> Cluster:
     return msgspec.structs.replace(cluster, groups=groups)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ControllerValues:
+class ControllerValues(msgspec.Struct, frozen=True, kw_only=True):
     """What the parts of a Controller ask for besides each other and what every process has."""
 
     cluster: Cluster

@@ -8,11 +8,12 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable, Generator, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import msgspec
 import trio
+from msgspec.structs import replace
 
 from celery5.app import App
 from celery5.bootsteps.boot import BootFailed
@@ -162,8 +163,7 @@ WORKER = ProcessKind("worker", worker.run, worker.check, has_sidecar=True)
 """The kind of process that runs jobs."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServeOptions:
+class ServeOptions(msgspec.Struct, frozen=True):
     """How an application is served."""
 
     queues: tuple[str, ...] = ()  # the queues to consume; empty: all that the tasks name

@@ -1,7 +1,8 @@
 """Options: how a process is to run, whatever its kind."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from celery5.app import App
 from celery5.config.scaling import merge_budgets
@@ -16,8 +17,7 @@ def _nothing() -> None:
     """Nobody has to know."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessOptions:
+class ProcessOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What processes of all kinds are started with."""
 
     # What it is called; each incarnation adds a part of its own. "": by host and process id.
@@ -37,11 +37,11 @@ class ProcessOptions:
     # What probes and metrics read; None: one of its own.
     process_status: ProcessStatus | None = None
     # The commands that it has performed, by id, with the time of each: kept over incarnations, none is done twice.
-    performed_commands: dict[str, float] = field(default_factory=dict[str, float])
+    performed_commands: dict[str, float] = msgspec.field(default_factory=dict[str, float])
     # Whether and how the process is replaced by a fresh one.
-    restart_mode: RestartMode = field(default_factory=RestartMode)
+    restart_mode: RestartMode = msgspec.field(default_factory=RestartMode)
     # Sent when a signal asks for the configuration to be read again.
-    reload_signal: ReloadSignal = field(default_factory=ReloadSignal)
+    reload_signal: ReloadSignal = msgspec.field(default_factory=ReloadSignal)
     # Called when a step does not end: this process will not be whole again.
     on_stuck: Callable[[], None] = _nothing
 

@@ -4,12 +4,12 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
 import msgspec
 import trio
+from msgspec.structs import replace
 
 from celery5.app import App
 from celery5.boot_step import BootStep, select_steps
@@ -37,8 +37,8 @@ from celery5.config.configuration import Configuration
 from celery5.config.settings import Settings
 from celery5.errors import BrokerError
 from celery5.logs.log import Level, Log
+from celery5.observability import webhook
 from celery5.observability.outlets import MetricsOutlet
-from celery5.observability.webhook import AlertWebhook
 from celery5.processes.lifecycle.incarnations import DegradedOperation, run_incarnations
 from celery5.processes.lifecycle.noted_process import noting_process
 from celery5.processes.options import ProcessOptions
@@ -68,8 +68,7 @@ from celery5.services.process.systemd_notify import NotifySettings, SystemdNotif
 from celery5.wiring import part
 
 
-@dataclass(frozen=True, slots=True)
-class Incarnation:
+class Incarnation(msgspec.Struct, frozen=True):
     """One incarnation of a process, which is about to be built."""
 
     # Its whole name.
@@ -81,8 +80,7 @@ class Incarnation:
     next_incarnation: NextIncarnation
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessValues:
+class ProcessValues(msgspec.Struct, frozen=True, kw_only=True):
     """What the parts of a process of any kind ask for besides each other."""
 
     app: App
@@ -361,7 +359,7 @@ def make_alert_rules(app: App) -> tuple[AlertRule, ...]:
     return app.alerts.rules()
 
 
-def make_alert_webhook(app: App) -> AlertWebhook | None:
+def make_alert_webhook(app: App) -> "webhook.AlertWebhook | None":
     """Return where notifications of alerts are sent. Raises Misconfigured."""
     return app.alerts.webhook
 

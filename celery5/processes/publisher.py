@@ -6,7 +6,6 @@ stopped first of all, then what waits is published as far as the broker takes it
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from ipaddress import ip_address
 
 import msgspec
@@ -63,8 +62,7 @@ Publishers = Mapping[str, MessagePublisher]
 Stores = Mapping[str, MessagesStore]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublisherValues:
+class PublisherValues(msgspec.Struct, frozen=True, kw_only=True):
     """What the parts of a Publisher ask for besides each other and what every process has."""
 
     app_name: str

@@ -6,10 +6,11 @@ die at any point. Its inbox takes in the commands.
 
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import trio
+from msgspec.structs import replace
 
 from celery5.app import App
 from celery5.bootsteps.boot import BootGraph
@@ -75,8 +76,7 @@ UNLIMITED_DELIVERIES = 10**9
 """Deliveries after which an event is dead-lettered: a Router runs no code of anybody's, so no event takes it down."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RouterValues:
+class RouterValues(msgspec.Struct, frozen=True, kw_only=True):
     """What the parts of a Router ask for besides each other and what every process has."""
 
     # The queue of events.

@@ -5,9 +5,9 @@ that one does is one atomic step, which the others may try as well. Any of them 
 """
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import trio
 
 from celery5.app import App
@@ -90,8 +90,7 @@ def make_command_sender(
 KIND = "scheduler"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerValues:
+class SchedulerValues(msgspec.Struct, frozen=True, kw_only=True):
     """What the parts of a Scheduler ask for besides each other and what every process has."""
 
     # The broker that its own connection is for.

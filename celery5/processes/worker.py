@@ -5,11 +5,12 @@ stands in worker_parts.py; a worker that was taken for dead begins a new one und
 """
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import msgspec
 import trio
+from msgspec.structs import replace
 
 from celery5.app import App
 from celery5.boot_step import select_steps
@@ -58,8 +59,7 @@ from celery5.streams.stream import Stream
 from celery5.wiring import build, part, step
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerOptions(ProcessOptions):
+class WorkerOptions(ProcessOptions, frozen=True, kw_only=True):
     """What a worker is started with besides what all processes are."""
 
     # The queues that it consumes; none: all that its tasks name.
@@ -69,15 +69,15 @@ class WorkerOptions(ProcessOptions):
     # Whether it ends when there are no more jobs.
     burst: bool = False
     # The queues that are paused: kept over incarnations.
-    paused_queues: set[str] = field(default_factory=set[str])
+    paused_queues: set[str] = msgspec.field(default_factory=set[str])
     # What this process knows of the leader of the timers: kept over incarnations.
-    timer_standing: TimerStanding = field(default_factory=TimerStanding)
+    timer_standing: TimerStanding = msgspec.field(default_factory=TimerStanding)
     # A Router runs in the same process: a burst waits for its events.
     has_router: bool = False
     # The broker that an incarnation works on, by name.
     broker: str = DEFAULT_BROKER
     # The processes that step in when this one dies or hangs, by broker.
-    sidecars: Mapping[str, Sidecar] = field(default_factory=dict[str, Sidecar])
+    sidecars: Mapping[str, Sidecar] = msgspec.field(default_factory=dict[str, Sidecar])
     # The slots that workers on several brokers in one process share.
     slots: SharedSlots | None = None
     # Of workers on several brokers in one process all but the first: they run no steps of the application.

@@ -9,7 +9,6 @@ import math
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -168,8 +167,7 @@ if TYPE_CHECKING:
     from celery5.protocol.boxes.frames import BoxHome
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerValues:
+class WorkerValues(msgspec.Struct, frozen=True, kw_only=True):
     """What the parts of a worker ask for besides each other and what every process has."""
 
     # The tasks of the application, by name.

@@ -6,7 +6,6 @@ An executor reuses one RunningJob for job after job until one of them is cancell
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from types import CoroutineType
 from typing import Any, NamedTuple, Protocol
 
@@ -69,11 +68,10 @@ class JobCall(NamedTuple):
     kwargs: Mapping[str, Any]
 
 
-@dataclass(slots=True, eq=False)
-class RunningJob:
+class RunningJob(msgspec.Struct, eq=False):
     """The job that an executor runs, with its limits and the ways to end it."""
 
-    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    scope: trio.CancelScope = msgspec.field(default_factory=trio.CancelScope)
     delivery: Delivery | None = None
     limits: TimeLimits | None = None
     cancel_outcome: Outcome | None = None

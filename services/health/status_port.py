@@ -14,7 +14,6 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from ipaddress import ip_address
 
 import msgspec
@@ -116,8 +115,7 @@ PATHS = ("/livez", "/readyz", "/metrics", CLUSTER_PATH)
 ReadMetrics = Callable[[], Awaitable[Sequence[MetricFamily]]]
 
 
-@dataclass(slots=True)
-class _OpenRequest:
+class _OpenRequest(msgspec.Struct):
     """A request that comes while the event loop is blocked: its connection, when it is given up, and what has come."""
 
     stream: socket.socket

@@ -7,8 +7,8 @@ worker died, counts as used: the rate is never exceeded.
 """
 
 import math
-from dataclasses import dataclass
 
+import msgspec
 import trio
 
 from celery5.broker.calls import limits
@@ -30,8 +30,7 @@ STALE_SHARE = 0.8
 """The share of a rate's slack after which a start is returned: the rest would hardly do for a job to begin."""
 
 
-@dataclass(slots=True)
-class _Starts:
+class _Starts(msgspec.Struct):
     """Starts that were taken together, and are left."""
 
     rate: Rate

@@ -13,7 +13,7 @@ from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys
 from celery5.health.circuit_breaker import CircuitBreaker
 from celery5.logs.log import Log
-from celery5.observability.webhook import AlertWebhook, WebhookRefused
+from celery5.observability import webhook as webhooks
 from celery5.protocol.health.breaker import WEBHOOK_PREFIX, BreakerPolicy
 from celery5.protocol.observability.alert_messages import make_alert_message
 from celery5.protocol.observability.alerting import AlertKey, AlertTransition, UndeliveredNotification
@@ -46,7 +46,7 @@ class _Attempts(msgspec.Struct, frozen=True):
 class _Receiver(NamedTuple):
     """The webhook, and its circuit breaker."""
 
-    webhook: AlertWebhook
+    webhook: "webhooks.AlertWebhook"
     circuit: CircuitBreaker
 
 
@@ -71,7 +71,7 @@ class AlertDelivery:
         default_redis: AsyncDriver,
         keys: Keys,
         alert_evaluator: AlertEvaluator,
-        alert_webhook: AlertWebhook | None,
+        alert_webhook: "webhooks.AlertWebhook | None",
         circuit_breakers: CircuitBreakers,
         log: Log,
     ) -> None:
@@ -146,7 +146,7 @@ class AlertDelivery:
                     receiver.webhook.post, transition.id, body, time.time(), abandon_on_cancel=True
                 )
             has_answered = True
-        except WebhookRefused as error:
+        except webhooks.WebhookRefused as error:
             outcome, has_answered = (str(error), error.is_permanent), error.status is not None
         except trio.TooSlowError:
             outcome, has_answered = ("it did not answer in time", False), False

@@ -6,9 +6,9 @@ then are the new settings applied, and the next incarnation starts with them in 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 import trio
 
 from celery5.errors import CommandRefused, Misconfigured
@@ -27,8 +27,7 @@ class ConfigurationChanged(Exception):
     """The configuration has changed: this incarnation ends, and the next one begins."""
 
 
-@dataclass(slots=True)
-class NextIncarnation:
+class NextIncarnation(msgspec.Struct):
     """Whether another incarnation follows this one in the same process."""
 
     # Changes the settings between the two; None while no other one follows.

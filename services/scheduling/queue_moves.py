@@ -14,9 +14,9 @@ that fires, and the next one continues from there.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from math import inf
 
+import msgspec
 import trio
 from msgspec.structs import replace
 
@@ -54,8 +54,7 @@ class ScheduleNotOwned(Exception):
         super().__init__(schedule.name)
 
 
-@dataclass(frozen=True, slots=True)
-class _StoredSchedule:
+class _StoredSchedule(msgspec.Struct, frozen=True):
     """A schedule as it was read: decoded, as the bytes that a change must replace, and its broker's driver."""
 
     redis: AsyncDriver
@@ -63,16 +62,15 @@ class _StoredSchedule:
     record: bytes
 
 
-@dataclass(slots=True)
-class _StoredRecords:
+class _StoredRecords(msgspec.Struct):
     """The records of one schedule name on all queues."""
 
     # The one on the wanted queue; None while there is none.
     wanted: _StoredSchedule | None = None
     # Those on other queues.
-    others: list[_StoredSchedule] = field(default_factory=list[_StoredSchedule])
+    others: list[_StoredSchedule] = msgspec.field(default_factory=list[_StoredSchedule])
     # Brokers that did not reply.
-    unreachable: list[str] = field(default_factory=list[str])
+    unreachable: list[str] = msgspec.field(default_factory=list[str])
 
 
 class ScheduleMover:

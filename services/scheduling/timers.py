@@ -7,9 +7,9 @@ runs jobs: so jobs and timers have the same grace period, and not one after the 
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
+import msgspec
 import trio
 
 from celery5.errors import Misconfigured
@@ -72,7 +72,7 @@ class TimerRuns:
 
     def get_status(self) -> dict[str, dict[str, int]]:
         """Return the counts of each timer, for `worker stats`."""
-        return {name: asdict(counts) for name, counts in self._counts.items()}
+        return {name: msgspec.structs.asdict(counts) for name, counts in self._counts.items()}
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run what `fire` begins, until cancelled; then until all has ended or the grace period is over."""

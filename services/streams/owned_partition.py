@@ -2,11 +2,11 @@
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from secrets import token_hex
 from typing import Any, Protocol
 from zlib import crc32
 
+import msgspec
 import trio
 import trio.lowlevel
 
@@ -93,15 +93,14 @@ class UncommittedPartitions:
         return [found[first : first + MAX_COMMITS] for first in range(0, len(found), MAX_COMMITS)]
 
 
-@dataclass(slots=True)
-class _Produced:
+class _Produced(msgspec.Struct):
     """What is committed next together with the records that are done."""
 
-    outputs: list[bytes] = field(default_factory=list[bytes])
-    state: dict[str, bytes | None] = field(default_factory=dict[str, bytes | None])
-    dead: list[Sequence[str | bytes]] = field(default_factory=list[Sequence[str | bytes]])
-    parked: list[ParkedRecord] = field(default_factory=list[ParkedRecord])
-    released: list[ReleasedRecord] = field(default_factory=list[ReleasedRecord])
+    outputs: list[bytes] = msgspec.field(default_factory=list[bytes])
+    state: dict[str, bytes | None] = msgspec.field(default_factory=dict[str, bytes | None])
+    dead: list[Sequence[str | bytes]] = msgspec.field(default_factory=list[Sequence[str | bytes]])
+    parked: list[ParkedRecord] = msgspec.field(default_factory=list[ParkedRecord])
+    released: list[ReleasedRecord] = msgspec.field(default_factory=list[ReleasedRecord])
 
 
 class RecordSequence:

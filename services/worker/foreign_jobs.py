@@ -7,9 +7,9 @@ queues. They are given to it directly, so that no worker with the same old code 
 
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
+import msgspec
 import trio
 
 from celery5.broker.calls import jobs, leases
@@ -42,8 +42,7 @@ NEW_FOREIGN = b"foreign "
 """How a message begins on the channel that wakes workers when foreign jobs are kept: their list follows."""
 
 
-@dataclass(frozen=True, slots=True)
-class _UnknownJob:
+class _UnknownJob(msgspec.Struct, frozen=True):
     """A job of a task that this worker does not know."""
 
     delivery: Delivery

@@ -7,9 +7,9 @@ again by whatever has started it, or it replaces itself.
 
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import trio
 
 from celery5.broker.calls import cluster
@@ -34,8 +34,7 @@ TURN_TIMEOUT = 60.0
 """The most seconds to wait for the turn: the memory may keep growing, and there may be many workers."""
 
 
-@dataclass(slots=True)
-class RestartMode:
+class RestartMode(msgspec.Struct):
     """Whether and how a process is started again after it has been recycled."""
 
     # Whether it may be recycled; without that there are no limits.

@@ -7,12 +7,12 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import copy_context
-from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush
 from types import MethodType
 from typing import Any
 
+import msgspec
 import trio
 
 from celery5.broker.calls import jobs
@@ -721,8 +721,7 @@ _RESOLVED = frozenset({BrokerLost, PermanentFailure})
 """The outcomes that Redis is asked about before they count."""
 
 
-@dataclass(slots=True, kw_only=True)
-class _Executor:
+class _Executor(msgspec.Struct, kw_only=True):
     """One executor: what it takes jobs from, and what it runs now, in one Trio task after the other."""
 
     queue: InternalTasksQueue

@@ -37,7 +37,8 @@ def loaded_scripts() -> list[Script]:
         importlib.import_module(f"{calls.__name__}.{module.name}")
         for module in pkgutil.iter_modules(calls.__path__)
     ]
-    return [value for module in modules for value in vars(module).values() if isinstance(value, Script)]
+    names = [(module, name) for module in modules for name in dir(module)]  # which loads late modules, too
+    return [value for module, name in names if isinstance(value := getattr(module, name), Script)]
 
 
 def moves_jobs(text: str) -> bool:

@@ -128,7 +128,7 @@ def commands() -> list[str]:
     context = click.Context(cli)
     for name in cli.list_commands(context):
         command = cli.get_command(context, name)
-        inner = sorted(command.commands) if isinstance(command, click.Group) else [""]
+        inner = command.list_commands(context) if isinstance(command, click.Group) else [""]
         found += [f"{name} {word}".strip() for word in inner]
     return found
 

@@ -1,6 +1,5 @@
 """Start workers, list them, send them commands, and show what each of them answers."""
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from celery5.cli.terminal.errors import skip_unreachable
-from celery5.cli.terminal.flags import Duration, broker_flag, configure, processes_flag, serving_flags
+from celery5.cli.terminal.flags import Duration
 from celery5.cli.terminal.operation_commands import CommandView, Finished, make_group
 from celery5.cli.terminal.output import clean_lines, echo, format_cell, format_progress, format_table, to_json
 from celery5.cli.terminal.target import Target
@@ -18,7 +17,6 @@ from celery5.operations.answers import OTHER_VERSION
 from celery5.operations.operation import Changed, Operation
 from celery5.operations.processes import PROCESS_OPERATIONS
 from celery5.operations.queues import QUEUE_OPERATIONS
-from celery5.protocol.cluster.leadership import EPOCH_VARIABLE
 from celery5.protocol.commands.definitions import RUN_TASK, STACK
 from celery5.protocol.durations import format_age, format_duration
 from celery5.protocol.observability.overview import describe_loss
@@ -318,38 +316,6 @@ worker = make_group(
         if operation.noun == "worker"
     },
 )
-
-
-# By hand, since it runs a process until that is stopped.
-@worker.command()
-@broker_flag
-@processes_flag("Worker")
-@serving_flags
-@click.pass_obj
-def start(target: Target, /, **flags: Any) -> int:
-    """Run jobs until stopped.
-
-    The first SIGTERM or Ctrl-C stops reading and lets what runs finish for the grace period; the second one exits
-    at once.
-    """
-    app = target.load(serves=True)
-    processes = flags.pop("processes")
-    options = configure(app, flags)
-    if processes is not None:
-        app.configure(processes=processes)
-    # A Controller's member is one process whatever the setting is: its group has the count.
-    is_member = EPOCH_VARIABLE in os.environ
-    options = replace(options, processes=processes or (1 if is_member else app.settings.processes))
-    from celery5.processes.foreground import serve
-
-    app.brokers.check()  # a URL that cannot be parsed is an error at once
-    if options.processes > 1 and not app.brokers.is_multi_broker:
-        from celery5.broker.calls import queues as queue_calls
-
-        # An unreachable broker is reported once, not by each process.
-        app.perform(queue_calls.list_queues(app.keys))
-        app.close()
-    return serve(app, options)
 
 
 # By hand, since it joins what workers answer with what is known of those that do not.

@@ -51,6 +51,7 @@ def add_name_completion(command: click.Command) -> None:
         if names is not None and isinstance(parameter.type, click.types.StringParamType):
             parameter.type = _Names(names)
     if isinstance(command, click.Group):
+        command.list_commands(click.Context(command))  # which adds those that are imported late
         for subcommand in command.commands.values():
             add_name_completion(subcommand)
 

@@ -1,16 +1,81 @@
-"""Start processes that run no jobs: Routers, Schedulers and Publisher daemons."""
+"""Start processes: Workers, Routers, Schedulers and Publisher daemons."""
 
+import os
+from importlib import import_module
 from typing import Any
 
 import click
+from msgspec.structs import replace
 
-from celery5.cli.terminal.flags import auxiliary_process_flags, configure, processes_flag
+from celery5.cli.terminal.flags import (
+    auxiliary_process_flags,
+    broker_flag,
+    configure,
+    processes_flag,
+    serving_flags,
+)
 from celery5.cli.terminal.target import Target
+from celery5.protocol.cluster.leadership import EPOCH_VARIABLE
 
 _FILE = click.Path(dir_okay=False)
 
 
 # Commands by hand, since each runs a process until that is stopped.
+
+
+class _WorkerCommands(click.Group):
+    """The commands on workers. `start` is found without the others and their operations: a worker starts sooner."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands, sorted."""
+        self._add_others()
+        return super().list_commands(ctx)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return the command of this name, or None."""
+        if cmd_name != "start":
+            self._add_others()
+        return super().get_command(ctx, cmd_name)
+
+    def _add_others(self) -> None:
+        for command in import_module("celery5.cli.commands.worker").worker.commands.values():
+            self.add_command(command)
+
+
+@click.group(cls=_WorkerCommands, no_args_is_help=False)
+def worker() -> None:
+    """Start workers, and send them commands."""
+
+
+@worker.command()
+@broker_flag
+@processes_flag("Worker")
+@serving_flags
+@click.pass_obj
+def start(target: Target, /, **flags: Any) -> int:
+    """Run jobs until stopped.
+
+    The first SIGTERM or Ctrl-C stops reading and lets what runs finish for the grace period; the second one exits
+    at once.
+    """
+    app = target.load(serves=True)
+    processes = flags.pop("processes")
+    options = configure(app, flags)
+    if processes is not None:
+        app.configure(processes=processes)
+    # A Controller's member is one process whatever the setting is: its group has the count.
+    is_member = EPOCH_VARIABLE in os.environ
+    options = replace(options, processes=processes or (1 if is_member else app.settings.processes))
+    from celery5.processes.foreground import serve
+
+    app.brokers.check()  # a URL that cannot be parsed is an error at once
+    if options.processes > 1 and not app.brokers.is_multi_broker:
+        from celery5.broker.calls import queues as queue_calls
+
+        # An unreachable broker is reported once, not by each process.
+        app.perform(queue_calls.list_queues(app.keys))
+        app.close()
+    return serve(app, options)
 
 
 @click.group(no_args_is_help=False)

@@ -14,10 +14,11 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from math import inf
 from typing import cast
+
+import msgspec
 
 from celery5.app import App
 from celery5.processes.lifecycle.signals import Terminal
@@ -48,8 +49,7 @@ _PID_SIZE = 8
 """Bytes of a process id on the pipe."""
 
 
-@dataclass(frozen=True, slots=True)
-class Child:
+class Child(msgspec.Struct, frozen=True):
     """What `supervise` returns in a child."""
 
     number: int  # from 1; a child that replaces another has the same number

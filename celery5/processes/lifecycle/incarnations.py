@@ -9,10 +9,10 @@ import os
 import random
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import msgspec
 import trio
 
 from celery5.app import App
@@ -26,8 +26,7 @@ from celery5.services.health.vitals import ProcessStatus
 from celery5.services.process.reloader import ConfigurationChanged, NextIncarnation
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessKind:
+class ProcessKind(msgspec.Struct, frozen=True):
     """A kind of process."""
 
     # worker, router, scheduler, controller or publisher.
@@ -40,8 +39,7 @@ class ProcessKind:
     has_sidecar: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessEvents:
+class ProcessEvents(msgspec.Struct, frozen=True):
     """The log events about a process of one kind: written out, so that a search finds them."""
 
     started: str
@@ -65,8 +63,7 @@ PROCESS_EVENTS: Mapping[str, ProcessEvents] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class DegradedOperation:
+class DegradedOperation(msgspec.Struct, frozen=True):
     """What a process of several brokers goes on with while its own broker cannot be reached."""
 
     # The name of its own broker.
@@ -160,8 +157,7 @@ async def _run_once(
     return failure, is_reloaded
 
 
-@dataclass(frozen=True, slots=True)
-class _Outage:
+class _Outage(msgspec.Struct, frozen=True):
     """Why an incarnation has ended, when it was by the broker."""
 
     failure: ExceptionGroup[Exception]

@@ -8,9 +8,9 @@ broker if that has any of the queues, runs the application's own steps and speak
 import os
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TypeVar
 
+import msgspec
 import trio
 
 from celery5.app import App
@@ -50,15 +50,14 @@ def check_worker_name(app: App, name: str) -> None:
         raise Misconfigured(f"the name {name!r} ends like those on broker {end!r}: use another one")
 
 
-@dataclass
-class StartupStatus:
+class StartupStatus(msgspec.Struct):
     """On which brokers the worker is up. `answered` is set when it is up on each, or the broker is unreachable."""
 
     pending: set[str]
-    up: set[str] = field(default_factory=set[str])
-    errors: list[Exception] = field(default_factory=list[Exception])
-    answered: trio.Event = field(default_factory=trio.Event)
-    first_answered: trio.Event = field(default_factory=trio.Event)
+    up: set[str] = msgspec.field(default_factory=set[str])
+    errors: list[Exception] = msgspec.field(default_factory=list[Exception])
+    answered: trio.Event = msgspec.field(default_factory=trio.Event)
+    first_answered: trio.Event = msgspec.field(default_factory=trio.Event)
 
     def mark_up(self, broker: str) -> None:
         """It is up on this broker."""

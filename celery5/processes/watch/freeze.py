@@ -12,7 +12,8 @@ import sysconfig
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+
+import msgspec
 
 from celery5.processes.watch.interpreter import SIGNAL_MARK, STACK_SIGNAL, SharedFiles
 from celery5.protocol.process.frozen import (
@@ -44,8 +45,7 @@ _TGKILL = {"x86_64": 234, "aarch64": 131}
 """Numbers of the system call, for C libraries that have no function for it."""
 
 
-@dataclass(frozen=True, slots=True)
-class StopTimes:
+class StopTimes(msgspec.Struct, frozen=True):
     """How long a process may take to stop, in seconds."""
 
     # After the first request.

@@ -16,7 +16,6 @@ import sys
 import warnings
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from typing import NoReturn
 
 import msgspec
@@ -152,8 +151,7 @@ class Sidecar:
         return True
 
 
-@dataclass(frozen=True, slots=True)
-class Sidecars:
+class Sidecars(msgspec.Struct, frozen=True):
     """The sidecar processes of this process."""
 
     # By the name of the broker.
@@ -210,8 +208,7 @@ def start_sidecars(
         yield Sidecars(by_broker, memories[0], files)
 
 
-@dataclass(frozen=True, slots=True)
-class _Shared:
+class _Shared(msgspec.Struct, frozen=True):
     """What a sidecar shares with its worker."""
 
     memory: SidecarMemory

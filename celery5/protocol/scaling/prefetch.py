@@ -5,7 +5,8 @@ it will start very soon (within `horizon`): hundreds of jobs of microseconds, no
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 HORIZON = 0.1
 """Seconds after which every held job should have started."""
@@ -26,15 +27,14 @@ _MEMORY = 50
 _RARE = 0.001
 
 
-@dataclass(slots=True)
-class DurationEstimate:
+class DurationEstimate(msgspec.Struct):
     """The mean duration of one kind of job, in seconds; None before the first one has run.
 
     The `horizon` is how far such jobs are read ahead; a prefetch factor widens it.
     """
 
-    mean: float | None = field(default=None)
-    horizon: float = field(default_factory=lambda: HORIZON)
+    mean: float | None = None
+    horizon: float = msgspec.field(default_factory=lambda: HORIZON)
 
     def set_factor(self, factor: float) -> None:
         """Set the factor on how far to read ahead from now on."""

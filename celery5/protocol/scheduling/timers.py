@@ -1,8 +1,9 @@
 """Decide when the timer of a process is due, and what happens then."""
 
 import math
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from celery5.protocol.scheduling.periodic import OverlapPolicy
 
@@ -12,8 +13,7 @@ MAX_RUNS_AT_ONCE = 10
 """The most runs of one timer at once, with `overlap="allow"`."""
 
 
-@dataclass(slots=True)
-class TimerCounts:
+class TimerCounts(msgspec.Struct):
     """What has become of a timer since the process started."""
 
     # Runs that have begun.
@@ -42,8 +42,7 @@ class TimerCounts:
         self.running += by
 
 
-@dataclass(slots=True)
-class TimerStanding:
+class TimerStanding(msgspec.Struct):
     """What a process knows of the leader of the timers, kept over its incarnations."""
 
     # Whether it has asked for the lead before.

@@ -7,10 +7,10 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
 import trio
 from msgspec import Raw
 from msgspec.structs import replace
@@ -54,8 +54,7 @@ class BoxGroups(Protocol):
     def remove_box(self, pid: int, /) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class BoxLimits:
+class BoxLimits(msgspec.Struct, frozen=True):
     """Limits of a worker's boxes."""
 
     result_bytes: int

@@ -16,7 +16,7 @@ from celery5.protocol.cluster.members import PARENT_VARIABLE
 SOURCE = Path(celery5.__file__)
 HEAVY = {"trio", "asyncio", "redis", "msgspec", "eliot", "cryptography", "joserfc", "dependencies", "ssl"}
 OF_A_PROBE = {"", ".cli", ".cli.main", ".cli.standalone", ".cli.standalone.health", ".cli.terminal",
-              ".cli.terminal.errors", ".cli.terminal.output", ".cli.terminal.target", ".errors",
+              ".cli.terminal.errors", ".cli.terminal.output", ".cli.terminal.target", ".errors", ".lazy_modules",
               ".protocol", ".protocol.masking", ".similar_names"}  # fmt: skip
 
 

@@ -10,8 +10,8 @@ from typing import Any, cast
 import pytest
 
 from celery5 import App, AsyncResult, BrokerUnavailable, Misconfigured, gather, revoke, wait
-from celery5.cli.commands.worker import start
 from celery5.cli.main import cli
+from celery5.cli.standalone.processes import start
 from celery5.cli.terminal.errors import CELERY_FLAG_HINTS, EXIT_USAGE, run_reporting_errors
 
 app = App("mistakes", broker="redis://127.0.0.1:1/0", backlog=0)

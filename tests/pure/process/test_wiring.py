@@ -9,10 +9,10 @@ import inspect
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 
@@ -31,7 +31,7 @@ from celery5.processes.worker_parts import WorkerParts, WorkerValues
 from celery5.wiring import StepsMaker, build, list_parts, part, step, steps, steps_of
 
 ROOT = Path(__file__).parents[3]
-PROCESSES: dict[type, tuple[type, ...]] = {
+PROCESSES: dict[type, tuple[type[msgspec.Struct], ...]] = {
     WorkerParts: (ProcessValues, WorkerValues),
     SchedulerParts: (ProcessValues, SchedulerValues),
     RouterParts: (ProcessValues, RouterValues),
@@ -48,7 +48,7 @@ class Calls:
 
     def __init__(self, parts: type) -> None:
         self.parts = {"steps": steps_of(parts), **list_parts(parts)}
-        self.values = {field.name: owner.__name__ for owner in PROCESSES[parts] for field in fields(owner)}
+        self.values = {name: owner.__name__ for owner in PROCESSES[parts] for name in owner.__struct_fields__}
         self.settings = set(Settings.__struct_fields__) - self.values.keys() - self.parts.keys()
         """The settings that a part may ask for: parts and values of the same names win."""
         self.used: set[str] = set()
@@ -110,7 +110,7 @@ def test_no_setting_takes_the_place_of_a_default_by_its_name(parts: type) -> Non
 def test_every_value_and_every_part_is_used(parts: type) -> None:
     calls = Calls(parts)
     # Of what all kinds of processes share, some need not use everything.
-    shared = {field.name for field in fields(ProcessValues)} | {
+    shared = set(ProcessValues.__struct_fields__) | {
         name for owner in parts.__mro__[1:] for name in vars(owner)
     }
     assert calls.values.keys() - calls.used - shared == set()
@@ -187,8 +187,7 @@ def test_a_process_runs_no_steps_that_its_class_inherits() -> None:
     assert [(step.name, step.stop_limit) for step in build(_Root, _FewerParts).steps] == [("redis", 1.0)]
 
 
-@dataclass
-class _Values:
+class _Values(msgspec.Struct):
     settings: Settings
     lease: str
 
@@ -208,9 +207,8 @@ def test_a_part_gets_a_setting_by_name_where_no_part_or_value_has_it() -> None:
 
 
 def test_two_values_of_one_name_are_refused() -> None:
-    values = ControllerValues.__new__(ControllerValues)
-    for field in fields(ControllerValues):
-        object.__setattr__(values, field.name, None)
+    nothing: dict[str, Any] = dict.fromkeys(ControllerValues.__struct_fields__)
+    values = ControllerValues(**nothing)
     with pytest.raises(TypeError, match="two values are named"):
         build(BootGraph, ControllerParts, values, values)
 
@@ -226,7 +224,7 @@ def test_an_application_is_checked_for_each_process_that_it_needs(monkeypatch: p
 
 def test_the_log_events_of_a_process_begin_with_its_kind() -> None:
     for kind, events in PROCESS_EVENTS.items():
-        assert {getattr(events, field.name) for field in fields(events)} == {
+        assert set(msgspec.structs.astuple(events)) == {
             f"{kind}:started",
             f"{kind}:reload-started",
             f"{kind}:restarted",

@@ -18,7 +18,8 @@ import trustme
 
 from celery5 import App, Misconfigured
 from celery5.health import BreakerPolicy
-from celery5.health.checks import HttpEndpoint, request_options
+from celery5.health.checks import HttpEndpoint
+from celery5.health.http_requests import request_options
 from celery5.observability import WebhookRefused, webhook
 from celery5.observability.webhook import AlertWebhook
 from tests.redis.worker.workers import until, until_async, working

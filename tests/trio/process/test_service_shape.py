@@ -8,13 +8,14 @@ import inspect
 import pkgutil
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import trio
+from msgspec.structs import replace
 from trio.testing import wait_all_tasks_blocked
 
 import celery5.bootsteps
@@ -92,7 +93,7 @@ def steps_with(service: type, app: App, log: Log) -> tuple[Step, ...]:
     def shared(kind: str) -> ProcessValues:
         return make_process_values(app, options, incarnation, kind=kind)
 
-    kinds: list[tuple[type, Callable[[], Sequence[object]]]] = [
+    kinds: list[tuple[type, Callable[[], Sequence[msgspec.Struct]]]] = [
         (WorkerParts, lambda: worker.make_incarnation_values(app, WorkerOptions(), incarnation)),
         (SchedulerParts, lambda: (shared("scheduler"), scheduler.make_values(app))),
         (RouterParts, lambda: router.make_values(app, options, incarnation)),
