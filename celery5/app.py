@@ -660,7 +660,7 @@ class App:
         jobs = check_tasks_declared(self, [signature.job() for signature in signatures])
         holders = await self.adispatch(jobs)
         return [
-            self._handle(job, signature.task, holders)
+            self.make_handle(job, signature.task, holders)
             for job, signature in zip(jobs, signatures, strict=True)
         ]
 
@@ -679,7 +679,7 @@ class App:
         jobs = check_tasks_declared(self, check_jobs(jobs))
         self._check_sendable(jobs)
         holders = await self._sender.asend(jobs, use_backlog=False)
-        return [self._handle(job, self._task_of(job), holders) for job in jobs]
+        return [self.make_handle(job, self._task_of(job), holders) for job in jobs]
 
     @blocking(asend_jobs)
     def send_jobs(self) -> None: ...
@@ -816,7 +816,8 @@ class App:
                 for name in ("settings", "connections", "middleware"):
                     self.__dict__.pop(name, None)
 
-    def _handle(self, job: Job, task: Task[..., R] | None, holders: Mapping[str, str]) -> AsyncResult[R]:
+    def make_handle(self, job: Job, task: Task[..., R] | None, holders: Mapping[str, str]) -> AsyncResult[R]:
+        """Return the handle of a job of `task` that `adispatch` was called with; `holders` is what that returned."""
         holder = holders.get(job.id)
         return AsyncResult(
             self,

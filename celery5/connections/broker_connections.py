@@ -59,10 +59,13 @@ class Connections:
 
     def get_blocking_driver(self) -> BlockingDriver:
         """Return the driver for plain Python. Raises BlockingInEventLoop inside an event loop."""
-        return self._driver()
-
-    def _driver(self) -> "BlockingRedis":
         check_may_block()
+        return self._get_driver_without_loop()
+
+    def _get_driver_without_loop(self) -> BlockingDriver:
+        return self._blocking or self._connect()
+
+    def _connect(self) -> "BlockingRedis":
         if self._blocking is None:
             from celery5.broker.drivers.blocking import BlockingRedis
 
@@ -73,7 +76,8 @@ class Connections:
 
     def get_result_waiter(self) -> ResultWaiter:
         """Return the waiter for results in plain Python. Raises BlockingInEventLoop inside an event loop."""
-        redis = self._driver()
+        check_may_block()
+        redis = self._blocking or self._connect()
         if self._results is None:
             from celery5.broker.waiting.blocking import BlockingResultWaiter as Waiter
 
@@ -87,7 +91,7 @@ class Connections:
         Raises BlockingInEventLoop when a blocking function asks for it inside an event loop.
         """
         if get_awaitable_colour() is None:
-            return BlockingDriverAdapter(self.get_blocking_driver())
+            return BlockingDriverAdapter(self._get_driver_without_loop())
         return await self._get_driver_of_loop()
 
     async def _get_driver_of_loop(self) -> AsyncDriver:

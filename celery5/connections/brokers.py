@@ -241,7 +241,7 @@ class MultiBrokerConnections(Connections):
         ]
         return ", ".join([self._each[DEFAULT_BROKER].masked_url, *named_urls])
 
-    def get_blocking_driver(self) -> BlockingDriver:
+    def _get_driver_without_loop(self) -> BlockingDriver:
         """Return a driver for plain Python that sends each call to the broker of its queue."""
         drivers = {name: connections.get_blocking_driver() for name, connections in self._each.items()}
         return BrokerRouter(self._map, drivers.__getitem__)

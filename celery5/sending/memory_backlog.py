@@ -100,6 +100,11 @@ class Backlog:
         return self._own
 
     @property
+    def is_idle(self) -> bool:
+        """Whether no job waits that this process knows of, and there is no backlog to open: the cheap question."""
+        return not self._queues and self._opens_at == math.inf
+
+    @property
     def is_to_be_opened(self) -> bool:
         """Whether there is a backlog of the application's own that this process has not opened."""
         return self._opens_at <= time.monotonic()

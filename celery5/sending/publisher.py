@@ -66,12 +66,12 @@ class PublishPlanner:
         """
         if len(self._announced) > MAX_KNOWN_QUEUES:
             self._announced.intersection_update((EVENTS,))  # the others are announced again
-        if len(jobs) == 1:
-            self._announced.add(jobs[0].queue)
-        else:
-            self._announced.update({job.queue for job in jobs})
-        replies_with_holders = [cast("dict[str, str]", reply) for reply in replies if isinstance(reply, dict)]
-        return {job_id: holder for reply in replies_with_holders for job_id, holder in reply.items()}
+        self._announced.update([job.queue for job in jobs])
+        holders: dict[str, str] = {}
+        for reply in replies:
+            if type(reply) is dict:
+                holders.update(cast("dict[str, str]", reply))
+        return holders
 
 
 def _way(job: Job) -> str:

@@ -235,18 +235,23 @@ class Sender:
         with self._app.middleware.sending(jobs) as with_headers:
             return await self._send(with_headers, use_backlog)
 
-    async def _send(self, jobs: Jobs, use_backlog: bool) -> KeyHolders:
+    def _send(self, jobs: Jobs, use_backlog: bool) -> Awaitable[KeyHolders]:
+        """Return what sends jobs. Not a coroutine itself: each level of them costs a single job time."""
         if self._receiver is not None:
-            self._receiver(jobs)
-            return {}
+            return self._pass_on(self._receiver, jobs)
         parts = self._app.brokers.split_by_broker(jobs)
         if len(parts) == 1:
-            return await self._send_part(jobs, use_backlog)
-        return await _send_parts(parts, lambda part: self._send_part(part, use_backlog))
+            return self._send_part(jobs, use_backlog)
+        return _send_parts(parts, lambda part: self._send_part(part, use_backlog))
+
+    @staticmethod
+    async def _pass_on(receiver: JobReceiver, jobs: Jobs) -> KeyHolders:
+        receiver(jobs)
+        return {}
 
     async def _send_part(self, jobs: Jobs, use_backlog: bool) -> KeyHolders:
         """Send jobs that are on one broker."""
-        if use_backlog and await self._held_up(jobs):
+        if use_backlog and not self._app.backlog.is_idle and await self._held_up(jobs):
             return {}
         try:
             holders = await self.publish(jobs, direct=not use_backlog)
@@ -267,7 +272,8 @@ class Sender:
             elif self._app.publisher_check.known and not all(job.lock for job in jobs):
                 self._raise_if_held()
         redis = await self._app.connections.get_async_driver()
-        replies = await redis.perform_all(self._publisher.plan_calls(jobs))
+        calls = self._publisher.plan_calls(jobs)
+        replies = [await redis.perform(calls[0])] if len(calls) == 1 else await redis.perform_all(calls)
         return self._publisher.record_published(jobs, replies)
 
     def _raise_if_held(self) -> None:

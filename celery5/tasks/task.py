@@ -467,8 +467,9 @@ class Task(Generic[P, R_co]):
         return ComposedPartial[Any, Any](tree) if items is None else ComposedWorkflow[Any](tree)
 
     async def adelay(self, /, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R_co]:
-        """Send a job and return its handle."""
-        return (await self.app.asend_many([Signature(self, args, kwargs)]))[0]
+        """Send a job and return its handle. Raises as `App.send_many`."""
+        job, app = self.job(*args, **kwargs), self._app or self.app
+        return app.make_handle(job, self, await app.adispatch((job,)))
 
     @blocking(adelay)
     def delay(self) -> None: ...
@@ -572,8 +573,10 @@ class TaskApplication(ObservedApplication, Protocol):
         """How the circuit breakers of its tasks behave."""
         ...
 
-    async def asend_many(self, signatures: Sequence[Signature[R]]) -> list[AsyncResult[R]]:
-        """Send many jobs, in any colour."""
+    def make_handle(
+        self, job: Job, task: Task[..., R] | None, holders: Mapping[str, str], /
+    ) -> AsyncResult[R]:
+        """Return the handle of a job that `adispatch` was called with; `holders` is what that returned."""
         ...
 
 

@@ -63,8 +63,9 @@ class LocatedJob(msgspec.Struct, frozen=True):
 
 def publish(keys: QueueKeys, jobs: Sequence[tuple[str, bytes]]) -> Call[int]:
     """Put jobs (id, Command) on their queue; return how many were new. Safe to repeat: a known id is left alone."""
-    results = tuple([keys.result(job_id) for job_id, _ in jobs])
-    args: tuple[Word, ...] = tuple([word for job in jobs for word in job])
+    prefix = keys.result_prefix  # as in `settle`: many jobs at once
+    results = [prefix + job_id for job_id, _ in jobs]
+    args: tuple[Word, ...] = tuple(chain.from_iterable(jobs))
     return script_call(PUBLISH, (keys.stream, keys.jobs, *results), args, int, repeatable=True)
 
 

@@ -46,6 +46,8 @@ class AsyncioLink:
     async def send(self, packed: bytes, within: float) -> None:
         """Send all of it, except for at most 64 KB that the loop still buffers."""
         self._writer.write(packed)
+        if not self._writer.transport.get_write_buffer_size():
+            return  # all of it was sent at once: no time limit is set up
         async with asyncio.timeout(within):
             await self._writer.drain()
 

@@ -33,6 +33,7 @@ KEEPALIVE = {
 }
 """Seconds of silence before the kernel asks whether the server is there, between two questions, and how many: as
 redis-py has them."""
+CLOSED_BY_SERVER = "the server closed the connection"
 MAX_REPLY_PERIODS = 6
 """A reply that comes in pieces may take this many times the time of one piece."""
 
@@ -101,7 +102,13 @@ class SocketLink:
             return reply
         deadline = 0.0
         while True:
-            replies.feed(self._receive_chunk())
+            try:
+                data = self._socket.recv(CHUNK)
+            except BlockingIOError:
+                raise TimeoutError from None
+            if not data:
+                raise ConnectionResetError(CLOSED_BY_SERVER)
+            replies.feed(data)
             reply = replies.next()
             while type(reply) is PushNotification:
                 reply = replies.next()
@@ -121,15 +128,6 @@ class SocketLink:
             frames.append(frame)
         return frames
 
-    def _receive_chunk(self) -> bytes:
-        try:
-            data = self._socket.recv(CHUNK)
-        except BlockingIOError:
-            raise TimeoutError from None
-        if not data:
-            raise ConnectionResetError("the server closed the connection")
-        return data
-
     def _feed_available(self) -> bool:
         """Read once; return whether there may be more at once."""
         try:
@@ -146,7 +144,7 @@ class SocketLink:
             if self._tls:
                 self._socket.settimeout(self._timeout)
         if not data:
-            raise ConnectionResetError("the server closed the connection")
+            raise ConnectionResetError(CLOSED_BY_SERVER)
         self._replies.feed(data)
         return self._tls
 

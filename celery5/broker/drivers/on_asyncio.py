@@ -134,6 +134,9 @@ class AsyncioRedis:
 
     async def _reserve(self) -> None:
         """Wait until one more connection may be used, at most as long as for a reply. Raises BrokerUnavailable."""
+        if not self._slots.locked():
+            await self._slots.acquire()  # at once: no time limit is set up
+            return
         try:
             async with asyncio.timeout(self.timing.reply):
                 await self._slots.acquire()

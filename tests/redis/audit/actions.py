@@ -94,7 +94,7 @@ CALLS = [
 NO_ACTIONS = {
     "Alerts": "history list rules test",
     "App": "add_middleware autodiscover find info result signature check_message_size close configure dispatch load "
-    "perform processor queue redirect read_configuration reload_configuration send_jobs send_many stream "
+    "make_handle perform processor queue redirect read_configuration reload_configuration send_jobs send_many stream "
     "use_broker use_config workflow",
     "AsyncResult": "forget get outcome progress status",
     "Audit": "acting_as list",

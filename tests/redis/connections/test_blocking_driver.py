@@ -1,5 +1,7 @@
 """The blocking driver alone: threads, forks, the end of a process, and what a call costs."""
 
+import os
+import socket
 import statistics
 import subprocess
 import sys
@@ -7,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 
 import pytest
 import redis
@@ -53,6 +56,39 @@ def test_threads_share_a_bounded_number_of_connections_and_never_mix_replies(
         until(lambda: not clients(client, name="celery5-producer"))
     assert driver.perform(raw("PING")) == b"PONG", "a closed driver opens again when it is used"
     driver.close()
+
+
+def test_tcp_connections_do_not_delay_small_writes_and_notice_a_dead_server(
+    own_server: EmbeddedServer,
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with redis.Redis.from_url(own_server.url) as client:
+        client.config_set("port", port)
+    driver = BlockingRedis(Endpoint.from_url(f"redis://127.0.0.1:{port}/0"))
+    assert driver.perform(raw("PING")) == b"PONG"
+    (connected,) = open_connections(port)
+    with connected:
+        assert connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        assert connected.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+        silence, interval, probes = (connected.getsockopt(socket.IPPROTO_TCP, option) for option in options)
+    assert (silence, interval, probes) == (30, 5, 3), "a server that has vanished is noticed after 45 seconds"
+    driver.close()
+
+
+def open_connections(port: int) -> list[socket.socket]:
+    """Return copies of this process's TCP connections to that port."""
+    found = list[socket.socket]()
+    for entry in os.listdir("/proc/self/fd"):
+        with suppress(OSError), ExitStack() as stack:  # closed by now, no socket, or not connected
+            descriptor = os.dup(int(entry))
+            stack.callback(os.close, descriptor)
+            copy = stack.enter_context(socket.fromfd(descriptor, socket.AF_INET, socket.SOCK_STREAM))
+            if copy.getpeername()[1] == port:
+                found.append(copy.dup())
+    return found
 
 
 def test_waiting_for_a_connection_has_an_end(url: str, app_name: str, redis_client: "redis.Redis") -> None:
