@@ -6,7 +6,7 @@ was, or it is refused where it is encoded. What JSON has no word for is converte
 
 import math
 import sys
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -315,11 +315,11 @@ def refuse_changes(value: Any) -> None:
     while stack:
         item = stack.pop()
         kind: Any = type(item)  # pyright: ignore[reportUnknownVariableType]
-        if kind is float or (kind not in KEPT and isinstance(item, float)):
+        if kind in KEPT and kind is not float:
+            continue
+        if isinstance(item, float):
             if not math.isfinite(item):
                 raise ValueError(f"{item} has no JSON form")
-        elif kind in KEPT:
-            continue
         elif isinstance(item, _TIMES):
             refuse_zone(item)
         elif isinstance(item, dict):
@@ -389,7 +389,7 @@ def find_difference(sent: Any, arrived: Any, *, keeps_keys: bool = False) -> str
     stack: list[tuple[str, Any, Any]] = [("", sent, arrived)]
     while stack:
         where, before, after = stack.pop()
-        if before is after:
+        if before is after or (type(before) is type(after) and type(before) in KEPT and before == after):
             continue
         parts = _pair_parts(where, before, after)
         if (
@@ -424,7 +424,7 @@ def _pair_parts(where: str, before: Any, after: Any) -> _Parts | str | None:
             return f"arrives with {len(after)} items of {len(before)}"
         pairs = zip(before, after, strict=True)
         return [(f"{where}[{index}]", *pair) for index, pair in enumerate(pairs)]
-    fields = list(_get_fields(after))
+    fields = _get_fields(after)
     if type(before) is type(after) and fields:
         return [(f"{where}.{name}", getattr(before, name, _MISSING), value) for name, value in fields]
     if is_mapping and fields:
@@ -438,7 +438,9 @@ def _pair_parts(where: str, before: Any, after: Any) -> _Parts | str | None:
 
 
 def _is_mapping(value: Any) -> bool:
-    return isinstance(value, Mapping)
+    return type(value) is dict or isinstance(
+        value, Mapping
+    )  # the first says it for most, in a tenth of the time
 
 
 def _is_sequence(value: Any) -> bool:
@@ -463,17 +465,22 @@ def _pair_items(where: str, before: Mapping[Any, Any], after: Mapping[Any, Any])
     return pairs
 
 
-def _get_fields(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the fields of an instance of a dataclass, of pydantic, msgspec or attrs, with their values."""
-    kind: Any = type(value)  # pyright: ignore[reportUnknownVariableType]
+def _get_fields(value: Any) -> list[tuple[str, Any]]:
+    """Return the fields of an instance of a dataclass, of pydantic, msgspec or attrs, with their values."""
+    names, may_have_more = _get_field_names(cast("Hashable", type(value)))
+    fields = [(name, getattr(value, name, _MISSING)) for name in names]
+    if may_have_more:
+        fields += (getattr(value, "__pydantic_extra__", None) or {}).items()
+    return fields
+
+
+@lru_cache(maxsize=512)
+def _get_field_names(kind: Any) -> tuple[tuple[str, ...], bool]:
+    """Return the names of the fields of a class, and whether an instance may have others beside them."""
     for attribute in ("__struct_fields__", "__dataclass_fields__", "model_fields"):
         if hasattr(kind, attribute):
-            for name in getattr(kind, attribute):
-                yield name, getattr(value, name, _MISSING)
-            yield from (getattr(value, "__pydantic_extra__", None) or {}).items()
-            return
-    for field in getattr(kind, "__attrs_attrs__", ()):
-        yield field.name, getattr(value, field.name, _MISSING)
+            return tuple(getattr(kind, attribute)), True
+    return tuple(field.name for field in getattr(kind, "__attrs_attrs__", ())), False
 
 
 def _describe_change(before: Any, after: Any) -> str:

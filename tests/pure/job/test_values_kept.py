@@ -5,6 +5,7 @@ import dataclasses
 import enum
 import json
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
@@ -643,3 +644,39 @@ def raising(_self: Any, _other: Any) -> bool:
 def test_a_value_that_cannot_be_compared_is_still_sent() -> None:
     assert there_and_back(taking(Any), hostile(raising)) == ([{"a": 1}], {})
     assert there_and_back(taking(dict[str, int]), hostile(raising)) == ([{"a": 1}], {})
+
+
+@dataclasses.dataclass
+class Parcel:
+    number: int
+    name: str
+    weight: float
+    labels: list[str]
+
+
+class ParcelModel(pydantic.BaseModel):
+    number: int
+    name: str
+    weight: float
+    labels: list[str]
+
+
+@pytest.mark.parametrize(("kind", "most"), [(Parcel, 175), (ParcelModel, 270)])
+def test_a_check_of_an_argument_with_fields_takes_few_calls(kind: Callable[..., Any], most: int) -> None:
+    """Counted, since time on a busy machine says little. Each text and number is compared without a call."""
+    parameters = taking(kind)
+    arguments = (kind(number=7, name="pear", weight=1.5, labels=["a", "b"]),)
+    calls = list[str]()
+
+    def record(_frame: object, event: str, _argument: object) -> None:
+        if event in ("call", "c_call"):
+            calls.append(event)
+
+    parameters.encode(arguments, {})
+    previous = sys.getprofile()
+    sys.setprofile(record)
+    try:
+        parameters.encode(arguments, {})
+    finally:
+        sys.setprofile(previous)
+    assert len(calls) <= most
