@@ -145,6 +145,7 @@ def test_no_script_trims_a_queue(path: Path) -> None:
         "add_history": ["MAXLEN", "MAXLEN"],  # the history of ended jobs
         "save_alerts": ["MAXLEN", "MAXLEN"],  # the history of alerts, and notifications
         "save_rollup": ["MINID"],  # minutes and hours of metrics
+        "settle": ["XTRIM", "MINID"],  # entries before the first pending one: all of them are settled
         "settle_archived": ["XTRIM", "MINID"],  # records that are archived
         "probe_permissions": ["XTRIM", "MAXLEN"],  # of a key that is no stream
     }

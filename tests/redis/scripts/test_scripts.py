@@ -9,6 +9,7 @@ import redis
 
 from celery5 import App
 from celery5.broker.calls import jobs, leases
+from celery5.broker.calls.jobs import Entry
 from celery5.protocol.job.delivery import Settlement, pack_terms
 from tests.redis.worker.one_queue import (
     VERBS,
@@ -254,6 +255,33 @@ def test_no_queue_is_ever_trimmed(queue: Queue) -> None:
     assert [places[job_id.encode()].decode() for job_id in ids] == [
         f"X{entry}" for entry, _, _ in dead_letters
     ]
+
+
+def test_settling_many_leaves_what_others_have_and_what_nobody_has_read(queue: Queue) -> None:
+    ids = [f"j{number}" for number in range(300)]
+    queue.publish(*ids[:150])
+    queue.publish(*ids[150:])
+    queue.join("w")
+    queue.join("other")
+    first = queue.read("w", 100)
+    between = queue.read("other", 3)
+    later = queue.read("w", 100)
+
+    def settle(*entries: Entry) -> int:
+        return queue.settle("w", *(done(entry, json.loads(entry.message)["id"]) for entry in entries))
+
+    def left() -> list[bytes]:
+        return [entry for entry, _ in queue.client.xrange(queue.keys.stream)]
+
+    unread = left()[203:]
+    assert settle(*first[1:]) == 99  # an earlier entry is pending
+    assert left() == [first[0].id, *(entry.id for entry in (*between, *later)), *unread]
+    assert settle(first[0], *later[:49]) == 50  # all before those of the other worker, and some behind them
+    assert left() == [entry.id for entry in (*between, *later[49:])] + unread
+    assert settle(*later[49:]) == 51
+    assert left() == [entry.id for entry in between] + unread
+    assert [entry.id for entry in queue.mine("other")] == [entry.id for entry in between]
+    assert len(queue.read("other", 1000)) == len(unread) == 97
 
 
 # Looking

@@ -277,7 +277,12 @@ for _, node in ipairs(nodes) do -- bound: the outcomes of this call
     redis.call('XADD', jobs .. ':to-send', '*', 'home', home, 'record', record)
   end
 end
-if #settled > 0 then redis.call('XDEL', stream, unpack(settled)) end
+-- XDEL looks through a node of the stream for each entry. So many entries are deleted by one cut before the first pending one:
+-- entries are read in order, so all before that have been read, and what is read and not pending is settled.
+local deleted, first = 0, nil
+if #settled >= 32 then first = redis.call('XPENDING', stream, group, '-', '+', 1)[1] end
+if first then deleted = redis.call('XTRIM', stream, 'MINID', first[1]) end
+if #settled > deleted then redis.call('XDEL', stream, unpack(settled)) end
 if #ended > 0 then redis.call('HDEL', jobs, unpack(ended)) end
 if has_documents then redis.call('PUBLISH', documents, '') end
 return owned
