@@ -101,6 +101,8 @@ class OutcomeHandler:
             self._check_result(outcome.value, command)
         if type(outcome) is not Returned or command.task in self._circuit_breakers.needing_success:
             self._circuit_breakers.record_outcome(delivery, command.task, outcome)
+        if type(outcome) is Returned:  # no policy concerns it
+            return Complete(outcome.value)
         task = self._tasks[command.task]
         return judge(
             outcome,
@@ -108,9 +110,7 @@ class OutcomeHandler:
             policy=command.retry or task.policy,
             random=random.random,
             sections=command.sections,
-            backoff=None
-            if type(outcome) is Returned or task.backoff is None
-            else partial(_back_off, task.backoff),
+            backoff=None if task.backoff is None else partial(_back_off, task.backoff),
         )
 
     def handle_outcome(self, delivery: Delivery, outcome: Outcome) -> None:

@@ -593,7 +593,7 @@ class TaskExecution:
                 duplicate = get_rejection(await runner.execute(task.deduplicate, *decoded, running_job))
                 if duplicate is not None:
                     return duplicate
-            if limits is None:
+            if limits is None and running_job.go_on is not None:
                 running_job.allow_going_on()
             return await runner.execute(task.function, *decoded, running_job)
         except NotBegun:
