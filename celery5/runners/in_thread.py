@@ -2,6 +2,7 @@
 
 import ctypes
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from types import MethodType
@@ -142,6 +143,7 @@ class ThreadRunner:
         finally:
             running_job.forbid_interrupts()
             running_job.set_thread(None)
+            running_job.set_ended(job.ended_at)
             if self._meters is not None and job.meter is not None:
                 self._meters.remove(job.meter)
 
@@ -160,6 +162,7 @@ class _JobInThread:
         self._call = (function, args, kwargs)
         self.interrupter: CallInterrupter | None = None
         self.meter: CpuMeter | None = None
+        self.ended_at = 0.0
         # The identity of the thread; None before the call and after it.
         self.thread_id: int | None = None
         self.coroutine = None
@@ -192,6 +195,7 @@ class _JobInThread:
             outcome = get_error_outcome(error)
         finally:
             self.thread_id = None
+            self.ended_at = time.perf_counter()
             if self.meter is not None:
                 self.meter.stop()
         return outcome

@@ -99,6 +99,8 @@ class RunningJob(msgspec.Struct, eq=False):
     """Whether the job may wait behind others in its runner, and be given back (NotBegun)."""
     began_at: float = 0.0
     """When the job began, by `time.perf_counter`; 0.0 until then."""
+    ended_at: float = 0.0
+    """When the job ended in its thread, by the same clock; 0.0 until then, and where it runs in no thread of ours."""
     must_end: bool = False
     """Whether no other job may run with this object: it was cancelled, or has left its Trio task in disorder."""
     scope_guard: ScopeGuard | None = None
@@ -124,6 +126,10 @@ class RunningJob(msgspec.Struct, eq=False):
             self.on_begin(self)
             self.began_at = time.perf_counter()
 
+    def set_ended(self, ended_at: float) -> None:
+        """Set when the job ended in its thread: its executor learns that later."""
+        self.ended_at = ended_at
+
     def take_delay(self) -> float:
         """Return for how many seconds the job has waited since its limits began; 0 when this is called again."""
         if self.on_begin is None:
@@ -135,7 +141,7 @@ class RunningJob(msgspec.Struct, eq=False):
     def set_delivery(self, delivery: Delivery | None) -> None:
         """Set the job that runs now; None when it has ended."""
         self.delivery = delivery
-        self.began_at = 0.0
+        self.began_at = self.ended_at = 0.0
         self.may_go_on = False
 
     def allow_going_on(self) -> None:

@@ -51,6 +51,7 @@ class QueueCapacity:
         every_kind = {budget.get_name(task) for task in tasks.values()}
         self._undeclared = {queue: every_kind for queue, kinds in self._kinds.items() if not kinds}
         self._admission = admission
+        self._ended_counts = dict.fromkeys(duration_estimates, 0)
         self._saturation = {kind: KindSaturation() for kind in duration_estimates}
 
     def get_kinds(self, queue: str) -> AbstractSet[str]:
@@ -62,17 +63,20 @@ class QueueCapacity:
         if self._in_flight.count("") >= BATCH:
             return 0  # jobs that cannot run here wait to be dead-lettered
         capacity = {kind: self._count_for_kind(kind) for kind in self.get_kinds(queue)}
-        saturated = self._admission.saturated_kinds
-        if saturated and not all(capacity.values()):
-            self._add_lookahead(queue, capacity, saturated)
+        if saturated := capacity.keys() & self._admission.saturated_kinds:
+            self._set_lookahead(queue, capacity, saturated)
         return self._mixes[queue].get_read_limit(capacity)
 
-    def _add_lookahead(self, queue: str, capacity: dict[str, int], saturated: AbstractSet[str]) -> None:
-        """Add capacity for jobs of saturated kinds, to reach those of other kinds behind them."""
+    def _set_lookahead(self, queue: str, capacity: dict[str, int], saturated: AbstractSet[str]) -> None:
+        """Set the capacity for jobs of saturated kinds, which all await admission.
+
+        Where a kind is full, they are read to reach those of other kinds behind them.
+        """
+        lookahead = self._count_for_kind(AWAITING_ADMISSION)
         full = {kind for kind, free in capacity.items() if not free}
-        if self._has_others(queue, full):
-            for kind in full & saturated:
-                capacity[kind] = self._count_for_kind(AWAITING_ADMISSION)
+        has_others = self._has_others(queue, full)
+        for kind in saturated:
+            capacity[kind] = lookahead if kind in full and has_others else min(capacity[kind], lookahead)
 
     def _has_others(self, queue: str, full: AbstractSet[str]) -> bool:
         """Return whether jobs of other kinds than these `full` ones may be on a queue.
@@ -113,10 +117,12 @@ class QueueCapacity:
 
     def _is_full(self, kind: str) -> bool:
         estimate = self._duration_estimates[kind]
+        ended_count, self._ended_counts[kind] = self._ended_counts[kind], estimate.count
         return is_full(
             slots=self._budget.get_prefetch_slots(kind),
             held=self._in_flight.count(kind),
             mean=estimate.mean,
+            ended=estimate.count - ended_count,
             horizon=estimate.horizon,
         )
 
@@ -131,7 +137,7 @@ class QueueCapacity:
 
     def _count_for_kind(self, kind: str) -> int:
         if kind == AWAITING_ADMISSION:
-            return MAX_AWAITING - self._in_flight.count(AWAITING_ADMISSION)
+            return max(MAX_AWAITING - self._in_flight.count(AWAITING_ADMISSION), 0)
         slots, held, estimate = (
             self._budget.get_prefetch_slots(kind),
             self._in_flight.count(kind),

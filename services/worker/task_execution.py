@@ -416,7 +416,7 @@ class TaskExecution:
             if running_job.delivery is not delivery:  # the runner has gone on to others
                 delivery, began = executor.get_current()
             if executor.on_begin is not None:
-                began = running_job.began_at or began
+                began, ended = running_job.began_at or began, running_job.ended_at or ended
                 self._finish_waiting(running_job, delivery, queue)
             if type(outcome) in _RESOLVED or running_job.cancel_outcome is not None:
                 outcome = await self._resolve(outcome, delivery, running_job)

@@ -34,6 +34,7 @@ class DurationEstimate(msgspec.Struct):
     """
 
     mean: float | None = None
+    count: int = 0  # of the jobs that it was learned from
     horizon: float = msgspec.field(default_factory=lambda: HORIZON)
 
     def set_factor(self, factor: float) -> None:
@@ -42,6 +43,7 @@ class DurationEstimate(msgspec.Struct):
 
     def record(self, seconds: float) -> None:
         """Record that one job took `seconds`. A longer job counts in full at once, a shorter one gradually."""
+        self.count += 1
         mean = self.mean
         if mean is None or seconds > self.horizon > mean:
             self.mean = seconds
@@ -112,12 +114,13 @@ class KindSaturation:
         return self.is_saturated != before
 
 
-def is_full(*, slots: int, held: int, mean: float | None, horizon: float = HORIZON) -> bool:
+def is_full(*, slots: int, held: int, mean: float | None, ended: int = 0, horizon: float = HORIZON) -> bool:
     """Return whether further jobs of a kind would wait: all slots are taken, and so is half of what is read ahead.
 
-    A kind whose jobs are so short that it runs FAST_RATE of them in a second never counts as full.
+    A kind whose jobs are so short that it runs FAST_RATE of them in a second never counts as full. Nor does one that
+    has just done so, though some of its jobs take long: `ended` jobs have ended in the last HORIZON.
     """
-    if mean is not None and slots > FAST_RATE * mean:
+    if ended >= FAST_RATE * HORIZON or (mean is not None and slots > FAST_RATE * mean):
         return False
     return held >= slots + count_ahead(slots, mean, horizon) // 2
 

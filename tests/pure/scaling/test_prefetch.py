@@ -202,20 +202,23 @@ def test_a_kind_with_free_slots_and_no_waiting_jobs_is_never_saturated(
 
 
 @pytest.mark.parametrize(
-    ("slots", "held", "mean", "expected"),
+    ("slots", "held", "mean", "ended", "expected"),
     [
-        (10, 9, None, False),
-        (10, 10, None, True),  # no job has ended yet
-        (10, 10, 5.0, True),
-        (10, 34, 0.02, False),  # 50 may be read ahead
-        (10, 35, 0.02, True),
-        (10, 5000, 0.0019, False),  # it runs them as fast as they could be moved
-        (10, 5000, 0.0021, True),
-        (100, 600, 0.02, True),
-        (100, 599, 0.02 / 100, False),
+        (10, 9, None, 0, False),
+        (10, 10, None, 0, True),  # no job has ended yet
+        (10, 10, 5.0, 10, True),
+        (10, 34, 0.02, 10, False),  # 50 may be read ahead
+        (10, 35, 0.02, 10, True),
+        (10, 5000, 0.0019, 10, False),  # it runs them as fast as they could be moved
+        (10, 5000, 0.0021, 499, True),
+        (10, 5000, 0.0021, 500, False),  # it has just done that, though some take long
+        (2, 1000, 0.05, 2000, False),
+        (2, 2, None, 500, False),
+        (100, 600, 0.02, 0, True),
+        (100, 599, 0.02 / 100, 0, False),
     ],
 )
 def test_a_kind_is_full_when_its_slots_and_half_of_what_is_read_ahead_are_taken(
-    slots: int, held: int, mean: float | None, expected: bool
+    slots: int, held: int, mean: float | None, ended: int, expected: bool
 ) -> None:
-    assert is_full(slots=slots, held=held, mean=mean) is expected
+    assert is_full(slots=slots, held=held, mean=mean, ended=ended) is expected

@@ -5,6 +5,7 @@ import itertools
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,16 +17,20 @@ import trio
 from celery5 import App, JobState, agather, gather
 from celery5.broker.calls import queues
 from celery5.broker.servers.embedded import EmbeddedServer
-from celery5.protocol.scaling.prefetch import HORIZON
+from celery5.protocol.scaling.prefetch import BATCH, HORIZON, MAX_AHEAD
 from celery5.scaling import Budget
+from celery5.services.worker.capacity import MAX_AWAITING
 from tests.redis.boxes import boxing
 from tests.redis.commands.staff import Staff, wait_until
-from tests.redis.worker.workers import start, until, until_async, working
+from tests.redis.worker.workers import held, start, until, until_async, working
 
 FLOOD = 3000
 """Jobs in front of others. A worker that gave 50 of them back in a second would need a minute to get past them."""
 SOON = 30.0
 """Seconds, for a machine that is busy with other things."""
+
+MOST_HELD = MAX_AWAITING + BATCH + MAX_AHEAD
+"""The most jobs in a worker: those that await admission, one more read, and those that it will start soon."""
 
 TRIPS = ("cmdstat_eval", "cmdstat_evalsha", "cmdstat_xreadgroup")
 """What a worker calls to read, to admit and to settle."""
@@ -202,6 +207,45 @@ async def test_short_jobs_of_a_full_kind_do_not_hold_up_another(url: str, app_na
         assert all(isinstance(n, int) and n < 750 for n in await agather(quick_ones, timeout=SOON))
         await agather(sent, timeout=60)
     assert ended == 1500
+
+
+async def test_short_jobs_among_slow_ones_of_each_kind_hold_up_none_of_them(
+    url: str, app_name: str, redis_client: "redis.Redis"
+) -> None:
+    app = App(app_name, broker=url, cpu_slots=2, concurrency=5)
+    ended = Counter[str]()
+
+    @app.task(name="short")
+    def short() -> None:
+        ended["short"] += 1
+
+    @app.task(name="slow.thread")
+    def slow_thread() -> None:
+        time.sleep(0.1)
+        ended["thread"] += 1
+
+    @app.task(name="slow.trio")
+    async def slow_trio() -> None:
+        await trio.sleep(0.1)
+        ended["trio"] += 1
+
+    @app.task(name="slow.asyncio", loop="asyncio")
+    async def slow_asyncio() -> None:
+        await asyncio.sleep(0.1)
+        ended["asyncio"] += 1
+
+    mixed = [*[short.s()] * 150, slow_thread.s(), slow_trio.s(), slow_asyncio.s()]
+    sent = [job for _ in range(30) for job in await app.asend_many(mixed)]
+    most_held, begun = 0, time.monotonic()
+    async with working(app, name="w"):
+        while sum(ended.values()) < len(sent):
+            most_held = max(most_held, held(redis_client, app).get("w", 0))
+            await trio.sleep(0.01)
+            assert time.monotonic() - begun < SOON, ended
+        await agather(sent, timeout=SOON)
+    assert ended == {"short": 4500, "thread": 30, "trio": 30, "asyncio": 30}
+    assert most_held <= MOST_HELD
+    app.close()
 
 
 async def test_jobs_that_wait_for_their_kind_keep_their_order_and_priority(flood: Flood) -> None:

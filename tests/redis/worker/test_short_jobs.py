@@ -5,12 +5,13 @@ import time
 from typing import Any
 
 import pytest
+import redis
 import trio
 
-from celery5 import App, agather
+from celery5 import App, JobState, agather
 from celery5.errors import TaskRevoked
 from celery5.tasks.task import Task
-from tests.redis.worker.workers import until, working
+from tests.redis.worker.workers import Lines, until, until_async, working
 
 
 class Steps:
@@ -108,12 +109,17 @@ async def test_a_revoked_job_that_waits_for_a_thread_never_begins(url: str, app_
         await steps.learn()
         jobs = await steps.block()
         assert await jobs[1].arevoke()
+        await until_async(lambda: has_status(jobs[1], JobState.REVOKED))
         steps.may_go_on.set()
         assert await agather(jobs[2:], timeout=30) == list(range(1002, 1101))
         with pytest.raises(TaskRevoked):
             await jobs[1].aget(30)
     assert 1001 not in steps.ran
     steps.app.close()
+
+
+async def has_status(job: Any, state: JobState) -> bool:
+    return await job.astatus() is state
 
 
 async def test_short_jobs_keep_their_time_limits(url: str, app_name: str) -> None:
@@ -138,4 +144,58 @@ async def test_short_jobs_keep_their_time_limits(url: str, app_name: str) -> Non
             assert status == "DEAD"
         blocks = False
         assert await (await limited.adelay()).aget(30)
+    app.close()
+
+
+async def test_short_jobs_wait_in_the_worker_also_on_a_queue_of_several_kinds(
+    url: str, app_name: str, redis_client: "redis.Redis"
+) -> None:
+    app = App(app_name, broker=url, cpu_slots=2)
+
+    @app.task(name="short")
+    def short() -> None:
+        pass
+
+    @app.task(name="other")
+    async def other() -> str:
+        return "other"
+
+    sent = [job for _ in range(15) for job in await app.asend_many([short.s()] * 1000)]
+    last = await other.adelay()
+    keys = app.queue("default")
+    async with working(app):
+        while redis_client.hlen(keys.jobs):
+            assert not redis_client.hgetall(keys.limited_counts)
+            await trio.sleep(0.01)
+        assert await last.aget(30) == "other"
+        await agather(sent[-10:], timeout=30)
+    app.close()
+
+
+async def test_a_job_in_a_thread_takes_no_longer_because_the_loop_is_busy(url: str, app_name: str) -> None:
+    app = App(app_name, broker=url, cpu_slots=1)
+    has_begun, is_blocked, has_ended = threading.Event(), threading.Event(), threading.Event()
+
+    @app.task(name="in-a-thread")
+    def in_a_thread() -> float:
+        begun = time.perf_counter()
+        has_begun.set()
+        is_blocked.wait(30)
+        has_ended.set()
+        return time.perf_counter() - begun
+
+    @app.task(name="blocking")
+    async def blocking() -> None:
+        is_blocked.set()
+        has_ended.wait(30)
+        time.sleep(0.5)
+
+    with Lines() as lines:
+        async with working(app):
+            job = await in_a_thread.adelay()
+            await until(has_begun.is_set)
+            await agather([await blocking.adelay()], timeout=30)
+            seconds = await job.aget(30)
+    (line,) = [line for line in lines.of("job") if line["task"] == "in-a-thread"]
+    assert line["seconds"] < seconds + 0.3
     app.close()
