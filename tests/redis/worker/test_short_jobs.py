@@ -9,7 +9,12 @@ import redis
 import trio
 
 from celery5 import App, JobState, agather
+from celery5.boot_step import BootStep
 from celery5.errors import TaskRevoked
+from celery5.protocol.job.delivery import Delivery
+from celery5.runners import thread_pool
+from celery5.services.job.internal_queues import InternalTasksQueue
+from celery5.services.job.thread_load import ThreadLoad
 from celery5.tasks.task import Task
 from tests.redis.worker.workers import Lines, until, until_async, working
 
@@ -188,7 +193,7 @@ async def test_a_job_in_a_thread_takes_no_longer_because_the_loop_is_busy(url: s
     async def blocking() -> None:
         is_blocked.set()
         has_ended.wait(30)
-        time.sleep(0.5)
+        time.sleep(0.5)  # noqa: ASYNC251  the loop is busy
 
     with Lines() as lines:
         async with working(app):
@@ -199,3 +204,76 @@ async def test_a_job_in_a_thread_takes_no_longer_because_the_loop_is_busy(url: s
     (line,) = [line for line in lines.of("job") if line["task"] == "in-a-thread"]
     assert line["seconds"] < seconds + 0.3
     app.close()
+
+
+WAITING_OPTIONS: list[tuple[dict[str, Any], dict[str, Any], bool]] = [
+    ({}, {}, True),
+    ({}, {"expires": 300.0}, False),
+    ({"limit": 1000}, {}, False),
+    ({"deduplicate": lambda: None}, {}, False),
+]
+"""Options of a task and of its jobs, and whether these may wait for a thread behind others."""
+
+
+@pytest.mark.parametrize(("options", "sending", "expected"), WAITING_OPTIONS)
+async def test_jobs_that_something_must_be_decided_for_do_not_wait_for_a_thread(
+    url: str,
+    app_name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any],
+    sending: dict[str, Any],
+    expected: bool,
+) -> None:
+    app, ahead, take = App(app_name, broker=url, cpu_slots=1), list[Delivery](), ThreadLoad.take
+
+    def note_taken(load: ThreadLoad, executor: trio.lowlevel.Task, delivery: Delivery) -> None:
+        take(load, executor, delivery)
+        ahead.extend([delivery] if load.is_ahead(delivery) else [])
+
+    monkeypatch.setattr(ThreadLoad, "take", note_taken)
+
+    def do_nothing() -> None:
+        pass
+
+    short: Task[..., Any] = app.task(name="short", **options)(do_nothing)
+    async with working(app):
+        for _ in range(3):
+            await agather(
+                await app.asend_many([short.options(**sending).s() for _ in range(300)]), timeout=60
+            )
+    assert bool(ahead) is expected
+    app.close()
+
+
+async def test_jobs_put_back_after_the_last_read_of_a_worker_go_to_another(
+    url: str, app_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(thread_pool, "STALL_INTERVAL", 1.0)
+    returned, put_back = list[Delivery](), InternalTasksQueue.put_back
+
+    def note_returned(queue: InternalTasksQueue, delivery: Delivery) -> None:
+        put_back(queue, delivery)
+        returned.append(delivery)
+
+    monkeypatch.setattr(InternalTasksQueue, "put_back", note_returned)
+
+    async def stay() -> None:
+        await trio.sleep_forever()
+
+    async def wait_returned() -> None:
+        await until(lambda: bool(returned))
+
+    # While this stops, the worker does not read any more, and TaskExecution has not been told to stop.
+    late = BootStep(name="late", run=stay, stays=True, undo=wait_returned, requires=["execution"])
+    steps = Steps(url, app_name, bootsteps=[late])
+    async with working(steps.app, name="w") as worker:
+        await steps.learn()
+        jobs = await steps.block()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(worker.stop)
+            await until(lambda: bool(returned))
+            job = {job.id: job for job in jobs}[returned[0].command.id]  # type: ignore[union-attr]
+            await until_async(lambda: has_status(job, JobState.SENT))
+            steps.may_go_on.set()
+    steps.app.close()
