@@ -1,7 +1,6 @@
 """Suggest similar names in the errors for unknown names ("did you mean")."""
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 
 
 def find_similar(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
@@ -12,6 +11,8 @@ def find_similar(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str
         known: The names that are.
         cutoff: The least similarity, from 0 to 1.
     """
+    from difflib import get_close_matches  # when a name is wrong, and not at each start
+
     return next(iter(get_close_matches(name, list(known), n=1, cutoff=cutoff)), "")
 
 

@@ -9,6 +9,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
+from celery5.broker import ambient_asyncio, ambient_trio
 from celery5.broker.colour import current_colour
 from celery5.broker.driver import AsyncDriver, AsyncResultWaiter
 from celery5.broker.endpoint import Endpoint
@@ -29,23 +30,15 @@ async def get_driver(endpoint: Endpoint) -> AsyncDriver:
         BrokerError: On Trio: what `TrioRedis.run` raised.
     """
     if _on_trio():
-        from celery5.broker import ambient_loops
-
-        return await ambient_loops.get_trio_driver(endpoint)
-    from celery5.broker import ambient_loops
-
-    return (await ambient_loops.get_loop_connections(endpoint)).redis
+        return await ambient_trio.get_trio_driver(endpoint)
+    return (await ambient_asyncio.get_loop_connections(endpoint)).redis
 
 
 async def get_result_waiter(endpoint: Endpoint) -> AsyncResultWaiter:
     """Return the waiter for documents of this loop. Raises like `get_driver`."""
     if _on_trio():
-        from celery5.broker import ambient_loops
-
-        return await ambient_loops.get_trio_result_waiter(endpoint)
-    from celery5.broker import ambient_loops
-
-    return (await ambient_loops.get_loop_connections(endpoint)).results
+        return await ambient_trio.get_trio_result_waiter(endpoint)
+    return (await ambient_asyncio.get_loop_connections(endpoint)).results
 
 
 @contextmanager
@@ -54,9 +47,7 @@ def lend_driver(endpoint: Endpoint, driver: "TrioRedis") -> Generator[None, None
 
     A worker lends its own connection to its jobs.
     """
-    from celery5.broker import ambient_loops
-
-    with ambient_loops.lend_trio_driver(endpoint, driver):
+    with ambient_trio.lend_trio_driver(endpoint, driver):
         yield
 
 

@@ -7,7 +7,6 @@ a thread where there is an event loop.
 import importlib.util
 import os
 import sys
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -107,6 +106,8 @@ class TomlConfiguration:
 
     def load(self) -> Mapping[str, Any]:
         """Return the table of the file."""
+        import tomllib  # most applications have no such file
+
         self._last_state = _get_file_state(self._path)
         try:
             table: dict[str, Any] = tomllib.loads(self._path.read_text("utf-8-sig"))

@@ -293,7 +293,7 @@ async def serve_in_process(
         port=app.settings.status_port,
         host=app.settings.status_host,
         ports=options.processes,
-        read_cluster=app.metrics.atotals,
+        read_cluster=lambda: app.metrics.atotals(),  # what reads metrics is loaded when somebody asks
     )
     try:
         async with trio.open_nursery() as around:  # probes are answered until the last job is settled

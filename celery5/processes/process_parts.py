@@ -193,13 +193,18 @@ def make_process_values(
         stop_requested=incarnation.stop_requested,
         process_status=status,
         metrics_interval=app.settings.metrics_interval,
-        outlets=app.metrics.outlets,
+        outlets=list_outlets(app),
         history_limit=app.settings.job_history,
         is_restarting=is_restarting,
         notify_settings=read_notify_settings({} if options.shares_process else os.environ, os.getpid()),
         status_line=status_line or (lambda: _format_conditions(status)),
         is_exiting=is_exiting,
     )
+
+
+def list_outlets(app: App) -> Sequence[MetricsOutlet]:
+    """Return who gets the metrics besides Redis. Where the application names nobody, `app.metrics` is not loaded."""
+    return app.metrics.outlets if app.settings.statsd or "metrics" in vars(app) else ()
 
 
 def _format_conditions(process_status: ProcessStatus) -> str:

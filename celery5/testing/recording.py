@@ -118,9 +118,9 @@ class Recorded:
 def refuse_unrecorded() -> None:
     """Raise NotRecorded, which names what the test has called, unless a worker in this process lends its connection."""
     if current_colour() == "trio":
-        from celery5.broker import ambient_loops
+        from celery5.broker import ambient_trio
 
-        if ambient_loops.has_lent_driver():
+        if ambient_trio.has_lent_driver():
             return
     raise NotRecorded(
         f"{_find_called(sys._getframe(1))} needs a broker, and recorded(app) opens no connection: "  # pyright: ignore[reportPrivateUsage]

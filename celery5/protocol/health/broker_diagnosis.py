@@ -5,7 +5,6 @@ A failure loses jobs or keeps them from running; a warning may do so one day. `h
 
 import re
 from collections.abc import Mapping, Sequence
-from statistics import median
 from typing import Literal
 
 import msgspec
@@ -207,7 +206,7 @@ def diagnose_clock(ahead: float, uncertain: float) -> Finding:
 
 def diagnose_latency(pings: Sequence[float]) -> Finding:
     """Diagnose how many seconds pings took."""
-    middle, worst = median(pings), max(pings)
+    middle, worst = sorted(pings)[len(pings) // 2], max(pings)
     summary = f"{middle * 1000:.2f} ms, at worst {worst * 1000:.2f} ms, of {len(pings)} pings"
     if middle > UNUSABLE_MEDIAN:
         return Finding(

@@ -92,7 +92,7 @@ def _found() -> Iterator[tuple[str, Any, Call[Any]]]:
     """Yield each call with its name and the type of what it gives."""
     for module in pkgutil.iter_modules(celery5.broker.calls.__path__):
         of = importlib.import_module(f"celery5.broker.calls.{module.name}")
-        for name, thing in vars(of).items():
+        for name, thing in inspect.getmembers(of):  # which loads it if it loads late
             if isinstance(thing, Call):
                 yield f"{module.name}.{name}", Any, thing
             # A private one is what others make their calls of.

@@ -128,7 +128,7 @@ def owners() -> list[type]:
             ("celery5.services", "celery5.bootsteps", "celery5.examples", "celery5.__main__")
         ):
             continue
-        for value in vars(importlib.import_module(module.name)).values():
+        for _, value in inspect.getmembers(importlib.import_module(module.name)):
             if inspect.isclass(value) and value.__module__ == module.name and "REACHED_AS" in vars(value):
                 found.add(value)
     return sorted(found, key=lambda owner: owner.__name__)
