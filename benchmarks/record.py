@@ -28,14 +28,18 @@ class Record:
     def load(cls, path: Path) -> Self:
         """Read a record from a file; an empty one where there is no file of this form."""
         try:
-            raw = json.loads(path.read_text())
-            entries = {
-                name: {measure: Entry(**entry) for measure, entry in measures.items()}
-                for name, measures in raw["entries"].items()
-            }
-            return cls(raw["runs"], entries)
+            return cls.of_raw(json.loads(path.read_text()))
         except (FileNotFoundError, KeyError):
             return cls()
+
+    @classmethod
+    def of_raw(cls, raw: dict[str, Any]) -> Self:
+        """Return the record that `raw` was made of."""
+        entries = {
+            name: {measure: Entry(**entry) for measure, entry in measures.items()}
+            for name, measures in raw["entries"].items()
+        }
+        return cls(raw["runs"], entries)
 
     def raw(self) -> dict[str, Any]:
         """Return what a file holds of it."""

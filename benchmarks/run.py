@@ -62,12 +62,8 @@ class Run:
         if not path.exists():
             raise SystemExit("no run was stopped: there is nothing to resume")
         raw = json.loads(path.read_text())
-        partial = path.with_suffix(".record.json")
-        partial.write_text(json.dumps(raw["record"]))
-        record = Record.load(partial)
-        partial.unlink()
         done = {(number, measure, name) for number, measure, name in raw["done"]}
-        return cls(raw["name"], raw["arguments"], record, done, raw["seconds"])
+        return cls(raw["name"], raw["arguments"], Record.of_raw(raw["record"]), done, raw["seconds"])
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -200,6 +196,7 @@ def perform(steps: list[Step], ready: dict[str, Stand], run: Run, minutes: float
         if spent > minutes * 60:
             say(f"out of time: {len(left) - position} steps are left out")
             return
+        begun = time.monotonic()
         if not run.record.failed(contestant, name):
             line = measure(ready[contestant], name, run)
             count += 1
@@ -209,7 +206,7 @@ def perform(steps: list[Step], ready: dict[str, Stand], run: Run, minutes: float
                 f"{position + 1}/{len(left)}, {rest:.0f} min left, round {number + 1}: {name}, {contestant}: {line}"
             )
         run.done.add(step)
-        run.seconds += time.monotonic() - started - spent
+        run.seconds += time.monotonic() - begun
         run.save(unfinished)
 
 
@@ -250,10 +247,11 @@ def main() -> int:
     contestants = chosen(asked.only)
     steps = planned(contestants, asked)
     signal.signal(signal.SIGTERM, stop)
-    load, began = os.getloadavg()[0], time.monotonic()
+    load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="celery5-bench-") as folder:
         try:
             with Server() as server:
+                say(f"{len(steps) - len(run.done)} steps; the load is {load:.2f}")
                 ready = stands(contestants, server, Path(folder), asked, run)
                 perform(steps, ready, run, asked.limit, unfinished)
                 version = server.version
@@ -266,7 +264,7 @@ def main() -> int:
         finally:
             children.end_all()
     total = 1 + max((number for number, _, _ in run.done), default=0)
-    run.record.runs[run.name] = report.machine(version, total, asked.quick, load, time.monotonic() - began)
+    run.record.runs[run.name] = report.machine(version, total, asked.quick, load, run.seconds)
     complete = not (asked.quick or asked.only or asked.measures or asked.jobs)
     target = HERE if complete or asked.publish else cache()
     merged = Record.load(target / "results.json")

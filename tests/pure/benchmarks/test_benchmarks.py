@@ -1,4 +1,4 @@
-"""The goals of the benchmarks follow from the figures alone, and a record keeps what later runs did not measure."""
+"""The benchmarks compute goals from figures alone, keep what later runs did not measure, and run what is chosen."""
 
 import sys
 from collections.abc import Iterator
@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
-MODULES = ("contestants", "goals", "record", "report")
+MODULES = (
+    "children",
+    "contestants",
+    "environments",
+    "goals",
+    "measures",
+    "record",
+    "report",
+    "run",
+    "server",
+)
 FIGURES = {
     "celery5, Trio": {
         "drain1": 60_000.0,
@@ -36,8 +46,9 @@ def benchmarks(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     try:
         yield {name: import_module(name) for name in MODULES}
     finally:
-        for name in MODULES:
-            sys.modules.pop(name, None)
+        for name in list(sys.modules):
+            if name in MODULES or name.partition(".")[0] == "peers":
+                del sys.modules[name]
 
 
 def reached(
@@ -102,3 +113,39 @@ def test_an_empty_cell_of_the_table_says_why(benchmarks: dict[str, Any]) -> None
     text = report.table(record, report.of_groups("ours", "new"), {"recovery": ("kill", "recovery, s")})
     assert "| recovery, s | **0.50** | - (1) |" in text
     assert "(1) tarsk, asyncio: failed: 80 of 1,000 jobs not done" in text
+
+
+def test_contestants_are_chosen_by_group_module_or_name_with_a_comma(benchmarks: dict[str, Any]) -> None:
+    run = benchmarks["run"]
+    assert [contestant.name for contestant in run.chosen("celery5, def, mayu")] == [
+        "celery5, def",
+        "mayu, def",
+    ]
+    assert {contestant.group for contestant in run.chosen("ours;new")} == {"ours", "new"}
+    with pytest.raises(SystemExit, match="unknown contestant maju; known: ArdiQ"):
+        run.chosen("maju")
+
+
+def test_older_peers_have_one_round_beside_others_and_all_rounds_alone(benchmarks: dict[str, Any]) -> None:
+    run = benchmarks["run"]
+
+    def rounds_of(only: str, name: str) -> int:
+        asked = run.parse(["--only", only, "--measures", "drain1,idle"])
+        steps = run.planned(run.chosen(only), asked)
+        return sum(step[1:] == ("drain1", name) for step in steps)
+
+    assert rounds_of("huey,mayu", "huey") == 1
+    assert rounds_of("huey,mayu", "mayu, def") == 3
+    assert rounds_of("huey", "huey") == 3
+
+
+def test_a_stopped_run_is_read_again_with_what_it_has_done(
+    benchmarks: dict[str, Any], tmp_path: Path
+) -> None:
+    stopped = benchmarks["run"].Run("1", ["--only", "mayu"])
+    stopped.record.keep("1", "mayu, def", "drain1", {"drain1": 5.0})
+    stopped.done.add((0, "drain1", "mayu, def"))
+    stopped.save(tmp_path / "unfinished.json")
+    resumed = benchmarks["run"].Run.load(tmp_path / "unfinished.json")
+    assert resumed == stopped
+    assert [path.name for path in tmp_path.iterdir()] == ["unfinished.json"]
