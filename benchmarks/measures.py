@@ -32,7 +32,7 @@ NAPS_AT = 100
 START_LIMIT = 15.0
 IDLE_AFTER = 2.0
 STARTED_AFTER = 1.5
-IDLE_FOR = 4.0
+IDLE_FOR = 6.0
 KEPT = 60  # seconds; results are kept for at least a minute
 WORK, WORK_SIZE = 1_500, 1_024
 """Realistic jobs, and the bytes of their text."""

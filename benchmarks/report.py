@@ -202,16 +202,22 @@ def table(
     ]
     grid = [["", *names, *(["best older peer"] if older else [])]]
     for figure, (measure, label) in figures.items():
-        values = {name.name: medians.get(name.name, {}).get(figure) for name in contestants}
+        values = {contestant.name: medians.get(contestant.name, {}).get(figure) for contestant in contestants}
+        older_best = best(medians, figure, (OLDER,)) if older else None
         known = [value for value in values.values() if value is not None]
+        known += [older_best[0]] if older_best else []
         top = (min if figure in LESS_IS_BETTER else max)(known, default=None)
         cells = [
             reasons.cell(contestant, measure)
             if (value := values[contestant.name]) is None
-            else (f"**{number(value)}**" if value == top else number(value))
+            else _bold(number(value), value == top)
             for contestant in contestants
         ]
-        grid.append([label, *cells, *([_best_older(medians, figure)] if older else [])])
+        if older:
+            cells.append(
+                f"{_bold(number(older_best[0]), older_best[0] == top)} {older_best[1]}" if older_best else "-"
+            )
+        grid.append([label, *cells])
     rows = [list(row) for row in zip(*grid, strict=True)] if turned else grid
     lines = [f"| {' | '.join(row)} |" for row in rows]
     lines.insert(1, f"|---|{'---:|' * (len(rows[0]) - 1)}")
@@ -219,9 +225,8 @@ def table(
     return "\n".join(lines) + (f"\n\n{listed}" if listed else "")
 
 
-def _best_older(medians: Medians, figure: str) -> str:
-    found = best(medians, figure, (OLDER,))
-    return f"{number(found[0])} {found[1]}" if found else "-"
+def _bold(text: str, is_best: bool) -> str:
+    return f"**{text}**" if is_best else text
 
 
 def own_rows(medians: Medians) -> str:
@@ -349,7 +354,7 @@ def excerpt(record: Record) -> str:
     met = sum(goal.verdict == "met" for goal in reached)
     parts = [
         table(record, of_groups(OURS, NEW), SPEED, older=True),
-        f"Medians of {facts['rounds']} interleaved rounds of {one} (older peers: one), Redis on the same host; the "
+        f"Medians of {facts['rounds']} interleaved rounds of {one} (older peers: of one), Redis on the same host; the "
         "best of each row is bold, whoever it is. CPU a job differs less from machine to machine than rates do. All "
         f"contestants run on one Python, since some peers run on no older one. {setup}.",
         f"{met} of {len(reached)} goals are met:",
