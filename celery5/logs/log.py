@@ -423,14 +423,17 @@ class Log:
         """Have what the code of jobs logs through eliot belong to its job, in this block."""
         return self._job_actions.surround()
 
+    def has_action(self, trace: str) -> bool:
+        """Return whether a job has an eliot action: it was sent inside one, or something else listens to eliot."""
+        return self.is_shared or (bool(trace) and is_place(trace))
+
     def begin_job(self, job: CurrentJob) -> None:
-        """Begin the action of a job, if it was sent inside one, or something else listens to eliot."""
-        if self.is_shared or is_place(job.trace):
-            try:
-                self._job_actions.begin(job)
-            except BaseException as error:  # of a destination of the application's own
-                pass_cancellation(error)
-                FENCE.count("log")
+        """Begin the action of a job that has one."""
+        try:
+            self._job_actions.begin(job)
+        except BaseException as error:  # of a destination of the application's own
+            pass_cancellation(error)
+            FENCE.count("log")
 
     def get_place(self, job: CurrentJob) -> str:
         """Return where another process continues the action of a job."""

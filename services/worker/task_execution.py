@@ -321,9 +321,8 @@ class TaskExecution:
             and command.expires is None
             and not delivery.start_before
             and delivery.rule is None
-            and not command.trace
-            and not self._log.is_shared
-            and "~" not in command.id
+            and not self._log.has_action(command.trace)
+            and ("~" not in command.id or not needs_preparing(command, self._tasks[command.task]))
             and command.task not in self._circuit_breakers.not_closed
             and self._tasks[command.task].deduplicate is None
         )
@@ -490,7 +489,7 @@ class TaskExecution:
             command.id, command.task, delivery.queue, command.attempt, self._worker, command.sections, command.trace
         )  # fmt: skip
         CURRENT_JOB.set(job)
-        if command.trace or self._log.is_shared:
+        if self._log.has_action(command.trace):
             self._log.begin_job(job)
 
     def _finish_waiting(self, running_job: RunningJob, delivery: Delivery, queue: InternalTasksQueue) -> None:

@@ -2,15 +2,19 @@
 
 import threading
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import redis
 import trio
 
-from celery5 import App, JobState, agather
+from celery5 import App, JobState, agather, group
 from celery5.boot_step import BootStep
 from celery5.errors import TaskRevoked
+from celery5.middleware.jobs import SendingBatch
+from celery5.middleware.middleware import Middleware
 from celery5.protocol.job.delivery import Delivery
 from celery5.runners import thread_pool
 from celery5.services.job.internal_queues import InternalTasksQueue
@@ -215,6 +219,53 @@ WAITING_OPTIONS: list[tuple[dict[str, Any], dict[str, Any], bool]] = [
 """Options of a task and of its jobs, and whether these may wait for a thread behind others."""
 
 
+TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+class AheadJobs(list[Delivery]):
+    """The jobs that were taken to wait for a thread behind others."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        take = ThreadLoad.take
+
+        def note_taken(load: ThreadLoad, executor: trio.lowlevel.Task, delivery: Delivery) -> None:
+            take(load, executor, delivery)
+            self.extend([delivery] if load.is_ahead(delivery) else [])
+
+        monkeypatch.setattr(ThreadLoad, "take", note_taken)
+
+
+async def test_members_of_a_workflow_and_traced_jobs_wait_for_a_thread_too(
+    url: str, app_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Tracing(Middleware):
+        @contextmanager
+        def sending(self, batch: SendingBatch) -> Generator[None]:
+            for job in batch.jobs:
+                job.headers["traceparent"] = TRACE
+            yield
+
+    app, ahead = App(app_name, broker=url, cpu_slots=1), AheadJobs(monkeypatch)
+    tracing = App(app_name, broker=url, middleware=[Tracing()])
+
+    def return_one() -> int:
+        return 1
+
+    short, traced = app.task(name="short")(return_one), tracing.task(name="short")(return_one)
+
+    async with working(app):
+        for _ in range(2):
+            run = await app.workflows.astart(group(short.s() for _ in range(300)))
+            assert await run.aget(60) == [1] * 300
+        assert any("~" in delivery.command.id for delivery in ahead if delivery.command)
+        ahead.clear()
+        await agather(await tracing.asend_many([traced.s() for _ in range(300)]), timeout=60)
+        assert {delivery.command.trace for delivery in ahead if delivery.command} == {TRACE}
+    app.close()
+    tracing.close()
+
+
 @pytest.mark.parametrize(("options", "sending", "expected"), WAITING_OPTIONS)
 async def test_jobs_that_something_must_be_decided_for_do_not_wait_for_a_thread(
     url: str,
@@ -224,13 +275,7 @@ async def test_jobs_that_something_must_be_decided_for_do_not_wait_for_a_thread(
     sending: dict[str, Any],
     expected: bool,
 ) -> None:
-    app, ahead, take = App(app_name, broker=url, cpu_slots=1), list[Delivery](), ThreadLoad.take
-
-    def note_taken(load: ThreadLoad, executor: trio.lowlevel.Task, delivery: Delivery) -> None:
-        take(load, executor, delivery)
-        ahead.extend([delivery] if load.is_ahead(delivery) else [])
-
-    monkeypatch.setattr(ThreadLoad, "take", note_taken)
+    app, ahead = App(app_name, broker=url, cpu_slots=1), AheadJobs(monkeypatch)
 
     def do_nothing() -> None:
         pass
