@@ -48,7 +48,7 @@ from celery5.protocol.job.json_values import (
     refuse_changes,
     to_json,
 )
-from celery5.protocol.job.messages import MAX_DEPTH, NO_KWARGS, is_nested_deeper, try_decode_value
+from celery5.protocol.job.messages import MAX_DEPTH, NO_ARGS, NO_KWARGS, is_nested_deeper, try_decode_value
 from celery5.protocol.job.signature_digests import digest_signature
 from celery5.protocol.masking import MASK, get_error_text, mask_passwords
 from celery5.similar_names import did_you_mean
@@ -290,7 +290,7 @@ class Parameters:
             for name, value in zip(self._names, args, strict=False):
                 self._check(name, value)
         try:
-            raw_args = Raw(_encode_call(args))
+            raw_args = Raw(_encode_call(args)) if args else NO_ARGS
             raw_kwargs = Raw(_encode_call(kwargs)) if kwargs else NO_KWARGS
         except FAULTS as error:
             raise self._make_encoding_error(error) from None

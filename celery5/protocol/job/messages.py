@@ -25,6 +25,8 @@ TRACEPARENT = "traceparent"
 """The header that is the field `trace` of a message."""
 MAX_FAILURES = 5
 """The most failed attempts in a message; the newest stay."""
+NO_ARGS = Raw(b"[]")
+"""No positional arguments. A message leaves out this object, by identity."""
 NO_KWARGS = Raw(b"{}")
 """No keyword arguments. A message leaves out this object, by identity."""
 SIZE_MARGIN = 2 * 1024 * 1024
@@ -71,7 +73,7 @@ class Command(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     v: int
     id: Annotated[str, Meta(min_length=1, max_length=200)]
     task: Annotated[str, Meta(min_length=1)]
-    args: Raw = Raw(b"[]")
+    args: Raw = NO_ARGS
     kwargs: Raw = NO_KWARGS
     sent: float = 0.0
     attempt: Annotated[int, Meta(ge=1)] = 1

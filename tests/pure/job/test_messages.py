@@ -146,6 +146,19 @@ def test_a_bad_command_is_corrupt_and_breaks_the_schema(what: str) -> None:
     assert not VALIDATOR.is_valid(BAD[what])
 
 
+def test_a_call_without_arguments_takes_no_bytes_for_them() -> None:
+    app = App("t", broker="redis://127.0.0.1:1/0")
+
+    @app.task(name="t.nop")
+    def nop(size: int = 1) -> None: ...
+
+    assert set(json.loads(nop.job().message)) == {"v", "id", "task", "sent"}
+    assert set(json.loads(nop.s().job().message)) == {"v", "id", "task", "sent"}
+    assert read_command(nop.job().message).args == Raw(b"[]")
+    assert json.loads(nop.job(2).message)["args"] == [2]
+    assert "args" not in json.loads(nop.job(size=2).message)
+
+
 @pytest.mark.parametrize("bad", [{"args": {}}, {"args": "abc"}, {"kwargs": []}, {"kwargs": 1}])
 def test_the_schema_knows_what_arguments_look_like(bad: dict[str, Any]) -> None:
     assert not VALIDATOR.is_valid({"v": 1, "id": "a", "task": "t", **bad})
