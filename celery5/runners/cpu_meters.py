@@ -8,29 +8,31 @@ from contextlib import suppress
 
 import msgspec
 
-_get_clock: Callable[[int], int] | None = getattr(time, "pthread_getcpuclockid", None)  # not on macOS
+from celery5.protocol.scaling.cpu_shares import CoreWait
 
+_get_clock: Callable[[int], int] | None = getattr(time, "pthread_getcpuclockid", None)  # not on macOS
 
 _THREADS = "/proc/self/task"
 _NANOSECOND = 1e-9
 
 
-def read_core_wait() -> float | None:
-    """Return for how many seconds the threads of this process have waited for a core, all together.
+def read_core_waits() -> dict[str, CoreWait] | None:
+    """Return for how long each thread of this process has waited for a core, by the thread's number.
 
-    None where the system does not tell: it is a number that Linux keeps for each thread.
+    None where the system does not tell: Linux keeps these numbers.
     """
-    waited = 0
+    waits: dict[str, CoreWait] = {}
     try:
         for thread in os.listdir(_THREADS):
             with (
                 suppress(FileNotFoundError, ProcessLookupError),  # it has ended
                 open(f"{_THREADS}/{thread}/schedstat", "rb", buffering=0) as file,
             ):
-                waited += int(file.read().split()[1])
-    except (OSError, ValueError, IndexError):
+                _, waited, runs = map(int, file.read().split())
+                waits[thread] = CoreWait(waited * _NANOSECOND, runs)
+    except (OSError, ValueError):
         return None
-    return waited * _NANOSECOND
+    return waits
 
 
 class CpuUse(msgspec.Struct, frozen=True):

@@ -12,9 +12,9 @@ from typing import NamedTuple, Protocol
 import trio
 
 from celery5.protocol.job.delivery import Delivery
-from celery5.protocol.scaling.cpu_shares import CpuShares, find_waiting_time
+from celery5.protocol.scaling.cpu_shares import CoreWait, CpuShares, find_core_wait, find_waiting_time
 from celery5.protocol.scaling.prefetch import DurationEstimate
-from celery5.runners.cpu_meters import CpuMeters, CpuUse, read_core_wait
+from celery5.runners.cpu_meters import CpuMeters, CpuUse, read_core_waits
 
 FIRST_READING = 0.01
 """Seconds after which a job is measured whose task is not known yet: others wait for what it does."""
@@ -45,12 +45,12 @@ def _read_process() -> _Reading:
     return _Reading(time.perf_counter(), time.process_time())
 
 
-class _CoreWait:
+class _CoreWaits:
     """For how long the threads of the process wait for cores."""
 
     def __init__(self) -> None:
-        self._cpu = self._waited = self._next_at = 0.0
-        self._is_known = False
+        self._cpu = self._next_at = 0.0
+        self._waits: dict[str, CoreWait] | None = None
 
     def read(self) -> tuple[float, float] | None:
         """Return for how long they have waited since the last reading, and the CPU time since then.
@@ -60,12 +60,11 @@ class _CoreWait:
         begun = time.perf_counter()
         if begun < self._next_at:
             return None
-        waited, cpu, was_known = read_core_wait(), time.process_time(), self._is_known
+        waits, cpu = read_core_waits(), time.process_time()
         self._next_at = begun + (time.perf_counter() - begun) / CORE_READING_COST
-        self._is_known = waited is not None
-        before, self._waited = self._waited, waited or 0.0
+        before, self._waits = self._waits, waits
         cpu_before, self._cpu = self._cpu, cpu
-        return (max(self._waited - before, 0.0), cpu - cpu_before) if was_known and self._is_known else None
+        return None if before is None or waits is None else (find_core_wait(before, waits), cpu - cpu_before)
 
 
 class Rechecked(Protocol):
@@ -97,7 +96,7 @@ class ThreadLoad:
         self._learned = trio.Event()
         self._cpu = 0.0
         self._reading = _Reading(0.0, 0.0)
-        self._core_wait = _CoreWait()
+        self._core_waits = _CoreWaits()
 
     def limit(self, cores: int | None) -> None:
         """Let this many jobs run always, and others by their shares; None: let all run."""
@@ -217,7 +216,7 @@ class ThreadLoad:
                     self._begun = trio.Event()
                 await self._begun.wait()
             self._reading = _read_process()
-            self._core_wait.read()
+            self._core_waits.read()
         self._learned = trio.Event()
         is_known = all(map(self.shares.is_known, self._running))
         due = trio.current_time() + (READING_INTERVAL if is_known else FIRST_READING)
@@ -233,7 +232,7 @@ class ThreadLoad:
         passed, used = now.time - before.time, now.cpu - before.cpu
         if passed < FIRST_READING / 2:
             return
-        if (core_wait := self._core_wait.read()) is not None and used > IDLE_PROCESS * passed:
+        if (core_wait := self._core_waits.read()) is not None and used > IDLE_PROCESS * passed:
             self.shares.observe_core_wait(core_wait[0], process_cpu=core_wait[1])
         if lateness is not None:
             self.shares.observe_lateness(lateness, cpu=self._cpu / passed, process_cpu=used / passed)

@@ -12,6 +12,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from itertools import islice
+from typing import NamedTuple
 
 HEADROOM = 0.5
 """The share of one core that all jobs beyond the number of cores may use together."""
@@ -31,6 +32,9 @@ CAUSED = 0.5
 """The least part of the CPU time of the process that its threads have used, if they are why the loop is late."""
 LEAST_CPU = 0.25
 """The least CPU time of the threads for that, in cores."""
+WAKE_UP = 0.0005
+"""Seconds from a thread's waking to its core that are no sign of a busy machine: an idle one takes some 0.1 ms, and
+0.2 ms where other processes come and go. Threads that wait much wake up often."""
 MAX_PRESSURE = 64.0
 MAX_STRETCH = 10.0
 _PRESSURE_DECAY = 0.95
@@ -170,6 +174,26 @@ class CpuShares:
         """Return the mean share of the jobs that began last."""
         recent = [self.get_share(task) for task in self._recent]
         return sum(recent) / len(recent) if recent else UNKNOWN_SHARE
+
+
+class CoreWait(NamedTuple):
+    """What a thread has spent on waiting for a core since it began."""
+
+    seconds: float
+    # How often it got a core.
+    runs: int
+
+
+def find_core_wait(before: Mapping[str, CoreWait], now: Mapping[str, CoreWait]) -> float:
+    """Return for how many seconds threads had to wait for a core, all together, since they were looked at before.
+
+    The time that waking up takes does not count.
+    """
+    waited = 0.0
+    for thread, wait in now.items():
+        earlier = before.get(thread, CoreWait(0.0, 0))
+        waited += max(wait.seconds - earlier.seconds - WAKE_UP * (wait.runs - earlier.runs), 0.0)
+    return waited
 
 
 def find_waiting_time(cpu: float, wall: float, process_cpu: float) -> float:

@@ -12,7 +12,9 @@ from celery5.protocol.scaling.cpu_shares import (
     HEADROOM,
     LATE,
     MAX_STRETCH,
+    CoreWait,
     CpuShares,
+    find_core_wait,
     find_waiting_time,
 )
 
@@ -159,6 +161,22 @@ def test_jobs_that_wait_for_a_core_do_not_count_as_waiting() -> None:
         most.append(max(worker.widths))
     assert most[0] > 4
     assert most[1] == 2
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "seconds"),
+    [
+        ({}, {"1": CoreWait(0.09, 1000)}, 0.0),  # it wakes up often, on an idle machine
+        ({}, {"1": CoreWait(0.09, 3)}, 0.0885),  # it waits behind others each time
+        ({"1": CoreWait(1.0, 10)}, {"1": CoreWait(1.2, 11)}, 0.1995),  # since the last look
+        ({}, {"1": CoreWait(0.1, 1000), "2": CoreWait(0.3, 20)}, 0.29),  # one does not make up for the other
+        ({"1": CoreWait(1.0, 10)}, {}, 0.0),  # it has ended
+    ],
+)
+def test_the_time_that_waking_up_takes_is_no_wait_for_a_core(
+    before: Mapping[str, CoreWait], now: Mapping[str, CoreWait], seconds: float
+) -> None:
+    assert find_core_wait(before, now) == pytest.approx(seconds)
 
 
 def test_a_late_loop_holds_computing_jobs_to_the_cores_and_leaves_waiting_ones() -> None:

@@ -7,6 +7,8 @@ from typing import Any, cast
 import pytest
 import trio
 
+from celery5.protocol.scaling.cpu_shares import CoreWait
+from celery5.runners.cpu_meters import read_core_waits
 from celery5.services.job import thread_load
 from celery5.services.job.thread_load import MEASURING_INTERVAL, ThreadLoad
 
@@ -67,13 +69,13 @@ async def test_reading_how_long_threads_wait_for_cores_takes_a_bounded_part_of_t
 ) -> None:
     count = 0
 
-    def read_slowly() -> float:
+    def read_slowly() -> dict[str, CoreWait]:
         nonlocal count
         count += 1
         time.sleep(0.005)
-        return float(count)
+        return {"1": CoreWait(float(count), count)}
 
-    monkeypatch.setattr(thread_load, "read_core_wait", read_slowly)
+    monkeypatch.setattr(thread_load, "read_core_waits", read_slowly)
     load = ThreadLoad()
     load.limit(1)
     load.begin(trio.lowlevel.current_task(), "unknown")
@@ -102,3 +104,18 @@ async def test_no_job_waits_for_a_thread_while_those_that_run_take_long() -> Non
     assert not load.may_begin(job)
     load.end(executor)
     assert load.may_begin(job)
+
+
+@pytest.mark.skipif(
+    read_core_waits() is None, reason="the system does not tell how long threads wait for cores"
+)
+def test_a_thread_that_wakes_up_often_is_read_with_its_number_of_runs() -> None:
+    before = read_core_waits()
+    for _ in range(50):
+        time.sleep(0.0002)
+    after = read_core_waits()
+    assert before is not None
+    assert after is not None
+    number = str(threading.get_native_id())
+    assert after[number].runs - before[number].runs >= 50
+    assert after[number].seconds >= before[number].seconds
