@@ -28,6 +28,12 @@ class LateModule(ModuleType):
             _load(self)
         return ModuleType.__getattribute__(self, name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Loading it later would undo this.
+        if not name.startswith("__"):
+            _load(self)
+        ModuleType.__setattr__(self, name, value)
+
     def __dir__(self) -> list[str]:
         _load(self)
         return sorted(self.__dict__)

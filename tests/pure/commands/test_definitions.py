@@ -61,7 +61,7 @@ def test_the_cli_has_the_commands_with_their_names_and_help() -> None:
         for candidate in COMMAND_DEFINITIONS.values()
         if candidate.cli_usage
     }
-    assert worker.commands.keys() == usages.keys() | {"tell", "start", "list"}
+    assert worker.commands.keys() == usages.keys() | {"tell", "list"}
     for name, definition in usages.items():
         assert (worker.commands[name].help or "").startswith(definition.help)
 

@@ -148,3 +148,8 @@ def test_who_mistypes_a_command_is_compared_with_all_of_them() -> None:
     context = cli.make_context("celery5", [], resilient_parsing=True)
     assert cli.get_command(context, "helth") is None
     assert sorted(cli.commands) == sorted(COMMANDS)
+
+
+def test_a_late_module_keeps_an_attribute_that_is_set_before_it_is_used() -> None:
+    code = "from celery5.processes.lifecycle import fleet; fleet.KILL_AFTER = 0.2; dir(fleet); print(fleet.KILL_AFTER)"
+    assert fresh(code) == "0.2"

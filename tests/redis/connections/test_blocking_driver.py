@@ -86,7 +86,7 @@ def open_connections(port: int) -> list[socket.socket]:
             descriptor = os.dup(int(entry))
             stack.callback(os.close, descriptor)
             copy = stack.enter_context(socket.fromfd(descriptor, socket.AF_INET, socket.SOCK_STREAM))
-            if copy.getpeername()[1] == port:
+            if copy.getpeername()[1:] == (port,):
                 found.append(copy.dup())
     return found
 

@@ -16,7 +16,7 @@ import trio.testing
 from celery5 import App, RetryPolicy, TaskFailed, current_job
 from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.errors import BrokerUnavailable
-from celery5.services.job import outcome_handler
+from celery5.services.job.outcome_handler import OutcomeHandler
 from celery5.services.worker import task_execution
 from celery5.testing import recorded
 from tests.redis.worker.workers import Lines, held, of_kind, until, working
@@ -100,7 +100,7 @@ async def test_executors_that_break_down_are_not_waited_for(
     def broken(*_args: object, **_more: object) -> None:
         raise ZeroDivisionError("a fault of our own")
 
-    monkeypatch.setattr(outcome_handler, "judge", broken)
+    monkeypatch.setattr(OutcomeHandler, "decide", broken)
     began = time.monotonic()
     with pytest.RaisesGroup(ZeroDivisionError, flatten_subgroups=True):
         async with working(app):

@@ -131,7 +131,7 @@ def test_a_death_counts_for_what_had_begun_and_not_for_what_was_only_held(
         counted[json.loads(fields[b"job"])["id"]] = int(fields.get(b"deliveries", b"-1"))
     assert counted.pop(sent[0].id) == 1
     was_held = [count for count in counted.values() if count >= 0]
-    assert len(was_held) > 20
+    assert len(was_held) > 5
     assert set(was_held) == {0}
 
 

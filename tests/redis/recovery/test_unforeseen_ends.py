@@ -8,7 +8,7 @@ import redis
 import trio
 
 from celery5 import App, AsyncResult, JobState, TaskFailed
-from celery5.services.job import outcome_handler
+from celery5.services.job.outcome_handler import OutcomeHandler
 from celery5.services.streams.serial_executor import SerialExecutor
 from tests.redis.commands.staff import Employee, Staff, wait_until
 from tests.redis.worker.workers import entries, working
@@ -70,7 +70,7 @@ async def test_without_a_sidecar_a_worker_counts_its_own_death(
     @app.task
     async def never() -> None: ...
 
-    monkeypatch.setattr(outcome_handler, "judge", broken)
+    monkeypatch.setattr(OutcomeHandler, "decide", broken)
     await unlucky.adelay()
     await never.adelay()
     await run_until_it_fails(app)
