@@ -155,6 +155,8 @@ _STEPS = bytes.maketrans(b"[]", b"\x01\xff")
 _ID_FIRST = re.compile(rb'\s*+\{\s*+(?:"v"\s*+:\s*+[0-9]{1,9}\s*+,\s*+)?"id"\s*+:\s*+("[^"\\]{1,800}")')
 _BLOCK = 512
 """Brackets in one block."""
+_STRETCH = 8192
+"""Bytes that are counted where a search has found one that counts."""
 
 encode = _ENCODER.encode
 
@@ -184,7 +186,7 @@ def is_nested_deeper(raw: bytes, max_depth: int) -> bool:
     of brackets that cannot reach the limit are counted as a whole, and only the rest bracket by bracket. Most messages
     have too few brackets to be nested so deeply, and return at the first line.
     """
-    if raw.count(b"[") + raw.count(b"{") <= max_depth:
+    if _count(raw, b"[") + _count(raw, b"{") <= max_depth:
         return False
     if (
         b"\\" in raw
@@ -195,6 +197,14 @@ def is_nested_deeper(raw: bytes, max_depth: int) -> bool:
     if b'"' in brackets:
         brackets = b"".join(brackets.split(b'"')[::2])  # every second part is inside of a text
     return _is_reached(brackets, max_depth)
+
+
+def _count(raw: bytes, mark: bytes) -> int:
+    """Return how often a byte occurs. To search for it is ten times as fast as to count it: long texts have few."""
+    count, at = 0, -_STRETCH
+    while (at := raw.find(mark, at + _STRETCH)) >= 0:
+        count += raw.count(mark, at, at + _STRETCH)
+    return count
 
 
 def _is_reached(brackets: bytes, max_depth: int) -> bool:

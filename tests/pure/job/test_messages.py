@@ -300,8 +300,9 @@ def test_the_depth_of_a_message_is_known_whatever_its_texts_look_like(value: Any
         b'["\\"]",' * 1000 + b'"[\\\\"' + b"]" * 1000,
         b'{"]}":' * 1000 + b"1" + b"}" * 1000,
         b"[" + b"[]," * 5000 + b"[" * 1000 + b"]" * 1000 + b"]",
+        (b"[" * 10 + b'"' + b"x" * 8187 + b'",') * 100 + b"1" + b"]" * 1000,
     ],
-    ids=["one", "balanced", "flat", "escaped", "objects", "after many flat ones"],
+    ids=["one", "balanced", "flat", "escaped", "objects", "after many flat ones", "between long texts"],
 )
 def test_no_text_hides_how_deep_a_message_is(hiding: bytes) -> None:
     assert is_nested_deeper(hiding, 999)
