@@ -4,7 +4,7 @@ An exchange is a generator that yields what is to be sent and receives the repli
 driver differ only in how they send and receive.
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, Final, TypeVar, cast
 
 import hiredis
@@ -44,14 +44,39 @@ NEED_DATA: Final = _Incomplete()
 _pack_command = cast("Callable[[tuple[Word, ...]], bytes]", vars(hiredis)["pack_command"])
 
 
+LARGE = 8192
+"""Bytes of a word from which it is copied once. hiredis copies it three times, each time to new memory."""
+
+
 def pack_command(words: tuple[Word, ...]) -> bytes:
     """Return one command as bytes to send. Raises TypeError for a word that is not str, bytes, int or float."""
+    if [word for word in words if type(word) is bytes and len(word) >= LARGE]:
+        return b"".join(_pack_parts(words))
     return _pack_command(words)
 
 
 def pack_commands(commands: Sequence[tuple[Word, ...]]) -> bytes:
     """Return several commands as bytes to send in one write."""
-    return b"".join(map(_pack_command, commands))
+    return b"".join(map(pack_command, commands))
+
+
+def _pack_parts(words: tuple[Word, ...]) -> Iterator[bytes]:
+    """Yield the parts of a command: each large word as it is, and the words between them as hiredis packs them."""
+    yield b"*%d\r\n" % len(words)
+    start = 0
+    for at, word in enumerate(words):
+        if type(word) is bytes and len(word) >= LARGE:
+            yield _pack_words(words[start:at])
+            yield b"$%d\r\n" % len(word)
+            yield word
+            yield b"\r\n"
+            start = at + 1
+    yield _pack_words(words[start:])
+
+
+def _pack_words(words: tuple[Word, ...]) -> bytes:
+    """Return words as they stand in a command, without its beginning."""
+    return _pack_command(words).partition(b"\r\n")[2] if words else b""
 
 
 class ReplyParser:

@@ -150,7 +150,7 @@ class Pipeline:
         # The writer while it has nothing to do.
         self._parked: trio.lowlevel.Task | None = None
         self._withdrawn = 0
-        self._rest = b""
+        self._rest: bytes | memoryview = b""
 
     @property
     def unsent_count(self) -> int:
@@ -192,7 +192,7 @@ class Pipeline:
         self._begin(request)
         if sent != len(data):
             # The socket's buffer is full after a part: the writer sends the rest before anything else.
-            self._rest = data[sent:]
+            self._rest = memoryview(data)[sent:]
             self._wake_writer()
         return True
 
