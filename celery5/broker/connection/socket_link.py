@@ -8,6 +8,7 @@ import socket
 import ssl
 import struct
 import time
+import weakref
 from select import POLLIN, poll
 from typing import Any
 
@@ -57,10 +58,9 @@ class SocketLink:
         self.greeting: ServerHello | None = None
         # The place in the pool that this link takes, as long as it exists.
         self.place: object = None
-
-    def __del__(self) -> None:
-        # A link that is dropped (the interpreter or a thread ends) must not cause a ResourceWarning.
-        self.close()
+        # A link that is dropped (a thread or the interpreter ends) must not cause a ResourceWarning. No `__del__`: in a
+        # cycle the collector may call that of the socket first.
+        weakref.finalize(self, connected.close)
 
     def close(self) -> None:
         """Close our end, with no message to the server: a forked child closes its copy, the parent's stays open."""

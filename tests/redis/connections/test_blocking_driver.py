@@ -1,5 +1,6 @@
 """The blocking driver alone: threads, forks, the end of a process, and what a call costs."""
 
+import gc
 import os
 import socket
 import statistics
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -14,6 +16,7 @@ from contextlib import ExitStack, suppress
 import pytest
 import redis
 
+from celery5.broker.connection.socket_link import SocketLink
 from celery5.broker.drivers.blocking import BlockingRedis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.servers.embedded import EmbeddedServer
@@ -76,6 +79,19 @@ def test_tcp_connections_do_not_delay_small_writes_and_notice_a_dead_server(
         silence, interval, probes = (connected.getsockopt(socket.IPPROTO_TCP, option) for option in options)
     assert (silence, interval, probes) == (30, 5, 3), "a server that has vanished is noticed after 45 seconds"
     driver.close()
+
+
+def test_a_link_that_the_collector_finds_in_a_cycle_is_closed_without_a_warning() -> None:
+    ours, theirs = socket.socketpair()
+    cycle: list[object] = [SocketLink(ours)]
+    cycle.append(cycle)
+    del ours, cycle
+    with theirs, warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        gc.collect()
+        theirs.settimeout(5)
+        assert theirs.recv(1) == b""
+    assert not warned
 
 
 def open_connections(port: int) -> list[socket.socket]:
