@@ -1,6 +1,7 @@
 """Compute what a user of Redis must be permitted for each role: from the scripts and calls themselves."""
 
 import importlib
+import inspect
 import pkgutil
 import re
 from collections.abc import Mapping
@@ -163,7 +164,10 @@ def load_scripts() -> Mapping[str, Script]:
         importlib.import_module(f"{calls.__name__}.{module.name}")
         for module in pkgutil.iter_modules(calls.__path__)
     ]
-    found = [value for module in modules for value in vars(module).values() if isinstance(value, Script)]
+    # Not `vars`: a module that loads late has nothing in it before its first use.
+    found = [
+        value for module in modules for _, value in inspect.getmembers(module) if isinstance(value, Script)
+    ]
     return {script.name: script for script in found}
 
 

@@ -153,3 +153,9 @@ def test_who_mistypes_a_command_is_compared_with_all_of_them() -> None:
 def test_a_late_module_keeps_an_attribute_that_is_set_before_it_is_used() -> None:
     code = "from celery5.processes.lifecycle import fleet; fleet.KILL_AFTER = 0.2; dir(fleet); print(fleet.KILL_AFTER)"
     assert fresh(code) == "0.2"
+
+
+def test_the_scripts_of_late_modules_are_among_those_that_a_user_may_call() -> None:
+    """`celery5 acl` loads none of them before."""
+    code = "from celery5.broker.permissions import load_scripts; print(*sorted(load_scripts()))"
+    assert {"settle", "erase", "probe_permissions"} <= set(fresh(code).split())
