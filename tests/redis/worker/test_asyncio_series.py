@@ -1,16 +1,29 @@
 """Short asyncio jobs: their runner goes on from one to the next, and each is still a job of its own."""
 
 import asyncio
+import sys
 import threading
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import trio
 
-from celery5 import App, JobState, TaskFailed, agather, current_job
+from celery5 import App, AsyncResult, JobState, TaskFailed, agather, current_job
 from celery5.errors import TaskRevoked
+from celery5.processes.watch.event_loop import find_job
+from celery5.services.job.outcome_handler import OutcomeHandler
+from celery5.services.process.lease import Lease
+from celery5.services.worker import task_execution
 from celery5.services.worker.task_execution import TaskExecution
 from tests.redis.worker.workers import Lines, until, working
+
+
+async def until_status(job: AsyncResult[Any], state: JobState) -> None:
+    """Wait until a job is in a state."""
+    with trio.fail_after(30):
+        while await job.astatus() is not state:
+            await trio.sleep(0.02)
 
 
 class Series:
@@ -123,3 +136,175 @@ async def test_a_following_job_has_its_time_limit(series: Series) -> None:
             await jobs[50].aget(30)
         assert await agather([*jobs[:50], *jobs[51:]], timeout=30) == [*range(50), *range(51, 100)]
     assert any(series.went_on)
+
+
+async def test_a_following_job_that_has_expired_meanwhile_does_not_run(series: Series) -> None:
+    ran = list[int]()
+    series.app.configure(concurrency=1)
+
+    @series.app.task(loop="asyncio")
+    async def step(number: int) -> None:
+        ran.append(number)
+        if number == 50:
+            await asyncio.sleep(1.2)
+
+    plain = [step.s(number) for number in range(100)]
+    plain[51] = step.options(expires=1).s(51)
+    async with working(series.app):
+        jobs = await series.app.asend_many(plain)
+        await agather([*jobs[:51], *jobs[52:]], timeout=30)
+        await until_status(jobs[51], JobState.EXPIRED)
+    assert any(series.went_on)
+    assert 51 not in ran
+
+
+async def test_what_answers_whether_a_job_is_a_duplicate_does_not_end_it(series: Series) -> None:
+    series.app.configure(concurrency=1)
+
+    async def is_duplicate(number: int) -> bool:
+        return number == 50
+
+    @series.app.task(loop="asyncio", deduplicate=is_duplicate, max_retries=0)
+    async def checked(number: int) -> int:
+        return number
+
+    @series.app.task(loop="asyncio")
+    async def plain(number: int) -> int:
+        return number
+
+    mixed = [task.s(number) for number in range(60) for task in (checked, plain)]
+    async with working(series.app):
+        jobs = await series.app.asend_many(mixed)
+        await until_status(jobs[100], JobState.REJECTED)
+        wanted = [number for number in range(60) for _ in range(2)]
+        del jobs[100], wanted[100]
+        assert await agather(jobs, timeout=30) == wanted
+
+
+async def test_a_following_job_has_a_start_and_a_duration_of_its_own(series: Series) -> None:
+    series.app.configure(concurrency=1)
+
+    @series.app.task(loop="asyncio")
+    async def step(number: int) -> None:
+        await asyncio.sleep(0.002 * (number % 3))
+
+    with Lines() as lines:
+        async with working(series.app):
+            jobs = await series.app.asend_many([step.s(number) for number in range(90)])
+            await agather(jobs, timeout=30)
+            await until(lambda: len(lines.of("job")) == 90)
+        seconds = {line["job"]: line["seconds"] for line in lines.of("job")}
+    assert any(series.went_on)
+    for number, job in enumerate(jobs):
+        assert 0.002 * (number % 3) <= seconds[job.id] < 5
+        assert seconds[job.id] > 0
+
+
+async def test_no_following_job_begins_when_the_lease_of_its_worker_has_ended(
+    series: Series, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = list[bool]()
+    series.app.configure(concurrency=1)
+    begin = TaskExecution._begin
+
+    def observe(running_job: Any) -> None:
+        if ended:
+            raise AssertionError("a job has begun without a lease")
+        begin(running_job)
+
+    @series.app.task(loop="asyncio")
+    async def step(number: int) -> int:
+        if number == 50:
+            ended.append(True)
+        return number
+
+    monkeypatch.setattr(TaskExecution, "_begin", staticmethod(observe))
+    real_now = task_execution.now
+    waited = Lease.wait_until_valid
+
+    async def wait_until_valid(lease: Lease) -> None:
+        ended.clear()
+        await waited(lease)
+
+    monkeypatch.setattr(Lease, "wait_until_valid", wait_until_valid)
+    monkeypatch.setattr(task_execution, "now", lambda: real_now() + 1e6 * bool(ended))
+    async with working(series.app):
+        jobs = await series.app.asend_many([step.s(number) for number in range(100)])
+        assert await agather(jobs, timeout=30) == [*range(100)]
+    assert any(series.went_on)
+
+
+async def test_a_worker_ends_by_an_error_of_its_own_at_the_end_of_a_job_in_a_series(
+    series: Series, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    series.app.configure(concurrency=1)
+    decide, decided = OutcomeHandler.decide, list[object]()
+
+    def break_down(handler: OutcomeHandler, *args: Any) -> Any:
+        decided.append(args)
+        if len(decided) > 50:
+            raise ZeroDivisionError("a fault of our own")
+        return decide(handler, *args)
+
+    @series.app.task(loop="asyncio")
+    async def step() -> None: ...
+
+    monkeypatch.setattr(OutcomeHandler, "decide", break_down)
+    with trio.fail_after(30), pytest.RaisesGroup(ZeroDivisionError, flatten_subgroups=True):
+        async with working(series.app):
+            await series.app.asend_many([step.s() for _ in range(100)])
+            await trio.sleep_forever()
+    assert any(series.went_on)
+
+
+async def test_a_job_in_a_series_is_found_on_the_stack_that_reads_its_arguments(series: Series) -> None:
+    """So that a warning of a blocked loop names it."""
+    found = dict[int, tuple[str, str]]()
+
+    @dataclass
+    class Argument:
+        number: int
+
+        def __post_init__(self) -> None:
+            if threading.current_thread() is threading.main_thread():
+                found[self.number] = find_job(sys._getframe())
+
+    async def step(argument: Argument) -> None: ...
+
+    step.__annotations__["argument"] = Argument
+    task = series.app.task(loop="asyncio", name="step")(step)
+    jobs = await series.app.asend_many([task.s(Argument(number)) for number in range(100)])
+    found.clear()
+    async with working(series.app):
+        await agather(jobs, timeout=30)
+    assert any(series.went_on)
+    assert found == {number: ("step", job.id) for number, job in enumerate(jobs)}
+
+
+async def test_a_job_in_a_series_that_cannot_reach_another_broker_has_failed(
+    series: Series, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether Redis is unreachable for this worker too is asked before it counts."""
+    monkeypatch.setattr(task_execution, "STABLE_CONNECTION", 0.0)
+    elsewhere = App("elsewhere", broker="unix:///nonexistent/nobody.sock")
+    series.app.configure(concurrency=1)
+    tried = list[int]()
+
+    @elsewhere.task
+    async def far() -> None: ...
+
+    @series.app.task(loop="asyncio", max_retries=0)
+    async def step(number: int) -> int:
+        if number == 50:
+            tried.append(number)
+            await far.adelay()
+        return number
+
+    async with working(series.app):
+        jobs = await series.app.asend_many([step.s(number) for number in range(100)])
+        with pytest.raises(TaskFailed):
+            await jobs[50].aget(30)
+        assert await agather([*jobs[:50], *jobs[51:]], timeout=30) == [*range(50), *range(51, 100)]
+    assert any(series.went_on)
+    assert tried == [50], "it was not put back as if this worker had lost Redis"
+    elsewhere.close()
