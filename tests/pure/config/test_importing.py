@@ -159,3 +159,41 @@ def test_the_scripts_of_late_modules_are_among_those_that_a_user_may_call() -> N
     """`celery5 acl` loads none of them before."""
     code = "from celery5.broker.permissions import load_scripts; print(*sorted(load_scripts()))"
     assert {"settle", "erase", "probe_permissions"} <= set(fresh(code).split())
+
+
+LATE_PACKAGE = """
+from celery5.lazy_modules import load_late
+
+load_late(__name__, "slow")
+"""
+SLOW_MODULE = """
+import sys, time
+
+print("loaded")
+getattr(sys.modules[__name__], "nothing", None)
+time.sleep(0.2)
+NUMBER = 7
+"""
+TWO_THREADS = """
+import inspect, sys, threading
+from late import slow
+
+inspect.unwrap(slow), getattr(slow, "__path__", None)
+print("looked at")
+found = []
+threads = [threading.Thread(target=lambda: found.append(slow.NUMBER)) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(found)
+"""
+
+
+def test_a_late_module_is_loaded_once_and_whole_when_several_threads_use_it_first(tmp_path: Path) -> None:
+    """And not when somebody looks at all modules."""
+    (tmp_path / "late").mkdir()
+    (tmp_path / "late" / "__init__.py").write_text(LATE_PACKAGE)
+    (tmp_path / "late" / "slow.py").write_text(SLOW_MODULE)
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{TWO_THREADS}"
+    assert fresh(code).splitlines() == ["looked at", "loaded", "[7, 7, 7, 7]"]
