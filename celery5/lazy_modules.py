@@ -1,7 +1,7 @@
-"""Import what a process needs, and no more: modules that load when they are first used, and no collections meanwhile.
+"""Import what a process needs, and no more: modules load at their first use, and no garbage is collected meanwhile.
 
-A worker imports every page and every call that it might need, and most workers need few of them. A package lists those
-of its modules that load late: `load_late(__name__, "streams", "workflows")` in its `__init__`. Then
+A worker imports every page and every call that it might need, and most workers need few of them. A package lists its
+lazy modules: `load_lazily(__name__, "streams", "workflows")` in its `__init__`. Then
 `from celery5.broker.calls import streams` costs next to nothing until somebody asks for an attribute of `streams`;
 `from celery5.broker.calls.streams import RawEntry` loads it at once, as usual. Importers and type checkers see usual
 imports.
@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any, cast
 
 
-class LateModule(ModuleType):
+class LazyModule(ModuleType):
     """A module that was imported and is not loaded yet. Once it is, it is a plain module."""
 
     def __getattr__(self, name: str) -> Any:
@@ -40,11 +40,11 @@ class LateModule(ModuleType):
 
 
 _LOCKS: dict[str, RLock] = {}
-"""A lock for each late module, by its name. No imports are circular, so no two threads can wait for each other."""
+"""A lock for each lazy module, by its name. No imports are circular, so no two threads can wait for each other."""
 _LOADING: set[str] = set()
 
 
-def load_late(package: str, *names: str) -> None:
+def load_lazily(package: str, *names: str) -> None:
     """Have these modules of a package loaded when they are first used. Call it in the package's `__init__`."""
     for name in names:
         full_name = f"{package}.{name}"
@@ -52,7 +52,7 @@ def load_late(package: str, *names: str) -> None:
         if spec is None:
             raise ModuleNotFoundError(f"no module {full_name}", name=full_name)
         module = module_from_spec(spec)
-        module.__class__ = LateModule
+        module.__class__ = LazyModule
         _LOCKS[full_name] = RLock()
         sys.modules[full_name] = module
         setattr(sys.modules[package], name, module)
@@ -62,7 +62,7 @@ def _load(module: Any) -> None:
     name = module.__name__
     with _LOCKS[name]:
         # Another thread has loaded it, or this one is about to: its imports lead back to it.
-        if type(module) is not LateModule or name in _LOADING:
+        if type(module) is not LazyModule or name in _LOADING:
             return
         _LOADING.add(name)
         try:
@@ -76,10 +76,10 @@ def _load(module: Any) -> None:
 
 
 @contextmanager
-def without_collections() -> Generator[None, None, None]:
-    """Collect no garbage while modules are imported, and leave what is there by then alone ever after: it stays.
+def without_garbage_collection() -> Generator[None, None, None]:
+    """Collect no garbage while modules are imported, and spare what exists by then from later collections: it stays.
 
-    The collections would cost a tenth of a worker's start, and find nothing.
+    The collections would take a tenth of a worker's start, and find nothing.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -1,5 +1,5 @@
 """Broker: the one layer that knows Redis: keys, calls, Lua scripts, and connections of three colours."""
 
-from celery5.lazy_modules import load_late
+from celery5.lazy_modules import load_lazily
 
-load_late(__name__, "ambient_asyncio", "ambient_trio")
+load_lazily(__name__, "ambient_asyncio", "ambient_trio")

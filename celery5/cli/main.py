@@ -17,7 +17,7 @@ import celery5
 from celery5.cli.terminal.errors import EXIT_USAGE, run_reporting_errors
 from celery5.cli.terminal.output import echo
 from celery5.cli.terminal.target import Target
-from celery5.lazy_modules import without_collections
+from celery5.lazy_modules import without_garbage_collection
 
 COMMANDS: Mapping[str, str] = {
     "acl": "Print the ACL of Redis for ROLE: what its scripts and commands need, and nothing else.",
@@ -99,7 +99,7 @@ class CommandTree(click.Group):
         """
         for name in (cmd_name,) if cmd_name in COMMANDS else COMMANDS:
             if name not in self.commands:
-                with without_collections():
+                with without_garbage_collection():
                     self.add_command(getattr(import_module(get_module_name(name)), name))
                 if COMPLETION_VARIABLE in os.environ:
                     import_module("celery5.cli.standalone.completion").add_name_completion(
@@ -132,7 +132,7 @@ class CommandTree(click.Group):
 
 def _list_nouns() -> Mapping[str, str]:
     """Return the nouns of all operations, with the help of a group of commands."""
-    with without_collections():
+    with without_garbage_collection():
         from celery5.operations.table import OPERATIONS
 
     return {

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from celery5.lazy import exports
-from celery5.lazy_modules import load_late
+from celery5.lazy_modules import load_lazily
 
 if TYPE_CHECKING:
     from celery5.health.health_check import HealthCheck
@@ -17,4 +17,4 @@ if not TYPE_CHECKING:
         {"BreakerPolicy": "celery5.protocol.health.breaker", "HealthCheck": "celery5.health.health_check"},
     )
 
-load_late(__name__, "http_requests")
+load_lazily(__name__, "http_requests")

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from celery5.lazy import exports
-from celery5.lazy_modules import load_late
+from celery5.lazy_modules import load_lazily
 
 if TYPE_CHECKING:
     from celery5.broker.calls.alerts import AlertSilence
@@ -204,4 +204,4 @@ if not TYPE_CHECKING:
         },
     )
 
-load_late(__name__, "webhook")
+load_lazily(__name__, "webhook")

@@ -1,5 +1,5 @@
 """Processes: one wiring page for each process, where all of it can be read."""
 
-from celery5.lazy_modules import load_late
+from celery5.lazy_modules import load_lazily
 
-load_late(__name__, "controller", "dashboard", "development", "publisher", "router", "scheduler")
+load_lazily(__name__, "controller", "dashboard", "development", "publisher", "router", "scheduler")

@@ -37,7 +37,7 @@ def loaded_scripts() -> list[Script]:
         importlib.import_module(f"{calls.__name__}.{module.name}")
         for module in pkgutil.iter_modules(calls.__path__)
     ]
-    names = [(module, name) for module in modules for name in dir(module)]  # which loads late modules, too
+    names = [(module, name) for module in modules for name in dir(module)]  # which loads lazy modules, too
     return [value for module, name in names if isinstance(value := getattr(module, name), Script)]
 
 

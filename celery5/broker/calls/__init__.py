@@ -1,8 +1,8 @@
 """Calls: the commands and scripts that celery5 sends to Redis, as values, by subject."""
 
-from celery5.lazy_modules import load_late
+from celery5.lazy_modules import load_lazily
 
-load_late(
+load_lazily(
     __name__,
     "alerts",
     "audit",

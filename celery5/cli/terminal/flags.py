@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 
 from celery5.errors import Misconfigured
-from celery5.lazy_modules import without_collections
+from celery5.lazy_modules import without_garbage_collection
 from celery5.protocol.text_values import DURATION
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ def configure(app: "App", flags: dict[str, Any]) -> "ServeOptions":
 
     The flag `processes` stays one of the others: it is a setting of workers alone.
     """
-    with without_collections():
+    with without_garbage_collection():
         from celery5.processes.foreground import ServeOptions
 
     config = flags.pop("config")

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from celery5.cli.terminal.output import echo, to_one_line
 from celery5.errors import Misconfigured
-from celery5.lazy_modules import without_collections
+from celery5.lazy_modules import without_garbage_collection
 
 if TYPE_CHECKING:
     from celery5.app import App
@@ -26,7 +26,7 @@ class Target(NamedTuple):
         reason, refuses both.
         """
         # A probe of a container needs no application and must import as little as possible.
-        with without_collections():
+        with without_garbage_collection():
             from celery5.cli.terminal.loading import CannotLoad, app_without_code, load_app
 
         needs_code = needs_code or serves
@@ -41,7 +41,7 @@ class Target(NamedTuple):
                 f"which application? write celery5 -A module[:app] COMMAND, or set CELERY5_APP{hint}"
             )
         try:
-            with without_collections():
+            with without_garbage_collection():
                 app = app_without_code(self.app_name) if self.app_name else load_app(self.name)
         except CannotLoad as error:
             if needs_code:

@@ -1,5 +1,5 @@
 """How a process starts, stops, handles signals and restarts its children."""
 
-from celery5.lazy_modules import load_late
+from celery5.lazy_modules import load_lazily
 
-load_late(__name__, "fleet")
+load_lazily(__name__, "fleet")

@@ -155,7 +155,7 @@ _STEPS = bytes.maketrans(b"[]", b"\x01\xff")
 _ID_FIRST = re.compile(rb'\s*+\{\s*+(?:"v"\s*+:\s*+[0-9]{1,9}\s*+,\s*+)?"id"\s*+:\s*+("[^"\\]{1,800}")')
 _BLOCK = 512
 """Brackets in one block."""
-_STRETCH = 8192
+_SEGMENT = 8192
 """Bytes that are counted where a search has found one that counts."""
 
 encode = _ENCODER.encode
@@ -201,9 +201,9 @@ def is_nested_deeper(raw: bytes, max_depth: int) -> bool:
 
 def _count(raw: bytes, mark: bytes) -> int:
     """Return how often a byte occurs. To search for it is ten times as fast as to count it: long texts have few."""
-    count, at = 0, -_STRETCH
-    while (at := raw.find(mark, at + _STRETCH)) >= 0:
-        count += raw.count(mark, at, at + _STRETCH)
+    count, at = 0, -_SEGMENT
+    while (at := raw.find(mark, at + _SEGMENT)) >= 0:
+        count += raw.count(mark, at, at + _SEGMENT)
     return count
 
 

@@ -33,8 +33,8 @@ CAUSED = 0.5
 LEAST_CPU = 0.25
 """The least CPU time of the threads for that, in cores."""
 WAKE_UP = 0.0005
-"""Seconds from a thread's waking to its core that are no sign of a busy machine: an idle one takes some 0.1 ms, and
-0.2 ms where other processes come and go. Threads that wait much wake up often."""
+"""Seconds between the wake-up of a thread and its getting a core that do not count as waiting for a core. On an idle
+machine it takes about 0.1 ms, often more, and threads that wait for I/O wake up often."""
 MAX_PRESSURE = 64.0
 MAX_STRETCH = 10.0
 _PRESSURE_DECAY = 0.95

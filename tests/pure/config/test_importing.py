@@ -150,21 +150,21 @@ def test_who_mistypes_a_command_is_compared_with_all_of_them() -> None:
     assert sorted(cli.commands) == sorted(COMMANDS)
 
 
-def test_a_late_module_keeps_an_attribute_that_is_set_before_it_is_used() -> None:
+def test_a_lazy_module_keeps_an_attribute_that_is_set_before_it_is_used() -> None:
     code = "from celery5.processes.lifecycle import fleet; fleet.KILL_AFTER = 0.2; dir(fleet); print(fleet.KILL_AFTER)"
     assert fresh(code) == "0.2"
 
 
-def test_the_scripts_of_late_modules_are_among_those_that_a_user_may_call() -> None:
+def test_the_scripts_of_lazy_modules_are_among_those_that_a_user_may_call() -> None:
     """`celery5 acl` loads none of them before."""
     code = "from celery5.broker.permissions import load_scripts; print(*sorted(load_scripts()))"
     assert {"settle", "erase", "probe_permissions"} <= set(fresh(code).split())
 
 
 LATE_PACKAGE = """
-from celery5.lazy_modules import load_late
+from celery5.lazy_modules import load_lazily
 
-load_late(__name__, "slow")
+load_lazily(__name__, "slow")
 """
 SLOW_MODULE = """
 import sys, time
@@ -190,7 +190,7 @@ print(found)
 """
 
 
-def test_a_late_module_is_loaded_once_and_whole_when_several_threads_use_it_first(tmp_path: Path) -> None:
+def test_a_lazy_module_is_loaded_once_and_whole_when_several_threads_use_it_first(tmp_path: Path) -> None:
     """And not when somebody looks at all modules."""
     (tmp_path / "late").mkdir()
     (tmp_path / "late" / "__init__.py").write_text(LATE_PACKAGE)

@@ -35,7 +35,7 @@ NOT_IN_A_WORKER = {
 LOADED = """
 import json, sys
 def loaded() -> str:
-    late = sys.modules["celery5.lazy_modules"].LateModule
+    late = sys.modules["celery5.lazy_modules"].LazyModule
     return json.dumps([name for name, module in sys.modules.items() if type(module) is not late])
 """
 APPLICATION = f"""

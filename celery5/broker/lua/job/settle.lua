@@ -277,8 +277,8 @@ for _, node in ipairs(nodes) do -- bound: the outcomes of this call
     redis.call('XADD', jobs .. ':to-send', '*', 'home', home, 'record', record)
   end
 end
--- XDEL looks through a node of the stream for each entry. So many entries are deleted by one cut before the first pending one:
--- entries are read in order, so all before that have been read, and what is read and not pending is settled.
+-- XDEL looks through a node of the stream for each entry. Where there are many, one XTRIM up to the first pending entry deletes
+-- them: entries are read in order, so all before it have been read, and an entry that was read and is not pending is settled.
 local deleted, first = 0, nil
 if #settled >= 32 then first = redis.call('XPENDING', stream, group, '-', '+', 1)[1] end
 if first then deleted = redis.call('XTRIM', stream, 'MINID', first[1]) end
