@@ -13,7 +13,7 @@ from celery5 import App, AsyncResult, JobState, TaskFailed, agather, current_job
 from celery5.errors import TaskRevoked
 from celery5.processes.watch.event_loop import find_job
 from celery5.services.job.outcome_handler import OutcomeHandler
-from celery5.services.process.lease import Lease
+from celery5.services.process.lease import Lease, now
 from celery5.services.worker import task_execution
 from celery5.services.worker.task_execution import TaskExecution
 from tests.redis.worker.workers import Lines, until, working
@@ -219,7 +219,6 @@ async def test_no_following_job_begins_when_the_lease_of_its_worker_has_ended(
         return number
 
     monkeypatch.setattr(TaskExecution, "_begin", staticmethod(observe))
-    real_now = task_execution.now
     waited = Lease.wait_until_valid
 
     async def wait_until_valid(lease: Lease) -> None:
@@ -227,7 +226,7 @@ async def test_no_following_job_begins_when_the_lease_of_its_worker_has_ended(
         await waited(lease)
 
     monkeypatch.setattr(Lease, "wait_until_valid", wait_until_valid)
-    monkeypatch.setattr(task_execution, "now", lambda: real_now() + 1e6 * bool(ended))
+    monkeypatch.setattr(task_execution, "now", lambda: now() + 1e6 * bool(ended))
     async with working(series.app):
         jobs = await series.app.asend_many([step.s(number) for number in range(100)])
         assert await agather(jobs, timeout=30) == [*range(100)]
