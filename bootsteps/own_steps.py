@@ -16,9 +16,7 @@ import trio
 from celery5.boot_step import BootStep
 from celery5.errors import Misconfigured
 from celery5.protocol.masking import describe_error
-from celery5.runners.jobs_loop import OWNER
 from celery5.runners.on_asyncio import AsyncioRunner
-from celery5.runners.running_job import RunningJob
 from celery5.runners.surrounding import surround_call
 from celery5.runners.user_errors import call_in_thread, reraise_cancellation
 
@@ -37,9 +35,6 @@ class StepCode:
     def __init__(self, *, step: BootStep, offered: ProvidedValues) -> None:
         self._step = step
         self._offered = offered
-        self._asyncio_runner: AsyncioRunner | None = (
-            offered.get(ASYNCIO_RUNNER) if step.loop == "asyncio" else None
-        )
 
     async def run(self, *, task_status: trio.TaskStatus[Any] = trio.TASK_STATUS_IGNORED) -> None:
         """Run the code until it ends, or until cancelled when there is something to undo.
@@ -76,15 +71,9 @@ class StepCode:
 
     async def _call(self, code: Callable[..., Any], values: Mapping[str, Any]) -> Any:
         """Call code where it belongs: on Trio, on asyncio or in a thread."""
-        if self._step.loop == "asyncio" and self._asyncio_runner is None:
-            raise Misconfigured(
-                f"boot step {self._step.name!r}: loop='asyncio': "
-                "only workers have such a loop, so leave out process_kinds"
-            )
-        if self._asyncio_runner is not None and _is_async(code):
-            return await _call_on_asyncio(
-                self._asyncio_runner, partial(code, **_select_arguments(code, values))
-            )
+        if self._step.loop == "asyncio" and _is_async(code):
+            runner: AsyncioRunner = self._offered[ASYNCIO_RUNNER]
+            return await runner.call(partial(code, **_select_arguments(code, values)))
         return await _call(code, values)
 
     def _collect_values(self) -> dict[str, Any]:
@@ -136,7 +125,7 @@ def check_step(step: BootStep, offered: Mapping[str, Any], names: set[str]) -> N
     if step.loop == "asyncio" and "task_status" in _list_parameters(body):
         raise Misconfigured(
             f"boot step {step.name!r}: task_status is Trio's, and this runs on asyncio: "
-            "leave it out, and return the value that task_status.started() would take"
+            "leave it out, and return the value that task_status.started() would take, or give the step loop='trio'"
         )
     for callable_, allowed in callables:
         for name, parameter in _list_parameters(callable_).items():
@@ -177,26 +166,6 @@ async def _call(code: Callable[..., Any], values: Mapping[str, Any]) -> Any:
 
 def _is_async(code: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(code) or inspect.iscoroutinefunction(type(code).__call__)
-
-
-async def _call_on_asyncio(runner: AsyncioRunner, call: Callable[[], Any]) -> Any:
-    """Call code in the asyncio loop of the worker. What it makes there belongs to no job."""
-    results, errors = list[Any](), list[Exception]()
-
-    async def run() -> None:
-        OWNER.set(None)
-        try:
-            results.append(await call())
-        except Exception as error:
-            errors.append(error)
-
-    outcome = await runner.execute(run, (), {}, RunningJob())
-    if errors:
-        raise errors[0]
-    if not results:
-        why = f"it was stopped before it returned ({outcome!r})"[:1000]
-        raise RuntimeError(f"{why}: look in the log before this for what cancelled it or ended its loop")
-    return results[0]
 
 
 def _select_arguments(code: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:

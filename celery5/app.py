@@ -67,6 +67,7 @@ from celery5.protocol.job.retry_policy import (
 )
 from celery5.protocol.job.story import JobDetails
 from celery5.protocol.scaling.budget import Budget, check_budgets
+from celery5.protocol.task_kinds import EventLoop, check_loop
 from celery5.results.async_result import ANY_RESULT, AsyncResult
 from celery5.results.job_details import AppState, empty_queue, find_job, read_app_state
 from celery5.runners.context import CURRENT_JOB
@@ -132,6 +133,8 @@ class App:
         budgets: How many jobs of a kind run at once, where a setting does not suffice.
         when_unpublishable: The setting, or a function that decides for each retry that cannot be published.
         middleware: What surrounds the sending and running of its jobs, the outermost first: see `Middleware`.
+        loop: The event loop of each `async def` that declares none: of tasks, processors, timers, boot steps, Data
+            Sources and Data Sinks.
         settings: Any setting: see `celery5.config.settings`. `backlog` may also be a backlog of your own, with the
             methods of `OwnBacklog`, in place of the memory.
 
@@ -162,6 +165,7 @@ class App:
         budgets: Mapping[str, Budget] | None = None,
         when_unpublishable: UnpublishableChoice | UnpublishableFallback | None = None,
         middleware: Sequence[Middleware] = (),
+        loop: EventLoop = "trio",
         **settings: Unpack[SettingOptions],
     ) -> None:
         self.name: str = check_app_name(name)
@@ -172,7 +176,9 @@ class App:
         self.retry_backoff: CustomBackoff | None = (
             None if retry_backoff is None else CustomBackoff(retry_backoff)
         )
-        self.bootsteps: tuple[BootStep, ...] = check_boot_steps(bootsteps, services)
+        check_loop(loop, f"App({name!r})")
+        self.loop: EventLoop = loop
+        self.bootsteps: tuple[BootStep, ...] = check_boot_steps(bootsteps, services, loop)
         self.budgets: Mapping[str, Budget] = check_budgets(budgets or {})
         self.log_detectors: Sequence[Callable[[Any], Any]] = log_detectors
         self._own_middleware = check_middleware(middleware)
@@ -193,7 +199,7 @@ class App:
         self.limit_rule: DeclareLimitRule = DeclareLimitRule()
         self.limits: Limits = Limits(self, self.limit_rule)
         self.schedule: Schedules = Schedules(self)
-        self.timer, self.alert = DeclareTimer(), DeclareAlert()
+        self.timer, self.alert = DeclareTimer(loop), DeclareAlert()
         _APPS.add(self)
 
     @lazy_property

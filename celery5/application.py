@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from celery5.protocol.job.job import Job, Options
     from celery5.protocol.job.retry_policy import RetryPolicy
     from celery5.protocol.limits import DeclaredLimits
+    from celery5.protocol.task_kinds import EventLoop
 
 T = TypeVar("T")
 
@@ -65,6 +66,11 @@ class Application(Protocol):
     @property
     def module(self) -> str:
         """The module that created it."""
+        ...
+
+    @property
+    def loop(self) -> "EventLoop":
+        """The event loop of each `async def` that declares none."""
         ...
 
     @property

@@ -6,14 +6,15 @@ A service is a boot step that keeps running.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, cast
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 from celery5.errors import Misconfigured
 from celery5.health.health_check import HealthCheck, validate_checks
 from celery5.protocol.health.breaker import BreakerPolicy
 from celery5.protocol.job.retry_policy import RetryPolicy
 from celery5.protocol.process.supervision import RetryState
+from celery5.protocol.task_kinds import EventLoop, check_loop
 from celery5.similar_names import did_you_mean
 
 PROCESS_KINDS = ("worker", "router", "scheduler", "controller")
@@ -55,9 +56,9 @@ class BootStep:
     checks: Sequence[HealthCheck] = ()
     # The kinds of processes that it runs in: worker, router, scheduler, controller.
     process_kinds: Sequence[str] = ("worker",)
-    # The event loop of its `async def` functions: `asyncio` is the one of the worker's asyncio tasks, for a pool of
-    # connections that these share.
-    loop: Literal["trio", "asyncio"] = "trio"
+    # The event loop of its `async def` functions, by default that of the application: `asyncio` is the one of the
+    # asyncio tasks of a worker, for a pool of connections that these share.
+    loop: EventLoop | None = None
 
     def __post_init__(self) -> None:
         name: Any = self.name
@@ -109,7 +110,7 @@ def service(
     breaker: BreakerPolicy | None = None,
     checks: Sequence[HealthCheck] = (),
     process_kinds: Sequence[str] = ("worker",),
-    loop: Literal["trio", "asyncio"] = "trio",
+    loop: EventLoop | None = None,
 ) -> BootStep:
     """Return a step that runs until the process stops, and is restarted when it crashes.
 
@@ -141,8 +142,13 @@ def select_steps(steps: Sequence[BootStep], process_kind: str) -> tuple[BootStep
     return tuple(step for step in steps if process_kind in step.process_kinds)
 
 
-def check_boot_steps(bootsteps: Sequence[Any], services: Sequence[Any]) -> tuple[BootStep, ...]:
-    """Return all steps that an application adds. Raises Misconfigured for an invalid step or a duplicate name."""
+def check_boot_steps(
+    bootsteps: Sequence[Any], services: Sequence[Any], loop: EventLoop = "trio"
+) -> tuple[BootStep, ...]:
+    """Return all steps that an application adds, which run in its `loop` if they name none.
+
+    Raises Misconfigured for an invalid step or a duplicate name.
+    """
     for name, values in (("bootsteps", bootsteps), ("services", services)):
         if isinstance(values, str) or not isinstance(cast("object", values), Sequence):
             raise Misconfigured(f"{name} is {values!r}: give a list")
@@ -154,7 +160,7 @@ def check_boot_steps(bootsteps: Sequence[Any], services: Sequence[Any]) -> tuple
     duplicates = [name for name in names if names.count(name) > 1]
     if duplicates:
         raise Misconfigured(f"two boot steps or services are named {duplicates[0]!r}: give one another name")
-    return tuple(steps)
+    return tuple(replace(step, loop=loop) if step.loop is None else step for step in steps)
 
 
 def _check_process_kinds(name: str, kinds: Any) -> tuple[str, ...]:
@@ -173,12 +179,8 @@ def _check_process_kinds(name: str, kinds: Any) -> tuple[str, ...]:
 def _guard(step: BootStep) -> tuple[HealthCheck, ...]:
     """Return the health checks of a step. Raises Misconfigured if they or its breaker do not fit it."""
     checks = validate_checks(step.checks, step.breaker, f"boot step {step.name!r}")
-    if step.loop not in ("trio", "asyncio"):
-        raise Misconfigured(f"boot step {step.name!r}: loop is {step.loop!r}: give 'trio' or 'asyncio'")
-    if step.loop == "asyncio" and step.process_kinds != ("worker",):
-        raise Misconfigured(
-            f"boot step {step.name!r}: loop='asyncio': only workers have such a loop, so leave out process_kinds"
-        )
+    if step.loop is not None:
+        check_loop(step.loop, f"boot step {step.name!r}")
     if checks and "worker" not in step.process_kinds:
         raise Misconfigured(
             f"service {step.name!r} has health checks, which only workers perform: add 'worker' to process_kinds"

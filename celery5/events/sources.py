@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol, TypedDict, TypeVar, Unpack, cast, ove
 from celery5.errors import Misconfigured
 from celery5.protocol.events.documents import SourceDocument
 from celery5.protocol.job.arguments import Parameters
+from celery5.protocol.task_kinds import EventLoop, check_loop
 
 REMEMBER = 86400.0
 """The default for the seconds that the id of a document is stored."""
@@ -71,6 +72,7 @@ class Source:
         every: Seconds after which a run that has ended is repeated; required for a `def`.
         single: Run in one Router at a time; when it dies another one takes over. Else it runs in each.
         remember: Seconds for which a document's id is stored, so that the document is not published again.
+        loop: The event loop of `async def` code; by default that of the application.
 
     Raises:
         Misconfigured: An argument makes no sense.
@@ -84,6 +86,7 @@ class Source:
         every: float | None = None,
         single: bool = False,
         remember: float = REMEMBER,
+        loop: EventLoop | None = None,
     ) -> None:
         self.name: str = name or _make_name(run)
         if not re.fullmatch(r"[^\s{}:,]{1,100}", self.name):
@@ -94,6 +97,11 @@ class Source:
         self.kind: SourceKind = _get_kind(run, self.name)
         self.every: float | None = _check_seconds(every, "every", self.name)
         self.single = single
+        if loop is not None:
+            check_loop(loop, f"source {self.name!r}")
+        if loop == "asyncio" and self.kind == "function":
+            raise Misconfigured(f"source {self.name!r} is not async: loop='asyncio' is for async def")
+        self.loop: EventLoop | None = loop
         self.remember: float = _check_seconds(remember, "remember", self.name) or REMEMBER
         if self.kind == "function" and self.every is None:
             raise Misconfigured(
@@ -120,6 +128,7 @@ class SourceOptions(TypedDict, total=False):
     every: float | None
     single: bool
     remember: float
+    loop: EventLoop | None
 
 
 class DeclareSource:
@@ -133,7 +142,7 @@ class DeclareSource:
         """Declare a Data Source, with the options of `Source`. Raises Misconfigured."""
         unknown = sorted(set(options) - set(SourceOptions.__annotations__))
         if unknown:
-            raise Misconfigured(f"a source takes name, every, single and remember, not {unknown[0]!r}")
+            raise Misconfigured(f"a source takes name, every, single, remember and loop, not {unknown[0]!r}")
 
         def declare(run: Any) -> Source:
             return Source(run, **options)

@@ -66,6 +66,7 @@ from celery5.protocol.cluster.own_broker import BROKER_VARIABLE
 from celery5.protocol.job.job import Options
 from celery5.protocol.masking import collapse_whitespace
 from celery5.protocol.process.recycling import SUPERVISED_VARIABLE
+from celery5.runners.on_asyncio import AsyncioRunner
 from celery5.services.commands.dispatcher import CommandHandler
 from celery5.services.commands.inbox import Inbox
 from celery5.services.commands.log_retry import LogRetry
@@ -281,6 +282,7 @@ class ControllerParts(AuxiliaryParts):
     push = step(make_push, after=(redis,))
     listen = step(ChannelSubscriptions, after=(push,))
     publishing = step(LentConnection, after=(redis,))
+    asyncio_runner = step(AsyncioRunner, name="asyncio")
     presence = step(Presence, after=(redis,))
     inbox = step(Inbox, after=(listen,))
     log_again = step(LogRetry, after=(redis,))

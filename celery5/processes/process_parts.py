@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from celery5.app import App
 from celery5.boot_step import BootStep, select_steps
 from celery5.bootsteps.boot import BootGraph
+from celery5.bootsteps.own_steps import ASYNCIO_RUNNER
 from celery5.bootsteps.worker_steps import ChannelHandler
 from celery5.broker.calls import jobs
 from celery5.broker.connection.link import (
@@ -45,6 +46,7 @@ from celery5.processes.options import ProcessOptions
 from celery5.protocol.brokers import DEFAULT_BROKER
 from celery5.protocol.commands.definitions import RELOAD, RETRY_BOOT_STEP, get_inbox_name
 from celery5.protocol.observability.alerting import AlertRule
+from celery5.runners.on_asyncio import AsyncioRunner
 from celery5.services.commands.dispatcher import CommandHandler, CommandRegistry, SelfCommandSender, handle
 from celery5.services.commands.inbox import (
     InboxAddress,
@@ -285,9 +287,12 @@ def make_push(
     )
 
 
-def make_injectable_values(app: App, worker: str, self_commands: SelfCommandSender) -> dict[str, Any]:
-    """Return what the application's boot steps may ask for by name."""
-    return {"app": app, "settings": app.settings, "worker": worker, "inbox": self_commands}
+def make_injectable_values(
+    app: App, worker: str, self_commands: SelfCommandSender, asyncio_runner: AsyncioRunner
+) -> dict[str, Any]:
+    """Return what the application's boot steps may ask for by name, and what runs those on asyncio."""
+    values = {"app": app, "settings": app.settings, "worker": worker, "inbox": self_commands}
+    return {**values, ASYNCIO_RUNNER: asyncio_runner}
 
 
 def make_systemd(
@@ -303,6 +308,7 @@ class ProcessParts:
     Each kind adds its steps, `channel_handlers`, `reconnect_observers`, `handlers` and `sources`.
     """
 
+    asyncio_runner = part(AsyncioRunner)  # a step where code of the application may run
     offered = part(make_injectable_values)
     step_status = part(StepStatus)
     process_commands = part(ProcessCommands)

@@ -42,6 +42,8 @@ from celery5.processes.process_parts import (
 from celery5.protocol.brokers import DEFAULT_BROKER
 from celery5.protocol.events.sinks import SinkOptions, check_sinks, get_all_recipients, get_all_sink_options
 from celery5.protocol.job.job import Job
+from celery5.protocol.task_kinds import EventLoop
+from celery5.runners.on_asyncio import AsyncioRunner
 from celery5.services.commands.inbox import Inbox
 from celery5.services.commands.log_retry import LogRetry
 from celery5.services.events.event_ingestion import (
@@ -95,6 +97,8 @@ class RouterValues(msgspec.Struct, frozen=True, kw_only=True):
     # Which tasks have subscribed to which sources, and what sends their jobs.
     subscriptions: Mapping[Source, Sequence[Task[..., Any]]]
     send: Callable[[Sequence[Job]], Awaitable[Sequence[Any]]]
+    # The event loop of sources and sinks that name none.
+    default_loop: EventLoop
     # Returns the time, in seconds.
     clock: Callable[[], float]
 
@@ -133,6 +137,7 @@ def make_values(
         recipients=get_all_recipients(tasks),
         subscriptions=group_by_source(tasks),
         send=app.asend_jobs,
+        default_loop=app.loop,
         clock=time.time,
     )
 
@@ -221,12 +226,15 @@ class RouterParts(AuxiliaryParts):
     recoverer = step(Recoverer, after=(heartbeat,))
     mover = step(Mover, after=(heartbeat, listen))
     # events, and documents
+    asyncio_runner = step(AsyncioRunner, name="asyncio")
     event_actions = part(EventActions)
     broker_router = part(make_broker_router)
     event_ingestion = step(EventIngestion, name="events", after=(reader, heartbeat, recoverer, mover))
     # A write that is under way when the Router stops has a moment to end.
-    sink_delivery = step(SinkDelivery, name="sinks", after=(publishing, heartbeat, listen), stop_limit=30.0)
-    source_ingestion = step(SourceIngestion, name="sources", after=(publishing, heartbeat))
+    sink_delivery = step(
+        SinkDelivery, name="sinks", after=(publishing, heartbeat, listen, asyncio_runner), stop_limit=30.0
+    )
+    source_ingestion = step(SourceIngestion, name="sources", after=(publishing, heartbeat, asyncio_runner))
     # metrics and alerts
     all_brokers = part(connect_all_brokers)
     alert_rules = part(make_alert_rules)
@@ -250,8 +258,9 @@ class RouterDegradedParts(RouterParts):
     """What a Router runs while the default broker cannot be reached: sinks and sources of the others. Events wait."""
 
     systemd = step(make_systemd)
-    sink_delivery = step(SinkDelivery, name="sinks", stop_limit=30.0)
-    source_ingestion = step(SourceIngestion, name="sources")
+    asyncio_runner = step(AsyncioRunner, name="asyncio")
+    sink_delivery = step(SinkDelivery, name="sinks", after=(asyncio_runner,), stop_limit=30.0)
+    source_ingestion = step(SourceIngestion, name="sources", after=(asyncio_runner,))
 
 
 def is_needed(app: App) -> bool:

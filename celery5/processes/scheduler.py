@@ -40,6 +40,7 @@ from celery5.processes.process_parts import (
 )
 from celery5.protocol.brokers import DEFAULT_BROKER
 from celery5.protocol.limits import DeclaredLimits
+from celery5.runners.on_asyncio import AsyncioRunner
 from celery5.scheduling.fire_times import validate_trigger
 from celery5.scheduling.schedules import make_definition
 from celery5.services.commands.inbox import Inbox, InboxAddress
@@ -187,6 +188,7 @@ class SchedulerParts(AuxiliaryParts):
     push = step(make_push, after=(redis,))
     listen = step(ChannelSubscriptions, after=(push,))
     publishing = step(LentConnection, after=(redis,))
+    asyncio_runner = step(AsyncioRunner, name="asyncio")
     presence = step(Presence, after=(redis,))
     inbox = step(Inbox, after=(listen,))
     # schedules

@@ -16,7 +16,6 @@ import trio
 
 from celery5.app import App
 from celery5.boot_step import BootStep
-from celery5.bootsteps.own_steps import ASYNCIO_RUNNER
 from celery5.bootsteps.worker_steps import (
     ChannelHandler,
     ChannelSubscriptions,
@@ -44,7 +43,6 @@ from celery5.processes.process_parts import (
     ReconnectObserver,
     make_alert_rules,
     make_alert_webhook,
-    make_injectable_values,
     make_push,
     make_reader,
     make_systemd,
@@ -79,7 +77,7 @@ from celery5.runners.on_asyncio import AsyncioRunner
 from celery5.runners.on_trio import TrioRunner
 from celery5.runners.running_job import Runner
 from celery5.scheduling.timers import Timer
-from celery5.services.commands.dispatcher import CommandHandler, SelfCommandSender, handle
+from celery5.services.commands.dispatcher import CommandHandler, handle
 from celery5.services.commands.inbox import Inbox
 from celery5.services.commands.log_retry import LogRetry, log_handlers
 from celery5.services.events.subscriptions import Subscriptions
@@ -495,18 +493,10 @@ def make_recheck(pauses: PausedQueues) -> Callable[[], None]:
     return pauses.recheck
 
 
-def make_worker_values(
-    app: App, worker: str, self_commands: SelfCommandSender, asyncio_runner: AsyncioRunner
-) -> dict[str, Any]:
-    """Return what boot steps in a worker get: some of them run on asyncio."""
-    return {**make_injectable_values(app, worker, self_commands), ASYNCIO_RUNNER: asyncio_runner}
-
-
 class WorkerParts(ProcessParts):
     """Every part of a worker, and its boot graph: its steps start from the top and stop from the bottom."""
 
     # connections and channels
-    offered = part(make_worker_values)
     channel_handlers = part(make_channel_handlers)
     reconnect_observers = part(make_reconnect_observers)
     redis = step(TrioRedis)

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from functools import cache
 from types import CoroutineType
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import trio
 from trio.lowlevel import Abort, RaiseCancelT
@@ -18,10 +18,12 @@ from celery5.errors import SoftTimeLimitExceeded
 from celery5.protocol.job.verdict import INTERRUPTED, Outcome
 from celery5.protocol.process.frozen import name_slot
 from celery5.runners.context import isolate_decimal_context
-from celery5.runners.jobs_loop import JobsLoop, make_loop, start_task
+from celery5.runners.jobs_loop import OWNER, JobsLoop, make_loop, start_task
 from celery5.runners.outcome import get_error_outcome, get_result_outcome
 from celery5.runners.running_job import JobCall, RunningJob
 from celery5.runners.surrounding import surround_call
+
+T = TypeVar("T")
 
 
 class AsyncioSoftLimit:
@@ -158,6 +160,30 @@ class AsyncioRunner:
             return waiter.job.outcome
         finally:
             waiter.end()
+
+    async def call(self, function: Callable[[], Awaitable[T]]) -> T:
+        """Call code that is no job in the loop, and return its result. What it makes there belongs to no job.
+
+        Raises:
+            RuntimeError: It was stopped before it returned.
+            Exception: What the code raises.
+        """
+        results, errors = list[T](), list[Exception]()
+
+        async def run() -> None:
+            OWNER.set(None)
+            try:
+                results.append(await function())
+            except Exception as error:
+                errors.append(error)
+
+        outcome = await self.execute(run, (), {}, RunningJob())
+        if errors:
+            raise errors[0]
+        if not results:
+            why = f"it was stopped before it returned ({outcome!r})"[:1000]
+            raise RuntimeError(f"{why}: look in the log before this for what cancelled it or ended its loop")
+        return results[0]
 
     def _get_loop(self) -> "_Loop":
         if self._loop is None or not self._loop.is_usable:

@@ -120,7 +120,7 @@ def get_awaited(outer: Any) -> Any:
     return next((referent for referent in gc.get_referents(outer) if hasattr(referent, "ag_await")), None)
 
 
-ASYNCIO_HINT = 'this task runs on Trio: declare it with @app.task(loop="asyncio") if it uses asyncio'
+ASYNCIO_HINT = 'this task runs on Trio: declare it, or the App, with loop="asyncio" if it uses asyncio'
 _NO_ASYNCIO = ("no running event loop", "some other framework like asyncio")
 """Error texts of asyncio where only Trio runs, and of Trio about futures of asyncio."""
 

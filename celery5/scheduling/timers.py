@@ -7,7 +7,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from typing import Any, Literal, Never, TypeVar, cast, overload
+from typing import Any, Never, TypeVar, cast, overload
 
 import msgspec
 
@@ -17,11 +17,11 @@ from celery5.protocol.scheduling.declaration import MAX_INTERVAL, MAX_JITTER
 from celery5.protocol.scheduling.periodic import OverlapPolicy
 from celery5.protocol.scheduling.timers import OVERLAP_POLICIES
 from celery5.protocol.scheduling.triggers import AnyTrigger, Trigger, validate_cron_fields, with_zone
+from celery5.protocol.task_kinds import EventLoop, FunctionKind, choose_kind
 from celery5.similar_names import did_you_mean
 
 F = TypeVar("F", bound=Callable[[], object])
 
-TimerKind = Literal["trio", "asyncio", "thread"]
 MIN_INTERVAL = 0.001
 """Seconds. A shorter interval is a busy loop."""
 _LARGEST = 1e18
@@ -35,7 +35,7 @@ class Timer(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     function: Callable[[], Any]
     # Where the function runs.
-    kind: TimerKind
+    kind: FunctionKind
     # Seconds between two runs, or a trigger; None: it runs once, at the start.
     interval: float | AnyTrigger | None
     # What happens when it is due while a run of it has not ended.
@@ -49,7 +49,8 @@ class Timer(msgspec.Struct, frozen=True, kw_only=True):
 class DeclareTimer:
     """The decorator `@app.timer`."""
 
-    def __init__(self) -> None:
+    def __init__(self, default_loop: EventLoop = "trio") -> None:
+        self.default_loop: EventLoop = default_loop
         self.known: dict[str, Timer] = {}
 
     def __call__(
@@ -59,13 +60,13 @@ class DeclareTimer:
         overlap: OverlapPolicy = "skip",
         jitter: float | timedelta = 0.0,
         name: str | None = None,
-        loop: Literal["trio", "asyncio"] = "trio",
+        loop: EventLoop | None = None,
         on_leader: bool = False,
         **unknown: Never,
     ) -> Callable[[F], F]:
         """Declare a timer: each worker process runs the function, which takes no arguments.
 
-        An `async def` runs on Trio, or with `loop="asyncio"` on asyncio; a `def` runs in a thread. What it raises is
+        An `async def` runs in the event loop `loop`, a `def` in a thread. What it raises is
         logged. The first run is one interval after the start.
 
         Args:
@@ -74,7 +75,7 @@ class DeclareTimer:
                 most one wait, `allow` runs it beside the others, at most ten at once.
             jitter: Each run is delayed by a random time of up to this many seconds.
             name: Its name in logs and metrics; by default that of the function.
-            loop: The event loop of an `async def`.
+            loop: The event loop of an `async def`; by default that of the application.
             on_leader: Whether one worker process of the cluster runs it, and not each. When that process dies,
                 another one takes over.
 
@@ -88,7 +89,7 @@ class DeclareTimer:
             where = f"timer {label}"
             timer = Timer(
                 name=_check_name(label),
-                kind=_find_kind(function, loop, where),
+                kind=_find_kind(function, loop, self.default_loop, where),
                 function=function,
                 interval=_parse_interval(interval, where),
                 overlap=_check_overlap(overlap, where),
@@ -127,7 +128,7 @@ class DeclareStart:
         *,
         on_leader: bool = False,
         name: str | None = None,
-        loop: Literal["trio", "asyncio"] = "trio",
+        loop: EventLoop | None = None,
     ) -> Callable[[F], F]: ...
     def __call__(
         self,
@@ -136,12 +137,12 @@ class DeclareStart:
         *,
         on_leader: bool = False,
         name: str | None = None,
-        loop: Literal["trio", "asyncio"] = "trio",
+        loop: EventLoop | None = None,
         **unknown: Never,
     ) -> F | Callable[[F], F]:
         """Declare a function that each worker process runs once when it has started. It takes no arguments.
 
-        An `async def` runs on Trio, or with `loop="asyncio"` on asyncio; a `def` runs in a thread. Jobs do not wait for
+        An `async def` runs in the event loop `loop`, a `def` in a thread. Jobs do not wait for
         its end. What it raises is logged.
 
         Args:
@@ -149,7 +150,7 @@ class DeclareStart:
             on_leader: Whether it runs once when the cluster starts: in one worker process, when no other one runs. It
                 runs at most once: not again if it fails, or if its process dies.
             name: Its name in logs and metrics, where it stands among the timers; by default that of the function.
-            loop: The event loop of an `async def`.
+            loop: The event loop of an `async def`; by default that of the application.
 
         Raises:
             Misconfigured: An option makes no sense, a timer has the name, or it is no function.
@@ -161,7 +162,7 @@ class DeclareStart:
             where = f"start function {label}"
             timer = Timer(
                 name=_check_name(label),
-                kind=_find_kind(function, loop, where),
+                kind=_find_kind(function, loop, self._timers.default_loop, where),
                 function=function,
                 interval=None,
                 on_leader=_check_on_leader(on_leader, where),
@@ -198,7 +199,7 @@ def _check_name(name: Any) -> str:
     return name
 
 
-def _find_kind(declared: object, loop: object, where: str) -> TimerKind:
+def _find_kind(declared: object, loop: EventLoop | None, default: EventLoop, where: str) -> FunctionKind:
     """Return where a function runs. Raises Misconfigured for what cannot run, or not without arguments."""
     function = cast("Callable[[], Any]", declared)
     if hasattr(function, "delay"):
@@ -213,13 +214,7 @@ def _find_kind(declared: object, loop: object, where: str) -> TimerKind:
         raise Misconfigured(f"{where} is called without arguments: {error}") from None
     except ValueError:  # written in C: it has no signature
         pass
-    if loop not in ("trio", "asyncio"):
-        raise Misconfigured(f"{where}: loop is {loop!r}: give trio or asyncio")
-    if inspect.iscoroutinefunction(function):
-        return "asyncio" if loop == "asyncio" else "trio"
-    if loop == "asyncio":
-        raise Misconfigured(f'{where}: loop="asyncio" is for `async def` functions')
-    return "thread"
+    return choose_kind(function, loop, default, where)
 
 
 def _parse_interval(interval: Any, where: str) -> float | AnyTrigger:

@@ -4,12 +4,13 @@ import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Generic, Literal, TypedDict, TypeVar, cast
+from typing import Any, Generic, TypedDict, TypeVar, cast
 
 from celery5.errors import Misconfigured
 from celery5.hints import describe_option, find_hint
 from celery5.protocol.job.retry_policy import RetryPolicy
 from celery5.protocol.streams.failure import FAILURE_ACTIONS, FailureAction
+from celery5.protocol.task_kinds import EventLoop, FunctionKind, choose_kind
 from celery5.similar_names import did_you_mean
 from celery5.streams.blocking_events import BlockingEvents
 from celery5.streams.events import StreamEvents
@@ -19,7 +20,6 @@ from celery5.streams.stream import Stream
 R = TypeVar("R")
 
 ProcessorFunction = Callable[[StreamEvents[R]], Awaitable[None]] | Callable[[BlockingEvents[R]], None]
-ProcessorKind = Literal["trio", "asyncio", "thread"]
 NO_RETRIES = RetryPolicy(max_retries=0)
 
 
@@ -38,7 +38,7 @@ class ProcessorOptions(TypedDict, total=False):
     grace_period: float | None
     absence: float
     middleware: Sequence[ProcessorMiddleware[Any]]
-    loop: Literal["trio", "asyncio"]
+    loop: EventLoop | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +79,11 @@ class Processor(Generic[R]):
     when it stops. So a restart moves no other partition. Those of a worker without a name go to others at once."""
     middleware: Sequence[ProcessorMiddleware[Any]] = ()
     """What is called around each record, the outermost first."""
-    loop: Literal["trio", "asyncio"] = "trio"
-    """The event loop of an `async def`. A `def` runs in threads, one for each partition."""
+    loop: EventLoop | None = None
+    """The event loop of an `async def`; by default that of the application. A `def` runs in threads, one for each
+    partition."""
+    default_loop: EventLoop = "trio"
+    """The event loop of the application."""
 
     def __post_init__(self) -> None:
         """Check the options."""
@@ -108,10 +111,6 @@ class Processor(Generic[R]):
         if not isinstance(cast("object", self.on_error), RetryPolicy):
             raise Misconfigured(f"{where}: on_error is {self.on_error!r}: give a RetryPolicy")
         parse_start(self.start, where)
-        if self.loop not in ("trio", "asyncio"):
-            raise Misconfigured(f"{where}: loop is {self.loop!r}: give trio or asyncio")
-        if self.loop == "asyncio" and self.kind == "thread":
-            raise Misconfigured(f'{where}: loop="asyncio" is for `async def` functions')
         check_middleware(self.middleware, where, is_blocking=self.kind == "thread")
 
     def _check_then(self, where: str) -> None:
@@ -127,9 +126,9 @@ class Processor(Generic[R]):
             )
 
     @property
-    def kind(self) -> ProcessorKind:
-        """Where it runs."""
-        return self.loop if inspect.iscoroutinefunction(self.function) else "thread"
+    def kind(self) -> FunctionKind:
+        """Where it runs. Raises Misconfigured."""
+        return choose_kind(self.function, self.loop, self.default_loop, f"processor {self.name}")
 
     def get_grace_period(self, default: float) -> float:
         """Return the seconds that a record has to end: `default` when the processor declares none."""
@@ -168,8 +167,10 @@ def parse_start(start: str | datetime, where: str) -> str:
     )
 
 
-def make_processor(stream: object, function: object, options: dict[str, Any]) -> Processor[Any]:
-    """Return the processor of a function. Raises Misconfigured."""
+def make_processor(
+    stream: object, function: object, options: dict[str, Any], default_loop: EventLoop
+) -> Processor[Any]:
+    """Return the processor of a function, in an application with that event loop. Raises Misconfigured."""
     if not isinstance(stream, Stream):
         raise Misconfigured(f"@app.processor({stream!r}): give a stream, app.stream(...)")
     if not inspect.isroutine(function):
@@ -186,5 +187,5 @@ def make_processor(stream: object, function: object, options: dict[str, Any]) ->
         raise Misconfigured(
             f"processor {function.__name__}: {describe_option('processor option', unknown[0], known)}"
         )
-    named: Any = {"name": function.__name__, **options}
+    named: Any = {"name": function.__name__, **options, "default_loop": default_loop}
     return Processor(function=function, stream=cast("Stream[Any]", stream), **named)

@@ -81,7 +81,7 @@ class Streams(Mapping[str, Stream[Any]]):
         """Return the decorator of a processor: `app.processor(...)`. Raises Misconfigured."""
 
         def declare(function: Any) -> Any:
-            processor = make_processor(stream, function, options)
+            processor = make_processor(stream, function, options, self._app.loop)
             key = (processor.stream.name, processor.name)
             if key in self._processors:
                 raise Misconfigured(

@@ -15,6 +15,7 @@ from celery5.health.health_check import HealthCheck
 from celery5.protocol.events.documents import ResultDocument
 from celery5.protocol.events.sinks import SinkOptions, get_sink_options
 from celery5.protocol.health.readings import get_worst_state, parse_states
+from celery5.protocol.task_kinds import FunctionKind
 from celery5.runners.surrounding import surround_call
 from celery5.streams.blocking_events import BlockingEvents
 from celery5.streams.entry import StreamEntry
@@ -42,13 +43,16 @@ def subscribe(registry: ProcessorDeclarer, stream: Stream[Any], subscriber: Any,
     defaults: dict[str, Any]
     if isinstance(subscriber, Task):
         task = cast("Task[Any, Any]", subscriber)
-        function, defaults = _make_job_sender(task, stream), {"name": task.name}
+        function, defaults = _make_job_sender(task, stream), {"name": task.name, "loop": "trio"}
     elif hasattr(subscriber, "write"):
         sink = get_sink_options(subscriber)
-        function = _make_writer(sink, stream)
+        stream_app: Any = stream.app
+        kind: FunctionKind = sink.kind or stream_app.loop
+        function = _make_writer(sink, kind, stream)
         # One attempt more: a batch that fails is written one by one then.
         policy = msgspec.structs.replace(sink.retry, max_retries=sink.retry.max_retries + 1)
-        defaults = {"name": sink.name, "on_error": policy}
+        loop = "asyncio" if kind == "asyncio" else "trio"
+        defaults = {"name": sink.name, "on_error": policy, "loop": loop}
     else:
         raise Misconfigured(
             f"stream {stream.name}: {subscriber!r} cannot subscribe: give a task or a sink; for a health check "
@@ -89,7 +93,9 @@ def _make_job_sender(task: Task[Any, Any], stream: Stream[Any]) -> Callable[[Str
     return send_jobs
 
 
-def _make_writer(sink: SinkOptions, stream: Stream[Any]) -> Callable[[StreamEvents[Any]], Any]:
+def _make_writer(
+    sink: SinkOptions, kind: FunctionKind, stream: Stream[Any]
+) -> Callable[[StreamEvents[Any]], Any]:
     # How many records of a partition are written one by one, since a batch of them has failed.
     alone: dict[int, int] = {}
 
@@ -99,7 +105,7 @@ def _make_writer(sink: SinkOptions, stream: Stream[Any]) -> Callable[[StreamEven
             count = 1 if alone.get(partition) else sink.batch
             async for batch in events.take(count, within=SINK_WITHIN):
                 try:
-                    await _write(sink, _make_documents(stream, batch))
+                    await _write(sink, kind, _make_documents(stream, batch))
                 except Exception:
                     alone[partition] = max(alone.get(partition, 0), len(batch) if len(batch) > 1 else 0)
                     raise
@@ -112,14 +118,20 @@ def _make_writer(sink: SinkOptions, stream: Stream[Any]) -> Callable[[StreamEven
     return write
 
 
-async def _write(sink: SinkOptions, documents: Sequence[ResultDocument]) -> None:
-    """Write documents within the limit of the sink. Raises what it raises, and trio.TooSlowError."""
+async def _write(sink: SinkOptions, kind: FunctionKind, documents: Sequence[ResultDocument]) -> None:
+    """Write documents within the limit of the sink. Raises what it raises, trio.TooSlowError and TimeoutError."""
+    if kind == "asyncio":
+        import asyncio
+
+        async with asyncio.timeout(sink.timeout):
+            await sink.sink.write(documents)
+        return
     import trio  # an application is declared without an event loop
 
     from celery5.runners.user_errors import call_in_thread
 
     with trio.fail_after(sink.timeout):
-        if sink.is_async:
+        if kind == "trio":
             await sink.sink.write(documents)
         else:
             write = surround_call(sink.sink.write, "thread")

@@ -30,6 +30,7 @@ from celery5.protocol.health.breaker import BreakerPolicy
 from celery5.protocol.job.job import CALL_ONLY_OPTIONS, JobOptions, Options
 from celery5.protocol.limits import Limit, Range, Rate
 from celery5.protocol.scheduling.declaration import Periodic
+from celery5.protocol.task_kinds import EventLoop
 from celery5.runners.context import CurrentJob
 from celery5.tasks.deduplication import DeduplicationPolicy
 from celery5.tasks.task import (
@@ -96,7 +97,7 @@ class TaskOptions(JobOptions, total=False):
     """
 
     name: str | None
-    loop: Literal["trio", "asyncio"]
+    loop: EventLoop | None
     expires: float | timedelta | None
     retry_backoff: Callable[[int], float] | None
     deduplicate: DeduplicationPolicy | None

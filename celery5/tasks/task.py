@@ -8,7 +8,6 @@ from typing import (
     Any,
     Concatenate,
     Generic,
-    Literal,
     ParamSpec,
     Protocol,
     Self,
@@ -43,7 +42,7 @@ from celery5.protocol.job.names import get_module_name
 from celery5.protocol.job.retry_policy import CustomBackoff, RetryPolicy
 from celery5.protocol.limits import DeclaredLimits, format_expiry
 from celery5.protocol.scheduling.declaration import Periodic, parse_schedule
-from celery5.protocol.task_kinds import TaskKind
+from celery5.protocol.task_kinds import EventLoop, FunctionKind, TaskKind, choose_kind
 from celery5.protocol.workflows.plan import OnError, check_on_error
 from celery5.protocol.workflows.status import Outcome
 from celery5.results.async_result import AsyncResult
@@ -131,7 +130,7 @@ class Task(Generic[P, R_co]):
         app: "TaskApplication | None" = None,
         find_owner: "Callable[[Task[Any, Any]], TaskApplication] | None" = None,
         name: str | None = None,
-        loop: Literal["trio", "asyncio"] = "trio",
+        loop: EventLoop | None = None,
         options: Options | None = None,
         deduplicate: DeduplicationPolicy | None = None,
         bind: bool = False,
@@ -148,9 +147,11 @@ class Task(Generic[P, R_co]):
         if not _is_function(function):
             raise Misconfigured(f"@task takes a function, got {function!r}")
         self.name: str = name or _name_of(function)
-        self.loop: TaskKind = _kind(function, loop, self.name)
         self.box: Box | None = parse_box(boxed, self.name)
-        self.kind: TaskKind = self.loop if self.box is None else "boxed"
+        self._declared_loop: EventLoop | None = loop
+        self.loop: FunctionKind = "trio"
+        self.kind: TaskKind = "trio"
+        self._set_kind(function, app)
         self.function: Callable[..., Any] = bind_running_job(function, self.name) if bind else function
         self.send_options: Options = (options or Options()).checked()
         self._app, self._find_owner = app, find_owner
@@ -174,6 +175,12 @@ class Task(Generic[P, R_co]):
         self.checks: tuple[HealthCheck, ...] = validate_checks(checks, breaker, f"task {self.name}")
         self.schedule: tuple[Periodic, ...] = parse_schedule(schedule, self.name)
         self._take_names(function)
+
+    def _set_kind(self, function: Callable[..., Any], app: "TaskApplication | None") -> None:
+        """Set where the code runs. An `async def` without a loop of its own runs in that of the application."""
+        default: EventLoop = "trio" if app is None else app.loop
+        self.loop = _find_kind(function, self._declared_loop, default, self.name)
+        self.kind = self.loop if self.box is None else "boxed"
 
     def _take_names(self, function: Callable[..., Any]) -> None:
         """Copy names and docstring of the function, for `help` and `inspect`."""
@@ -219,12 +226,14 @@ class Task(Generic[P, R_co]):
         """Set the application, unless the task has one already."""
         if self._app is None:
             self._app, self._policy = app, None
+            self._set_kind(self.__wrapped__, app)
 
     def copy_for(self, app: "TaskApplication") -> Self:
         """Return a copy of this task that belongs to another application."""
         copy = object.__new__(type(self))
         copy.__dict__.update(self.__dict__)
         copy._app, copy._policy, copy._settings = app, None, None
+        copy._set_kind(copy.__wrapped__, app)
         return copy
 
     def _find_owner_of_copy(self, copy: "Task[Any, Any]") -> "TaskApplication":
@@ -624,16 +633,12 @@ def describe_unknown_option(name: str, known: Sequence[str]) -> str:
     )
 
 
-def _kind(function: Callable[..., Any], loop: str, name: str) -> TaskKind:
-    if loop not in ("trio", "asyncio"):
-        raise Misconfigured(f"task {name}: loop is {loop!r}; use 'trio' or 'asyncio'")
+def _find_kind(
+    function: Callable[..., Any], loop: EventLoop | None, default: EventLoop, name: str
+) -> FunctionKind:
     if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
         raise Misconfigured(f"task {name} is a generator function: a task returns one value")
-    if inspect.iscoroutinefunction(function):
-        return "asyncio" if loop == "asyncio" else "trio"
-    if loop == "asyncio":
-        raise Misconfigured(f"task {name} is not async: loop='asyncio' is for async def")
-    return "thread"
+    return choose_kind(function, loop, default, f"task {name}")
 
 
 def _may_abandon(abandon_on_cancel: bool, kind: TaskKind, task: str) -> bool:

@@ -22,9 +22,11 @@ from celery5.errors import Misconfigured
 from celery5.logs.log import Log
 from celery5.processes.development import run_in_background
 from celery5.processes.foreground import ServeOptions
+from celery5.processes.process_parts import make_injectable_values
 from celery5.protocol.commands.definitions import RETRY_BOOT_STEP
 from celery5.protocol.job.job import new_id
 from celery5.runners.context import CURRENT_JOB, CurrentJob
+from celery5.runners.on_asyncio import AsyncioRunner
 from celery5.services.commands.dispatcher import CommandRegistry, ImmediateCommands, handle
 from celery5.services.health.circuits import CircuitBreakers
 from celery5.services.process.step_status import StepStatus
@@ -156,10 +158,14 @@ async def arunning_steps(app: App) -> AsyncGenerator[Mapping[str, Any], None]:
     own_steps = select_steps(app.bootsteps, "worker")
     own_names = {step.name for step in own_steps}
     built_in_names = {name for step in own_steps for name in step.requires} - own_names | {EXECUTION_STEP}
+    asyncio_runner = AsyncioRunner()
     boot = BootGraph(
-        steps=[BootStep(name, _IdleStep()) for name in sorted(built_in_names)],
+        steps=[
+            BootStep("asyncio", asyncio_runner),
+            *(BootStep(name, _IdleStep()) for name in sorted(built_in_names - {"asyncio"})),
+        ],
         added=[*own_steps, _make_collector(app, values)],
-        offered={"app": app, "settings": app.settings, "worker": "test", "inbox": commands},
+        offered=make_injectable_values(app, "test", commands, asyncio_runner),
         step_status=step_status,
         self_commands=commands,
         log=log,

@@ -28,6 +28,8 @@ from celery5.protocol.events.sinks import SinkOptions
 from celery5.protocol.job.messages import Failure
 from celery5.protocol.job.names import get_class_names
 from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error, get_error_text, get_type_name
+from celery5.protocol.task_kinds import EventLoop, FunctionKind
+from celery5.runners.on_asyncio import AsyncioRunner
 from celery5.runners.operations import operating
 from celery5.runners.surrounding import surround_call
 from celery5.runners.user_errors import call_in_thread, call_user_code, reraise_cancellation
@@ -53,6 +55,8 @@ class SinkDelivery:
         sink_options: The sinks.
         recipients: Which sinks get the documents, by final state.
         queue_names: The queues whose new documents are announced by messages; the others are polled.
+        asyncio_runner: Runs sinks on asyncio.
+        default_loop: The event loop of sinks that name none.
     """
 
     def __init__(
@@ -65,6 +69,8 @@ class SinkDelivery:
         queue_names: Sequence[str],
         message_limit: int,
         log: Log,
+        asyncio_runner: AsyncioRunner,
+        default_loop: EventLoop,
     ) -> None:
         self._redis = broker_router
         self._keys = keys
@@ -79,7 +85,10 @@ class SinkDelivery:
             else {}
         )
         self._deliveries = [
-            _OneSinkDelivery(broker_router, options, message_limit, log) for options in sink_options
+            _OneSinkDelivery(
+                broker_router, options, message_limit, log, asyncio_runner, options.kind or default_loop
+            )
+            for options in sink_options
         ]
 
     @property
@@ -172,7 +181,17 @@ class SinkDelivery:
 class _OneSinkDelivery:
     """Delivers documents to one sink."""
 
-    def __init__(self, redis: AsyncDriver, options: SinkOptions, message_limit: int, log: Log) -> None:
+    def __init__(
+        self,
+        redis: AsyncDriver,
+        options: SinkOptions,
+        message_limit: int,
+        log: Log,
+        asyncio_runner: AsyncioRunner,
+        kind: FunctionKind,
+    ) -> None:
+        self._asyncio_runner = asyncio_runner
+        self._kind = kind
         self.name = options.name
         self.written = self.dead_lettered = 0
         self._redis = redis
@@ -216,7 +235,9 @@ class _OneSinkDelivery:
             close = getattr(self._options.sink, "close", None)
             if not callable(close):
                 return
-            if inspect.iscoroutinefunction(close):
+            if self._kind == "asyncio" and inspect.iscoroutinefunction(close):
+                await self._asyncio_runner.call(close)
+            elif inspect.iscoroutinefunction(close):
                 await call_user_code(close)
             else:
                 await call_in_thread(close)
@@ -301,7 +322,9 @@ class _OneSinkDelivery:
         options = self._options
         try:
             with trio.fail_after(options.timeout):
-                if options.is_async:
+                if self._kind == "asyncio":
+                    await self._asyncio_runner.call(partial(options.sink.write, documents))
+                elif self._kind == "trio":
                     await call_user_code(options.sink.write, documents)
                 else:
                     # One thread for each sink: one that hangs for ever blocks no other thread.

@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import (
-    AsyncIterator,
+    AsyncGenerator,
     Awaitable,
     Callable,
     Generator,
@@ -35,6 +35,8 @@ from celery5.protocol.job.job import Job, new_id
 from celery5.protocol.job.retry_policy import full_jitter
 from celery5.protocol.job.verdict import iterate_leaves
 from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error, get_error_text, get_type_name
+from celery5.protocol.task_kinds import EventLoop
+from celery5.runners.on_asyncio import AsyncioRunner
 from celery5.runners.surrounding import surround_call
 from celery5.runners.user_errors import call_in_thread, call_user_code, reraise_cancellation
 from celery5.services.process.broker_outages import last_try
@@ -58,7 +60,18 @@ Send = Callable[[Sequence[Job]], Awaitable[Sequence[Any]]]
 
 
 class SourceIngestion:
-    """Runs each source for the tasks that subscribe to it. `worker` is the name of this Router."""
+    """Runs each source for the tasks that subscribe to it.
+
+    Args:
+        subscriptions: The tasks that subscribe to each source.
+        send: Sends their jobs, on either event loop.
+        redis: Has the leases of sources that run in one Router at a time.
+        keys: The keys of those leases.
+        log: The log.
+        worker: The name of this Router.
+        asyncio_runner: Runs sources on asyncio.
+        default_loop: The event loop of sources that name none.
+    """
 
     def __init__(
         self,
@@ -69,6 +82,8 @@ class SourceIngestion:
         keys: Keys,
         log: Log,
         worker: str,
+        asyncio_runner: AsyncioRunner,
+        default_loop: EventLoop,
     ) -> None:
         self._runners = [
             _SourceRunner(
@@ -78,6 +93,7 @@ class SourceIngestion:
                 keys.source_lease(source.name),
                 log,
                 worker,
+                asyncio_runner if (source.loop or default_loop) == "asyncio" else None,
             )
             for source, tasks in subscriptions.items()
         ]
@@ -171,8 +187,10 @@ class _SourceRunner:
         lease_key: str,
         log: Log,
         worker: str,
+        asyncio_runner: AsyncioRunner | None,
     ) -> None:
         self.source = source
+        self._asyncio_runner = asyncio_runner
         self.publish = publish
         self._log = log
         self._lease = ExclusiveLease(
@@ -215,20 +233,30 @@ class _SourceRunner:
                 await trio.sleep(self.source.every)
 
     async def _run_once(self) -> None:
+        if self.source.kind == "function":
+            await self._publish_from_thread(self.source.run)
+        elif self._asyncio_runner is not None:
+            await self._asyncio_runner.call(self._run_async)
+        else:
+            await self._run_async()
+
+    async def _run_async(self) -> None:
+        """Run `async def` code of the source, on either event loop."""
         run: Any = self.source.run
         if self.source.kind == "coroutine":
             source = run() if isinstance(run, type) else run
             await getattr(source, "run", source)(self.publish)
-        elif self.source.kind == "generator":
-            bodies = cast("AsyncIterator[object]", run())
-            try:
-                async for body in bodies:
-                    await self._publish_or_log(body)
-            finally:
+            return
+        bodies = cast("AsyncGenerator[object, None]", run())
+        try:
+            async for body in bodies:
+                await self._publish_or_log(body)
+        finally:
+            if self._asyncio_runner is not None:  # which limits the time after a cancellation
+                await bodies.aclose()
+            else:
                 with trio.move_on_after(STOP_LIMIT, shield=True):
-                    await cast("Any", bodies).aclose()
-        else:
-            await self._publish_from_thread(run)
+                    await bodies.aclose()
 
     async def _publish_from_thread(self, run: Callable[[], Any]) -> None:
         """Publish the bodies of a plain function as it yields them, which may be without end. It runs in one thread."""

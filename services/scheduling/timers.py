@@ -22,6 +22,7 @@ from celery5.protocol.scheduling.timers import (
     get_next_tick,
 )
 from celery5.protocol.scheduling.triggers import AnyTrigger, Trigger
+from celery5.protocol.task_kinds import FunctionKind
 from celery5.runners.in_thread import ThreadRunner
 from celery5.runners.on_asyncio import AsyncioRunner
 from celery5.runners.on_trio import TrioRunner
@@ -29,7 +30,7 @@ from celery5.runners.outcome import get_error_outcome
 from celery5.runners.running_job import Runner, RunningJob
 from celery5.runners.user_errors import call_user_code, reraise_cancellation
 from celery5.scheduling.fire_times import get_next_fire_time, validate_trigger
-from celery5.scheduling.timers import Timer, TimerKind
+from celery5.scheduling.timers import Timer
 from celery5.services.scheduling.timer_leadership import TimerLeadership
 
 LONGEST_SLEEP = 30.0
@@ -53,7 +54,7 @@ class TimerRuns:
         log: Log,
     ) -> None:
         self._leadership = timer_leadership
-        self._runners: Mapping[TimerKind, Runner] = {
+        self._runners: Mapping[FunctionKind, Runner] = {
             "trio": TrioRunner(),
             "asyncio": asyncio_runner,
             # Threads of their own: timers take no slots from jobs.

@@ -11,6 +11,7 @@ import msgspec
 from celery5.errors import Misconfigured
 from celery5.protocol.events.documents import ResultDocument, ResultState, parse_result_states
 from celery5.protocol.job.retry_policy import RetryPolicy
+from celery5.protocol.task_kinds import FunctionKind, choose_kind
 
 BATCH = 100
 """The default for the number of documents in one `write`."""
@@ -21,7 +22,7 @@ RETRY = RetryPolicy(max_retries=10, backoff=1.0, cap=300.0)
 
 
 class Sink(Protocol):
-    """A Data Sink: it has a `name` and takes documents, with `def` in its own thread or `async def` on Trio.
+    """A Data Sink: it has a `name` and takes documents, with `def` in its own thread or `async def` in an event loop.
 
     A sink gets each document at least once: after a failure, or when a Router died, a document may come again with
     the same `id`. Attributes are options:
@@ -29,6 +30,7 @@ class Sink(Protocol):
     - `on`: the final states that it takes; default `("SUCCESS",)`; also DEAD, EXPIRED, REVOKED and REJECTED.
     - `batch`: the maximal number of documents at once; default 100.
     - `timeout`: the seconds that `write` may take; default 30.
+    - `loop`: the event loop of `async def write`, `trio` or `asyncio`; default that of the application.
     - `retry`: a RetryPolicy for each document that fails alone; default 10 retries, after 1 s at first and at most
     5 min.
       After that the document is in the dead-letter queue.
@@ -69,7 +71,8 @@ class SinkOptions(msgspec.Struct, frozen=True, eq=False):
     batch: int
     timeout: float
     retry: RetryPolicy
-    is_async: bool
+    # Where `write` runs; None: in the event loop of the application.
+    kind: FunctionKind | None
 
 
 def get_sink_options(sink: Any) -> SinkOptions:
@@ -100,7 +103,10 @@ def get_sink_options(sink: Any) -> SinkOptions:
     except Misconfigured as error:
         raise Misconfigured(f"{what}: {error}") from None
     on = parse_result_states(getattr(sink, "on", ("SUCCESS",)), what)
-    return SinkOptions(sink, name, on, batch, timeout, retry, inspect.iscoroutinefunction(write))
+    loop = getattr(sink, "loop", None)
+    is_undecided = loop is None and inspect.iscoroutinefunction(write)
+    kind = None if is_undecided else choose_kind(write, loop, "trio", what)
+    return SinkOptions(sink, name, on, batch, timeout, retry, kind)
 
 
 def _takes_one(write: Callable[..., Any]) -> bool:

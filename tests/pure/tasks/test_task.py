@@ -91,7 +91,7 @@ async def asynchronous_generator() -> AsyncIterator[int]:
         ({}, generator, "is a generator function: a task returns one value"),
         ({}, asynchronous_generator, "is a generator function: a task returns one value"),
         ({"loop": "asyncio"}, double, "is not async: loop='asyncio' is for async def"),
-        ({"loop": "uvloop"}, add, "loop is 'uvloop'; use 'trio' or 'asyncio'"),
+        ({"loop": "uvloop"}, add, "loop is 'uvloop': give 'trio' or 'asyncio'"),
         (
             {"quue": "a"},
             add,

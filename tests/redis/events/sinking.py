@@ -12,6 +12,7 @@ from celery5 import App, RetryPolicy
 from celery5.logs.log import Log
 from celery5.protocol.events.documents import ResultDocument
 from celery5.protocol.events.sinks import get_all_recipients, get_all_sink_options
+from celery5.runners.on_asyncio import AsyncioRunner
 from celery5.services.events.sink_delivery import SinkDelivery
 
 QUICK = RetryPolicy(max_retries=2, backoff=0.01, jitter=False)
@@ -80,6 +81,8 @@ async def get_sink_names(app: App) -> SinkDelivery:
         queue_names=[],
         message_limit=app.settings.message_limit,
         log=Log(worker="router", app=app.name),
+        asyncio_runner=AsyncioRunner(),
+        default_loop=app.loop,
     )
 
 

@@ -15,6 +15,7 @@ from celery5.events.sources import Source, group_by_source, source
 from celery5.health import HealthCheck
 from celery5.logs.log import Log
 from celery5.protocol.events.documents import SourceDocument
+from celery5.runners.on_asyncio import AsyncioRunner
 from celery5.services.events import source_ingestion
 from celery5.services.events.source_ingestion import SourceIngestion
 from celery5.services.process import exclusive_lease
@@ -30,6 +31,8 @@ async def sources_of(app: App, name: str = "router") -> SourceIngestion:
         keys=app.keys,
         log=Log(worker=name, app=app.name),
         worker=name,
+        asyncio_runner=AsyncioRunner(),
+        default_loop=app.loop,
     )
 
 

@@ -275,9 +275,9 @@ def test_a_declaration_that_makes_no_sense_is_one_clear_line(app: App) -> None:
         yield 1
 
     declare: Any = app.processor
-    with pytest.raises(Misconfigured, match="loop is 'twisted': give trio or asyncio"):
+    with pytest.raises(Misconfigured, match="loop is 'twisted': give 'trio' or 'asyncio'"):
         declare(orders, loop="twisted")(plain)
-    with pytest.raises(Misconfigured, match="is for `async def` functions"):
+    with pytest.raises(Misconfigured, match="is not async: loop='asyncio' is for async def"):
         declare(orders, loop="asyncio")(plain)
     with pytest.raises(Misconfigured, match="has a yield"):
         declare(orders)(generator)

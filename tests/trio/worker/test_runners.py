@@ -266,7 +266,7 @@ async def test_a_trio_task_that_calls_asyncio_is_told_what_to_do(task: Any, soft
     )
     assert isinstance(outcome, Raised)
     assert outcome.failure.message.endswith(
-        '(this task runs on Trio: declare it with @app.task(loop="asyncio") if it uses asyncio)'
+        '(this task runs on Trio: declare it, or the App, with loop="asyncio" if it uses asyncio)'
     )
 
 

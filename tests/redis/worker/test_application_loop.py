@@ -1,0 +1,247 @@
+"""The event loop of an application: what declares none of its own runs there, in workers, Routers and Schedulers."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+import trio
+
+import celery5
+from celery5 import App, BootStep, Misconfigured, service
+from celery5.broker.colour import current_colour
+from celery5.events import SourceDocument
+from celery5.processes.router import ROUTER
+from celery5.processes.scheduler import SCHEDULER
+from celery5.protocol.events.documents import ResultDocument
+from celery5.streams import StreamEvents
+from celery5.testing import running_steps
+from tests.redis.worker.workers import until, working
+
+NOTES: defaultdict[str, list[str]] = defaultdict(list)
+"""The event loops in which code has run, by its name; "thread" for none."""
+
+
+def note(name: str) -> None:
+    """Note where the caller runs."""
+    NOTES[name].append(current_colour() or "thread")
+
+
+@pytest.fixture(autouse=True)
+def no_notes() -> None:
+    NOTES.clear()
+
+
+class Kept:
+    """A sink that notes where it runs."""
+
+    name = "kept"
+    batch = 1
+
+    async def write(self, documents: Sequence[ResultDocument]) -> None:
+        """Write."""
+        note("sink")
+
+    async def close(self) -> None:
+        """Close."""
+        note("sink closed")
+
+
+class KeptOnTrio(Kept):
+    """A sink that is declared for Trio."""
+
+    name = "kept-on-trio"
+    loop = "trio"
+
+    async def write(self, documents: Sequence[ResultDocument]) -> None:
+        """Write."""
+        await trio.lowlevel.checkpoint()
+        note("sink on Trio")
+
+    async def close(self) -> None:
+        """Close."""
+        await trio.lowlevel.checkpoint()
+        note("close on Trio")
+
+
+class Watch:
+    """A source that is a class."""
+
+    async def run(self, emit: Any) -> None:
+        """Emit one document."""
+        note("source class")
+        await emit("one", id="1")
+        await asyncio.sleep(3600)
+
+
+async def watch_once() -> AsyncIterator[str]:
+    """A source that yields."""
+    try:
+        note("source generator")
+        yield "one"
+        await asyncio.sleep(3600)
+    finally:
+        await asyncio.sleep(0)
+        note("source generator closed")
+
+
+async def watch_on_trio(emit: Any) -> None:
+    """A source that is declared for Trio."""
+    note("source on Trio")
+    await trio.sleep_forever()
+
+
+async def step() -> None:
+    """A boot step."""
+    await asyncio.sleep(0)
+    note("step")
+
+
+async def serve() -> None:
+    """A service."""
+    note("service")
+    await asyncio.sleep(3600)
+
+
+async def step_on_trio() -> None:
+    """A boot step that is declared for Trio."""
+    await trio.lowlevel.checkpoint()
+    note("step on Trio")
+
+
+KINDS = ("worker", "router", "scheduler")
+STEPS = [
+    BootStep("one", step, process_kinds=KINDS),
+    BootStep("on-trio", step_on_trio, loop="trio", process_kinds=KINDS),
+]
+
+
+def on_asyncio(url: str, app_name: str, **options: Any) -> App:
+    return App(app_name, broker=url, loop="asyncio", **options)
+
+
+async def test_tasks_run_on_the_applications_loop(url: str, app_name: str) -> None:
+    app = on_asyncio(url, app_name)
+
+    @app.task
+    async def plain() -> None:
+        await asyncio.sleep(0)
+        note("task")
+
+    @app.task(loop="trio")
+    async def on_trio() -> None:
+        await trio.lowlevel.checkpoint()
+        note("task on Trio")
+
+    @app.task
+    def blocking() -> None:
+        note("def")
+
+    @app.task(boxed=True)
+    async def boxed() -> None: ...
+
+    @celery5.task
+    async def free() -> None:
+        note("free task")
+
+    free.adopt(app)
+    app.tasks.add(free)
+    assert (boxed.kind, boxed.loop) == ("boxed", "asyncio")
+    assert free.copy_for(App(f"{app_name}-2")).kind == "trio"
+    async with working(app):
+        await app.asend_many([plain.s(), on_trio.s(), blocking.s(), free.s()])
+        await until(lambda: len(NOTES) == 4)
+    assert dict(NOTES) == {
+        "task": ["asyncio"],
+        "task on Trio": ["trio"],
+        "def": ["thread"],
+        "free task": ["asyncio"],
+    }
+    app.close()
+
+
+async def test_timers_steps_and_processors_run_on_the_applications_loop(url: str, app_name: str) -> None:
+    app = on_asyncio(url, app_name, bootsteps=STEPS, services=[service(serve, process_kinds=KINDS)])
+    clicks = app.stream("clicks", str)
+
+    @app.timer(0.01)
+    async def tick() -> None:
+        note("timer")
+
+    @app.on_start
+    async def begin() -> None:
+        note("start")
+
+    @app.processor(clicks)
+    async def count(events: StreamEvents[str]) -> None:
+        async for _ in events.records():
+            note("processor")
+
+    @app.processor(clicks)
+    def count_in_thread(events: Any) -> None:
+        for _ in events.records():
+            note("processor in a thread")
+
+    async with working(app):
+        await clicks.asend("one")
+        names = ("timer", "start", "step", "step on Trio", "service", "processor", "processor in a thread")
+        await until(lambda: all(NOTES[name] for name in names))
+    expected = dict.fromkeys(names, "asyncio") | {"step on Trio": "trio", "processor in a thread": "thread"}
+    assert {name: NOTES[name][0] for name in names} == expected
+    app.close()
+
+
+async def test_sources_and_sinks_run_on_the_applications_loop(url: str, app_name: str) -> None:
+    app = on_asyncio(url, app_name, bootsteps=STEPS)
+    sources = [app.source(Watch), app.source(watch_once), app.source(watch_on_trio, loop="trio")]
+    clicks = app.stream("clicks", str)
+    clicks.subscribe(Kept())
+
+    @app.task(source=sources, sinks=[Kept(), KeptOnTrio()])
+    async def take(document: SourceDocument) -> None:
+        note("document")
+
+    async with working(app, page=ROUTER), working(app):
+        names = (
+            *("source class", "source generator", "source on Trio", "document", "sink", "sink on Trio"),
+            *("step", "step on Trio"),
+        )
+        await until(lambda: all(NOTES[name] for name in names))
+        del NOTES["sink"]
+        await clicks.asend("one")
+        await until(lambda: bool(NOTES["sink"]))
+    closing = ("source generator closed", "sink closed", "close on Trio")
+    expected = {name: "trio" if name.endswith("Trio") else "asyncio" for name in (*names, *closing)}
+    assert {name: (NOTES[name] or ["never"])[0] for name in expected} == expected
+    app.close()
+
+
+async def test_steps_of_a_scheduler_run_on_the_applications_loop(url: str, app_name: str) -> None:
+    app = on_asyncio(url, app_name, bootsteps=STEPS, services=[service(serve, process_kinds=KINDS)])
+    async with working(app, page=SCHEDULER):
+        await until(lambda: bool(NOTES["service"]))
+    assert dict(NOTES) == {"step": ["asyncio"], "step on Trio": ["trio"], "service": ["asyncio"]}
+    app.close()
+
+
+def test_steps_on_asyncio_run_without_a_worker_in_tests(url: str, app_name: str) -> None:
+    app = on_asyncio(url, app_name, bootsteps=STEPS)
+    with running_steps(app):
+        assert dict(NOTES) == {"step": ["asyncio"], "step on Trio": ["trio"]}
+    app.close()
+
+
+def test_an_event_loop_that_does_not_exist_is_refused(app_name: str) -> None:
+    with pytest.raises(Misconfigured, match="loop is 'curio': give 'trio' or 'asyncio'"):
+        App(app_name, loop="curio")  # type: ignore[arg-type]
+    app = App(app_name)
+    with pytest.raises(Misconfigured, match="source 'watch': loop is 'curio': give 'trio' or 'asyncio'"):
+        app.source(Watch, loop="curio")  # type: ignore[call-overload]
+    with pytest.raises(Misconfigured, match="source 'list-bodies' is not async: loop='asyncio'"):
+        app.source(list_bodies, every=1.0, loop="asyncio")
+
+
+def list_bodies() -> list[str]:
+    """A source in a thread."""
+    return []
