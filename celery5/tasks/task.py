@@ -483,6 +483,21 @@ class Task(Generic[P, R_co]):
     @blocking(adelay)
     def delay(self) -> None: ...
 
+    async def adelay_on_commit(self, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Send a job after the commit of Django's current transaction; at once without one, never after a rollback.
+
+        The arguments are checked and encoded now. For another database than the default one there is
+        `Signature.delay_on_commit(using=...)`.
+
+        Raises:
+            Misconfigured: Django is not installed, or the caller runs on Trio.
+            BadArguments: The arguments do not fit: raised inside of the transaction.
+        """
+        await Signature(cast("Task[..., R_co]", self), args, kwargs).adelay_on_commit()
+
+    @blocking(adelay_on_commit)
+    def delay_on_commit(self) -> None: ...
+
 
 class CoroutineTask(Task[P, R_co]):
     """A task declared with `async def`."""
@@ -533,6 +548,25 @@ class Signature(Workflow[R_co]):
     @blocking(adelay)
     def delay(self) -> None: ...
 
+    async def adelay_on_commit(self, *, using: str | None = None, robust: bool = False) -> None:
+        """Send it after the commit of Django's current transaction; at once without one, never after a rollback.
+
+        Args:
+            using: The alias of the database whose transaction it is; None for the default one.
+            robust: Log an error of the sending; else it is raised after the commit, as `transaction.on_commit` does.
+
+        Raises:
+            Misconfigured: Django is not installed, or the caller runs on Trio.
+            BadArguments: The arguments do not fit: raised inside of the transaction.
+        """
+        from celery5.tasks.on_commit import call_on_commit  # only projects with Django have it
+
+        job, app = self.job(), self.task.app
+        await call_on_commit(lambda: app.dispatch((job,)), using=using, robust=robust)
+
+    @blocking(adelay_on_commit)
+    def delay_on_commit(self) -> None: ...
+
 
 class PartialSignature(Partial[A_contra, R_co]):
     """A task without its first argument, which is the value of the step before it in a workflow. Immutable."""
@@ -580,6 +614,10 @@ class TaskApplication(ObservedApplication, Protocol):
     @property
     def breaker(self) -> BreakerPolicy:
         """How the circuit breakers of its tasks behave."""
+        ...
+
+    def dispatch(self, jobs: Sequence[Job], /) -> Mapping[str, str]:
+        """Send jobs in plain Python; return the holder of its key for each job that was not sent, by ids."""
         ...
 
     def make_handle(
