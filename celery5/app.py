@@ -577,7 +577,11 @@ class App:
                 f"module {self.module!r} is in no package: name those that are searched: app.autodiscover('shop')"
             )
         patterns = [f"{name}.**.{module}" for name in names or (self._package,)]
-        self.include = tuple(dict.fromkeys((*self.include, *check_includes(patterns))))
+        self.extend_include(patterns)
+
+    def extend_include(self, modules: Sequence[str]) -> None:
+        """Include more modules, or patterns of modules: the next `load` imports them. Raises Misconfigured."""
+        self.include = tuple(dict.fromkeys((*self.include, *check_includes(modules))))
 
     def load(self) -> None:
         """Import the modules of `include`, and adopt their free tasks and events.

@@ -394,8 +394,10 @@ SUBJECTS = (
 def refuse_old_module(name: str) -> None:
     """Raise ModuleNotFoundError with a hint for a module of Celery's, such as `celery5.schedules`.
 
-    Do nothing for other modules.
+    Do nothing for other modules: Django asks for modules of `celery5.contrib.django` that are not there.
     """
+    if name.startswith("celery5.contrib.django."):
+        return
     package, _, module = name.partition(".")
     old = module.partition(".")[0]
     if package == "celery5" and (instead := find_hint("module", old)):

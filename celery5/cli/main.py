@@ -196,18 +196,22 @@ def _report_failure(error: str) -> None:
         )
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None, program: str = "celery5") -> None:
     """Run one command and exit with its code. As the first process of a container, run it in a child.
 
     Threads that jobs have left behind, with `asyncio.to_thread` for example, cannot be ended, and the interpreter
     would wait for them for ever. So the process exits after THREADS_LIMIT seconds.
+
+    Args:
+        arguments: The words of the command; default: those of this process.
+        program: What help calls the program.
     """
     if os.getpid() == 1:
         import_module("celery5.processes.lifecycle.first_process").stand_above()
     if CHILD in os.environ:
         import_module("celery5.cli.terminal.flags").end_with_parent()
     code = run_reporting_errors(
-        lambda: cli.main(arguments, prog_name="celery5", standalone_mode=False), on_failure=_report_failure
+        lambda: cli.main(arguments, prog_name=program, standalone_mode=False), on_failure=_report_failure
     )
     if threading.active_count() > 1:  # daemons, too: the interpreter waits for an executor's threads
         timer = threading.Timer(THREADS_LIMIT, os._exit, (code,))

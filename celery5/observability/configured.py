@@ -3,13 +3,12 @@
 from collections.abc import Iterable
 
 from celery5.config.settings import Settings
+from celery5.middleware.django_connections import DjangoConnections, is_django_configured
 from celery5.middleware.middleware import Middleware
 
 
 def lacks_middleware(stack: Iterable[Middleware]) -> bool:
     """Return whether Django was configured after that middleware was made."""
-    from celery5.contrib.django import DjangoConnections, is_django_configured
-
     return is_django_configured() and not any(
         isinstance(middleware, DjangoConnections) for middleware in stack
     )
@@ -23,8 +22,6 @@ def make_configured_middleware(settings: Settings) -> list[Middleware]:
     Raises:
         Misconfigured: A package that it needs is not installed.
     """
-    from celery5.contrib.django import DjangoConnections, is_django_configured
-
     middleware: list[Middleware] = [DjangoConnections()] if is_django_configured() else []
     if settings.opentelemetry != "off":
         from celery5.observability.opentelemetry import OpenTelemetryMiddleware

@@ -22,6 +22,7 @@ from typing import Any, BinaryIO, cast
 from celery5.app import DEFAULT_APP, App, default_app
 from celery5.errors import BadArguments, CeleryError
 from celery5.logs.stdlib_log import captured_logging
+from celery5.middleware.django_connections import set_up_django
 from celery5.protocol.boxes.frames import (
     VERSION,
     BoxEliotMessage,
@@ -193,6 +194,7 @@ def _kill_group() -> None:
 def _load_app(home: BoxHome) -> App:
     """Import and configure the worker's application. Exits if there is none of that name."""
     sys.path[:] = [*home.path, *(path for path in sys.path if path not in home.path)]
+    set_up_django()
     importlib.import_module(home.module)
     app = next(_find_apps(home), None)
     if app is None:

@@ -11,6 +11,7 @@ import celery5
 from celery5.app import App, default_app
 from celery5.config.settings import InvalidSettings
 from celery5.errors import Misconfigured
+from celery5.middleware.django_connections import set_up_django
 from celery5.protocol.masking import collapse_whitespace
 from celery5.similar_names import find_similar
 from celery5.tasks.task import Task
@@ -23,8 +24,9 @@ class CannotLoad(Misconfigured):
 def load_app(target: str) -> App:
     """Load the application `module` or `module:attribute`, and its tasks.
 
-    The free tasks of a module without an application, declared with `celery5.task`, belong to the default application.
-    Raises CannotLoad.
+    A module without an application stands for that of its Django project, else for the default one, which then has the
+    module's free tasks (declared with `celery5.task`). Django is set up first, where the environment names its
+    settings. Raises CannotLoad.
     """
     folder = os.getcwd()
     if folder not in sys.path:
@@ -35,7 +37,9 @@ def load_app(target: str) -> App:
         raise CannotLoad(f"-A {target!r}: it takes a module, not a file: -A {module_name}{colon}{attribute}")
     if not all(name.split(".")) or (colon and not attribute):
         raise CannotLoad(f"-A {target!r}: write module or module:app, such as -A shop:app")
+    set_up_django()
     module = _import(name, folder)
+    set_up_django()  # the module may have named Django's settings
     app = _get_attribute(module, attribute) if attribute else _get_only_application(module)
     try:
         app.load()
@@ -112,6 +116,8 @@ def _get_only_application(module: ModuleType) -> App:
         raise CannotLoad(f"module {module.__name__!r} has several applications; say which: {choices}")
     if apps:
         return next(iter(apps.values()))
+    if (django_app := _find_application_of_django()) is not None:
+        return django_app
     tasks: list[Task[..., Any]] = [task for task in vars(module).values() if isinstance(task, Task)]
     if not tasks:
         raise CannotLoad(
@@ -125,6 +131,14 @@ def _get_only_application(module: ModuleType) -> App:
     app = default_app().choose()
     app.module = module.__name__
     return app
+
+
+def _find_application_of_django() -> App | None:
+    """Return what `celery5.contrib.django` has found or made, where Django is set up and has it installed."""
+    apps: Any = getattr(sys.modules.get("django.apps"), "apps", None)
+    config = None if apps is None else apps.app_configs.get("celery5")
+    app = getattr(config, "application", None)
+    return app if isinstance(app, App) else None
 
 
 def _apps(module: ModuleType) -> dict[str, App]:

@@ -4,13 +4,13 @@ import asyncio
 import sys
 from typing import Any
 
-import django  # type: ignore[import-untyped]
+import django
 import httpx
 import trio
-from django.conf import settings  # type: ignore[import-untyped]
-from django.core.handlers.asgi import ASGIHandler  # type: ignore[import-untyped]
-from django.http import HttpRequest, HttpResponse  # type: ignore[import-untyped]
-from django.urls import path  # type: ignore[import-untyped]
+from django.conf import settings
+from django.core.handlers.asgi import ASGIHandler
+from django.http import HttpRequest, HttpResponse
+from django.urls import path
 from starlette.applications import Starlette
 from starlette.routing import Mount
 

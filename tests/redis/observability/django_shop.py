@@ -4,9 +4,9 @@ import os
 import threading
 from typing import Any
 
-import django  # type: ignore[import-untyped]
+import django
 from asgiref.sync import sync_to_async
-from django.conf import settings  # type: ignore[import-untyped]
+from django.conf import settings
 
 if not settings.configured:
     engine = os.environ.get("DJANGO_ENGINE", "django.db.backends.sqlite3")
@@ -16,7 +16,7 @@ if not settings.configured:
     settings.configure(DATABASES={"default": database}, INSTALLED_APPS=[], DEBUG=True)
     django.setup()
 
-from django.db import connection, transaction  # type: ignore[import-untyped]
+from django.db import connection, transaction
 
 from celery5 import App
 

@@ -10,8 +10,10 @@ import pytest
 
 from celery5 import App, TaskFailed
 from celery5.broker.servers.embedded import EmbeddedServer
-from celery5.contrib import django as contrib
-from celery5.contrib.django import DjangoConnections, is_django_configured
+from celery5.contrib.django import DjangoConnections
+from celery5.middleware import django_connections
+from celery5.middleware.django_connections import is_django_configured
+from tests.postgres import find_missing, running_postgres
 from tests.redis.commands.staff import wait_until
 from tests.story.cli.commands import LIMIT, environment
 from tests.watched import watched
@@ -19,16 +21,32 @@ from tests.watched import watched
 MODULE = "tests.redis.observability.django_shop"
 
 
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def database(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, str]]:
+    """The environment that names the database: a PostgreSQL really ends connections."""
+    if request.param == "sqlite":
+        yield {"DJANGO_DB": str(tmp_path_factory.mktemp("database") / "db")}
+        return
+    if why := find_missing():
+        pytest.skip(why)
+    with running_postgres() as socket_folder:
+        yield {
+            "DJANGO_ENGINE": "django.db.backends.postgresql",
+            "DJANGO_DB": "postgres",
+            "DJANGO_HOST": socket_folder,
+        }
+
+
 @pytest.fixture(scope="module")
-def shop(server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
+def shop(
+    server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory, database: dict[str, str]
+) -> Iterator[App]:
     """A producer for the project, whose worker runs: no Django here."""
     folder = tmp_path_factory.mktemp("django")
-    name = f"django-{os.getpid()}"
-    env = environment(
-        CELERY5_BROKER=server.url,
-        DJANGO_APP=name,
-        DJANGO_DB=os.environ.get("DJANGO_DB") or str(folder / "db"),
-    )
+    name = f"django-{os.getpid()}-{'postgresql' if 'DJANGO_HOST' in database else 'sqlite'}"
+    env = environment(CELERY5_BROKER=server.url, DJANGO_APP=name, **database)
     command = [sys.executable, "-m", "celery5", "-A", MODULE, "worker", "start"]
     with (folder / "log").open("wb") as log:
         worker = subprocess.Popen(command, env=env, stdout=log, stderr=log)
@@ -113,5 +131,5 @@ def test_it_is_there_when_django_is_configured_and_only_then(monkeypatch: pytest
     assert [type(middleware) for middleware in app.middleware] == [DjangoConnections]
     mine = DjangoConnections()
     assert list(App("shop", middleware=[mine]).middleware) == [mine]
-    monkeypatch.setattr(contrib, "find_spec", lambda _name: None)
+    monkeypatch.setattr(django_connections, "find_spec", lambda _name: None)
     assert not is_django_configured()

@@ -77,12 +77,18 @@ def until(condition: Callable[[], Any], *, within: float = LIMIT) -> Any:
 class Serving:
     """A command that serves, in its own process group, as a terminal would have it. Leaving the block stops it."""
 
-    def __init__(self, *words: object, cwd: Path, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        *words: object,
+        cwd: Path,
+        env: Mapping[str, str] | None = None,
+        program: Sequence[str] = COMMAND,
+    ) -> None:
         self._out = cwd / f"out-{time.monotonic_ns()}"
         self._err = self._out.with_suffix(".err")
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = start_process(
-                [*COMMAND, *map(str, words)],
+                [*program, *map(str, words)],
                 cwd=cwd,
                 env=environment(**(env or {})),
                 stdout=out,

@@ -37,9 +37,11 @@ from celery5.processes.development import run_in_background
 from celery5.processes.foreground import ServeOptions
 
 DOCS = Path(__file__).parents[3] / "docs"
+DJANGO_PAGE = DOCS / "guide" / "django.md"
+"""Its project runs in processes of its own: `tests/story/django/test_guide.py`."""
 PAGES = [
     *(DOCS / page for page in ("index.md", "tour.md", "internals/amqp.md")),
-    *sorted((DOCS / "guide").glob("*.md")),
+    *sorted(set((DOCS / "guide").glob("*.md")) - {DJANGO_PAGE}),
 ]
 LIMIT = 30.0
 """Seconds that one script, and one start or stop of a worker, may take."""

@@ -2,11 +2,13 @@
 
 Django keeps a connection for each thread, and closes those that are broken or too old at the start and the end of a
 request. A worker has no requests: without this, one broken connection would fail every later job of its thread. The
-middleware is there by itself in an application whose process has Django configured.
+middleware is there by itself in an application whose process has Django configured, and `celery5.contrib.django` is
+where users import it from.
 """
 
 import os
 import sys
+import threading
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
 from importlib import import_module
@@ -20,13 +22,41 @@ from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
 from celery5.runners.context import LOG_EVENT
 from celery5.runners.surrounding import CallBlock, FunctionCall
 
+SETTINGS_VARIABLE = "DJANGO_SETTINGS_MODULE"
+"""The variable that names Django's settings."""
+
 
 def is_django_configured() -> bool:
     """Return whether this process has Django, with settings. Django itself is not imported."""
     settings = getattr(sys.modules.get("django.conf"), "settings", None)
     if settings is not None and settings.configured:
         return True
-    return bool(os.environ.get("DJANGO_SETTINGS_MODULE")) and find_spec("django") is not None
+    return bool(os.environ.get(SETTINGS_VARIABLE)) and find_spec("django") is not None
+
+
+def set_up_django() -> None:
+    """Call `django.setup()`, where the environment names Django's settings and nobody has called it yet.
+
+    A worker's code may import models then, and `INSTALLED_APPS` are ready, as in `manage.py`.
+
+    Raises:
+        Misconfigured: The settings, or an app that they install, cannot be imported.
+    """
+    module = os.environ.get(SETTINGS_VARIABLE)
+    if not module or find_spec("django") is None:
+        return
+    django: Any = import_module("django")
+    if import_module("django.apps").apps.ready:
+        return
+    try:
+        django.setup()
+    except Misconfigured:
+        raise
+    except (Exception, SystemExit) as error:
+        reason = describe_error(error)
+        raise Misconfigured(
+            f"{SETTINGS_VARIABLE} is {module!r}, and Django cannot be set up: {reason}"
+        ) from error
 
 
 class DjangoConnections(Middleware):
@@ -35,7 +65,18 @@ class DjangoConnections(Middleware):
     Around `def` code, also in a box, this happens in its thread, before and after it. Each asyncio job has a thread of
     its own for its queries, as a request under ASGI has, whose connections are closed with the job. On Trio broken
     connections alone are closed: the jobs there share those of the thread.
+
+    A worker in a thread of another program is one of a test, which could not remove its database while a connection is
+    open: there `def` code leaves none.
     """
+
+    def __init__(self) -> None:
+        self._keeps_open = True
+
+    def process_started(self, kind: str, name: str) -> None:
+        """Find out whether this worker is in a thread of another program."""
+        del kind, name
+        self._keeps_open = threading.current_thread() is threading.main_thread()
 
     def added(self, app: Application) -> None:
         """Raise Misconfigured where Django is not installed."""
@@ -46,12 +87,12 @@ class DjangoConnections(Middleware):
     def calling(self, call: FunctionCall) -> CallBlock:
         """Return what surrounds a call."""
         if call.kind == "thread":
-            return _checking_connections()
+            return _checking_connections(keeps_open=self._keeps_open)
         return _own_thread() if call.kind == "asyncio" else _closing_broken_connections()
 
 
 @contextmanager
-def _checking_connections() -> Generator[None, None, None]:
+def _checking_connections(*, keeps_open: bool) -> Generator[None, None, None]:
     for connection in _list_connections():
         connection.queries_log.clear()  # with DEBUG it has every query
         _close_unless_usable(connection)
@@ -60,6 +101,8 @@ def _checking_connections() -> Generator[None, None, None]:
     finally:
         for connection in _list_connections():
             _close_unless_usable(connection)
+        if not keeps_open:
+            _close_all()
 
 
 @contextmanager

@@ -1,0 +1,1 @@
+"""The command `manage.py celery5`."""

@@ -1,0 +1,221 @@
+"""A Django project with celery5 among its apps: its application, settings, tasks and commands."""
+
+from pathlib import Path
+
+import pytest
+
+from celery5.broker.servers.embedded import EmbeddedServer
+from tests.story.django.projects import Project
+
+SHOW = """
+from celery5.contrib.django import get_app
+app = get_app()
+app.load()
+print(app.name, sorted(app.tasks), app.settings.concurrency)
+"""
+ORDERS = """
+from celery5 import task
+
+@task
+def count() -> int:
+    return 1
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    project = Project(tmp_path)
+    project.write("orders/tasks.py", ORDERS)
+    project.write("plain/models.py", "")
+    project.configure('"orders", "plain"')
+    return project
+
+
+def test_a_project_without_an_app_gets_one_with_its_name_settings_and_tasks(project: Project) -> None:
+    project.write("mails/tasks/__init__.py", "")
+    project.write("mails/tasks/letters.py", ORDERS)
+    project.configure('"orders", "plain", "mails"', '"concurrency": 7')
+    assert project.run(SHOW) == "shop ['mails.tasks.letters.count', 'orders.tasks.count'] 7\n"
+
+
+def test_the_environment_precedes_the_settings_of_django(project: Project) -> None:
+    project.configure(celery5='"concurrency": 7, "name": "till"')
+    assert project.run(SHOW, CELERY5_CONCURRENCY="8") == "till [] 8\n"
+
+
+def test_a_task_of_an_app_belongs_to_the_project_wherever_it_is_imported(project: Project) -> None:
+    text = "from orders.tasks import count\nprint(count.app.name, count.name)"
+    assert project.run(text) == "shop orders.tasks.count\n"
+
+
+@pytest.mark.parametrize("module", ["shop/celery5.py", "shop/__init__.py"])
+def test_the_app_of_the_project_is_found_in_its_package(project: Project, module: str) -> None:
+    project.write(module, 'from celery5 import App\napp = App("till", concurrency=9)\n')
+    assert project.run(SHOW) == "till ['orders.tasks.count'] 9\n"
+
+
+def test_the_settings_of_django_name_an_app_elsewhere(project: Project) -> None:
+    project.write("jobs/main.py", 'from celery5 import App\nfirst = App("till")\nsecond = App("stock")\n')
+    project.configure('"orders"', '"app": "jobs.main:second"')
+    assert project.run(SHOW).startswith("stock ['orders.tasks.count']")
+
+
+TWO = 'from celery5 import App\nfirst = App("till")\nsecond = App("stock")\n'
+MISTAKES = {
+    "a misspelt setting": (
+        '"concurency": 7',
+        "",
+        "setting 'concurency' in CELERY5 of Django's settings is not known; did you mean 'concurrency'?",
+    ),
+    "a bad value": (
+        '"concurrency": 0',
+        "",
+        "concurrency in CELERY5 of Django's settings=0: Expected `int` >= 1",
+    ),
+    "no module": ('"app": "jobs"', "", "\"app\" is 'jobs': ModuleNotFoundError: No module named 'jobs'"),
+    "no App": (
+        '"app": "orders.tasks"',
+        "",
+        "where there is no App: write module:name, such as 'shop.jobs:app'",
+    ),
+    "two Apps": ("", TWO, "shop.celery5 has several applications"),
+    "a name for a declared App": (
+        '"name": "bill"',
+        'from celery5 import App\napp = App("till")\n',
+        "\"name\" is for a project without an App, and this one declares 'till'",
+    ),
+    "two sources of settings": (
+        '"concurrency": 7',
+        'from celery5 import App\napp = App("till", config="shop.jobs")\n',
+        "application 'till' has its settings from 'shop.jobs' and from CELERY5 of Django's settings",
+    ),
+    "an ignored app that is not there": ('"ignored_apps": ["order"]', "", "ignored_apps has 'order'"),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_a_mistake_in_the_settings_of_django_is_one_line(project: Project, case: str) -> None:
+    settings, module, line = MISTAKES[case]
+    project.configure('"orders"', settings)
+    project.write("shop/jobs.py", "")
+    if module:
+        project.write("shop/celery5.py", module)
+    ended = project.celery5("-A", "shop", "config", "show")
+    assert ended.code == 2
+    assert line in ended.error
+    # Django sets itself up before it runs any command, and shows where that failed.
+    assert line in project.manage("check").err.splitlines()[-1]
+
+
+def test_an_app_whose_tasks_are_for_something_else_is_ignored(project: Project) -> None:
+    project.write("orders/tasks.py", "import no_such_library\n")
+    project.configure('"orders"', '"ignored_apps": ["orders"]')
+    assert project.run(SHOW).startswith("shop [] ")
+
+
+def test_an_import_error_inside_of_a_tasks_module_is_told(project: Project) -> None:
+    project.write("orders/tasks.py", "import no_such_library\n")
+    ended = project.manage("celery5", "worker", "start")
+    assert ended.code == 2
+    assert "included module 'orders.tasks' fails while it is imported" in ended.error
+    assert "No module named 'no_such_library'" in ended.error
+    assert "orders/tasks.py:1" in ended.error
+
+
+def test_settings_that_cannot_be_imported_are_one_line(project: Project) -> None:
+    ended = project.celery5("-A", "shop", "config", "show", DJANGO_SETTINGS_MODULE="shop.setings")
+    assert ended.code == 2
+    assert "DJANGO_SETTINGS_MODULE is 'shop.setings', and Django cannot be set up" in ended.error
+
+
+def test_a_module_that_names_the_settings_itself_is_enough(project: Project) -> None:
+    project.write(
+        "shop/celery5.py",
+        'import os\nos.environ.setdefault("DJANGO_SETTINGS_MODULE", "shop.settings")\n'
+        'from celery5 import App\napp = App("till")\n',
+    )
+    ended = project.celery5("-A", "shop.celery5", "config", "show", DJANGO_SETTINGS_MODULE="")
+    assert (ended.code, ended.err) == (0, "")
+
+
+def test_a_process_without_the_app_is_told_what_to_do(project: Project) -> None:
+    project.write("shop/settings.py", "INSTALLED_APPS = []\n")
+    text = """
+    from celery5.contrib.django import get_app
+    try:
+        get_app()
+    except Exception as error:
+        print(error)
+    """
+    assert 'add "celery5.contrib.django" to INSTALLED_APPS' in project.run(text)
+
+
+def test_manage_passes_words_help_and_exit_codes_on(project: Project) -> None:
+    shown = project.manage("celery5", "config", "show", "--json")
+    assert (shown.code, shown.err) == (0, "")
+    assert shown.out == project.celery5("-A", "shop", "config", "show", "--json").out
+    assert (
+        project.manage("celery5", "--settings", "shop.settings", "config", "show", "--json").out == shown.out
+    )
+    usage = "Usage: manage.py celery5 [OPTIONS] [COMMAND] [ARGS]..."
+    assert project.manage("celery5", "--help").out.startswith(usage)
+    assert project.manage("help", "celery5").out.startswith(usage)
+    refused = project.manage("celery5", "queue", "lst")
+    assert (refused.code, refused.error) == (
+        2,
+        "Error: No such command 'lst'. Did you mean 'list'?; try 'manage.py celery5 queue --help'",
+    )
+    named = project.manage("celery5", "-A", "orders.tasks", "config", "show", "--json")
+    assert named.out == shown.out
+
+
+def test_call_command_runs_a_command(project: Project) -> None:
+    text = """
+    from django.core.management import call_command
+    try:
+        call_command("celery5", "acl", "sender")
+    except SystemExit as end:
+        print(end.code)
+    """
+    assert project.run(text).startswith("ACL SETUSER shop-sender")
+
+
+RUN = """
+from orders.tasks import boxed, in_thread, on_loop
+print(in_thread.delay().get(), boxed.delay().get(), on_loop.delay().get())
+"""
+
+
+@pytest.mark.parametrize("declared", [False, True])
+def test_a_worker_runs_tasks_with_models_of_each_kind(
+    project: Project, own_server: EmbeddedServer, declared: bool
+) -> None:
+    project.env["CELERY5_BROKER"] = own_server.url
+    project.write("orders/models.py", "from django.db import models\nclass Order(models.Model): pass\n")
+    project.write(
+        "orders/tasks.py",
+        """
+        from celery5 import task
+        from orders.models import Order
+
+        @task
+        def in_thread() -> int:
+            return Order.objects.count()
+
+        @task(boxed=True)
+        def boxed() -> int:
+            return Order.objects.count()
+
+        @task(loop="asyncio")
+        async def on_loop() -> int:
+            return await Order.objects.acount()
+        """,
+    )
+    if declared:
+        project.write("shop/celery5.py", 'from celery5 import App\napp = App("till")\n')
+    migrated = project.manage("migrate", "--run-syncdb")
+    assert migrated.code == 0, migrated.err
+    with project.serve("worker", "start") as worker:
+        worker.ready()
+        assert project.run(RUN) == "0 0 0\n"
+    assert worker.ended().code == 0, worker.err

@@ -1,0 +1,8 @@
+# Django: as much of its interface as celery5 and its tests use; the library has no type information of its own.
+
+from typing import Any
+
+VERSION: tuple[int, int, int, str, int]
+
+def setup(set_prefix: bool = ...) -> None: ...
+def __getattr__(name: str) -> Any: ...

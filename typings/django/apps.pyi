@@ -1,0 +1,15 @@
+# Django: as much of its interface as celery5 and its tests use; the library has no type information of its own.
+
+from types import ModuleType
+from typing import Any, ClassVar
+
+class AppConfig:
+    name: ClassVar[str]
+    label: ClassVar[str]
+    verbose_name: ClassVar[str]
+    default_auto_field: ClassVar[str]
+    module: ModuleType
+    path: str
+    def ready(self) -> None: ...
+
+apps: Any
