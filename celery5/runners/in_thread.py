@@ -123,7 +123,8 @@ class ThreadRunner:
             running_job.allow_interrupts(interrupter.interrupt, interrupter.interrupt)
         running_job.set_thread(job)
         if self._meters is not None and running_job.delivery is not None and running_job.delivery.command:
-            job.meter = self._meters.add(running_job.delivery.command.task)
+            task = running_job.delivery.command.task
+            job.meter = self._meters.add(task, is_handed_over=not running_job.is_ahead)
         on_begin = running_job.begin_late if running_job.on_begin is not None else None
         call = ThreadCall(job.get_run(), on_begin, may_be_given_back=running_job.is_ahead)
         try:

@@ -14,7 +14,7 @@ import trio
 from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.scaling.cpu_shares import CoreWait, CpuShares, find_core_wait, find_waiting_time
 from celery5.protocol.scaling.prefetch import DurationEstimate
-from celery5.runners.cpu_meters import CpuMeters, CpuUse, read_core_waits
+from celery5.runners.cpu_meters import CpuMeter, CpuMeters, CpuUse, read_core_waits
 
 FIRST_READING = 0.01
 """Seconds after which a job is measured whose task is not known yet: others wait for what it does."""
@@ -24,6 +24,8 @@ MAX_AHEAD = 32
 """The most jobs that wait for a thread behind those that run."""
 READING_INTERVAL = 0.1
 """Seconds between measurements of the jobs that run."""
+LONG = 0.25
+"""Seconds for which a job of a known task runs before it is learned from: at its end more is known."""
 IDLE_PROCESS = 0.02
 """The CPU time of the process, in cores, below which it says nothing that its threads wait for cores."""
 
@@ -78,7 +80,7 @@ class ThreadLoad:
 
     def __init__(self) -> None:  # without parameters, for the injector
         self.shares = CpuShares(cores=1)
-        self.meters = CpuMeters(self._observe, self._observe_end, self._must_measure)
+        self.meters = CpuMeters(self._observe, self._observe_end, self._must_measure, self._get_read_interval)
         self.is_limiting = False
         """Whether it decides how many jobs run."""
         self._running: Counter[str] = Counter()
@@ -223,7 +225,7 @@ class ThreadLoad:
         with trio.move_on_at(due) as scope:
             await self._learned.wait()
         self._observe_process(trio.current_time() - due if scope.cancelled_caught else None)
-        self.meters.read()
+        self._cpu += self.meters.read()
         self.recheck()
 
     def _observe_process(self, lateness: float | None) -> None:
@@ -238,10 +240,18 @@ class ThreadLoad:
             self.shares.observe_lateness(lateness, cpu=self._cpu / passed, process_cpu=used / passed)
         self._cpu, self._reading = 0.0, now
 
-    def _observe_end(self, task: str, use: CpuUse) -> None:
+    def _observe_end(self, meter: CpuMeter, use: CpuUse) -> None:
         """Learn from a job that has ended."""
-        self.learn_duration(task, use.cpu + find_waiting_time(use.cpu, use.wall, use.process_cpu))
-        self._observe(task, use)
+        if meter.wake_up is not None:
+            self.shares.observe_wake_up(meter.wake_up)
+        lock_wait = self.shares.find_lock_wait(use.pauses)
+        waiting = find_waiting_time(use.cpu, use.wall, use.process_cpu, lock_wait)
+        self.learn_duration(meter.task, use.cpu + waiting)
+        self._cpu += meter.uncounted_cpu
+        self._observe(meter.task, use)
+
+    def _get_read_interval(self, task: str) -> float:
+        return LONG if self.shares.is_known(task) else 0.0
 
     def _must_measure(self, task: str) -> bool:
         """Return whether to measure a job that is about to begin: of a short task not each one."""
@@ -265,8 +275,7 @@ class ThreadLoad:
 
     def _observe(self, task: str, use: CpuUse) -> None:
         is_known = self.shares.is_known(task)
-        self.shares.observe(task, cpu=use.cpu, wall=use.wall, process_cpu=use.process_cpu)
-        self._cpu += use.cpu
+        self.shares.observe(task, cpu=use.cpu, wall=use.wall, process_cpu=use.process_cpu, pauses=use.pauses)
         if not is_known:
             self._learned.set()
 

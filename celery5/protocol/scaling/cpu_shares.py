@@ -4,11 +4,12 @@ Only one thread runs Python code at a time. Jobs that wait for a database or ano
 jobs that compute gain nothing from more threads than cores, and delay the worker's own loop. So a job counts with its
 *CPU share*: the part of its run in which it computes, from 0 to 1. The share of a task is learned from its jobs.
 
-As many jobs as there are cores may always run. The others may compute for half a core together (HEADROOM): the jobs
-with the largest shares count as those of the cores.
+As many jobs as there are cores may always run. The others may compute for half a core together (HEADROOM), and for what
+those of the cores leave of the interpreter: the jobs with the largest shares count as those of the cores.
 """
 
 import math
+import sys
 from collections import deque
 from collections.abc import Iterable, Mapping
 from itertools import islice
@@ -39,6 +40,8 @@ MAX_PRESSURE = 64.0
 MAX_STRETCH = 10.0
 _PRESSURE_DECAY = 0.95
 _STRETCH_DECAY = 0.2
+_WAKE_UP_RISE = 0.5
+_WAKE_UP_DECAY = 0.1
 _RECENT_JOBS = 32
 
 
@@ -46,8 +49,11 @@ class CpuShares:
     """The learned CPU shares of tasks, and how many of their jobs may run at once.
 
     The time in which a job waits is not measured: it is what is left of its run, where it neither computes nor waits
-    to compute. The latter follows from the CPU time that the other threads used meanwhile. They and it took turns, so
-    that what it computed took as many times longer as there was less time left for it.
+    to compute. A thread waits to compute when it wakes up, and when another takes its turn. How often that was is
+    counted at the end of a job (`pauses`), and how long it takes each time is known from the threads that begin a job
+    (`wake_up`). While a job runs only the CPU time that the other threads used is known: if they and it took turns all
+    the time, what it computed took as many times longer as there was less time left for it. But threads that each
+    compute for a millisecond may never meet.
 
     Where other processes keep the machine busy, all threads also wait for a core, which is measured: everything that is
     computed takes as many times longer (`stretch`). Where it is not measured, such jobs look like ones that wait for a
@@ -59,6 +65,8 @@ class CpuShares:
         self.cores = cores
         self.pressure = 1.0
         """The factor on all shares: above 1 after the loop was late because of these jobs."""
+        self.wake_up: float | None = None
+        """How long a thread takes to wake up and get the interpreter's lock, in seconds; None until it is known."""
         self.stretch = 1.0
         """How many times longer computing takes than the CPU time it uses: the process waits for cores."""
         self._sums: dict[str, tuple[float, float]] = {}
@@ -84,7 +92,9 @@ class CpuShares:
         """Return the learned shares by task."""
         return {task: self.get_share(task) for task in self._sums}
 
-    def observe(self, task: str, *, cpu: float, wall: float, process_cpu: float) -> None:
+    def observe(
+        self, task: str, *, cpu: float, wall: float, process_cpu: float, pauses: int | None = None
+    ) -> None:
         """Learn from a job, or from a part of its run.
 
         Args:
@@ -92,15 +102,33 @@ class CpuShares:
             cpu: The CPU time of its thread, in seconds.
             wall: How long that took.
             process_cpu: The CPU time of the whole process meanwhile.
+            pauses: How often its thread has left its core by itself meanwhile; None where that is not known.
         """
         if wall <= 0:
             return
         weight = min(1.0, MAX_OBSERVED / wall)
         before = self._sums.get(task, (0.0, 0.0))
-        waiting = weight * find_waiting_time(cpu * self.stretch, wall, process_cpu * self.stretch)
+        waiting = weight * find_waiting_time(
+            cpu * self.stretch, wall, process_cpu * self.stretch, self.find_lock_wait(pauses)
+        )
         computing = weight * cpu
         if computing + waiting > 0:
             self._sums[task] = (before[0] * KEEP + computing, before[1] * KEEP + waiting)
+
+    def observe_wake_up(self, seconds: float) -> None:
+        """Learn from how long a thread took to wake up and get the interpreter's lock."""
+        before = seconds if self.wake_up is None else self.wake_up
+        self.wake_up = before + (seconds - before) * (_WAKE_UP_RISE if seconds > before else _WAKE_UP_DECAY)
+
+    def find_lock_wait(self, pauses: int | None) -> float | None:
+        """Return for how long a thread that has left its core so often has waited for the interpreter's lock.
+
+        It leaves it once to wait for something, again to wait for the lock, and again each time another thread has
+        not let go of that for a switch interval. None if that is not known.
+        """
+        if pauses is None or self.wake_up is None:
+            return None
+        return self.wake_up * pauses / (2.0 + self.wake_up / sys.getswitchinterval())
 
     def observe_core_wait(self, seconds: float, *, process_cpu: float) -> None:
         """Learn for how long the threads of the process waited for a core.
@@ -156,19 +184,27 @@ class CpuShares:
                 return max(min(slots, maximum), self.cores)
             counts[task] = counts.get(task, 0) + 1
             slots += 1
-        left = HEADROOM - self._get_excess(counts)
-        more = max(self.cores - slots, 0) + max(math.floor(left / self._get_recent_share() + 1e-9), 0)
+        recent_share = self._get_recent_share()
+        left = HEADROOM - self._get_excess(counts, recent_share)
+        more = max(self.cores - slots, 0) + max(math.floor(left / recent_share + 1e-9), 0)
         return max(min(slots + more, maximum), self.cores)
 
-    def _get_excess(self, counts: Mapping[str, int]) -> float:
-        """Return how much the jobs beyond the number of cores compute, without those with the largest shares."""
-        skipped, excess = self.cores, 0.0
+    def _get_excess(self, counts: Mapping[str, int], next_share: float = 0.0) -> float:
+        """Return how much the jobs beyond the number of cores compute more than those of the cores leave them.
+
+        Args:
+            counts: The jobs, by task.
+            next_share: The share of those that come to the cores that are free.
+        """
+        free_cores, total, excess = self.cores, 0.0, 0.0
         for share, count in sorted(
             ((self.get_share(task), count) for task, count in counts.items()), reverse=True
         ):
-            excess += max(count - skipped, 0) * share
-            skipped = max(skipped - count, 0)
-        return excess
+            on_cores = min(count, free_cores)
+            free_cores -= on_cores
+            total += on_cores * share
+            excess += (count - on_cores) * share
+        return excess - max(1.0 - total - free_cores * next_share, 0.0)
 
     def _get_recent_share(self) -> float:
         """Return the mean share of the jobs that began last."""
@@ -196,7 +232,16 @@ def find_core_wait(before: Mapping[str, CoreWait], now: Mapping[str, CoreWait]) 
     return waited
 
 
-def find_waiting_time(cpu: float, wall: float, process_cpu: float) -> float:
-    """Return for how much of `wall` a thread with this CPU time waited for something else than to compute."""
-    busy = min(max(process_cpu - cpu, 0.0) / wall, MAX_BUSY)
-    return max(wall - cpu / (1.0 - busy), 0.0)
+def find_waiting_time(cpu: float, wall: float, process_cpu: float, lock_wait: float | None = None) -> float:
+    """Return for how much of `wall` a thread with this CPU time waited for something else than to compute.
+
+    Args:
+        cpu: Its CPU time.
+        wall: The time that passed.
+        process_cpu: The CPU time of the whole process meanwhile.
+        lock_wait: For how long it waited for the interpreter's lock; None if that is not known.
+    """
+    if lock_wait is None:
+        busy = min(max(process_cpu - cpu, 0.0) / wall, MAX_BUSY)
+        lock_wait = cpu / (1.0 - busy) - cpu
+    return max(wall - cpu - lock_wait, 0.0)

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from celery5.protocol.scaling.cpu_shares import CoreWait
-from celery5.runners.cpu_meters import read_core_waits
+from celery5.runners.cpu_meters import CpuMeter, read_core_waits
 from celery5.services.job import thread_load
 from celery5.services.job.thread_load import MEASURING_INTERVAL, ThreadLoad
 
@@ -62,6 +62,73 @@ def test_of_short_jobs_some_are_measured_and_of_others_all() -> None:
     assert 1 <= measured <= 1 + passed / MEASURING_INTERVAL
     time.sleep(MEASURING_INTERVAL)
     assert load.meters.add("short") is not None
+
+
+def test_a_job_is_measured_with_its_pauses_and_with_how_long_its_thread_took_to_wake_up() -> None:
+    meter, ahead = CpuMeter("task", is_handed_over=True), CpuMeter("task")
+    time.sleep(0.01)
+    for started in (meter, ahead):
+        started.start()
+    for _ in range(5):
+        time.sleep(0.0001)
+    meter.stop()
+    assert meter.use is not None
+    assert meter.use.pauses is not None
+    assert meter.use.pauses >= 5
+    assert meter.wake_up is not None
+    assert meter.wake_up >= 0.01
+    assert ahead.wake_up is None  # it has waited for others to end
+
+
+def test_all_cpu_time_is_counted_once_and_learned_from_at_the_end_of_a_job() -> None:
+    def compute() -> None:
+        end = time.thread_time() + 0.005
+        while time.thread_time() < end:
+            pass
+
+    meter = CpuMeter("task")
+    meter.start()
+    compute()
+    counted = meter.count()
+    assert meter.read(least=60.0) is None
+    compute()
+    meter.stop()
+    assert meter.count() == 0.0
+    assert meter.use is not None
+    assert meter.use.cpu == pytest.approx(counted + meter.uncounted_cpu, abs=1e-6)
+    assert meter.use.cpu >= 0.01
+    assert counted >= 0.005 <= meter.uncounted_cpu
+
+
+def test_a_job_that_was_read_while_it_ran_has_unknown_pauses_at_its_end() -> None:
+    meter = CpuMeter("task")
+    meter.start()
+    use = meter.read()
+    meter.stop()
+    assert use is not None
+    assert use.pauses is None
+    assert meter.use is not None
+    assert meter.use.pauses is None
+
+
+async def test_a_job_of_a_known_task_is_learned_from_while_it_runs_when_it_takes_long() -> None:
+    load, meters, begun = ThreadLoad(), list[CpuMeter](), time.perf_counter()
+    load.limit(1)
+    load.begin(trio.lowlevel.current_task(), "task")
+    for _ in range(2):
+        meter = load.meters.add("task")
+        assert meter is not None
+        meter.start()
+        meters.append(meter)
+        await load.wait_for_reading()
+    share = load.shares.get_share("task")
+    await load.wait_for_reading()
+    assert load.shares.get_share("task") == share
+    with trio.fail_after(LIMIT):
+        while load.shares.get_share("task") == share:
+            await load.wait_for_reading()
+    assert time.perf_counter() - begun >= thread_load.LONG
+    load.end(trio.lowlevel.current_task())
 
 
 async def test_reading_how_long_threads_wait_for_cores_takes_a_bounded_part_of_the_time(
