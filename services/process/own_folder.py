@@ -13,6 +13,8 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from celery5.errors import Misconfigured
+
 LOCK_NAME = "lock"
 
 
@@ -21,9 +23,18 @@ def temporary_folder(kind: str) -> Generator[str, None, None]:
     """Yield the path of a folder that is removed after the block. Its name begins with `kind`.
 
     Removes the folders of that kind whose processes have ended.
+
+    Raises:
+        Misconfigured: Nothing can be written to a temporary folder.
     """
-    remove_stale_folders(kind)
-    folder = tempfile.mkdtemp(prefix=f"{kind}-")
+    try:
+        remove_stale_folders(kind)
+        folder = tempfile.mkdtemp(prefix=f"{kind}-")
+    except OSError as error:
+        raise Misconfigured(
+            f"no temporary folder can be made: {error}; set TMPDIR to a folder that can be written, "
+            "or mount one: docker run --tmpfs /tmp"
+        ) from error
     lock = -1
     try:
         lock = os.open(

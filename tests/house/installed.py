@@ -12,6 +12,7 @@ import celery5
 from celery5.broker.servers.embedded import EmbeddedServer
 
 LINKED_FOLDERS = ("services", "bootsteps", "examples")
+COMMAND = str(Path(sys.executable).with_name("celery5"))
 
 
 SHOP = """
@@ -32,8 +33,9 @@ def shout(text: str) -> str:
 
 
 def main(source: Path) -> None:
-    """Compare what is installed with the source tree, import every module of it, and run jobs."""
+    """Compare what is installed with the source tree, import every module of it, read its data, and run jobs."""
     compare(source)
+    read_data(source)
     run_jobs()
 
 
@@ -56,6 +58,26 @@ def compare(source: Path) -> None:
     print(f"{len(there)} files and {len(names)} modules are in the wheel, and import")
 
 
+def read_data(source: Path) -> None:
+    """The commands that print or copy files of the package find them: pages, units, monitoring, manifests."""
+    for page in sorted((source / "docs").rglob("*.md")):
+        name = page.relative_to(source).as_posix()
+        if _output("docs", name) != page.read_text() + "\n":
+            raise SystemExit(f"celery5 docs {name} prints something else")
+    _output("systemd", "install", "units")
+    units = {unit.name: unit.read_bytes() for unit in (source / "systemd").iterdir()}
+    if {unit.name: unit.read_bytes() for unit in Path("units").iterdir()} != units:
+        raise SystemExit("celery5 systemd install copied other units")
+    _output("metrics", "rules")
+    _output("metrics", "dashboard")
+    print(f"the commands of the wheel have the pages and {len(units)} units")
+
+
+def _output(*words: str) -> str:
+    done = subprocess.run([COMMAND, *words], check=True, timeout=30, stdout=subprocess.PIPE, text=True)
+    return done.stdout
+
+
 def run_jobs() -> None:
     """Send jobs to a worker that is started as a user would start it, and wait for what they give."""
     Path("shop.py").write_text(SHOP)
@@ -64,7 +86,7 @@ def run_jobs() -> None:
         os.environ["CELERY5_BROKER"] = server.url
         shop = importlib.import_module("shop")
         double, shout = shop.double.delay(21), shop.shout.delay("done")
-        command = [str(Path(sys.executable).with_name("celery5")), "-A", "shop", "worker", "start", "--burst"]
+        command = [COMMAND, "-A", "shop", "worker", "start", "--burst"]
         subprocess.run(command, check=True, timeout=30, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         given = (double.get(timeout=30), shout.get(timeout=30))
         if given != (42, "DONE"):

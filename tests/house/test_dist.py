@@ -9,13 +9,19 @@ from pathlib import Path
 
 import pytest
 
+import celery5
 from tests.house.sources import HERE, LINKED_FOLDERS, PACKAGE, files
 
 BUILD = """
 import sys, setuptools.build_meta as backend
 print(getattr(backend, "build_" + sys.argv[1])(sys.argv[2]))
 """
-WANTED = (".py", ".lua", ".json", ".typed", ".sh", ".js", ".toml", ".yml", ".html", ".css", ".svg")
+WANTED = (
+    *(".py", ".lua", ".json", ".typed", ".sh", ".js", ".toml", ".yml", ".html", ".css", ".svg"),
+    *(".yaml", "Dockerfile", ".dockerignore"),
+)
+DATA_FOLDERS = {"systemd": "*", "docs": "*.md"}
+"""Folders at the top that are linked inside `celery5/` for their data: which of their files belong in the archives."""
 
 
 def build(kind: str, source: Path, target: Path) -> Path:
@@ -38,7 +44,7 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[set[str], set[st
     room = tmp_path_factory.mktemp("dist")
     source = room / "source"
     source.mkdir()
-    for folder in PACKAGE:
+    for folder in (*PACKAGE, *DATA_FOLDERS):
         shutil.copytree(
             HERE / folder, source / folder, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
         )
@@ -51,7 +57,8 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[set[str], set[st
         opened.extractall(room / "unpacked")
         in_sdist = {member.name.partition("/")[2] for member in opened.getmembers() if member.isfile()}
     (unpacked,) = (room / "unpacked").iterdir()
-    assert not any((unpacked / "celery5" / linked).is_symlink() for linked in LINKED_FOLDERS)
+    folders = (*LINKED_FOLDERS, *DATA_FOLDERS)
+    assert not any((unpacked / "celery5" / linked).is_symlink() for linked in folders)
     wheel = build("wheel", unpacked, room)
     with zipfile.ZipFile(wheel) as opened_wheel:
         names = set(opened_wheel.namelist())
@@ -62,7 +69,8 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[set[str], set[st
 def expected() -> set[str]:
     """Every file of the package by its place in the archives."""
     every = [path for suffix in WANTED for path in files(*PACKAGE, suffix=suffix)]
-    inside = [path.relative_to(HERE) for path in every]
+    every += [file for folder, names in DATA_FOLDERS.items() for file in (HERE / folder).rglob(names)]
+    inside = [path.relative_to(HERE) for path in every if path.is_file()]
     return {(path if path.parts[0] == "celery5" else Path("celery5") / path).as_posix() for path in inside}
 
 
@@ -84,3 +92,8 @@ def test_the_wheel_has_its_licence_and_its_command(archives: tuple[set[str], set
     assert any(name.endswith("/licenses/LICENSE") for name in in_wheel)
     assert any(name.endswith("/entry_points.txt") for name in in_wheel)
     assert "License-Expression: BSD-3-Clause" in metadata
+
+
+def test_the_wheel_has_the_version_that_the_package_says(archives: tuple[set[str], set[str], str]) -> None:
+    _, _, metadata = archives
+    assert f"\nVersion: {celery5.__version__}\n" in metadata

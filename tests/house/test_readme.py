@@ -1,4 +1,4 @@
-"""README and changelog: the two commands, and the version."""
+"""README and changelog: the two commands, the version, and what a release must have in all places."""
 
 import re
 import tomllib
@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
+import celery5
+
 HERE = Path(__file__).parents[2]
 README = (HERE / "README.md").read_text()
+CHANGELOG = (HERE / "CHANGELOG.md").read_text()
 
 
 def fenced(section: str) -> list[str]:
@@ -41,5 +44,48 @@ def test_every_link_of_the_readme_leads_somewhere() -> None:
 
 
 def test_the_changelog_tells_of_this_version() -> None:
+    assert f"\n## [{celery5.__version__}]" in CHANGELOG
+
+
+def test_all_places_agree_on_the_version() -> None:
+    """One commit makes a release: it changes `__version__`, the changelog, and what follows from them."""
     project = tomllib.loads((HERE / "pyproject.toml").read_text())["project"]
-    assert f"\n## [{project['version']}]" in (HERE / "CHANGELOG.md").read_text()
+    assert ("version" in project, project["dynamic"]) == (False, ["version"])
+    released = re.findall(r"(?m)^## \[(\d+\.\d+\.\d+)\] - \d{4}-\d{2}-\d{2}$", CHANGELOG)
+    assert released[0] == celery5.__version__
+    assert released == sorted(released, key=lambda version: [*map(int, version.split("."))], reverse=True)
+    major, minor, _ = celery5.__version__.split(".")
+    (status,) = [name for name in project["classifiers"] if name.startswith("Development Status")]
+    assert status == f"Development Status :: {'4 - Beta' if major == '0' else '5 - Production/Stable'}"
+    assert f"\n| {major}.{minor} | yes |" in (HERE / "SECURITY.md").read_text()
+
+
+def test_the_changelog_begins_with_a_summary_for_newcomers() -> None:
+    sections = re.findall(r"(?m)^## (.*)$", CHANGELOG)
+    assert sections[0] == "celery5 in one minute"
+
+
+def test_the_supported_pythons_are_the_same_everywhere() -> None:
+    project = tomllib.loads((HERE / "pyproject.toml").read_text())["project"]
+    prefix = "Programming Language :: Python :: 3."
+    versions = [name.removeprefix(prefix) for name in project["classifiers"] if name.startswith(prefix)]
+    supported = [f"3.{version}" for version in versions]
+    (tested,) = re.findall(r"(?m)^SUPPORTED = \((.*)\)$", (HERE / "noxfile.py").read_text())
+    assert re.findall(r'"([^"]+)"', tested) == supported
+    assert project["requires-python"] == f">={supported[0]}"
+    named = f"CPython {', '.join(supported[:-1])} and {supported[-1]}"
+    for page in ("scope.md", "compatibility.md"):
+        assert named in (HERE / "docs" / "reference" / page).read_text()
+
+
+def test_the_table_of_extras_has_each_extra_and_its_packages() -> None:
+    project = tomllib.loads((HERE / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    text = (HERE / "docs" / "guide" / "install.md").read_text()
+    rows = {
+        row[0]: re.findall(r"`([^`]+)`", row[2])
+        for row in re.findall(r"(?m)^\| `([a-z0-9]+)` \| ([^|]*) \| ([^|]*) \| (\[[^|]*) \|$", text)
+    }
+    assert rows == {
+        extra: [re.split(r"[<>=;]", package)[0] for package in packages] for extra, packages in extras.items()
+    }

@@ -31,11 +31,11 @@ NOT_A_COMMAND = re.compile(r"celery5 \d|celery5 CELERY5_|celery5 ~/|celery5 demo
 PLACEHOLDER = re.compile(r"\[?[A-Z][A-Z_:\[\]-]*|\.\.\.")
 NO_COMMANDS = {"keys folder"}
 """What looks like a command of a group, and is the name of something else."""
-OF_OTHERS = {"--keda", "--most", "--init"}
-"""Options of examples, and of docker."""
+OF_OTHERS = {"--keda", "--most", "--init", "--stop-timeout", "--env", "--appendonly", "--maxmemory-policy"}
+"""Options of examples, of docker, and of a server."""
 FOREIGN_COLUMNS = ("from-celery", "from-runnel", "from-fennel")
 """Pages with options of other programs, whose own commands `test_guides.py` looks at, too."""
-FOREIGN = ("journalctl", "nox", "pip ", "docker", "kubectl", "systemctl", "celery ")
+FOREIGN = ("journalctl", "nox", "pip ", "docker", "kubectl", "systemctl", "celery ", "git ", "gpg ")
 """How commands of other programs begin."""
 ENDS_OF_COMMAND = {"|", ">", "&&", "&", ";", ">>", "<"}
 

@@ -67,7 +67,7 @@ def completed(folder: Path, *words: str) -> list[str]:
 
 
 def test_bash_completes_commands_and_flags(folder: Path) -> None:
-    assert completed(folder, "celery5", "do") == ["doctor"]
+    assert completed(folder, "celery5", "do") == ["docs", "doctor"]
     assert completed(folder, "celery5", "event", "unsub") == ["unsubscribe"]
     assert "--concurrency" in completed(folder, "celery5", "-A", "shop", "worker", "start", "--conc")
 
