@@ -1,8 +1,8 @@
 """Suggest celery5's names for those of Celery, Fennel and Runnel: attributes, options, settings, modules and commands.
 
-A value that begins with `nothing` says that celery5 has no such thing; a test checks that. The tables are read only
-when a name is missing, so they cost nothing else. The guide's pages "From Celery", "From Fennel" and "From Runnel"
-explain all of them; a test checks that each name is on its page.
+A value that begins with `nothing` says that celery5 has no such thing; a test checks that. A value that is one word
+is the new name of the same thing. The tables are read when a name is missing, and by `celery5 migrate`. The guide's
+pages "From Celery", "From Fennel" and "From Runnel" explain all of them; a test checks that each name is on its page.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -28,6 +28,10 @@ NameKind = Literal[
     "processor option",
     "failure action",
     "events",
+    "signal",
+    "task class",
+    "request",
+    "result option",
 ]
 
 CELERY: Mapping[NameKind, Mapping[str, str]] = {
@@ -37,7 +41,7 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
         "signature": "task.s(...), or app.signature(name, ...)",
         "states": "JobState",
         "current_task": "current_job()",
-        "current_app": "task.app, or default_app()",
+        "current_app": "task.app, or your App: from shop import app",
         "maybe_signature": "task.s(...), or app.signature(name, ...)",
         "chunks": "task.chunks(items, n)",
         "crontab": 'cron("0 3 * * *"), or the line alone: @app.task(schedule="0 3 * * *")',
@@ -112,11 +116,38 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
         "retry_kwargs": "max_retries and backoff",
         "retry_backoff_max": "cap",
         "retry_jitter": "jitter",
-        "default_retry_delay": "backoff, with jitter=False",
+        "default_retry_delay": "backoff and cap, both the same, with jitter=False",
         "task_id": "id, or key: one live job of each",
         "serializer": "nothing: it is always JSON",
         "link": "a | b, which passes the value of a to b",
         "track_started": "nothing: EXECUTING is always known",
+        "throws": 'dont_autoretry_for, or raise Reject("why") for what is no error',
+        "send_events": "nothing: the log has a line for each job",
+        "trail": "nothing: a job does not know its children",
+        "store_errors_even_if_ignored": "nothing: a job that finally failed is in the dead-letter queue",
+        "typing": "nothing: arguments are always checked, in the producer",
+        "compression": "nothing: it is always JSON",
+        **dict.fromkeys(
+            ("acks_on_failure", "acks_on_timeout", "acks_on_failure_or_timeout", "retry_on_worker_lost"),
+            "nothing: a job is acknowledged with its outcome, whatever that is",
+        ),
+        **dict.fromkeys(
+            ("pydantic", "pydantic_strict", "pydantic_context", "pydantic_dump_kwargs"),
+            "nothing: annotations are always checked, also those with pydantic's models",
+        ),
+        **dict.fromkeys(
+            ("resultrepr_maxsize", "shadow_name", "shadow"), "nothing: the log has the task's own name"
+        ),
+        **dict.fromkeys(
+            ("exchange", "routing_key", "delivery_mode"), "queue: any name is a queue, as durable as Redis"
+        ),
+        **dict.fromkeys(
+            ("connection", "producer", "publisher", "add_to_parent"),
+            "nothing: the application opens its few connections itself",
+        ),
+        "retry": "not needed: a lost connection is retried, and the backlog keeps jobs meanwhile",
+        "headers": "job.headers in Middleware.sending, or an argument of the task",
+        "link_error": "on_failure, which is called with a list of StepFailure",
         "base": "middleware (App(middleware=[...])), or a decorator below @app.task: a task is a function, not a class",
     },
     "setting": {
@@ -128,7 +159,6 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
         "task_ignore_result": "ignore_result",
         "task_time_limit": "time_limit",
         "task_soft_time_limit": "soft_time_limit",
-        "task_acks_late": "nothing: jobs are always acknowledged with their outcome",
         "worker_concurrency": "concurrency and cpu_slots",
         "worker_prefetch_multiplier": "nothing: it is learnt",
         "visibility_timeout": "nothing: there is none",
@@ -145,7 +175,73 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
         "worker_max_tasks_per_child": "max_jobs",
         "worker_max_memory_per_child": "max_memory",
         "task_always_eager": "celery5.testing: recorded(app) keeps what a test sends, and its run() runs it",
-        "enable_utc": "timezone",
+        "enable_utc": "timezone; datetimes carry their time zone",
+        **dict.fromkeys(
+            (
+                "task_acks_late",
+                "task_reject_on_worker_lost",
+                "task_retry_on_worker_lost",
+                "task_track_started",
+            ),
+            "nothing: jobs are always acknowledged with their outcome, and put back when a worker dies",
+        ),
+        **dict.fromkeys(
+            ("task_acks_on_failure", "task_acks_on_timeout", "task_acks_on_failure_or_timeout"),
+            "nothing: a job is acknowledged with its outcome, whatever that is",
+        ),
+        **dict.fromkeys(
+            ("result_accept_content", "result_compression", "task_compression", "event_serializer"),
+            "nothing: it is always JSON",
+        ),
+        "result_extended": "nothing: app.find(id) always has task, worker, attempt and times",
+        "result_persistent": "nothing: results are as durable as Redis",
+        "result_cache_max": "nothing: a program keeps no results",
+        "result_backend_*": "nothing: an outcome is kept until Redis has it",
+        "result_chord_*": "nothing: a join is counted, not polled, and expires with its run",
+        "result_exchange*": "nothing: there is no AMQP",
+        "broker_connection_*": "nothing: a lost connection is opened again, without end",
+        "broker_pool_*": "nothing: a process has three connections",
+        "broker_heartbeat*": "nothing: a silent connection is pinged",
+        "broker_use_ssl": "the broker's URL: rediss://host:6380/0?ssl_ca_certs=/etc/ca.pem",
+        "redis_backend_use_ssl": "the broker's URL: rediss://host:6380/0?ssl_ca_certs=/etc/ca.pem",
+        "task_eager_propagates": "celery5.testing: recorded(app), whose run() raises the first error",
+        "task_store_eager_result": "celery5.testing: recorded(app)",
+        "task_publish_retry*": "nothing: a lost connection is retried, and the backlog keeps jobs meanwhile",
+        "task_store_errors_even_if_ignored": "nothing: a job that finally failed is in the dead-letter queue",
+        "task_remote_tracebacks": "nothing: an error has its traceback as text",
+        "task_protocol": "nothing: there is one format, with a version in each message",
+        "task_annotations": "options in the declaration of a task, and App(retry_policy=RetryPolicy(...)) for all",
+        "task_inherit_parent_priority": "nothing: each task has its priority",
+        "task_queue_max_priority": "nothing: there are three priorities",
+        "task_create_missing_*": "nothing: any name is a queue",
+        "task_default_exchange*": "nothing: a queue is a stream of Redis",
+        "task_default_routing_key": "nothing: a queue is a stream of Redis",
+        "task_default_delivery_mode": "nothing: a queue is a stream of Redis",
+        "task_send_sent_event": "nothing: the log has a line for each job, and metrics count them",
+        "worker_send_task_events": "nothing: the log has a line for each job, and metrics count them",
+        "event_*": "nothing: the log has a line for each job, and metrics count them",
+        "control_*": "nothing: an inbox that nobody reads expires",
+        "worker_disable_rate_limits": "rate_limit of a task; celery5 task limit TASK none while workers run",
+        "worker_hijack_root_logger": "nothing: logging that you have set up is left alone",
+        "worker_redirect_stdouts*": "nothing: print goes to stdout",
+        "worker_pool*": "nothing: there is no pool; boxed=True of a task is a process of its own",
+        "worker_cancel_long_running_tasks_on_connection_loss": "nothing: jobs go on, and their outcomes are kept",
+        "worker_lost_wait": "nothing: there is no pool",
+        "worker_state_db": "nothing: revocations are in Redis",
+        "worker_enable_remote_control": "inbox",
+        "worker_direct": "celery5 worker run TASK --to NAME",
+        "worker_soft_shutdown_timeout": "grace_period",
+        "worker_log_format": "--log-format, and log_detectors for a format of your own",
+        "worker_task_log_format": "--log-format, and log_detectors for a format of your own",
+        "worker_log_color": "the variable NO_COLOR",
+        "beat_scheduler": "nothing: schedules are in Redis: celery5 schedule list",
+        "beat_*": "nothing: Schedulers share their schedules in Redis, without a leader",
+        "redis_*": "nothing: results are where the jobs are",
+        "database_*": "nothing: results are where the jobs are",
+        "cache_*": "nothing: results are where the jobs are",
+        "mongodb_*": "nothing: results are where the jobs are",
+        "s3_*": "nothing: results are where the jobs are",
+        "security_*": "nothing: use TLS and a Redis user with a password; commands are signed (keys)",
     },
     "command": {
         "beat": "celery5 scheduler start",
@@ -183,8 +279,88 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
         "logtool": "nothing: the log is JSON lines, which jq reads",
         "graph": "celery5 workflow graph ID; boot graphs are not drawn",
         "amqp": "nothing: there is no AMQP",
-        "migrate": "nothing: there are no other brokers to move messages between",
         "upgrade": "nothing: an old name of a setting is refused with the new one",
+    },
+    "signal": {
+        "before_task_publish": "Middleware.sending: the block's beginning",
+        "after_task_publish": "Middleware.sending: the block's end; batch.error when it failed",
+        "task_received": "Middleware.received",
+        "task_prerun": "Middleware.running: the block's beginning, or Middleware.calling in the thread of the job",
+        "task_postrun": "Middleware.running: the block's end, or Middleware.calling in the thread of the job",
+        "task_success": "Middleware.running: job.outcome is Succeeded() when the block ends",
+        "task_failure": "Middleware.running: job.outcome is Dead(reason, error) when the block ends",
+        "task_retry": "Middleware.running: job.outcome is Retrying(delay, error) when the block ends",
+        "task_revoked": "Middleware.running: job.outcome is Revoked() when the block ends; Middleware.unstarted",
+        "task_rejected": "Middleware.unstarted, with Dead and its reason",
+        "task_unknown": "Middleware.unstarted, with Dead and its reason",
+        "task_internal_error": "nothing: what middleware raises is logged and changes no job",
+        "worker_init": "a boot step (App(bootsteps=[BootStep(...)])), or Middleware.added",
+        "celeryd_init": "a boot step (App(bootsteps=[BootStep(...)])), or Middleware.added",
+        "celeryd_after_setup": "a boot step (App(bootsteps=[BootStep(...)])), or Middleware.added",
+        "worker_ready": 'Middleware.process_started, or a boot step with requires=["consumer"]',
+        "worker_shutting_down": "undo of a boot step",
+        "worker_shutdown": "Middleware.process_stopped",
+        "worker_process_init": "a boot step, App(bootsteps=[BootStep(name, start)]), of each worker process",
+        "worker_process_shutdown": "undo of a boot step, or Middleware.process_stopped",
+        "worker_before_create_process": "nothing: there are no pools",
+        "heartbeat_sent": "nothing: the worker renews its lease itself",
+        "beat_init": 'Middleware.process_started("scheduler", name)',
+        "beat_embedded_init": 'Middleware.process_started("scheduler", name)',
+        "setup_logging": "logging.basicConfig(...) in the application's module, or log_detectors",
+        "after_setup_logger": "logging.basicConfig(...) in the application's module, or log_detectors",
+        "after_setup_task_logger": "logging.basicConfig(...) in the application's module, or log_detectors",
+        "import_modules": "nothing: App(include=[...]) says what is imported",
+        "user_preload_options": "nothing: a command of your own is @app.command",
+        **dict.fromkeys(
+            (
+                "eventlet_pool_started",
+                "eventlet_pool_preshutdown",
+                "eventlet_pool_postshutdown",
+                "eventlet_pool_apply",
+            ),
+            "nothing: there are no pools",
+        ),
+    },
+    "task class": {
+        "before_start": "Middleware.running: the block's beginning",
+        "after_return": "Middleware.running: the block's end",
+        "on_success": "Middleware.running: job.outcome is Succeeded() when the block ends",
+        "on_failure": "on_failure= of the task, or Middleware.running: job.outcome is Dead(reason, error)",
+        "on_retry": "Middleware.running: job.outcome is Retrying(delay, error) when the block ends",
+        "on_replace": "nothing: a job returns what goes on, with dynamic=True",
+        "apply_async": "Middleware.sending for what all calls need; task.options(...) for one call",
+        "run": "the function that @app.task decorates",
+        "abstract": "nothing: a task is a function, not a class",
+    },
+    "request": {
+        "id": "id",
+        "task": "task",
+        "hostname": "worker",
+        "retries": "self.attempt - 1",
+        "delivery_info": "self.queue",
+        "called_directly": "current_job() is None",
+        "is_eager": "current_job() is None",
+        "args": "nothing: the function has its arguments",
+        "kwargs": "nothing: the function has its arguments",
+        "eta": "an argument of the task",
+        "expires": "an argument of the task",
+        "timelimit": "an argument of the task",
+        "headers": "job.headers in Middleware.running, or an argument of the task",
+        "group": "self.run_id",
+        "root_id": "self.run_id",
+        "parent_id": "self.run_id",
+        "correlation_id": "job.headers in Middleware.running, or self.run_id",
+        "origin": "job.headers in Middleware.sending, or an argument of the task",
+    },
+    "result option": {
+        "propagate": "gather([result], return_exceptions=True), whose list has the error in place of the result",
+        "interval": "nothing: results are not polled",
+        "no_ack": "nothing: results are not polled",
+        "follow_parents": "nothing: a job has no parents",
+        "callback": "nothing: await result.aget()",
+        "on_message": "nothing: results are not polled",
+        "on_interval": "nothing: results are not polled",
+        "disable_sync_subtasks": "nothing: a job can wait for another one, but should not",
     },
 }
 FENNEL: Mapping[NameKind, Mapping[str, str]] = {
@@ -303,10 +479,24 @@ _LIBRARIES = (
 """The libraries, their names, and the pages of the guide that explain them."""
 
 
+def find_equivalent(thing: NameKind, name: str, names: Mapping[NameKind, Mapping[str, str]] = CELERY) -> str:
+    """Return what a library's table has for `name`: for it alone, or for all names that begin so (`redis_*`).
+
+    Returns:
+        '' if the table does not have it; a text that begins with `nothing` if there is no such thing.
+    """
+    table = names.get(thing, {})
+    if name in table:
+        return table[name]
+    beginnings = [key for key in table if key.endswith("*") and name.startswith(key[:-1])]
+    return table[max(beginnings, key=len)] if beginnings else ""
+
+
 def find_hint(thing: NameKind, name: str) -> str:
     """Return what to write instead of `name`, as the end of a message; '' if it is no name of another library."""
-    for library, names, page in _LIBRARIES:
-        hint = names.get(thing, {}).get(name)
+    exact = [library for library in _LIBRARIES if name in library[1].get(thing, {})]
+    for library, names, page in exact or _LIBRARIES:
+        hint = find_equivalent(thing, name, names)
         if hint:
             return f"; for {library}'s {name} there is {hint} (see {page})"
     return ""

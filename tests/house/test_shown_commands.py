@@ -48,7 +48,7 @@ def shown_in_blocks(text: str) -> Iterator[str]:
             if (
                 found
                 and not NOT_A_COMMAND.match(found[1])
-                and not line.lstrip().startswith(("#", "from ", "import "))
+                and not line.lstrip().startswith(("#", "from ", "import ", "+from ", "-from "))
             ):
                 yield found[1]
 

@@ -1,6 +1,7 @@
 """Docs: every Python block of the tour and the guide is run, and says what the page says that it says.
 
-A page is a session at a desk. A block with a title is a file: it is written and imported. Any other Python block is a
+A page is a session at a desk. A block with a title is a file: it is written and imported; one in `py`
+is only written, since it is a program of Celery's. Any other Python block is a
 script: it is run in the page's one namespace while a worker of each application so far is up. A script that awaits is
 run twice, on Trio and on asyncio. A `sh` block that begins with `celery5` is run, too, unless it would serve: then only
 its words are checked. A `text` block right after one of these is what it prints; `...` stands for anything on the line.
@@ -245,7 +246,7 @@ def test_what_a_page_shows_is_what_happens(desk: Desk) -> None:
         if block.language == "text" and said:
             for line in said:
                 assert like(block.text).fullmatch(line), f"{where}: it printed\n{line}"
-        elif block.title and block.language in ("python", "toml", "json"):
+        elif block.title and block.language in ("python", "py", "toml", "json"):
             desk.keep(block)
         elif block.language == "python":
             said = desk.run(block)

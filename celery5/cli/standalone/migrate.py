@@ -1,0 +1,134 @@
+"""Move a Celery project to celery5 (`migrate`)."""
+
+from pathlib import Path
+
+import click
+
+from celery5.cli.terminal.errors import EXIT_FAILED
+from celery5.cli.terminal.output import clean_lines, echo, to_json, to_one_line
+from celery5.errors import Misconfigured
+from celery5.migration.beat_rows import export_beat_rows
+from celery5.migration.findings import FileReport, FindingKind, ProjectReport
+from celery5.migration.rewrite import migrate_project
+from celery5.migration.writing import write_changes
+
+
+@click.command()
+@click.argument("source", required=False, metavar="SOURCE")
+@click.option("--write", "wants_write", is_flag=True, help="Write the changes into the files.")
+@click.option("--backup", is_flag=True, help="With --write: keep each file as FILE.orig; git is not needed.")
+@click.option(
+    "--beat",
+    "beat",
+    metavar="FILE",
+    help="Print the rows of django-celery-beat (dumpdata) as a configuration.",
+)
+@click.option("--json", "wants_json", is_flag=True, help="For programs.")
+@click.pass_context
+def migrate(
+    context: click.Context,
+    source: str | None,
+    *,
+    wants_write: bool,
+    backup: bool,
+    beat: str | None,
+    wants_json: bool,
+) -> None:
+    """Read the Celery project SOURCE, a file or a folder, and show what becomes of it on celery5.
+
+    Nothing is imported. For each file: the changes as a diff, what to change by hand, what has no counterpart.
+    """
+    if beat is not None:
+        if source or wants_write:
+            raise click.UsageError("--beat stands alone: it prints a configuration")
+        _print_beat_rows(Path(beat), wants_json=wants_json)
+        return
+    if not source:
+        raise click.UsageError("name a file or a folder: celery5 migrate SOURCE")
+    if backup and not wants_write:
+        raise click.UsageError("--backup is for --write")
+    migration = migrate_project(Path(source))
+    report = migration.report
+    if not migration.files and not report.unreadable:
+        raise Misconfigured(f"{source} has no file of Python, and none with command lines")
+    written = (
+        write_changes(migration.root, migration.files, report.files, backup=backup) if wants_write else []
+    )
+    if wants_json:
+        echo(to_json(_describe(report, written)))
+    else:
+        _print_report(report, written)
+    if report.unreadable:
+        context.exit(EXIT_FAILED)
+
+
+_KEYS: dict[str, FindingKind] = {"changes": "change", "by_hand": "by hand", "no_counterpart": "nothing"}
+"""The kinds of findings, by their names in JSON."""
+
+
+def _describe(report: ProjectReport, written: list[str]) -> dict[str, object]:
+    return {
+        "files": [_describe_file(file, written) for file in report.files],
+        "unreadable": dict(report.unreadable),
+        "notes": list(report.notes),
+        **{key: report.count(kind) for key, kind in _KEYS.items()},
+    }
+
+
+def _describe_file(file: FileReport, written: list[str]) -> dict[str, object]:
+    fields: dict[str, object] = {"path": file.path, "diff": file.diff, "written": file.path in written}
+    for key, kind in _KEYS.items():
+        fields[key] = [
+            {
+                "line": finding.line,
+                "line_after": finding.line_after or finding.line,
+                "name": finding.name,
+                "advice": finding.advice,
+            }
+            for finding in file.of_kind(kind)
+        ]
+    return fields
+
+
+_SHOWN: dict[FindingKind, str] = {"by hand": "by hand", "nothing": "no counterpart"}
+
+
+def _print_report(report: ProjectReport, written: list[str]) -> None:
+    for file in report.files:
+        echo(f"{to_one_line(file.path)}\n{'-' * len(file.path)}")
+        if file.path in written:
+            echo(f"{len(file.of_kind('change'))} changes are written\n")
+        elif file.diff:
+            echo(f"{clean_lines(file.diff)}\n")
+        for kind in _SHOWN:
+            _print_findings(file, kind, is_written=file.path in written)
+    for name, why in report.unreadable.items():
+        echo(f"{to_one_line(name)}: not read: {to_one_line(why)}")
+    for note in report.notes:
+        echo(f"note: {note}")
+    echo(
+        f"{report.count('change')} changes {'are written' if written else 'in the diffs above'}, "
+        f"{report.count('by hand')} to make by hand, {report.count('nothing')} without a counterpart"
+        + ("" if written or not report.count("change") else "; --write makes the changes")
+    )
+
+
+def _print_findings(file: FileReport, kind: FindingKind, *, is_written: bool) -> None:
+    findings = file.of_kind(kind)
+    if findings:
+        echo(f"{_SHOWN[kind]}:")
+    for finding in findings:
+        line = finding.line_after if is_written else finding.line
+        echo(f"  {to_one_line(file.path)}:{line}  {to_one_line(finding.name)}: {to_one_line(finding.advice)}")
+    if findings:
+        echo("")
+
+
+def _print_beat_rows(file: Path, *, wants_json: bool) -> None:
+    text, left = export_beat_rows(file)
+    if wants_json:
+        echo(to_json({"configuration": text, "left_out": left}))
+        return
+    echo(text, nl=False)
+    for line in left:
+        echo(f"left out: {to_one_line(line)}", err=True)

@@ -1,0 +1,440 @@
+"""Change the calls that send jobs, wait for results, and command workers."""
+
+import ast
+import keyword
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from celery5.hints import CELERY, find_equivalent
+from celery5.migration.canvas import change_canvas
+from celery5.migration.context import FileContext
+from celery5.migration.schedules import parse_crontab_call
+
+_KEPT = {
+    "countdown",
+    "eta",
+    "expires",
+    "queue",
+    "ignore_result",
+    "time_limit",
+    "soft_time_limit",
+    "max_retries",
+}
+"""Options of a call that mean the same."""
+_RESULT_SAME = {"get", "id", "revoke", "forget"}
+
+
+@dataclass
+class NewCall:
+    """What becomes of the arguments of `apply_async`."""
+
+    arguments: list[str] = field(default_factory=list)
+    options: list[str] = field(default_factory=list)
+    problems: list[tuple[str, str]] = field(default_factory=list)  # what is to be changed by hand, and how
+
+
+def change_call(context: FileContext, call: ast.Call) -> None:
+    """Change a call, after those inside of it."""
+    name = context.celery_name(call.func)
+    if name:
+        _change_function(context, call, name)
+        return
+    if change_canvas(context, call) or not isinstance(call.func, ast.Attribute):
+        return
+    method, receiver = call.func.attr, call.func.value
+    kind = context.kind_of(receiver)
+    if method == "add_periodic_task" and len(call.args) > 1:
+        name = next(
+            (f", name={context.render(option.value)}" for option in call.keywords if option.arg == "name"), ""
+        )
+        when, what = context.render(call.args[0]), context.render(call.args[1])
+        context.by_hand(call, method, f"app.schedule({what}, {when}{name}) in the module")
+    elif method == "apply_async_on_commit" and kind == "task":
+        _change_apply_async(context, call, receiver, method="delay_on_commit")
+    elif method == "apply_async":
+        _change_apply_async(context, call, receiver)
+    elif method in ("signature", "subtask") and context.find_task(receiver) is not None:
+        _change_signature(context, call, receiver)
+    elif method == "set" and kind == "signature" and isinstance(receiver, ast.Call):
+        _change_set(context, call, receiver)
+    elif kind in _BY_KIND:
+        _BY_KIND[kind](context, call, method, receiver)
+
+
+def _change_function(context: FileContext, call: ast.Call, name: str) -> None:
+    """Change a call of a function of Celery's."""
+    if name in _FUNCTIONS and len(call.args) >= _FUNCTIONS[name][0]:
+        _FUNCTIONS[name][1](context, call, name)
+    elif name != "Celery":
+        change_canvas(context, call)
+
+
+def _change_logger(context: FileContext, call: ast.Call, name: str) -> None:
+    if context.origins.get("logging", "logging") == "logging":
+        context.needed["logging"] = set()
+        context.replace(call.func, "logging.getLogger")
+        context.changed(call, name, "logging.getLogger")
+
+
+def _change_handle(context: FileContext, call: ast.Call, name: str) -> None:
+    named = [option.value for option in call.keywords if option.arg == "app"]
+    app = context.render(named[0]) if named else context.find_app()
+    if app:
+        text = f"{app}.result({context.render(call.args[0])})"
+        context.replace(call, text)
+        context.changed(call, name, text)
+    else:
+        context.report(call, "app", name)
+
+
+def _change_crontab(context: FileContext, call: ast.Call, name: str) -> None:
+    line = parse_crontab_call(call)
+    if line:
+        context.replace(call, f'{context.need("cron")}("{line}")')
+        context.changed(call, name, f'cron("{line}")')
+    else:
+        context.by_hand(call, name, 'cron("0 3 * * *"): a line of a crontab')
+
+
+def _change_ignore(context: FileContext, call: ast.Call, name: str) -> None:
+    context.replace(call, f'{context.need("Reject")}("ignored")')
+    context.changed(call, name, 'Reject("ignored")')
+
+
+def _change_named_signature(context: FileContext, call: ast.Call, name: str) -> None:
+    new = expand_arguments(context, call, positional=("name", "args", "kwargs"))
+    app = context.find_app() if not (new.problems or new.options) else ""
+    if app:
+        arguments = ", ".join([context.render(call.args[0]), *new.arguments])
+        context.replace(call, f"{app}.signature({arguments})")
+        context.changed(call, name, f"{app}.signature({arguments})")
+    else:
+        context.report(call, "module", name)
+
+
+_FUNCTIONS: dict[str, tuple[int, Callable[[FileContext, ast.Call, str], None]]] = {
+    "get_task_logger": (1, _change_logger),
+    "AsyncResult": (1, _change_handle),
+    "crontab": (0, _change_crontab),
+    "Ignore": (0, _change_ignore),
+    "signature": (1, _change_named_signature),
+    "subtask": (1, _change_named_signature),
+    "maybe_signature": (1, _change_named_signature),
+}
+"""Functions and classes of Celery, with how many arguments a call has at least, and what changes the call."""
+
+
+def expand_arguments(
+    context: FileContext, call: ast.Call, positional: tuple[str, ...] = ("args", "kwargs", "task_id")
+) -> NewCall:
+    """Return what becomes of the arguments of `apply_async` and of those like it."""
+    new = NewCall()
+    named: list[tuple[str | None, ast.expr]] = list(zip(positional, call.args, strict=False))
+    if len(call.args) > len(positional) or any(isinstance(argument, ast.Starred) for argument in call.args):
+        new.problems.append(
+            ("apply_async", "task.options(...).delay(...): the arguments cannot be read here")
+        )
+    named += [(option.arg, option.value) for option in call.keywords]
+    for name, value in sorted(named, key=lambda item: item[0] == "kwargs"):
+        if name == "args":
+            new.arguments += _spread(context, value)
+        elif name in ("kwargs", "kwarg"):
+            new.arguments += _spread_named(context, value)
+        elif name == "name" and "name" in positional:
+            continue
+        else:
+            _add_option(context, new, name, value)
+    return new
+
+
+def _spread(context: FileContext, value: ast.expr) -> list[str]:
+    if isinstance(value, ast.Constant) and value.value is None:
+        return []
+    if isinstance(value, ast.List | ast.Tuple):
+        return [context.render(element) for element in value.elts]
+    return [f"*{_in_parentheses(context, value)}"]
+
+
+def _spread_named(context: FileContext, value: ast.expr) -> list[str]:
+    if isinstance(value, ast.Constant) and value.value is None:
+        return []
+    if isinstance(value, ast.Dict):
+        names = [key.value if isinstance(key, ast.Constant) else None for key in value.keys]
+        if all(
+            isinstance(name, str) and name.isidentifier() and not keyword.iskeyword(name) for name in names
+        ):
+            return [
+                f"{name!s}={context.render(item)}" for name, item in zip(names, value.values, strict=True)
+            ]
+    return [f"**{_in_parentheses(context, value)}"]
+
+
+def _in_parentheses(context: FileContext, value: ast.expr) -> str:
+    text = context.render(value)
+    simple = ast.Name | ast.Attribute | ast.Call | ast.Subscript | ast.List | ast.Dict | ast.ListComp
+    return text if isinstance(value, simple) else f"({text})"
+
+
+def _add_option(context: FileContext, new: NewCall, name: str | None, value: ast.expr) -> None:
+    """Add an option of a call, or the problem that there is with it."""
+    text = context.render(value)
+    constant = value.value if isinstance(value, ast.Constant) else ...
+    if name is None:
+        advice = "task.options(**options).delay(...), with the names of celery5"
+        new.problems.append(("apply_async(**options)", advice))
+    elif constant is None or (name in ("serializer", "compression") and constant in ("json", ...)):
+        return
+    elif name == "task_id":
+        new.options.append(f"id={text}")
+    elif name in _KEPT:
+        new.options.append(f"{name}={text}")
+        if name in ("eta", "expires") and _is_naive(value):
+            new.problems.append((f"{name}={text}", "a time with its zone: datetime.now(UTC)"))
+    else:
+        advice = _ADVICE.get(name, "").replace("TEXT", text) or find_equivalent("option", name)
+        if name in _ADVICE or not advice.startswith(("nothing", "not needed")):
+            new.problems.append((name, advice or f"nothing is known of {name}"))
+
+
+_ADVICE = {
+    "serializer": "annotate the parameters: arguments and results are JSON",
+    "compression": "leave it out: arguments and results are JSON",
+    "priority": 'options(priority="high"): high, normal or low',
+    "link": "(task.s(...) | TEXT).start()",
+    "link_error": "options(on_failure=task), which is called with a list of StepFailure",
+}
+"""What is to be written instead of options that cannot be changed as they stand."""
+
+
+def _is_naive(value: ast.expr) -> bool:
+    """Return whether an expression surely makes a time without a zone."""
+    return any(
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and (node.func.attr == "utcnow" or (node.func.attr == "now" and _is_datetime(node) and not node.args))
+        for node in ast.walk(value)
+    )
+
+
+def _is_datetime(call: ast.Call) -> bool:
+    of = call.func.value if isinstance(call.func, ast.Attribute) else None
+    last = of.attr if isinstance(of, ast.Attribute) else of.id if isinstance(of, ast.Name) else ""
+    return last == "datetime" and not call.keywords
+
+
+def _change_apply_async(
+    context: FileContext, call: ast.Call, receiver: ast.expr, *, method: str = "delay"
+) -> None:
+    kind = context.kind_of(receiver)
+    if not kind:
+        if "celery" in context.file.text:
+            context.report(call, "task", "apply_async")
+        return
+    new = expand_arguments(context, call)
+    for name, advice in new.problems:
+        is_run = name == "link_error" and kind == "workflow"
+        context.by_hand(call, name, f"start(on_failure=...) of the workflow: {advice}" if is_run else advice)
+    if (
+        kind in ("workflow", "signature")
+        and isinstance(receiver, ast.Call)
+        and _is_call_of_task(context, receiver)
+    ):
+        task = context.render(receiver.func.value)  # type: ignore[attr-defined]
+        arguments = _arguments_of(context, receiver)
+        if not new.arguments and not new.problems:
+            _write_sending(context, call, task, arguments, new.options)
+        return
+    if kind in ("workflow", "signature"):
+        if not (new.arguments or new.options or new.problems):
+            text = f"{_shown(context, receiver)}.{'start' if kind == 'workflow' else 'delay'}()"
+            context.replace(call, text)
+            context.changed(call, "apply_async", text)
+        elif not new.problems:
+            context.report(call, "signature", "apply_async")
+        return
+    if kind == "task" and not new.problems:
+        _write_sending(context, call, context.render(receiver), new.arguments, new.options, method=method)
+
+
+def _is_call_of_task(context: FileContext, node: ast.Call) -> bool:
+    return (
+        isinstance(node.func, ast.Attribute)
+        and node.func.attr in ("s", "si")
+        and context.kind_of(node.func.value) == "task"
+    )
+
+
+def _arguments_of(context: FileContext, call: ast.Call) -> list[str]:
+    return [
+        *(context.render(argument) for argument in call.args),
+        *(context.render(option) for option in call.keywords),
+    ]
+
+
+def _shown(context: FileContext, node: ast.expr) -> str:
+    text = context.render(node)
+    return f"({text})" if isinstance(node, ast.BinOp) else text
+
+
+def _write_sending(
+    context: FileContext,
+    call: ast.Call,
+    task: str,
+    arguments: list[str],
+    options: list[str],
+    *,
+    method: str = "delay",
+) -> None:
+    chosen = f".options({', '.join(options)})" if options else ""
+    context.replace(call, f"{task}{chosen}.{method}({', '.join(arguments)})")
+    context.changed(call, "apply_async", f"{task}{'.options(...)' if options else ''}.{method}(...)")
+    if context.is_async:
+        context.by_hand(call, f"{method} in async def", f"await {task}{chosen}.a{method}(...)")
+
+
+def _change_signature(context: FileContext, call: ast.Call, receiver: ast.expr) -> None:
+    new = expand_arguments(context, call, positional=("args", "kwargs"))
+    is_immutable = [option for option in call.keywords if option.arg == "immutable"]
+    if new.problems and not is_immutable:
+        for name, advice in new.problems:
+            context.by_hand(call, name, advice)
+        return
+    if is_immutable:
+        context.immutable.add(id(call))
+    task = context.render(receiver)
+    chosen = f".options({', '.join(new.options)})" if new.options else ""
+    context.replace(call, f"{task}{chosen}.s({', '.join(new.arguments)})")
+    context.changed(call, "signature", f"{task}.s(...)")
+
+
+def _change_set(context: FileContext, call: ast.Call, receiver: ast.Call) -> None:
+    new = expand_arguments(context, call, positional=())
+    if new.problems or new.arguments or not _is_call_of_task(context, receiver) or not new.options:
+        context.report(call, "signature", "set")
+        return
+    assert isinstance(receiver.func, ast.Attribute)
+    if id(receiver) in context.immutable:
+        context.immutable.add(id(call))
+    task, arguments = context.render(receiver.func.value), ", ".join(_arguments_of(context, receiver))
+    text = f"{task}.options({', '.join(new.options)}).s({arguments})"
+    context.replace(call, text)
+    context.changed(call, "set", f"{task}.options(...).s(...)")
+
+
+def _change_app_call(context: FileContext, call: ast.Call, method: str, receiver: ast.expr) -> None:
+    app = render_app(context, receiver)
+    if method == "send_task" and call.args:
+        new = expand_arguments(context, call, positional=("name", "args", "kwargs"))
+        for name, advice in new.problems:
+            context.by_hand(call, name, advice)
+        if new.problems:
+            return
+        first = context.render(call.args[0])
+        if new.options:
+            text = f"{app}.signature({first}).task.options({', '.join(new.options)}).delay({', '.join(new.arguments)})"
+        else:
+            text = f"{app}.signature({', '.join([first, *new.arguments])}).delay()"
+        context.replace(call, text)
+        context.changed(call, "send_task", text)
+    elif method == "AsyncResult" and call.args:
+        context.replace(call, f"{app}.result({context.render(call.args[0])})")
+        context.changed(call, "AsyncResult", f"{app}.result(...)")
+    elif method in ("config_from_object", "autodiscover_tasks", "task"):
+        return  # statements and decorators
+    elif method in CELERY["app"]:
+        context.report(call, "app", method, f"{app}.{method}()")
+    elif method in (
+        "worker_main",
+        "start",
+        "Worker",
+        "config_from_envvar",
+        "setup_security",
+        "register_task",
+    ):
+        advice = {
+            "config_from_envvar": "the variable CELERY5_CONFIG",
+            "setup_security": "TLS, and a Redis user with a password",
+            "register_task": "@app.task on a function: a class is no task",
+        }.get(method, "celery5 -A shop worker start")
+        context.by_hand(call, f"{app}.{method}()", advice)
+
+
+def render_app(context: FileContext, receiver: ast.expr) -> str:
+    """Return how an application is written: `current_app` is that of the project."""
+    return (context.find_app() if context.celery_name(receiver) else "") or context.render(receiver)
+
+
+def _change_control(context: FileContext, call: ast.Call, method: str, receiver: ast.expr) -> None:
+    app = render_app(context, receiver.value) if isinstance(receiver, ast.Attribute) else "app"
+    if (
+        method == "revoke"
+        and len(call.args) == 1
+        and {option.arg for option in call.keywords} <= {"terminate", "signal"}
+    ):
+        value = call.args[0]
+        if not isinstance(value, ast.List | ast.Tuple | ast.ListComp | ast.Starred):
+            text = f"{app}.result({context.render(value)}).revoke()"
+            context.replace(call, text)
+            context.changed(call, "control.revoke", text)
+            return
+    if method == "ping":
+        return
+    context.report(call, "control", method, f"control.{method}")
+
+
+def _change_result(context: FileContext, call: ast.Call, method: str, receiver: ast.expr) -> None:
+    if method == "get":
+        for option in call.keywords:
+            if option.arg and option.arg != "timeout":
+                context.report(option, "result option", option.arg, f"get({option.arg}=)")
+        if not call.args and not call.keywords:
+            text = f"{_shown(context, receiver)}.get(timeout=None)"
+            context.replace(call, text)
+            context.changed(call, "get()", "get(timeout=None), since get() waits 10 s")
+    elif method == "revoke" and call.keywords:
+        context.replace(call, f"{_shown(context, receiver)}.revoke()")
+        context.changed(call, "revoke", "revoke(), which stops a running job")
+    elif method in CELERY["result"]:
+        context.report(call, "result", method, f"result.{method}()")
+    elif method in ("then", "join", "iter_native", "join_native", "maybe_throw", "maybe_reraise"):
+        advice = "await result.aget()" if method == "then" else "result.get(), or gather(results)"
+        context.by_hand(call, f"result.{method}()", advice)
+
+
+def _check_task_call(context: FileContext, call: ast.Call, method: str, receiver: ast.expr) -> None:
+    if method == "AsyncResult" and call.args:
+        task = context.render(receiver)
+        context.replace(call, f"{task}.app.result({context.render(call.args[0])}, task={task})")
+        context.changed(call, "AsyncResult", f"{task}.app.result(..., task={task})")
+    elif method == "chunks":
+        context.by_hand(
+            call,
+            "chunks",
+            "task.chunks(items, n) passes each item as the first argument; starmap has several",
+        )
+    elif method in ("apply", "retry", "update_state") and context.find_task(receiver) is not None:
+        context.report(call, "task", method, f"{method}()")
+    elif method == "delay" and context.is_async and context.find_task(receiver) is not None:
+        context.by_hand(call, "delay in async def", f"await {context.render(receiver)}.adelay(...)")
+
+
+_BY_KIND: dict[str, Callable[[FileContext, ast.Call, str, ast.expr], None]] = {
+    "app": _change_app_call,
+    "control": _change_control,
+    "result": _change_result,
+    "task": _check_task_call,
+}
+"""What changes the calls of methods, by what they are methods of."""
+
+
+def check_result_attribute(context: FileContext, node: ast.Attribute) -> None:
+    """Change an attribute of a result, or keep what is to be written instead."""
+    if id(node) in context.handled or context.kind_of(node.value) != "result":
+        return
+    if node.attr == "task_id":
+        context.replace(node, f"{context.render(node.value)}.id")
+        context.changed(node, "result.task_id", "result.id")
+    elif node.attr in ("status", "state"):
+        context.by_hand(node, f"result.{node.attr}", 'result.status(), a method; "DEAD" is what FAILURE was')
+    elif node.attr in CELERY["result"]:
+        context.report(node, "result", node.attr, f"result.{node.attr}")

@@ -1,0 +1,223 @@
+"""Keep what is known and decided of the file that is read: its imports, its variables, its changes and findings."""
+
+import ast
+from collections import defaultdict
+from typing import Literal, cast
+
+from celery5.hints import NameKind, find_equivalent
+from celery5.migration.edits import EditableSource, Located
+from celery5.migration.findings import CeleryUse, FindingKind
+from celery5.migration.index import APP_NAMES, KnownTask, ProjectIndex, get_dotted, iterate_bound_names
+from celery5.migration.source import SourceFile
+
+ValueKind = Literal["task", "signature", "workflow", "result", "app", "control", "celery", ""]
+"""What an expression is, as far as the syntax shows it; '' when it does not."""
+_CANVAS = {"chain", "group", "chord", "xmap", "xstarmap", "chunks"}
+_SIGNATURES = {"s", "si", "signature", "subtask"}
+
+
+class FileContext:
+    """One file, what its names mean, and what becomes of it."""
+
+    def __init__(self, file: SourceFile, tree: ast.Module, index: ProjectIndex) -> None:
+        self.file = file
+        self.tree = tree
+        self.index = index
+        self.source = EditableSource(file.text)
+        self.findings: list[CeleryUse] = []
+        self.origins: dict[str, str] = {}  # the dotted names that local names were imported from
+        self.needed: dict[str, set[str]] = defaultdict(set)  # names to import, by module, `new as local`
+        self.scopes: list[dict[str, ValueKind]] = [{}]
+        self.handled: set[int] = set()  # ids of nodes that are done
+        self.immutable: set[int] = set()  # ids of signatures that take no value of the step before them
+        self.is_async = False
+        self._bound = set(iterate_bound_names(tree))
+        self._blocks: dict[int, list[ast.stmt]] = {}
+        self._removed: set[int] = set()
+        self._read_blocks()
+        self._read_imports()
+
+    def _read_imports(self) -> None:
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                for name in node.names:
+                    local = name.asname or name.name.partition(".")[0]
+                    self.origins[local] = name.name if name.asname else local
+            elif isinstance(node, ast.ImportFrom):
+                prefix = "." * node.level + (node.module or "")
+                for name in node.names:
+                    joint = "" if prefix.endswith(".") or not prefix else "."
+                    self.origins[name.asname or name.name] = f"{prefix}{joint}{name.name}"
+
+    # What names mean
+
+    def origin_of(self, node: ast.AST) -> str:
+        """Return the dotted name that an expression was imported as; '' if it is none, or a local name."""
+        dotted = get_dotted(node)
+        first, _, rest = dotted.partition(".")
+        origin = self.origins.get(first, "")
+        return f"{origin}.{rest}" if origin and rest else origin
+
+    def celery_name(self, node: ast.AST) -> str:
+        """Return the name of Celery's that an expression is, `shared_task`; '' for all else."""
+        origin = self.origin_of(node)
+        package, _, rest = origin.partition(".")
+        return rest.rpartition(".")[2] if package == "celery" and rest else ""
+
+    def find_task(self, node: ast.AST) -> KnownTask | None:
+        """Return the task of the project that an expression is."""
+        dotted = get_dotted(node)
+        if not dotted:
+            return None
+        origin = self.origin_of(node)
+        if origin:
+            return self.index.find_task(origin)
+        if "." in dotted:
+            return None
+        return next(
+            (task for task in self.index.tasks.get(dotted, ()) if task.module == self.file.module), None
+        )
+
+    def kind_of(self, node: ast.AST) -> ValueKind:
+        """Return what an expression is."""
+        match node:
+            case ast.Call():
+                return self._kind_of_call(node)
+            case ast.BinOp(left=left, op=ast.BitOr() | ast.RShift(), right=right):
+                kinds = {self.kind_of(left), self.kind_of(right)}
+                return "workflow" if kinds & {"signature", "workflow"} else ""
+            case ast.Name(id=name):
+                for scope in reversed(self.scopes):
+                    if name in scope:
+                        return scope[name]
+            case _:
+                pass
+        return self._kind_of_name(node)
+
+    def _kind_of_name(self, node: ast.AST) -> ValueKind:
+        dotted, origin = get_dotted(node), self.origin_of(node)
+        if not dotted:
+            return ""
+        if origin.partition(".")[0] == "celery":
+            return "app" if origin.endswith("current_app") else "celery"
+        if self.index.is_app(origin) if origin else dotted in self.index.apps and "." not in dotted:
+            return "app"
+        if not origin and dotted in APP_NAMES and dotted not in self._bound:
+            return "app"
+        if dotted.endswith(".control") and self.kind_of(node.value) == "app":  # type: ignore[attr-defined]
+            return "control"
+        if self.find_task(node) is not None:
+            return "task"
+        is_imported = bool(origin) and ("." in origin.lstrip(".") or origin.startswith("."))
+        last = origin.rpartition(".")[2]
+        return "task" if is_imported and last.islower() and last not in APP_NAMES else ""
+
+    def _kind_of_call(self, call: ast.Call) -> ValueKind:
+        called = call.func
+        name = self.celery_name(called)
+        if name:
+            kinds: dict[str, ValueKind] = {"Celery": "app", "AsyncResult": "result"}
+            return (
+                "workflow" if name in _CANVAS else kinds.get(name, "signature" if name in _SIGNATURES else "")
+            )
+        if not isinstance(called, ast.Attribute):
+            inner = self.kind_of(called) if isinstance(called, ast.Call) else ""
+            return "result" if inner in ("workflow", "signature") else ""
+        of = self.kind_of(called.value)
+        if called.attr in _SIGNATURES or (called.attr in ("set", "clone") and of == "signature"):
+            return "signature"
+        if called.attr in ("map", "starmap", "chunks") and of == "task":
+            return "workflow"
+        if called.attr in ("delay", "apply_async", "AsyncResult", "send_task", "start") and of:
+            return "result"
+        return "signature" if called.attr == "signature" and of == "app" else ""
+
+    def is_task_like(self, node: ast.AST) -> bool:
+        """Return whether an expression is a task, or a name that was imported and is probably one."""
+        return self.kind_of(node) == "task"
+
+    # What becomes of it
+
+    def note(self, node: Located, kind: FindingKind, name: str, advice: str) -> None:
+        """Keep a finding at the line of a node."""
+        self.findings.append(CeleryUse(node.lineno, kind, name, advice))
+
+    def changed(self, node: Located, name: str, advice: str) -> None:
+        """Keep that something is changed."""
+        self.note(node, "change", name, advice)
+
+    def by_hand(self, node: Located, name: str, advice: str) -> None:
+        """Keep what is to be changed by hand."""
+        self.note(node, "by hand", name, advice)
+
+    def report(
+        self, node: Located, thing: NameKind, name: str, shown: str = "", *, default: str = ""
+    ) -> None:
+        """Keep what the tables have for a name of Celery's: what to write, or that there is no such thing."""
+        advice = find_equivalent(thing, name) or default
+        if not advice:
+            advice = "see docs/guide/from-celery.md"
+        if advice.startswith("nothing"):
+            self.note(
+                node, "nothing", shown or name, advice.removeprefix("nothing").removeprefix(": ") or "none"
+            )
+        else:
+            self.by_hand(node, shown or name, f"write {advice}" if advice.isidentifier() else advice)
+
+    def need(self, name: str, module: str = "celery5", *, instead: str = "") -> str:
+        """Have a name imported, and return what it is called in this file.
+
+        Args:
+            instead: The local name that it replaces; it is kept where the new one means something else here.
+        """
+        local = name
+        if name in self._bound:
+            local = instead if instead and instead not in self._bound else f"celery5_{name}".lower()
+        self.needed[module].add(name if local == name else f"{name} as {local}")
+        return local
+
+    def find_app(self) -> str:
+        """Return the name of the project's application in this file, which may get imported; '' if that is unclear."""
+        here = [name for name, kind in self.scopes[0].items() if kind == "app"]
+        imported = [local for local, origin in self.origins.items() if self.index.knows_app(origin)]
+        if here or imported:
+            return (here or imported)[0]
+        known = [(name, module) for name, modules in self.index.apps.items() for module in modules]
+        if len(known) != 1 or not known[0][1]:
+            return ""
+        name, module = known[0]
+        return self.need(name, ".".join(module))
+
+    def local_name(self, node: ast.expr) -> str:
+        """Return how a name that celery5 has, too, is written: an import is moved, `celery.chain` is `chain`."""
+        if isinstance(node, ast.Name):
+            return self.render(node)
+        return self.need(self.celery_name(node), instead=self.celery_name(node))
+
+    def render(self, node: Located) -> str:
+        """Return the source of a node with the changes inside of it."""
+        return self.source.render_node(node)
+
+    def replace(self, node: Located, text: str) -> None:
+        """Change a node."""
+        self.source.replace_node(node, text)
+
+    def remove_statement(self, node: ast.stmt) -> None:
+        """Remove a statement with its lines; where its block would be empty, `pass` stays."""
+        self._removed.add(id(node))
+        start, end = self.source.start_of(node), self.source.end_of(node)
+        block = self._blocks.get(id(node))
+        if block and all(id(other) in self._removed for other in block):
+            self.source.replace(start, end, "pass")
+            return
+        self.source.replace(*self.source.line_span(start, end), "")
+
+    def _read_blocks(self) -> None:
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Module):
+                continue
+            for name in ("body", "orelse", "finalbody"):
+                block: object = getattr(node, name, None)
+                if isinstance(block, list):
+                    statements = cast("list[ast.stmt]", block)
+                    self._blocks.update((id(statement), statements) for statement in statements)

@@ -1,0 +1,413 @@
+"""Change the declarations of tasks: decorators, options, base classes, and what a bound task does with `self`."""
+
+import ast
+from typing import TypeGuard
+
+from celery5.hints import find_equivalent
+from celery5.migration.context import FileContext
+from celery5.migration.index import DECORATORS, Function, find_task_decorator, get_dotted
+
+MAX_WIDTH = 98
+"""The longest call that is written on one line."""
+_KEPT = {
+    "name",
+    "autoretry_for",
+    "dont_autoretry_for",
+    "time_limit",
+    "soft_time_limit",
+    "ignore_result",
+    "queue",
+}
+"""Options that mean the same."""
+_JSON = "arguments and results are JSON: annotate the parameters, and pass ids in place of objects"
+_CELERY_DELAY = "Celery waited 180 s before a retry without a countdown: backoff=180, cap=180, jitter=False"
+
+
+def change_decorator(context: FileContext, function: Function, decorator: ast.expr) -> None:
+    """Change the decorator that makes a task of a function."""
+    call = decorator if isinstance(decorator, ast.Call) else None
+    called = call.func if call else decorator
+    name = get_dotted(called)
+    is_shared = context.celery_name(called) == "shared_task"
+    if not is_shared and not (isinstance(called, ast.Attribute) and context.kind_of(called.value) == "app"):
+        return
+    if called.attr == "periodic_task" if isinstance(called, ast.Attribute) else False:
+        context.by_hand(
+            decorator, "periodic_task", '@app.task(schedule="0 3 * * *"), or schedule=every(minutes=5)'
+        )
+        return
+    new_name = name
+    if is_shared or context.celery_name(called.value if isinstance(called, ast.Attribute) else called):
+        new_name = context.need("task", instead=get_dotted(called).rpartition(".")[2])
+    uses_retry = _bound_name(function, call) is not None and _calls_retry(
+        function, _bound_name(function, call)
+    )
+    options = _change_options(context, function, call, uses_retry)
+    text = _write_call(context, decorator, new_name, options)
+    before = context.source.decode(context.source.start_of(decorator), context.source.end_of(decorator))
+    if text != before:
+        context.replace(decorator, text)
+        context.changed(decorator, f"@{name}", f"@{new_name}(...)" if options else f"@{new_name}")
+    self_name = _bound_name(function, call)
+    if self_name:
+        first = [*function.args.posonlyargs, *function.args.args][0]
+        if first.annotation is not None and context.celery_name(first.annotation) == "Task":
+            context.replace(first.annotation, context.need("CurrentJob", "celery5.tasks"))
+        _change_self(context, function, self_name)
+
+
+def _write_call(context: FileContext, node: ast.expr, name: str, options: list[str]) -> str:
+    """Return a call with these options, on several lines if it is long."""
+    if not options:
+        return name
+    text = f"{name}({', '.join(options)})"
+    if len(text) <= MAX_WIDTH:
+        return text
+    indentation = context.source.indentation_at(context.source.start_of(node))
+    lines = "".join(f"\n{indentation}    {option}," for option in options)
+    return f"{name}({lines}\n{indentation})"
+
+
+def _bound_name(function: Function, call: ast.Call | None) -> str | None:
+    """Return the name of the parameter that is the running job; None for a task that is not bound."""
+    for option in call.keywords if call else ():
+        if option.arg == "bind" and isinstance(option.value, ast.Constant) and option.value.value is True:
+            arguments = [*function.args.posonlyargs, *function.args.args]
+            return arguments[0].arg if arguments else None
+    return None
+
+
+def _calls_retry(function: Function, name: str | None) -> bool:
+    return any(
+        isinstance(node, ast.Attribute)
+        and node.attr == "retry"
+        and isinstance(node.value, ast.Name)
+        and node.value.id == name
+        for node in ast.walk(function)
+    )
+
+
+def _change_options(
+    context: FileContext, function: Function, call: ast.Call | None, uses_retry: bool
+) -> list[str]:
+    """Return the options of the new decorator, as source."""
+    if call is None:
+        return []
+    options = [context.render(argument) for argument in call.args]
+    given = {option.arg: option for option in call.keywords if option.arg}
+    for option in call.keywords:
+        if option.arg is None:
+            options.append(f"**{context.render(option.value)}")
+            context.by_hand(option, "**options", "check that celery5 has these options")
+        else:
+            options += _change_option(context, option, given)
+    added = _keep_retries(
+        context, call, function, uses_retry, {option.partition("=")[0] for option in options}, given
+    )
+    replaced = {option.partition("=")[0] for option in added}
+    return [*(option for option in options if option.partition("=")[0] not in replaced), *added]
+
+
+def _keep_retries(
+    context: FileContext,
+    call: ast.Call,
+    function: Function,
+    uses_retry: bool,
+    present: set[str],
+    given: dict[str, ast.keyword],
+) -> list[str]:
+    """Return the options by which a task is tried again when Celery would try it again, and only then."""
+    has_delay = "default_retry_delay" in given or "backoff" in present or "retry_backoff" in given
+    missing = [] if "max_retries" in present else ["max_retries=3"]
+    if "autoretry_for" in present:
+        if not has_delay:
+            context.by_hand(call, "autoretry_for without a delay", _CELERY_DELAY)
+        return missing
+    if _is_constant(given.get("max_retries"), 0) or not (uses_retry or "max_retries" in present):
+        return []
+    if uses_retry and not has_delay and _retries_without_countdown(function):
+        context.by_hand(call, "self.retry() without countdown", _CELERY_DELAY)
+    return [*missing, "dont_autoretry_for=[Exception]"]
+
+
+def _retries_without_countdown(function: Function) -> bool:
+    calls = [
+        node
+        for node in ast.walk(function)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "retry"
+    ]
+    return any(not {option.arg for option in call.keywords} & {"countdown", "eta", None} for call in calls)
+
+
+def _is_constant(option: ast.keyword | None, value: object) -> bool:
+    return option is not None and isinstance(option.value, ast.Constant) and option.value.value is value
+
+
+def _change_option(context: FileContext, option: ast.keyword, given: dict[str, ast.keyword]) -> list[str]:
+    """Return what becomes of one option of a declaration; nothing if it is dropped."""
+    assert option.arg is not None
+    name, value = option.arg, context.render(option.value)
+    if name in _CHANGES:
+        return _CHANGES[name](context, option, given)
+    if name in _KEPT:
+        return [f"{name}={value}"]
+    equivalent = find_equivalent("option", name)
+    if equivalent.isidentifier():
+        context.changed(option, name, f"{equivalent}={value}")
+        return [f"{equivalent}={value}"]
+    if equivalent.startswith("nothing") and name != "backend":
+        context.changed(option, name, f"dropped: {equivalent.removeprefix('nothing: ')}")
+        return []
+    context.report(option, "option", name, default="middleware, or a decorator below @app.task")
+    return [f"{name}={value}"]  # it is refused with a hint until it is changed
+
+
+def _constant(option: ast.keyword) -> object:
+    """Return the value of an option that is a constant; `...` for another expression."""
+    return option.value.value if isinstance(option.value, ast.Constant) else ...
+
+
+def _change_bind(context: FileContext, option: ast.keyword, _given: dict[str, ast.keyword]) -> list[str]:
+    return [] if _constant(option) is False else [f"bind={context.render(option.value)}"]
+
+
+def _change_max_retries(
+    context: FileContext, option: ast.keyword, _given: dict[str, ast.keyword]
+) -> list[str]:
+    if _constant(option) is not None:
+        return [f"max_retries={context.render(option.value)}"]
+    context.by_hand(option, "max_retries=None", "a number: no job is tried again for ever")
+    return ["max_retries=1000"]
+
+
+def _change_rate_limit(
+    context: FileContext, option: ast.keyword, _given: dict[str, ast.keyword]
+) -> list[str]:
+    constant = _constant(option)
+    if constant is None:
+        return []
+    return [
+        f'rate_limit="{constant}/s"'
+        if isinstance(constant, int)
+        else f"rate_limit={context.render(option.value)}"
+    ]
+
+
+def _change_expires(context: FileContext, option: ast.keyword, _given: dict[str, ast.keyword]) -> list[str]:
+    if not isinstance(_constant(option), int | float):
+        context.by_hand(option, "expires", "seconds or a timedelta; a moment only for one call")
+    return [f"expires={context.render(option.value)}"]
+
+
+def _change_backoff(context: FileContext, option: ast.keyword, _given: dict[str, ast.keyword]) -> list[str]:
+    return [] if isinstance(_constant(option), bool) else [f"backoff={context.render(option.value)}"]
+
+
+def _change_delay(context: FileContext, option: ast.keyword, given: dict[str, ast.keyword]) -> list[str]:
+    value = context.render(option.value)
+    return [] if "retry_backoff" in given else [f"backoff={value}", f"cap={value}", "jitter=False"]
+
+
+def _change_throws(context: FileContext, option: ast.keyword, given: dict[str, ast.keyword]) -> list[str]:
+    return [] if "dont_autoretry_for" in given else [f"dont_autoretry_for={context.render(option.value)}"]
+
+
+def _change_serializer(
+    context: FileContext, option: ast.keyword, _given: dict[str, ast.keyword]
+) -> list[str]:
+    value = context.render(option.value)
+    if _constant(option) == "json":
+        context.changed(option, "serializer", "dropped: it is always JSON")
+        return []
+    context.by_hand(option, f"serializer={value}", _JSON)
+    return [f"serializer={value}"]
+
+
+def _change_priority(context: FileContext, option: ast.keyword, _given: dict[str, ast.keyword]) -> list[str]:
+    context.by_hand(option, "priority", 'priority="high", "normal" or "low"')
+    return [f"priority={context.render(option.value)}"]
+
+
+def _change_retry_arguments(
+    context: FileContext, option: ast.keyword, given: dict[str, ast.keyword]
+) -> list[str]:
+    arguments = option.value
+    if not isinstance(arguments, ast.Dict):
+        context.report(option, "option", "retry_kwargs")
+        return [f"retry_kwargs={context.render(arguments)}"]
+    found: list[str] = []
+    for key, value in zip(arguments.keys, arguments.values, strict=True):
+        name = key.value if isinstance(key, ast.Constant) else None
+        text = context.render(value)
+        if name == "max_retries" and "max_retries" not in given:
+            found.append(f"max_retries={text}")
+        elif name == "countdown":
+            found += [f"backoff={text}", f"cap={text}", "jitter=False"]
+        else:
+            context.by_hand(option, "retry_kwargs", "max_retries, backoff, cap and jitter of the task")
+    return found
+
+
+_CHANGES = {
+    "bind": _change_bind,
+    "max_retries": _change_max_retries,
+    "rate_limit": _change_rate_limit,
+    "expires": _change_expires,
+    "retry_backoff": _change_backoff,
+    "retry_kwargs": _change_retry_arguments,
+    "default_retry_delay": _change_delay,
+    "throws": _change_throws,
+    "serializer": _change_serializer,
+    "priority": _change_priority,
+}
+"""Options whose values change."""
+
+
+def _change_self(context: FileContext, function: Function, name: str) -> None:
+    """Change what a bound task does with the running job."""
+    parents = {id(child): node for node in ast.walk(function) for child in ast.iter_child_nodes(node)}
+    for node in ast.walk(function):
+        if not (
+            isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == name
+        ):
+            continue
+        parent = parents.get(id(node))
+        if node.attr == "request" and isinstance(parent, ast.Attribute):
+            _change_request(context, name, parent, parents.get(id(parent)))
+        elif node.attr == "request":
+            context.by_hand(
+                node, f"{name}.request", f"{name} itself is the job: {name}.id, {name}.attempt, {name}.queue"
+            )
+        elif node.attr == "name":
+            context.replace(node, f"{name}.task")
+            context.changed(node, f"{name}.name", f"{name}.task")
+        elif node.attr == "retry":
+            _check_retry(context, parent)
+        elif node.attr == "max_retries":
+            context.by_hand(
+                node, f"{name}.max_retries", "the number itself: a job does not know its retry policy"
+            )
+        elif node.attr in (
+            "update_state",
+            "replace",
+            "add_to_chord",
+            "send_event",
+            "MaxRetriesExceededError",
+            "apply_async",
+            "delay",
+            "s",
+            "si",
+        ):
+            advice = {
+                "update_state": "progress(done, total, note): from celery5 import progress",
+                "replace": "return the workflow, from a task with dynamic=True",
+                "add_to_chord": "return the workflow, from a task with dynamic=True",
+                "send_event": "the log, or @app.event",
+                "MaxRetriesExceededError": "nothing is raised: a job without retries left becomes a dead letter",
+            }.get(node.attr, f"{function.name}.{node.attr}: the job is not the task")
+            context.by_hand(node, f"{name}.{node.attr}", advice)
+        elif node.attr not in ("id", "task", "queue", "attempt", "worker"):
+            context.by_hand(
+                node,
+                f"{name}.{node.attr}",
+                "self is the job, not an object of the task's class: a global, or a boot step",
+            )
+
+
+def _change_request(context: FileContext, name: str, node: ast.Attribute, parent: ast.AST | None) -> None:
+    attribute = node.attr
+    equivalent = find_equivalent("request", attribute)
+    whole: ast.expr = node
+    if attribute == "retries" and _is_plus_one(parent, node):
+        whole, text = parent, f"{name}.attempt"
+    elif attribute == "retries":
+        text = f"{name}.attempt - 1"
+        if not isinstance(parent, ast.FormattedValue | ast.keyword | ast.Assign | ast.Return | ast.Call):
+            text = f"({text})"
+    elif equivalent.isidentifier():
+        text = f"{name}.{equivalent}"
+    else:
+        context.report(node, "request", attribute, f"{name}.request.{attribute}")
+        return
+    context.replace(whole, text)
+    context.changed(node, f"{name}.request.{attribute}", text)
+
+
+def _is_plus_one(parent: ast.AST | None, node: ast.expr) -> TypeGuard[ast.BinOp]:
+    """Return whether an expression is `node + 1`."""
+    match parent:
+        case ast.BinOp(left=left, op=ast.Add(), right=ast.Constant(value=1)):
+            return left is node
+        case _:
+            return False
+
+
+def _check_retry(context: FileContext, call: ast.AST | None) -> None:
+    """Keep what a call of `self.retry` has that a retry here does not have."""
+    if not isinstance(call, ast.Call):
+        return
+    for option in call.keywords:
+        if option.arg == "eta":
+            context.by_hand(option, "retry(eta=)", "countdown, in seconds")
+        elif option.arg not in ("exc", "countdown", "max_retries", None):
+            context.by_hand(
+                option,
+                f"retry({option.arg}=)",
+                "a retry is the same job with the same arguments: send another job",
+            )
+    if call.args:
+        context.by_hand(
+            call, "retry(args)", "a retry is the same job with the same arguments: send another job"
+        )
+
+
+def check_class(context: FileContext, node: ast.ClassDef) -> None:
+    """Keep what a base class of tasks does, method by method."""
+    if not any(
+        context.celery_name(base) == "Task"
+        or (isinstance(base, ast.Attribute) and base.attr == "Task" and context.kind_of(base.value) == "app")
+        for base in node.bases
+    ):
+        return
+    context.report(node, "module", "Task", f"class {node.name}(Task)")
+    for member in node.body:
+        names = [member.name] if isinstance(member, ast.FunctionDef | ast.AsyncFunctionDef) else []
+        names += [target.id for target in getattr(member, "targets", ()) if isinstance(target, ast.Name)]
+        for name in names:
+            advice = find_equivalent("task class", name)
+            if advice:
+                context.report(member, "task class", name, f"{node.name}.{name}")
+            else:
+                context.by_hand(
+                    member,
+                    f"{node.name}.{name}",
+                    "a global of the module, opened by a boot step or when first used",
+                )
+
+
+def check_signal(context: FileContext, decorator: ast.expr, node: Function) -> None:
+    """Keep what is to be written instead of a receiver of a signal."""
+    called = decorator.func if isinstance(decorator, ast.Call) else decorator
+    if not (isinstance(called, ast.Attribute) and called.attr.startswith("connect")):
+        return
+    origin = context.origin_of(called.value)
+    signal = get_dotted(called.value).rpartition(".")[2]
+    if origin.startswith("celery.signals"):
+        context.report(decorator, "signal", signal, f"@{signal}.connect of {node.name}")
+    elif signal in ("on_after_configure", "on_after_finalize"):
+        context.by_hand(
+            decorator,
+            f"@{signal}.connect of {node.name}",
+            "the module itself: app.schedule(task.s(...), when), without a function",
+        )
+
+
+def is_task_decorator(context: FileContext, function: Function) -> ast.expr | None:
+    """Return the decorator by which a function is a task of Celery; None for none."""
+    decorator = find_task_decorator(function)
+    if decorator is None:
+        return None
+    called = decorator.func if isinstance(decorator, ast.Call) else decorator
+    if context.celery_name(called) in DECORATORS:
+        return decorator
+    return decorator if isinstance(called, ast.Attribute) and context.kind_of(called.value) == "app" else None

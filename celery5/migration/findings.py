@@ -1,0 +1,43 @@
+"""What is found in a project: changes that are made, those that are made by hand, and what has no counterpart."""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+FindingKind = Literal["change", "by hand", "nothing"]
+
+
+class CeleryUse(msgspec.Struct, frozen=True, order=True):
+    """One thing of Celery's in a file."""
+
+    line: int
+    kind: FindingKind
+    name: str  # what is there: `link_error`
+    advice: str  # what to write instead, or why there is nothing
+    line_after: int = 0  # the line when the changes are written; 0 in a file without any
+
+
+class FileReport(msgspec.Struct, frozen=True):
+    """What was found in a file."""
+
+    path: str
+    findings: tuple[CeleryUse, ...]
+    diff: str = ""  # a unified diff; '' when nothing is changed
+    text: str = ""  # the file after the changes; '' when nothing is changed
+
+    def of_kind(self, kind: FindingKind) -> list[CeleryUse]:
+        """Return the findings of one kind, by line."""
+        return sorted({finding for finding in self.findings if finding.kind == kind})
+
+
+class ProjectReport(msgspec.Struct, frozen=True):
+    """What was found in a project."""
+
+    files: tuple[FileReport, ...]
+    unreadable: Mapping[str, str]
+    notes: Sequence[str] = ()
+
+    def count(self, kind: FindingKind) -> int:
+        """Return how many findings there are of one kind."""
+        return sum(len(file.of_kind(kind)) for file in self.files)

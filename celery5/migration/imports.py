@@ -1,0 +1,191 @@
+"""Change the imports of a file, once it is known which names of Celery's it still uses."""
+
+import ast
+from collections import defaultdict
+
+from celery5.hints import find_equivalent
+from celery5.migration.context import FileContext
+from celery5.migration.source import parse
+
+SAME = {
+    "chain": "celery5",
+    "group": "celery5",
+    "chord": "celery5",
+    "AsyncResult": "celery5",
+    "Retry": "celery5",
+    "Reject": "celery5",
+    "SoftTimeLimitExceeded": "celery5",
+}
+"""Names that celery5 has, too, and the module that has them."""
+RENAMED = {
+    "Celery": ("celery5", "App"),
+    "TaskRevokedError": ("celery5", "TaskRevoked"),
+    "ImproperlyConfigured": ("celery5", "Misconfigured"),
+    "NotRegistered": ("celery5.errors", "UnknownTask"),
+    "AlreadyRegistered": ("celery5.errors", "DuplicateTask"),
+    "MaxRetriesExceededError": ("celery5", "TaskFailed"),
+    "TimeLimitExceeded": ("celery5", "TimeLimitExceeded"),
+}
+"""Names that are another word in celery5, wherever they are read."""
+
+
+def rename(context: FileContext, node: ast.Name | ast.Attribute) -> None:
+    """Change a name of Celery's that is another word in celery5."""
+    name = context.celery_name(node)
+    if name not in RENAMED or not isinstance(node.ctx, ast.Load):
+        return
+    module, new = RENAMED[name]
+    local = context.need(new, module, instead=name)
+    if local != context.render(node):
+        context.replace(node, local)
+
+
+def change_imports(context: FileContext) -> None:
+    """Change the imports of Celery's names. What is left stays, and is reported."""
+    try:
+        used = _find_used(parse(context.source.result))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return  # the changes are given up: see `rewrite`
+    statements = [node for node in ast.walk(context.tree) if isinstance(node, ast.ImportFrom | ast.Import)]
+    theirs = [node for node in statements if _is_celerys(node)]
+    top = [node for node in theirs if node in context.tree.body]
+    moved: dict[int, list[str]] = {}
+    for node in theirs:
+        moved[id(node)] = _change_statement(context, node, used)
+    new = _write_needed(context.needed, used)
+    place = top[0] if top else None
+    for node in top[1:]:  # what comes from celery5 now stands together
+        new += [line for line in moved[id(node)] if line.startswith("from celery5")]
+        moved[id(node)] = [line for line in moved[id(node)] if not line.startswith("from celery5")]
+    for node in theirs:
+        lines = [*(new if node is place else []), *moved[id(node)]]
+        _replace_statement(context, node, _merge(lines))
+    if new and place is None:
+        _insert(context, new)
+
+
+def _is_celerys(node: ast.ImportFrom | ast.Import) -> bool:
+    if isinstance(node, ast.ImportFrom):
+        return node.level == 0 and (node.module or "").partition(".")[0] == "celery"
+    return any(name.name.partition(".")[0] == "celery" for name in node.names)
+
+
+def _find_used(tree: ast.Module) -> set[str]:
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    return used | {
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+
+
+def _change_statement(context: FileContext, node: ast.ImportFrom | ast.Import, used: set[str]) -> list[str]:
+    """Return the statements that stand in the place of one, without those for new names."""
+    lines: dict[str, list[str]] = defaultdict(list)
+    was_used = _find_used(context.tree)
+    replaced = {name.rpartition(" ")[2] for names in context.needed.values() for name in names}
+    for alias in node.names:
+        local = alias.asname or alias.name.partition(".")[0]
+        written = f"{alias.name} as {alias.asname}" if alias.asname else alias.name
+        if isinstance(node, ast.Import):
+            if not (alias.name.startswith("celery") and local not in used and local in was_used):
+                lines[""].append(written)
+                if alias.name.partition(".")[0] == "celery" and local in used:
+                    context.by_hand(
+                        node,
+                        f"import {alias.name}",
+                        "celery5, name by name: what is left of it is listed here",
+                    )
+            continue
+        module = node.module or ""
+        if (local in was_used and local not in used) or local in replaced:
+            continue
+        if alias.name in RENAMED and local not in was_used:  # for those who import it from here
+            target, new = RENAMED[alias.name]
+            lines[target].append(f"{new} as {local}")
+        elif alias.name in SAME:
+            lines[SAME[alias.name]].append(written)
+            context.changed(node, alias.name, f"from {SAME[alias.name]}")
+        else:
+            lines[module].append(written)
+            _report_left(context, node, module, alias.name)
+    return [
+        f"from {module} import {', '.join(names)}" if module else f"import {', '.join(names)}"
+        for module, names in lines.items()
+    ]
+
+
+def _report_left(context: FileContext, node: ast.ImportFrom, module: str, name: str) -> None:
+    if module == "celery.signals" or find_equivalent("signal", name):
+        return  # its receivers are reported
+    if find_equivalent("module", name):
+        context.report(node, "module", name, f"import of {name}")
+        return
+    part = module.split(".")[1] if "." in module else ""
+    context.report(node, "module", part, f"import of {name}", default="see docs/guide/from-celery.md")
+
+
+def _write_needed(needed: dict[str, set[str]], used: set[str]) -> list[str]:
+    """Return the imports of new names that are used: some stood in what was changed as a whole."""
+    plain = [f"import {module}" for module, names in needed.items() if not names and module in used]
+    lines: list[str] = []
+    for module, names in sorted(needed.items()):
+        wanted = sorted(name for name in names if name.rpartition(" ")[2] in used)
+        if wanted:
+            lines.append(f"from {module} import {', '.join(wanted)}")
+    return [*plain, *lines]
+
+
+def _merge(lines: list[str]) -> list[str]:
+    """Return statements without two that import from the same module."""
+    merged: dict[str, list[str]] = {}
+    for line in lines:
+        head, separator, names = line.partition(" import ")
+        key = head if separator else line
+        known = merged.setdefault(key, [])
+        known += [name for name in names.split(", ") if name and name not in known]
+    return [f"{key} import {', '.join(sorted(names))}" if names else key for key, names in merged.items()]
+
+
+def _replace_statement(context: FileContext, node: ast.ImportFrom | ast.Import, lines: list[str]) -> None:
+    start, end = context.source.start_of(node), context.source.end_of(node)
+    if not lines:
+        context.remove_statement(node)
+        return
+    text = f"\n{context.source.indentation_at(start)}".join(lines)
+    flat = context.source.decode(start, end)
+    if _is_same_import(flat, text):
+        return
+    context.source.replace(start, end, text)
+
+
+def _is_same_import(before: str, after: str) -> bool:
+    try:
+        return ast.dump(parse(before)) == ast.dump(parse(after))
+    except (SyntaxError, ValueError):
+        return False
+
+
+def _insert(context: FileContext, lines: list[str]) -> None:
+    """Insert imports before the first one of the module, or behind its docstring."""
+    body = context.tree.body
+    imports = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
+    later = [
+        node for node in imports if not (isinstance(node, ast.ImportFrom) and node.module == "__future__")
+    ]
+    text = "\n".join(lines)
+    if later:
+        start = context.source.start_of(later[0])
+        context.source.replace(start, start, f"{text}\n")
+    elif imports:
+        end = context.source.end_of(imports[-1])
+        context.source.replace(end, end, f"\n\n{text}")
+    elif body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
+        end = context.source.end_of(body[0])
+        context.source.replace(end, end, f"\n\n{text}")
+    elif body:
+        start = min(
+            context.source.start_of(node) for node in (body[0], *getattr(body[0], "decorator_list", ()))
+        )
+        start = context.source.line_start(start)
+        context.source.replace(start, start, f"{text}\n\n")

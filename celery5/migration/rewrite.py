@@ -1,0 +1,164 @@
+"""Read a project, and say file by file what becomes of it."""
+
+import ast
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from celery5.migration.calls import change_call, check_result_attribute
+from celery5.migration.canvas import change_operator
+from celery5.migration.command_lines import find_command_lines
+from celery5.migration.context import FileContext
+from celery5.migration.declarations import change_decorator, check_class, check_signal, is_task_decorator
+from celery5.migration.edits import make_diff
+from celery5.migration.findings import FileReport, ProjectReport
+from celery5.migration.imports import change_imports, rename
+from celery5.migration.index import Function, ProjectIndex, make_index
+from celery5.migration.settings import change_app, change_conf_statement, change_settings_module
+from celery5.migration.source import SourceFile, is_whole, read_project
+
+_MARKS = ("celery", "CELERY", "BROKER_URL", "apply_async", ".delay", ".si(", "send_task", "AsyncResult")
+"""A file without any of these has nothing of Celery's."""
+
+
+@dataclass(frozen=True)
+class Migration:
+    """A project as it was read, and what becomes of it."""
+
+    root: Path
+    files: tuple[SourceFile, ...]
+    report: ProjectReport
+
+
+def migrate_project(source: Path) -> Migration:
+    """Return what is to be changed in a project. Nothing is imported or written. Raises Misconfigured."""
+    project = read_project(source)
+    index = make_index(project.files)
+    reports: list[FileReport] = []
+    unreadable = dict(project.unreadable)
+    for file in project.files:
+        try:
+            report = migrate_file(file, index)
+        except (RecursionError, MemoryError):
+            unreadable[file.name] = "it is nested too deeply"
+            continue
+        if report.findings or report.diff:
+            reports.append(report)
+    notes: list[str] = []
+    has_app = any(finding.name == "Celery(...)" for report in reports for finding in report.findings)
+    if index.tasks and not has_app:
+        notes.append(
+            "no Celery(...) was found: give the App retry_policy=RetryPolicy(max_retries=0), as Celery tries a job once"
+        )
+    whole = ProjectReport(tuple(reports), unreadable, notes)
+    return Migration(source if source.is_dir() else source.parent, project.files, whole)
+
+
+def migrate_file(file: SourceFile, index: ProjectIndex) -> FileReport:
+    """Return what is to be changed in a file."""
+    if file.tree is None:
+        return FileReport(file.name, tuple(find_command_lines(file.text, index)))
+    has_mark = any(mark in file.text for mark in _MARKS) and (index.tasks or "celery" in file.text.lower())
+    if not has_mark and not (index.tasks and "INSTALLED_APPS" in file.text):
+        return FileReport(file.name, ())
+    context = FileContext(file, file.tree, index)
+    _Rewriter(context).visit(file.tree)
+    change_settings_module(context)
+    change_imports(context)
+    return _finish(context)
+
+
+def _finish(context: FileContext) -> FileReport:
+    """Return the report of a file. Changes that would break its syntax are made by hand, all of them."""
+    file, result = context.file, context.source.result
+    findings = tuple(context.findings)
+    if result == file.text:
+        return FileReport(file.name, findings)
+    if not _can_be_written(file, result):
+        return FileReport(
+            file.name,
+            tuple(
+                msgspec.structs.replace(finding, kind="by hand") if finding.kind == "change" else finding
+                for finding in findings
+            ),
+        )
+    moved = tuple(
+        msgspec.structs.replace(finding, line_after=context.source.new_line(finding.line))
+        for finding in findings
+    )
+    return FileReport(file.name, moved, make_diff(file.name, file.text, result), result)
+
+
+def _can_be_written(file: SourceFile, text: str) -> bool:
+    try:
+        file.encode(text)
+    except UnicodeError:
+        return False
+    return is_whole(text)
+
+
+class _Rewriter(ast.NodeVisitor):
+    """Visits all of a module, the inner parts of an expression before the outer ones."""
+
+    def __init__(self, context: FileContext) -> None:
+        self.context = context
+
+    def visit_Call(self, node: ast.Call) -> None:
+        self.context.handled.add(id(node.func))
+        self.generic_visit(node)
+        if self.context.celery_name(node.func) == "Celery":
+            change_app(self.context, node)
+        else:
+            change_call(self.context, node)
+
+    def visit_BinOp(self, node: ast.BinOp) -> None:
+        self.generic_visit(node)
+        change_operator(self.context, node)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        self.generic_visit(node)
+        rename(self.context, node)
+        check_result_attribute(self.context, node)
+        if node.attr == "Task" and self.context.kind_of(node.value) == "app":
+            self.context.report(node, "module", "Task", "app.Task")
+
+    def visit_Name(self, node: ast.Name) -> None:
+        rename(self.context, node)
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        self.generic_visit(node)
+        if change_conf_statement(self.context, node):
+            return
+        for target in node.targets:
+            if isinstance(target, ast.Name):
+                self.context.scopes[-1][target.id] = self.context.kind_of(node.value)
+
+    def visit_Expr(self, node: ast.Expr) -> None:
+        self.generic_visit(node)
+        change_conf_statement(self.context, node)
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        check_class(self.context, node)
+        self._visit_scope(node, is_async=False)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        self._visit_function(node, is_async=False)
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
+        self._visit_function(node, is_async=True)
+
+    def _visit_function(self, node: Function, *, is_async: bool) -> None:
+        self._visit_scope(node, is_async=is_async)
+        decorator = is_task_decorator(self.context, node)
+        if decorator is not None:
+            change_decorator(self.context, node, decorator)
+        for other in node.decorator_list:
+            check_signal(self.context, other, node)
+
+    def _visit_scope(self, node: Function | ast.ClassDef, *, is_async: bool) -> None:
+        before, self.context.is_async = self.context.is_async, is_async
+        self.context.scopes.append({})
+        self.generic_visit(node)
+        self.context.scopes.pop()
+        self.context.is_async = before

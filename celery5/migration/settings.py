@@ -1,0 +1,445 @@
+"""Change what configures an application: its call, `app.conf`, modules of settings, and the settings of Django."""
+
+import ast
+import re
+from collections.abc import Callable
+
+from celery5.config.settings import Settings
+from celery5.hints import find_equivalent
+from celery5.migration.calls import render_app
+from celery5.migration.context import FileContext
+from celery5.migration.edits import Located
+from celery5.migration.schedules import change_beat_schedule
+
+OLD_NAMES = {
+    "broker_url": "broker_url",
+    "always_eager": "task_always_eager",
+    "eager_propagates_exceptions": "task_eager_propagates",
+    "eager_propagates": "task_eager_propagates",
+    "task_result_expires": "result_expires",
+    "default_queue": "task_default_queue",
+    "queues": "task_queues",
+    "routes": "task_routes",
+    "ignore_result": "task_ignore_result",
+    "acks_late": "task_acks_late",
+    "annotations": "task_annotations",
+    "track_started": "task_track_started",
+    "create_missing_queues": "task_create_missing_queues",
+    "send_task_sent_event": "task_send_sent_event",
+    "send_events": "worker_send_task_events",
+    "default_routing_key": "task_default_routing_key",
+    "default_exchange": "task_default_exchange",
+    "default_exchange_type": "task_default_exchange_type",
+    "redirect_stdouts": "worker_redirect_stdouts",
+    "store_errors_even_if_ignored": "task_store_errors_even_if_ignored",
+    "max_cached_results": "result_cache_max",
+    "celeryd_task_time_limit": "task_time_limit",
+    "celeryd_task_soft_time_limit": "task_soft_time_limit",
+    "celeryd_hijack_root_logger": "worker_hijack_root_logger",
+    "celerybeat_schedule": "beat_schedule",
+    "celerybeat_scheduler": "beat_scheduler",
+}
+"""Names of Celery 3, without `CELERY_` and in lower case, and what Celery 5 calls them."""
+_UPPER = re.compile(r"(CELERY|CELERYD|CELERYBEAT|BROKER)_[A-Z0-9_]+")
+_SETTINGS_FILE = re.compile(
+    r"(^|/)(\w*settings\w*|settings/\w+|config/\w+|celery_?config\w*|\w*celeryconfig)\.py$"
+)
+_APP_NAMED = {"broker", "include", "name"}
+_DROPPED_APP_OPTIONS = {
+    "backend",
+    "strict_typing",
+    "set_as_current",
+    "namespace",
+    "fixups",
+    "changes",
+}
+INSTALLED_APP = "celery5.contrib.django"
+_LOUD = "celery5 refuses an unknown setting, with what to write instead"
+
+
+def normalize(name: str) -> str:
+    """Return what Celery 5 calls a setting of any age: `CELERYD_CONCURRENCY` is `worker_concurrency`."""
+    lower = name.lower()
+    short = lower.removeprefix("celery_")
+    if find_equivalent("setting", short) or short in Settings.__struct_fields__:
+        return OLD_NAMES.get(short, short)
+    if short in OLD_NAMES:
+        return OLD_NAMES[short]
+    for old, new in (("celeryd_", "worker_"), ("celerybeat_", "beat_")):
+        if lower.startswith(old):
+            return new + lower.removeprefix(old)
+    return short
+
+
+def change_app(context: FileContext, call: ast.Call) -> None:
+    """Change `Celery(...)` to `App(...)`, whose tasks are retried when they ask for it, as before."""
+    arguments = [context.render(argument) for argument in call.args[:1]]
+    if len(call.args) > 1:
+        context.by_hand(call, "Celery(...)", "keywords of App, such as broker=")
+        arguments += [context.render(argument) for argument in call.args[1:]]
+    for option in call.keywords:
+        if option.arg == "main":
+            arguments.insert(0, context.render(option.value))
+        else:
+            arguments += _change_app_option(context, option)
+    if not call.args and all(option.arg != "main" for option in call.keywords):
+        arguments.insert(0, f'"{context.file.module[0] if context.file.module else "app"}"')
+        context.by_hand(call, "Celery() without a name", "a name: it is the scope of all keys in Redis")
+    arguments.append(f"retry_policy={context.need('RetryPolicy')}(max_retries=0)")
+    name = context.need("App", instead="Celery")
+    context.replace(call, f"{name}({', '.join(arguments)})")
+    context.changed(call, "Celery(...)", "App(...); max_retries=0 keeps Celery's default, to try once")
+
+
+def _change_app_option(context: FileContext, option: ast.keyword) -> list[str]:
+    name, value = option.arg, context.render(option.value)
+    if name is None:
+        return [f"**{value}"]
+    if name in _APP_NAMED:
+        is_none = isinstance(option.value, ast.Constant) and option.value.value is None
+        return [] if is_none else [f"{name}={value}"]
+    if name in _DROPPED_APP_OPTIONS:
+        context.changed(
+            option, name, "dropped: results are where the jobs are" if name == "backend" else "dropped"
+        )
+        return []
+    if name == "task_cls":
+        context.report(option, "option", "base", "Celery(task_cls=)")
+        return [f"task_cls={value}"]
+    new = _rename(context, option, name, option.value)
+    if new is None:
+        return [f"{name}={value}"]
+    return [f"{new[0]}={new[1]}"] if new[0] else []
+
+
+def _rename(context: FileContext, node: Located, name: str, value: ast.expr) -> tuple[str, str] | None:
+    """Return the new name and value of a setting; ('', '') if it is dropped, None if it is to be changed by hand."""
+    setting, text = normalize(name), context.render(value)
+    equivalent = find_equivalent("setting", setting)
+    if setting in _VALUES and (new := _VALUES[setting](context, value)) is not None:
+        context.changed(node, name, new[0])
+        return new
+    why = _find_obstacle(setting, text)
+    if why:
+        context.by_hand(node, name, why)
+        return ("", "") if setting == "beat_scheduler" else None
+    if setting in Settings.__struct_fields__:
+        return setting, text
+    if equivalent.isidentifier():
+        context.changed(node, name, equivalent)
+        return equivalent, text
+    is_off = setting.startswith("task_") and "eager" in setting and text == "False"
+    if equivalent.startswith("nothing") or setting == "enable_utc" or is_off:
+        context.changed(node, name, f"dropped: {equivalent.removeprefix('nothing: ')}")
+        return "", ""
+    context.report(node, "setting", setting, name)
+    return None
+
+
+def _find_obstacle(setting: str, text: str) -> str:
+    """Return what is to be done about a setting whose value has no counterpart; '' for most."""
+    if setting == "beat_schedule":
+        return "the setting schedules, or schedule= of the tasks: cron, every, calendar, at"
+    if setting in ("task_serializer", "result_serializer", "accept_content") and "pickle" in text:
+        return "arguments and results are JSON: annotate the parameters, pass ids in place of objects"
+    if setting == "beat_scheduler" and "django" in text.lower():
+        return "celery5 migrate --beat FILE.json writes the rows of django-celery-beat as schedules"
+    return ""
+
+
+def _change_schedules(context: FileContext, value: ast.expr) -> tuple[str, str] | None:
+    schedules = change_beat_schedule(value, context.render)
+    return None if schedules is None else ("schedules", schedules)
+
+
+def _change_memory(context: FileContext, value: ast.expr) -> tuple[str, str]:
+    return "max_memory", f"{context.render(value)} * 1024"
+
+
+def _change_routes(context: FileContext, value: ast.expr) -> tuple[str, str] | None:
+    """Return `queue_routes` for `task_routes` whose values name a queue and nothing else."""
+    if not isinstance(value, ast.Dict):
+        return None
+    pairs: list[str] = []
+    for key, route in zip(value.keys, value.values, strict=True):
+        match route:
+            case ast.Dict(keys=[ast.Constant(value="queue")], values=[queue]):
+                pass
+            case ast.Constant(value=str()):
+                queue = route
+            case _:
+                return None
+        if key is None:
+            return None
+        pairs.append(f"{context.render(key)}: {context.render(queue)}")
+    return "queue_routes", f"{{{', '.join(pairs)}}}"
+
+
+_VALUES: dict[str, Callable[[FileContext, ast.expr], tuple[str, str] | None]] = {
+    "beat_schedule": _change_schedules,
+    "task_routes": _change_routes,
+    "worker_max_memory_per_child": _change_memory,
+}
+"""Settings whose values change."""
+
+
+def change_conf_statement(context: FileContext, statement: ast.stmt) -> bool:
+    """Change a statement about `app.conf`, `config_from_object` or `autodiscover_tasks`. Returns whether it is one."""
+    match statement:
+        case ast.Expr(
+            value=ast.Call(
+                func=ast.Attribute(attr="update", value=ast.Attribute(attr="conf", value=app))
+            ) as call
+        ):
+            return context.kind_of(app) == "app" and _change_update(context, statement, call, app)
+        case ast.Assign(
+            targets=[ast.Attribute(attr=name, value=ast.Attribute(attr="conf", value=app))], value=value
+        ):
+            return context.kind_of(app) == "app" and _write_settings(context, statement, app, [(name, value)])
+        case ast.Assign(
+            targets=[
+                ast.Subscript(
+                    value=ast.Attribute(attr="conf", value=app), slice=ast.Constant(value=str(name))
+                )
+            ],
+            value=value,
+        ):
+            return context.kind_of(app) == "app" and _write_settings(context, statement, app, [(name, value)])
+        case ast.Expr(value=ast.Call(func=ast.Attribute(attr="config_from_object", value=app)) as call):
+            return context.kind_of(app) == "app" and _change_config_object(context, statement, call, app)
+        case ast.Expr(value=ast.Call(func=ast.Attribute(attr="autodiscover_tasks", value=app)) as call):
+            return context.kind_of(app) == "app" and _change_discovery(context, statement, call, app)
+        case _:
+            return False
+
+
+def _change_update(context: FileContext, statement: ast.stmt, call: ast.Call, app: ast.expr) -> bool:
+    pairs: list[tuple[str, ast.expr]] = []
+    for argument in call.args:
+        if not isinstance(argument, ast.Dict) or not all(
+            isinstance(key, ast.Constant) and isinstance(key.value, str) for key in argument.keys
+        ):
+            context.by_hand(statement, "conf.update", f"app.configure(...): {_LOUD}")
+            return True
+        pairs += [(key.value, value) for key, value in zip(argument.keys, argument.values, strict=True)]  # type: ignore[union-attr]
+    if any(option.arg is None for option in call.keywords):
+        context.by_hand(statement, "conf.update", f"app.configure(...): {_LOUD}")
+        return True
+    pairs += [(option.arg, option.value) for option in call.keywords if option.arg]
+    return _write_settings(context, statement, app, pairs)
+
+
+def _write_settings(
+    context: FileContext, statement: ast.stmt, app: ast.expr, pairs: list[tuple[str, ast.expr]]
+) -> bool:
+    """Write `app.configure(...)` in place of a statement; what is to be changed by hand stays in it, and is refused."""
+    arguments: list[str] = []
+    for name, value in pairs:
+        new = _rename(context, value, name, value)
+        if new is None:
+            arguments.append(f"{name}={context.render(value)}")
+        elif new[0] in ("include", "imports"):
+            arguments.append(f"{name}={new[1]}")
+        elif new[0]:
+            arguments.append(f"{new[0]}={new[1]}")
+    if arguments:
+        context.replace(statement, f"{render_app(context, app)}.configure({', '.join(arguments)})")
+        context.changed(statement, "conf", "configure(...)")
+    else:
+        context.remove_statement(statement)
+    return True
+
+
+def _change_config_object(context: FileContext, statement: ast.stmt, call: ast.Call, app: ast.expr) -> bool:
+    argument = call.args[0] if call.args else None
+    text = argument.value if isinstance(argument, ast.Constant) and isinstance(argument.value, str) else ""
+    if text.startswith("django.conf") or (
+        argument is not None and context.origin_of(argument) == "django.conf.settings"
+    ):
+        context.remove_statement(statement)
+        context.changed(
+            statement, "config_from_object", "dropped: CELERY5 of Django's settings is read by itself"
+        )
+    elif text and not any(option.arg == "namespace" for option in call.keywords):
+        context.replace(statement, f'{render_app(context, app)}.use_config("{text.partition(":")[0]}")')
+        context.changed(
+            statement, "config_from_object", "use_config(...): a module with the settings of celery5"
+        )
+    else:
+        context.report(statement, "app", "config_from_object")
+    return True
+
+
+def _change_discovery(context: FileContext, statement: ast.stmt, call: ast.Call, app: ast.expr) -> bool:
+    given = {option.arg: option.value for option in call.keywords}
+    packages = call.args[0] if call.args else given.get("packages")
+    if isinstance(packages, ast.List | ast.Tuple) and packages.elts:
+        module = f", module={context.render(given['related_name'])}" if "related_name" in given else ""
+        context.replace(
+            statement, f"{render_app(context, app)}.autodiscover({context.render(packages)}{module})"
+        )
+        context.changed(statement, "autodiscover_tasks", "autodiscover([...])")
+    elif context.index.is_django:
+        context.remove_statement(statement)
+        context.changed(
+            statement, "autodiscover_tasks", "dropped: the tasks of INSTALLED_APPS are found by themselves"
+        )
+    else:
+        context.report(statement, "app", "autodiscover_tasks")
+    return True
+
+
+def change_settings_module(context: FileContext) -> None:
+    """Change the assignments of a module that has Celery's settings: Django's, or one for Celery alone."""
+    if not _SETTINGS_FILE.search(context.file.name) and not _has_installed_apps(context.tree):
+        _report_upper(context)
+        return
+    own = re.search(r"celery_?config", context.file.name) is not None
+    has_star = any(
+        isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in context.tree.body
+    )
+    made = has_star
+    for statement in context.tree.body:
+        match statement:
+            case ast.Assign(targets=[ast.Name(id=name) as target], value=value):
+                pass
+            case ast.AnnAssign(target=ast.Name(id=name) as target, value=ast.expr() as value):
+                pass
+            case _:
+                continue
+        if name == "INSTALLED_APPS":
+            _check_installed_apps(context, value)
+        elif own and not name.startswith("_"):
+            _change_own(context, statement, target, name, value)
+        elif _UPPER.fullmatch(name):
+            made = _change_django(context, statement, name, value, made, has_star)
+    _report_upper(context)
+
+
+def _has_installed_apps(tree: ast.Module) -> bool:
+    return any(
+        isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and node.targets[0].id == "INSTALLED_APPS"
+        for node in tree.body
+    )
+
+
+def _change_own(
+    context: FileContext, statement: ast.stmt, target: ast.Name, name: str, value: ast.expr
+) -> None:
+    """Change an assignment of a module that configures Celery alone."""
+    if not find_equivalent("setting", normalize(name)):
+        return
+    context.handled.add(id(statement))
+    new = _rename(context, statement, name, value)
+    if new is None:
+        return
+    if not new[0]:
+        context.remove_statement(statement)
+    else:
+        context.replace(statement, f"{new[0]} = {new[1]}")
+
+
+def _change_django(
+    context: FileContext, statement: ast.stmt, name: str, value: ast.expr, made: bool, has_star: bool
+) -> bool:
+    """Change a setting of Django's to an item of `CELERY5`. Returns whether that is there now."""
+    context.handled.add(id(statement))
+    new = _rename(context, statement, name, value)
+    if new is None:
+        return made
+    is_read_elsewhere = context.index.names[name] > 0
+    if not new[0]:
+        if not is_read_elsewhere:
+            context.remove_statement(statement)
+        return made
+    if has_star:
+        context.by_hand(
+            statement, name, f'CELERY5["{new[0]}"] = ..., if a module that is imported by * has CELERY5'
+        )
+        return made
+    text = name if is_read_elsewhere else new[1]
+    line = f'CELERY5["{new[0]}"] = {text}' if made else f'CELERY5 = {{"{new[0]}": {text}}}'
+    if is_read_elsewhere:
+        end = context.source.end_of(statement)
+        context.source.replace(end, end, f"\n{line}")
+    else:
+        context.replace(statement, line)
+    return True
+
+
+def _check_installed_apps(context: FileContext, value: ast.expr) -> None:
+    for node in ast.walk(value):
+        match node:
+            case ast.Constant(value="django_celery_beat"):
+                context.by_hand(
+                    node,
+                    "django_celery_beat",
+                    "celery5 migrate --beat FILE.json writes its rows as schedules; then leave it out",
+                )
+            case ast.Constant(value="django_celery_results"):
+                context.note(
+                    node,
+                    "nothing",
+                    "django_celery_results",
+                    "results are in Redis for results_ttl; a Data Sink keeps them in a database",
+                )
+            case _:
+                pass
+    _add_installed_app(context, value)
+
+
+def _add_installed_app(context: FileContext, value: ast.expr) -> None:
+    """Add celery5 to `INSTALLED_APPS`, by which it finds the settings, the application and the tasks."""
+    there = [node.value for node in ast.walk(value) if isinstance(node, ast.Constant)]
+    if INSTALLED_APP in there or not context.index.tasks:
+        return
+    if (
+        not isinstance(value, ast.List | ast.Tuple)
+        or not value.elts
+        or isinstance(value.elts[-1], ast.Starred)
+    ):
+        context.by_hand(value, "INSTALLED_APPS", f'add "{INSTALLED_APP}"')
+        return
+    last = value.elts[-1]
+    start, end = context.source.start_of(last), context.source.end_of(last)
+    is_alone = not context.source.decode(context.source.line_start(start), start).strip()
+    space = f"\n{context.source.indentation_at(start)}" if is_alone else " "
+    context.source.replace(end, end, f',{space}"{INSTALLED_APP}"')
+    context.changed(last, "INSTALLED_APPS", f'"{INSTALLED_APP}", which finds settings, application and tasks')
+
+
+def _report_upper(context: FileContext) -> None:
+    """Keep what is to be done with settings of Celery that stand where they cannot be changed."""
+    for node in ast.walk(context.tree):
+        if isinstance(node, ast.ClassDef):
+            _report_class(context, node)
+            continue
+        if not isinstance(node, ast.Assign | ast.AnnAssign) or id(node) in context.handled:
+            continue
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        for target in targets:
+            name = (
+                target.id
+                if isinstance(target, ast.Name)
+                else target.attr
+                if isinstance(target, ast.Attribute)
+                else ""
+            )
+            if _UPPER.fullmatch(name) and find_equivalent("setting", normalize(name)):
+                context.report(node, "setting", normalize(name), name)
+
+
+def _report_class(context: FileContext, node: ast.ClassDef) -> None:
+    """Keep what is to be done with the settings of a class that `config_from_object` is given."""
+    names = {
+        target.id: statement
+        for statement in node.body
+        if isinstance(statement, ast.Assign)
+        for target in statement.targets
+        if isinstance(target, ast.Name) and find_equivalent("setting", target.id)
+    }
+    if "broker_url" in names or "celery" in node.name.lower():
+        for name, statement in names.items():
+            context.report(statement, "setting", name, f"{node.name}.{name}")

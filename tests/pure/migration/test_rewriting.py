@@ -1,0 +1,287 @@
+"""Rewriting: what becomes of each thing of Celery's, a line at a time."""
+
+import ast
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from celery5.migration.findings import FileReport
+from celery5.migration.rewrite import migrate_project
+
+HEAD = """
+from celery import chain, chord, group, shared_task
+from shop.celery import app
+
+
+@shared_task
+def add(x, y=1): ...
+
+
+@shared_task
+def total(values): ...
+
+
+"""
+
+
+def migrate(folder: Path, text: str, *, head: str = HEAD, name: str = "tasks.py") -> FileReport:
+    """Return what becomes of a module."""
+    (folder / name).write_text(head + text)
+    (report,) = migrate_project(folder).report.files
+    return report
+
+
+CALLS = [
+    ("add.apply_async((1, 2))", "add.delay(1, 2)"),
+    ("add.apply_async()", "add.delay()"),
+    ("add.apply_async([1], {'y': 2}, countdown=5)", "add.options(countdown=5).delay(1, y=2)"),
+    ("add.apply_async(args, kwargs)", "add.delay(*args, **kwargs)"),
+    ("add.apply_async(args=None, kwargs={'if': 1})", "add.delay(**{'if': 1})"),
+    ("add.apply_async((1,), task_id=name, queue=None)", "add.options(id=name).delay(1)"),
+    ("add.apply_async((1,), retry=False, shadow='x', serializer='json')", "add.delay(1)"),
+    ("add.apply_async_on_commit((1,), countdown=3)", "add.options(countdown=3).delay_on_commit(1)"),
+    ("add.s(1).apply_async(countdown=3)", "add.options(countdown=3).delay(1)"),
+    ("add.s(1).set(queue='slow')", "add.options(queue='slow').s(1)"),
+    ("add.signature((1, 2), countdown=3)", "add.options(countdown=3).s(1, 2)"),
+    ("add.delay(1).get()", "add.delay(1).get(timeout=None)"),
+    ("add.delay(1).get(timeout=3)", "add.delay(1).get(timeout=3)"),
+    ("add.delay(1).revoke(terminate=True)", "add.delay(1).revoke()"),
+    ("add.delay(1).task_id", "add.delay(1).id"),
+    ("add.AsyncResult(name)", "add.app.result(name, task=add)"),
+    ("app.AsyncResult(name)", "app.result(name)"),
+    (
+        "app.send_task('shop.add', (1,), queue='q')",
+        "app.signature('shop.add').task.options(queue='q').delay(1)",
+    ),
+    ("app.send_task('shop.add', kwargs={'x': 1})", "app.signature('shop.add', x=1).delay()"),
+    ("app.control.revoke(name, terminate=True)", "app.result(name).revoke()"),
+    ("chain(add.s(1), add.s(2))()", "chain(add.s(1), add.partial(2)).start()"),
+    ("chain(add.s(1), total.s()).delay()", "chain(add.s(1), total.s()).start()"),
+    ("chain(add.s(1), add.si(2), total.s()).apply_async()", "(add.s(1) >> add.s(2) | total.s()).start()"),
+    ("(add.si(1) | add.si(2))()", "(add.s(1) >> add.s(2)).start()"),
+    ("chain([add.s(1), total.s()])", "chain(*[add.s(1), total.s()])"),
+    (
+        "group(add.si(i) for i in range(3))().get()",
+        "group(add.s(i) for i in range(3)).start().get(timeout=None)",
+    ),
+    ("chord([add.s(1)])(total.s())", "chord([add.s(1)], total.s()).start()"),
+    ("chord([add.s(1)], total.si([])).delay()", "(group([add.s(1)]) >> total.s([])).start()"),
+    ("chord(group(add.s(1)), total.si([]))()", "(group(add.s(1)) >> total.s([])).start()"),
+    ("add.starmap([(1, 2)])()", "add.starmap([(1, 2)]).start()"),
+]
+
+
+@pytest.mark.parametrize(("before", "after"), CALLS)
+def test_call_is_rewritten(tmp_path: Path, before: str, after: str) -> None:
+    report = migrate(tmp_path, f"value = {before}\n")
+    assert f"value = {after}\n" in report.text
+
+
+BY_HAND = [
+    ("add.apply_async((1,), link=total.s())", "link", "(task.s(...) | total.s()).start()"),
+    ("add.apply_async((1,), link_error=total.s())", "link_error", "on_failure"),
+    ("add.apply_async((1,), priority=3)", "priority", "high"),
+    ("add.apply_async((1,), **options)", "apply_async(**options)", "task.options"),
+    ("chain(add.s(1), total.s()).apply_async(link_error=total.s())", "link_error", "start(on_failure=...)"),
+    ("chain(*[add.si(1), add.si(2)])", "si in chain(*steps)", ">>"),
+    ("chain(add.s(1), total.s())(3)", "a signature that is called", "start()"),
+    ("add.chunks(zip(a, b), 10)", "chunks", "starmap"),
+    ("add.delay(1).ready()", "result.ready()", "wait([result], timeout=0)"),
+    ("add.delay(1).state", "result.state", "result.status()"),
+    ("add.delay(1).get(propagate=False)", "get(propagate=)", "gather"),
+    ("app.control.broadcast('x')", "control.broadcast", "app.control.send"),
+    ("app.control.inspect().active()", "control.inspect", "app.control.send"),
+    ("add.apply((1,))", "apply()", "task(...)"),
+    ("add.apply_async((1,), eta=datetime.now())", "eta=datetime.now()", "datetime.now(UTC)"),
+]
+
+
+@pytest.mark.parametrize(("before", "name", "advice"), BY_HAND)
+def test_what_cannot_be_rewritten_stays_and_is_named_with_its_line(
+    tmp_path: Path, before: str, name: str, advice: str
+) -> None:
+    report = migrate(tmp_path, f"value = {before}\n")
+    (found,) = [found for found in report.of_kind("by hand") if found.name == name]
+    assert advice in found.advice
+    assert found.line == HEAD.count("\n") + 1
+    assert report.text.splitlines()[found.line_after - 1].startswith("value = ")
+    assert before.split("(")[0] in report.text
+
+
+DECORATORS = [
+    ("@shared_task", "@task"),
+    ("@shared_task()", "@task"),
+    ("@app.task(bind=False, name='x')", "@app.task(name='x')"),
+    ("@app.task(acks_late=True, track_started=True, queue='q')", "@app.task(queue='q')"),
+    (
+        "@app.task(autoretry_for=(OSError,), retry_backoff=True)",
+        "@app.task(autoretry_for=(OSError,), max_retries=3)",
+    ),
+    ("@app.task(max_retries=0)", "@app.task(max_retries=0)"),
+    ("@app.task(max_retries=5)", "@app.task(max_retries=5, dont_autoretry_for=[Exception])"),
+    ("@app.task(rate_limit='10/m')", "@app.task(rate_limit='10/m')"),
+    ("@app.task(rate_limit=10)", '@app.task(rate_limit="10/s")'),
+    ("@app.task(throws=(KeyError,))", "@app.task(dont_autoretry_for=(KeyError,))"),
+    (
+        "@app.task(default_retry_delay=9, max_retries=0)",
+        "@app.task(backoff=9, cap=9, jitter=False, max_retries=0)",
+    ),
+    (
+        "@app.task(autoretry_for=(OSError,), retry_kwargs={'max_retries': 2, 'countdown': 4})",
+        "@app.task(autoretry_for=(OSError,), max_retries=2, backoff=4, cap=4, jitter=False)",
+    ),
+    ("@app.task(serializer='json')", "@app.task"),
+]
+
+
+@pytest.mark.parametrize(("before", "after"), DECORATORS)
+def test_declaration_is_rewritten(tmp_path: Path, before: str, after: str) -> None:
+    report = migrate(tmp_path, f"{before}\ndef one(): ...\n")
+    assert f"{after}\ndef one(): ...\n" in (report.text or HEAD)
+
+
+@pytest.mark.parametrize("option", ["priority=3", "base=Own", "serializer='pickle'", "ignored=1"])
+def test_option_without_a_counterpart_stays_so_that_it_is_refused_when_it_is_forgotten(
+    tmp_path: Path, option: str
+) -> None:
+    report = migrate(tmp_path, f"@app.task({option}, acks_late=True)\ndef one(): ...\n")
+    assert f"@app.task({option})\n" in report.text
+    assert [found for found in report.of_kind("by hand") if option.partition("=")[0] in found.name]
+
+
+def test_bound_task_keeps_its_retries(tmp_path: Path) -> None:
+    text = """
+@app.task(bind=True, default_retry_delay=60)
+def one(self, x):
+    try:
+        print(f"{self.request.retries} {self.request.id}", self.name, self.request.hostname)
+    except OSError as error:
+        raise self.retry(exc=error, countdown=2 ** self.request.retries)
+"""
+    report = migrate(tmp_path, text)
+    assert '{self.attempt - 1} {self.id}", self.task, self.worker)' in report.text
+    assert "countdown=2 ** (self.attempt - 1))" in report.text
+    assert "max_retries=3" in report.text
+    assert "dont_autoretry_for=[Exception]" in report.text
+
+
+SETTINGS = [
+    ("app.conf.task_time_limit = 5", "app.configure(time_limit=5)"),
+    ("app.conf['result_expires'] = 60", "app.configure(results_ttl=60)"),
+    ("app.conf.update({'task_default_queue': 'q'}, task_acks_late=True)", "app.configure(default_queue='q')"),
+    ("app.conf.update(CELERY_TASK_RESULT_EXPIRES=5)", "app.configure(results_ttl=5)"),
+    (
+        "app.conf.task_routes = {'a.*': {'queue': 'q'}, 'b': 'c'}",
+        "app.configure(queue_routes={'a.*': 'q', 'b': 'c'})",
+    ),
+    ("app.conf.worker_concurrency = 4", "app.configure(worker_concurrency=4)"),
+    ("app.autodiscover_tasks(['shop'])", "app.autodiscover(['shop'])"),
+    ("app.config_from_object('shop.celeryconfig')", 'app.use_config("shop.celeryconfig")'),
+]
+
+
+@pytest.mark.parametrize(("before", "after"), SETTINGS)
+def test_setting_is_rewritten(tmp_path: Path, before: str, after: str) -> None:
+    assert f"{after}\n" in migrate(tmp_path, f"{before}\n").text
+
+
+def test_beat_schedule_becomes_schedules(tmp_path: Path) -> None:
+    text = """
+from celery.schedules import crontab
+app.conf.beat_schedule = {
+    "a": {"task": "t", "schedule": crontab(minute="*/5", hour=[1, 2], day_of_week="mon"), "args": (1,)},
+    "b": {"task": "t", "schedule": 30.0, "relative": True, "options": {"queue": "q", "expires": 3}},
+}
+"""
+    report = migrate(tmp_path, text)
+    assert '"cron": "*/5 1,2 * * mon"' in report.text
+    assert '"every": 30.0' in report.text
+    assert '"options": {"queue": "q", "expires": 3}' in report.text
+    assert "crontab" not in report.text
+
+
+@pytest.mark.parametrize(
+    "when", ["solar('sunset', 1, 2)", "crontab(day_of_week=1, day_of_month=1)", "when()"]
+)
+def test_beat_schedule_that_has_no_counterpart_stays_and_is_named(tmp_path: Path, when: str) -> None:
+    report = migrate(tmp_path, f"app.conf.beat_schedule = {{'a': {{'task': 't', 'schedule': {when}}}}}\n")
+    assert "beat_schedule=" in report.text
+    assert [found.advice for found in report.of_kind("by hand") if found.name == "beat_schedule"]
+
+
+def test_name_that_means_something_else_in_the_file_is_imported_under_the_old_one(tmp_path: Path) -> None:
+    text = "from celery import shared_task\n\n\n@shared_task\ndef one(task): ...\n"
+    report = migrate(tmp_path, text, head="")
+    assert report.text == text.replace(
+        "from celery import shared_task", "from celery5 import task as shared_task"
+    )
+
+
+def test_all_else_in_a_file_stays_as_it_was_written(tmp_path: Path) -> None:
+    text = "# -*- coding: utf-8 -*-\nfrom celery import shared_task  # the old one\n\nx = ( 1,\n\t2 )\n"
+    text += "\n@shared_task\ndef é(): ...\n"
+    report = migrate(tmp_path, text, head="")
+    assert report.text == text.replace("from celery import shared_task", "from celery5 import task").replace(
+        "@shared_task", "@task"
+    )
+
+
+def test_line_ends_of_windows_stay(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.py"
+    path.write_bytes(b"from celery import shared_task\r\n\r\n@shared_task\r\ndef a(): ...\r\n")
+    (report,) = migrate_project(tmp_path).report.files
+    assert report.text.encode() == b"from celery5 import task\r\n\r\n@task\r\ndef a(): ...\r\n"
+
+
+def test_project_without_an_application_is_told_how_often_jobs_are_tried(tmp_path: Path) -> None:
+    (tmp_path / "tasks.py").write_text("from celery import shared_task\n\n@shared_task\ndef a(): ...\n")
+    (note,) = migrate_project(tmp_path).report.notes
+    assert "RetryPolicy(max_retries=0)" in note
+
+
+COMMAND_LINES = [
+    ("celery -A proj worker -l INFO -c4", "celery5 -A proj worker start --log-level info --cpu-slots 4"),
+    (
+        "celery --app=proj.app:x worker -Q celery,mail",
+        "celery5 -A proj.app worker start --queues default,mail",
+    ),
+    ("celery -A proj worker -B", "celery5 -A proj worker start, and celery5 -A proj scheduler start"),
+    (
+        "celery -A proj worker -P gevent -c 500",
+        "celery5 -A proj worker start --concurrency 500, with async def tasks",
+    ),
+    ("celery worker -A proj -n w@%h -E", "celery5 -A proj worker start --name w@%h"),
+    ("/venv/bin/celery -A proj beat -S x", "celery5 -A proj scheduler start, twice or more"),
+    ("celery -A proj flower", "celery5 dashboard start and celery5 top, and /metrics for Prometheus"),
+    ("celery -A proj inspect ping", "celery5 worker ping"),
+    ('["celery", "-A", "proj", "worker", "-Q", "a,b"]', "celery5 -A proj worker start --queues a,b"),
+]
+
+
+@pytest.mark.parametrize(("line", "advice"), COMMAND_LINES)
+def test_command_line_is_translated(tmp_path: Path, line: str, advice: str) -> None:
+    (tmp_path / "Procfile").write_text(f"# celery -A proj worker\nworker: {line}\n")
+    (report,) = migrate_project(tmp_path).report.files
+    ((found,),) = [report.of_kind("by hand")]
+    assert (found.line, found.advice) == (2, advice)
+
+
+def test_text_that_only_has_the_word_is_no_command_line(tmp_path: Path) -> None:
+    (tmp_path / "setup.cfg.toml").write_text(
+        "dependencies = ['celery>=5', 'django-celery-beat']\ncelery = 'x'\n"
+    )
+    assert migrate_project(tmp_path).report.files == ()
+
+
+def test_result_that_is_no_python_is_never_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("celery5.migration.rewrite.is_whole", lambda _text: False)
+    report = migrate(tmp_path, "add.apply_async()\n")
+    assert (report.text, report.diff, report.of_kind("change")) == ("", "", [])
+    assert report.of_kind("by hand")
+
+
+def test_every_result_is_python(tmp_path: Path) -> None:
+    for before, _ in CALLS:
+        text = migrate(tmp_path, textwrap.dedent(f"def f():\n    if 1:\n        value = {before}\n")).text
+        ast.parse(text)
