@@ -58,6 +58,10 @@ class UnknownQueue(CeleryError, LookupError):
         return str(self.args[0])
 
 
+class ResourceUnavailable(CeleryError):
+    """A resource that a task needs is not open: it could not be opened in time, or this is no worker."""
+
+
 class BadArguments(CeleryError, TypeError):
     """Arguments do not fit the task. The message names the task, the parameter and both types."""
 

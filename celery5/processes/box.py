@@ -45,6 +45,7 @@ from celery5.protocol.job.verdict import Outcome, PermanentFailure, Reason
 from celery5.runners.boxes.in_box import BoxMainThread
 from celery5.runners.boxes.launcher import die_with_parent
 from celery5.runners.context import CurrentJob
+from celery5.runners.open_resources import RESOURCES, BoxResources
 from celery5.runners.outcome import make_failure
 from celery5.runners.surrounding import CALL_SURROUND
 from celery5.tasks.task import Task
@@ -151,6 +152,8 @@ def main() -> None:
         sys.exit("a box is started by a worker of celery5, which says hello")
     app = _load_app(hello.python)
     CALL_SURROUND.set(app.middleware.make_surround(is_boxed=True))
+    resources = BoxResources()
+    RESOURCES.set(resources)
     main_thread, runs = (
         BoxMainThread(pipes.send_event, BoxReports(pipes).receive),
         queue.SimpleQueue[RunJob | None](),
@@ -166,6 +169,7 @@ def main() -> None:
             with contextlib.suppress(Exception):  # a stream of the user's own
                 sys.stdout.flush()
             pipes.send(to_box_reply(outcome, run.id))
+        resources.close()
 
 
 def _read_frames(

@@ -75,6 +75,7 @@ from celery5.runners.boxes.boxed import BoxedRunner, BoxLimits
 from celery5.runners.in_thread import ThreadRunner
 from celery5.runners.on_asyncio import AsyncioRunner
 from celery5.runners.on_trio import TrioRunner
+from celery5.runners.open_resources import OpenResources
 from celery5.runners.running_job import Runner
 from celery5.scheduling.timers import Timer
 from celery5.services.commands.dispatcher import CommandHandler, handle
@@ -146,6 +147,7 @@ from celery5.services.worker.progress_reports import ProgressReports
 from celery5.services.worker.reading import NEW_LANE, QueueLanes, ReadOrder
 from celery5.services.worker.recovery import Recoverer
 from celery5.services.worker.recycling import Recycling, RestartMode
+from celery5.services.worker.resources import ResourceKeeper
 from celery5.services.worker.result_publisher import (
     ResultPublisher,
     UnpublishableRetries,
@@ -493,6 +495,11 @@ def make_recheck(pauses: PausedQueues) -> Callable[[], None]:
     return pauses.recheck
 
 
+def get_open_resources(resource_keeper: ResourceKeeper) -> OpenResources:
+    """Return where jobs find their resources."""
+    return resource_keeper.open_resources
+
+
 class WorkerParts(ProcessParts):
     """Every part of a worker, and its boot graph: its steps start from the top and stop from the bottom."""
 
@@ -532,6 +539,8 @@ class WorkerParts(ProcessParts):
     budget = step(MaximalConcurrencyBudget)
     asyncio_runner = step(AsyncioRunner, name="asyncio")
     boxes = step(make_boxes)
+    resource_keeper = step(ResourceKeeper, name="resources", after=(asyncio_runner,), start_limit=math.inf)
+    resources = part(get_open_resources)
     deadlines = step(Deadlines)
     fine_timer = step(FineTimer, name="timer")
     revocations = step(Revocations, after=(heartbeat, listen))
@@ -600,6 +609,7 @@ class WorkerParts(ProcessParts):
         name="execution",
         after=(
             *(result_publisher, budget, asyncio_runner, boxes, deadlines, fine_timer, revocations, health),
+            resource_keeper,
             # It stops before these two: what runs there has its grace period.
             *(progress_reports, timer_runs, stream_processors),
         ),

@@ -49,6 +49,7 @@ from celery5.results.async_result import AsyncResult
 from celery5.runners.context import CURRENT_JOB, CurrentJob
 from celery5.similar_names import did_you_mean
 from celery5.tasks.deduplication import DeduplicationPolicy, prepare_policy
+from celery5.tasks.resources import Resource, check_loops, find_resources, inject_resources
 from celery5.workflows.compose import ComposedPartial, ComposedWorkflow, Partial, Workflow, check_need
 from celery5.workflows.tree import GroupOptions, Map, TaskCall
 
@@ -148,11 +149,13 @@ class Task(Generic[P, R_co]):
             raise Misconfigured(f"@task takes a function, got {function!r}")
         self.name: str = name or _name_of(function)
         self.box: Box | None = parse_box(boxed, self.name)
+        self.resources: Mapping[str, Resource] = find_resources(function, f"task {self.name}")
+        code = inject_resources(function, self.resources) if self.resources else function
         self._declared_loop: EventLoop | None = loop
         self.loop: FunctionKind = "trio"
         self.kind: TaskKind = "trio"
         self._set_kind(function, app)
-        self.function: Callable[..., Any] = bind_running_job(function, self.name) if bind else function
+        self.function: Callable[..., Any] = bind_running_job(code, self.name) if bind else code
         self.send_options: Options = (options or Options()).checked()
         self._app, self._find_owner = app, find_owner
         self.had_no_app: bool = app is None
@@ -160,7 +163,7 @@ class Task(Generic[P, R_co]):
         self._settings: Settings | None = None
         self._shared_fields: SharedFields | None = None
         self._backoff: CustomBackoff | None = None if retry_backoff is None else CustomBackoff(retry_backoff)
-        self.parameters: Parameters = Parameters(self.name, self.function, redact, _get_bound(function, bind))
+        self.parameters: Parameters = Parameters(self.name, self.function, redact, _get_bound(code, bind))
         self.limits: LimitDeclaration | None = declare_limits(
             self.name, self.function, self.send_options.queue, **limit_options
         )
@@ -181,6 +184,7 @@ class Task(Generic[P, R_co]):
         default: EventLoop = "trio" if app is None else app.loop
         self.loop = _find_kind(function, self._declared_loop, default, self.name)
         self.kind = self.loop if self.box is None else "boxed"
+        check_loops(self.resources, self.loop, f"task {self.name}")
 
     def _take_names(self, function: Callable[..., Any]) -> None:
         """Copy names and docstring of the function, for `help` and `inspect`."""

@@ -5,7 +5,13 @@
 
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
 from inspect import Parameter, Signature
 from typing import Any, TypeVar
 
@@ -27,10 +33,12 @@ from celery5.protocol.commands.definitions import RETRY_BOOT_STEP
 from celery5.protocol.job.job import new_id
 from celery5.runners.context import CURRENT_JOB, CurrentJob
 from celery5.runners.on_asyncio import AsyncioRunner
+from celery5.runners.open_resources import replace_resource
 from celery5.services.commands.dispatcher import CommandRegistry, ImmediateCommands, handle
 from celery5.services.health.circuits import CircuitBreakers
 from celery5.services.process.step_status import StepStatus
 from celery5.streams.operations import erase_streams
+from celery5.tasks.resources import Resource
 from celery5.tasks.task import Task
 from celery5.testing.clock import VirtualClock, set_clock
 from celery5.testing.recording import Recorded, SentJob, refuse_unrecorded
@@ -43,6 +51,7 @@ __all__ = [
     "arunning_steps",
     "as_job",
     "recorded",
+    "replaced",
     "running_steps",
     "running_worker",
     "virtual_time",
@@ -141,6 +150,16 @@ def virtual_time(
         running_worker(app, broker=url, queues=queues),
     ):
         yield clock
+
+
+def replaced(resource: Resource | Callable[..., Any], value: object) -> AbstractContextManager[None]:
+    """Have jobs in this process get `value` in place of a resource, while the block lasts.
+
+    Args:
+        resource: The resource, or what opens it. It is not opened.
+        value: What jobs get, for example a stand-in for a client.
+    """
+    return replace_resource(resource.open if isinstance(resource, Resource) else resource, value)
 
 
 @asynccontextmanager

@@ -46,6 +46,7 @@ from celery5.runners.context import (
     CurrentJob,
 )
 from celery5.runners.on_trio import run_in_context
+from celery5.runners.open_resources import RESOURCES, ResourceAccess
 from celery5.runners.outcome import get_error_outcome, make_failure
 from celery5.runners.running_job import JobCall, Runner, RunningJob
 from celery5.runners.thread_pool import NotBegun
@@ -103,6 +104,7 @@ class TaskExecution:
         circuit_breakers: CircuitBreakers,
         sidecar_memory: SidecarMemory | None,
         foreign_jobs: ForeignJobs,
+        resources: ResourceAccess,
         outcome_handler: OutcomeHandler,
         grace_period: float,
         is_restarting: Callable[[], bool],
@@ -123,6 +125,7 @@ class TaskExecution:
         self._sidecar_memory = sidecar_memory
         self._isolated_jobs = isolated_jobs
         self._receive_progress = progress_reports.receive
+        self._resources = resources
         self._queue_numbers = number_queues([keys.queue for keys in consumed])
         self._log = log
         self._worker = worker
@@ -204,6 +207,7 @@ class TaskExecution:
         LOG_EVENT.set(self._log.event)
         JOB_PLACE.set(self._log.get_place)
         PROGRESS_RECEIVER.set(self._receive_progress)
+        RESOURCES.set(self._resources)
         try:
             with scope, self._log.surround_jobs():
                 async with trio.open_nursery() as nursery:

@@ -659,6 +659,11 @@ def _hints(function: Callable[..., Any]) -> tuple[dict[str, Any], bool]:
         }, True
 
 
+def resolve_hint(annotation: str, function: Callable[..., Any]) -> Any:
+    """Return the type that an annotation of a function names; Any when it cannot be resolved yet."""
+    return _hint(annotation, getattr(function, "__globals__", {}))
+
+
 def _hint(annotation: Any, names: dict[str, Any]) -> Any:
     alone = SimpleNamespace(__annotations__={"it": annotation})
     try:

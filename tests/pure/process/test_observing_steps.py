@@ -26,7 +26,16 @@ ACT = {
     # jobs, and what decides on them
     *("recoverer", "mover", "inbox", "pauses", "limits", "budget", "asyncio", "boxes", "deadlines", "timer"),
     *("revocations", "health", "results", "runs", "foreign", "admission", "timer-runs", "processors"),
-    *("execution", "consumer", "timers", "timer-leader", "processors-stop", "subscriptions", "burst"),
+    *(
+        "execution",
+        "resources",
+        "consumer",
+        "timers",
+        "timer-leader",
+        "processors-stop",
+        "subscriptions",
+        "burst",
+    ),
     *("archives",),
     *("events", "sinks", "sources"),
     # schedules and scaling

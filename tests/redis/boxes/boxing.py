@@ -7,10 +7,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any
+from typing import Annotated, Any
 
 import trio
 import trio.lowlevel
@@ -26,7 +27,7 @@ from celery5 import (
     progress,
     retry,
 )
-from celery5.tasks import Box, CurrentJob
+from celery5.tasks import INJECTED, Box, CurrentJob, Resource
 
 SHELL = str(Path(__file__).with_name("shell_box.sh"))
 
@@ -53,6 +54,8 @@ def make(name: str, url: str | None = None, **settings: Any) -> App:
     for coroutine in (seen_asyncio, act_asyncio):
         app.task(name=coroutine.__name__, boxed=True, loop="asyncio")(coroutine)
     app.task(name="bound", boxed=True, bind=True)(bound)
+    app.task(name="opened", boxed=True)(opened)
+    app.task(name="opened_async", boxed=True, loop="asyncio")(opened_async)
     app.task(name="deduplicated", boxed=True, deduplicate=_unwanted)(deduplicated)
     app.task(name="limited", boxed=Box(memory=400 * 2**20, cpu=1))(limited)
     app.task(name="shell", boxed=Box(["sh", SHELL]))(shell)
@@ -62,6 +65,35 @@ def make(name: str, url: str | None = None, **settings: Any) -> App:
 def add(x: int, y: int = 1) -> int:
     """A sum."""
     return x + y
+
+
+def open_file() -> Iterator[list[int]]:
+    """A resource: the process in which it was opened, and how often it was used. It leaves a file when it is closed."""
+    uses = [os.getpid()]
+    yield uses
+    Path(os.environ["BOXING_CLOSED"]).write_text(str(len(uses)))
+
+
+async def open_loop() -> AsyncIterator[list[int]]:
+    """A resource of an event loop."""
+    asyncio.get_running_loop()
+    yield [os.getpid()]
+
+
+def opened(uses: Annotated[list[int], Resource(open_file)] = INJECTED) -> list[int]:
+    """Use a resource."""
+    uses.append(len(uses))
+    return uses
+
+
+async def opened_async(
+    uses: Annotated[list[int], Resource(open_file)] = INJECTED,
+    own: Annotated[list[int], Resource(open_loop)] = INJECTED,
+) -> list[list[int]]:
+    """Use a resource of the box, and one of this job."""
+    uses.append(len(uses))
+    own.append(len(own))
+    return [uses, own]
 
 
 def echo(value: Any, fails: bool = False) -> Any:

@@ -54,6 +54,20 @@ async def test_a_function_runs_in_a_process_of_its_own_that_is_used_again(app: A
     await until(lambda: not any(map(is_alive, pids)))
 
 
+async def test_a_box_opens_a_resource_once_and_what_belongs_to_a_loop_for_each_job(
+    app: App, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BOXING_CLOSED", str(tmp_path / "closed"))
+    app.configure(box_slots=1)
+    async with working(app):
+        first = await ask(app, "opened")
+        assert first[0] != os.getpid()
+        assert await ask(app, "opened") == [first[0], 1, 2]
+        assert await ask(app, "opened_async") == [[first[0], 1, 2, 3], [first[0], 1]]
+        assert await ask(app, "opened_async") == [[first[0], 1, 2, 3, 4], [first[0], 1]]
+    await until(lambda: (tmp_path / "closed").exists() and (tmp_path / "closed").read_text() == "5")
+
+
 async def test_no_box_is_started_before_a_job_needs_one_and_no_more_than_there_are_slots(app: App) -> None:
     # On a busy machine a worker may lose a short lease: then it would end its boxes and start others.
     app.configure(lease=60.0)
