@@ -29,7 +29,6 @@ from celery5.boot_step import BootStep, check_boot_steps
 from celery5.broker.call import Call
 from celery5.broker.colour import blocking
 from celery5.broker.keys import Keys, QueueKeys
-from celery5.commands.control import Control
 from celery5.commands.declaration import DeclareCommand
 from celery5.config.include import check_includes, find_modules, import_modules, is_included
 from celery5.config.setting_options import SettingOptions
@@ -44,7 +43,6 @@ from celery5.config.settings import (
 from celery5.connections.broker_connections import Connections
 from celery5.connections.brokers import Brokers
 from celery5.connections.guarded import GuardedConnections
-from celery5.dead_letters.queues import DeadLetters
 from celery5.errors import BrokerUnavailable, MessageTooLarge, Misconfigured
 from celery5.events.event import DeclareEvent, find_events, get_event_declaration
 from celery5.events.registry import Events
@@ -71,7 +69,6 @@ from celery5.protocol.task_kinds import EventLoop, check_loop
 from celery5.results.async_result import ANY_RESULT, AsyncResult
 from celery5.results.job_details import AppState, empty_queue, find_job, read_app_state
 from celery5.runners.context import CURRENT_JOB
-from celery5.scheduling.schedules import Schedules
 from celery5.scheduling.timers import DeclareStart, DeclareTimer
 from celery5.sending.memory_backlog import Backlog
 from celery5.sending.own_backlog import OwnBacklog, split_own_backlog
@@ -94,10 +91,13 @@ if TYPE_CHECKING:
 
     from celery5.audit.trail import Audit
     from celery5.bulk.actions import Bulk
+    from celery5.commands.control import Control
     from celery5.config.configuration import Configuration
+    from celery5.dead_letters.queues import DeadLetters
     from celery5.observability.alerts import Alerts
     from celery5.observability.job_search import Jobs
     from celery5.observability.metrics import Metrics
+    from celery5.scheduling.schedules import Schedules
     from celery5.streams.processor import ProcessorFunction, ProcessorOptions
     from celery5.streams.registry import Streams
     from celery5.streams.stream import Keep, Stream
@@ -194,11 +194,8 @@ class App:
         self.keys: Keys = Keys(name)
         self.brokers: Brokers = Brokers(self)
         self.backlog: Backlog = self._make_backlog(own_backlog)
-        self.dlq: DeadLetters = DeadLetters(self)
-        self.control: Control = Control(self)
         self.limit_rule: DeclareLimitRule = DeclareLimitRule()
         self.limits: Limits = Limits(self, self.limit_rule)
-        self.schedule: Schedules = Schedules(self)
         self.timer, self.alert = DeclareTimer(loop), DeclareAlert()
         _APPS.add(self)
 
@@ -373,6 +370,27 @@ class App:
         from celery5.observability.metrics import Metrics
 
         return Metrics(self)
+
+    @lazy_property
+    def dlq(self) -> "DeadLetters":
+        """The dead-letter queues of the application: read, replay and purge what failed for good."""
+        from celery5.dead_letters.queues import DeadLetters
+
+        return DeadLetters(self)
+
+    @lazy_property
+    def control(self) -> "Control":
+        """The control commands: what the processes of the application are told to do, and what they answer."""
+        from celery5.commands.control import Control
+
+        return Control(self)
+
+    @lazy_property
+    def schedule(self) -> "Schedules":
+        """The schedules of the application, those that are declared and those that are added while it runs."""
+        from celery5.scheduling.schedules import Schedules
+
+        return Schedules(self)
 
     @lazy_property
     def jobs(self) -> "Jobs":

@@ -22,6 +22,11 @@ from typing import Any, cast
 class LazyModule(ModuleType):
     """A module that was imported and is not loaded yet. Once it is, it is a plain module."""
 
+    def __getattribute__(self, name: str) -> Any:
+        if name == "__dict__":  # `vars(module)` has all of its names, too
+            _load(self)
+        return ModuleType.__getattribute__(self, name)
+
     def __getattr__(self, name: str) -> Any:
         # What looks at all modules, as `warnings` and `inspect` do, loads none.
         if not name.startswith("__"):

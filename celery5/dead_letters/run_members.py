@@ -7,8 +7,7 @@ from celery5.broker.calls import workflows as calls
 from celery5.broker.driver import AsyncDriver
 from celery5.protocol.job.dead_letters import DeadJob
 from celery5.protocol.workflows.member_ids import MemberId, parse_member_id
-from celery5.workflows.compiler import read_on_failure
-from celery5.workflows.graph import is_hidden_job, read_node
+from celery5.workflows import compiler, graph
 
 if TYPE_CHECKING:
     from celery5.application import Application
@@ -46,9 +45,9 @@ async def _outlasts_run(
     run: Mapping[str, bytes],
 ) -> bool:
     """Return whether a job is no step of its run, by the plan; by the code, where that is gone."""
-    node = await read_node(redis, app.queue(home), run, member.node)
+    node = await graph.read_node(redis, app.queue(home), run, member.node)
     if node is not None:
-        return is_hidden_job(node)
+        return graph.is_hidden_job(node)
     return job.task in _find_hidden_tasks(app)
 
 
@@ -59,5 +58,5 @@ def _find_hidden_tasks(app: "Application") -> set[str]:
         if (undo := task.send_options.undo) is not None:
             found.add(undo.name)
         if (on_failure := task.send_options.on_failure) is not None:
-            found.add(read_on_failure(on_failure).task.name)
+            found.add(compiler.read_on_failure(on_failure).task.name)
     return found

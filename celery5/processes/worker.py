@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import trio
@@ -55,11 +55,13 @@ from celery5.services.job.internal_queues import SharedSlots
 from celery5.services.process.lease import Lease
 from celery5.services.process.reloader import NextIncarnation, ReloadSignal
 from celery5.services.scheduling.timers import check_triggers
-from celery5.services.streams.processor_group import GroupMember
+from celery5.services.streams.group_member import GroupMember
 from celery5.services.worker.recycling import RestartMode
-from celery5.streams.processor import Processor
-from celery5.streams.stream import Stream
 from celery5.wiring import build, part, step
+
+if TYPE_CHECKING:
+    from celery5.streams.processor import Processor
+    from celery5.streams.stream import Stream
 
 
 class WorkerOptions(ProcessOptions, frozen=True, kw_only=True):
@@ -372,14 +374,14 @@ def _runs_streams(app: App, options: WorkerOptions) -> bool:
     return is_used and not options.is_secondary and not options.burst
 
 
-def _archived_streams(app: App, options: WorkerOptions) -> tuple[Stream[Any], ...]:
+def _archived_streams(app: App, options: WorkerOptions) -> "tuple[Stream[Any], ...]":
     """Return the streams that have an archive."""
     if not _runs_streams(app, options):
         return ()
     return tuple(stream for stream in app.streams.values() if stream.keep.archive is not None)
 
 
-def _processors(app: App, options: WorkerOptions) -> tuple[Processor[Any], ...]:
+def _processors(app: App, options: WorkerOptions) -> "tuple[Processor[Any], ...]":
     """Return the processors to run."""
     if not _runs_streams(app, options):
         return ()

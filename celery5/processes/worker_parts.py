@@ -125,16 +125,11 @@ from celery5.services.scaling.prefetch_factor import PrefetchFactor
 from celery5.services.scaling.reporter import Reporter
 from celery5.services.scheduling.timer_leadership import TimerLeadership
 from celery5.services.scheduling.timers import TimerRuns, Timers
+from celery5.services.streams import outbox_relay, processor_calls, processor_group
 from celery5.services.streams.group_lags import GroupLags
-from celery5.services.streams.outbox_relay import OutboxRelay
-from celery5.services.streams.processor_calls import ProcessorCalls
-from celery5.services.streams.processor_group import (
-    GroupMember,
-    ProcessorGroup,
-    ProcessorsStop,
-    StreamProcessors,
-)
+from celery5.services.streams.group_member import GroupMember
 from celery5.services.streams.stream_archives import StreamArchives
+from celery5.services.streams.stream_processors import ProcessorsStop, StreamProcessors
 from celery5.services.worker.admission_control import AdmissionControl
 from celery5.services.worker.burst import Burst
 from celery5.services.worker.capacity import QueueCapacity
@@ -158,8 +153,7 @@ from celery5.services.worker.time_limits import Deadlines, FineTimer
 from celery5.services.worker.worker_commands import WorkerCommands
 from celery5.services.workflows.member_jobs import MemberJobs
 from celery5.services.workflows.run_progress import NEW_RUNS, RunProgress, RunRelay
-from celery5.streams.processor import Processor
-from celery5.streams.stream import Stream
+from celery5.streams import processor, stream
 from celery5.tasks.task import Task
 from celery5.wiring import part, step
 
@@ -213,10 +207,10 @@ class WorkerValues(msgspec.Struct, frozen=True, kw_only=True):
     # Whether it ends when there are no more jobs.
     burst: bool
     # The processors of streams that it runs, and the name under which it does.
-    processors: Sequence[Processor[Any]]
+    processors: "Sequence[processor.Processor[Any]]"
     member: GroupMember
     # The streams of records whose archive it serves.
-    archived_streams: Sequence[Stream[Any]]
+    archived_streams: "Sequence[stream.Stream[Any]]"
     # The timers that it runs, and what has become of each in this process, by name.
     declared_timers: Sequence[Timer]
     timer_counts: dict[str, TimerCounts]
@@ -349,7 +343,7 @@ def get_incarnation_end(step_status: StepStatus) -> IncarnationEnd:
 
 def make_stream_processors(
     app: App,
-    processors: Sequence[Processor[Any]],
+    processors: "Sequence[processor.Processor[Any]]",
     member: GroupMember,
     endpoint: Endpoint,
     redis: TrioRedis,
@@ -364,7 +358,7 @@ def make_stream_processors(
     trials = trio.Lock()
     member = msgspec.structs.replace(member, incarnation_end=incarnation_end, suspect_turn=suspect_turn)
     groups = [
-        ProcessorGroup(
+        processor_group.ProcessorGroup(
             processor=processor,
             member=member,
             redis=redis,
@@ -375,7 +369,7 @@ def make_stream_processors(
                 name=f"celery5:{member.incarnation}:{processor.name}",
                 watch=watch,
             ),
-            relay=OutboxRelay(
+            relay=outbox_relay.OutboxRelay(
                 keys=processor.stream.keys,
                 group=processor.name,
                 streams=app.streams,
@@ -383,7 +377,9 @@ def make_stream_processors(
                 redis=redis,
                 log=log,
             ),
-            processor_calls=ProcessorCalls(processor=processor, asyncio_runner=asyncio_runner),
+            processor_calls=processor_calls.ProcessorCalls(
+                processor=processor, asyncio_runner=asyncio_runner
+            ),
             trials=trials,
             log=log,
         )

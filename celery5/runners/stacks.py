@@ -16,7 +16,7 @@ import msgspec
 import trio
 
 from celery5.protocol.masking import mask_lines
-from celery5.runners import in_thread, on_asyncio, on_trio
+from celery5.runners import asyncio_thread, in_thread, on_trio
 from celery5.runners.running_job import JobThread, RunningJob
 
 MAX_WALK = 10_000
@@ -32,8 +32,14 @@ MAX_SOURCE = 200
 MAX_SIZE = 64 * 1024
 """Bytes of an answer."""
 
-_RUNNER_FILES = frozenset((on_trio.__file__, on_asyncio.__file__, in_thread.__file__))
-_DRIVERS = frozenset((*on_trio.DRIVER_CODES, on_asyncio.DRIVER_CODE))
+_RUNNER_FILES = frozenset((on_trio.__file__, asyncio_thread.__file__, in_thread.__file__))
+_DRIVERS = frozenset(
+    (
+        *((code.co_filename, code.co_name) for code in on_trio.DRIVER_CODES),
+        (asyncio_thread.__file__, "__await__"),  # of AsyncioSoftLimit: to ask for its code would load asyncio
+    )
+)
+"""The functions that drive the coroutine of a job, their local variable `coroutine`."""
 _IN_BOX = "it runs in its own process, a box: its stack cannot be read from here"
 _NOT_IN_FUNCTION = "its function does not run at this moment: it is about to begin, or has just ended"
 
@@ -172,7 +178,9 @@ def _get_frame(awaited: Any) -> FrameType | None:
 
 def _find_driven_coroutine(frame: FrameType | None) -> Coroutine[Any, Any, Any] | None:
     """Return the job's coroutine if a frame is one that drives it: it is not among what the frame awaits."""
-    return frame.f_locals.get("coroutine") if frame is not None and frame.f_code in _DRIVERS else None
+    if frame is None or (frame.f_code.co_filename, frame.f_code.co_name) not in _DRIVERS:
+        return None
+    return frame.f_locals.get("coroutine")
 
 
 def _skip_runner(frames: list[FrameType]) -> list[FrameType]:

@@ -6,11 +6,12 @@ forward; one that occurs twice fires the first time only, unless the trigger nam
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta, tzinfo
 from datetime import time as time_of_day
 from functools import lru_cache
 from typing import Any
+
+import msgspec
 
 from celery5.errors import Misconfigured
 from celery5.protocol.scheduling.triggers import (
@@ -50,8 +51,7 @@ def get_next_fire_time(trigger: AnyTrigger, after: int) -> int | None:
     return result.at
 
 
-@dataclass(slots=True)
-class _LastResult:
+class _LastResult(msgspec.Struct):
     """The last result for a trigger: it does not fire between `after` and `at`."""
 
     after: int | None = None

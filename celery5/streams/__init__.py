@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from celery5.lazy import exports
+from celery5.lazy_modules import load_lazily
 
 if TYPE_CHECKING:
     from celery5.protocol.streams.windows import Hopping, Tumbling
@@ -97,3 +98,5 @@ if not TYPE_CHECKING:
             "WindowsAreOpen": "celery5.streams.operations",
         },
     )
+
+load_lazily(__name__, "lags", "processor", "stream")

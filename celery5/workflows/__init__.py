@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from celery5.lazy import exports
+from celery5.lazy_modules import load_lazily
 
 if TYPE_CHECKING:
     from celery5.protocol.workflows.status import NodeState, Outcome, RunState, RunStatus, StepFailure
@@ -50,3 +51,5 @@ if not TYPE_CHECKING:
             "Workflows": "celery5.workflows.registry",
         },
     )
+
+load_lazily(__name__, "compiler", "graph", "results", "run", "staging", "values")

@@ -39,8 +39,8 @@ from celery5.protocol.workflows.status import make_status
 from celery5.results.job_details import LEASED_PROCESS_KINDS
 from celery5.services.observability.history_rollup import CountedCluster, HistoryRollup
 from celery5.services.process.broker_outages import OutageLog
-from celery5.streams.lags import measure_group
-from celery5.workflows.run import STATUS_FIELDS
+from celery5.streams import lags as stream_lags
+from celery5.workflows import run as workflow_runs
 
 STOPPING_RUNS = 50
 """Runs of workflows of one queue of which it is measured whether they are undone."""
@@ -238,7 +238,7 @@ class AlertEvaluator:
         replies = await redis.perform_all(listed)
         found: dict[str, tuple[StoppingRun, ...]] = {}
         for keys, since in zip(queues, replies, strict=True):
-            reads = [workflow_calls.read_run(keys, run_id, STATUS_FIELDS) for run_id in since]
+            reads = [workflow_calls.read_run(keys, run_id, workflow_runs.STATUS_FIELDS) for run_id in since]
             runs = await redis.perform_all(reads) if reads else []
             statuses = [
                 make_status(run_id, keys.queue, fields)
@@ -266,5 +266,5 @@ class AlertEvaluator:
             for group in await redis.perform(stream_calls.list_groups(keys)):
                 if len(lags) >= MAX_GROUPS_MEASURED:
                     return lags
-                lags[stream, group] = (await measure_group(keys, redis, group)).age
+                lags[stream, group] = (await stream_lags.measure_group(keys, redis, group)).age
         return lags

@@ -1,7 +1,7 @@
 """Measure for /metrics how far the groups of this worker's processors are behind, and who owns their partitions."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import trio
 
@@ -9,8 +9,10 @@ from celery5.broker.driver import AsyncDriver
 from celery5.errors import BrokerError
 from celery5.logs.log import Log
 from celery5.protocol.observability.families import MetricFamily, make_gauge
-from celery5.streams.lags import PARTITIONS_PER_CALL, GroupLag, measure_group
-from celery5.streams.processor import Processor
+from celery5.streams import lags
+
+if TYPE_CHECKING:
+    from celery5.streams.processor import Processor
 
 LAG_INTERVAL = 5.0
 """The least seconds between two measurements of all groups."""
@@ -33,14 +35,14 @@ class GroupLags:
     only_observes: ClassVar = True
 
     def __init__(
-        self, *, redis: AsyncDriver, processors: Sequence[Processor[Any]], is_measuring: bool, log: Log
+        self, *, redis: AsyncDriver, processors: "Sequence[Processor[Any]]", is_measuring: bool, log: Log
     ) -> None:
         self._redis = redis
         by_name = sorted(processors, key=lambda processor: (processor.stream.name, processor.name))
         self._processors = by_name[:MAX_MEASURED_GROUPS] if is_measuring else []
         self._left_out = by_name[MAX_MEASURED_GROUPS:] if is_measuring else []
         self._log = log
-        self._lags: dict[tuple[str, str], GroupLag] = {}
+        self._lags: dict[tuple[str, str], lags.GroupLag] = {}
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Measure until cancelled."""
@@ -61,18 +63,18 @@ class GroupLags:
         finally:
             self._lags.clear()
 
-    async def _measure(self, processor: Processor[Any]) -> int:
+    async def _measure(self, processor: "Processor[Any]") -> int:
         """Measure one group; return about how many calls that took."""
         keys, name = processor.stream.keys, processor.name
         try:
-            lag = await measure_group(keys, self._redis, name)
+            lag = await lags.measure_group(keys, self._redis, name)
         except BrokerError as error:
             # An old number would hide that the lag is unknown now.
             self._lags.pop((keys.stream, name), None)
             self._log.event("lags:read-failed", "debug", stream=keys.stream, processor=name, why=str(error))
             return 1
         self._lags[keys.stream, name] = lag
-        return 1 + -(-len(lag.partitions) // PARTITIONS_PER_CALL)
+        return 1 + -(-len(lag.partitions) // lags.PARTITIONS_PER_CALL)
 
     def conditions(self) -> Mapping[str, str]:
         """Return nothing: a worker is ready also when a group is behind."""
@@ -116,7 +118,7 @@ class GroupLags:
         ]
 
 
-def _count_records(groups: Sequence[tuple[dict[str, str], GroupLag]]) -> list[MetricFamily]:
+def _count_records(groups: "Sequence[tuple[dict[str, str], lags.GroupLag]]") -> list[MetricFamily]:
     """Return how many records of groups are not processed as usual."""
     return [
         make_gauge(
@@ -152,7 +154,7 @@ def _count_records(groups: Sequence[tuple[dict[str, str], GroupLag]]) -> list[Me
     ]
 
 
-def _count_states(lag: GroupLag) -> dict[str, int]:
+def _count_states(lag: "lags.GroupLag") -> dict[str, int]:
     counts = {"owned": 0, "unowned": 0, "quarantined": 0}
     for partition in lag.partitions:
         counts["quarantined" if partition.condition else "owned" if partition.owner else "unowned"] += 1

@@ -5,11 +5,10 @@ must move is given back by its owner first, unless that is gone. What an owner c
 partition: an owner that was frozen, and replaced, commits nothing.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-import msgspec
 import trio
 
 from celery5.broker.call import Call
@@ -32,8 +31,7 @@ from celery5.protocol.streams.groups import (
 from celery5.protocol.streams.parking import ParkedKeysFound, read_parked_words
 from celery5.runners.operations import operating
 from celery5.services.process.broker_outages import SHORT_RETRY_INTERVAL, OutageLog, retry_until_available
-from celery5.services.process.incarnation_end import IncarnationEnd
-from celery5.services.process.suspect_turn import SuspectTurn
+from celery5.services.streams.group_member import GroupMember
 from celery5.services.streams.outbox_relay import OutboxRelay
 from celery5.services.streams.owned_partition import OwnedPartition, UncommittedPartitions, end_partitions
 from celery5.services.streams.parking import ParkedKeys
@@ -61,27 +59,6 @@ CLASS_TTL = 86_400.0
 """Seconds for which it is known which class of records a member has; it is announced again long before."""
 DELIVERY_LIMIT = 2.0
 """Seconds of these for the delivery of the last outputs."""
-
-
-class GroupMember(msgspec.Struct, frozen=True, kw_only=True):
-    """This worker as a member of groups."""
-
-    # The name that keeps its share through a restart, or that of the incarnation.
-    name: str
-    incarnation: str
-    # Seconds after which a silent member counts as dead.
-    lease: float
-    # Whether the name is its own, so that its share may be kept when it leaves.
-    is_named: bool
-    grace_period: float
-    # How many deaths of workers a record may cause.
-    max_deliveries: int
-    # Seconds for which a record that no member can read waits for one that can.
-    unknown_task_grace: float = 0.0
-    # How this worker ends.
-    incarnation_end: IncarnationEnd = msgspec.field(default_factory=IncarnationEnd)
-    # Whose turn it is among what may have killed workers.
-    suspect_turn: SuspectTurn = msgspec.field(default_factory=SuspectTurn)
 
 
 class ProcessorGroup:
@@ -596,60 +573,6 @@ class ProcessorGroup:
         """Read values of the keyed state. While Redis is unreachable, the processor waits: no record has failed."""
         call = calls.get_state(self._keys, self._group, names)
         return await self._perform(call)
-
-
-class StreamProcessors:
-    """All processors of this worker. A worker without processors does nothing here."""
-
-    def __init__(self, *, groups: Sequence[ProcessorGroup]) -> None:
-        self._groups: Mapping[str, ProcessorGroup] = {group.channel: group for group in groups}
-        self._scope = trio.CancelScope()
-
-    @property
-    def channels(self) -> list[str]:
-        """The channels on which groups hear of changes."""
-        return list(self._groups)
-
-    def on_message(self, channel: bytes, _payload: bytes) -> None:
-        """Hear of a change in a group."""
-        self._groups[channel.decode()].renew_now()
-
-    def recheck(self) -> None:
-        """Renew the membership in all groups: the connection was down, and messages may have been missed."""
-        for group in self._groups.values():
-            group.renew_now()
-
-    def stop(self) -> None:
-        """Begin to stop all processors. Repeated calls do nothing."""
-        self._scope.cancel()
-
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Run all processors until cancelled. What is in hand then, or since `stop`, has its grace period."""
-        with trio.CancelScope() as self._scope:
-            async with trio.open_nursery() as nursery:
-                for group in self._groups.values():
-                    await nursery.start(group.run)
-                task_status.started()
-                await trio.sleep_forever()
-        await trio.sleep_forever()
-
-
-class ProcessorsStop:
-    """Has the processors begin to stop as soon as the worker does.
-
-    What they have in hand has its grace period while the jobs have theirs, so that the two do not add up.
-    """
-
-    def __init__(self, *, stream_processors: StreamProcessors) -> None:
-        self._processors = stream_processors
-
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Wait until cancelled, and stop them."""
-        task_status.started()
-        try:
-            await trio.sleep_forever()
-        finally:
-            self._processors.stop()
 
 
 def _read_parked_fields(words: Sequence[bytes]) -> Sequence[bytes]:

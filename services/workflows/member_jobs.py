@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Raw
 
 from celery5.app import App
-from celery5.broker.calls.workflows import pack_record, read_run
+from celery5.broker.calls import workflows as calls
 from celery5.broker.keys import QueueKeys
 from celery5.broker.transient_errors import is_outage
 from celery5.errors import BadArguments, BrokerError, CeleryError, Misconfigured, ResultLost
@@ -26,12 +26,11 @@ from celery5.protocol.workflows.plan import DEFAULT_LIFE, Expression, Known, Ref
 from celery5.runners.outcome import get_error_outcome
 from celery5.runners.running_job import Runner, RunningJob
 from celery5.tasks.task import Task
-from celery5.workflows.compiler import CHUNK, EXPAND, MapSource, compile_workflow
+from celery5.workflows import compiler, staging
+from celery5.workflows import results as paged_results
+from celery5.workflows import values as run_values
 from celery5.workflows.compose import Composed, check_workflow
-from celery5.workflows.results import REFERENCE, Results, set_app
-from celery5.workflows.staging import NewRun, stage, stage_items
 from celery5.workflows.tree import Map, Tree
-from celery5.workflows.values import RunValues, read_expression
 
 _RAW_LIST = msgspec.json.Decoder(list[Raw])
 
@@ -53,13 +52,13 @@ class MemberJobs:
     ) -> Outcome:
         """Run one member of a workflow whose message says how, or that may return a workflow."""
         try:
-            if command.flow == EXPAND:
+            if command.flow == compiler.EXPAND:
                 return await self._expand(delivery, command, member, task)
             raw_args, raw_kwargs = await self._read_arguments(delivery, command, member, task)
-            if command.flow == CHUNK:
+            if command.flow == compiler.CHUNK:
                 return await self._run_chunk(raw_args, task, runner, running_job)
             args, kwargs = task.parameters.decode(raw_args, raw_kwargs)
-            set_app((*args, *kwargs.values()), self._app)
+            paged_results.set_app((*args, *kwargs.values()), self._app)
         except BadArguments as error:
             return PermanentFailure(Reason.BAD_ARGUMENTS, Failure(type="BadArguments", message=str(error)))
         except ResultLost as error:
@@ -105,14 +104,14 @@ class MemberJobs:
         self, delivery: Delivery, command: Command, member: MemberId, task: Task[..., Any]
     ) -> tuple[Raw, Raw]:
         """Return the arguments of a job: those of its message, or those that its plan names."""
-        if command.flow in ("", CHUNK):
+        if command.flow in ("", compiler.CHUNK):
             return command.args, command.kwargs
         redis = await self._app.connections.get_async_driver()
-        values = RunValues(redis, self._keys(delivery, member))
+        values = run_values.RunValues(redis, self._keys(delivery, member))
         arguments = (await values.read_node(member.run, member.node))["a"]
         names = list(arguments.get("kwargs", {}))
-        expressions = [read_expression(plain) for plain in arguments["args"]]
-        expressions += [read_expression(arguments["kwargs"][name]) for name in names]
+        expressions = [run_values.read_expression(plain) for plain in arguments["args"]]
+        expressions += [run_values.read_expression(arguments["kwargs"][name]) for name in names]
         for at, parameter in enumerate((*range(len(arguments["args"])), *names)):
             expressions[at] = await _make_paged(values, member.run, expressions[at], task, parameter)
         made = await values.make_all(member.run, expressions)
@@ -140,9 +139,9 @@ class MemberJobs:
         """Publish the items of a map, which are a value of the run."""
         redis = await self._app.connections.get_async_driver()
         keys = self._keys(delivery, member)
-        values = RunValues(redis, keys)
+        values = run_values.RunValues(redis, keys)
         node = await values.read_node(member.run, member.node)
-        (raw,) = await values.make_all(member.run, [read_expression(node["a"]["args"][0])])
+        (raw,) = await values.make_all(member.run, [run_values.read_expression(node["a"]["args"][0])])
         try:
             items = _RAW_LIST.decode(raw)
         except msgspec.DecodeError:
@@ -151,10 +150,10 @@ class MemberJobs:
                 f"{task.name}.map() takes a list from the step before it, got {shown}"
             ) from None
         mapped = Map(task=task, items=items, star=bool(node.get("star")), chunk=node.get("chunk"))
-        source = MapSource(member.node, mapped, bool(node.get("keyed")))
+        source = compiler.MapSource(member.node, mapped, bool(node.get("keyed")))
         # None when the run takes them no more: the settlement of this job says so, too.
-        count = await stage_items(redis, keys, source, member.run, generation=member.generation)
-        delivery.set_workflow(pack_record("items", count or 0))
+        count = await staging.stage_items(redis, keys, source, member.run, generation=member.generation)
+        delivery.set_workflow(calls.pack_record("items", count or 0))
         return Returned(b"null")
 
     async def _publish(self, delivery: Delivery, command: Command, member: MemberId, tree: Tree) -> None:
@@ -165,7 +164,7 @@ class MemberJobs:
         """
         keys = self._keys(delivery, member)
         redis = await self._app.connections.get_async_driver()
-        depth = await redis.perform(read_run(keys, member.run, ["depth"]))
+        depth = await redis.perform(calls.read_run(keys, member.run, ["depth"]))
         limit = self._app.settings.workflow_nesting_limit
         if int(depth.get("depth", b"0")) >= limit:
             raise Misconfigured(
@@ -173,18 +172,20 @@ class MemberJobs:
                 "workflow_nesting_limit allows: does it return itself without end?"
             )
         # What holds at its failures is a job, whose dead letter can be replayed: a workflow has none.
-        policy = (await RunValues(redis, keys).read_node(member.run, member.node)).get("o")
-        compiled = compile_workflow(tree, on_error="hold" if policy == "hold" else None, home=keys.queue)
+        policy = (await run_values.RunValues(redis, keys).read_node(member.run, member.node)).get("o")
+        compiled = compiler.compile_workflow(
+            tree, on_error="hold" if policy == "hold" else None, home=keys.queue
+        )
         run_id = derive_job_id(member.frame, delivery.queue, delivery.entry.decode())
         # Its deadline is that of the run that it is a part of: `advance.lua` sees to that.
-        new_run = NewRun(
+        new_run = staging.NewRun(
             run_id=run_id,
             name=command.task,
             life=DEFAULT_LIFE,
             trace=command.trace,
             headers=command.headers,
         )
-        record = await stage(redis, keys, compiled, new_run)
+        record = await staging.stage(redis, keys, compiled, new_run)
         if record is None:
             raise CeleryError(f"run {run_id} is live already")
         delivery.set_workflow(record)
@@ -202,15 +203,19 @@ def _make_own_outcome(error: Exception) -> Outcome:
 
 
 async def _make_paged(
-    values: RunValues, run_id: str, expression: Expression, task: Task[..., Any], parameter: int | str
+    values: "run_values.RunValues",
+    run_id: str,
+    expression: Expression,
+    task: Task[..., Any],
+    parameter: int | str,
 ) -> Expression:
     """Return where the results of a map are, for a parameter that reads them in pages; else the expression itself."""
     kind = task.parameters.get_type(parameter)
-    is_paged = (get_origin(kind) or kind) is Results and task.box is None
+    is_paged = (get_origin(kind) or kind) is paged_results.Results and task.box is None
     if not is_paged or not isinstance(expression, Ref) or expression.path:
         return expression
     location = await values.locate_map(run_id, expression.node)
-    return expression if location is None else Known(msgspec.json.encode({REFERENCE: location}))
+    return expression if location is None else Known(msgspec.json.encode({paged_results.REFERENCE: location}))
 
 
 def _catch_workflow(function: Callable[..., Any], returned: list[Composed]) -> Callable[..., Any]:

@@ -17,7 +17,6 @@ from msgspec.structs import replace
 from celery5.broker.call import Call
 from celery5.broker.calls import workflows as calls
 from celery5.broker.calls.leases import HeartbeatReply
-from celery5.broker.calls.workflows import Advance, FailedRun, OutboxEntry
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import QueueKeys
 from celery5.errors import BrokerError, BrokerReplied, CeleryError
@@ -28,7 +27,7 @@ from celery5.protocol.workflows.member_ids import MemberId, parse_member_id
 from celery5.protocol.workflows.plan import DEFAULT_LIFE
 from celery5.protocol.workflows.status import StepFailure
 from celery5.services.process.broker_outages import RETRY_INTERVAL, OutageLog
-from celery5.workflows.graph import get_plan_digest, is_hidden_job, try_decode_node
+from celery5.workflows import graph
 
 OUTBOX_BATCH = 100
 """Entries of the outbox in one call."""
@@ -68,7 +67,7 @@ class RunProgress:
         self._stale: set[str] = set()
         self._changed = trio.Event()
 
-    def make_advance(self, keys: QueueKeys, records: Sequence[bytes] = ()) -> Call[Advance]:
+    def make_advance(self, keys: QueueKeys, records: Sequence[bytes] = ()) -> "Call[calls.Advance]":
         """Return the call that moves the runs of a queue on."""
         return calls.advance(keys, records, ttl=self._ttl, is_worker=True)
 
@@ -77,7 +76,7 @@ class RunProgress:
         self._records.add(queue)
         self._changed.set()
 
-    def note_advance(self, queue: str, advance: Advance) -> None:
+    def note_advance(self, queue: str, advance: "calls.Advance") -> None:
         """Note what a call has left to do."""
         if advance.left:
             self._records.add(queue)
@@ -217,7 +216,7 @@ class RunRelay:
         if error:
             raise error
 
-    async def _read(self, keys: QueueKeys) -> list[OutboxEntry]:
+    async def _read(self, keys: QueueKeys) -> "list[calls.OutboxEntry]":
         read = calls.read_outbox(keys, self._worker, count=OUTBOX_BATCH)
         try:
             return await self._redis.perform(read)
@@ -234,7 +233,7 @@ class RunRelay:
         return await self._redis.perform(read)
 
     async def _perform(
-        self, keys: QueueKeys, entries: Sequence[OutboxEntry], *, is_stale: bool = False
+        self, keys: QueueKeys, entries: "Sequence[calls.OutboxEntry]", *, is_stale: bool = False
     ) -> None:
         """Perform entries, and remove them. One that fails holds up only those for the same destination.
 
@@ -256,12 +255,12 @@ class RunRelay:
             raise errors[0]
 
     def _plan(
-        self, keys: QueueKeys, entries: Sequence[OutboxEntry], *, is_stale: bool
+        self, keys: QueueKeys, entries: "Sequence[calls.OutboxEntry]", *, is_stale: bool
     ) -> Iterator[tuple[list[str], Action]]:
         """Yield what is to be done for each destination, with the ids of its entries."""
-        records: dict[str, list[OutboxEntry]] = {}
-        jobs: dict[str, list[OutboxEntry]] = {}
-        others: list[OutboxEntry] = []
+        records: dict[str, list[calls.OutboxEntry]] = {}
+        jobs: dict[str, list[calls.OutboxEntry]] = {}
+        others: list[calls.OutboxEntry] = []
         for entry in entries:
             if "record" in entry.fields:
                 records.setdefault(entry.fields["home"].decode(), []).append(entry)
@@ -364,14 +363,14 @@ class RunRelay:
         doubted = [member for member in members if not _is_wanted(runs[member.run], member)]
         numbers: dict[str, list[str]] = {}
         for member in doubted:
-            numbers.setdefault(get_plan_digest(runs[member.run]), []).append(str(member.node))
+            numbers.setdefault(graph.get_plan_digest(runs[member.run]), []).append(str(member.node))
         read = [calls.read_plan(keys, digest, nodes) for digest, nodes in numbers.items()]
         plans = dict(zip(numbers, await self._perform_all(read), strict=True))
         unwanted: set[MemberId] = set()
         for member in doubted:
-            raw = plans[get_plan_digest(runs[member.run])].get(str(member.node))
-            node = None if raw is None else try_decode_node(raw)
-            if node is None or not is_hidden_job(node):
+            raw = plans[graph.get_plan_digest(runs[member.run])].get(str(member.node))
+            node = None if raw is None else graph.try_decode_node(raw)
+            if node is None or not graph.is_hidden_job(node):
                 unwanted.add(member)
         return unwanted
 
@@ -406,14 +405,14 @@ def _is_wanted(fields: Mapping[str, bytes], member: MemberId) -> bool:
     return fields.get("state") == b"live" and fields.get(f"node:{member.node}", b"").startswith(b"active")
 
 
-def log_advance(log: Log, queue: str, advance: Advance) -> None:
+def log_advance(log: Log, queue: str, advance: "calls.Advance") -> None:
     """Log what went wrong in the runs of a queue while they moved on."""
     if advance.problem:
         log.event("workflow:record-failed", "error", queue=queue, why=advance.problem)
     log_failed_runs(log, queue, advance.failed)
 
 
-def log_failed_runs(log: Log, queue: str, failed: Sequence[FailedRun]) -> None:
+def log_failed_runs(log: Log, queue: str, failed: "Sequence[calls.FailedRun]") -> None:
     """Log the runs that have failed or expired, with where and why."""
     for run in failed:
         failure = run.failure or StepFailure(

@@ -6,7 +6,6 @@ event of the same name is about its successor.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
 from typing import Literal
@@ -185,8 +184,7 @@ class Kill(msgspec.Struct, frozen=True):
 Action = Start | Stop | Kill
 
 
-@dataclass(slots=True)
-class MemberState:
+class MemberState(msgspec.Struct):
     """The state of one member. Changed by `ClusterState` alone."""
 
     # The member as it should be.
@@ -207,7 +205,7 @@ class MemberState:
     # The earliest time of the next start.
     restart_at: float = -inf
     # The times of the deaths that count towards giving it up.
-    recent_deaths: list[float] = field(default_factory=list[float])
+    recent_deaths: list[float] = msgspec.field(default_factory=list[float])
     # Deaths since it was last up; sets the delay of the next start.
     failures: int = 0
     # Deaths in all.

@@ -4,7 +4,6 @@ The inbox, the handlers, `app.control`, the command line and the guide all read 
 """
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any, Generic, Literal, TypeVar, get_args, get_type_hints
 
@@ -48,8 +47,7 @@ _IS_ARGUMENT = {"is_argument": True}
 P = TypeVar("P", bound=msgspec.Struct, covariant=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommandDefinition(Generic[P]):
+class CommandDefinition(msgspec.Struct, Generic[P], frozen=True, kw_only=True):
     """What is true of a control command, wherever it is sent from."""
 
     name: str
@@ -57,7 +55,7 @@ class CommandDefinition(Generic[P]):
     help: str
     # A field for each parameter.
     parameters: type[P]
-    recipients: frozenset[ProcessKind] = field(default=WORKERS)
+    recipients: frozenset[ProcessKind] = WORKERS
     # `read`: changes nothing; `change`: changes the process or its jobs; `internal`: sent by processes, not by people.
     # Each needs a signature that the recipient trusts, unless it takes unsigned commands.
     permission: Permission = "change"

@@ -6,8 +6,9 @@ There is one request for each connection. A request that does not follow RFC 911
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from ipaddress import ip_address
+
+import msgspec
 
 MAX_HEAD_SIZE = 8192
 """Bytes of a request's head."""
@@ -34,15 +35,14 @@ _REASONS: Mapping[int, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class HttpRequest:
+class HttpRequest(msgspec.Struct, frozen=True):
     """A request, without its body."""
 
     method: str
     path: str  # without its query
     content_length: int = 0
     # The header fields that occur once, by name in lower case.
-    headers: Mapping[str, str] = field(default_factory=dict[str, str], compare=False)
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
 
 
 class BadRequest(Exception):
@@ -54,8 +54,7 @@ class BadRequest(Exception):
         self.why = why
 
 
-@dataclass(frozen=True, slots=True)
-class HttpResponse:
+class HttpResponse(msgspec.Struct, frozen=True):
     """A complete response. `headers` are sent besides the usual ones."""
 
     status: int

@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from functools import lru_cache
+from functools import cache, lru_cache
 
 MAX_LENGTH = 500
 """Characters of a message that are looked at: the time and the text are bounded."""
@@ -29,9 +29,6 @@ _GUARD = r"(?!\s|(?<=\w)[^\W\d])"
 """Nothing begins at white space, nor at a letter inside of a word: most characters are passed by one look, in half of
 the time."""
 _END = r"(?P=mark)(?![\w#<*])"
-_WHOLE = re.compile(_GUARD + "(?:" + _QUOTED.replace("END", _END) + _TOKENS + ")", re.VERBOSE)
-_CUT = re.compile(_GUARD + "(?:" + _QUOTED.replace("END", rf"{_END}|\Z") + _TOKENS + ")", re.VERBOSE)
-"""For the beginning of a long message: a quotation may lack its end."""
 _DIGITS = re.compile(r"\d+")
 _ADDRESS = re.compile(r"0[xX][0-9a-fA-F]+")
 _HEX = re.compile(r"[0-9a-fA-F]{8,}")
@@ -53,7 +50,17 @@ def normalise_message(message: str) -> str:
     text = " ".join(message[: 4 * MAX_LENGTH].split())
     is_cut = len(text) > MAX_LENGTH
     text = text[:MAX_LENGTH].rstrip()
-    return (_CUT if is_cut else _WHOLE).sub(_replace, text)
+    return _compile(is_cut=is_cut).sub(_replace, text)
+
+
+@cache
+def _compile(*, is_cut: bool) -> re.Pattern[str]:
+    """Return the pattern of all that differs, compiled for the first error: that takes a millisecond.
+
+    In the beginning of a long message a quotation may lack its end.
+    """
+    end = rf"{_END}|\Z" if is_cut else _END
+    return re.compile(_GUARD + "(?:" + _QUOTED.replace("END", end) + _TOKENS + ")", re.VERBOSE)
 
 
 @lru_cache(maxsize=4096)

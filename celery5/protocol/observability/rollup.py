@@ -9,7 +9,6 @@ Source: RRDtool's archives of different steps; the reports are deltas, so a poin
 from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from sys import intern
 from typing import Any, NamedTuple, cast
 
@@ -73,8 +72,7 @@ def read_report_id(text: str) -> ReportId:
     return (int(ms), int(number)) if ms.isdecimal() and number.isdecimal() else (0, 0)
 
 
-@dataclass(slots=True)
-class MetricsGroup:
+class MetricsGroup(msgspec.Struct):
     """The numbers of one queue, or of the cluster.
 
     A group is saved as a whole, with the id of the last report that counts in it. So groups can be saved one after
@@ -83,12 +81,12 @@ class MetricsGroup:
 
     # All that was counted before the minute that is under way, and its gauges as they stand. So a report is added
     # once, to that minute, which takes a third off the work of a rollup.
-    before: Measurements = field(default_factory=Measurements)
+    before: Measurements = msgspec.field(default_factory=Measurements)
     # The minute that is under way, in seconds since 1970; 0: nothing has been measured in any.
     minute: int = 0
-    current: Measurements = field(default_factory=Measurements)
+    current: Measurements = msgspec.field(default_factory=Measurements)
     # When the points that are not packed yet began, in seconds since 1970, by tier.
-    waiting: dict[str, list[int]] = field(default_factory=lambda: {MINUTES.name: [], HOURS.name: []})
+    waiting: dict[str, list[int]] = msgspec.field(default_factory=lambda: {MINUTES.name: [], HOURS.name: []})
     # The last report that counts here.
     counted_to: ReportId = (0, 0)
     # How the group is marked in Redis: the last report that counted when it was saved, and how often it was; '' before.

@@ -8,7 +8,6 @@ what else may differ from run to run (keys, expiries, countdowns), are kept with
 
 from base64 import urlsafe_b64encode
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Literal, TypeAlias, cast
 
@@ -143,8 +142,7 @@ Template: TypeAlias = Sequence[Any]
 True, for the item; a list of templates."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Elsewhere:
+class Elsewhere(msgspec.Struct, kw_only=True):
     """How a job is published that cannot go straight to the stream of the run's own queue."""
 
     queue: str
@@ -164,8 +162,7 @@ class Elsewhere:
         return fields
 
 
-@dataclass(slots=True, kw_only=True)
-class Node:
+class Node(msgspec.Struct, kw_only=True):
     """One node of a plan. The compiler builds it; nothing changes it afterwards."""
 
     kind: NodeKind
@@ -174,7 +171,7 @@ class Node:
     # How many nodes must have ended before it.
     needs: int = 0
     # The nodes that depend on it.
-    feeds: list[int] = field(default_factory=list[int])
+    feeds: list[int] = msgspec.field(default_factory=list[int])
     # What becomes of the run when it fails: `fail`, `continue`, `skip`, `hold`; `count` at a gate that counts failures;
     # `apart` in an independent branch.
     on_error: str = "fail"

@@ -155,6 +155,11 @@ def test_a_lazy_module_keeps_an_attribute_that_is_set_before_it_is_used() -> Non
     assert fresh(code) == "0.2"
 
 
+def test_the_names_of_a_lazy_module_are_those_of_the_loaded_one() -> None:
+    code = "from celery5.streams import lags; print('GroupLag' in vars(lags))"
+    assert fresh(code) == "True"
+
+
 def test_the_scripts_of_lazy_modules_are_among_those_that_a_user_may_call() -> None:
     """`celery5 acl` loads none of them before."""
     code = "from celery5.broker.permissions import load_scripts; print(*sorted(load_scripts()))"

@@ -288,7 +288,7 @@ async def test_job_that_ignores_a_reload_is_awaited_and_runs_once(
 ) -> None:
     monkeypatch.setattr("celery5.config.configuration.FILE_POLL_INTERVAL", 0.05)
     monkeypatch.setattr("celery5.services.worker.task_execution.CANCEL_TIMEOUT", 0.2)
-    monkeypatch.setattr("celery5.runners.on_asyncio.CANCEL_TIMEOUT", 0.1)
+    monkeypatch.setattr("celery5.runners.asyncio_thread.CANCEL_TIMEOUT", 0.1)
     config, gate, begun = tmp_path / "c.toml", threading.Event(), list[float]()
     write(config, "concurrency = 2")
     app = App(app_name, broker=url, config=str(config), grace_period=0.1)

@@ -17,7 +17,7 @@ from celery5.errors import Misconfigured, StreamFull
 from celery5.logs.log import Log
 from celery5.protocol.observability.exposition import format_exposition
 from celery5.protocol.streams.groups import ArchivePortion
-from celery5.services.streams import stream_archives
+from celery5.services.streams import stream_archiver
 from celery5.services.streams.stream_archives import StreamArchives
 from celery5.streams import FileArchive, Keep, StoredRecord, StreamEvents
 from tests.redis.worker.workers import Lines, start, until, until_async, working
@@ -157,7 +157,7 @@ async def _is_settled(app: App) -> bool:
 async def test_a_full_archive_refuses_and_goes_on_when_it_works_again(
     app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream_archives, "MAX_DELAY", 0.1)
+    monkeypatch.setattr(stream_archiver, "MAX_DELAY", 0.1)
     archive = Archived()
     orders = orders_of(app, archive)
     await begin_group(app, orders)

@@ -25,9 +25,10 @@ from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.logs.log import NullLog
 from celery5.protocol.streams.groups import RenewedMembership
 from celery5.runners.on_asyncio import AsyncioRunner
+from celery5.services.streams.group_member import GroupMember
 from celery5.services.streams.outbox_relay import OutboxRelay
 from celery5.services.streams.processor_calls import ProcessorCalls
-from celery5.services.streams.processor_group import GroupMember, ProcessorGroup
+from celery5.services.streams.processor_group import ProcessorGroup
 from celery5.streams import StreamEvents
 from tests.watched import watched
 

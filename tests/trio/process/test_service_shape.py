@@ -46,7 +46,8 @@ from celery5.services.process.reloader import NextIncarnation
 from celery5.services.process.step_status import StepStatus
 from celery5.services.scheduling.declarations import RemoteBrokerSchedules
 from celery5.services.streams.outbox_relay import OutboxRelay
-from celery5.services.streams.processor_group import ProcessorGroup, StreamProcessors
+from celery5.services.streams.processor_group import ProcessorGroup
+from celery5.services.streams.stream_processors import StreamProcessors
 from celery5.streams import StreamEvents
 from celery5.wiring import build
 

@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from celery5.protocol.job.verdict import Outcome, Returned
-from celery5.runners import on_asyncio
+from celery5.runners import asyncio_thread
 from celery5.runners.on_asyncio import AsyncioRunner
 from celery5.runners.running_job import RunningJob
 from celery5.runners.stacks import read_job_stacks
@@ -159,7 +159,9 @@ async def test_a_job_on_asyncio_leaves_nothing_to_the_garbage_collector(
         for _ in range(20):
             await loop.execute(job, [], {}, RunningJob())
         gc.collect()
-        found = {type(item).__name__ for item in gc.garbage if type(item).__module__ == on_asyncio.__name__}
+        found = {
+            type(item).__name__ for item in gc.garbage if type(item).__module__ == asyncio_thread.__name__
+        }
     finally:
         gc.set_debug(0)
         gc.garbage.clear()

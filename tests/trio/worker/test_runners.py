@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from celery5.protocol.job.verdict import Outcome, PermanentFailure, Raised, Reason, Returned
-from celery5.runners import on_asyncio
+from celery5.runners import asyncio_thread
 from celery5.runners.context import CURRENT_JOB, CurrentJob, current_job
 from celery5.runners.in_thread import ThreadRunner
 from celery5.runners.on_asyncio import AsyncioRunner
@@ -162,7 +162,7 @@ async def test_an_asyncio_task_that_is_done_all_the_same_keeps_its_result(runner
 async def test_an_asyncio_task_that_blocks_its_loop_is_left_behind(
     runners: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(on_asyncio, "CANCEL_TIMEOUT", 0.1)
+    monkeypatch.setattr(asyncio_thread, "CANCEL_TIMEOUT", 0.1)
     go, ended = threading.Event(), threading.Event()
 
     async def task() -> None:
