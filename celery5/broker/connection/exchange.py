@@ -126,6 +126,37 @@ def exchange_all(
 
     All of them run. If some are refused, the first error is raised at the end, with `maybe_done` if others ran.
     """
+    raws = yield from _exchange_raws(calls, reply_within=reply_within)
+    for call, raw in zip(calls, raws, strict=True):
+        if type(raw) is ReplyError:
+            error = yield from _make_error(call, raw, reply_within=reply_within, where=where)
+            if any_succeeded(raws):
+                error.mark_maybe_done()
+            raise error
+    return [read_reply(call, raw, where=where) for call, raw in zip(calls, raws, strict=True)]
+
+
+def exchange_each(
+    calls: Sequence[Call[T]], *, reply_within: float, where: str
+) -> Generator[WireRequest, list[Any], list[T | BrokerError]]:
+    """Perform the calls of several callers in one write; return for each its decoded reply, or its error."""
+    raws = yield from _exchange_raws(calls, reply_within=reply_within)
+    replies: list[T | BrokerError] = []
+    for call, raw in zip(calls, raws, strict=True):
+        if type(raw) is ReplyError:
+            replies.append((yield from _make_error(call, raw, reply_within=reply_within, where=where)))
+            continue
+        try:
+            replies.append(read_reply(call, raw, where=where))
+        except BrokerError as error:
+            replies.append(error)
+    return replies
+
+
+def _exchange_raws(
+    calls: Sequence[Call[Any]], *, reply_within: float
+) -> Generator[WireRequest, list[Any], list[Any]]:
+    """Send calls in one write, and those again whose script the server does not know; return the raw replies."""
     raws = yield WireRequest(
         pack_commands([call.words for call in calls]),
         [reply_within + call.blocks for call in calls],
@@ -142,13 +173,7 @@ def exchange_all(
         )
         for at, raw in zip(missing, answers, strict=True):
             raws[at] = raw
-    for call, raw in zip(calls, raws, strict=True):
-        if type(raw) is ReplyError:
-            error = yield from _make_error(call, raw, reply_within=reply_within, where=where)
-            if any_succeeded(raws):
-                error.mark_maybe_done()
-            raise error
-    return [read_reply(call, raw, where=where) for call, raw in zip(calls, raws, strict=True)]
+    return raws
 
 
 def _make_error(
