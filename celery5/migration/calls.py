@@ -323,19 +323,8 @@ def _change_set(context: FileContext, call: ast.Call, receiver: ast.Call) -> Non
 
 def _change_app_call(context: FileContext, call: ast.Call, method: str, receiver: ast.expr) -> None:
     app = render_app(context, receiver)
-    if method == "send_task" and call.args:
-        new = expand_arguments(context, call, positional=("name", "args", "kwargs"))
-        for name, advice in new.problems:
-            context.by_hand(call, name, advice)
-        if new.problems:
-            return
-        first = context.render(call.args[0])
-        if new.options:
-            text = f"{app}.signature({first}).task.options({', '.join(new.options)}).delay({', '.join(new.arguments)})"
-        else:
-            text = f"{app}.signature({', '.join([first, *new.arguments])}).delay()"
-        context.replace(call, text)
-        context.changed(call, "send_task", text)
+    if call.args and (method == "send_task" or (method in ("signature", "subtask") and _is_celerys(call))):
+        _change_by_name(context, call, app, is_sent=method == "send_task")
     elif method == "AsyncResult" and call.args:
         context.replace(call, f"{app}.result({context.render(call.args[0])})")
         context.changed(call, "AsyncResult", f"{app}.result(...)")
@@ -357,6 +346,35 @@ def _change_app_call(context: FileContext, call: ast.Call, method: str, receiver
             "register_task": "@app.task on a function: a class is no task",
         }.get(method, "celery5 -A shop worker start")
         context.by_hand(call, f"{app}.{method}()", advice)
+
+
+def _is_celerys(call: ast.Call) -> bool:
+    """Return whether a call of `app.signature` has its arguments as Celery takes them, and not one by one."""
+    named = {option.arg for option in call.keywords}
+    packed = any(isinstance(argument, ast.List | ast.Tuple | ast.Dict) for argument in call.args[1:])
+    return packed or bool(named & {"args", "kwargs", "immutable", "options"})
+
+
+def _change_by_name(context: FileContext, call: ast.Call, app: str, *, is_sent: bool) -> None:
+    """Change `app.send_task("shop.add", args=(1,))`, or `app.signature(...)`."""
+    new = expand_arguments(context, call, positional=("name", "args", "kwargs"))
+    immutable = [option for option in call.keywords if option.arg == "immutable"]
+    problems = [(name, advice) for name, advice in new.problems if name != "immutable"]
+    for name, advice in problems:
+        context.by_hand(call, name, advice)
+    if problems:
+        return
+    if immutable:
+        context.immutable.add(id(call))
+    first, arguments = context.render(call.args[0]), ", ".join(new.arguments)
+    if new.options:
+        task = f"{app}.signature({first}).task.options({', '.join(new.options)})"
+        text = f"{task}.delay({arguments})" if is_sent else f"{task}.s({arguments})"
+    else:
+        text = f"{app}.signature({', '.join([first, *new.arguments])}){'.delay()' if is_sent else ''}"
+    if text != context.render(call):
+        context.replace(call, text)
+        context.changed(call, "send_task" if is_sent else "signature", text)
 
 
 def render_app(context: FileContext, receiver: ast.expr) -> str:

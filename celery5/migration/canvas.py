@@ -78,7 +78,8 @@ def _change_composition(context: FileContext, call: ast.Call, name: str) -> None
 
 def _change_chain(context: FileContext, call: ast.Call) -> None:
     steps = call.args
-    if len(steps) == 1 and not isinstance(steps[0], ast.Starred):
+    is_step = len(steps) == 1 and context.kind_of(steps[0]) in ("signature", "workflow")
+    if len(steps) == 1 and not is_step and not isinstance(steps[0], ast.Starred):
         text = f"{context.local_name(call.func)}(*{context.render(steps[0])})"
         context.replace(call, text)
         context.changed(call, "chain([...])", "chain(*[...])")
@@ -144,6 +145,8 @@ def _is_immutable(context: FileContext, node: ast.expr) -> bool:
             return _is_immutable(context, member)
         case ast.BinOp(left=left, op=ast.BitOr()):
             return _is_immutable(context, left)
+        case ast.Name(id=name):
+            return name in context.immutable_names
         case _:
             return id(node) in context.immutable
 

@@ -30,6 +30,7 @@ class FileContext:
         self.scopes: list[dict[str, ValueKind]] = [{}]
         self.handled: set[int] = set()  # ids of nodes that are done
         self.immutable: set[int] = set()  # ids of signatures that take no value of the step before them
+        self.immutable_names: set[str] = set()  # of variables that hold such signatures
         self.is_async = False
         self._bound = set(iterate_bound_names(tree))
         self._blocks: dict[int, list[ast.stmt]] = {}

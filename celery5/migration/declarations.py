@@ -349,6 +349,8 @@ def _check_retry(context: FileContext, call: ast.AST | None) -> None:
     for option in call.keywords:
         if option.arg == "eta":
             context.by_hand(option, "retry(eta=)", "countdown, in seconds")
+        elif option.arg == "max_retries" and _constant(option) is None:
+            context.by_hand(option, "retry(max_retries=None)", "a number: no job is tried again for ever")
         elif option.arg not in ("exc", "countdown", "max_retries", None):
             context.by_hand(
                 option,

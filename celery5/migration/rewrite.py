@@ -15,7 +15,7 @@ from celery5.migration.edits import make_diff
 from celery5.migration.findings import FileReport, ProjectReport
 from celery5.migration.imports import change_imports, rename
 from celery5.migration.index import Function, ProjectIndex, make_index
-from celery5.migration.settings import change_app, change_conf_statement, change_settings_module
+from celery5.migration.settings import change_app, change_conf_statement, change_settings_module, mark_conf
 from celery5.migration.source import SourceFile, is_whole, read_project
 
 _MARKS = ("celery", "CELERY", "BROKER_URL", "apply_async", ".delay", ".si(", "send_task", "AsyncResult")
@@ -120,6 +120,12 @@ class _Rewriter(ast.NodeVisitor):
         self.generic_visit(node)
         rename(self.context, node)
         check_result_attribute(self.context, node)
+        if (
+            node.attr == "conf"
+            and id(node) not in self.context.handled
+            and self.context.kind_of(node.value) == "app"
+        ):
+            self.context.report(node, "app", "conf", "app.conf")
         if node.attr == "Task" and self.context.kind_of(node.value) == "app":
             self.context.report(node, "module", "Task", "app.Task")
 
@@ -127,14 +133,20 @@ class _Rewriter(ast.NodeVisitor):
         rename(self.context, node)
 
     def visit_Assign(self, node: ast.Assign) -> None:
+        mark_conf(self.context, node)
         self.generic_visit(node)
         if change_conf_statement(self.context, node):
             return
         for target in node.targets:
             if isinstance(target, ast.Name):
                 self.context.scopes[-1][target.id] = self.context.kind_of(node.value)
+                is_immutable = id(node.value) in self.context.immutable
+                (self.context.immutable_names.add if is_immutable else self.context.immutable_names.discard)(
+                    target.id
+                )
 
     def visit_Expr(self, node: ast.Expr) -> None:
+        mark_conf(self.context, node)
         self.generic_visit(node)
         change_conf_statement(self.context, node)
 

@@ -183,6 +183,25 @@ _VALUES: dict[str, Callable[[FileContext, ast.expr], tuple[str, str] | None]] = 
 """Settings whose values change."""
 
 
+def mark_conf(context: FileContext, statement: ast.stmt) -> None:
+    """Mark the `app.conf` of a statement that `change_conf_statement` changes, which is reported elsewhere."""
+    match statement:
+        case (
+            ast.Expr(
+                value=ast.Call(func=ast.Attribute(attr="update", value=ast.Attribute(attr="conf") as conf))
+            )
+            | ast.Assign(targets=[ast.Attribute(value=ast.Attribute(attr="conf") as conf)])
+            | ast.Assign(
+                targets=[
+                    ast.Subscript(value=ast.Attribute(attr="conf") as conf, slice=ast.Constant(value=str()))
+                ]
+            )
+        ):
+            context.handled.add(id(conf))
+        case _:
+            pass
+
+
 def change_conf_statement(context: FileContext, statement: ast.stmt) -> bool:
     """Change a statement about `app.conf`, `config_from_object` or `autodiscover_tasks`. Returns whether it is one."""
     match statement:

@@ -55,6 +55,12 @@ CALLS = [
         "app.signature('shop.add').task.options(queue='q').delay(1)",
     ),
     ("app.send_task('shop.add', kwargs={'x': 1})", "app.signature('shop.add', x=1).delay()"),
+    ("app.signature('shop.add', kwargs={'x': 1})", "app.signature('shop.add', x=1)"),
+    (
+        "chain(add.s(1), app.signature('shop.end', args=(2,), queue='q', immutable=True))()",
+        "(add.s(1) >> app.signature('shop.end').task.options(queue='q').s(2)).start()",
+    ),
+    ("chain(add.s(1) | total.s())()", "chain(add.s(1) | total.s()).start()"),
     ("app.control.revoke(name, terminate=True)", "app.result(name).revoke()"),
     ("chain(add.s(1), add.s(2))()", "chain(add.s(1), add.partial(2)).start()"),
     ("chain(add.s(1), total.s()).delay()", "chain(add.s(1), total.s()).start()"),
@@ -93,6 +99,7 @@ BY_HAND = [
     ("app.control.broadcast('x')", "control.broadcast", "app.control.send"),
     ("app.control.inspect().active()", "control.inspect", "app.control.send"),
     ("add.apply((1,))", "apply()", "task(...)"),
+    ("app.conf.beat_schedule['x']", "app.conf", "app.configure(...)"),
     ("add.apply_async((1,), eta=datetime.now())", "eta=datetime.now()", "datetime.now(UTC)"),
 ]
 
@@ -184,6 +191,16 @@ SETTINGS = [
 @pytest.mark.parametrize(("before", "after"), SETTINGS)
 def test_setting_is_rewritten(tmp_path: Path, before: str, after: str) -> None:
     assert f"{after}\n" in migrate(tmp_path, f"{before}\n").text
+
+
+def test_variable_that_holds_an_immutable_signature_stands_behind_the_other_operator(tmp_path: Path) -> None:
+    report = migrate(tmp_path, "last = add.si(2)\nvalue = add.s(1) | last\n")
+    assert "last = add.s(2)\nvalue = add.s(1) >> last\n" in report.text
+
+
+def test_part_of_the_configuration_that_is_changed_in_place_is_named(tmp_path: Path) -> None:
+    report = migrate(tmp_path, "app.conf.beat_schedule['x'] = {'task': 't', 'schedule': 3}\n")
+    assert [found.name for found in report.of_kind("by hand")] == ["app.conf"]
 
 
 def test_beat_schedule_becomes_schedules(tmp_path: Path) -> None:
