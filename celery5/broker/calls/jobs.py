@@ -64,11 +64,6 @@ class LocatedJob(msgspec.Struct, frozen=True):
 def publish(keys: QueueKeys, jobs: Sequence[tuple[str, bytes]]) -> Call[int]:
     """Put jobs (id, Command) on their queue; return how many were new. Safe to repeat: a known id is left alone."""
     prefix = keys.result_prefix  # as in `settle`: many jobs at once
-    if len(jobs) == 1:  # `delay`: a third of the time
-        ((job_id, command),) = jobs
-        return script_call(
-            PUBLISH, (keys.stream, keys.jobs, prefix + job_id), (job_id, command), int, repeatable=True
-        )
     results = [prefix + job_id for job_id, _ in jobs]
     args: tuple[Word, ...] = tuple(chain.from_iterable(jobs))
     return script_call(PUBLISH, (keys.stream, keys.jobs, *results), args, int, repeatable=True)
