@@ -15,7 +15,7 @@ from celery5.protocol.process.frozen import name_slot
 from celery5.runners.context import isolate_decimal_context
 from celery5.runners.cpu_meters import CpuMeter, CpuMeters
 from celery5.runners.outcome import get_error_outcome, get_result_outcome
-from celery5.runners.running_job import JobSlot, RunningJob
+from celery5.runners.running_job import JobCall, JobSlot, RunningJob
 from celery5.runners.surrounding import surround_call
 from celery5.runners.thread_pool import ThreadCall, ThreadPool
 from celery5.runners.user_errors import find_cancellation
@@ -112,26 +112,21 @@ class ThreadRunner:
     ) -> Outcome:
         """Run the job and return its outcome.
 
+        Those that `running_job.go_on` names when a job has ended are run, too: then it is the outcome of the last one.
+
         Raises:
             Cancelled: The thread has not ended with an outcome.
             NotBegun: The job may wait behind others, and those take long.
         """
-        self._pool.resize(self._get_slots())
-        job = _JobInThread(surround_call(function, "thread"), args, kwargs, running_job.slot)
-        if running_job.limits is not None:
-            interrupter = job.interrupter = CallInterrupter()
-            running_job.allow_interrupts(interrupter.interrupt, interrupter.interrupt)
-        running_job.set_thread(job)
-        if self._meters is not None and running_job.delivery is not None and running_job.delivery.command:
-            task = running_job.delivery.command.task
-            job.meter = self._meters.add(task, is_handed_over=not running_job.is_ahead)
-        on_begin = running_job.begin_late if running_job.on_begin is not None else None
-        call = ThreadCall(job.get_run(), on_begin, may_be_given_back=running_job.is_ahead)
+        series = _Series(self._pool, self._get_slots, self._meters, running_job)
+        call = series.begin(function, args, kwargs)
         try:
-            return await self._pool.make(call)
+            outcome = await self._pool.make(call, series.go_on if running_job.go_on is not None else None)
+            return series.outcome or outcome
         except trio.Cancelled as error:
             if find_cancellation(error) is None:  # the task has raised it by itself
                 return get_error_outcome(error)
+            call = series.call
             if (
                 call.result is None
                 and call.end is not None
@@ -142,11 +137,71 @@ class ThreadRunner:
                 return call.result
             raise
         finally:
-            running_job.forbid_interrupts()
-            running_job.set_thread(None)
-            running_job.set_ended(job.ended_at)
+            series.finish()
+
+
+class _Series:
+    """A job, and those that follow in its place while the Trio task of their executor sleeps."""
+
+    call: ThreadCall[Outcome]
+
+    def __init__(
+        self,
+        pool: ThreadPool,
+        get_slots: Callable[[], int],
+        meters: CpuMeters | None,
+        running_job: RunningJob,
+    ) -> None:
+        self._pool = pool
+        self._get_slots = get_slots
+        self._meters = meters
+        self._running_job = running_job
+        self._job: _JobInThread | None = None
+        self.outcome: Outcome | None = None
+        """What the executor is to go on with, in place of what the last call has returned."""
+
+    def begin(
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> ThreadCall[Outcome]:
+        """Return the call of a job. Call it in the context of the executor."""
+        running_job = self._running_job
+        self._pool.resize(self._get_slots())
+        job = self._job = _JobInThread(surround_call(function, "thread"), args, kwargs, running_job.slot)
+        if running_job.limits is not None:
+            interrupter = job.interrupter = CallInterrupter()
+            running_job.allow_interrupts(interrupter.interrupt, interrupter.interrupt)
+        running_job.set_thread(job)
+        if self._meters is not None and running_job.delivery is not None and running_job.delivery.command:
+            task = running_job.delivery.command.task
+            job.meter = self._meters.add(task, is_handed_over=not running_job.is_ahead)
+        on_begin = running_job.begin_late if running_job.on_begin is not None else None
+        self.call = ThreadCall(job.get_run(), on_begin, may_be_given_back=running_job.is_ahead)
+        return self.call
+
+    def go_on(self, call: ThreadCall[Outcome]) -> ThreadCall[Outcome] | None:
+        """Return the call of the job that follows on this one; None if the executor must go on."""
+        outcome, choose_next = call.result, self._running_job.go_on
+        assert outcome is not None
+        assert choose_next is not None
+        self._note_end()
+        following = choose_next(outcome)
+        if isinstance(following, JobCall):
+            return self.begin(*following)
+        self.outcome = following
+        return None
+
+    def _note_end(self) -> None:
+        job, self._job = self._job, None
+        if job is not None:
+            self._running_job.set_ended(job.ended_at)
             if self._meters is not None and job.meter is not None:
                 self._meters.remove(job.meter)
+
+    def finish(self) -> None:
+        """Note that the last job has ended, or was abandoned."""
+        self._note_end()
+        self._running_job.forbid_interrupts()
+        self._running_job.set_thread(None)
 
 
 class _JobInThread:

@@ -40,7 +40,7 @@ class ThreadCall(Generic[T]):
 
     __slots__ = (
         "context", "end", "error", "function", "has_begun", "is_over", "may_be_given_back", "on_begin", "result",
-        "task", "thread",
+        "thread", "waiter",
     )  # fmt: skip
 
     def __init__(
@@ -54,8 +54,8 @@ class ThreadCall(Generic[T]):
         self.on_begin = on_begin
         self.may_be_given_back = may_be_given_back
         self.context: Context = copy_context()
-        self.task: trio.lowlevel.Task | None = None
-        """The Trio task that waits for it; None once it was abandoned."""
+        self.waiter: _Waiter | None = None
+        """What waits for it; None once it has ended or was abandoned."""
         self.thread: _Thread | None = None
         """The thread that makes it now."""
         self.has_begun = False
@@ -65,14 +65,9 @@ class ThreadCall(Generic[T]):
         self.result: T | None = None
         self.error: BaseException | None = None
 
-    def cancel(self, _raise: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
-        """Have the end of the call wake nobody: its Trio task is woken by its cancellation."""
-        self.task = None
-        return trio.lowlevel.Abort.SUCCEEDED
-
     def begin(self, thread: "_Thread") -> bool:
         """Begin, in its thread. Return whether it may go on: it was not cancelled before."""
-        if self.task is None:
+        if self.waiter is None:
             return False
         self.has_begun, self.thread = True, thread
         if self.on_begin is not None:
@@ -85,6 +80,46 @@ class ThreadCall(Generic[T]):
             self.result = self.context.run(self.function)
         except BaseException as error:
             self.error = error
+
+
+class _Waiter:
+    """The Trio task that waits for a call, and then for those that follow in its place.
+
+    To wake the task for each of them would take as long as to hand a short one over.
+    """
+
+    __slots__ = ("_choose_next", "_task", "call")
+
+    def __init__(
+        self,
+        call: ThreadCall[Any],
+        choose_next: Callable[[ThreadCall[Any]], ThreadCall[Any] | None] | None,
+    ) -> None:
+        self._task = trio.lowlevel.current_task()
+        self._choose_next = choose_next
+        self.set_call(call)
+
+    def set_call(self, call: ThreadCall[Any]) -> None:
+        """Wait for this call from now on."""
+        self.call = call
+        call.waiter = self
+
+    def abort(self, _raise: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
+        """Have the end of the call wake nobody: the task is woken by its cancellation."""
+        self.call.waiter = None
+        return trio.lowlevel.Abort.SUCCEEDED
+
+    def finish_call(self) -> ThreadCall[Any] | None:
+        """Return the call that follows on this one, which has ended; wake the task if there is none."""
+        call = self.call
+        call.waiter = None
+        if self._choose_next is not None and call.error is None:
+            following = self._task.context.run(self._choose_next, call)
+            if following is not None:
+                self.set_call(following)
+                return following
+        trio.lowlevel.reschedule(self._task)
+        return None
 
 
 class _Thread:
@@ -124,8 +159,15 @@ class ThreadPool:
             self._slots = slots
             self._dispatch()
 
-    async def make(self, call: ThreadCall[T]) -> T:
+    async def make(
+        self, call: ThreadCall[T], choose_next: Callable[[ThreadCall[T]], ThreadCall[T] | None] | None = None
+    ) -> T:
         """Make a call, and return or raise what its function does.
+
+        Args:
+            call: The call.
+            choose_next: Called in the loop with one that has returned, in the context of this task. Returns a call to
+                be made in its place without waking this task; then that is the call whose end counts.
 
         Raises:
             Cancelled: This task was cancelled first. Either the call never begins; or it goes on in its thread, where
@@ -133,7 +175,20 @@ class ThreadPool:
             NotBegun: The calls before it take long, and it may be given back.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
-        call.task = trio.lowlevel.current_task()
+        waiter = _Waiter(call, choose_next)
+        self._add(call)
+        try:
+            await trio.lowlevel.wait_task_rescheduled(waiter.abort)
+        except trio.Cancelled:
+            self._abandon(waiter.call)
+            raise
+        call = waiter.call
+        if call.error is not None:
+            raise call.error
+        return call.result  # type: ignore[return-value]
+
+    def _add(self, call: ThreadCall[Any]) -> None:
+        """In the loop: have a call made."""
         with self._lock:  # a thread that ends a call sees this one, or has freed its slot before
             self._backlog.append(call)
             is_free = self._active < self._slots
@@ -142,14 +197,6 @@ class ThreadPool:
         elif call.may_be_given_back and not self._is_watched:
             self._is_watched = True
             trio.lowlevel.spawn_system_task(self._watch)
-        try:
-            await trio.lowlevel.wait_task_rescheduled(call.cancel)
-        except trio.Cancelled:
-            self._abandon(call)
-            raise
-        if call.error is not None:
-            raise call.error
-        return call.result  # type: ignore[return-value]
 
     def _dispatch(self) -> None:
         """In the loop: hand calls that wait to threads while slots are free."""
@@ -157,7 +204,7 @@ class ThreadPool:
         with self._lock:
             while self._backlog and self._active < self._slots:
                 call = self._backlog.popleft()
-                if call.task is None:  # it was cancelled
+                if call.waiter is None:  # it was cancelled
                     continue
                 self._active += 1
                 self._waiting.put(call)
@@ -180,13 +227,12 @@ class ThreadPool:
 
     def _give_back(self) -> None:
         with self._lock:
-            calls = [call for call in self._backlog if call.task is not None]
+            calls = [call for call in self._backlog if call.waiter is not None]
             self._backlog = deque(call for call in calls if not call.may_be_given_back)
         for call in calls:
-            if call.may_be_given_back and call.task is not None:
+            if call.may_be_given_back and call.waiter is not None:
                 call.error = NotBegun()
-                trio.lowlevel.reschedule(call.task)
-                call.task = None
+                call.waiter.finish_call()
 
     def _abandon(self, call: ThreadCall[T]) -> None:
         """Have a call that has begun notice that it is cancelled, and one that has not begun never begin."""
@@ -265,15 +311,15 @@ class ThreadPool:
         return None
 
     def _collect(self) -> None:
-        """In the loop: wake the tasks whose calls have ended."""
+        """In the loop: wake the tasks whose calls have ended, or go on with what follows in their place."""
         self._wakes = False  # what ends from now on wakes the loop again
-        while self._ended:
+        for _ in range(len(self._ended)):
             call = self._ended.popleft()
             self._ended_count += 1
             call.is_over = True
-            if call.task is not None:
-                trio.lowlevel.reschedule(call.task)
-                call.task = None
+            if call.waiter is not None:
+                if (following := call.waiter.finish_call()) is not None:
+                    self._add(following)
             elif call.end is not None:
                 call.end.set()
         if self._backlog:

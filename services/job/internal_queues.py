@@ -128,9 +128,20 @@ class InternalTasksQueue(HandoffQueue[Delivery]):
             self._wake_one()  # it may have been woken for this item
         return None
 
-    def get_next(self) -> Delivery | None:
-        """Return the job to `take_now` without waiting; None if an executor must ask for it by `take_next`."""
-        return self.items[0] if self.items and not self.surplus_executors and self._load is None else None
+    def get_next(self, executor: Task | None, may_follow: Callable[[Delivery], bool]) -> Delivery | None:
+        """Return the job that an executor may `take_following` after its own; None if it must ask by `take_next`."""
+        load = self._load
+        if load is not None:
+            load.end(executor)
+        if not self.items or self.surplus_executors or not may_follow(item := self.items[0]):
+            return None
+        return item if load is None or load.may_follow(item) else None
+
+    def take_following(self, executor: Task | None) -> Delivery:
+        """Return the oldest job for an executor: there must be one, and it may begin."""
+        if self._load is not None and executor is not None:
+            self._load.take(executor, self.items[0])
+        return self.take_now()
 
     @property
     def spare_executors(self) -> int:
@@ -366,7 +377,7 @@ class SharedTasksQueue(InternalTasksQueue):
         """Return the weight of its next job."""
         return self._get_weight(self.items[0]) if self.items else MAX_WEIGHT
 
-    def get_next(self) -> Delivery | None:
+    def get_next(self, executor: Task | None, may_follow: Callable[[Delivery], bool]) -> Delivery | None:
         """None: each job needs a slot of its pool."""
         return None
 

@@ -126,16 +126,17 @@ class ThreadLoad:
 
     def may_begin(self, delivery: Delivery) -> bool:
         """Return whether an executor may take a job: a slot is free, or the job is short and may wait for one."""
+        if len(self._tasks) < self._slots:
+            return self.fits("" if delivery.command is None else delivery.command.task)
+        return self._may_wait is not None and self.may_follow(delivery) and self._may_wait(delivery)
+
+    def may_follow(self, delivery: Delivery) -> bool:
+        """The same, for a job of which it is known that it may wait."""
         task = "" if delivery.command is None else delivery.command.task
         waiting = len(self._tasks) - self._slots
         if waiting < 0:
             return self.fits(task)
-        return (
-            not self._is_stalled
-            and waiting < self._count_ahead(task)
-            and self._may_wait is not None
-            and self._may_wait(delivery)
-        )
+        return not self._is_stalled and waiting < self._count_ahead(task)
 
     def _count_ahead(self, task: str) -> int:
         """Return how many jobs of a task may wait for a thread."""

@@ -274,7 +274,7 @@ class TaskExecution:
             memory_slot=memory_slot,
             on_begin=self._begin if self._begins_late(kind) else None,
         )
-        if self._budget.task_kinds.get(kind, kind) == "asyncio" and not self._job_middleware.runs:
+        if self._budget.task_kinds.get(kind, kind) in _GOING_ON and not self._job_middleware.runs:
             go_on = TaskExecution._go_on_in_slot
             if memory_slot is not None:
                 go_on = name_slot(go_on, memory_slot.number)
@@ -382,7 +382,7 @@ class TaskExecution:
         self._log.event("job:abandoned", "warning", job=job)
         await end.wait()
 
-    async def _run_jobs(self, running_job: RunningJob, executor: "_Executor") -> bool:  # noqa: C901  the hot path
+    async def _run_jobs(self, running_job: RunningJob, executor: "_Executor") -> bool:
         """Run job after job until one of them is cancelled. Return False when there are more executors than slots."""
         clock, lease = time.perf_counter, self._lease
         queue, runner, estimate = executor.queue, executor.runner, executor.estimate
@@ -395,10 +395,7 @@ class TaskExecution:
             self._running[delivery] = running_job
             if now() >= lease.expires_at:
                 await lease.wait_until_valid()
-            if executor.on_begin is None:
-                self._begin(running_job)
-            else:
-                running_job.set_ahead(queue.is_ahead(delivery))
+            self._begin_or_hand_over(running_job, delivery, executor)
             executor.began = began = clock()
             command = delivery.command
             assert command is not None, "the Consumer passes on only what it could read"
@@ -413,17 +410,15 @@ class TaskExecution:
                 try:
                     outcome = await self._run_job(delivery, command, runner, running_job)
                 except NotBegun:
-                    self._put_back(running_job, delivery, queue)
+                    self._put_back(running_job, executor.get_current()[0], queue)
                     continue
             ended = clock()
             if running_job.delivery is not delivery:  # the runner has gone on to others
                 delivery, began = executor.get_current()
-            if executor.on_begin is not None:
-                began, ended = running_job.began_at or began, running_job.ended_at or ended
-                self._finish_waiting(running_job, delivery, queue)
+            seconds = self._measure_run(running_job, delivery, executor, began, ended)
             if type(outcome) in _RESOLVED or running_job.cancel_outcome is not None:
                 outcome = await self._resolve(outcome, delivery, running_job)
-            self._record_end(running_job, delivery, outcome, ended - began, estimate)
+            self._record_end(running_job, delivery, outcome, seconds, estimate)
             if self._latest is not running_job:
                 # Another executor has ended a job since: the loop turns without a checkpoint of this one.
                 self._latest, yielded = running_job, ended
@@ -460,14 +455,13 @@ class TaskExecution:
 
     def _go_on(self, executor: "_Executor", outcome: Outcome) -> JobCall | Outcome:
         running_job, delivery = executor.get_running()
-        following = executor.queue.get_next()
+        queue = executor.queue
         if (
-            following is None
-            or not running_job.may_go_on
+            not running_job.may_go_on
             or running_job.must_end
             or type(outcome) in _RESOLVED
             or now() >= self._lease.expires_at
-            or not self._is_plain(following)
+            or (following := queue.get_next(executor.task, self._is_plain)) is None
         ):
             return outcome
         command = following.command
@@ -475,11 +469,13 @@ class TaskExecution:
         if self._deadlines.get_limits(command) is not None:
             return outcome
         ended = time.perf_counter()
-        self._record_end(running_job, delivery, outcome, ended - executor.began, executor.estimate)
-        delivery, executor.began = executor.queue.take_now(), ended
+        seconds = self._measure_run(running_job, delivery, executor, executor.began, ended)
+        self._record_end(running_job, delivery, outcome, seconds, executor.estimate)
+        delivery = queue.take_following(executor.task)
+        executor.began = ended
         running_job.set_delivery(delivery)
         self._running[delivery] = running_job
-        self._begin(running_job)
+        self._begin_or_hand_over(running_job, delivery, executor)
         self._set_current_job(delivery, command)
         task = self._tasks[command.task]
         decoded = _decode_arguments(task, command)
@@ -496,10 +492,24 @@ class TaskExecution:
         if self._log.has_action(command.trace):
             self._log.begin_job(job)
 
-    def _finish_waiting(self, running_job: RunningJob, delivery: Delivery, queue: InternalTasksQueue) -> None:
-        """Note that a job which may have waited for a thread has ended, perhaps before it came to one."""
-        queue.finish_waiting(delivery)
-        running_job.begin_late()
+    def _begin_or_hand_over(self, running_job: RunningJob, delivery: Delivery, executor: "_Executor") -> None:
+        """Record that a job begins, unless its thread does that; then note whether it may wait for one."""
+        if executor.on_begin is None:
+            self._begin(running_job)
+        else:
+            running_job.set_ahead(executor.queue.is_ahead(delivery))
+
+    @staticmethod
+    def _measure_run(
+        running_job: RunningJob, delivery: Delivery, executor: "_Executor", began: float, ended: float
+    ) -> float:
+        """Return for how many seconds a job has run. If it may have waited for a thread, note that it does no more."""
+        if executor.on_begin is None:
+            return ended - began
+        began, ended = running_job.began_at or began, running_job.ended_at or ended
+        executor.queue.finish_waiting(delivery)
+        running_job.begin_late()  # it may not have come to a thread
+        return ended - began
 
     def _put_back(self, running_job: RunningJob, delivery: Delivery, queue: InternalTasksQueue) -> None:
         """Put a job back that has not begun, since those before it take long; when this stops, release it."""
@@ -720,6 +730,8 @@ class TaskExecution:
     """The code of an executor, to find it on a stack; its local variable `delivery` is the job."""
 
 
+_GOING_ON = frozenset({"asyncio", "thread"})
+"""The kinds whose runners go on to other jobs by themselves."""
 _RESOLVED = frozenset({BrokerLost, PermanentFailure})
 """The outcomes that Redis is asked about before they count."""
 

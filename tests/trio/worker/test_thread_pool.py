@@ -300,3 +300,96 @@ async def test_a_call_that_is_cancelled_while_it_waits_for_a_slot_leaves_the_oth
     pool.resize(2)
     barrier = threading.Barrier(2)
     await make_together(pool, *[lambda: barrier.wait(LIMIT)] * 2)
+
+
+class Following:
+    """Calls that follow on one another, and how often the Trio task that waits for them has gone on."""
+
+    def __init__(self, *functions: Callable[[], Any]) -> None:
+        self._left = list(functions)
+        self.results = list[Any]()
+
+    def choose_next(self, call: ThreadCall[Any]) -> ThreadCall[Any] | None:
+        self.results.append(call.result)
+        return ThreadCall(self._left.pop(0)) if self._left else None
+
+
+class Steps(trio.abc.Instrument):
+    """How often this task has been woken."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._task = trio.lowlevel.current_task()
+
+    def task_scheduled(self, task: trio.lowlevel.Task) -> None:
+        self.count += task is self._task
+
+
+async def test_calls_follow_in_place_of_one_without_waking_its_task() -> None:
+    pool, variable, steps = ThreadPool(1), ContextVar("variable", default=0), Steps()
+    variable.set(7)
+    following = Following(lambda: 2, variable.get)
+    trio.lowlevel.add_instrument(steps)
+    with trio.fail_after(LIMIT):
+        assert await pool.make(ThreadCall(lambda: 1), following.choose_next) == 7
+    trio.lowlevel.remove_instrument(steps)
+    assert following.results == [1, 2, 7]
+    assert steps.count == 1
+
+
+async def test_an_error_ends_what_follows() -> None:
+    pool = ThreadPool(1)
+
+    def fail() -> None:
+        raise ValueError("the second one")
+
+    following = Following(fail, lambda: 3)
+    with trio.fail_after(LIMIT), pytest.raises(ValueError, match="the second one"):
+        await pool.make(ThreadCall(lambda: 1), following.choose_next)
+    assert following.results == [1]
+
+
+async def test_a_following_call_is_the_one_that_is_cancelled() -> None:
+    pool, begun, noticed = ThreadPool(1), threading.Event(), threading.Event()
+
+    def block() -> None:
+        begun.set()
+        try:
+            while True:
+                trio.from_thread.check_cancelled()
+                threading.Event().wait(0.001)
+        except trio.Cancelled:
+            noticed.set()
+            raise
+
+    following = Following(block, lambda: 3)
+    with trio.fail_after(LIMIT):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(pool.make, ThreadCall(lambda: 1), following.choose_next)
+            while not begun.is_set():
+                await trio.sleep(0.001)
+            nursery.cancel_scope.cancel()
+        assert await make(pool, lambda: 4) == 4
+    assert noticed.is_set()
+    assert following.results == [1]
+
+
+async def test_other_tasks_run_while_calls_follow_on_one_another() -> None:
+    pool, in_this_turn, most = ThreadPool(2), 0, 0
+
+    def choose_next(_call: ThreadCall[Any]) -> ThreadCall[Any] | None:
+        nonlocal in_this_turn, most
+        threading.Event().wait(0.002)  # meanwhile a call in the other thread ends
+        in_this_turn += 1
+        most = max(most, in_this_turn)
+        return None if most > 100 else ThreadCall(lambda: 1)
+
+    with trio.fail_after(LIMIT):
+        async with trio.open_nursery() as nursery:
+            for _ in range(4):
+                nursery.start_soon(pool.make, ThreadCall(lambda: 1), choose_next)
+            for _ in range(20):
+                await trio.lowlevel.checkpoint()
+                in_this_turn = 0
+            nursery.cancel_scope.cancel()
+    assert 1 <= most <= 10
