@@ -1,8 +1,9 @@
 """The process of a Python box: `python -m celery5.processes.box`, started by a worker.
 
-One thread reads the worker's frames; the main thread runs one job after another (`runners/boxes/in_box.py`). The
-process ends when the worker closes its end of the pipe. If that happens during a job, the worker is dead: the process
-kills itself and everything that the job has started.
+The main thread reads the worker's frames and runs one job after another (`runners/boxes/in_box.py`). While a job takes
+long, another thread reads them: to wake one for each job would take as long as a short job. The process ends when the
+worker closes its end of the pipe. If that happens during a job, the worker is dead: the process kills itself and
+everything that the job has started.
 """
 
 import contextlib
@@ -11,13 +12,16 @@ import importlib
 import io
 import os
 import queue
+import select
 import signal
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any, BinaryIO, cast
+from functools import partial
+from typing import Any, cast
 
 from celery5.app import DEFAULT_APP, App, default_app
 from celery5.errors import BadArguments, CeleryError
@@ -35,6 +39,7 @@ from celery5.protocol.boxes.frames import (
     FromBox,
     RunJob,
     SoftLimitReached,
+    ToBox,
     decode_to_box,
     encode_frame,
     to_box_reply,
@@ -51,6 +56,8 @@ from celery5.runners.surrounding import CALL_SURROUND
 from celery5.tasks.task import Task
 
 NAME = "celery5-box"
+READ_SIZE = 64 * 1024
+"""Bytes that are read at once: what a pipe holds."""
 MAX_TEXT = 50_000
 """Characters of a text that are sent for the log."""
 
@@ -59,7 +66,7 @@ class BoxPipes:
     """The two pipes to the worker. User code has others: its stdin is empty, and what it prints goes to stderr."""
 
     def __init__(self) -> None:
-        self.incoming: BinaryIO = os.fdopen(os.dup(0), "rb")
+        self.incoming = os.dup(0)
         self._out = os.dup(1)
         self._lock = threading.Lock()
         self.defer_errors: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
@@ -147,22 +154,19 @@ def main() -> None:
     # Terminated by a signal, it writes its traceback.
     faulthandler.register(signal.SIGTERM, file=2, all_threads=False, chain=True)
     pipes = BoxPipes()
-    hello = decode_to_box(pipes.incoming.readline())
+    frames = BoxFrames(pipes.incoming)
+    hello = frames.take()
     if not isinstance(hello, BoxHello) or hello.python is None:
         sys.exit("a box is started by a worker of celery5, which says hello")
     app = _load_app(hello.python)
     CALL_SURROUND.set(app.middleware.make_surround(is_boxed=True))
     resources = BoxResources()
     RESOURCES.set(resources)
-    main_thread, runs = (
-        BoxMainThread(pipes.send_event, BoxReports(pipes).receive),
-        queue.SimpleQueue[RunJob | None](),
-    )
+    main_thread = BoxMainThread(pipes.send_event, BoxReports(pipes).receive)
     pipes.defer_errors = main_thread.defer_errors
-    threading.Thread(target=_read_frames, args=(pipes, main_thread, runs), name=NAME, daemon=True).start()
     pipes.send(BoxReady(VERSION, ("soft-limit", "cancel")))
     with captured_logging(pipes.send_log_record, "info"):
-        for run in iter(runs.get, None):
+        for run in iter(partial(frames.take_run, main_thread), None):
             with continued_in_eliot(run, pipes.send_eliot_message):
                 outcome = _run(app, main_thread, run)
             main_thread.end_job()
@@ -172,22 +176,101 @@ def main() -> None:
         resources.close()
 
 
-def _read_frames(
-    pipes: BoxPipes, main_thread: BoxMainThread, runs: "queue.SimpleQueue[RunJob | None]"
-) -> None:
-    """Read the worker's frames, in its own thread."""
-    for line in pipes.incoming:
-        match decode_to_box(line):
-            case RunJob() as run:
-                main_thread.start_job(run.id)
-                runs.put(run)
-            case SoftLimitReached() | CancelJob() as message:
-                main_thread.on_message(message)
-            case _:
-                pass
-    if main_thread.is_busy:
-        _kill_group()
-    runs.put(None)
+WATCH_INTERVAL = 0.01
+"""Seconds between two looks whether a job takes long."""
+IDLE_LOOKS = 100
+"""Looks without a job after which the next job must wake the thread that looks."""
+
+
+class BoxFrames:
+    """The worker's frames: read by the main thread between jobs, and by a thread of its own while a job takes long."""
+
+    def __init__(self, incoming: int) -> None:
+        self._incoming = incoming
+        self._start = b""  # of a line that has not ended
+        self._lines = deque[bytes]()
+        self._has_ended = False
+        self._lock = threading.Lock()  # of who reads
+        self._run_count = 0
+        self._watcher: threading.Thread | None = None
+        self._wakeups = queue.SimpleQueue[None]()
+        self._is_asleep = False
+
+    def take(self) -> ToBox | None:
+        """Return the next frame; None for one that is unknown, and at the end."""
+        while not self._lines and not self._has_ended:
+            self._read()
+        return decode_to_box(self._lines.popleft()) if self._lines else None
+
+    def take_run(self, main_thread: BoxMainThread) -> RunJob | None:
+        """Wait for the next job, and return it; None at the end."""
+        with self._lock:
+            while self._lines or not self._has_ended:
+                frame = self.take()
+                if isinstance(frame, RunJob):
+                    main_thread.start_job(frame.id)
+                    self._hand_over(main_thread)
+                    self._run_count += 1
+                    self._wake_watcher(main_thread)
+                    return frame
+        return None
+
+    def _read(self) -> None:
+        """Read what there is, and wait until there is something."""
+        pieces = [self._start]
+        while True:
+            chunk = os.read(self._incoming, READ_SIZE)
+            pieces.append(chunk)
+            if not chunk or b"\n" in chunk:
+                break
+        *lines, self._start = b"".join(pieces).split(b"\n")
+        self._lines.extend(lines)
+        self._has_ended = not chunk
+
+    def _hand_over(self, main_thread: BoxMainThread) -> None:
+        """Pass on what has come for the job that runs."""
+        while self._lines:
+            frame = decode_to_box(self._lines.popleft())
+            if isinstance(frame, SoftLimitReached | CancelJob):
+                main_thread.on_message(frame)
+
+    # ---- while a job takes long
+
+    def _wake_watcher(self, main_thread: BoxMainThread) -> None:
+        if self._watcher is None:
+            self._watcher = threading.Thread(target=self._watch, args=(main_thread,), name=NAME, daemon=True)
+            self._watcher.start()
+        elif self._is_asleep:
+            self._is_asleep = False
+            self._wakeups.put(None)
+
+    def _watch(self, main_thread: BoxMainThread) -> None:
+        watched = idle_looks = 0
+        while not self._has_ended:
+            time.sleep(WATCH_INTERVAL)
+            run = self._run_count
+            if not main_thread.is_busy:
+                idle_looks += 1
+            elif run == watched:
+                self._watch_job(main_thread, run)
+            else:
+                watched, idle_looks = run, 0
+            if idle_looks > IDLE_LOOKS:
+                self._is_asleep = True
+                if not main_thread.is_busy:  # else it has begun just now
+                    self._wakeups.get()
+                idle_looks = 0
+
+    def _watch_job(self, main_thread: BoxMainThread, run: int) -> None:
+        """Pass on what comes for a job until it has ended."""
+        while main_thread.is_busy and run == self._run_count and not self._has_ended:
+            select.select([self._incoming], [], [])
+            with self._lock:  # the main thread has it while no job runs
+                if run == self._run_count and main_thread.is_busy:
+                    self._read()
+                    self._hand_over(main_thread)
+                    if self._has_ended:
+                        _kill_group()
 
 
 def _kill_group() -> None:

@@ -730,7 +730,7 @@ class TaskExecution:
     """The code of an executor, to find it on a stack; its local variable `delivery` is the job."""
 
 
-_GOING_ON = frozenset({"asyncio", "thread"})
+_GOING_ON = frozenset({"asyncio", "boxed", "thread"})
 """The kinds whose runners go on to other jobs by themselves."""
 _RESOLVED = frozenset({BrokerLost, PermanentFailure})
 """The outcomes that Redis is asked about before they count."""

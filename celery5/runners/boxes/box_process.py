@@ -3,9 +3,8 @@
 import os
 import re
 import signal
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import Any, cast
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, TypeAlias, cast
 
 import trio
 
@@ -51,6 +50,8 @@ MAX_UUID = 64
 """Characters of the id of its tree."""
 MAX_LINE_BYTES = 2_000
 """Bytes of one such line that are logged."""
+READ_SIZE = 64 * 1024
+"""Bytes that are read at once: what a pipe holds."""
 
 
 class BoxOutput:
@@ -165,6 +166,77 @@ _RESERVED_FIELDS = {
 """Fields of a log message that the box cannot set."""
 
 
+class BoxInput:
+    """Frames on their way to a box, in their order. What its pipe cannot take at once is written by `flush`."""
+
+    def __init__(self, stdin: trio.lowlevel.FdStream) -> None:
+        self._stdin = stdin
+        self._unsent = bytearray()
+        self._unsent_of_job = 0
+        self._has_unsent = trio.Event()
+        self.is_closed = False
+        """Whether the box takes no more frames."""
+
+    @property
+    def is_job_sent(self) -> bool:
+        """Whether the box was sent the whole frame of its job."""
+        return not self._unsent_of_job
+
+    @property
+    def has_lost_job(self) -> bool:
+        """Whether it never will be."""
+        return self.is_closed and not self.is_job_sent
+
+    def send_job(self, frame: bytes) -> None:
+        """Send the frame that starts a job: nothing else is on its way."""
+        self.send(frame)
+        self._unsent_of_job = len(self._unsent)
+
+    def send(self, frame: bytes) -> None:
+        """Send a frame."""
+        sent = 0 if self._unsent else self._write(frame)
+        if sent < len(frame):
+            self._unsent += memoryview(frame)[sent:]
+            self._has_unsent.set()
+
+    async def flush(self) -> None:
+        """Write what is left, until the box takes no more."""
+        while not self.is_closed:
+            await self._has_unsent.wait()
+            self._has_unsent = trio.Event()
+            while self._unsent and not self.is_closed:
+                try:
+                    await trio.lowlevel.wait_writable(self._stdin)
+                except (trio.ClosedResourceError, OSError, ValueError):  # of a descriptor that is closed
+                    self.is_closed = True
+                sent = self._write(self._unsent)
+                del self._unsent[:sent]
+                self._unsent_of_job = max(self._unsent_of_job - sent, 0)
+
+    def _write(self, frame: bytes | bytearray) -> int:
+        """Write as much as the pipe takes, and return how many bytes that is."""
+        try:
+            return 0 if self.is_closed else os.write(self._stdin.fileno(), frame)
+        except BlockingIOError:
+            return 0
+        except OSError:  # the box has ended, or has closed its stdin
+            self.is_closed = True
+            return 0
+
+
+async def _read_chunks(pipe: trio.lowlevel.FdStream) -> AsyncIterator[bytes]:
+    """Yield what is read from a pipe. `receive_some` of the stream lets the whole loop turn before each read."""
+    while True:
+        await trio.lowlevel.wait_readable(pipe)
+        try:
+            chunk = os.read(pipe.fileno(), READ_SIZE)
+        except BlockingIOError:
+            continue
+        if not chunk:
+            return
+        yield chunk
+
+
 START_TIMEOUT = 30.0
 """Seconds from the start of a box to its `ready` frame."""
 CANCEL_TIMEOUT = 1.5
@@ -175,6 +247,10 @@ TERM_TIMEOUT = 1.0
 
 class BoxEnded(Exception):
     """The box had ended before it could be sent a job."""
+
+
+ChooseNext: TypeAlias = "Callable[[BoxProcess, Outcome], RunJob | Outcome]"
+"""Takes the outcome of a job, and returns what the box runs next, or the outcome to be returned."""
 
 
 class BoxProcess:
@@ -199,14 +275,15 @@ class BoxProcess:
         self._log_event = log_event
         self._ended = trio.Event()
         self._changed = trio.Event()
-        self._send_lock = trio.Lock()
         self._ready: BoxReady | None = None
         self._job = ""
         self._outcome: Outcome | None = None
+        self._choose_next: ChooseNext | None = None
         self._reporting: tuple[CurrentJob, ProgressReceiver] | None = None
         self._nursery: trio.Nursery | None = None
         self._is_ending = self._is_broken = False
         self._group = ProcessGroup(command, box.get_variables(os.environ))
+        self._input = BoxInput(self._group.stdin)
         self._output = BoxOutput(log_event, self.pid, log_message)
         log_event("box:started", "debug", pid=self.pid, command=list(command)[:8])
 
@@ -223,12 +300,13 @@ class BoxProcess:
     @property
     def is_usable(self) -> bool:
         """Whether it may be given a job."""
-        return not (self._is_ending or self._is_broken or self._ended.is_set())
+        return not (self._is_ending or self._is_broken or self._input.is_closed or self._ended.is_set())
 
     async def run(self) -> None:
         """Read its output until it has ended, and its whole process group with it."""
         try:
             async with trio.open_nursery() as self._nursery:
+                self._nursery.start_soon(self._flush_input)
                 async with trio.open_nursery() as readers:
                     readers.start_soon(self._read_stdout)
                     readers.start_soon(self._read_stderr)
@@ -251,9 +329,8 @@ class BoxProcess:
         """Wait until it is ready for its first job. Raises BoxCrashed."""
         if self.box.memory is not None:
             self._group.limit_memory(self.box.memory)
-        try:
-            await self._send(encode_frame(hello))
-        except BoxEnded:
+        self._input.send(encode_frame(hello))
+        if self._input.is_closed:
             await self._ended.wait()
         with trio.move_on_after(START_TIMEOUT):
             while self._ready is None and not self._ended.is_set():
@@ -267,9 +344,13 @@ class BoxProcess:
             raise BoxCrashed(f"the box speaks version {ready.version} of the protocol, this worker {VERSION}")
 
     async def run_job(
-        self, run: RunJob, running_job: RunningJob, early: Sequence[SoftTimeLimitExceeded]
+        self,
+        run: RunJob,
+        running_job: RunningJob,
+        early: Sequence[SoftTimeLimitExceeded],
+        choose_next: ChooseNext,
     ) -> Outcome:
-        """Run one job and return its outcome.
+        """Run one job, and then those that `choose_next` returns, and return the outcome of the last one.
 
         When cancelled, it requests the box to stop the job, and kills the box if that does not. Cancelled is raised
         unless the job has ended with an outcome.
@@ -278,39 +359,56 @@ class BoxProcess:
             run: The frame that starts the job.
             running_job: The job, with its limits.
             early: Soft time limits that were reached before the box was sent the job.
+            choose_next: Called in the context of this task when a job has ended.
 
         Raises:
             BoxCrashed: The box ended while it ran the job.
             BoxEnded: The box was not sent the job.
         """
+        self._context, self._choose_next = trio.lowlevel.current_task().context, choose_next
+        raise_soft_limit = self._make_soft_limit_sender(run.id)
+        running_job.allow_interrupts(raise_soft_limit)
+        try:
+            self._begin(run)
+            for error in early:
+                raise_soft_limit(error)
+            await self._wait_job_end()
+        except trio.Cancelled:
+            self._choose_next = None
+            with trio.CancelScope(shield=True):
+                await self._stop_job(running_job)
+            if self._outcome is None:
+                raise
+        finally:
+            self._choose_next = None
+            running_job.forbid_interrupts()
+            self._output.end_job()
+            self._job = ""
+        if self._outcome is None and not self._input.is_job_sent:
+            raise BoxEnded
+        if self._outcome is None:
+            raise self._crash(f"{self._describe_end()} while it ran the job")
+        return self._outcome
+
+    def _begin(self, run: RunJob) -> None:
+        """Send a job to the box."""
         self._job, self._outcome = run.id, None
         job, receive = CURRENT_JOB.get(), PROGRESS_RECEIVER.get()
         self._reporting = None if job is None or receive is None else (job, receive)
         self._output.start_job(job)
         self.job_count += 1
-        was_sent = False
-        raise_soft_limit = self._make_soft_limit_sender(run.id)
-        running_job.allow_interrupts(raise_soft_limit)
-        try:
-            if self.box.cpu is not None:
-                self._group.limit_cpu_time(self.box.cpu)
-            await self._send(encode_frame(run))
-            was_sent = True
-            for error in early:
-                raise_soft_limit(error)
-            await self._wait_job_end()
-        except trio.Cancelled:
-            with trio.CancelScope(shield=True):
-                await self._stop_job(running_job, was_sent=was_sent)
-            if self._outcome is None:
-                raise
-        finally:
-            running_job.forbid_interrupts()
+        if self.box.cpu is not None:
+            self._group.limit_cpu_time(self.box.cpu)
+        self._input.send_job(encode_frame(run))
+
+    def _go_on(self, outcome: Outcome, choose_next: ChooseNext) -> None:
+        """Send the box the next job in the step in which it has replied: the task that waits is not woken."""
+        following = choose_next(self, outcome)
+        if isinstance(following, RunJob):
             self._output.end_job()
-            self._job = ""
-        if self._outcome is None:
-            raise self._crash(f"{self._describe_end()} while it ran the job")
-        return self._outcome
+            self._begin(following)
+        else:
+            self._outcome = following
 
     def mark_idle(self) -> None:
         """Note the time: the box has no job from now on."""
@@ -333,8 +431,8 @@ class BoxProcess:
 
     async def _read_stdout(self) -> None:
         lines = LineSplitter(self._limit)
-        async for chunk in self._group.stdout:
-            for line, is_complete in lines.feed(bytes(chunk)):
+        async for chunk in _read_chunks(self._group.stdout):
+            for line, is_complete in lines.feed(chunk):
                 self._on_line(line, is_complete)
         for line, is_complete in lines.end():
             self._on_line(line, is_complete)
@@ -402,48 +500,40 @@ class BoxProcess:
         self._outcome = outcome
         if isinstance(outcome, Raised) and outcome.failure.type == "MemoryError":
             self._is_broken = True  # it may still hold the memory
+        if self._choose_next is not None:
+            self._context.run(self._go_on, outcome, self._choose_next)
 
     # ---- what it is sent
 
-    async def _send(self, frame: bytes) -> None:
-        try:
-            async with self._send_lock:
-                await self._group.stdin.send_all(frame)
-        except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
-            self._is_broken = True
-            raise BoxEnded from None
-
-    async def _send_if_running(self, frame: bytes) -> None:
-        with suppress(BoxEnded):
-            await self._send(frame)
+    async def _flush_input(self) -> None:
+        await self._input.flush()
+        self._changed.set()
 
     def _make_soft_limit_sender(self, job: str) -> Callable[[SoftTimeLimitExceeded], None]:
         def send_soft_limit(error: SoftTimeLimitExceeded) -> None:
-            if self._accepts("soft-limit") and self._nursery is not None:
-                self._nursery.start_soon(
-                    self._send_if_running, encode_frame(SoftLimitReached(job, str(error)))
-                )
+            if self._accepts("soft-limit"):
+                self._input.send(encode_frame(SoftLimitReached(job, str(error))))
 
         return send_soft_limit
 
     def _accepts(self, frame_type: str) -> bool:
         return self._ready is not None and frame_type in self._ready.hears
 
-    async def _stop_job(self, running_job: RunningJob, *, was_sent: bool) -> None:
+    async def _stop_job(self, running_job: RunningJob) -> None:
         """Request the box to end the job, else kill the box."""
         outcome = running_job.cancel_outcome
         limit = outcome.failure.message if isinstance(outcome, Raised) else ""
-        if was_sent and self._accepts("cancel"):
+        if self._input.is_job_sent and self._accepts("cancel"):
+            self._input.send(encode_frame(CancelJob(self._job, limit)))
             with trio.move_on_after(CANCEL_TIMEOUT):
-                await self._send_if_running(encode_frame(CancelJob(self._job, limit)))
                 await self._wait_job_end()
         if self._outcome is None:
             await self.stop(signal.SIGTERM)
             running_job.record_traceback_text(self._output.stderr_tail)
 
     async def _wait_job_end(self) -> None:
-        """Wait for the end of the job or of the box."""
-        while self._outcome is None and not self._ended.is_set():
+        """Wait for the end of the job or of the box, or until it is known that the box does not get the job."""
+        while self._outcome is None and not self._ended.is_set() and not self._input.has_lost_job:
             await self._wait_for_change()
 
     async def _wait_for_change(self) -> None:

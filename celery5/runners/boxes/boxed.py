@@ -18,11 +18,10 @@ from msgspec.structs import replace
 from celery5.errors import BoxCrashed, SoftTimeLimitExceeded
 from celery5.protocol.boxes.box import PYTHON_BOX, Box
 from celery5.protocol.job.arguments import Parameters
-from celery5.protocol.job.messages import Command
 from celery5.protocol.job.verdict import Outcome, Raised
 from celery5.runners.context import CURRENT_JOB, JOB_PLACE, LogEvent
 from celery5.runners.outcome import get_error_outcome
-from celery5.runners.running_job import RunningJob
+from celery5.runners.running_job import JobCall, RunningJob
 
 if TYPE_CHECKING:
     from celery5.protocol.boxes.frames import BoxHello, BoxHome, RunJob
@@ -139,36 +138,37 @@ class BoxedRunner:
     ) -> Outcome:
         """Run the job in a box and return its outcome.
 
+        Those that `running_job.go_on` names when a job has ended are run, too: then it is the outcome of the last one.
+
         Cancellation ends the job, and the box if need be. Cancelled is raised unless the job has ended with an outcome.
         """
-        command = None if running_job.delivery is None else running_job.delivery.command
-        assert command is not None, "an executor has set it"
-        task = self._tasks[command.task]
-        run = self._make_run(task, command, args, kwargs, running_job, policy=function is task.deduplicate)
+        jobs = _JobsOfExecutor(self, running_job, JobCall(function, args, kwargs))
         early: list[SoftTimeLimitExceeded] = []
         running_job.allow_interrupts(early.append)
         try:
-            return await self._run_in_box(task.box or PYTHON_BOX, run, running_job, early)
+            while True:
+                outcome = await self._run_in_box(jobs, early)
+                if not jobs.take_next():
+                    return outcome
         except BoxCrashed as error:
             return _make_crash_outcome(error)
         finally:
             running_job.forbid_interrupts()
 
-    def _make_run(
-        self,
-        task: BoxedTask,
-        command: Command,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        running_job: RunningJob,
-        *,
-        policy: bool,
-    ) -> "RunJob":
-        """Make the frame that starts a job in a box."""
+    def make_run(self, call: JobCall, running_job: RunningJob) -> "tuple[Box, RunJob]":
+        """Return the box that a job needs, and the frame that starts it there."""
         from celery5.protocol.boxes.frames import RunJob
 
-        job, limits = CURRENT_JOB.get(), running_job.limits
-        run = RunJob(
+        command = None if running_job.delivery is None else running_job.delivery.command
+        assert command is not None, "an executor has set it"
+        task = self._tasks[command.task]
+        box, job, limits = task.box or PYTHON_BOX, CURRENT_JOB.get(), running_job.limits
+        arguments = (
+            {"args": command.args, "kwargs": command.kwargs}
+            if box.is_python
+            else {"arguments": Raw(task.parameters.encode_by_name(call.args, call.kwargs))}
+        )
+        return box, RunJob(
             id=command.id,
             task=command.task,
             queue="" if job is None else job.queue,
@@ -177,28 +177,33 @@ class BoxedRunner:
             sections=command.sections,
             time_limit=None if limits is None else limits.hard,
             soft_time_limit=None if limits is None else limits.soft,
-            policy=policy,
+            policy=call.function is task.deduplicate,
             trace=command.trace,
             eliot="" if job is None or (get_place := JOB_PLACE.get()) is None else get_place(job),
+            **arguments,
         )
-        if task.box is None or task.box.is_python:
-            return replace(run, args=command.args, kwargs=command.kwargs)
-        return replace(run, arguments=Raw(task.parameters.encode_by_name(args, kwargs)))
 
-    async def _run_in_box(
-        self, box: Box, run: "RunJob", running_job: RunningJob, early: Sequence[SoftTimeLimitExceeded]
-    ) -> Outcome:
+    async def _run_in_box(self, jobs: "_JobsOfExecutor", early: Sequence[SoftTimeLimitExceeded]) -> Outcome:
         from celery5.runners.boxes.box_process import BoxEnded
 
         for _ in range(MAX_TRIES):
-            box_process = await self._acquire(box)
+            box_process = await self._acquire(jobs.box)
             try:
-                return await box_process.run_job(run, running_job, early)
+                return await box_process.run_job(jobs.run, jobs.running_job, early, jobs.choose_next)
             except BoxEnded:
                 continue
             finally:
                 self._release(box_process)
         raise BoxCrashed(f"{MAX_TRIES} boxes in a row ended before they could be sent the job")
+
+    def may_keep(self, box_process: "BoxProcess") -> bool:
+        """Return whether a box may run another job."""
+        return (
+            box_process.is_usable
+            and box_process.job_count < self._limits.max_jobs
+            and self._nursery is not None
+            and self._count_boxes() <= self._get_slots()
+        )
 
     async def _acquire(self, box: Box) -> "BoxProcess":
         """Return an idle box of this kind, else a new one."""
@@ -250,11 +255,7 @@ class BoxedRunner:
         nursery = self._nursery
         if nursery is None:
             return  # all of them are being ended
-        if (
-            box_process.is_usable
-            and box_process.job_count < self._limits.max_jobs
-            and self._count_boxes() <= self._get_slots()
-        ):
+        if self.may_keep(box_process):
             box_process.mark_idle()
             self._idle.append(box_process)
             self._idle_added.set()
@@ -289,6 +290,42 @@ class BoxedRunner:
         return BoxHello(
             VERSION, self._worker, self._limits.result_bytes, self._get_home() if box.is_python else None
         )
+
+
+class _JobsOfExecutor:
+    """The jobs that an executor runs one after another, in the same box while that may go on.
+
+    Args:
+        runner: Makes their frames, and knows whether a box may go on.
+        running_job: Names the next job when one has ended.
+        call: The call of the first job.
+    """
+
+    def __init__(self, runner: BoxedRunner, running_job: RunningJob, call: JobCall) -> None:
+        self._runner = runner
+        self.running_job = running_job
+        self.box, self.run = runner.make_run(call, running_job)
+        self._is_next = False  # `run` is for another box
+
+    def take_next(self) -> bool:
+        """Return whether `run` is the next job, which needs another box than the one before."""
+        is_next, self._is_next = self._is_next, False
+        return is_next
+
+    def choose_next(self, box_process: "BoxProcess", outcome: Outcome) -> "RunJob | Outcome":
+        """Return what the box runs next, or the outcome with which it has ended."""
+        go_on = self.running_job.go_on
+        if go_on is None or not self._runner.may_keep(box_process):
+            return outcome
+        following = go_on(outcome)
+        if not isinstance(following, JobCall):
+            return following
+        try:
+            box, self.run = self._runner.make_run(following, self.running_job)
+        except BaseException as error:  # an argument that cannot be encoded for a box with a command
+            return get_error_outcome(error)
+        self._is_next, self.box = box != self.box, box
+        return outcome if self._is_next else self.run
 
 
 def _make_command(box: Box) -> list[str]:
