@@ -9,7 +9,14 @@ from celery5.broker.keys import EVENTS
 from celery5.middleware.outcomes import JobOutcome, make_job_outcome
 from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.job.job import Job
-from celery5.protocol.job.messages import TRACEPARENT, Command, add_headers, read_headers, read_job_id
+from celery5.protocol.job.messages import (
+    TRACEPARENT,
+    Command,
+    add_headers,
+    get_entry_time,
+    read_headers,
+    read_job_id,
+)
 from celery5.protocol.job.verdict import Verdict
 from celery5.protocol.workflows.member_ids import get_run_id
 
@@ -153,8 +160,7 @@ class IncomingJob(msgspec.Struct, eq=False):
     @property
     def sent(self) -> float:
         """When it was sent, in seconds since 1970; 0 when that is not known."""
-        command = self._delivery.command
-        return 0.0 if command is None else command.sent
+        return self._delivery.sent
 
     @property
     def queued(self) -> float:
@@ -163,8 +169,7 @@ class IncomingJob(msgspec.Struct, eq=False):
         That is after a countdown, the delay of a retry, or its wait for a limit. For a job that was put there by hand
         under its own id it is when it was received.
         """
-        entered = self._delivery.entry[:13]  # ms: it has 13 digits until the year 2286
-        return int(entered) / 1000 if entered.isdigit() else self.received
+        return get_entry_time(self._delivery.entry) or self.received
 
     @property
     def received(self) -> float:

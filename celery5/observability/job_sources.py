@@ -24,9 +24,9 @@ from celery5.protocol.job.history import (
     read_arguments,
     unpack_record,
 )
-from celery5.protocol.job.messages import read_job_id, try_read_command, try_read_document
+from celery5.protocol.job.messages import get_sent, read_job_id, try_read_command, try_read_document
 from celery5.protocol.job.search import JobQuery, SearchPosition
-from celery5.protocol.job.states import JobState, Place, get_state
+from celery5.protocol.job.states import JobState, Place, get_entry, get_state
 from celery5.protocol.job.story import format_limit
 from celery5.protocol.workflows.member_ids import get_run_id
 from celery5.sending.publisher import BYTES_PER_TRIP
@@ -130,14 +130,18 @@ class SearchSource:
         self.place = found.place
         self.looked_at += 1
 
-    def _make_live(self, place: str, message: bytes, state: JobState, **fields: Any) -> FoundJob:
+    def _make_live(
+        self, place: str, message: bytes, state: JobState, *, entry: str = "", **fields: Any
+    ) -> FoundJob:
+        """Return a job that has not ended, or is dead. `entry`: its entry on a stream, if it is there."""
         command, _ = try_read_command(message, self._app.settings.message_limit)
         if command is None:
             job_id = read_job_id(message)
             record = JobRecord(id=job_id, queue=self.queue, state=state.value, **fields)
             return FoundJob(place, record if job_id else None, None, len(message))
         arguments = read_arguments(get_shape(self._app, command.task), command.args, command.kwargs)
-        record = make_live_record(command, self.queue, state, arguments, **fields)
+        sent = get_sent(command, entry)
+        record = make_live_record(command, self.queue, state, arguments, sent=sent, **fields)
         return FoundJob(place, record, arguments, len(message))
 
     def _make_dead(self, entry: str, message: bytes, document: bytes) -> FoundJob:
@@ -195,6 +199,7 @@ class RunningJobSource(SearchSource):
                     f"{number} {pending.id}",
                     found[0].message,
                     JobState.EXECUTING,
+                    entry=pending.id,
                     worker=pending.worker,
                     deliveries=found[0].deliveries,
                 )
@@ -414,6 +419,7 @@ class WaitingJobSource(SearchSource):
                     f"{number} {stream_entry.id}",
                     stream_entry.message,
                     JobState.SENT,
+                    entry=stream_entry.id,
                     deliveries=stream_entry.deliveries,
                 )
                 for stream_entry in entries
@@ -450,6 +456,7 @@ class OneJobSource(SearchSource):
                 "end",
                 inspection.message,
                 state,
+                entry=get_entry(inspection.place),
                 worker=inspection.worker,
                 due=inspection.due or 0.0,
                 deliveries=inspection.deliveries,

@@ -18,10 +18,10 @@ from typing import (
     overload,
 )
 
-from msgspec import Raw
+from msgspec import UNSET, Raw
 
 from celery5.broker.colour import blocking
-from celery5.broker.wall_clock import wall_time
+from celery5.broker.wall_clock import WALL_CLOCK, wall_time
 from celery5.config.settings import Settings
 from celery5.errors import Misconfigured
 from celery5.events.sources import Source, parse_sources
@@ -336,7 +336,11 @@ class Task(Generic[P, R_co]):
         if trace := get_current_trace():
             fields["trace"] = trace
         job_id = options.id or new_id()
-        command = Command(VERSION, job_id, self.name, raw_args, raw_kwargs, now, **fields)
+        # If it goes straight on its queue, its entry there tells the time, but for one that a test has set.
+        is_queued = not (shared_fields.is_delayed or waiting_list or WALL_CLOCK.is_virtual)
+        if not is_queued:
+            fields["sent"] = now
+        command = Command(VERSION, job_id, self.name, raw_args, raw_kwargs, **fields)
         return Job(
             job_id,
             self.name,
@@ -350,6 +354,7 @@ class Task(Generic[P, R_co]):
             shared_fields.lane,
             waiting_list,
             format_expiry(command.expires) if waiting_list else "",
+            now if is_queued else UNSET,
         )
 
     def get_shared_fields(self) -> SharedFields:

@@ -24,7 +24,7 @@ SETTLE = Script.load(
     "job/settle", "lease", on_demand=("clock", "ending", "timing", "member", "foreign", "causes")
 )
 LOCATE = Script.load("job/locate")
-REVOKE = Script.load("job/revoke", "clock", "ending", "member", "admission")
+REVOKE = Script.load("job/revoke", "clock", "ending", "time_sent", "member", "admission")
 DIRECT = Script.load("job/direct")
 RECORD_PROGRESS = Script.load("job/record_progress", "clock", "lease")
 INSPECT_JOB = Script.load("job/inspect_job", "clock", "ending")

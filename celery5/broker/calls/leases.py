@@ -14,7 +14,7 @@ from celery5.protocol.process.standing import pack_silence
 
 JOIN = Script.load("cluster/join")
 RENEW_LEASE = Script.load("cluster/renew_lease", "clock", "lane")
-RECOVER = Script.load("job/recover", "clock", "lane", "ending", "member", "admission", "causes")
+RECOVER = Script.load("job/recover", "clock", "lane", "ending", "time_sent", "member", "admission", "causes")
 LEAVE = Script.load("cluster/leave", "lane")
 ANNOUNCE_CODE = Script.load("cluster/announce_code", "clock", "foreign")
 MAX_CAUSE = 1000

@@ -14,7 +14,7 @@ from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.limit_rules import ImposedLimits, merge_limits
 from celery5.protocol.limits import AdmissionRule, LimitOverride, Rate, Suspension, escape_word
 
-ADMIT = Script.load("limits/admit", "lease", "admission")
+ADMIT = Script.load("limits/admit", "lease", "time_sent", "admission")
 ADD_TO_WAITING_LIST = Script.load("limits/add_to_waiting_list", "admission")
 ADMIT_WAITING = Script.load("limits/admit_waiting", "lease", "admission")
 SETTLE_LIMITED = Script.load(

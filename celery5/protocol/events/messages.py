@@ -111,6 +111,7 @@ def group_by_subject(subscriptions: Iterable[Subscription]) -> Mapping[str, Sequ
 
 def make_job_template(job: Job) -> tuple[Job, float | None]:
     """Return `job` without the fields that differ for each job, and the seconds until such jobs expire."""
+    job = job.with_sent()
     fields = _FIELDS.decode(job.message)
     sent, expires = (msgspec.json.decode(fields.pop(name, Raw(b"null"))) for name in ("sent", "expires"))
     for name in ("id", "key", "args", "kwargs", "trace", "headers", "event"):

@@ -17,7 +17,9 @@ from celery5.protocol.job.messages import (
     Failure,
     add_failure,
     add_headers,
+    add_sent,
     encode,
+    get_sent,
     make_next_attempt,
     read_command,
     read_job_id,
@@ -76,6 +78,17 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
     workflow: bytes = b""  # the run that the job has returned, to be started in its place
     verdict: Verdict | None = None  # decided before the job is handled as ended, where middleware sees it
     is_foreign: bool = False  # it was kept for workers with other code: on the lane `handed`, without a slot
+
+    @property
+    def sent(self) -> float:
+        """When the job was sent; 0.0 when that is not known."""
+        return get_sent(self.command, self.entry) if self.command else 0.0
+
+    @property
+    def message_to_move(self) -> bytes:
+        """The message for another entry: with the time at which the job was sent, which this entry tells."""
+        sent = self.sent
+        return add_sent(self.message, sent) if self.command and sent != self.command.sent else self.message
 
     @property
     def is_admitted(self) -> bool:
@@ -211,12 +224,12 @@ def make_settlement(verdict: Verdict, delivery: Delivery, *, worker: str, ttl: f
     ttl_ms = int(ttl * 1000)
     match verdict:
         case RetryVerdict(delay, failure, section):
-            message = make_next_attempt(delivery.message, _signed(failure, delivery, worker), section)
+            message = make_next_attempt(delivery.message_to_move, _signed(failure, delivery, worker), section)
             return Settlement("retry", entry, job_id, message, ttl_ms, int(delay * 1000))
         case Release():
-            return Settlement("release", entry, job_id, delivery.message, ttl_ms, delivery.deliveries)
+            return Settlement("release", entry, job_id, delivery.message_to_move, ttl_ms, delivery.deliveries)
         case Postpone(delay, failure):
-            message = add_failure(delivery.message, _signed(failure, delivery, worker))
+            message = add_failure(delivery.message_to_move, _signed(failure, delivery, worker))
             return Settlement("retry", entry, job_id, message, ttl_ms, int(delay * 1000))
         case Hold() | HandOver():
             return _make_held_settlement(verdict, delivery, ttl_ms)
@@ -229,7 +242,7 @@ def make_settlement(verdict: Verdict, delivery: Delivery, *, worker: str, ttl: f
             return Settlement("complete", entry, job_id, document, ttl_ms, lock)
         case FailForGood(reason, failure):
             signed = _signed(failure, delivery, worker)
-            message = add_failure(delivery.message, signed) if command else delivery.message
+            message = add_failure(delivery.message_to_move, signed) if command else delivery.message
             document = _document(delivery, worker, _DEAD, b"null", signed, reason.value)
             # The same id as that of `DeadJob.group`, computed once for each job that dies.
             cause = (
@@ -244,8 +257,8 @@ def _make_held_settlement(verdict: Hold | HandOver, delivery: Delivery, ttl_ms: 
     command, delay_ms = delivery.command, math.ceil(verdict.delay * 1000)
     assert command is not None
     if isinstance(verdict, Hold):
-        return Settlement("hold", delivery.entry, command.id, delivery.message, ttl_ms, delay_ms)
-    message = set_refusal(delivery.message, verdict.refusal)
+        return Settlement("hold", delivery.entry, command.id, delivery.message_to_move, ttl_ms, delay_ms)
+    message = set_refusal(delivery.message_to_move, verdict.refusal)
     terms = pack_terms(delay=delay_ms, list=format_foreign_list(command.task, verdict.refusal))
     return Settlement("foreign", delivery.entry, command.id, message, ttl_ms, terms)
 
@@ -327,7 +340,7 @@ def _document(
             reason=reason,
             attempt=command.attempt if command else 1,
             worker=worker,
-            sent=command.sent if command else 0.0,
+            sent=delivery.sent,
             started=delivery.started,
             finished=delivery.finished,
             replays=command.replays if command else 0,
@@ -353,7 +366,7 @@ def make_drop(delivery: Delivery) -> Settlement:
         "drop",
         delivery.entry,
         job_id,
-        delivery.message,
+        delivery.message_to_move,
         delivery.deliveries + 1,
         int(MIN_DOCUMENT_TTL * 1000),
     )

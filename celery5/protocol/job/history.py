@@ -241,7 +241,7 @@ def make_attempt_record(
     failure: Failure | None = getattr(verdict, "failure", None)
     reason = getattr(verdict, "reason", "")
     has_run = delivery.started > 0
-    fields: dict[str, Any] = _read_command(command, shape) if command else {"id": ""}
+    fields: dict[str, Any] = _read_command(command, shape, delivery.sent) if command else {"id": ""}
     return JobRecord(
         queue=delivery.queue,
         state=STATES[type(verdict)].value,
@@ -270,16 +270,16 @@ STATES: Mapping[type, JobState] = {
 
 
 def make_live_record(
-    command: Command, queue: str, state: JobState, arguments: Mapping[str, Any], **fields: Any
+    command: Command, queue: str, state: JobState, arguments: Mapping[str, Any], *, sent: float, **fields: Any
 ) -> JobRecord:
     """Return the record of a job as it is now; `fields` are the other fields of the record."""
     failure = command.failures[-1] if command.failures else None
-    read = _read_command(command, NO_SHAPE, arguments)
+    read = _read_command(command, NO_SHAPE, sent, arguments)
     return JobRecord(queue=queue, state=state.value, **{**read, **_read_failure(failure), **fields})
 
 
 def _read_command(
-    command: Command, shape: CallShape, arguments: Mapping[str, Any] | None = None
+    command: Command, shape: CallShape, sent: float, arguments: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     if arguments is None:
         arguments = read_arguments(shape, command.args, command.kwargs)
@@ -288,7 +288,7 @@ def _read_command(
         "task": _cut(command.task, MAX_NAME),
         "attempt": command.attempt,
         "replays": command.replays,
-        "sent": round(command.sent, 3),
+        "sent": round(sent, 3),
         "arguments": shorten_arguments(arguments),
         "run": get_run_id(command.id),
         "trace": command.trace[:MAX_NAME],

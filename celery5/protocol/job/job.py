@@ -9,9 +9,10 @@ from os import urandom
 from typing import Annotated, Any, TypedDict, cast
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from celery5.errors import Corrupt, Misconfigured
-from celery5.protocol.job.messages import encode
+from celery5.protocol.job.messages import add_sent, encode
 from celery5.protocol.job.names import is_queue_name
 from celery5.protocol.job.retry_policy import LONGEST, Errors, RetryPolicy
 from celery5.protocol.job.states import LANES, Priority, get_lane
@@ -52,10 +53,18 @@ class Job(msgspec.Struct, frozen=True, gc=False):
     lane: Annotated[str, msgspec.Meta(pattern="^[hl]?$")] = ""  # letter of the lane
     waiting_list: str = msgspec.field(default="", name="line")  # if its task has a limit
     expires: str = ""  # from the waiting list: ms since 1970, or ''
+    # When it was made, in seconds since 1970, if its message leaves that to its entry on the queue; else not in JSON.
+    sent: float | UnsetType = UNSET
 
     def to_bytes(self) -> bytes:
         """Return the job as JSON, to be stored until it is sent, such as in an outbox."""
-        return encode(self)
+        return encode(self.with_sent())
+
+    def with_sent(self) -> "Job":
+        """Return the job with the time at which it was made in its message: for a job that waits before it is sent."""
+        if self.sent is UNSET:
+            return self
+        return msgspec.structs.replace(self, message=add_sent(self.message, self.sent), sent=UNSET)
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> "Job":

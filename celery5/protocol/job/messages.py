@@ -269,6 +269,28 @@ def read_document(raw: bytes, limit: int | None = None) -> Document:
         raise Corrupt(f"not a document: {error}") from None
 
 
+def add_sent(raw: bytes, sent: float) -> bytes:
+    """Return a Command message that has no time at which it was sent, with that time."""
+    return b'%s,"sent":%.3f}' % (raw.rstrip()[:-1], sent)
+
+
+def get_sent(command: Command, entry: bytes | str) -> float:
+    """Return when a job was sent, in seconds since 1970; 0.0 when that is not known.
+
+    A message that goes straight on its queue leaves that to its entry on the stream. It is added when the message moves
+    from there: here by `add_sent`, in the scripts by `with_sent`.
+    """
+    if command.sent or command.attempt > 1 or command.replays:
+        return command.sent
+    return get_entry_time(entry)
+
+
+def get_entry_time(entry: bytes | str) -> float:
+    """Return when an entry was added to its stream, in seconds since 1970; 0.0 where its id was made by hand."""
+    moment = entry[:13]  # ms: it has 13 digits until the year 2286
+    return int(moment) / 1000 if moment.isdigit() else 0.0
+
+
 def add_headers(raw: bytes, headers: Mapping[str, str]) -> bytes:
     """Return the message with these headers; they replace those of the same names.
 

@@ -63,6 +63,11 @@ class Place(StrEnum):
     DEAD = "X"  # the id of its entry in the dead-letter queue
 
 
+def get_entry(place: str) -> str:
+    """Return the entry of a job with that place, with the letter of its lane; '' when it is not on a stream."""
+    return place[1:] if place[:1] in (Place.STREAM, Place.REVOKED) else ""
+
+
 class Move(StrEnum):
     """What can happen to a job."""
 

@@ -12,12 +12,13 @@ from celery5.protocol.job.messages import (
     Failure,
     Refusal,
     WorkerDeath,
+    get_sent,
     try_decode_value,
     try_read_command,
     try_read_document,
 )
 from celery5.protocol.job.progress import Progress
-from celery5.protocol.job.states import FINISHED, LANES, JobState, Place, get_state
+from celery5.protocol.job.states import FINISHED, LANES, JobState, Place, get_entry, get_state
 from celery5.protocol.job.verdict import Reason
 from celery5.protocol.limits import unescape_word
 
@@ -144,7 +145,7 @@ def make_job_details(
         progress=progress if progress and worker and progress.worker == worker else None,
     )
     if command is not None:
-        story = _with_message(story, command)
+        story = _with_message(story, command, get_sent(command, get_entry(place)))
         if letter == Place.HELD and command.refused is not None:
             story = msgspec.structs.replace(story, waits_for_code=command.refused)
     return _with_end(story, ended) if ended else story
@@ -267,7 +268,7 @@ def format_limit(place: str) -> str:
     return ", ".join(filter(None, (task, fair and f"tenant {fair}", token and f"key {token}")))
 
 
-def _with_message(story: JobDetails, command: Command) -> JobDetails:
+def _with_message(story: JobDetails, command: Command, sent: float) -> JobDetails:
     return msgspec.structs.replace(
         story,
         task=command.task,
@@ -279,7 +280,7 @@ def _with_message(story: JobDetails, command: Command) -> JobDetails:
         priority=command.priority if command.priority in LANES else "normal",
         args=try_decode_value(command.args),
         kwargs=try_decode_value(command.kwargs),
-        sent=command.sent,
+        sent=sent,
         expires=command.expires or 0.0,
         failures=command.failures,
         trace=command.trace,

@@ -248,6 +248,7 @@ def decode_job_message(raw: bytes) -> JobMessage:
 
 def make_job_message(job: Job) -> JobMessage:
     """Return a job as it is sent to the daemon."""
+    job = job.with_sent()
     return JobMessage(job.id, job.queue, job.message, job.at, job.lane, job.waiting_list, job.expires)
 
 

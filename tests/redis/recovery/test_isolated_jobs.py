@@ -7,6 +7,7 @@ import redis
 import trio
 
 from celery5 import App
+from celery5.protocol.job.messages import read_job_id
 from celery5.streams import StreamEvents
 from tests.redis.worker.workers import entries, held, until, working
 
@@ -36,15 +37,19 @@ async def test_a_suspect_that_waits_for_another_is_given_back(
         assert running == [0, 3]  # one suspect, and one that is none yet
         assert list(held(redis_client, app).values()) == [4]
         if stale:
-            behind = [jobs[number].message for number in (0, 3, 1, 2)]
-            await until(lambda: [fields[b"job"] for fields in entries(redis_client, stream)] == behind)
+            behind = [jobs[number].id for number in (0, 3, 1, 2)]
+            await until(
+                lambda: [read_job_id(fields[b"job"]) for fields in entries(redis_client, stream)] == behind
+            )
             go_on.set()
             await until(lambda: entries(redis_client, stream) == [])
             assert sorted(running) == [0, 1, 2, 3]
         await worker.stop()
     if not stale:
-        left = {entry[b"job"]: int(entry[b"deliveries"]) for entry in entries(redis_client, stream)}
-        assert left == {job.message: deaths for job, deaths in zip(jobs, DEATHS, strict=True)}
+        left = {
+            read_job_id(entry[b"job"]): int(entry[b"deliveries"]) for entry in entries(redis_client, stream)
+        }
+        assert left == {job.id: deaths for job, deaths in zip(jobs, DEATHS, strict=True)}
         assert sorted(running) == [0, 3]
 
 

@@ -186,6 +186,8 @@ local function undo(one, lane)
   local fields = fields_of(entry)
   local command = read_message(fields.job or '')
   local id, task, lock = as_text(command.id), as_text(command.task), lock_of(command)
+  local message = fields.job or ''
+  if id ~= '' and task ~= '' then message = with_sent(message, one[1], command) end
   local blamed = fence == -1 and (ARGV[6] == '*' or begun[one[1] .. lane])
   local deliveries = as_whole(tonumber(fields.deliveries), 0) + (blamed and 1 or 0)
   local place = id ~= '' and redis.call('HGET', jobs, id) or ''
@@ -207,14 +209,14 @@ local function undo(one, lane)
     end_job(id, lock, cjson.encode(document), 'REVOKED', task)
   elseif blamed and deliveries > tonumber(ARGV[3]) then
     document.state, document.reason = 'DEAD', 'poisoned'
-    local message = 'took its worker down ' .. deliveries .. ' times'
-    if ARGV[12] ~= '' then message = message .. '; at last: ' .. ARGV[12] end
-    document.failure = {type = 'WorkerDied', message = message, worker = name}
+    local text = 'took its worker down ' .. deliveries .. ' times'
+    if ARGV[12] ~= '' then text = text .. '; at last: ' .. ARGV[12] end
+    document.failure = {type = 'WorkerDied', message = text, worker = name}
     document.deliveries, document.deaths = deliveries, read_deaths(id)
     local words = cjson.encode(document)
     -- What the id of the group is made of: `parse_cause` of protocol/job/error_text.py reads it.
     local cause = task .. '\0' .. 'WorkerDied' .. '\0' .. ARGV[13]
-    local dead_entry = add_dead(dead, fields.job or '', words, cause)
+    local dead_entry = add_dead(dead, message, words, cause)
     if id ~= '' and (here or place == '') then
       redis.call('HSET', jobs, id, 'X' .. dead_entry)
       end_job(id, lock, words, 'DEAD', task)
@@ -224,7 +226,7 @@ local function undo(one, lane)
   else
     -- A job on the lane `handed` goes to the lane of its priority.
     if lane == 'g' then lane = lane_of(command) end
-    local again = redis.call('XADD', streams[lane], '*', 'job', fields.job or '', 'deliveries', deliveries)
+    local again = redis.call('XADD', streams[lane], '*', 'job', message, 'deliveries', deliveries)
     if id ~= '' and (here or place == '') then redis.call('HSET', jobs, id, 'S' .. again .. lane) end
     back = back + 1
   end

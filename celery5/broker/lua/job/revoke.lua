@@ -46,10 +46,11 @@ local function unlock_all(id)
   end
   for _, lock in ipairs(owners[id] or {}) do unlock(unique, lock, id) end -- bound: as above
 end
-local function withdraw(id, message, result)
+local function withdraw(id, message, result, entry)
   local command = decode_message(message)
   local task = as_text(command.task)
-  local document = cjson.encode({v = 1, id = id, task = task, state = 'REVOKED', sent = as_number(command.sent, 0),
+  local sent = tonumber(entry and sent_by_entry(command, entry)) or as_number(command.sent, 0)
+  local document = cjson.encode({v = 1, id = id, task = task, state = 'REVOKED', sent = sent,
     attempt = as_whole(command.attempt, 1), replays = as_whole(command.replays, 0),
     finished = now / 1000})
   local own = as_number(command.results_ttl, 0)
@@ -92,7 +93,7 @@ for n = 14, #KEYS do -- bound: the jobs of this call
       redis.call('PUBLISH', ARGV[2], where)
       found[#found + 1] = 'EXECUTING'
     else
-      found[#found + 1] = withdraw(id, fields_of(redis.pcall('XRANGE', stream, entry, entry)[1]).job, result)
+      found[#found + 1] = withdraw(id, fields_of(redis.pcall('XRANGE', stream, entry, entry)[1]).job, result, entry)
       redis.pcall('XDEL', stream, entry)
     end
   elseif kind == 'X' then

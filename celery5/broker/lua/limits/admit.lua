@@ -112,7 +112,7 @@ local function move_to_list(n, entry, lane, on_stream, id, list, place)
   local scored = lists[list]
   scored[#scored + 1], scored[#scored + 2] = score(on_stream, lane), id
   places[id] = 'G' .. (deaths == '0' and '' or deaths) .. ' ' .. list
-  later(at, 'HSET', at.waiting, id, message)
+  later(at, 'HSET', at.waiting, id, with_sent(message, entry))
   later(at, 'HSET', at.jobs, id, places[id])
   if expires ~= '' then
     later(at, 'ZADD', at.due, expires, id)
