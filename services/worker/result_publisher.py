@@ -7,6 +7,7 @@ load it is hundreds. An outcome is kept until Redis has it, however long that ta
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar, cast, get_args
 
@@ -18,7 +19,7 @@ from celery5.broker.connection.pipeline import PendingRequest
 from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.keys import QueueKeys
 from celery5.broker.transient_errors import is_transient
-from celery5.errors import BrokerDenied, BrokerReplied, BrokerUnavailable
+from celery5.errors import BrokerDenied, BrokerError, BrokerReplied, BrokerUnavailable
 from celery5.logs.log import Log
 from celery5.protocol.events.documents import make_sink_argument
 from celery5.protocol.job.delivery import (
@@ -206,6 +207,8 @@ FLUSH_TIMEOUT = 10.0
 
 T = TypeVar("T")
 SettlementBatch = Sequence[DeliverySettlement]
+Lane = tuple[str, str]
+"""The name of a queue, and the letter of its lane."""
 
 
 class ResultPublisher:
@@ -234,6 +237,8 @@ class ResultPublisher:
         self._queues = {keys.queue: keys for keys in consumed}
         self._results = results
         self._begun: tuple[Call[int], PendingRequest] | None = None
+        # The replies of the calls that were made for several lanes in one trip.
+        self._replies: dict[Lane, int] = {}
         self._in_flight = in_flight
         self._isolated_jobs = isolated_jobs
         self._recent = recent
@@ -281,13 +286,15 @@ class ResultPublisher:
 
     async def settle(self, outcomes: SettlementBatch) -> None:
         """Settle outcomes of any queues, each lane in one call, or in several where they are large."""
-        by_lane: dict[tuple[str, str], list[tuple[Delivery, Settlement]]] = defaultdict(list)
+        by_lane: dict[Lane, list[DeliverySettlement]] = defaultdict(list)
         for outcome in outcomes:
             delivery, settlement = outcome
             by_lane[delivery.queue, delivery.lane].append(outcome)
             if settlement.verb != "complete" and is_requeue(settlement, delivery):
                 # Before the call, not after: its reply and the next delivery come by different connections.
                 self._recent.forget(delivery)
+        if len(by_lane) > 1:
+            await self._settle_together(by_lane)
         for (queue, lane), batch in by_lane.items():
             holds_slots = self._admission.is_used and any(map(_holds_slot, batch))
             for part in _split(batch, LIMITED_BATCH if holds_slots else BATCH):
@@ -306,6 +313,23 @@ class ResultPublisher:
                 if self._receive_admitted is not None:
                     self._receive_admitted()
                     self._receive_admitted = None
+
+    async def _settle_together(self, by_lane: Mapping[Lane, SettlementBatch]) -> None:
+        """Settle in one trip the lanes whose jobs all completed, and for which nothing else is to be done.
+
+        `_call_settle` finds the replies. After an error there are none: it makes the calls again, each by itself.
+        """
+        self._replies.clear()
+        calls = {
+            (queue, lane): self._make_call(self._queues[queue].on_lane(lane), batch)
+            for (queue, lane), batch in by_lane.items()
+            if all(map(_is_plain, batch))
+        }
+        size = sum(settlement.size for batch in by_lane.values() for _, settlement in batch)
+        if len(calls) > 1 and size <= BATCH_BYTES and not self._job_middleware.settles:
+            with suppress(BrokerError):
+                replies = await self._redis.perform_all(list(calls.values()))
+                self._replies.update(zip(calls, replies, strict=True))
 
     async def _settle(self, keys: QueueKeys, batch: SettlementBatch) -> SettlementBatch:
         """Settle outcomes of one lane, however long that takes.
@@ -346,9 +370,9 @@ class ResultPublisher:
         if self._begun is not None:
             begun, self._begun = self._begun, None
             return await self._redis.finish(*begun)
-        settle = jobs.settle(
-            keys, self._worker, [settlement for _, settlement in batch], _make_documents(batch)
-        )
+        if (owned := self._replies.pop((keys.queue, keys.lane), None)) is not None:
+            return owned
+        settle = self._make_call(keys, batch)
         may_admit = self._admission.is_used or keys.lane == ADMITTED
         all_have_slots = keys.lane == ADMITTED  # these have slots, even if they could not be decoded
         slot_holders = (
@@ -368,6 +392,10 @@ class ResultPublisher:
             self._admission_control.receive_settled, keys.queue, rules, reply, requested_at
         )
         return reply.owned
+
+    def _make_call(self, keys: QueueKeys, batch: SettlementBatch) -> Call[int]:
+        settlements = [settlement for _, settlement in batch]
+        return jobs.settle(keys, self._worker, settlements, _make_documents(batch))
 
     async def _perform_settle(self, keys: QueueKeys, settle: Call[T], *, is_of_runs: bool) -> T:
         """Perform the call that settles; when members of runs are among its jobs, move the runs on in the same trip."""
@@ -430,6 +458,12 @@ def _split(batch: SettlementBatch, max_count: int) -> Iterator[SettlementBatch]:
             first, size_sum = index, 0
         size_sum += size
     yield batch[first:]
+
+
+def _is_plain(outcome: DeliverySettlement) -> bool:
+    """Return whether a job has completed, and has neither a slot of a limit nor a run."""
+    _, settlement = outcome
+    return settlement.verb == "complete" and "~" not in settlement.job_id and not _holds_slot(outcome)
 
 
 def _holds_slot(outcome: DeliverySettlement) -> bool:
