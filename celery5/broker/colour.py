@@ -7,6 +7,7 @@ nothing for Trio.
 """
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextvars import ContextVar
@@ -132,6 +133,57 @@ async def run_in_thread(function: Callable[[], T]) -> T:
     import asyncio
 
     return await asyncio.to_thread(function)
+
+
+class SettableEvent(Protocol):
+    """An event of some colour: once it is set, all who wait for it continue."""
+
+    def set(self) -> object:
+        """Set it."""
+        ...
+
+    async def wait(self) -> object:
+        """Wait until it is set."""
+        ...
+
+
+class _ThreadEvent:
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def set(self) -> None:
+        self._event.set()
+
+    async def wait(self) -> None:
+        self._event.wait()
+
+
+def make_event() -> SettableEvent:
+    """Return an event in the colour of the caller: for the tasks of its loop, or for threads."""
+    colour = get_awaitable_colour()
+    if colour is None:
+        return _ThreadEvent()
+    if colour == "trio":
+        import trio
+
+        return trio.Event()
+    import asyncio
+
+    return asyncio.Event()
+
+
+def get_running_loop() -> object:
+    """Return what stands for the event loop of the caller; None in plain Python."""
+    colour = current_colour()
+    if colour is None:
+        return None
+    if colour == "trio":
+        import trio
+
+        return trio.lowlevel.current_trio_token()
+    import asyncio
+
+    return asyncio.get_running_loop()
 
 
 class BlockingDriverAdapter:

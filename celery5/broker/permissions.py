@@ -46,7 +46,7 @@ class Role(msgspec.Struct, frozen=True):
     commands: frozenset[str]
 
 
-_SENDING = ("publish", "schedule", "publish_unique", "locate")
+_SENDING = ("publish", "schedule", "publish_unique", "locate", "read_states")
 _FOLLOWING = (
     *(
         "advance",

@@ -13,12 +13,14 @@ if TYPE_CHECKING:
     from celery5.results.async_result import AsyncResult, agather, arevoke, gather, revoke, wait, wait_async
     from celery5.results.file_sink import FileSink
     from celery5.results.sql_sink import SQLSink
+    from celery5.results.watching import JobUpdate
 
 __all__ = [
     "AsyncResult",
     "FileSink",
     "JobDetails",
     "JobState",
+    "JobUpdate",
     "Progress",
     "RedisResults",
     "ResultDocument",
@@ -40,6 +42,7 @@ if not TYPE_CHECKING:
             "FileSink": "celery5.results.file_sink",
             "JobDetails": "celery5.protocol.job.story",
             "JobState": "celery5.protocol.job.states",
+            "JobUpdate": "celery5.results.watching",
             "Progress": "celery5.protocol.job.progress",
             "RedisResults": "celery5.protocol.events.sinks",
             "ResultDocument": "celery5.protocol.events.documents",

@@ -35,6 +35,7 @@ from celery5.results.waiting import wait_for_documents
 
 if TYPE_CHECKING:
     from celery5.application import Application
+    from celery5.results.watching import JobWatch
 
 R_co = TypeVar("R_co", covariant=True)
 R = TypeVar("R")
@@ -141,6 +142,35 @@ class AsyncResult(JobHandle, Generic[R_co]):
 
     @blocking(aprogress)
     def progress(self) -> None: ...
+
+    def watch(self, *, timeout: float | None = 300.0, every: float = 0.5) -> "JobWatch[R_co]":
+        """Return the changes of the job's state and its reports of progress, until it has ended.
+
+        Use it with `async for` in Trio and asyncio, and with `for` in plain Python. The first update is the state now,
+        the last one has the result or the error; a failed job raises nothing here. Of changes between two looks only
+        the last is seen. A job is UNKNOWN as long as Redis has nothing on it.
+
+        Args:
+            timeout: Seconds for all updates together; None for ever. The job itself is not limited by it.
+            every: Seconds between two looks, at most; 0.1 or more. After each change of state the first looks are
+                closer together.
+
+        Raises:
+            ResultTimeout: While it is iterated: the job has not ended in time.
+            BrokerUnavailable: While it is iterated: the broker could not be reached for half a minute, or at the
+                first look.
+            Misconfigured: `every` makes no sense.
+        """
+        from celery5.results.watching import JobWatch  # a worker needs none of it
+
+        limit = _limit(timeout)
+        return JobWatch(
+            self,
+            timeout=limit,
+            every=every,
+            outcome=self.outcome,
+            make_timeout_error=lambda redis: self._too_late(redis, limit),
+        )
 
     async def arevoke(self) -> bool:
         """Prevent the job from running, or stop it.

@@ -24,6 +24,7 @@ SETTLE = Script.load(
     "job/settle", "lease", on_demand=("clock", "ending", "timing", "member", "foreign", "causes")
 )
 LOCATE = Script.load("job/locate")
+READ_STATES = Script.load("job/read_states")
 REVOKE = Script.load("job/revoke", "clock", "ending", "time_sent", "member", "admission")
 DIRECT = Script.load("job/direct")
 RECORD_PROGRESS = Script.load("job/record_progress", "clock", "lease")
@@ -218,6 +219,26 @@ def locate_job(keys: QueueKeys, job_id: str) -> Call[LocatedJob]:
         _place,
         repeatable=True,
     )
+
+
+STATES_BATCH = 100
+"""Jobs in one call of `read_states`: a script blocks the server while it runs."""
+
+
+class WatchedState(NamedTuple):
+    """The state of a job, with its progress."""
+
+    # A state's name, or `ENDED` when it has a document and no place.
+    state: str
+    # What it has reported of its progress; None when it does not run, or has reported nothing.
+    progress: Progress | None
+
+
+def read_states(keys: QueueKeys, job_ids: Sequence[str]) -> Call[list[WatchedState]]:
+    """Return the states of jobs of one queue, in order; STATES_BATCH at most."""
+    documents = [key for job_id in job_ids for key in (keys.result(job_id), keys.progress(job_id))]
+    named = (keys.normal, keys.jobs, keys.high, keys.low, keys.handed, *documents)
+    return script_call(READ_STATES, named, (GROUP, *job_ids), _watched_states, repeatable=True)
 
 
 def delete_results(keys: QueueKeys, job_ids: Sequence[str]) -> Call[int]:
@@ -415,6 +436,18 @@ def _place(raw: Any) -> LocatedJob:
     if not place and document:
         return LocatedJob("ENDED", worker, document)
     return LocatedJob(get_state(place, has_worker=bool(worker)).value, worker, document)
+
+
+def _watched_states(raw: Any) -> list[WatchedState]:
+    states: list[WatchedState] = []
+    for place, worker, documents, progress in raw:
+        state = (
+            get_state(decode_text(place), has_worker=bool(worker)).value
+            if place or not documents
+            else "ENDED"
+        )
+        states.append(WatchedState(state, _progress(progress) if progress else None))
+    return states
 
 
 def _fields(flat: Sequence[bytes]) -> dict[bytes, bytes]:

@@ -134,6 +134,7 @@ async def send_jobs(shop: Shop) -> None:
     ]
     assert await agather(sent, timeout=20) == [1] * len(sent)
     assert await sent[0].astatus() is JobState.SUCCESS
+    assert [update.result async for update in sent[0].watch()] == [1]
     await shop.Paid.adelay(n=1)
     with pytest.raises(TaskFailed):
         await (await shop.fails.adelay()).aget(20)

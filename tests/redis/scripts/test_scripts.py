@@ -304,6 +304,27 @@ def test_where_a_job_is_in_every_state(queue: Queue) -> None:
     assert queue.where("h") == "HELD"
 
 
+def test_states_and_progress_of_many_jobs_are_read_in_one_call(queue: Queue) -> None:
+    def states(*ids: str) -> list[tuple[str, float | None]]:
+        found = queue(jobs.read_states(queue.keys, ids))
+        return [(state.state, state.progress.done if state.progress else None) for state in found]
+
+    def report(job_id: str, worker: str) -> None:
+        fields = {"done": 3, "total": "", "note": "", "attempt": 1, "at": 1, "worker": worker}
+        queue.client.hset(queue.keys.progress(job_id), mapping=fields)
+        queue.client.expire(queue.keys.progress(job_id), 60)
+
+    queue.publish("a", "b")
+    queue.join("w")
+    assert states("a", "b", "c") == [("SENT", None), ("SENT", None), ("UNKNOWN", None)]
+    first, _ = queue.read("w")
+    report("a", "w")
+    report("b", "another")  # that had it before
+    assert states("c", "b", "a") == [("UNKNOWN", None), ("EXECUTING", None), ("EXECUTING", 3)]
+    queue.settle("w", done(first, "a"))
+    assert states("a", "b") == [("ENDED", None), ("EXECUTING", None)]
+
+
 def test_an_empty_queue_measures_nothing(queue: Queue) -> None:
     assert queue.size() == QueueSize(stream=0, in_workers=0, due=0, dead=0)
     assert queue.size().unfinished == 0
