@@ -35,7 +35,10 @@ OF_OTHERS = {"--keda", "--most", "--init", "--stop-timeout", "--env", "--appendo
 """Options of examples, of docker, and of a server."""
 FOREIGN_COLUMNS = ("from-celery", "from-runnel", "from-fennel")
 """Pages with options of other programs, whose own commands `test_guides.py` looks at, too."""
-FOREIGN = ("journalctl", "nox", "pip ", "docker", "kubectl", "systemctl", "celery ", "git ", "gpg ")
+FOREIGN = (
+    *("journalctl", "nox", "pip ", "docker", "kubectl", "systemctl", "celery ", "git ", "gpg "),
+    *("gunicorn ", "uvicorn "),
+)
 """How commands of other programs begin."""
 ENDS_OF_COMMAND = {"|", ">", "&&", "&", ";", ">>", "<"}
 
