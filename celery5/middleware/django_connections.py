@@ -9,13 +9,14 @@ where users import it from.
 import os
 import sys
 import threading
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
 from celery5.application import Application
+from celery5.broker.colour import current_colour
 from celery5.errors import Misconfigured
 from celery5.middleware.middleware import Middleware
 from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
@@ -24,6 +25,14 @@ from celery5.runners.surrounding import CallBlock, FunctionCall
 
 SETTINGS_VARIABLE = "DJANGO_SETTINGS_MODULE"
 """The variable that names Django's settings."""
+
+
+ALLOW_VARIABLE = "DJANGO_ALLOW_ASYNC_UNSAFE"
+"""Django's variable that allows queries on event loops."""
+REFUSAL = (
+    "Django cannot query a database on the Trio event loop, which would stand still: declare it with `def`, or with "
+    "loop='asyncio' and await the asynchronous methods, such as acount() and aget()"
+)
 
 
 def is_django_configured() -> bool:
@@ -63,8 +72,9 @@ class DjangoConnections(Middleware):
     """Closes the database connections of Django that are broken or too old, around each call of a worker.
 
     Around `def` code, also in a box, this happens in its thread, before and after it. Each asyncio job has a thread of
-    its own for its queries, as a request under ASGI has, whose connections are closed with the job. On Trio broken
-    connections alone are closed: the jobs there share those of the thread.
+    its own for its queries, as a request under ASGI has, whose connections are closed with the job. On Trio queries are
+    refused, since they would block the event loop: Django's own guard knows asyncio alone. With its variable
+    DJANGO_ALLOW_ASYNC_UNSAFE they are not, and broken connections are closed, which all jobs of the loop share.
 
     A worker in a thread of another program is one of a test, which could not remove its database while a connection is
     open: there `def` code leaves none.
@@ -88,7 +98,7 @@ class DjangoConnections(Middleware):
         """Return what surrounds a call."""
         if call.kind == "thread":
             return _checking_connections(keeps_open=self._keeps_open)
-        return _own_thread() if call.kind == "asyncio" else _closing_broken_connections()
+        return _own_thread() if call.kind == "asyncio" else _guarding_loop()
 
 
 @contextmanager
@@ -105,8 +115,21 @@ def _checking_connections(*, keeps_open: bool) -> Generator[None, None, None]:
             _close_all()
 
 
+def _refuse_on_trio(
+    execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Mapping[str, Any]
+) -> Any:
+    """Execute a query, unless a Trio task would wait for it: a wrapper as Django's `execute_wrappers` takes it."""
+    if current_colour() == "trio" and not os.environ.get(ALLOW_VARIABLE):
+        raise import_module("django.core.exceptions").SynchronousOnlyOperation(REFUSAL)
+    return execute(sql, params, many, context)
+
+
 @contextmanager
-def _closing_broken_connections() -> Generator[None, None, None]:
+def _guarding_loop() -> Generator[None, None, None]:
+    if "django.db" in sys.modules:
+        for connection in _list_connections(initialized_only=False):
+            if _refuse_on_trio not in connection.execute_wrappers:
+                connection.execute_wrappers.append(_refuse_on_trio)
     try:
         yield
     finally:
@@ -139,13 +162,13 @@ def _close_all() -> None:
         _call_safely(connection.close)
 
 
-def _list_connections() -> list[Any]:
+def _list_connections(*, initialized_only: bool = True) -> list[Any]:
     """Return the connections of this thread; none where nobody has imported Django's databases."""
     database: Any = sys.modules.get("django.db")
     if database is None:
         return []
     try:
-        return list(database.connections.all(initialized_only=True))
+        return list(database.connections.all(initialized_only=initialized_only))
     except Exception as error:  # the settings cannot be read: whoever uses a database will be told
         _log_failure(error)
         return []

@@ -219,3 +219,56 @@ def test_a_worker_runs_tasks_with_models_of_each_kind(
         worker.ready()
         assert project.run(RUN) == "0 0 0\n"
     assert worker.ended().code == 0, worker.err
+
+
+ON_LOOPS = """
+from celery5 import task
+from orders.models import Order
+
+@task(max_retries=0, name="trio")
+async def on_trio() -> int:
+    return Order.objects.count()
+
+@task(max_retries=0, name="asyncio", loop="asyncio")
+async def on_asyncio() -> int:
+    return Order.objects.count()
+
+@task(max_retries=0, name="boxed", boxed=True)
+async def in_box() -> int:
+    return Order.objects.count()
+
+@task(name="methods", loop="asyncio")
+async def by_methods() -> list[int]:
+    order = await Order.objects.acreate()
+    return [row.pk - order.pk async for row in Order.objects.all()] + [await Order.objects.acount()]
+"""
+SHOW_FAILURES = """
+from celery5 import TaskFailed
+from celery5.contrib.django import get_app
+get_app().load()
+for name in ("trio", "boxed", "asyncio"):
+    try:
+        get_app().tasks[name].delay().get()
+    except TaskFailed as error:
+        print(error.type, "|", error.message)
+print(get_app().tasks["methods"].delay().get())
+"""
+
+
+def test_a_query_that_would_block_an_event_loop_is_refused(
+    project: Project, own_server: EmbeddedServer
+) -> None:
+    project.env["CELERY5_BROKER"] = own_server.url
+    project.write("orders/models.py", "from django.db import models\nclass Order(models.Model): pass\n")
+    project.write("orders/tasks.py", ON_LOOPS)
+    migrated = project.manage("migrate", "--run-syncdb")
+    assert migrated.code == 0, migrated.err
+    with project.serve("worker", "start") as worker:
+        worker.ready()
+        on_trio, in_box, on_asyncio, methods = project.run(SHOW_FAILURES).splitlines()
+    assert on_trio.startswith(
+        "SynchronousOnlyOperation | Django cannot query a database on the Trio event loop"
+    )
+    assert in_box == on_trio
+    assert on_asyncio.startswith("SynchronousOnlyOperation | You cannot call this from an async context")
+    assert methods == "[0, 1]"
