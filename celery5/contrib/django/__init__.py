@@ -10,14 +10,16 @@ from celery5.lazy import exports
 
 if TYPE_CHECKING:
     from celery5.contrib.django.application import get_app
+    from celery5.contrib.django.backend import Celery5Backend
     from celery5.middleware.django_connections import DjangoConnections
 
-__all__ = ["DjangoConnections", "get_app"]
+__all__ = ["Celery5Backend", "DjangoConnections", "get_app"]
 
 if not TYPE_CHECKING:
     __getattr__, __dir__ = exports(
         __name__,
         {
+            "Celery5Backend": "celery5.contrib.django.backend",
             "DjangoConnections": "celery5.middleware.django_connections",
             "get_app": "celery5.contrib.django.application",
         },

@@ -1,5 +1,8 @@
 """The entry in `INSTALLED_APPS`."""
 
+import sys
+from typing import Any
+
 from django.apps import AppConfig
 
 from celery5.app import App
@@ -22,3 +25,7 @@ class Celery5Config(AppConfig):
         )
 
         self.application = connect_application()
+        # Only a project on Django 6 that has named the backend, and tasks so early, has imported its module.
+        backend: Any = sys.modules.get("celery5.contrib.django.backend")
+        if backend is not None:
+            backend.declare_early_tasks()

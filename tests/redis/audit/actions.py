@@ -125,7 +125,13 @@ def owners() -> list[type]:
     found: set[type] = {App, AsyncResult, WorkflowRun, Stream}
     for module in pkgutil.walk_packages(celery5.__path__, "celery5."):
         if module.name.startswith(
-            ("celery5.services", "celery5.bootsteps", "celery5.examples", "celery5.__main__")
+            (
+                "celery5.services",
+                "celery5.bootsteps",
+                "celery5.examples",
+                "celery5.contrib",
+                "celery5.__main__",
+            )
         ):
             continue
         for _, value in inspect.getmembers(importlib.import_module(module.name)):

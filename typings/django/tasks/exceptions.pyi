@@ -1,0 +1,3 @@
+# Django: as much of its interface as celery5 and its tests use; the library has no type information of its own.
+
+class TaskResultDoesNotExist(Exception): ...
