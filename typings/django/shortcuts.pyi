@@ -2,4 +2,7 @@
 
 from typing import Any
 
+from django.http import HttpResponse
+
+def redirect(to: str, *args: Any, **kwargs: Any) -> HttpResponse: ...
 def __getattr__(name: str) -> Any: ...

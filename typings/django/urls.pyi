@@ -2,4 +2,6 @@
 
 from typing import Any
 
+class NoReverseMatch(Exception): ...
+
 def __getattr__(name: str) -> Any: ...

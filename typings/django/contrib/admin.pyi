@@ -2,4 +2,6 @@
 
 from typing import Any
 
-def __getattr__(name: str) -> Any: ...
+class ModelAdmin: ...
+
+site: Any
