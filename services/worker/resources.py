@@ -1,6 +1,5 @@
 """Open the resources of a worker's tasks before the first job, check them, open them again, and close them last."""
 
-import asyncio
 import math
 import random
 import threading
@@ -264,6 +263,8 @@ class _AsyncioLifetime:
     def __init__(self, resource: Resource, runner: AsyncioRunner) -> None:
         self._resource = resource
         self._runner = runner
+        import asyncio  # only a worker with such a resource needs it
+
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped = asyncio.Event()
         self._is_stopping = False
@@ -281,6 +282,8 @@ class _AsyncioLifetime:
 
     async def _hold(self, on_opened: OnOpened) -> None:
         resource = self._resource
+        import asyncio
+
         self._loop = asyncio.get_running_loop()
         async with resource.enter() as value:
             on_opened(value)
