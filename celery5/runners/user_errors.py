@@ -228,7 +228,7 @@ _ASKED_FOR: dict[type, dict[str, Any]] = {
     BaseException: {
         "__class__": vars(object)["__class__"],
         **{
-            name: vars(BaseException)[name]
+            name: getattr(BaseException, name)  # 3.14 has __getattribute__ from object
             for name in ("__getattribute__", "__traceback__", "__context__", "__cause__", "with_traceback")
         },
     },

@@ -17,8 +17,9 @@ MAX_NOTES = 1_000_000
 MAX_SHOWN_MEMBERS = 15
 """Members that are shown of a group that has too many: as many as Python shows."""
 
+# By the name: 3.14 has `__getattribute__` of an error from `object`.
 _READ: tuple[Any, ...] = tuple(
-    vars(BaseException)[name] for name in ("__cause__", "__context__", "__traceback__", "__getattribute__")
+    getattr(BaseException, name) for name in ("__cause__", "__context__", "__traceback__", "__getattribute__")
 )
 _READ_OF_GROUP: Any = vars(BaseExceptionGroup)["exceptions"]
 
