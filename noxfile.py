@@ -156,13 +156,14 @@ LONG_TESTS = (
     "tests/redis/recovery/test_frozen_interpreter.py",
     "tests/redis/recovery/test_recovery_matrix.py",
     "tests/redis/workflows/test_death_matrix.py",
+    "tests/story/running/test_two_versions.py",
 )
 
 
 @nox.session
 def nemesis(session: nox.Session) -> None:
-    """Run the random fault tests with all of their seeds, spoil each key in Redis in each way, and have workers killed
-    and frozen in each combination of kinds, retries and moments.
+    """Run the random fault tests with all of their seeds, spoil each key in Redis in each way, have workers killed and
+    frozen in each combination of kinds, retries and moments, and run two versions together both ways.
     """
     session.env["CELERY5_NIGHTLY"] = "1"
     words = " or ".join(["nemesis", *(Path(path).stem for path in LONG_TESTS)])
