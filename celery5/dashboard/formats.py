@@ -14,6 +14,7 @@ from markupsafe import Markup
 
 from celery5.protocol.byte_counts import format_bytes
 from celery5.protocol.durations import format_age, format_duration
+from celery5.protocol.job.messages import MAX_DEPTH, is_nested_deeper
 from celery5.protocol.masking import escape_text
 from celery5.protocol.observability import overview
 
@@ -63,16 +64,23 @@ def format_time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%H:%M:%S UTC")
 
 
+_TOO_DEEP = b'"(nested too deeply to be shown)"'
+
+
 def encode_json(value: Any) -> bytes:
     """Return any value as JSON, whatever lies in Redis: also big integers, halves of surrogate pairs and deep nests."""
     try:
-        return msgspec.json.encode(value, enc_hook=str)
+        encoded = msgspec.json.encode(value, enc_hook=str)
     except (OverflowError, UnicodeError, RecursionError):
-        pass
-    try:
-        return json.dumps(msgspec.to_builtins(value, enc_hook=str, str_keys=True), default=str).encode()
-    except RecursionError:
-        return b'"(nested too deeply to be shown)"'
+        try:
+            encoded = json.dumps(
+                msgspec.to_builtins(value, enc_hook=str, str_keys=True), default=str
+            ).encode()
+        except RecursionError:
+            return _TOO_DEEP
+    # From Python 3.14 on the size of the stack limits what can be encoded, which may be deeper than readers take.
+    is_too_deep = len(encoded) > 2 * MAX_DEPTH and is_nested_deeper(encoded, MAX_DEPTH + 50)
+    return _TOO_DEEP if is_too_deep else encoded
 
 
 def format_json(value: Any) -> str:
