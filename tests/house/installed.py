@@ -55,11 +55,18 @@ def compare(source: Path) -> None:
     missing = sorted(str(path) for path in there if not (home / path).is_file())
     if missing:
         raise SystemExit(f"not in the wheel: {', '.join(missing)}")
+    set_up_django()
     names = [module.name for module in pkgutil.walk_packages(celery5.__path__, "celery5.")]
     for name in names:
         if not name.endswith("__main__") and not name.startswith(OF_DJANGO):
             importlib.import_module(name)
     print(f"{len(there)} files and {len(names)} modules are in the wheel, and import")
+
+
+def set_up_django() -> None:
+    """Be a Django project, that of the example, since modules of celery5.contrib.django need one."""
+    os.environ["DJANGO_SETTINGS_MODULE"] = "celery5.examples.django_shop.settings"
+    importlib.import_module("django").setup()
 
 
 def read_data(source: Path) -> None:
