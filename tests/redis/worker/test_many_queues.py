@@ -77,14 +77,15 @@ async def test_outcomes_of_many_queues_are_settled_in_one_trip(gathered: Gathere
 async def test_outcomes_of_many_queues_are_settled_once_when_redis_has_refused_them(
     gathered: Gathered,
 ) -> None:
+    client: Any = gathered.client
     with Lines() as lines:
         async with working(gathered.app, queues=QUEUES):
             results = await gathered.begin()
-            gathered.client.execute_command("ACL", "SETUSER", "default", "-evalsha")
+            client.execute_command("ACL", "SETUSER", "default", "-evalsha")
             gathered.gate.set()
             await until(lambda: bool(lines.of("results:refused")))
             assert gathered.count_left() == len(QUEUES)
-            gathered.client.execute_command("ACL", "SETUSER", "default", "+evalsha")
+            client.execute_command("ACL", "SETUSER", "default", "+evalsha")
             assert [await result.aget() for result in results] == list(QUEUES)
             assert gathered.count_left() == 0
     assert sorted(gathered.ended) == sorted(QUEUES)
