@@ -26,6 +26,8 @@ NOT_EVENTS = frozenset(
             "living:controller",
             "living:publisher",
             "module:app",
+            "admin:login",  # names of pages of Django
+            "admin:index",
         ),
         *ACTIONS,  # of the audit trail
     )
