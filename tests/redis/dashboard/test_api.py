@@ -22,9 +22,16 @@ from tests.story.cli.test_terminal import leaves
 NOT_OPERATIONS = {
     *("controller start", "publisher start", "router start", "scheduler start", "worker start"),  # they serve
     *("dashboard start", "dashboard token"),
-    *("demo", "completion"),  # of a terminal
+    *("demo", "completion", "docs"),  # of a terminal
     *("metrics rules", "metrics dashboard"),  # files for other programs
-    *("keys new", "keys show", "keys trust", "keys revoke"),  # files of this host
+    *(
+        "keys new",
+        "keys show",
+        "keys trust",
+        "keys revoke",
+        "migrate",
+        "systemd install",
+    ),  # files of this host
     *("config check",),  # of files that are not in force yet
     *("acl",),  # for whoever sets up Redis
     *("health",),  # the exit code of a probe; `worker:health` has the same of each worker

@@ -130,7 +130,8 @@ NOT_ACTING = {
         "worker start",
         "demo",
     ),  # they serve
-    *("keys new", "keys revoke", "keys trust", "completion"),  # they change files of this host, or nothing
+    # they change files of this host, or nothing
+    *("keys new", "keys revoke", "keys trust", "completion", "docs", "migrate", "systemd install"),
 }
 
 

@@ -54,6 +54,7 @@ COMMANDS = {
     "alert silence": ["POISON --why POISON"],
     "alert test": [""],
     "alert unsilence": ["POISON"],
+    "migrate": ["POISON", "old.py", "old.py --beat old.py", "--beat old.py"],
     "bulk list": [""],
     "bulk resume": ["POISON"],
     "bulk retry": ["--workflow POISON --dry-run"],
@@ -135,7 +136,8 @@ COMMANDS = {
 """Each command that prints what is from outside, with its arguments."""
 NOT_TRIED = {
     "acl",  # what it prints is made from our own code
-    *("completion", "demo", "metrics dashboard", "metrics rules"),  # which print nothing from outside
+    # which print nothing from outside
+    *("completion", "demo", "docs", "metrics dashboard", "metrics rules", "systemd install"),
     *("controller start", "publisher start", "router start", "scheduler start", "worker start"),  # which log
     *("dashboard start", "dashboard token"),  # which print an address or a token
 }
@@ -226,6 +228,10 @@ def poisoned(desk: Desk, redis_client: "redis.Redis") -> Iterator[_Forger]:
     client.hset(keys.schedules("default"), f"{POISON}2", b"\x1b[31m")
     client.hset(queue.documents, POISON, POISON)
     _poison_stream(app, client)
+    Path("old.py").write_text(
+        f"from celery import Celery\n\napp = Celery({POISON!r}, result_backend_x={POISON!r})  # {BAD}\n"
+        f"@app.task(name={POISON!r}, acks_late=True)\ndef a(): pass\napp.send_task({POISON!r})\n"
+    )
     forger = _Forger(app, client)
     forger.start()
     yield forger

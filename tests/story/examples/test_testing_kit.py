@@ -7,6 +7,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from decimal import Decimal
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,6 @@ from celery5.tasks import CurrentJob
 from celery5.testing import Recorded, arunning_steps, as_job, recorded, running_steps, running_worker
 from tests.story.cli.commands import environment
 
-pytest_plugins = ["celery5.testing.pytest"]
 NOBODY = "redis://127.0.0.1:1/0"
 """Where no server is."""
 
@@ -231,28 +231,49 @@ def test_without_a_broker_a_direct_call_that_sends_fails_in_few_lines(colour: st
     assert text.splitlines()[-1].startswith("A test needs no broker: celery5.testing.recorded(app)")
 
 
-def test_celery5_does_not_load_pytest_and_pytest_does_not_load_celery5(tmp_path: Path) -> None:
-    code = "import sys, celery5.testing; print('pytest' in sys.modules)"
+def test_the_testing_kit_does_not_load_pytest() -> None:
+    code = "import sys, celery5.testing; celery5.testing.recorded; print('pytest' in sys.modules)"
     run = [sys.executable, "-c", code]
     completed = subprocess.run(run, env=environment(), capture_output=True, text=True, timeout=60, check=True)
     assert completed.stdout == "False\n"
-    (tmp_path / "test_it.py").write_text(
-        "import sys\ndef test_it():\n    assert not [m for m in sys.modules if m.startswith('celery5')]\n"
-    )
-    run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py"]
-    ended = subprocess.run(
-        run, env=environment(), cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert ended.returncode == 0, ended.stdout
 
 
 def test_the_tests_that_the_guide_shows_pass(tmp_path: Path) -> None:
     page = (Path(__file__).parents[3] / "docs" / "guide" / "testing.md").read_text()
     files = dict(re.findall(r'(?ms)^```python title="([^"]+)"\n(.*?)^```$', page))
-    for name in ("shop.py", "conftest.py", "test_shop.py"):
+    for name in ("shop.py", "test_shop.py"):
         (tmp_path / name).write_text(files[name])
     run = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "test_shop.py"]
     ended = subprocess.run(
         run, env=environment(), cwd=tmp_path, capture_output=True, text=True, timeout=90, check=False
     )
     assert "2 passed" in ended.stdout, ended.stdout + ended.stderr
+
+
+def test_the_fixtures_have_an_entry_point_and_load_nothing_before_they_are_used(tmp_path: Path) -> None:
+    (plugin,) = entry_points(group="pytest11", name="celery5.testing.pytest")
+    (tmp_path / "test_loaded.py").write_text(
+        "import sys\n"
+        "def test_little_was_loaded():\n"
+        "    loaded = {name for name in sys.modules if name.split('.')[0] in ('celery5', 'trio', 'eliot')}\n"
+        "    assert loaded <= {'celery5', 'celery5.lazy', 'celery5.testing', 'celery5.testing.pytest'}\n"
+        "def test_a_fixture(celery5_replaced):\n"
+        "    from celery5.runners.open_resources import REPLACED_RESOURCES\n"
+        "    celery5_replaced(len, 7)\n"
+        "    assert REPLACED_RESOURCES == {len: 7}\n"
+        "def test_it_has_ended():\n"
+        "    from celery5.runners.open_resources import REPLACED_RESOURCES\n"
+        "    assert REPLACED_RESOURCES == {}\n"
+    )
+    # No other plugin is loaded, so that what is loaded is of this one.
+    options = ("-q", "-p", "no:cacheprovider", "-p", plugin.value)
+    ended = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, "test_loaded.py"],
+        env=environment(PYTEST_DISABLE_PLUGIN_AUTOLOAD="1"),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "3 passed" in ended.stdout, ended.stdout
