@@ -4,10 +4,7 @@
 stands in worker_parts.py; a worker that was taken for dead begins a new one under a new name.
 """
 
-import math
-import sys
-from collections.abc import Callable, Collection, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -89,12 +86,6 @@ class WorkerOptions(ProcessOptions, frozen=True, kw_only=True):
     is_secondary: bool = False
 
 
-DEFAULT_SWITCH_INTERVAL = 0.005
-"""The switch interval of an interpreter, in seconds, if nobody has set it."""
-SWITCH_INTERVAL = 0.002
-"""That of a worker. A loop beside threads that compute wakes up in half the time, and 1 ms costs short jobs a tenth."""
-
-
 async def run(
     app: App,
     options: WorkerOptions,
@@ -115,29 +106,12 @@ async def run(
         log.event("worker:tasks-not-found", "warning", hint=_NO_TASKS)
     multi_broker.check_worker_name(app, options.name)
     queues_by_broker = get_queues_by_broker(app, options)
-    with short_switch_interval(), noting_process(app, "worker", options.name, log, task_status) as status:
+    with noting_process(app, "worker", options.name, log, task_status) as status:
         if len(queues_by_broker) == 1:
             (broker,) = queues_by_broker
             await _run_on_broker(app, replace(options, broker=broker), log, done, status)
         else:
             await _BrokerWorkers(app, options, log).run(queues_by_broker, done, status)
-
-
-@contextmanager
-def short_switch_interval() -> Generator[None, None, None]:
-    """Have threads that compute take turns more often while the block lasts, unless the application has set how often.
-
-    The loop needs the interpreter's lock after each wait, and waits for a turn behind each thread that computes.
-    """
-    before = sys.getswitchinterval()
-    if not math.isclose(before, DEFAULT_SWITCH_INTERVAL):
-        yield
-        return
-    sys.setswitchinterval(SWITCH_INTERVAL)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
 
 
 def get_queues_by_broker(app: App, options: WorkerOptions) -> dict[str, tuple[str, ...]]:

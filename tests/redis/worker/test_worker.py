@@ -1,7 +1,6 @@
 """Worker: jobs of every kind run, end in the right state, and leave nothing behind."""
 
 import asyncio
-import sys
 import threading
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -16,7 +15,6 @@ import trio.lowlevel
 
 from celery5 import App, JobState, TaskFailed, agather, current_job
 from celery5.errors import ResultsDisabled
-from celery5.processes.worker import SWITCH_INTERVAL
 from celery5.services.worker.result_publisher import ResultPublisher
 from celery5.tasks import CurrentJob
 from tests.redis.worker.workers import LEASE, Lines, held, leftovers, of_kind, start, until_async, working
@@ -45,24 +43,6 @@ async def test_each_kind_of_task_runs_where_it_belongs(app: App) -> None:
     assert here == threading.current_thread().name
     assert loop == "celery5-asyncio"
     assert thread not in (here, loop)
-
-
-@pytest.mark.parametrize(("own", "expected"), [(0.005, SWITCH_INTERVAL), (0.05, 0.05)])
-async def test_threads_take_turns_more_often_in_a_worker_unless_that_was_set(
-    app: App, own: float, expected: float
-) -> None:
-    @app.task
-    def get_interval() -> float:
-        return sys.getswitchinterval()
-
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(own)
-    try:
-        async with working(app):
-            assert await (await get_interval.adelay()).aget(30) == pytest.approx(expected)
-        assert sys.getswitchinterval() == pytest.approx(own)
-    finally:
-        sys.setswitchinterval(before)
 
 
 @pytest.mark.parametrize("loop", ["trio", "asyncio"])
