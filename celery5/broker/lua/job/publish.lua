@@ -9,7 +9,8 @@ local stream, jobs = KEYS[1], KEYS[2]
 if #ARGV == 2 then
   local id = ARGV[1]
   if redis.call('HEXISTS', jobs, id) == 1 or redis.call('EXISTS', KEYS[3]) == 1 then return 0 end
-  redis.call('HSET', jobs, id, 'S' .. redis.call('XADD', stream, '*', 'job', ARGV[2]))
+  local entry = redis.call('XADD', stream, '*', 'job', ARGV[2])
+  redis.call('HSET', jobs, id, 'S' .. entry)
   return 1
 end
 local ids, places, met = {}, {}, {}
