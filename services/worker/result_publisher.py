@@ -237,8 +237,6 @@ class ResultPublisher:
         self._queues = {keys.queue: keys for keys in consumed}
         self._results = results
         self._begun: tuple[Call[int], PendingRequest] | None = None
-        # The replies of the calls that were made for several lanes in one trip.
-        self._replies: dict[Lane, int] = {}
         self._in_flight = in_flight
         self._isolated_jobs = isolated_jobs
         self._recent = recent
@@ -293,8 +291,7 @@ class ResultPublisher:
             if settlement.verb != "complete" and is_requeue(settlement, delivery):
                 # Before the call, not after: its reply and the next delivery come by different connections.
                 self._recent.forget(delivery)
-        if len(by_lane) > 1:
-            await self._settle_together(by_lane)
+        replies = await self._settle_together(by_lane) if len(by_lane) > 1 else {}
         for (queue, lane), batch in by_lane.items():
             holds_slots = self._admission.is_used and any(map(_holds_slot, batch))
             for part in _split(batch, LIMITED_BATCH if holds_slots else BATCH):
@@ -303,7 +300,7 @@ class ResultPublisher:
                     with self._job_middleware.settling(queue, [delivery for delivery, _ in part]):
                         settled = await self._settle(keys, part)
                 else:
-                    settled = await self._settle(keys, part)
+                    settled = await self._settle(keys, part, replies.pop((queue, lane), None))
                 done = [delivery for delivery, _ in settled]
                 if self._admission.is_used:
                     self._admission.on_settled(done)
@@ -314,12 +311,12 @@ class ResultPublisher:
                     self._receive_admitted()
                     self._receive_admitted = None
 
-    async def _settle_together(self, by_lane: Mapping[Lane, SettlementBatch]) -> None:
+    async def _settle_together(self, by_lane: Mapping[Lane, SettlementBatch]) -> dict[Lane, int]:
         """Settle in one trip the lanes whose jobs all completed, and for which nothing else is to be done.
 
-        `_call_settle` finds the replies. After an error there are none: it makes the calls again, each by itself.
+        Returns:
+            The replies. After an error there are none: the calls are made again, each by itself.
         """
-        self._replies.clear()
         calls = {
             (queue, lane): self._make_call(self._queues[queue].on_lane(lane), batch)
             for (queue, lane), batch in by_lane.items()
@@ -329,16 +326,19 @@ class ResultPublisher:
         if len(calls) > 1 and size <= BATCH_BYTES and not self._job_middleware.settles:
             with suppress(BrokerError):
                 replies = await self._redis.perform_all(list(calls.values()))
-                self._replies.update(zip(calls, replies, strict=True))
+                return dict(zip(calls, replies, strict=True))
+        return {}
 
-    async def _settle(self, keys: QueueKeys, batch: SettlementBatch) -> SettlementBatch:
-        """Settle outcomes of one lane, however long that takes.
+    async def _settle(
+        self, keys: QueueKeys, batch: SettlementBatch, owned: int | None = None
+    ) -> SettlementBatch:
+        """Settle outcomes of one lane, however long that takes. `owned` is the reply if the call was made already.
 
         Returns:
             Those that were settled: while Redis is unreachable, others may have been retried here or abandoned.
         """
         waited = sent = False
-        while True:
+        while owned is None:
             try:
                 owned = await self._call_settle(keys, batch)
             except BrokerUnavailable as error:
@@ -355,8 +355,6 @@ class ResultPublisher:
                     self._log.event("results:refused", "error", count=len(batch), why=str(error))
                 waited, sent = True, sent or error.maybe_done
                 await trio.sleep(10 * SHORT_RETRY_INTERVAL)
-            else:
-                break
         if owned < 0:
             raise self._lease.mark_lost(f"{self._worker} was taken for dead; its jobs were given to others")
         if owned < len(batch) and not waited:
@@ -370,8 +368,6 @@ class ResultPublisher:
         if self._begun is not None:
             begun, self._begun = self._begun, None
             return await self._redis.finish(*begun)
-        if (owned := self._replies.pop((keys.queue, keys.lane), None)) is not None:
-            return owned
         settle = self._make_call(keys, batch)
         may_admit = self._admission.is_used or keys.lane == ADMITTED
         all_have_slots = keys.lane == ADMITTED  # these have slots, even if they could not be decoded

@@ -59,12 +59,14 @@ async def test_a_box_opens_a_resource_once_and_what_belongs_to_a_loop_for_each_j
 ) -> None:
     monkeypatch.setenv("BOXING_CLOSED", str(tmp_path / "closed"))
     app.configure(box_slots=1)
-    async with working(app):
-        first = await ask(app, "opened")
-        assert first[0] != os.getpid()
-        assert await ask(app, "opened") == [first[0], 1, 2]
-        assert await ask(app, "opened_async") == [[first[0], 1, 2, 3], [first[0], 1]]
-        assert await ask(app, "opened_async") == [[first[0], 1, 2, 3, 4], [first[0], 1]]
+    with Lines() as lines:
+        async with working(app):
+            first = await ask(app, "opened")
+            assert first[0] != os.getpid()
+            assert await ask(app, "opened") == [first[0], 1, 2]
+            assert await ask(app, "opened_async") == [[first[0], 1, 2, 3], [first[0], 1]]
+            assert await ask(app, "opened_async") == [[first[0], 1, 2, 3, 4], [first[0], 1]]
+    assert lines.of("resource:opened") == []  # the worker itself needs none
     await until(lambda: (tmp_path / "closed").exists() and (tmp_path / "closed").read_text() == "5")
 
 

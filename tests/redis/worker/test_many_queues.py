@@ -1,6 +1,7 @@
 """Many queues: one worker settles the outcomes of all of them in one trip, and each once, also after a refusal."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import trio
 
 from celery5 import App, AsyncResult
 from celery5.broker.servers.embedded import EmbeddedServer
+from celery5.observability import Middleware, SettlingBatch
 from tests.redis.worker.workers import Lines, until, working
 
 QUEUES = tuple(f"q{number}" for number in range(20))
@@ -89,3 +91,21 @@ async def test_outcomes_of_many_queues_are_settled_once_when_redis_has_refused_t
             assert [await result.aget() for result in results] == list(QUEUES)
             assert gathered.count_left() == 0
     assert sorted(gathered.ended) == sorted(QUEUES)
+
+
+async def test_middleware_surrounds_the_settling_of_each_queue(gathered: Gathered) -> None:
+    left = list[int]()
+
+    class Counting(Middleware):
+        @contextmanager
+        def settling(self, batch: SettlingBatch) -> Iterator[None]:
+            before = gathered.count_left()
+            yield
+            left.append(before - gathered.count_left())
+
+    gathered.app.add_middleware(Counting())
+    async with working(gathered.app, queues=QUEUES):
+        results = await gathered.begin()
+        gathered.gate.set()
+        assert [await result.aget() for result in results] == list(QUEUES)
+    assert left == [1] * len(QUEUES)

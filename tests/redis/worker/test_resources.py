@@ -256,6 +256,49 @@ async def test_a_resource_whose_check_fails_is_opened_again(url: str, app_name: 
     app.close()
 
 
+@pytest.mark.parametrize("loop", ["trio", "asyncio"])
+async def test_a_check_that_hangs_has_failed(
+    url: str, app_name: str, monkeypatch: pytest.MonkeyPatch, loop: Any
+) -> None:
+    monkeypatch.setattr(resources_module, "CHECK_LIMIT", 0.02)
+
+    async def hang(_bank: Bank) -> None:
+        await (trio.sleep if loop == "trio" else asyncio.sleep)(60)
+
+    app = App(app_name, broker=url, loop=loop)
+    resource = Resource(open_bank, check=hang, check_interval=0.01, retry=AT_ONCE)
+
+    @app.task
+    async def pay(bank: Annotated[Bank, resource] = INJECTED) -> str:
+        return bank.pay(1)
+
+    with Lines() as lines:
+        async with working(app):
+            await until(lambda: NOTES[:3] == ["opened", "closed", "opened"])
+    assert lines.of("resource:failed")[0]["why"].startswith(("TooSlowError", "TimeoutError"))
+    app.close()
+
+
+@pytest.mark.parametrize(("stable", "delays"), [(0.0, {0.01}), (60.0, {0.01, 0.02, 0.04})])
+async def test_failures_of_a_resource_that_was_open_for_long_do_not_count(
+    url: str, app_name: str, monkeypatch: pytest.MonkeyPatch, stable: float, delays: set[float]
+) -> None:
+    monkeypatch.setattr(resources_module, "STABLE_SECONDS", stable)
+    policy = RetryPolicy(max_retries=2, backoff=0.01, cap=0.04, jitter=False)
+    resource = Resource(open_value, check=lambda _bank: False, check_interval=0.01, retry=policy)
+    app = App(app_name, broker=url)
+
+    @app.task
+    def pay(bank: Annotated[Bank, resource] = INJECTED) -> str:
+        return bank.pay(1)
+
+    with Lines() as lines:
+        async with working(app):
+            await until(lambda: len(lines.of("resource:failed")) >= 5)
+    assert {line["again_in"] for line in lines.of("resource:failed")} == delays
+    app.close()
+
+
 async def test_jobs_wait_while_a_resource_is_opened_again(url: str, app_name: str) -> None:
     opened, may_open = list[Bank](), threading.Event()
     may_open.set()
