@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from celery5.cli.terminal.output import echo
+from celery5.errors import Misconfigured
 
 
 @click.group(no_args_is_help=False)
@@ -33,10 +34,13 @@ def install(folder: Path | None, *, yes: bool) -> None:
     ]
     if differing and not yes:
         click.confirm(f"Replace {', '.join(differing)} in {target}?", abort=True, err=True)
-    target.mkdir(parents=True, exist_ok=True)
-    for name, unit in units.items():
-        (target / name).write_bytes(unit)
-        echo(str(target / name))
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        for name, unit in units.items():
+            (target / name).write_bytes(unit)
+            echo(str(target / name))
+    except OSError as error:
+        raise Misconfigured(f"{target}: the units cannot be written there: {error.strerror}") from None
     user = "" if folder else "--user "
     echo(f"Next: systemctl {user}daemon-reload; celery5 docs systemd has the rest", err=True)
 

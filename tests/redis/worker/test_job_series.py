@@ -251,20 +251,19 @@ async def test_a_following_job_has_a_start_and_a_duration_of_its_own(series: Ser
 async def test_no_following_job_begins_when_the_lease_of_its_worker_has_ended(
     series: Series, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ended = list[bool]()
+    ended, begun_late = list[bool](), list[Any]()
     series.run_one_by_one()
     begin = TaskExecution._begin
 
     def observe(running_job: Any) -> None:
         if ended:
-            raise AssertionError("a job has begun without a lease")
+            begun_late.append(running_job)
         begin(running_job)
 
     @series.task()
     async def step(number: int) -> int:
-        await series.nap(
-            0.002
-        )  # too long to wait for a thread behind others: such a job is taken before it begins
+        # Too long to wait for a thread behind others, also on a busy machine: such a job is taken before it begins.
+        await series.nap(0.02)
         if number == 50:
             ended.append(True)
         return number
@@ -281,6 +280,7 @@ async def test_no_following_job_begins_when_the_lease_of_its_worker_has_ended(
     async with working(series.app):
         jobs = await series.app.asend_many([step.s(number) for number in range(100)])
         assert await agather(jobs, timeout=30) == [*range(100)]
+    assert begun_late == []
     assert any(series.went_on)
 
 

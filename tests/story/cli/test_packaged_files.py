@@ -62,3 +62,10 @@ def test_units_that_differ_are_replaced_only_with_yes(tmp_path: Path) -> None:
     assert (folder / "celery5.target").read_text() == "mine\n"
     assert celery5("systemd", "install", "units", "--yes", cwd=tmp_path).code == 0
     assert read(folder) == UNITS | {"other.service": "kept\n"}
+
+
+def test_a_folder_for_units_that_cannot_be_written_is_named_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    ended = celery5("systemd", "install", "file/units", cwd=tmp_path)
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err == "Error: file/units: the units cannot be written there: Not a directory\n"
