@@ -11,13 +11,17 @@ from celery5.errors import BadBrokerURL
 from celery5.protocol.brokers import TLS_OPTIONS, parse_broker_url
 
 Kind = Literal["tcp", "tls", "unix"]
+Topology = Literal["server", "sentinel"]
+"""What the URL names: the server itself, or sentinels that know which server is the primary."""
+Role = Literal["any", "primary", "sentinel"]
+"""What the server must be, as it says itself in the handshake."""
 
 _CERTIFICATE_CHECKS = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """One server, one database, one user.
+    """One server, or several that know it; one database, one user.
 
     The `ssl_*` fields have the names and the meaning that redis-py gives them. Neither `repr` nor `masked_url` shows
     the password.
@@ -35,13 +39,20 @@ class Endpoint:
     ssl_keyfile: str | None = None
     ssl_cert_reqs: str = "required"
     ssl_check_hostname: bool = True
+    topology: Topology = "server"
+    nodes: tuple[tuple[str, int], ...] = ()  # hosts and ports of the sentinels, in the order of the URL
+    service: str = ""  # the name under which the sentinels watch the primary
+    sentinel_username: str | None = None
+    sentinel_password: str | None = field(default=None, repr=False)
+    role: Role = "any"
+    asked: str = ""  # of a server that sentinels have named: the masked URL that names these
 
     @classmethod
     def from_url(cls, url: str, **options: Any) -> "Endpoint":
         """Read a broker URL.
 
         Args:
-            url: `redis://`, `rediss://` or `unix://`.
+            url: `redis://`, `rediss://`, `unix://`, `redis+sentinel://` or `rediss+sentinel://`.
             options: Values for the fields, which replace those of the URL.
 
         Raises:
@@ -57,8 +68,12 @@ class Endpoint:
         login = f"{user}{secret}@" if user or secret else ""
         if self.kind == "unix":
             return f"unix://{login}{self.path}?db={self.db}"
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{'rediss' if self.kind == 'tls' else 'redis'}://{login}{host}:{self.port}/{self.db}"
+        scheme = "rediss" if self.kind == "tls" else "redis"
+        if self.topology == "sentinel":
+            nodes = ",".join(format_node(host, port) for host, port in self.nodes)
+            return f"{scheme}+sentinel://{login}{nodes}/{self.service}/{self.db}"
+        node = format_node(self.host, self.port)
+        return f"{self.asked} (primary {node})" if self.asked else f"{scheme}://{login}{node}/{self.db}"
 
     def ssl_context(self) -> ssl.SSLContext | None:
         """Return the TLS settings of a `rediss://` endpoint; None for other kinds.
@@ -95,3 +110,8 @@ class Endpoint:
             # redis-py refuses to check the name of a certificate that it does not check.
             options["ssl_check_hostname"] = self.ssl_check_hostname and self.ssl_cert_reqs != "none"
         return options
+
+
+def format_node(host: str, port: int) -> str:
+    """Return a host and a port as a URL has them."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 from re import fullmatch
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 import msgspec
 
@@ -21,12 +21,28 @@ from celery5.protocol.masking import mask_passwords
 from celery5.similar_names import did_you_mean
 
 EXPECTED = (
-    "redis://[user:password@]host[:port][/database], rediss://... for TLS, or unix:///path/to.sock[?db=0]"
+    "redis://[user:password@]host[:port][/database], rediss://... for TLS, unix:///path/to.sock[?db=0], "
+    "or redis+sentinel://[user:password@]host[:port],host[:port],.../service[/database]"
 )
-SCHEMES: Mapping[str, str] = {"redis": "tcp", "rediss": "tls", "unix": "unix"}
-"""The schemes of URLs, and the kinds of endpoints that they name."""
+SCHEMES: Mapping[str, tuple[str, str]] = {
+    "redis": ("tcp", "server"),
+    "rediss": ("tls", "server"),
+    "unix": ("unix", "server"),
+    "redis+sentinel": ("tcp", "sentinel"),
+    "rediss+sentinel": ("tls", "sentinel"),
+}
+"""The schemes of URLs, with the `kind` and the `topology` of the endpoints that they name."""
+DEFAULT_PORTS: Mapping[str, int] = {"server": 6379, "sentinel": 26379}
+"""The port of a host that names none, by topology."""
 TLS_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname")
 OPTIONS = frozenset({"username", "password", "host", "port", "path", "db", *TLS_OPTIONS})
+"""The options of a URL that names one server."""
+_SEVERAL = frozenset({"username", "password", "db", *TLS_OPTIONS})
+TOPOLOGY_OPTIONS: Mapping[str, frozenset[str]] = {
+    "server": OPTIONS,
+    "sentinel": _SEVERAL | {"service", "sentinel_username", "sentinel_password"},
+}
+"""The options of a URL, by topology."""
 CERTIFICATE_CHECKS = ("none", "optional", "required")
 _HOST = re.compile(r"[\w.-]+|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%[\w.-]+)?")
 """A host name, an IPv4 address, or an IPv6 address. A name may have letters beyond ASCII, and underscores."""
@@ -44,37 +60,83 @@ def parse_broker_url(url: str) -> dict[str, Any]:
     """
     if "#" in str(url):  # the rest would be dropped: a part of the password, the host, the database
         raise make_url_error(url, "it has a #: write %23 for a # in a password or a path")
+    scheme, _, _ = str(url).partition("://")
+    if scheme not in SCHEMES or not url.startswith(f"{scheme}://"):
+        raise make_url_error(url, "it cannot be understood")
+    kind, topology = SCHEMES[scheme]
     try:
-        parts = urlsplit(url)
-        port, host = parts.port, unquote(parts.hostname or "")
+        url_of_one, hosts = _split_hosts(url) if topology != "server" else (url, [])
+        parts = urlsplit(url_of_one)
+        nodes = [_read_node(urlsplit(f"//{host}"), DEFAULT_PORTS[topology]) for host in hosts]
+        host, port = _read_node(parts)
     except (ValueError, TypeError, AttributeError):
         # The text of the error is dropped: with a badly quoted password it can contain a part of it.
         raise make_url_error(url, "it cannot be understood") from None
-    if not url.startswith(tuple(f"{scheme}://" for scheme in SCHEMES)):
-        raise make_url_error(url, "it cannot be understood")
+    for node in nodes or [(host, port)]:
+        _check_node(url, *node, is_needed=bool(nodes))
     options = {name: values[0] for name, values in parse_qs(parts.query).items()}
-    _check_options(url, options)
-    fields: dict[str, Any] = {**options, "kind": SCHEMES[parts.scheme]}
+    _check_options(url, options, topology)
+    fields: dict[str, Any] = {**options, "kind": kind}
     fields |= {"username": unquote(parts.username)} if parts.username else {}
     fields |= {"password": unquote(parts.password)} if parts.password else {}
-    if parts.scheme == "unix":
+    if scheme == "unix":
         fields |= {"path": unquote(parts.path)} if parts.path else {}
         if not fields.get("path"):
             raise make_url_error(url, "it names no socket")
-    else:
-        database = parts.path.strip("/")
-        if host and not _HOST.fullmatch(host):
-            raise make_url_error(url, _BAD_HOST)
-        if port == 0:
-            raise make_url_error(url, "the port must be a number from 1 to 65535")
-        if not re.fullmatch(r"[0-9]*", database):
-            raise make_url_error(url, "the database after the slash must be a number")
+        return fields | _parse_numbers(fields) | _parse_tls(options)
+    database = parts.path.strip("/")
+    if topology == "server":
         fields |= {"host": host} if host else {}
         fields |= {"port": port} if port else {}
-        fields = ({"db": database} if database else {}) | fields
-    return (
-        fields | {name: int(fields[name]) for name in ("port", "db") if name in fields} | _parse_tls(options)
-    )
+    else:
+        fields |= {"topology": topology, "nodes": tuple(nodes)}
+        if topology == "sentinel":
+            service, _, database = database.partition("/")
+            fields = {"service": unquote(service)} | fields if service else fields
+            _check_service(url, fields.get("service", ""))
+    if not re.fullmatch(r"[0-9]*", database):
+        raise make_url_error(url, "the database after the slash must be a number")
+    fields = ({"db": database} if database else {}) | fields
+    return fields | _parse_numbers(fields) | _parse_tls(options)
+
+
+def _split_hosts(url: str) -> tuple[str, list[str]]:
+    """Return a URL that names several hosts as one without any, and the hosts with their ports."""
+    scheme, _, rest = url.partition("://")
+    end = min((rest.index(mark) for mark in "/?" if mark in rest), default=len(rest))
+    login, at, hosts = rest[:end].rpartition("@")
+    return f"{scheme}://{login}{at}{rest[end:]}", hosts.split(",")
+
+
+def _read_node(parts: SplitResult, default_port: int | None = None) -> tuple[str, int | None]:
+    """Return the host and the port of one server. Raises ValueError."""
+    port = parts.port
+    return unquote(parts.hostname or ""), default_port if port is None else port
+
+
+def _check_node(url: str, host: str, port: int | None, *, is_needed: bool) -> None:
+    if is_needed and not host:
+        raise make_url_error(url, "a host is missing: write host:port,host:port")
+    if host and not _HOST.fullmatch(host):
+        raise make_url_error(url, _BAD_HOST)
+    if port == 0:
+        raise make_url_error(url, "the port must be a number from 1 to 65535")
+
+
+def _check_service(url: str, service: str) -> None:
+    """Check the name under which sentinels watch a primary: Sentinel itself takes letters, digits, `.`, `-` and `_`."""
+    if not service:
+        raise make_url_error(
+            url, "it names no service: add the name under which the sentinels watch the primary"
+        )
+    if not re.fullmatch(r"[A-Za-z0-9._-]+", service):
+        raise make_url_error(
+            url, "the name of the service has only letters, digits, dots, hyphens and underscores"
+        )
+
+
+def _parse_numbers(fields: Mapping[str, Any]) -> dict[str, int]:
+    return {name: int(fields[name]) for name in ("port", "db") if name in fields}
 
 
 def _parse_tls(options: Mapping[str, str]) -> dict[str, Any]:
@@ -94,11 +156,10 @@ def make_url_error(url: object, why: str) -> BadBrokerURL:
     return BadBrokerURL(f"broker URL {mask_passwords(text, maybe_url=True)!r}: {why}; expected {EXPECTED}")
 
 
-def _check_options(url: str, options: dict[str, str]) -> None:
-    if unknown := sorted(set(options) - OPTIONS):
-        raise make_url_error(
-            url, f"unknown option {', '.join(unknown)} (known: {', '.join(sorted(OPTIONS))})"
-        )
+def _check_options(url: str, options: dict[str, str], topology: str) -> None:
+    known = TOPOLOGY_OPTIONS[topology]
+    if unknown := sorted(set(options) - known):
+        raise make_url_error(url, f"unknown option {', '.join(unknown)} (known: {', '.join(sorted(known))})")
     if not re.fullmatch(r"-?[0-9]+", options.get("db", "0")):
         raise make_url_error(url, "it cannot be understood")
     if int(options.get("db", 0)) < 0:
@@ -240,6 +301,6 @@ def _fault(name: str, url: str) -> str:
         return f"{DEFAULT_BROKER!r} is the one that the setting broker says: give it there"
     if not fullmatch(r"[A-Za-z0-9_-]{1,40}", name):
         return f"the name {name!r}: use 1 to 40 letters, digits, - and _"
-    if url.partition(":")[0].lower() not in ("redis", "rediss", "unix"):
-        return f"{name}: give a URL that begins with redis://, rediss:// or unix://"
+    if url.partition(":")[0].lower() not in SCHEMES:
+        return f"{name}: give a URL that begins with {', '.join(f'{scheme}://' for scheme in SCHEMES)}"
     return ""

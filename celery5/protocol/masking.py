@@ -10,7 +10,7 @@ MAX_ERROR_LENGTH = 500
 MAX_ERROR_TYPE = 200
 """The most characters of the name of an error's class: classes are made at runtime, too."""
 _USER = re.compile(r"(?<=//)[^:/@]*:")
-_IN_QUERY = re.compile(r"(?i)((?:pass\w{0,12}|pwd|secret|token)=)[^&]*")
+_IN_QUERY = re.compile(r"(?i)((?:pas\w{0,13}|pwd|secret|token)=)[^&]*")
 _NAMED = re.compile(r"(?i)passw|passphrase|pwd|secret|token|credential|api_?key|private_?key|authorization")
 _ASSIGNED = re.compile(
     r"""(?ix)

@@ -13,6 +13,7 @@ from celery5 import App
 from celery5.broker.endpoint import Endpoint
 from celery5.errors import BadBrokerURL, Misconfigured
 from celery5.protocol.brokers import parse_broker_url
+from celery5.protocol.masking import mask_passwords
 
 
 @pytest.mark.parametrize(
@@ -37,6 +38,25 @@ from celery5.protocol.brokers import parse_broker_url
             "rediss://h?ssl_cert_reqs=CERT_NONE&ssl_ca_certs=ca.pem&ssl_check_hostname=no",
             Endpoint(
                 kind="tls", host="h", ssl_cert_reqs="none", ssl_ca_certs="ca.pem", ssl_check_hostname=False
+            ),
+        ),
+        (
+            "redis+sentinel://u:p%40ss@a:1,b,[::1]:3/shop/2?sentinel_username=su&sentinel_password=sp",
+            Endpoint(
+                topology="sentinel",
+                nodes=(("a", 1), ("b", 26379), ("::1", 3)),
+                service="shop",
+                db=2,
+                username="u",
+                password="p@ss",
+                sentinel_username="su",
+                sentinel_password="sp",
+            ),
+        ),
+        (
+            "rediss+sentinel://a?service=shop&ssl_ca_certs=ca.pem",
+            Endpoint(
+                kind="tls", topology="sentinel", nodes=(("a", 26379),), service="shop", ssl_ca_certs="ca.pem"
             ),
         ),
     ],
@@ -122,6 +142,18 @@ WRONG = pytest.mark.parametrize(
         ("redis://h;h2", "letters, digits"),
         ("redis://$HOST", "letters, digits"),
         ("redis://<host>:6379", "letters, digits"),
+        ("redis+sentinel://a:1,b:2", "names no service"),
+        ("redis+sentinel://a:1,b:2/", "names no service"),
+        ("redis+sentinel:///shop", "a host is missing"),
+        ("redis+sentinel://a,,b/shop", "a host is missing"),
+        ("redis+sentinel://a,b:0/shop", "from 1 to 65535"),
+        ("redis+sentinel://a,b:port/shop", "cannot be understood"),
+        ("redis+sentinel://a;b/shop", "letters, digits"),
+        ("redis+sentinel://a/shop/one", "must be a number"),
+        ("redis+sentinel://a/my%20shop", "name of the service"),
+        ("redis+sentinel://u:secret@a,b/shop?sentinel_pasword=secret", "unknown option sentinel_pasword"),
+        ("redis+sentinels://a/shop", "cannot be understood"),
+        ("redis://a/0?service=shop", "unknown option service"),
     ],
 )
 
@@ -156,7 +188,14 @@ def test_a_wrong_url_is_refused_where_the_application_is_made(
 
 @given(st.text(max_size=40))
 def test_any_text_is_an_endpoint_or_a_bad_url(text: str) -> None:
-    for url in (text, f"redis://{text}", f"unix:///{text}", f"rediss://h/{text}"):
+    for url in (
+        text,
+        f"redis://{text}",
+        f"unix:///{text}",
+        f"rediss://h/{text}",
+        f"redis+sentinel://{text}/shop",
+        f"redis+sentinel://a,b/{text}",
+    ):
         with suppress(BadBrokerURL):
             assert isinstance(Endpoint.from_url(url), Endpoint)
 
@@ -169,6 +208,15 @@ def test_the_password_is_shown_nowhere(url: str) -> None:
     assert endpoint.password == "hush"
     assert "hush" not in repr(endpoint) + endpoint.masked_url
     assert ":***@" in endpoint.masked_url
+
+
+def test_a_url_of_sentinels_is_shown_without_passwords_and_may_be_read_again() -> None:
+    url = "rediss+sentinel://u:hush@a:1,[::1]/shop/3?sentinel_password=still&sentinel_username=su"
+    endpoint = Endpoint.from_url(url)
+    assert endpoint.masked_url == "rediss+sentinel://u:***@a:1,[::1]:26379/shop/3"
+    assert "hush" not in repr(endpoint) + mask_passwords(url)
+    assert "still" not in repr(endpoint) + mask_passwords(url)
+    assert Endpoint.from_url(endpoint.masked_url).nodes == endpoint.nodes
 
 
 def test_tls_checks_certificate_and_name_unless_told_otherwise() -> None:
