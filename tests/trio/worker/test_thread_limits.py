@@ -98,8 +98,16 @@ async def test_a_thread_of_a_trio_job_is_told_once_and_can_still_be_cancelled() 
         await trio.to_thread.run_sync(work)
 
     heard: list[str] = []
-    with trio.move_on_after(0.1) as scope:
-        await softly(TrioRunner(), job)
+    with trio.fail_after(LIMIT), trio.CancelScope() as scope:
+        async with trio.open_nursery() as nursery:
+
+            async def cancel_later() -> None:
+                while heard[-3:] != ["asked"] * 3 or "SoftTimeLimitExceeded" not in heard:
+                    await trio.sleep(0.001)
+                scope.cancel()
+
+            nursery.start_soon(cancel_later)
+            await softly(TrioRunner(), job)
     assert scope.cancelled_caught
     assert [word for word in heard if word != "asked"] == ["SoftTimeLimitExceeded", "Cancelled"]
     assert heard[-4:] == ["asked", "asked", "asked", "Cancelled"], "it went on in between"
@@ -129,7 +137,7 @@ async def test_abandoned_thread_sees_the_limit_whenever_it_asks() -> None:
     assert len(heard) > 1
 
 
-async def test_a_thread_is_waited_for_as_long_as_the_hand_has_patience() -> None:
+async def test_a_cancelled_thread_is_waited_for_until_the_shortest_of_its_limits() -> None:
     go, runner = threading.Event(), ThreadRunner(get_slots=lambda: 1)
 
     def job() -> int:
@@ -147,7 +155,7 @@ async def test_a_thread_is_waited_for_as_long_as_the_hand_has_patience() -> None
         with trio.fail_after(LIMIT):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(run, hand)
-                await trio.sleep(0.02)
+                await until_begun(hand)
                 hand.cancel(TOLD, wait_seconds=LIMIT)
                 await trio.sleep(0.02)
                 assert hand.thread_ended is None
