@@ -394,9 +394,9 @@ class _Watch:
     def _renew_leases(self) -> Liveness:
         """Renew the worker's leases if it lives, and return its liveness. Lost leases are never renewed."""
         self._next_step_at = now() + self._interval
-        self._observation, liveness = assess_liveness(
-            self._observation, _sample_process(self._pid), hung_after=HUNG_AFTER
-        )
+        sample = _sample_process(self._pid)
+        sample = msgspec.structs.replace(sample, thread_seconds=_read_thread_seconds(self._pid))
+        self._observation, liveness = assess_liveness(self._observation, sample, hung_after=HUNG_AFTER)
         if liveness is Liveness.HUNG and not self._hung:
             self._hung = True
             _write_stderr(f"{self._who} hangs: its lease is not renewed any more")
@@ -547,6 +547,25 @@ def _sample_process(pid: int) -> ProcessSample:
     except PermissionError:
         pass
     return ProcessSample(now())
+
+
+def _read_thread_seconds(pid: int) -> dict[int, float] | None:
+    """Return the processor time of each thread of a process, to the nanosecond; None where the kernel keeps none."""
+    found: dict[int, float] = {}
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return None
+    for thread in threads:
+        try:
+            with open(f"/proc/{pid}/task/{thread}/schedstat") as file:
+                found[int(thread)] = int(file.read().split()[0]) / 1e9
+        except FileNotFoundError:
+            if not os.path.exists("/proc/self/schedstat"):
+                return None
+        except (OSError, ValueError, IndexError):  # it has ended
+            pass
+    return found
 
 
 def _write_stderr(line: str) -> None:

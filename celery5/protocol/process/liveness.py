@@ -7,6 +7,7 @@ the network while it holds the lock, or a deadlock. It counts as alive for a whi
 """
 
 import math
+from collections.abc import Mapping
 from enum import Enum
 
 import msgspec
@@ -14,7 +15,8 @@ import msgspec
 HUNG_AFTER = 300.0
 """Seconds without a heartbeat and without work after which a process counts as hung."""
 MIN_CPU_FRACTION = 0.05
-"""The share of one core that counts as work. Threads that only wait for the lock use less."""
+"""The share of one core that counts as work. A thread that only waits for the lock uses less, but many of them together
+use more: so it is the share of one thread."""
 
 MAX_BEAT_INTERVAL = 2.0
 """The most seconds between two heartbeats of an event loop; a short limit is divided by more than ten."""
@@ -59,6 +61,7 @@ class ProcessSample(msgspec.Struct, frozen=True):
     at: float  # seconds of any clock
     state: str = ""  # as in `/proc/<pid>/stat`; '' when unknown
     cpu_seconds: float | None = None  # processor time used so far; None when unknown
+    thread_seconds: Mapping[int, float] | None = None  # the same of each thread that lives; None when unknown
 
 
 class ProcessObservation(msgspec.Struct, frozen=True):
@@ -104,17 +107,32 @@ def assess_liveness(
         return msgspec.structs.replace(observation, last_sample=sample), Liveness.GONE
     if sample.state in _STOPPED and sample.state:
         return msgspec.structs.replace(observation, last_sample=sample), Liveness.STOPPED
-    if sample.state == _RUNNING or _has_worked(observation.last_sample, sample):
+    if _is_running(observation.last_sample, sample) or _has_worked(observation.last_sample, sample):
         return ProcessObservation(sample.at, sample), Liveness.WORKING
     return msgspec.structs.replace(
         observation, last_sample=sample
     ), Liveness.HUNG if sample.at - observation.idle_since >= hung_after else Liveness.IDLE
 
 
+def _is_running(before: ProcessSample | None, now: ProcessSample) -> bool:
+    """Return whether the main thread computes, or wants to, also where a busy machine lets it get nowhere.
+
+    One that waits for the interpreter's lock runs for a moment now and then: so it has to be seen twice.
+    """
+    return now.state == _RUNNING and before is not None and before.state == _RUNNING
+
+
 def _has_worked(before: ProcessSample | None, now: ProcessSample) -> bool:
     if before is None or before.cpu_seconds is None or now.cpu_seconds is None or now.at <= before.at:
         return False
-    return (now.cpu_seconds - before.cpu_seconds) / (now.at - before.at) >= MIN_CPU_FRACTION
+    used = now.cpu_seconds - before.cpu_seconds
+    if before.thread_seconds is not None and now.thread_seconds is not None:
+        by_thread = [
+            seconds - before.thread_seconds.get(thread, 0.0) for thread, seconds in now.thread_seconds.items()
+        ]
+        by_ended_threads = used - sum(by_thread)
+        used = max(by_ended_threads, *by_thread)
+    return used / (now.at - before.at) >= MIN_CPU_FRACTION
 
 
 OUTAGE_FRACTION = 0.6

@@ -86,6 +86,46 @@ def test_who_works_counts_as_alive_for_ever(pauses: list[float], cores: float) -
 
 @given(
     st.lists(st.floats(0.3, 50.0), min_size=1, max_size=40),
+    st.sampled_from(["one thread", "a new thread", "threads that have ended"]),
+)
+def test_work_of_any_thread_counts_also_beside_those_that_wait(pauses: list[float], by: str) -> None:
+    vigil, at, threads = ProcessObservation(0.0), 0.0, dict.fromkeys(range(100), 0.0)
+    total = 0.0
+    for number, pause in enumerate([0.3, *pauses]):
+        at += pause
+        threads = {thread: used + pause * 0.002 for thread, used in threads.items()}
+        total += pause * 0.2
+        if number:
+            total += (worked := pause * MIN_CPU_FRACTION * 1.1)
+            if by == "one thread":
+                threads[7] += worked
+            elif by == "a new thread":
+                threads[100 + number] = worked
+        sample = ProcessSample(at, "S", total, dict(threads))
+        vigil, life = assess_liveness(vigil, sample)
+        assert life is (Liveness.WORKING if number else Liveness.IDLE)
+
+
+@given(st.lists(st.floats(0.3, 50.0), min_size=1, max_size=40))
+def test_threads_that_only_wait_for_the_lock_are_no_work_however_many(pauses: list[float]) -> None:
+    vigil, at = observe_heartbeat(0.0), 0.0
+    for number, pause in enumerate(pauses):
+        at += pause
+        state = "R" if number % 2 else "S"  # it is met while it wakes up, now and then
+        sample = ProcessSample(at, state, at * 0.4, dict.fromkeys(range(200), at * 0.002))
+        vigil, life = assess_liveness(vigil, sample)
+        assert life is (Liveness.HUNG if at >= HUNG_AFTER else Liveness.IDLE)
+
+
+def test_a_process_that_wants_to_run_and_gets_no_core_counts_as_alive() -> None:
+    vigil = observe_heartbeat(0.0)
+    for at in range(1, int(2 * HUNG_AFTER)):
+        vigil, life = assess_liveness(vigil, ProcessSample(float(at), "R", 0.0, {1: 0.0}))
+        assert life is (Liveness.IDLE if at == 1 else Liveness.WORKING)
+
+
+@given(
+    st.lists(st.floats(0.3, 50.0), min_size=1, max_size=40),
     st.sampled_from([None, 0.0, MIN_CPU_FRACTION / 2]),
 )
 def test_who_neither_speaks_nor_works_counts_as_alive_for_a_while(

@@ -44,8 +44,13 @@ def test_jobs_that_block_the_loop_or_hold_the_lock_of_a_live_worker_run_once(sta
         assert worker.lines("worker:restarted") == []
 
 
-def test_a_worker_that_hangs_for_long_is_given_up(staff: Staff) -> None:
+@pytest.mark.parametrize("threads", [0, 200])
+def test_a_worker_that_hangs_for_long_is_given_up(staff: Staff, threads: int) -> None:
     script = (
+        "import threading, time\n"
+        "def wait():\n"  # for the lock, as soon as it is held: each a little, together more than one that works
+        "    while True: time.sleep(0.2)\n"
+        f"for _ in range({threads}): threading.Thread(target=wait, daemon=True).start()\n"
         "from celery5.processes import foreground\n"
         "from celery5.processes.watch import sidecar\n"
         "from tests.redis.events.historian import app\n"
