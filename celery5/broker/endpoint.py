@@ -45,7 +45,7 @@ class Endpoint:
     sentinel_username: str | None = None
     sentinel_password: str | None = field(default=None, repr=False)
     role: Role = "any"
-    asked: str = ""  # of a server that sentinels have named: the masked URL that names these
+    found_through: str = ""  # of a primary that sentinels have named: the masked URL that names these
 
     @classmethod
     def from_url(cls, url: str, **options: Any) -> "Endpoint":
@@ -73,7 +73,11 @@ class Endpoint:
             nodes = ",".join(format_node(host, port) for host, port in self.nodes)
             return f"{scheme}+sentinel://{login}{nodes}/{self.service}/{self.db}"
         node = format_node(self.host, self.port)
-        return f"{self.asked} (primary {node})" if self.asked else f"{scheme}://{login}{node}/{self.db}"
+        if self.role == "sentinel":
+            return f"sentinel {node}"
+        if self.found_through:
+            return f"{self.found_through} (primary {node})"
+        return f"{scheme}://{login}{node}/{self.db}"
 
     def ssl_context(self) -> ssl.SSLContext | None:
         """Return the TLS settings of a `rediss://` endpoint; None for other kinds.

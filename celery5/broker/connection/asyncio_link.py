@@ -7,8 +7,15 @@ our own. It is imported when it first connects: its import takes longer than our
 import asyncio
 from typing import Any, cast
 
-from celery5.broker.connection.exchange import NEED_DATA, PushNotification, ReplyParser, pack_commands
+from celery5.broker.connection.exchange import (
+    NEED_DATA,
+    ProtocolError,
+    PushNotification,
+    ReplyParser,
+    pack_commands,
+)
 from celery5.broker.connection.handshake import Resp, ServerHello, build_hello, parse_server_hello
+from celery5.broker.connection.sentinel import AskSentinel, ConnectServer, open_connection
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.timing import Timing
 from celery5.broker.translate import translate_error
@@ -86,24 +93,44 @@ async def dial(endpoint: Endpoint, timing: Timing, *, resp: Resp) -> AsyncioLink
     Raises `BrokerUnavailable`, `BrokerDenied`, `BrokerUnsupported`, `BadBrokerURL`.
     """
     endpoint.ssl_context()  # for its error when a certificate file cannot be read
+
+    async def ask(step: AskSentinel) -> list[Any]:
+        link = await _dial_server(step.endpoint, step.within, resp=2)
+        try:
+            await link.send(pack_commands(step.commands), step.within)
+            return [await link.receive(step.within) for _ in step.commands]
+        except (OSError, ProtocolError) as error:
+            raise translate_error(error, maybe_done=False, where=step.endpoint.masked_url) from error
+        finally:
+            link.close()
+
+    async def connect(step: ConnectServer) -> AsyncioLink:
+        return await _dial_server(step.endpoint, step.within, resp=resp)
+
+    return await open_connection(endpoint, timing.connect, ask=ask, connect=connect)
+
+
+async def _dial_server(endpoint: Endpoint, within: float, *, resp: Resp) -> AsyncioLink:
+    """Connect to one server and shake hands."""
+    where = endpoint.masked_url
     link: AsyncioLink | None = None
     try:
-        async with asyncio.timeout(timing.connect):
-            link = await _connect(endpoint, timing)
+        async with asyncio.timeout(within):
+            link = await _connect(endpoint, within)
             commands = build_hello(endpoint, resp=resp, name=NAME)
-            await link.send(pack_commands(commands), timing.connect)
-            answers = [await link.receive(timing.connect) for _ in commands]
-        link.greeting = parse_server_hello(answers, where=endpoint.masked_url)
+            await link.send(pack_commands(commands), within)
+            answers = [await link.receive(within) for _ in commands]
+        link.greeting = parse_server_hello(answers, where=where, role=endpoint.role)
     except BaseException as error:
         if link is not None:
             link.close()
         if isinstance(error, Exception):
-            raise translate_error(error, maybe_done=False, where=endpoint.masked_url) from error
+            raise translate_error(error, maybe_done=False, where=where) from error
         raise
     return link
 
 
-async def _connect(endpoint: Endpoint, timing: Timing) -> AsyncioLink:
+async def _connect(endpoint: Endpoint, within: float) -> AsyncioLink:
     if endpoint.kind == "unix":
         # For these redis-py makes its own handshake before it calls the hook.
         return AsyncioLink(*await asyncio.open_unix_connection(endpoint.path))
@@ -115,8 +142,8 @@ async def _connect(endpoint: Endpoint, timing: Timing) -> AsyncioLink:
 
     client = cast("Any", redis.asyncio.Redis)(
         **endpoint.client_options(),
-        socket_timeout=timing.connect,
-        socket_connect_timeout=timing.connect,
+        socket_timeout=within,
+        socket_connect_timeout=within,
         retry=Retry(NoBackoff(), 0),
         # It only connects: the handshake is our own, so that it is the same in all drivers.
         redis_connect_func=_connected,

@@ -13,9 +13,9 @@ import msgspec
 
 from celery5.broker.call import Word
 from celery5.broker.connection.exchange import ReplyError
-from celery5.broker.endpoint import Endpoint
+from celery5.broker.endpoint import Endpoint, Role
 from celery5.broker.translate import translate_reply
-from celery5.errors import BrokerReplied, BrokerTooOld, BrokerUnsupported
+from celery5.errors import BrokerReadOnly, BrokerReplied, BrokerTooOld, BrokerUnavailable, BrokerUnsupported
 
 Resp = Literal[2, 3]
 
@@ -27,7 +27,10 @@ _UNSUPPORTED_MODES = {
         "is part of a Redis Cluster, which celery5 does not support; name a server outside of a cluster "
         "(cluster-enabled no), and for more load several of them in the setting `brokers`"
     ),
-    b"sentinel": "is a Sentinel, which keeps no data; name the server that it watches",
+    b"sentinel": (
+        "is a Sentinel, which keeps no data; name the server that it watches, or ask it for that: "
+        "redis+sentinel://host:port/service"
+    ),
 }
 """What is wrong with a server, by the mode that its reply to HELLO says: a cluster would answer MOVED to most keys."""
 
@@ -52,16 +55,26 @@ def build_hello(endpoint: Endpoint, *, resp: Resp, name: str) -> list[tuple[Word
     return commands
 
 
-def parse_server_hello(answers: Sequence[Any], *, where: str) -> ServerHello:
+def parse_server_hello(answers: Sequence[Any], *, where: str, role: Role = "any") -> ServerHello:
     """Read the replies to `build_hello`.
+
+    Args:
+        answers: The replies.
+        where: The server, for people.
+        role: What it must be.
 
     Raises:
         BrokerUnsupported: It is part of a Redis Cluster, or a Sentinel.
+        BrokerReadOnly: It is a replica, and must be a primary.
+        BrokerUnavailable: It is no Sentinel, and must be one.
         BrokerTooOld: Its version is not supported.
         BrokerError: What an error reply says.
     """
     hello = answers[0]
-    if unsupported := _UNSUPPORTED_MODES.get(_read_mode(hello)):
+    mode = _read_fact(hello, b"mode")
+    if role == "sentinel" and mode in (b"standalone", b"cluster"):
+        raise BrokerUnavailable(f"broker {where} is no Sentinel")
+    if role != "sentinel" and (unsupported := _UNSUPPORTED_MODES.get(mode)):
         # Before the other replies: in a cluster each SELECT fails, and that error does not tell why.
         raise BrokerUnsupported(f"broker {where} {unsupported}")
     if isinstance(hello, ReplyError) and "unknown command" in str(hello):
@@ -71,6 +84,10 @@ def parse_server_hello(answers: Sequence[Any], *, where: str) -> ServerHello:
     for answer in answers:
         if isinstance(answer, ReplyError):
             raise translate_reply(str(answer), where=where)
+    if role == "primary" and _read_fact(hello, b"role") in (b"replica", b"slave"):
+        raise BrokerReadOnly(
+            f"broker {where} is a replica: a failover is under way, or the sentinels that were asked know no better"
+        )
     facts: dict[bytes, Any]
     try:
         facts = _read_facts(hello)
@@ -91,12 +108,12 @@ def _read_facts(hello: Any) -> dict[bytes, Any]:
     return dict(zip(hello[::2], hello[1::2], strict=False))
 
 
-def _read_mode(hello: Any) -> bytes:
-    """Return `standalone`, `cluster` or `sentinel`; empty if the reply does not say it, as that of a proxy may."""
+def _read_fact(hello: Any, name: bytes) -> bytes:
+    """Return a word of the reply to HELLO; empty if the reply does not say it, as that of a proxy may not."""
     if not isinstance(hello, list | dict):
         return b""
-    mode: Any = _read_facts(hello).get(b"mode")
-    return mode if isinstance(mode, bytes) else b""
+    fact: Any = _read_facts(hello).get(name)
+    return fact if isinstance(fact, bytes) else b""
 
 
 def _client_name(name: str) -> str:

@@ -9,12 +9,13 @@ is repeatable.
 """
 
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
 import trio
 
+from celery5.broker.call import Word
 from celery5.broker.connection.exchange import (
     NEED_DATA,
     ProtocolError,
@@ -25,6 +26,7 @@ from celery5.broker.connection.exchange import (
 )
 from celery5.broker.connection.handshake import Resp, ServerHello, build_hello, parse_server_hello
 from celery5.broker.connection.pipeline import PendingRequest, Pipeline
+from celery5.broker.connection.sentinel import AskSentinel, ConnectServer, open_connection
 from celery5.broker.connection.transport import Connect, Transport, connect
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.timing import Timing
@@ -132,6 +134,8 @@ class Link:
         self.timing = timing
         self.name = name
         self.where = endpoint.masked_url
+        # The server of the last connection: with sentinels in the URL, the primary that they have named.
+        self.server = self.where
         self.pipeline = Pipeline(where=self.where, max_unsent_bytes=timing.max_unsent_bytes, push=on_push)
         self.breaker = Breaker(
             policy=BreakerPolicy(
@@ -303,42 +307,63 @@ class Link:
         now = trio.current_time()
         self.breaker = self.breaker.with_probe(now)
         limit = min(self.timing.connect, max(give_up - now, 0.001))
-        transport: Transport | None = None
-        replies = ReplyParser()
         try:
             with trio.fail_after(limit):
-                transport = await self._connect(self.endpoint)
-                self.greeting = await self._shake_hands(transport, replies)
-        except BaseException as error:
-            if transport is not None:
-                await transport.aclose()
-            if isinstance(error, trio.TooSlowError):
-                raise BrokerUnavailable(
-                    f"broker {self.where} did not answer within {limit:g} s of connecting"
-                ) from error
-            if isinstance(error, CONNECTION_ERRORS):
-                raise translate_error(error, maybe_done=False, where=self.where) from error
-            raise
+                return await open_connection(
+                    self.endpoint, limit, ask=self._ask_sentinel, connect=self._connect_server
+                )
+        except trio.TooSlowError as error:
+            raise BrokerUnavailable(
+                f"broker {self.where} did not answer within {limit:g} s of connecting"
+            ) from error
+
+    async def _ask_sentinel(self, step: AskSentinel) -> list[Any]:
+        """Send commands to a sentinel, over a connection of their own, and return its replies."""
+        try:
+            with trio.fail_after(step.within):
+                transport, replies, _ = await self._dial_server(step.endpoint, resp=2)
+                try:
+                    return await _exchange(transport, replies, step.commands)
+                finally:
+                    await transport.aclose()
+        except (trio.TooSlowError, *CONNECTION_ERRORS) as error:
+            cause = TimeoutError() if isinstance(error, trio.TooSlowError) else error
+            raise translate_error(cause, maybe_done=False, where=step.endpoint.masked_url) from error
+
+    async def _connect_server(self, step: ConnectServer) -> tuple[Transport, ReplyParser]:
+        """Connect to the server and shake hands."""
+        where = step.endpoint.masked_url
+        try:
+            with trio.fail_after(step.within):
+                transport, replies, self.greeting = await self._dial_server(step.endpoint, resp=self._resp)
+        except trio.TooSlowError as error:
+            raise BrokerUnavailable(
+                f"broker {where} did not answer within {step.within:g} s of connecting"
+            ) from error
+        except CONNECTION_ERRORS as error:
+            raise translate_error(error, maybe_done=False, where=where) from error
+        self.server = where
         return transport, replies
 
-    async def _shake_hands(self, transport: Transport, replies: ReplyParser) -> ServerHello:
-        commands = build_hello(self.endpoint, resp=self._resp, name=self.name)
-        await transport.send(pack_commands(commands))
-        hello_replies: list[Any] = []
-        while len(hello_replies) < len(commands):
-            reply = replies.next()
-            if reply is NEED_DATA:
-                data = await transport.receive()
-                if not data:
-                    if hello_replies:
-                        parse_server_hello(
-                            hello_replies, where=self.where
-                        )  # a server that refuses us may have sent why
-                    raise trio.BrokenResourceError("closed during the handshake")
-                replies.feed(data)
-            elif type(reply) is not PushNotification:
-                hello_replies.append(reply)
-        return parse_server_hello(hello_replies, where=self.where)
+    async def _dial_server(
+        self, endpoint: Endpoint, *, resp: Resp
+    ) -> tuple[Transport, ReplyParser, ServerHello]:
+        transport = await self._connect(endpoint)
+        try:
+            replies = ReplyParser()
+            hello = build_hello(endpoint, resp=resp, name=self.name)
+            where, role = endpoint.masked_url, endpoint.role
+            answers: list[Any] = []
+            try:
+                await _exchange(transport, replies, hello, answers)
+            except trio.BrokenResourceError:
+                if answers:  # a server that refuses us may have sent why
+                    parse_server_hello(answers, where=where, role=role)
+                raise
+            return transport, replies, parse_server_hello(answers, where=where, role=role)
+        except BaseException:
+            await transport.aclose()
+            raise
 
     def _record_connection(self) -> float:
         now = self.connected_since = self.pipeline.last_received = trio.current_time()
@@ -351,7 +376,7 @@ class Link:
         greeting = self.greeting
         assert greeting is not None
         self._watch(
-            LinkConnected(self.name, self.where, greeting.server, greeting.version, greeting.client_id)
+            LinkConnected(self.name, self.server, greeting.server, greeting.version, greeting.client_id)
         )
         if was is not BreakerState.CLOSED:
             self._watch(BreakerClosed(self.name, self.where))
@@ -450,6 +475,27 @@ class Link:
         return BrokerUnavailable(
             f"broker {self.where}: not sent within {self.timing.reply:g} s ({reason})", maybe_done=was_sent
         )
+
+
+async def _exchange(
+    transport: Transport,
+    replies: ReplyParser,
+    commands: Sequence[tuple[Word, ...]],
+    answers: list[Any] | None = None,
+) -> list[Any]:
+    """Send commands on a connection that nobody else uses yet; return the replies, which are added to `answers`."""
+    answers = [] if answers is None else answers
+    await transport.send(pack_commands(commands))
+    while len(answers) < len(commands):
+        reply = replies.next()
+        if reply is NEED_DATA:
+            data = await transport.receive()
+            if not data:
+                raise trio.BrokenResourceError("closed during the handshake")
+            replies.feed(data)
+        elif type(reply) is not PushNotification:
+            answers.append(reply)
+    return answers
 
 
 class SingleConnection:

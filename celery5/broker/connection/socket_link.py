@@ -9,9 +9,11 @@ import ssl
 import struct
 import time
 import weakref
+from contextlib import closing
 from select import POLLIN, poll
 from typing import Any
 
+from celery5.broker.colour import run_blocking
 from celery5.broker.connection.exchange import (
     NEED_DATA,
     ProtocolError,
@@ -20,6 +22,7 @@ from celery5.broker.connection.exchange import (
     pack_commands,
 )
 from celery5.broker.connection.handshake import Resp, ServerHello, build_hello, parse_server_hello
+from celery5.broker.connection.sentinel import AskSentinel, ConnectServer, open_connection
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.timing import Timing
 from celery5.broker.translate import translate_error
@@ -154,19 +157,40 @@ def dial(endpoint: Endpoint, timing: Timing, *, resp: Resp, name: str) -> Socket
 
     Raises `BrokerUnavailable`, `BrokerDenied`, `BrokerUnsupported`, `BadBrokerURL`.
     """
+
+    async def ask(step: AskSentinel) -> list[Any]:
+        link = _dial_server(step.endpoint, step.within, resp=2, name=name)
+        with closing(link):
+            try:
+                link.send(pack_commands(step.commands))
+                return [link.receive() for _ in step.commands]
+            except (OSError, ProtocolError) as error:
+                raise translate_error(error, maybe_done=False, where=step.endpoint.masked_url) from None
+
+    async def connect(step: ConnectServer) -> SocketLink:
+        return _dial_server(step.endpoint, step.within, resp=resp, name=name)
+
+    link = run_blocking(open_connection(endpoint, timing.connect, ask=ask, connect=connect))
+    link.set_timeout(timing.reply)
+    return link
+
+
+def _dial_server(endpoint: Endpoint, within: float, *, resp: Resp, name: str) -> SocketLink:
+    """Connect to one server and shake hands."""
+    where = endpoint.masked_url
     try:
-        link = SocketLink(_connect(endpoint, timing.connect))
+        link = SocketLink(_connect(endpoint, within))
     except OSError as error:
-        raise translate_error(error, maybe_done=False, where=endpoint.masked_url) from None
+        raise translate_error(error, maybe_done=False, where=where) from None
     try:
-        link.set_timeout(timing.connect)
+        link.set_timeout(within)
         commands = build_hello(endpoint, resp=resp, name=name)
         link.send(pack_commands(commands))
-        link.greeting = parse_server_hello([link.receive() for _ in commands], where=endpoint.masked_url)
-        link.set_timeout(timing.reply)
+        answers = [link.receive() for _ in commands]
+        link.greeting = parse_server_hello(answers, where=where, role=endpoint.role)
     except (OSError, ProtocolError) as error:
         link.close()
-        raise translate_error(error, maybe_done=False, where=endpoint.masked_url) from None
+        raise translate_error(error, maybe_done=False, where=where) from None
     except BaseException:
         link.close()
         raise

@@ -1,0 +1,214 @@
+"""Find the primary through sentinels: which one is asked next, what its answer means, and to which server to connect.
+
+Each new connection asks anew, in the order of the URL, and the first sentinel that answers decides. The server that it
+names must say in the handshake that it is a primary, as the guidelines for Sentinel clients demand: HELLO tells the
+role, so that needs no ROLE command and no permission for one. If that server refuses, the other sentinels are asked for
+another one: a sentinel that is cut off from the rest knows only the old primary. Nothing is remembered between two
+connections. The link's supervisor, its backoff and its circuit breaker try again.
+
+Source: https://redis.io/docs/latest/develop/reference/sentinel-clients/
+"""
+
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from dataclasses import replace
+from typing import Any, Final, TypeVar, cast
+
+import msgspec
+
+from celery5.broker.call import Word
+from celery5.broker.connection.exchange import ReplyError
+from celery5.broker.endpoint import Endpoint, format_node
+from celery5.broker.translate import translate_reply
+from celery5.errors import BrokerDenied, BrokerError, BrokerUnavailable
+from celery5.similar_names import did_you_mean
+
+SENTINEL_LIMIT: Final = 1.0
+"""Seconds that one sentinel may take. All of them together take at most half of the time of an attempt."""
+
+T = TypeVar("T")
+
+
+class AskSentinel(msgspec.Struct, frozen=True):
+    """Connect to a sentinel and send these commands. The outcome is the list of replies, or a BrokerError."""
+
+    endpoint: Endpoint
+    commands: tuple[tuple[Word, ...], ...]
+    within: float
+
+
+class ConnectServer(msgspec.Struct, frozen=True):
+    """Connect to a server and shake hands. The outcome is the connection, or a BrokerError."""
+
+    endpoint: Endpoint
+    within: float
+
+
+Step = AskSentinel | ConnectServer
+
+
+async def open_connection(
+    endpoint: Endpoint,
+    within: float,
+    *,
+    ask: Callable[[AskSentinel], Awaitable[list[Any]]],
+    connect: Callable[[ConnectServer], Awaitable[T]],
+) -> T:
+    """Connect to the server of an endpoint, in any colour.
+
+    Args:
+        endpoint: The broker.
+        within: Seconds that the attempt may take.
+        ask: Performs an AskSentinel. Raises BrokerError.
+        connect: Performs a ConnectServer. Raises BrokerError.
+    """
+    if endpoint.topology == "server":
+        return await connect(ConnectServer(endpoint, within))
+    search = find_primary(endpoint, within)
+    step, outcome = next(search), cast("Any", None)
+    try:
+        while True:
+            try:
+                outcome = await (ask(step) if isinstance(step, AskSentinel) else connect(step))
+            except BrokerError as error:
+                outcome = error
+            step = search.send(outcome)
+    except StopIteration as end:
+        connection: T = end.value
+        return connection
+
+
+def find_primary(endpoint: Endpoint, within: float) -> Generator[Step, Any, Any]:
+    """Yield what is to be done, and receive what came of it. Returns the connection to the primary.
+
+    Raises:
+        BrokerUnavailable: No sentinel answers, none knows the service, or the primary that they name cannot be used.
+        BrokerDenied: The primary, or every sentinel that can be reached, refuses the login.
+    """
+    limit = min(SENTINEL_LIMIT, within / 2 / len(endpoint.nodes))
+    failures: list[BrokerError] = []
+    refused: dict[tuple[str, int], BrokerError] = {}
+    unknowing: Endpoint | None = None
+    for node in endpoint.nodes:
+        sentinel = _make_sentinel(endpoint, node)
+        outcome = yield AskSentinel(sentinel, _ask_primary(endpoint.service), limit)
+        answer = outcome if isinstance(outcome, BrokerError) else read_primary(outcome, sentinel)
+        if isinstance(answer, BrokerError):
+            failures.append(answer)
+            continue
+        if answer.node is None:
+            unknowing = unknowing or sentinel
+            continue
+        if answer.node in refused:
+            continue
+        outcome = yield ConnectServer(_make_primary(endpoint, answer.node), within / 2)
+        if not isinstance(outcome, BrokerUnavailable):
+            if isinstance(outcome, BrokerError):
+                raise outcome
+            return outcome
+        refused[answer.node] = _explain_refusal(outcome, answer, sentinel)
+    if refused:
+        raise next(reversed(refused.values()))
+    if unknowing is not None:
+        outcome = yield AskSentinel(unknowing, (("SENTINEL", "MASTERS"),), limit)
+        raise _make_unknown(endpoint, [] if isinstance(outcome, BrokerError) else read_services(outcome))
+    raise _make_unanswered(endpoint, failures)
+
+
+class PrimaryAnswer(msgspec.Struct, frozen=True):
+    """What a sentinel has answered: where the primary is, None if it does not know the service, and, where it is
+    sure that it could promote no replica, why."""
+
+    node: tuple[str, int] | None
+    no_quorum: str = ""
+
+
+def _ask_primary(service: str) -> tuple[tuple[Word, ...], ...]:
+    return (("SENTINEL", "GET-MASTER-ADDR-BY-NAME", service), ("SENTINEL", "CKQUORUM", service))
+
+
+def read_primary(replies: Sequence[Any], sentinel: Endpoint) -> PrimaryAnswer | BrokerError:
+    """Return what a sentinel's replies mean, or why they mean nothing.
+
+    Args:
+        replies: Those to GET-MASTER-ADDR-BY-NAME and CKQUORUM. An error of the second one counts only if it says that
+            there is no quorum: the user of the sentinel may not be allowed to ask.
+        sentinel: The sentinel, for people.
+    """
+    address, quorum = replies
+    no_quorum = str(quorum) if type(quorum) is ReplyError and str(quorum).startswith("NOQUORUM") else ""
+    if type(address) is ReplyError:
+        return translate_reply(str(address), where=sentinel.masked_url)
+    if address is None:
+        return PrimaryAnswer(None)
+    try:
+        host, port = address
+        return PrimaryAnswer((host.decode(), int(port)), no_quorum.partition(" ")[2])
+    except (TypeError, ValueError, AttributeError):
+        return BrokerUnavailable(f"broker {sentinel.masked_url} gave no sensible address of the primary")
+
+
+def read_services(replies: Sequence[Any]) -> list[str]:
+    """Return the names of the services in a reply to SENTINEL MASTERS; none if it cannot be read."""
+    (masters,) = replies
+    try:
+        return sorted(master[master.index(b"name") + 1].decode() for master in masters)
+    except (TypeError, ValueError, AttributeError, IndexError):
+        return []
+
+
+def _make_sentinel(endpoint: Endpoint, node: tuple[str, int]) -> Endpoint:
+    host, port = node
+    return replace(
+        _make_single(endpoint),
+        host=host,
+        port=port,
+        db=0,
+        username=endpoint.sentinel_username,
+        password=endpoint.sentinel_password,
+        role="sentinel",
+    )
+
+
+def _make_primary(endpoint: Endpoint, node: tuple[str, int]) -> Endpoint:
+    host, port = node
+    return replace(
+        _make_single(endpoint), host=host, port=port, role="primary", found_through=endpoint.masked_url
+    )
+
+
+def _make_single(endpoint: Endpoint) -> Endpoint:
+    return replace(
+        endpoint, topology="server", nodes=(), service="", sentinel_username=None, sentinel_password=None
+    )
+
+
+def _explain_refusal(error: BrokerUnavailable, answer: PrimaryAnswer, sentinel: Endpoint) -> BrokerError:
+    """Return the error of a primary that cannot be used: with the reason why no other one will follow, if there is."""
+    if not answer.no_quorum:
+        return error
+    return BrokerUnavailable(
+        f"{error}; {sentinel.masked_url} promotes no replica: {answer.no_quorum.rstrip('.')}; start more sentinels"
+    )
+
+
+def _make_unknown(endpoint: Endpoint, services: Sequence[str]) -> BrokerUnavailable:
+    similar = did_you_mean(endpoint.service, services)
+    known = f"; {similar} they watch: {', '.join(services)}".replace(";  ", "; ") if services else ""
+    return BrokerUnavailable(
+        f"broker {endpoint.masked_url}: its sentinels watch no service {endpoint.service!r}{known}; "
+        "the broker URL must name one of them"
+    )
+
+
+def _make_unanswered(endpoint: Endpoint, failures: Sequence[BrokerError]) -> BrokerError:
+    denied = next((error for error in failures if isinstance(error, BrokerDenied)), None)
+    if denied is not None:
+        return BrokerDenied(
+            f"{denied}; sentinels have a login of their own: sentinel_username and sentinel_password in the URL"
+        )
+    reasons = "; ".join(dict.fromkeys(str(error).removeprefix("broker ") for error in failures))
+    nodes = [format_node(*node) for node in endpoint.nodes]
+    which = (
+        f"none of its {len(nodes)} sentinels answers" if len(nodes) > 1 else "its sentinel does not answer"
+    )
+    return BrokerUnavailable(f"broker {endpoint.masked_url}: {which} ({reasons})")
