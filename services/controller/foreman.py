@@ -7,7 +7,7 @@ routers, workers, publishers.
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import trio
 from msgspec.structs import replace
@@ -15,7 +15,8 @@ from msgspec.structs import replace
 from celery5.errors import PlatformError
 from celery5.logs.log import Log
 from celery5.platform import Platform
-from celery5.protocol.cluster.description import Cluster, build_members, distribute_workers
+from celery5.protocol.cluster.canary import CanaryWatch
+from celery5.protocol.cluster.description import Cluster, build_canaries, build_members, distribute_workers
 from celery5.protocol.cluster.foreman import STOP_ORDER, ClusterState
 from celery5.protocol.cluster.members import (
     Action,
@@ -80,6 +81,14 @@ class BrokerConnectivity(Protocol):
     def connected(self) -> bool: ...
 
 
+class CanaryTrial(NamedTuple):
+    """A change that is tried with canaries."""
+
+    watch: CanaryWatch
+    # The new description; None: all members are restarted.
+    cluster: Cluster | None
+
+
 class Foreman:
     """Keeps the members that the `cluster` description asks for.
 
@@ -117,6 +126,9 @@ class Foreman:
         self._is_acting = False
         self._stamp: Mapping[str, str] = {}
         self._scale: dict[str, int] = {}
+        self._trial: CanaryTrial | None = None
+        self.rollback_reason = ""
+        """Why the last change was taken back; "" if it was not."""
         self._locks: dict[str, trio.Lock] = {}
         self._changed = trio.Event()
         self._last_status = ""
@@ -159,6 +171,37 @@ class Foreman:
         self.cluster_state.set_desired(cluster, wanted, spares)
         self._changed.set()
 
+    def start_canaries(self, cluster: Cluster | None = None) -> tuple[str, ...]:
+        """Try a change with one worker of each group of Workers that it restarts; return their names.
+
+        The change follows by itself when all of them do well. Where there is nothing to try, nothing is returned, and
+        the change is up to the caller. A former trial ends, and its change is dropped.
+
+        Args:
+            cluster: The new description; None: all members are restarted.
+        """
+        now = trio.current_time()
+        self._trial, self.rollback_reason = None, ""
+        self.cluster_state.end_canaries(passed=False)
+        description = cluster or self.cluster
+        if not (description.canary and self._is_acting):
+            return ()
+        members = None if cluster is None else self._members(self._scale, cluster)
+        canaries = build_canaries(
+            description,
+            self.cluster_state.find_restarting_groups(members),
+            self._scale,
+            environment=self._member_environment,
+            grace=self._grace_period,
+        )
+        names = tuple(canary.name for canary in canaries)
+        if canaries:
+            self._trial = CanaryTrial(CanaryWatch(canaries, description, now), cluster)
+            self.cluster_state.start_canaries(canaries)
+            self._log.event("canary:started", names=names, seconds=description.canary)
+            self._changed.set()
+        return names
+
     def set_worker_count(self, workers: int) -> dict[str, int]:
         """Set the number of workers in all; return the number for each group."""
         self._scale = distribute_workers(self.cluster, workers)
@@ -200,7 +243,8 @@ class Foreman:
         """Return the state of the cluster, in one line."""
         leadership = self._leads.status_line
         if not leadership or self.cluster_state.is_stopped:
-            return leadership or self.cluster_state.status_line
+            taken_back = f"; the last change was taken back: {self.rollback_reason}"
+            return leadership or self.cluster_state.status_line + (taken_back if self.rollback_reason else "")
         return f"{leadership}; {self.cluster_state.status_line}"
 
     def conditions(self) -> Mapping[str, str]:
@@ -226,9 +270,9 @@ class Foreman:
             merge="max",
         )
 
-    def _members(self, scale: Mapping[str, int]) -> tuple[Member, ...]:
+    def _members(self, scale: Mapping[str, int], cluster: Cluster | None = None) -> tuple[Member, ...]:
         return build_members(
-            self.cluster, scale, environment=self._member_environment, grace=self._grace_period
+            cluster or self.cluster, scale, environment=self._member_environment, grace=self._grace_period
         )
 
     async def _work(
@@ -263,6 +307,8 @@ class Foreman:
             self._last_adopt_error = ""
         now = trio.current_time()
         decides = self._leads.has_valid_lease if self._is_acting else not self._leads.is_leader
+        if decides and self._is_acting:
+            self._follow_trial(now)
         for action in self.cluster_state.decide(now) if decides else ():
             if self._actions is not None:
                 self._actions.start_soon(self._act, action)
@@ -273,6 +319,24 @@ class Foreman:
             else DECISION_PERIOD
         ):
             await self._changed.wait()
+
+    def _follow_trial(self, now: float) -> None:
+        """Make the change that is tried, or drop it, once its canaries have shown what it does."""
+        trial = self._trial
+        verdict = trial and trial.watch.judge(self.cluster_state.members, now)
+        if trial is None or verdict is None:
+            return
+        self._trial = None
+        self.cluster_state.end_canaries(passed=verdict.passed)
+        if not verdict.passed:
+            self.rollback_reason = verdict.why
+            self._log.event("canary:failed", "error", why=verdict.why, hint=_TAKEN_BACK)
+            return
+        self._log.event("canary:passed", why=verdict.why)
+        if trial.cluster is None:
+            self.restart()
+        else:
+            self.apply_description(trial.cluster)
 
     async def _follow_leadership(self) -> None:
         """Adopt the cluster when this Controller begins to lead, and release it when it leads no more.
@@ -295,6 +359,10 @@ class Foreman:
             self.cluster_state.drain()
 
     def _release_members(self) -> None:
+        if self._trial is not None:  # as every Controller that does not lead, this one has what the file says
+            trial, self._trial = self._trial, None
+            self.cluster_state.end_canaries(passed=False)
+            self.apply_description(trial.cluster or self.cluster)
         self.cluster_state.release([name for name in self.cluster_state.members if self._outlives(name)])
         self._platform.leave()
 
@@ -445,4 +513,5 @@ class ClusterReady:
 
 
 _NOT_OURS = "this Controller is not sure that it leads"
+_TAKEN_BACK = "the former version goes on: put its code and description back, mend the new one, and try again"
 _GIVEN_UP = "mend what ends it, then: celery5 controller restart, or reload"

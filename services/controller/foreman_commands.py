@@ -118,13 +118,15 @@ class ForemanCommands:
                 "the old description stays: another [broker] needs a Controller that is started again"
             )
         settings = _find_changed_settings(self._foreman.cluster, cluster)
-        self._foreman.apply_description(cluster)
+        canaries = self._foreman.start_canaries(cluster)
+        if not canaries:
+            self._foreman.apply_description(cluster)
         after = {name: state.member for name, state in states.items() if state.is_wanted}
-        found = (
-            {**_compare_members(before, states), "settings": settings}
-            if self._leads.is_leader
-            else {"stands_by": True}
-        )
+        found: dict[str, Any] = {**_compare_members(before, states), "settings": settings}
+        if not self._leads.is_leader:
+            found = {"stands_by": True}
+        elif canaries:
+            found = {"canaries": canaries}
         self._log.event("cluster:reloaded", **found)
         if self._configuration is not None:
             await self._foreman.reload_members(name for name in after if before.get(name) == after[name])
@@ -138,6 +140,7 @@ class ForemanCommands:
             "whole": self._foreman.is_complete,
             "line": self._foreman.status_line,
             "pending": cluster_state.pending_names,
+            "taken_back": self._foreman.rollback_reason,
             "leads": self._leads.is_leader,
             "leader": msgspec.structs.asdict(self._leads.record),
             "members": [
@@ -159,6 +162,8 @@ class ForemanCommands:
             raise CommandRefused(
                 f"no member {unknown_names[0]!r} here; there are: {', '.join(sorted(members))}"
             )
+        if names is None and (canaries := self._foreman.start_canaries()):
+            return {"canaries": canaries}
         return {"restarted": self._foreman.restart(names) if self._leads.is_leader else ()}
 
     async def _scale(self, parameters: ScaleParameters) -> object:
@@ -174,7 +179,10 @@ class ForemanCommands:
 
 def _find_changed_settings(before: Cluster, after: Cluster) -> list[str]:
     """Return the names of the settings that changed, apart from the members."""
-    names = ("restart_limit", "restart_period", "hung_after", "start_limit")
+    names = (
+        *("restart_limit", "restart_period", "hung_after", "start_limit"),
+        *("canary", "canary_attempts", "canary_failures"),
+    )
     return [name for name in names if getattr(before, name) != getattr(after, name)]
 
 

@@ -22,11 +22,13 @@ from celery5.health.event_loop import LoopBlocks
 from celery5.health.machine import used_memory
 from celery5.logs.fence import FENCE
 from celery5.protocol.health.server_memory import ServerMemory
+from celery5.protocol.health.worker_status import Attempts, format_worker_status
 from celery5.protocol.observability.ended_jobs import EndedJobs
 from celery5.protocol.observability.families import Merge, MetricFamily, make_counter, make_gauge
 from celery5.protocol.observability.job_tally import JobTally
 from celery5.protocol.observability.queue_depth import QueueDepth, list_gauges
 from celery5.protocol.observability.report import ReportMaker, ReportOrigin
+from celery5.protocol.observability.rollup import FAILED_STATES
 from celery5.protocol.observability.storage import make_memory_metrics
 from celery5.protocol.scheduling.timers import TimerCounts
 
@@ -217,10 +219,11 @@ class ProcessStatus:
 
     def format_summary(self) -> str:
         """Return the status in one line, for `systemctl status`."""
-        counts = self.jobs.count_jobs()
-        dead = sum(count for (_, state), count in counts.items() if state == "DEAD")
+        counts = self.jobs.count_by_state()
+        failures = sum(counts.get(state, 0) for state in FAILED_STATES)
         problems = "; ".join(f"{name}: {why}" for name, why in self.get_readiness().conditions.items() if why)
-        return f"{problems or 'ready'}; {sum(counts.values())} attempts ended, {dead} jobs dead"
+        attempts = Attempts(counts.get("SUCCESS", 0), failures)
+        return format_worker_status(problems, sum(counts.values()), attempts, counts.get("DEAD", 0))
 
 
 class StatusPhase:

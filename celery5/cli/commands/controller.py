@@ -33,6 +33,7 @@ PROGRESS_WORDS = {
     "stopped": "stopping",
     "restarted": "restarting",
     "settings": "changed",
+    "canaries": "trying, before the others follow",
 }
 """Words for people for what has only begun when a Controller answers."""
 BROKER_ENDED_AFTER = 2.0
@@ -281,6 +282,8 @@ def _wait_until_up(finished: Finished, seconds: float) -> None:
                     raise ClusterCommandFailed(answer["line"])
                 pending = ", ".join(answer["pending"])
                 if not pending:
+                    if taken_back := answer.get("taken_back"):
+                        raise ClusterCommandFailed(f"the change was taken back: {taken_back}")
                     return
         time.sleep(0.2)
     raise ClusterCommandFailed(

@@ -7,7 +7,7 @@ on. All errors are reported at once, each with its key.
 import re
 import shlex
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -81,6 +81,8 @@ class ValueChecker:
         return ""
 
 
+CANARY = "canary"
+"""What the name of a canary has in place of a number."""
 STOP_MARGIN = 50.0
 """Seconds beyond the grace period that a member has to end."""
 KINDS_BY_SECTION: Mapping[str, Kind] = {f"{kind}s": kind for kind in KINDS}
@@ -130,6 +132,9 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     restart_period: float = 300.0
     hung_after: float = 60.0  # seconds without a heartbeat after which a member is replaced; 0: never
     start_limit: float = 90.0  # seconds after its start until a member must be ready
+    canary: float = 0.0  # seconds for which one new worker is watched before others are restarted; 0: none is
+    canary_attempts: int = 10  # attempts that it must have ended before their failures count
+    canary_failures: float = 0.2  # how much greater than that of the others the share of its failures may be
     environment: Mapping[str, str] = {}  # of all members
     groups: tuple[Group, ...] = ()
     hosts: Mapping[str, Host] = {}
@@ -156,6 +161,26 @@ def build_members(
         for place, host in enumerate(group.hosts or ("",))
         for number in range(1, _count_on_host(group, place, (scale or {}).get(group.key, group.total)) + 1)
     )
+
+
+def build_canaries(
+    cluster: Cluster,
+    groups: Container[str],
+    scale: Mapping[str, int],
+    *,
+    environment: Mapping[str, str],
+    grace: float,
+) -> tuple[Member, ...]:
+    """Return an additional worker for each of these groups of Workers. See `build_members` for the rest."""
+    canaries: list[Member] = []
+    for group in cluster.groups:
+        if group.kind == "worker" and group.name in groups:
+            host, number = (
+                (group.hosts or ("",))[0],
+                _count_on_host(group, 0, scale.get(group.key, group.total)) + 1,
+            )
+            canaries.append(_member(cluster, group, host, number, dict(environment), grace, label=CANARY))
+    return tuple(canaries)
 
 
 def _count_on_host(group: Group, place: int, total: int) -> int:
@@ -186,9 +211,16 @@ def distribute_workers(cluster: Cluster, workers: int) -> dict[str, int]:
 
 
 def _member(
-    cluster: Cluster, group: Group, host: str, number: int, environment: dict[str, str], grace: float
+    cluster: Cluster,
+    group: Group,
+    host: str,
+    number: int,
+    environment: dict[str, str],
+    grace: float,
+    *,
+    label: str = "",
 ) -> Member:
-    name = f"{group.key}-{number}" + (f"@{host}" if host else "")
+    name = f"{group.key}-{label or number}" + (f"@{host}" if host else "")
     grace_period = group.flags.get("grace_period", grace) if group.kind == "worker" else grace
     # So that health checks of scope `group` are shared by the workers of a group, unless it is set otherwise.
     own_group = {WORKER_GROUP_VARIABLE: group.name} if group.kind == "worker" else {}
@@ -431,6 +463,9 @@ _NUMBERS: Mapping[str, tuple[Callable[[Any], Any], float, float]] = {
     "restart_period": (float, 1, 10**6),
     "hung_after": (float, 0, 10**6),
     "start_limit": (float, 1, 10**6),
+    "canary": (float, 0, 86_400),
+    "canary_attempts": (int, 1, 10**6),
+    "canary_failures": (float, 0, 1),
 }
 _PATHS = ("directory", "environment_file")
 _TEXTS = ("command", *_PATHS)

@@ -71,9 +71,9 @@ class ClusterState:
         wanted = {member.name: member for member in members}
         new = [member for name, member in wanted.items() if name not in self._states or self._differs(member)]
         self._spares = {(spare.kind, spare.group): spare for spare in spares}
-        for state in self._states.values():
-            state.is_wanted = state.member.name in wanted
-            state.is_spare = state.is_spare and not state.is_wanted
+        for name, state in self._states.items():
+            state.is_spare = state.is_spare and name not in wanted
+            state.is_wanted = name in wanted or (state.is_canary and state.is_wanted)
         for name, member in wanted.items():
             state = self._states.setdefault(name, MemberState(member))
             if state.member != member:
@@ -110,14 +110,46 @@ class ClusterState:
 
         Members that were given up are tried again at once.
         """
-        chosen = [
-            self._states[name] for name in (self._states if names is None else names) if name in self._states
-        ]
+        if names is None:
+            names = [name for name, state in self._states.items() if not state.is_spare]
+        chosen = [self._states[name] for name in names if name in self._states]
         for state in chosen:
             _reset_failures(state)
             if state.phase.is_running and state.is_wanted:
                 self._to_restart.add(state.member.name)
         return tuple(sorted(state.member.name for state in chosen if state.is_wanted))
+
+    def find_restarting_groups(self, members: Iterable[Member] | None = None) -> set[str]:
+        """Return the groups of Workers that work, and whose members a change restarts.
+
+        Args:
+            members: those that are wanted after the change; None: it restarts all.
+        """
+        wanted = None if members is None else {member.name: member for member in members}
+        return {
+            state.member.group
+            for name, state in self._states.items()
+            if state.member.kind == "worker"
+            and state.is_wanted
+            and state.phase is Phase.UP
+            and (wanted is None or (name in wanted and self._differs(wanted[name])))
+        }
+
+    def start_canaries(self, canaries: Iterable[Member]) -> None:
+        """Start these beside all others, and keep them until `end_canaries`."""
+        for canary in canaries:
+            state = self._states.setdefault(canary.name, MemberState(canary))
+            state.member, state.waits_for = canary, frozenset()
+            state.is_wanted = state.is_spare = state.is_canary = True
+            _reset_failures(state)
+            if state.phase.is_running:
+                self._to_restart.add(canary.name)
+
+    def end_canaries(self, *, passed: bool) -> None:
+        """Stop the canaries: at once, or when they have `passed` and the change that follows is complete."""
+        for state in self._states.values():
+            if state.is_canary and state.is_wanted:
+                state.is_wanted, state.is_canary = passed, not passed
 
     @property
     def pending_names(self) -> tuple[str, ...]:
@@ -126,8 +158,11 @@ class ClusterState:
             sorted(
                 name
                 for name, state in self._states.items()
-                if state.phase is not Phase.GIVEN_UP
-                and (not self._is_settled(state) if state.is_wanted else state.phase.is_running)
+                if state.is_canary
+                or (
+                    state.phase is not Phase.GIVEN_UP
+                    and (not self._is_settled(state) if state.is_wanted else state.phase.is_running)
+                )
             )
         )
 
@@ -274,7 +309,9 @@ class ClusterState:
             state.member.kind for state in self._wanted() if state.phase in (Phase.DOWN, Phase.STARTING)
         }
         for state in self._states.values():
-            must_wait = state.member.kind in coming & OVERLAPPING_KINDS or self._get_pending_waits(state)
+            must_wait = not state.is_canary and (
+                state.member.kind in coming & OVERLAPPING_KINDS or self._get_pending_waits(state)
+            )
             if not state.is_wanted and state.phase.is_running and not (must_wait and state.phase is Phase.UP):
                 actions += _request_stop(state, now)
         for group in {state.group for state in self._wanted() if self._is_stale(state)}:
@@ -317,7 +354,7 @@ class ClusterState:
     def _settle_spares(self) -> None:
         """Mark spares as unwanted when the other members of their group are up and current."""
         for state in self._states.values():
-            if state.is_spare and state.is_wanted:
+            if state.is_spare and state.is_wanted and not state.is_canary:
                 peers = [peer for peer in self._wanted() if peer.group == state.group and not peer.is_spare]
                 state.is_wanted = any(peer.phase is not Phase.UP or self._is_stale(peer) for peer in peers)
 

@@ -192,6 +192,8 @@ class MemberState(msgspec.Struct):
     is_wanted: bool = True
     # Runs in place of the only member of a group while that is restarted.
     is_spare: bool = False
+    # Runs as the only one of its version until others may follow, or stops at once since they may not.
+    is_canary: bool = False
     phase: Phase = Phase.DOWN
     # The member as its process was started.
     started_as: Member | None = None

@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from celery5.protocol.cluster.description import build_members, parse_cluster
+from celery5.protocol.cluster.description import build_canaries, build_members, parse_cluster
 from celery5.protocol.cluster.foreman import ClusterState
 from celery5.protocol.cluster.members import (
     Beat,
@@ -87,6 +87,17 @@ class AnyCluster(RuleBasedStateMachine):
     def restart(self) -> None:
         self.crew.restart()
 
+    @rule(queues=st.sampled_from(["a", "b"]))
+    def try_with_a_canary(self, queues: str) -> None:
+        cluster = parse_cluster({"workers": {"default": {"count": 2, "queues": [queues]}}})
+        groups = self.crew.find_restarting_groups(build_members(cluster))
+        self.crew.end_canaries(passed=False)
+        self.crew.start_canaries(build_canaries(cluster, groups, {}, environment={}, grace=30))
+
+    @rule(passed=st.booleans())
+    def end_canaries(self, passed: bool) -> None:
+        self.crew.end_canaries(passed=passed)
+
     @rule()
     def drain(self) -> None:
         self.crew.drain()
@@ -103,6 +114,7 @@ class AnyCluster(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Whatever has happened: when all goes well from here on, all that should be there comes."""
         self.crew.resume()
+        self.crew.end_canaries(passed=True)
         self.want(2, 1)
         self.crew.restart()
         for _ in range(200):

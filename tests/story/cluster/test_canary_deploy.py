@@ -1,0 +1,85 @@
+"""Canary: a bad version is taken back after one worker while jobs are in flight, and none of them is lost."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from celery5 import App, AsyncResult, gather
+from tests.story.cluster.controlling import LIMIT, Controlling
+
+pytestmark = pytest.mark.timeout(300)
+VERSION = """
+from celery5 import App
+
+app = App({name!r}, broker={url!r}, grace_period=5)
+
+
+@app.task(max_retries=1000, backoff=0.01, cap=0.05)
+async def price(n: int) -> int:
+    {line}
+    return n
+"""
+CLUSTER = """
+hung_after = 6
+canary = 60
+canary_attempts = 5
+[environment]
+PYTHONPATH = "{folder}"
+[workers.default]
+"""
+WORKER, CANARY = "worker-default-1", "worker-default-canary"
+
+
+@contextmanager
+def jobs_in_flight(app: App) -> Iterator[list["AsyncResult[int]"]]:
+    """Send jobs all the time; afterwards each of them must have its result."""
+
+    @app.task(name="shop.price")
+    async def price(n: int) -> int:
+        return n
+
+    sent: list[AsyncResult[int]] = []
+    done = threading.Event()
+
+    def send() -> None:
+        while not done.wait(0.01):
+            sent.append(price.delay(len(sent)))
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    try:
+        yield sent
+    finally:
+        done.set()
+        sender.join()
+    assert gather(sent, timeout=LIMIT) == list(range(len(sent)))
+
+
+def test_a_bad_version_is_taken_back_after_one_worker_and_no_job_is_lost(
+    tmp_path: Path, app_name: str, url: str
+) -> None:
+    for version, line in (("v1", "pass"), ("v2", "raise KeyError('currency')")):
+        (tmp_path / version).mkdir()
+        code = VERSION.format(name=app_name, url=url, line=line)
+        (tmp_path / version / "shop.py").write_text(code)
+    first, second = (CLUSTER.format(folder=tmp_path / version) for version in ("v1", "v2"))
+    app = App(app_name, broker=url)
+    with Controlling(tmp_path, first, env={"PYTHONPATH": str(tmp_path / "v1")}).up() as controller:
+        before = controller.pids()
+        with jobs_in_flight(app):
+            (tmp_path / "cluster.toml").write_text(second)
+            told = controller.tell("reload", "--wait", "100")
+            assert (told.code, told.out.count(CANARY)) == (1, 1)
+            assert f"the change was taken back: {CANARY}: " in told.error
+            assert controller.pids() == before
+            assert "1 of 1 members up; the last change was taken back" in controller.tell("status").out
+            os.kill(before[WORKER], signal.SIGKILL)  # and is started again with the former version
+        (failed,) = controller.logged("canary:failed")
+        assert failed["why"] in told.error
+        assert controller.of(WORKER, "stop-requested") == []
+    app.close()
