@@ -221,6 +221,10 @@ def desk(
     with redis.Redis.from_url(empty_server.url) as client:
         client.flushall()
     monkeypatch.setenv("CELERY5_BROKER", empty_server.url)
+    if request.param.stem == "beside-celery":
+        pytest.importorskip("celery", reason="needs Celery: uv pip install --group celery")
+    path = empty_server.url.removeprefix("unix://").partition("?")[0]
+    monkeypatch.setenv("CELERY_BROKER", f"redis+socket://{path}?virtual_host=9")
     if request.param.stem == "brokers":
         monkeypatch.setenv("CELERY5_BROKERS", json.dumps({"mails": empty_server.url.replace("db=0", "db=1")}))
     monkeypatch.syspath_prepend(str(tmp_path))

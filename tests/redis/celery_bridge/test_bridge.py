@@ -1,0 +1,248 @@
+"""Bridge: what Celery's producers send becomes jobs with the same ids, each once, and nothing is lost."""
+
+import json
+import zlib
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+import pytest
+import redis
+
+from celery5 import App, current_job
+from celery5.contrib.celery import CeleryBridge, CeleryResults
+from celery5.contrib.celery.messages import CeleryMessage, MessageRules, Untranslatable, make_job
+from celery5.errors import Misconfigured
+from celery5.protocol.events.sinks import get_all_sink_options
+from tests.redis.events.sinking import delivering
+from tests.redis.events.test_sources import sourcing
+from tests.redis.worker.workers import until, until_async, working
+
+Ran = list[tuple[str, Any]]
+
+
+def declare(app: App) -> Ran:
+    """Declare a task that notes the ids and the arguments of its jobs."""
+    ran: Ran = []
+
+    @app.task(name="shop.charge")
+    async def charge(order: int, cents: Decimal = Decimal(0), when: datetime | None = None) -> int:
+        job = current_job()
+        assert job is not None
+        ran.append((job.id, (order, cents, when)))
+        return order * 2
+
+    return ran
+
+
+async def test_messages_of_celery_become_jobs_with_their_ids(app: App, old: Any) -> None:
+    ran = declare(app)
+    CeleryBridge(app, old)
+    now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    sent = [old.send_task("shop.charge", (number,)).id for number in range(150)]
+    typed = old.send_task("shop.charge", (7,), {"cents": Decimal("1.5"), "when": now}, priority=5).id
+    async with working(app), sourcing(app):
+        await until(lambda: len(ran) == 151)
+    assert {job for job, _ in ran} == {*sent, typed}
+    assert dict(ran)[typed] == (7, Decimal("1.5"), now)
+
+
+async def test_redis_keeps_nothing_of_what_was_taken(app: App, old: Any, celery_redis: "redis.Redis") -> None:
+    ran = declare(app)
+    CeleryBridge(app, old)
+    old.send_task("shop.charge", (1,))
+    async with working(app), sourcing(app):
+        await until(lambda: bool(ran))
+        await until(lambda: not celery_redis.exists("celery-bridge.taken", "celery"))
+
+
+async def test_times_limits_and_priorities_of_a_message_are_those_of_its_job(app: App, old: Any) -> None:
+    declare(app)
+    bridge = CeleryBridge(app, old)
+    later = datetime.now(UTC) + timedelta(hours=1)
+    sent = old.send_task(
+        "shop.charge", (1,), eta=later, expires=7200, time_limit=30, soft_time_limit=20, priority=2
+    )
+    async with sourcing(app):
+        await until_async(lambda: is_known(app, sent.id))
+    details = await app.afind(sent.id)
+    assert details is not None
+    assert details.state == "SCHEDULED"
+    assert bridge.source.name == "celery-bridge"
+    assert details.task == "shop.charge"
+
+
+async def is_known(app: App, job: str) -> bool:
+    return await app.afind(job) is not None
+
+
+async def test_a_message_that_comes_again_makes_no_second_job(
+    app: App, old: Any, celery_redis: "redis.Redis"
+) -> None:
+    ran = declare(app)
+    CeleryBridge(app, old)
+    old.send_task("shop.charge", (1,))
+    item = celery_redis.lindex("celery", 0)
+    assert isinstance(item, bytes)
+    async with working(app), sourcing(app):
+        await until(lambda: len(ran) == 1)
+    # The Router was killed before it acknowledged: the message is still in its list. Another one comes for the end.
+    celery_redis.lpush("celery-bridge.taken", item)
+    last = old.send_task("shop.charge", (2,)).id
+    async with working(app), sourcing(app):
+        await until(lambda: ran[-1][0] == last)
+        await until(lambda: not celery_redis.exists("celery-bridge.taken"))
+    assert len(ran) == 2
+
+
+def send_chain(old: Any) -> None:
+    (old.signature("shop.charge", (1,)) | old.signature("shop.charge", (2,))).delay()
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "unknown task": (lambda old: old.send_task("shop.change", (1,)), "did you mean 'shop.charge'"),
+    "arguments": (lambda old: old.send_task("shop.charge", ("x",)), "order"),
+    "pickle": (lambda old: old.send_task("shop.charge", (1,), serializer="pickle"), "only JSON is read"),
+    "chain": (send_chain, "it has a chain"),
+    "link": (
+        lambda old: old.send_task("shop.charge", (1,), link=old.signature("shop.charge", (1,))),
+        "it has a link",
+    ),
+    "time": (lambda old: old.send_task("shop.charge", (1,), eta="soon"), "soon"),
+}
+
+
+@pytest.mark.parametrize("what", list(REFUSED))
+async def test_what_cannot_be_translated_becomes_a_dead_letter_and_those_behind_it_run(
+    app: App, old: Any, what: str
+) -> None:
+    send, why = REFUSED[what]
+    ran = declare(app)
+    bridge = CeleryBridge(app, old)
+    send(old)
+    old.send_task("shop.charge", (8,))
+    async with working(app), sourcing(app):
+        await until(lambda: len(ran) == 1)
+        await until_async(lambda: has_dead(app, 1))
+    (dead,) = [dead async for dead in app.dlq.aread()]
+    assert dead.task == bridge.refused.name
+    assert why in str(dead.error)
+
+
+async def has_dead(app: App, count: int) -> bool:
+    return len([dead async for dead in app.dlq.aread()]) == count
+
+
+async def test_a_refused_message_that_is_replayed_runs_with_its_own_id(app: App, old: Any) -> None:
+    CeleryBridge(app, old)
+    sent = old.send_task("shop.charge", (3,)).id
+    async with working(app), sourcing(app):
+        await until_async(lambda: has_dead(app, 1))
+    ran = declare(app)
+    async with working(app):
+        await app.dlq.areplay()
+        await until(lambda: bool(ran))
+    assert ran[0][0] == sent
+
+
+async def test_refused_messages_go_to_the_queue_of_celery_that_is_named_as_they_are(
+    app: App, old: Any, celery_redis: "redis.Redis"
+) -> None:
+    declare(app)
+    CeleryBridge(app, old, refused_queue="celery-old")
+    send_chain(old)
+    item = celery_redis.lindex("celery", 0)
+    async with sourcing(app):
+        await until(lambda: celery_redis.llen("celery-old") == 1)
+    assert celery_redis.lindex("celery-old", 0) == item
+    assert not celery_redis.exists("celery-bridge.taken")
+
+
+@pytest.mark.parametrize(
+    "item", [b"", b"{", b"[]", b"[" * 100_000, b'{"properties": {}, "body": 1}', b"\xff"]
+)
+async def test_an_item_that_is_no_message_is_kept_and_the_next_one_runs(
+    app: App, old: Any, celery_redis: "redis.Redis", item: bytes
+) -> None:
+    ran = declare(app)
+    CeleryBridge(app, old)
+    celery_redis.lpush("celery", item)
+    old.send_task("shop.charge", (1,))
+    async with working(app), sourcing(app):
+        await until(lambda: len(ran) == 1)
+        await until_async(lambda: has_dead(app, 1))
+
+
+async def test_a_message_too_large_for_a_dead_letter_stays_on_a_queue_of_celery(
+    app: App, old: Any, celery_redis: "redis.Redis"
+) -> None:
+    declare(app)
+    CeleryBridge(app, old)
+    old.send_task("shop.charge", ("x" * 2_000_000,))
+    async with sourcing(app):
+        await until(lambda: celery_redis.llen("celery-bridge.refused") == 1)
+    assert not celery_redis.exists("celery-bridge.taken")
+
+
+async def test_callers_of_celery_get_how_jobs_end(app: App, old: Any) -> None:
+    results = CeleryResults(old)
+
+    @app.task(name="shop.half", sinks=[results], max_retries=0)
+    async def half(order: int) -> float:
+        return 1 / order
+
+    CeleryBridge(app, old)
+    one, failed = old.send_task("shop.half", (2,)), old.send_task("shop.half", (0,))
+    expired = old.send_task("shop.half", (3,), expires=datetime.now(UTC) - timedelta(seconds=5))
+    results.check()
+    async with working(app), sourcing(app), delivering(app):
+        await until(lambda: all(result.ready() for result in (one, failed, expired)))
+    assert one.get(timeout=5) == 0.5
+    with pytest.raises(ZeroDivisionError, match="division by zero"):
+        failed.get(timeout=5)
+    assert "ZeroDivisionError" in failed.traceback
+    assert expired.state == "REVOKED"
+    assert get_all_sink_options([half])[0].states == results.on
+
+
+async def test_other_brokers_are_read_by_kombu(app: App, app_name: str) -> None:
+    memory_app: Any = pytest.importorskip("celery").Celery
+    ran = declare(app)
+    memory = memory_app("memory", broker=f"memory://{app_name}", set_as_current=False)
+    CeleryBridge(app, memory, refused_queue="celery-old")
+    sent = [memory.send_task("shop.charge", (number,)).id for number in range(120)]
+    memory.send_task("shop.change", (1,))
+    async with working(app), sourcing(app):
+        await until(lambda: len(ran) == 120)
+        with memory.connection_for_read() as connection:
+            queue = connection.SimpleQueue("celery-old")
+            message = queue.get(timeout=10)
+            message.ack()
+    assert [job for job, _ in ran] == sent
+    assert message.headers["task"] == "shop.change"
+    assert json.loads(message.body)[0] == [1]
+
+
+def test_arguments_that_make_no_sense_are_refused_in_one_line(app: App, old: Any) -> None:
+    for make in (
+        lambda: CeleryBridge(app, object()),
+        lambda: CeleryBridge(app, old, queues="celery"),
+        lambda: CeleryBridge(app, old, queues=[]),
+        lambda: CeleryBridge(app, old, refused_queue="celery"),
+        lambda: CeleryResults("").check(),
+    ):
+        with pytest.raises(Misconfigured) as caught:
+            make()
+        assert "\n" not in str(caught.value)
+
+
+def test_a_bomb_is_not_decompressed() -> None:
+    bomb = CeleryMessage(
+        body=zlib.compress(b" " * 50_000_000),
+        content_type="application/json",
+        headers={"task": "shop.charge", "id": "a", "compression": "application/x-gzip"},
+    )
+    with pytest.raises(Untranslatable, match="over the limit"):
+        make_job(App("bomb"), bomb, MessageRules(UTC, is_zero_first=True, remember=60.0))
+    assert msgspec.json.decode(msgspec.json.encode(bomb), type=CeleryMessage) == bomb
