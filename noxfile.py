@@ -444,9 +444,10 @@ def package(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """Build the documentation; every warning is an error."""
+    """Build the documentation; every warning is an error. Then ask its search for what readers look for, by node."""
     _install(session, "docs")
     session.run("mkdocs", "build", "--strict", env={"NO_MKDOCS_2_WARNING": "true"})
+    session.run("python", "tests/house/docs_search.py", "site")
 
 
 @nox.session

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.house.sources import HERE
 from tests.story.cli.commands import celery5
 
@@ -38,6 +40,16 @@ def test_an_unknown_page_is_answered_with_a_similar_one(tmp_path: Path) -> None:
     ended = celery5("docs", "taks", cwd=tmp_path)
     assert (ended.code, ended.out) == (2, "")
     assert "no page 'taks'; did you mean 'tasks'?" in ended.error
+
+
+@pytest.mark.parametrize("words", [["acks_late"], ["visibility", "timeout"], ["Result-Backend"], ["flower"]])
+def test_words_that_name_no_page_are_looked_for_in_all_pages(tmp_path: Path, words: list[str]) -> None:
+    ended = celery5("docs", *words, cwd=tmp_path)
+    assert (ended.code, ended.err) == (0, "")
+    _, first, *others = ended.out.splitlines()
+    assert first.startswith("docs/guide/celery-words.md")
+    assert "_".join(words).lower().replace("-", "_") in first.replace(" ", "_")
+    assert 1 <= len(others) < 10
 
 
 def test_units_are_copied_to_the_folder_of_the_user(tmp_path: Path) -> None:

@@ -1,0 +1,84 @@
+"""Pages of the guide: each begins with the task of its reader and shows code at once, in plain words."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.house.docs_search import TASKS, read_words
+from tests.house.sources import HERE
+
+GUIDE = HERE / "docs" / "guide"
+PAGES = sorted(path for path in GUIDE.glob("*.md") if path.name != "index.md")
+FIRST_LINES = 15
+"""Lines of the source in which the first code begins."""
+FIRST_WORDS = 100
+"""Words before it, at most."""
+PARTS = "worker|Controller|Router|Scheduler|Publisher|broker|queue|job|task|stream|event|workflow|lease|page"
+"""A page that begins with one of these as its subject says what it is, not what a reader does with it."""
+WORDS = (
+    *(
+        "whoever",
+        "whom",
+        "whence",
+        "anew",
+        "patience",
+        "turnstile",
+        "whereabouts",
+        "graves?",
+        "graveyard",
+        "bury",
+    ),
+    *("understudy", "ledger", "junction", "detours?", r"(?:is|are|was|were|being) told", "tells of"),
+)
+"""Words that say nothing to a reader who learnt English at school, and the ones that this project once had."""
+
+
+def read_start(page: Path) -> list[str]:
+    """Return the lines of a page up to its first code. A diagram is none."""
+    lines = page.read_text().splitlines()
+    fences = [number for number, line in enumerate(lines) if re.match(r"```(?!mermaid)\w", line)]
+    return lines[: fences[0]] if fences else lines
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_of_the_guide_shows_code_on_its_first_screen(page: Path) -> None:
+    start = read_start(page)
+    assert len(start) < FIRST_LINES
+    assert len(" ".join(start).split()) <= FIRST_WORDS
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_of_the_guide_begins_with_the_task_of_its_reader(page: Path) -> None:
+    title, _, first = page.read_text().split("\n", 2)
+    assert title.startswith("# ")
+    sentence = re.split(r"(?<=[.:])\s", " ".join(first.split("\n\n")[0].splitlines()))[0]
+    assert len(sentence.split()) <= 40
+    assert not re.match(rf"(?:This|It|celery5)\b|(?:An?|The) (?:{PARTS})s?\b", sentence), sentence
+
+
+def test_the_pages_of_the_documentation_use_plain_words() -> None:
+    pattern = re.compile(rf"\b({'|'.join(WORDS)})\b", re.IGNORECASE)
+    found = [
+        f"{path.relative_to(HERE)}: {word}"
+        for path in sorted((HERE / "docs").rglob("*.md"))
+        if not {"decisions"} & set(path.parts) and path.name != "parity.md"
+        for word in pattern.findall(re.sub(r"(?ms)^```.*?^```$|`[^`\n]*`", "", path.read_text()))
+    ]
+    assert found == []
+
+
+NEEDED = (
+    *("acks_late", "visibility_timeout", "beat", "chord", "shared_task", "apply_async", "eta", "flower"),
+    *("prefetch multiplier", "worker_prefetch_multiplier", "worker_max_tasks_per_child", "link_error"),
+    *("retry_backoff", "task_always_eager", "result backend", "soft_time_limit", "crontab", "task_routes"),
+)
+
+
+@pytest.mark.parametrize("word", NEEDED)
+def test_a_word_of_celery_has_a_section_that_leads_to_a_page(word: str) -> None:
+    assert read_words()[word]
+
+
+def test_the_pages_that_a_search_must_find_exist() -> None:
+    assert [page for page in TASKS.values() if not (HERE / "docs" / f"{page.rstrip('/')}.md").exists()] == []
