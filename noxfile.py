@@ -19,7 +19,7 @@ nox.options.download_python = "never"
 nox.options.error_on_missing_interpreters = True
 nox.options.sessions = ["lint", "types", "imports", "tests", "package", "docs"]
 TYPED_WIRING = "tests/pure/process/test_wiring.py"
-NIGHTLY = ["floor", "debian", "scale", "nemesis", "mutants"]
+NIGHTLY = ["floor", "debian", "cluster", "scale", "nemesis", "mutants"]
 """What takes long and seldom fails."""
 
 HERE = Path(__file__).parent
@@ -355,6 +355,24 @@ def floor(session: nox.Session) -> None:
     session.env["CELERY5_TEST_SERVER"] = str(server)
     session.run(str(server), "--version", external=True)
     _test(session, *(session.posargs or FLOOR_TESTS))
+
+
+CLUSTER_TESTS = (
+    "tests/redis/redis_cluster",
+    "tests/redis/events/test_events.py",
+    "tests/redis/limits/test_limits.py",
+    "tests/redis/scheduling/test_schedules.py",
+    "tests/redis/streams/test_processors.py",
+    "tests/redis/streams/test_group_scripts.py",
+    "tests/redis/workflows/test_composing.py",
+)
+
+
+@nox.session
+def cluster(session: nox.Session) -> None:
+    """Run the tests of each subject on a Redis Cluster of three primaries, in place of the one server."""
+    session.env["CELERY5_TEST_CLUSTER"] = "1"
+    _test(session, *(session.posargs or CLUSTER_TESTS))
 
 
 @nox.session

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any, cast
 from uuid import uuid4
 
 import hypothesis
@@ -16,6 +17,7 @@ import pytest
 import redis
 
 from celery5.broker.servers.embedded import EmbeddedServer, find_bundled_server
+from tests.cluster_servers import TestCluster, running_cluster
 from tests.watched import watched
 
 # A shell starts what runs in its background with SIGINT ignored, and nohup with SIGHUP, and children inherit that: no
@@ -102,10 +104,26 @@ def short_path() -> Iterator[Path]:
         yield Path(folder)
 
 
-@pytest.fixture
-def url(server: EmbeddedServer) -> str:
-    """The shared server's URL."""
-    return server.url
+@pytest.fixture(scope="session")
+def redis_cluster(server_binary: str | None) -> Iterator[TestCluster]:
+    """The cluster that all tests share. Slots may move in it; no server of it is stopped."""
+    with running_cluster(server_binary) as cluster:
+        yield cluster
+
+
+if os.environ.get("CELERY5_TEST_CLUSTER"):
+
+    @pytest.fixture
+    def url(redis_cluster: TestCluster) -> str:
+        """The URL of the cluster on which these tests run instead of a server."""
+        return redis_cluster.url
+
+else:
+
+    @pytest.fixture
+    def url(server: EmbeddedServer) -> str:
+        """The shared server's URL."""
+        return server.url
 
 
 @pytest.fixture
@@ -118,5 +136,10 @@ def app_name(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def redis_client(url: str) -> Iterator["redis.Redis"]:
     """A blocking redis-py client of the shared server, to look at what celery5 has written."""
+    if url.startswith("redis+cluster:"):
+        host, port = url.partition("//")[2].partition(",")[0].split(":")
+        with cast("Any", redis.RedisCluster)(host=host, port=int(port)) as client:
+            yield client
+        return
     with redis.Redis.from_url(url) as client:
         yield client

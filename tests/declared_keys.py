@@ -11,6 +11,8 @@ from urllib.parse import urlsplit
 
 import redis
 
+from celery5.protocol.hash_slots import get_key_slot
+
 _ARGUMENT = re.compile(rb'"((?:[^"\\]|\\.)*)"')
 _SCRIPT_COMMANDS = {b"EVALSHA", b"EVAL", b"EVALSHA_RO", b"EVAL_RO"}
 _STREAM_READS = {b"XREAD", b"XREADGROUP"}
@@ -30,7 +32,8 @@ def only_declared_keys(url: str) -> Iterator[None]:
         url: The server's URL.
 
     Raises:
-        AssertionError: At the end, if a script touched a key that is none of its KEYS and begins with none of them.
+        AssertionError: At the end, if a script touched a key that is none of its KEYS and begins with none of them, or
+            was called with keys of several slots of a Redis Cluster.
     """
     with redis.Redis.from_url(url) as client, _connect(url) as connection:
         positions = _read_key_positions(url)
@@ -52,7 +55,7 @@ def find_undeclared(lines: list[bytes], positions: KeyPositions) -> set[tuple[st
         positions: Where the keys of each command are.
 
     Returns:
-        The command and the key of each.
+        The command and the key of each. A key that begins with a declared one has its hash tag, and so its slot.
     """
     declared: tuple[bytes, ...] = ()
     undeclared: set[tuple[str, str]] = set()
@@ -63,6 +66,8 @@ def find_undeclared(lines: list[bytes], positions: KeyPositions) -> set[tuple[st
             count = int(_parse_words(text, 3)[2])
             declared = tuple(_parse_words(text, 3 + count)[3:])
             assert all(declared), "an empty key is a prefix of everything"
+            if len(set(map(get_key_slot, declared))) > 1:
+                undeclared.add(("keys of several slots", b" ".join(declared).decode()[:500]))
         elif head.endswith(b" lua"):
             undeclared |= {
                 (command.decode(), key.decode())

@@ -7,6 +7,7 @@ from typing import Generic, Protocol, TypeVar
 
 import trio
 
+from celery5.broker.drivers.cluster_on_trio import open_redis
 from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.timing import Timing
@@ -92,7 +93,7 @@ async def get_trio_driver(endpoint: Endpoint) -> TrioRedis:
     service = home.drivers.get(endpoint)
     if service is None or service.ended:
         service = home.drivers[endpoint] = SystemTaskService(
-            TrioRedis(endpoint=endpoint, timing=PRODUCER_TIMING, name="celery5-producer")
+            open_redis(endpoint=endpoint, timing=PRODUCER_TIMING, name="celery5-producer")
         )
     return await service.wait_ready()
 

@@ -4,16 +4,16 @@ All three drivers start from it, so a URL means the same to each of them.
 """
 
 import ssl
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from celery5.errors import BadBrokerURL
 from celery5.protocol.brokers import TLS_OPTIONS, parse_broker_url
 
 Kind = Literal["tcp", "tls", "unix"]
-Topology = Literal["server", "sentinel"]
-"""What the URL names: the server itself, or sentinels that know which server is the primary."""
-Role = Literal["any", "primary", "sentinel"]
+Topology = Literal["server", "sentinel", "cluster"]
+"""What the URL names: the server itself, sentinels that know which server is the primary, or nodes of a cluster."""
+Role = Literal["any", "primary", "sentinel", "node"]
 """What the server must be, as it says itself in the handshake."""
 
 _CERTIFICATE_CHECKS = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
@@ -40,7 +40,7 @@ class Endpoint:
     ssl_cert_reqs: str = "required"
     ssl_check_hostname: bool = True
     topology: Topology = "server"
-    nodes: tuple[tuple[str, int], ...] = ()  # hosts and ports of the sentinels, in the order of the URL
+    nodes: tuple[tuple[str, int], ...] = ()  # of sentinels, or of a cluster: hosts and ports, as in the URL
     service: str = ""  # the name under which the sentinels watch the primary
     sentinel_username: str | None = None
     sentinel_password: str | None = field(default=None, repr=False)
@@ -52,7 +52,8 @@ class Endpoint:
         """Read a broker URL.
 
         Args:
-            url: `redis://`, `rediss://`, `unix://`, `redis+sentinel://` or `rediss+sentinel://`.
+            url: `redis://`, `rediss://`, `unix://`, `redis+sentinel://` or `redis+cluster://`;
+                the last two with TLS as `rediss+sentinel://` and `rediss+cluster://`.
             options: Values for the fields, which replace those of the URL.
 
         Raises:
@@ -72,12 +73,20 @@ class Endpoint:
         if self.topology == "sentinel":
             nodes = ",".join(format_node(host, port) for host, port in self.nodes)
             return f"{scheme}+sentinel://{login}{nodes}/{self.service}/{self.db}"
+        if self.topology == "cluster":
+            return (
+                f"{scheme}+cluster://{login}{','.join(format_node(host, port) for host, port in self.nodes)}"
+            )
         node = format_node(self.host, self.port)
         if self.role == "sentinel":
             return f"sentinel {node}"
         if self.found_through:
             return f"{self.found_through} (primary {node})"
         return f"{scheme}://{login}{node}/{self.db}"
+
+    def at_node(self, host: str, port: int) -> "Endpoint":
+        """Return the endpoint of one node of this cluster."""
+        return replace(self, topology="server", nodes=(), host=host, port=port, role="node")
 
     def ssl_context(self) -> ssl.SSLContext | None:
         """Return the TLS settings of a `rediss://` endpoint; None for other kinds.

@@ -27,8 +27,10 @@ READING = _words(
     "zrangebyscore zrank zrevrange zrevrangebyscore zscore"
 )
 """Commands that change nothing."""
-_CONNECTING = _words("auth hello ping select client|unblock eval evalsha subscribe unsubscribe")
-"""What every role needs: to log in, to call scripts, and to wait for what is announced."""
+_CONNECTING = _words(
+    "asking auth cluster|slots hello ping select client|unblock eval evalsha subscribe unsubscribe"
+)
+"""What every role needs: to log in, to find the slots of a cluster, to call scripts, to wait for what is announced."""
 _PLAIN = _words("del hdel sadd set srem unlink wait xautoclaim xdel xgroup|create xreadgroup xtrim")
 """Commands beside the reading ones that calls make without a script."""
 _INSPECTING = _words("info memory|usage")

@@ -23,6 +23,7 @@ from celery5.errors import (
     UnreadableReply,
 )
 from celery5.protocol.byte_counts import format_bytes
+from celery5.protocol.hash_slots import Redirection, parse_redirection
 from celery5.protocol.health.server_memory import MORE_MEMORY, OUT_OF_MEMORY, read_server_memory
 from celery5.protocol.masking import MAX_ERROR_LENGTH, collapse_whitespace, escape_text, get_error_text
 
@@ -45,8 +46,10 @@ _NOT_NOW = {
     "CLUSTERDOWN": "says that its cluster is down",
     "MASTERDOWN": "has lost its master",
 }
+_UNSTABLE = frozenset({"TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN"})
+"""Codes of errors of a cluster in which a slot migrates, or has no primary at the moment."""
 _OF_A_CLUSTER = frozenset({"MOVED", "ASK", "CROSSSLOT"})
-"""Codes of errors that only a Redis Cluster sends. The handshake refuses one, unless a proxy hides it."""
+"""Codes of errors that only a Redis Cluster sends."""
 _DENIED_IN_SCRIPT = re.compile(r"ACL failure in script:|The user executing the script can't ")
 _NAMED_COMMAND = re.compile(r"run the '([^']{1,40})' command")
 _PLACE_IN_SCRIPT = re.compile(r"@user_script: ?(\d+)")
@@ -117,12 +120,10 @@ def translate_reply(text: str, *, where: str, script: Script | None = None) -> B
     if code == "READONLY":
         return BrokerReadOnly(f"broker {where} is a read-only replica; the broker URL must name the master")
     if code in _NOT_NOW:
-        return BrokerUnavailable(f"broker {where} {_NOT_NOW[code]}; try again soon")
+        kind = SlotUnstable if code in _UNSTABLE else BrokerUnavailable
+        return kind(f"broker {where} {_NOT_NOW[code]}; try again soon")
     if code in _OF_A_CLUSTER:
-        return BrokerUnsupported(
-            f"broker {where} answers as a Redis Cluster does, which celery5 does not support ({text}); "
-            "name a server outside of a cluster"
-        )
+        return _make_cluster_error(text, where=where)
     if code in _DENIED:
         return BrokerDenied(f"broker {where} {_DENIED[code]} ({rest})")
     if code == "ERR" and any(rest.startswith(text) for text in _DENIED_TEXTS):
@@ -130,6 +131,32 @@ def translate_reply(text: str, *, where: str, script: Script | None = None) -> B
     if code == "ERR" and rest.startswith("max number of clients"):
         return BrokerUnavailable(f"broker {where} has no connection left ({rest}); raise its maxclients")
     return _make_other(text, code=code, where=where)
+
+
+class SlotUnstable(BrokerUnavailable):
+    """The slot of the keys migrates, or has no primary at the moment: nothing was done."""
+
+
+class SlotRedirected(BrokerUnsupported):
+    """The slot of the keys is on another node: nothing was done. Whoever is no part of a cluster sees it as it is."""
+
+    def __init__(self, message: str, redirection: Redirection) -> None:
+        self.redirection = redirection
+        super().__init__(message)
+
+
+def _make_cluster_error(text: str, *, where: str) -> BrokerError:
+    """Return the error for a reply that only a cluster sends."""
+    redirection = parse_redirection(text)
+    if redirection is not None:
+        return SlotRedirected(
+            f"broker {where} answers as a Redis Cluster does ({text}): write redis+cluster://host:port with some of "
+            "its nodes",
+            redirection,
+        )
+    return BrokerUnsupported(
+        f"broker {where} is part of a Redis Cluster, which keeps apart what this needs ({text})"
+    )
 
 
 def _make_other(text: str, *, code: str, where: str) -> BrokerReplied:

@@ -14,7 +14,7 @@ from types import FunctionType, ModuleType
 from typing import Any, Protocol, cast, runtime_checkable
 
 from celery5.broker.calls import jobs
-from celery5.broker.drivers.blocking import BlockingRedis
+from celery5.broker.drivers.opening import open_blocking
 from celery5.broker.endpoint import Endpoint
 from celery5.config.key_folder import get_key_folder
 from celery5.config.scaling import get_autoscale, get_prioritisation
@@ -188,7 +188,7 @@ class RedisConfiguration:
             return self._last_state
 
     def _read(self) -> dict[str, str]:
-        redis = BlockingRedis(self._endpoint, max_connections=1)
+        redis = open_blocking(self._endpoint, max_connections=1)
         try:
             return redis.perform(jobs.read_hash(self._key))
         finally:
@@ -270,7 +270,7 @@ def check_usable(settings: Settings, app: str, broker: str) -> Settings:
         endpoint = Endpoint.from_url(settings.broker)
         endpoint.ssl_context()
         if settings.broker != broker:
-            redis = BlockingRedis(endpoint, max_connections=1)
+            redis = open_blocking(endpoint, max_connections=1)
             try:
                 redis.perform(jobs.PING)
             finally:

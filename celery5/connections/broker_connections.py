@@ -20,8 +20,8 @@ from celery5.protocol.brokers import DEFAULT_BROKER, format_unknown_broker
 from celery5.protocol.masking import mask_passwords
 
 if TYPE_CHECKING:
-    from celery5.broker.drivers.blocking import BlockingRedis
     from celery5.broker.drivers.on_trio import TrioRedis
+    from celery5.broker.drivers.opening import BlockingBroker
     from celery5.broker.endpoint import Endpoint
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ class Connections:
         self._url = url
         self._lock = threading.Lock()
         self._endpoint: Endpoint | None = None
-        self._blocking: BlockingRedis | None = None
+        self._blocking: BlockingBroker | None = None
         self._results: ResultWaiter | None = None
 
     def get(self, name: str) -> "Connections":
@@ -65,13 +65,13 @@ class Connections:
     def _get_driver_without_loop(self) -> BlockingDriver:
         return self._blocking or self._connect()
 
-    def _connect(self) -> "BlockingRedis":
+    def _connect(self) -> "BlockingBroker":
         if self._blocking is None:
-            from celery5.broker.drivers.blocking import BlockingRedis
+            from celery5.broker.drivers.opening import open_blocking
 
             with self._lock:
                 # Another thread may have been first.
-                self._blocking = cast("BlockingRedis | None", self._blocking) or BlockingRedis(self.endpoint)
+                self._blocking = cast("BlockingBroker | None", self._blocking) or open_blocking(self.endpoint)
         return self._blocking
 
     def get_result_waiter(self) -> ResultWaiter:
@@ -79,10 +79,10 @@ class Connections:
         check_may_block()
         redis = self._blocking or self._connect()
         if self._results is None:
-            from celery5.broker.waiting.blocking import BlockingResultWaiter as Waiter
+            from celery5.broker.waiting.opening import open_result_waiter
 
             with self._lock:
-                self._results = cast("ResultWaiter | None", self._results) or Waiter(redis, self.endpoint)
+                self._results = cast("ResultWaiter | None", self._results) or open_result_waiter(redis)
         return self._results
 
     async def get_async_driver(self) -> AsyncDriver:

@@ -7,7 +7,7 @@ from typing import TypeVar
 from celery5.broker.call import Call
 from celery5.broker.calls import health as health_calls
 from celery5.broker.calls import jobs, limits
-from celery5.broker.drivers.blocking import BlockingRedis
+from celery5.broker.drivers.opening import open_blocking
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.key_types import find_types, list_shared_keys
 from celery5.broker.keys import Keys, find_lifetime
@@ -43,7 +43,7 @@ class BrokerChecks:
         self._queue = queue
         # Says what takes the most of the server's memory.
         self._find_filling = find_filling
-        self._redis = BlockingRedis(endpoint, timing=CHECK_TIMING, max_connections=4)
+        self._redis = open_blocking(endpoint, timing=CHECK_TIMING, max_connections=4)
         self._info: dict[str, str] | None = None
         self._config: dict[str, str] | None = None
         self.is_unreachable = False

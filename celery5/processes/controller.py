@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from celery5.app import App
 from celery5.bootsteps.boot import BootGraph
 from celery5.bootsteps.worker_steps import ChannelSubscriptions, LentConnection
-from celery5.broker.drivers.on_trio import TrioRedis
+from celery5.broker.drivers.cluster_on_trio import open_redis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.servers.kept_server import STOP_LIMIT
 from celery5.config.scaling import get_autoscale
@@ -278,7 +278,7 @@ class ControllerParts(AuxiliaryParts):
     # connections and commands
     listeners = part(make_listeners)
     handlers = part(make_cluster_handlers)
-    redis = step(TrioRedis)
+    redis = step(open_redis)
     push = step(make_push, after=(redis,))
     listen = step(ChannelSubscriptions, after=(push,))
     publishing = step(LentConnection, after=(redis,))

@@ -27,8 +27,9 @@ from celery5.broker.connection.link import (
 )
 from celery5.broker.connection.push import PushRedis
 from celery5.broker.driver import AsyncDriver
-from celery5.broker.drivers.blocking import BlockingRedis
+from celery5.broker.drivers.cluster_on_trio import open_parked
 from celery5.broker.drivers.on_trio import TrioRedis
+from celery5.broker.drivers.opening import open_blocking
 from celery5.broker.drivers.parked import ParkedRedis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import Keys
@@ -257,7 +258,7 @@ def make_reader(
     endpoint: Endpoint, redis: TrioRedis, timing: Timing, name: str, watch: ConnectionLog
 ) -> ParkedRedis:
     """Return the connection for blocking reads; the shared one ends its waits."""
-    return ParkedRedis(endpoint=endpoint, control=redis, timing=timing, name=name, watch=watch)
+    return open_parked(endpoint=endpoint, control=redis, timing=timing, name=name, watch=watch)
 
 
 def make_push(
@@ -408,7 +409,7 @@ async def try_write(app: App, broker: str = DEFAULT_BROKER) -> None:
 
     def write() -> None:
         # A connection of its own: that of the incarnation is closed by now, and none is to be left.
-        redis = BlockingRedis(app.brokers.get(broker).endpoint, max_connections=1)
+        redis = open_blocking(app.brokers.get(broker).endpoint, max_connections=1)
         try:
             redis.perform(jobs.try_write(app.queue(app.settings.default_queue)))
         finally:

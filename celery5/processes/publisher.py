@@ -15,7 +15,7 @@ from celery5.app import App
 from celery5.bootsteps.boot import BootGraph, Step
 from celery5.bootsteps.retrying import BackgroundBoot
 from celery5.bootsteps.worker_steps import ChannelSubscriptions
-from celery5.broker.drivers.on_trio import TrioRedis
+from celery5.broker.drivers.cluster_on_trio import open_redis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import Keys
 from celery5.broker.timing import Timing
@@ -132,7 +132,7 @@ class PublisherBrokerParts(AuxiliaryParts):
     """What needs the broker to be there: a boot graph within that of the process."""
 
     listeners = part(make_listeners)
-    redis = step(TrioRedis)
+    redis = step(open_redis)
     push = step(make_push, after=(redis,))
     listen = step(ChannelSubscriptions, after=(push,))
     presence = step(Presence, after=(redis,))

@@ -16,6 +16,7 @@ from celery5.app import App
 from celery5.bootsteps.boot import BootGraph
 from celery5.bootsteps.worker_steps import ChannelSubscriptions, EventsMembership, LentConnection
 from celery5.broker.driver import AsyncDriver
+from celery5.broker.drivers.cluster_on_trio import open_redis
 from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.drivers.parked import ParkedRedis
 from celery5.broker.keys import EVENTS, QueueKeys
@@ -210,7 +211,7 @@ class RouterParts(AuxiliaryParts):
 
     # connections and commands
     listeners = part(make_listeners)
-    redis = step(TrioRedis)
+    redis = step(open_redis)
     push = step(make_push, after=(redis,))
     listen = step(ChannelSubscriptions, after=(push,))
     inbox = step(Inbox, after=(listen,))

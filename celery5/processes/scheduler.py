@@ -14,6 +14,7 @@ from celery5.app import App
 from celery5.bootsteps.boot import BootGraph
 from celery5.bootsteps.worker_steps import ChannelSubscriptions, LentConnection
 from celery5.broker.driver import AsyncDriver
+from celery5.broker.drivers.cluster_on_trio import open_redis
 from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.keys import Keys
 from celery5.broker.routing.broker_router import AsyncBrokerRouter, BrokerMap
@@ -184,7 +185,7 @@ class SchedulerParts(AuxiliaryParts):
     # connections and commands
     listeners = part(make_listeners)
     presence_listeners = part(make_presence_listeners)
-    redis = step(TrioRedis)
+    redis = step(open_redis)
     push = step(make_push, after=(redis,))
     listen = step(ChannelSubscriptions, after=(push,))
     publishing = step(LentConnection, after=(redis,))

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from celery5.app import App
 from celery5.boot_step import select_steps
 from celery5.bootsteps.boot import BootGraph
-from celery5.broker.drivers.on_trio import TrioRedis
+from celery5.broker.drivers.cluster_on_trio import open_redis
 from celery5.broker.keys import EVENTS
 from celery5.config.scaling import is_scaled
 from celery5.health.checks import get_all_checks
@@ -122,7 +122,7 @@ def get_queues_by_broker(app: App, options: WorkerOptions) -> dict[str, tuple[st
 class WorkerDegradedParts(ProcessParts):
     """What a worker runs for its first broker while that cannot be reached: on the others it has whole incarnations."""
 
-    redis = part(TrioRedis)
+    redis = part(open_redis)
     systemd = step(make_systemd)
 
 

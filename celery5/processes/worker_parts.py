@@ -25,6 +25,7 @@ from celery5.bootsteps.worker_steps import (
 )
 from celery5.broker.connection.push import PushRedis
 from celery5.broker.driver import AsyncDriver
+from celery5.broker.drivers.cluster_on_trio import open_parked, open_redis
 from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.drivers.parked import ParkedRedis
 from celery5.broker.endpoint import Endpoint
@@ -362,7 +363,7 @@ def make_stream_processors(
             processor=processor,
             member=member,
             redis=redis,
-            reader=ParkedRedis(
+            reader=open_parked(
                 endpoint=endpoint,
                 control=redis,
                 timing=timing,
@@ -502,7 +503,7 @@ class WorkerParts(ProcessParts):
     # connections and channels
     channel_handlers = part(make_channel_handlers)
     reconnect_observers = part(make_reconnect_observers)
-    redis = step(TrioRedis)
+    redis = step(open_redis)
     default_redis = part(make_default_redis)
     reader = step(make_reader, after=(redis,))
     push = step(make_push, after=(redis,))

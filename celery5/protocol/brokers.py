@@ -22,7 +22,8 @@ from celery5.similar_names import did_you_mean
 
 EXPECTED = (
     "redis://[user:password@]host[:port][/database], rediss://... for TLS, unix:///path/to.sock[?db=0], "
-    "or redis+sentinel://[user:password@]host[:port],host[:port],.../service[/database]"
+    "redis+sentinel://[user:password@]host[:port],host[:port],.../service[/database], "
+    "or redis+cluster://[user:password@]host[:port],host[:port],..."
 )
 SCHEMES: Mapping[str, tuple[str, str]] = {
     "redis": ("tcp", "server"),
@@ -30,9 +31,11 @@ SCHEMES: Mapping[str, tuple[str, str]] = {
     "unix": ("unix", "server"),
     "redis+sentinel": ("tcp", "sentinel"),
     "rediss+sentinel": ("tls", "sentinel"),
+    "redis+cluster": ("tcp", "cluster"),
+    "rediss+cluster": ("tls", "cluster"),
 }
 """The schemes of URLs, with the `kind` and the `topology` of the endpoints that they name."""
-DEFAULT_PORTS: Mapping[str, int] = {"server": 6379, "sentinel": 26379}
+DEFAULT_PORTS: Mapping[str, int] = {"server": 6379, "sentinel": 26379, "cluster": 6379}
 """The port of a host that names none, by topology."""
 TLS_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname")
 OPTIONS = frozenset({"username", "password", "host", "port", "path", "db", *TLS_OPTIONS})
@@ -41,6 +44,7 @@ _SEVERAL = frozenset({"username", "password", "db", *TLS_OPTIONS})
 TOPOLOGY_OPTIONS: Mapping[str, frozenset[str]] = {
     "server": OPTIONS,
     "sentinel": _SEVERAL | {"service", "sentinel_username", "sentinel_password"},
+    "cluster": _SEVERAL,
 }
 """The options of a URL, by topology."""
 CERTIFICATE_CHECKS = ("none", "optional", "required")
@@ -94,10 +98,17 @@ def parse_broker_url(url: str) -> dict[str, Any]:
             service, _, database = database.partition("/")
             fields = {"service": unquote(service)} | fields if service else fields
             _check_service(url, fields.get("service", ""))
-    if not re.fullmatch(r"[0-9]*", database):
-        raise make_url_error(url, "the database after the slash must be a number")
     fields = ({"db": database} if database else {}) | fields
+    _check_database(url, fields, topology)
     return fields | _parse_numbers(fields) | _parse_tls(options)
+
+
+def _check_database(url: str, fields: Mapping[str, Any], topology: str) -> None:
+    database = fields.get("db", "0")
+    if not re.fullmatch(r"[0-9]+", database):
+        raise make_url_error(url, "the database after the slash must be a number")
+    if topology == "cluster" and int(database):
+        raise make_url_error(url, "a cluster has only the database 0")
 
 
 def _split_hosts(url: str) -> tuple[str, list[str]]:

@@ -17,6 +17,7 @@ import trio
 from celery5.broker.call import Call
 from celery5.broker.calls import jobs as jobs_calls
 from celery5.broker.connection.link import LinkEvent
+from celery5.broker.drivers.cluster_on_trio import open_redis
 from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import Keys
@@ -99,7 +100,7 @@ class PublisherConnections(msgspec.Struct, frozen=True, kw_only=True):
 
     def connect(self) -> TrioRedis:
         """Return another connection, which is not running yet."""
-        return TrioRedis(
+        return open_redis(
             endpoint=self.endpoint,
             timing=self.timing,
             name=f"{self.name}:publisher",

@@ -7,7 +7,7 @@ import pytest
 import redis
 
 from celery5 import App, RetryPolicy
-from celery5.broker.drivers.blocking import BlockingRedis
+from celery5.broker.drivers.opening import open_blocking
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import Keys
 from celery5.broker.servers.embedded import EmbeddedServer
@@ -76,7 +76,7 @@ def app(url: str, app_name: str) -> Iterator[App]:
 @pytest.fixture
 def queue(url: str, app_name: str, redis_client: "redis.Redis") -> Iterator[Queue]:
     """One queue of an application that has no workers but those that the test makes up."""
-    driver = BlockingRedis(Endpoint.from_url(url))
+    driver = open_blocking(Endpoint.from_url(url))
     yield Queue(driver, Keys(app_name).for_queue("mail"), redis_client)
     driver.close()
 

@@ -24,8 +24,8 @@ MIN_SERVER_VERSION = (6, 2)
 
 _UNSUPPORTED_MODES = {
     b"cluster": (
-        "is part of a Redis Cluster, which celery5 does not support; name a server outside of a cluster "
-        "(cluster-enabled no), and for more load several of them in the setting `brokers`"
+        "is part of a Redis Cluster: write redis+cluster://host:port,host:port with some of its nodes, "
+        "or rediss+cluster:// for TLS"
     ),
     b"sentinel": (
         "is a Sentinel, which keeps no data; name the server that it watches, or ask it for that: "
@@ -64,7 +64,7 @@ def parse_server_hello(answers: Sequence[Any], *, where: str, role: Role = "any"
         role: What it must be.
 
     Raises:
-        BrokerUnsupported: It is part of a Redis Cluster, or a Sentinel.
+        BrokerUnsupported: It is part of a Redis Cluster, and must not be, or the other way round; or a Sentinel.
         BrokerReadOnly: It is a replica, and must be a primary.
         BrokerUnavailable: It is no Sentinel, and must be one.
         BrokerTooOld: Its version is not supported.
@@ -74,7 +74,7 @@ def parse_server_hello(answers: Sequence[Any], *, where: str, role: Role = "any"
     mode = _read_fact(hello, b"mode")
     if role == "sentinel" and mode in (b"standalone", b"cluster"):
         raise BrokerUnavailable(f"broker {where} is no Sentinel")
-    if role != "sentinel" and (unsupported := _UNSUPPORTED_MODES.get(mode)):
+    if unsupported := _find_wrong_mode(mode, role):
         # Before the other replies: in a cluster each SELECT fails, and that error does not tell why.
         raise BrokerUnsupported(f"broker {where} {unsupported}")
     if isinstance(hello, ReplyError) and "unknown command" in str(hello):
@@ -99,6 +99,15 @@ def parse_server_hello(answers: Sequence[Any], *, where: str, role: Role = "any"
             f"broker {where}: server {greeting.version} is older than {_dotted(MIN_SERVER_VERSION)}; upgrade the server"
         )
     return greeting
+
+
+def _find_wrong_mode(mode: bytes, role: Role) -> str | None:
+    """Return what is wrong with a server of this mode that must be something else; None if nothing is."""
+    if role == "node":
+        if mode == b"standalone":
+            return "is no part of a Redis Cluster; name it with redis:// or rediss://"
+        return None if mode == b"cluster" else _UNSUPPORTED_MODES.get(mode)
+    return None if role == "sentinel" else _UNSUPPORTED_MODES.get(mode)
 
 
 def _read_facts(hello: Any) -> dict[bytes, Any]:

@@ -9,6 +9,7 @@ connections. The link's supervisor, its backoff and its circuit breaker try agai
 Source: https://redis.io/docs/latest/develop/reference/sentinel-clients/
 """
 
+import random
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeVar, cast
@@ -63,6 +64,8 @@ async def open_connection(
     """
     if endpoint.topology == "server":
         return await connect(ConnectServer(endpoint, within))
+    if endpoint.topology == "cluster":
+        return await _connect_to_any(endpoint, within, connect)
     search = find_primary(endpoint, within)
     step, outcome = next(search), cast("Any", None)
     try:
@@ -75,6 +78,19 @@ async def open_connection(
     except StopIteration as end:
         connection: T = end.value
         return connection
+
+
+async def _connect_to_any(
+    endpoint: Endpoint, within: float, connect: Callable[[ConnectServer], Awaitable[T]]
+) -> T:
+    """Connect to any node of a cluster that the URL names, for what all of them do: passing messages on."""
+    failure: BrokerUnavailable | None = None
+    for host, port in random.sample(endpoint.nodes, len(endpoint.nodes)):
+        try:
+            return await connect(ConnectServer(endpoint.at_node(host, port), within / len(endpoint.nodes)))
+        except BrokerUnavailable as error:
+            failure = error
+    raise failure or BrokerUnavailable(f"broker {endpoint.masked_url} names no node")
 
 
 def find_primary(endpoint: Endpoint, within: float) -> Generator[Step, Any, Any]:

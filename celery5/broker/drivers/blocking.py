@@ -11,6 +11,7 @@ from celery5.broker.connection.exchange import (
     ResendAllowed,
     WireRequest,
     exchange_all,
+    exchange_each,
     exchange_one,
     may_resend,
     maybe_done,
@@ -61,6 +62,10 @@ class BlockingRedis:
         if not calls:
             return []
         return self._drive(exchange_all(calls, reply_within=self.timing.reply, where=self._where))
+
+    def perform_each(self, calls: Sequence[Call[T]]) -> list[T | BrokerError]:
+        """Perform several calls in one write; return the decoded reply of each, or its error."""
+        return self._drive(exchange_each(calls, reply_within=self.timing.reply, where=self._where))
 
     def close(self) -> None:
         """Close the connections. The driver opens new ones if it is used again."""

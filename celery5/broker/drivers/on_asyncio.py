@@ -98,6 +98,10 @@ class AsyncioRedis:
             return []
         return await self._drive(exchange_all(calls, reply_within=self.timing.reply, where=self._where))
 
+    async def perform_each(self, calls: Sequence[Call[T]]) -> list[T | BrokerError]:
+        """Perform several calls in one write; return the decoded reply of each, or its error."""
+        return await self._drive(exchange_each(calls, reply_within=self.timing.reply, where=self._where))
+
     async def aclose(self) -> None:
         """Close the connections: idle ones now, the rest when their commands are done."""
         self._closed = True

@@ -129,6 +129,28 @@ class TrioRedis(SingleConnection):
         """
         if not calls:
             return []
+        replies, failure = await self._exchange(calls)
+        if failure is not None:
+            raise failure
+        return [
+            read_reply(call, reply, where=self._where) for call, reply in zip(calls, replies, strict=True)
+        ]
+
+    async def perform_each(self, calls: Sequence[Call[T]]) -> list[T | BrokerError]:
+        """Perform several calls in one write; return the decoded reply of each, or its error."""
+        replies, _ = await self._exchange(calls)
+        decoded: list[T | BrokerError] = []
+        for call, reply in zip(calls, replies, strict=True):
+            try:
+                decoded.append(
+                    reply if isinstance(reply, BrokerError) else read_reply(call, reply, where=self._where)
+                )
+            except BrokerError as error:
+                decoded.append(error)
+        return decoded
+
+    async def _exchange(self, calls: Sequence[Call[Any]]) -> tuple[list[Any], BrokerError | None]:
+        """Send calls in one write. Return the raw replies, each error in its place, and the first error."""
         for call in calls:
             if call.words[0] not in self._allowed or call.blocks:
                 self._check(call, alone=False)
@@ -146,12 +168,9 @@ class TrioRedis(SingleConnection):
                         calls[index], reply, maybe_done=maybe_done
                     )
                 except BrokerError as error:
+                    replies[index] = error
                     failure = failure or error
-        if failure is not None:
-            raise await self._describe(failure)
-        return [
-            read_reply(call, reply, where=self._where) for call, reply in zip(calls, replies, strict=True)
-        ]
+        return replies, None if failure is None else await self._describe(failure)
 
     async def _handle_error_reply(self, call: Call[Any], first: ReplyError, *, maybe_done: bool) -> Any:
         """Handle an error reply: send a script that the server did not know, or raise the error.

@@ -4,11 +4,10 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from celery5.broker.colour import current_colour
 from celery5.broker.driver import AsyncResultWaiter, ResultWaiter, StopCondition
-from celery5.broker.routing.broker_router import BrokerMap
 from celery5.broker.routing.unreachable import UNREACHABLE, get_unreachable
 from celery5.errors import BrokerError
 
@@ -16,10 +15,23 @@ POLL_INTERVAL = 0.05
 """Seconds that plain Python waits for one broker before it looks at the next, when the first of many is enough."""
 
 
+class KeyMap(Protocol):
+    """Says which broker, or which node of a cluster, has a key: `BrokerMap` is one."""
+
+    @property
+    def brokers(self) -> Sequence[str]:
+        """The names of all of them."""
+        ...
+
+    def find_broker_of_key(self, key: str) -> str | None:
+        """Return the name of that which has a key; None for the first one."""
+        ...
+
+
 class RoutedResultWaiter:
     """Waits in plain Python, on one broker after the other."""
 
-    def __init__(self, broker_map: BrokerMap, get_waiter: Callable[[str], ResultWaiter]) -> None:
+    def __init__(self, broker_map: KeyMap, get_waiter: Callable[[str], ResultWaiter]) -> None:
         self._map = broker_map
         self._reach = get_waiter
 
@@ -71,9 +83,7 @@ class RoutedResultWaiter:
 class AsyncRoutedResultWaiter:
     """Waits in an event loop, on all brokers at the same time."""
 
-    def __init__(
-        self, broker_map: BrokerMap, get_waiter: Callable[[str], Awaitable[AsyncResultWaiter]]
-    ) -> None:
+    def __init__(self, broker_map: KeyMap, get_waiter: Callable[[str], Awaitable[AsyncResultWaiter]]) -> None:
         self._map = broker_map
         self._reach = get_waiter
 
@@ -145,7 +155,7 @@ async def _together_on_asyncio(waits: WaitFunctions) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _parts(broker_map: BrokerMap, keys: Sequence[str]) -> dict[str, list[str]]:
+def _parts(broker_map: KeyMap, keys: Sequence[str]) -> dict[str, list[str]]:
     """Return the keys by broker, in their order."""
     parts: dict[str, list[str]] = {}
     for key in keys:

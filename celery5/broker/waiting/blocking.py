@@ -50,7 +50,7 @@ class BlockingResultWaiter:
         self._lock = threading.Lock()
         # Whether a thread is in here already.
         self._thread = _ThreadState()
-        self._protocol = ResultWaitProtocol()
+        self._protocol = ResultWaitProtocol(by_slot=self._endpoint.role == "node")
         self._outage = Outage(self._timing)
         self._link: SocketLink | None = None
         # Weak: a thread that was interrupted while it left must not lead, or count as a follower, for ever.

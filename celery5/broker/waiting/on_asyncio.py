@@ -34,7 +34,7 @@ class AsyncioResultWaiter:
         self._redis = redis
         self._timing = redis.timing
         self._where = endpoint.masked_url
-        self._protocol = ResultWaitProtocol()
+        self._protocol = ResultWaitProtocol(by_slot=endpoint.role == "node")
         self._outage = Outage(redis.timing)
         self._link: AsyncioLink | None = None
         self._reader: asyncio.Task[None] | None = None

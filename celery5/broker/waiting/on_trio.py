@@ -78,6 +78,8 @@ class TrioResultWaiter:
         self.redis = redis
         self._timing = timing
         self._where = endpoint.masked_url
+        # A node of a cluster does not have the documents of all slots: there the driver reads them.
+        self._push_reads = endpoint.topology != "cluster"
         self._push = _PushConnection(
             endpoint=endpoint,
             on_message=self._add_document,
@@ -162,7 +164,7 @@ class TrioResultWaiter:
             await self._push.subscribe(*chunk)
             self._mark_subscribed(chunk)
         await self._read(wait)
-        self._allowed = True
+        self._allowed = self._push_reads
 
     def _mark_subscribed(self, keys: Sequence[bytes]) -> None:
         self._subscribed.update(keys)

@@ -17,6 +17,7 @@ from celery5.broker.call import Call, Word
 from celery5.broker.connection.exchange import PushNotification, ReplyError, pack_commands
 from celery5.broker.driver import StopCondition
 from celery5.broker.timing import Timing
+from celery5.protocol.hash_slots import get_key_slot
 
 READ_AT_ONCE = 25
 SUBSCRIBE_AT_ONCE = 1000
@@ -151,9 +152,14 @@ class ResultWaits:
 
 
 class ResultWaitProtocol:
-    """The state of the connection. Call `data_to_send` after each other method."""
+    """The state of the connection. Call `data_to_send` after each other method.
 
-    def __init__(self) -> None:
+    Args:
+        by_slot: Whether it is one to a node of a cluster, which reads keys of one slot at a time.
+    """
+
+    def __init__(self, *, by_slot: bool = False) -> None:
+        self._by_slot = by_slot
         self._waiting = ResultWaits()
         # Dicts for their order: the order of a set of strings differs from process to process.
         self._unsubscribed: dict[bytes, None] = {}
@@ -215,7 +221,7 @@ class ResultWaitProtocol:
             commands += _in_chunks("SUBSCRIBE", self._unsubscribed)
             self._unsubscribed = {}
         if self._unread and not self._reading:
-            self._reading = list(islice(self._unread, READ_AT_ONCE))
+            self._reading = list(islice(self._select_readable(), READ_AT_ONCE))
             for key in self._reading:
                 del self._unread[key]
             commands.append(("MGET", *self._reading))
@@ -246,6 +252,13 @@ class ResultWaitProtocol:
     def has_waits(self) -> bool:
         """Whether there are any waits."""
         return bool(self._waiting)
+
+    def _select_readable(self) -> Iterable[bytes]:
+        """Return the keys that may be read together: in a cluster those of the first one's slot."""
+        if not self._by_slot:
+            return self._unread
+        slot = get_key_slot(next(iter(self._unread)))
+        return (key for key in self._unread if get_key_slot(key) == slot)
 
     @property
     def _most_stale(self) -> int:

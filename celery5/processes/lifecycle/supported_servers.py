@@ -4,7 +4,7 @@ import trio
 
 from celery5.app import App
 from celery5.broker.connection.link import LinkConnectFailed, LinkEvent
-from celery5.broker.drivers.on_trio import TrioRedis
+from celery5.broker.drivers.cluster_on_trio import open_redis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.timing import Timing
 from celery5.errors import BrokerError, BrokerUnsupported
@@ -36,7 +36,7 @@ async def _check_server(endpoint: Endpoint, unsupported: list[BrokerUnsupported]
                 nursery.cancel_scope.cancel()  # such a process reports that itself, and waits for its broker
 
         timing = Timing(first_connect=CHECK_LIMIT, connect=CHECK_LIMIT)
-        redis = TrioRedis(endpoint=endpoint, timing=timing, watch=end_at_failure)
+        redis = open_redis(endpoint=endpoint, timing=timing, watch=end_at_failure)
         try:
             await nursery.start(redis.run)
         except BrokerUnsupported as error:

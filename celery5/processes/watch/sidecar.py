@@ -24,7 +24,7 @@ from celery5.app import App
 from celery5.broker.call import Call
 from celery5.broker.calls import leases
 from celery5.broker.calls import streams as stream_calls
-from celery5.broker.drivers.blocking import BlockingRedis
+from celery5.broker.drivers.opening import BlockingBroker, open_blocking
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import QueueKeys
 from celery5.broker.timing import Timing
@@ -332,7 +332,7 @@ class _Watch:
         within = max(app.settings.lease / 2, RECOVERY_TIMING.reply)
         usual = Timing()
         self._reply_timing = Timing(connect=min(within, usual.connect), reply=min(within, usual.reply))
-        self._redis: BlockingRedis | None = None
+        self._redis: BlockingBroker | None = None
 
     def stand_by(self) -> None:
         """Renew the leases of a silent worker until it has ended. Then put back the jobs that it held."""
@@ -524,12 +524,12 @@ class _Watch:
     def _queues(self) -> list[QueueKeys]:
         return [self._app.queue(queue) for queue in self._report.queues]
 
-    def _broker(self, timing: Timing) -> BlockingRedis:
+    def _broker(self, timing: Timing) -> BlockingBroker:
         """Return a connection, made when it is first needed: mostly never."""
         endpoint = self._report.broker
         assert endpoint is not None, "a worker that has a name has said where its broker is"
         if self._redis is None or (self._redis.endpoint, self._redis.timing) != (endpoint, timing):
-            self._redis = BlockingRedis(endpoint, timing=timing)
+            self._redis = open_blocking(endpoint, timing=timing)
         return self._redis
 
 

@@ -5,7 +5,7 @@ import pytest
 import trio
 
 from celery5.broker.endpoint import Endpoint
-from celery5.broker.translate import DEFAULT_URL, translate_error
+from celery5.broker.translate import DEFAULT_URL, SlotRedirected, SlotUnstable, translate_error
 from celery5.config.settings import Settings
 from celery5.errors import (
     BrokerDenied,
@@ -29,14 +29,16 @@ REPLIES = [
     ("ERR AUTH <password> called without any password configured for the default user.", BrokerDenied),
     ("ERR max number of clients reached", BrokerUnavailable),
     ("BUSY Redis is busy running a script.", BrokerUnavailable),
-    ("MASTERDOWN Link with MASTER is down", BrokerUnavailable),
+    ("MASTERDOWN Link with MASTER is down", SlotUnstable),
+    ("TRYAGAIN Multiple keys request during rehashing of slot", SlotUnstable),
+    ("CLUSTERDOWN Hash slot not served", SlotUnstable),
     ("BUSYGROUP Consumer Group name already exists", BrokerReplied),
     ("NOGROUP No such key", BrokerReplied),
     ("OOM command not allowed", BrokerReplied),
     ("ERR unknown command", BrokerReplied),
     # A cluster that a proxy hides in the handshake.
-    ("MOVED 3999 127.0.0.1:6381", BrokerUnsupported),
-    ("ASK 3999 127.0.0.1:6381", BrokerUnsupported),
+    ("MOVED 3999 127.0.0.1:6381", SlotRedirected),
+    ("ASK 3999 127.0.0.1:6381", SlotRedirected),
     ("CROSSSLOT Keys in request don't hash to the same slot", BrokerUnsupported),
     # How Redis 6.2 tells what a command inside a script was answered.
     (

@@ -15,26 +15,29 @@ import redis
 
 from celery5.broker.call import Call
 from celery5.broker.calls import cluster
-from celery5.broker.drivers.blocking import BlockingRedis
+from celery5.broker.driver import BlockingDriver
+from celery5.broker.drivers.opening import open_blocking
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import Keys
 from celery5.protocol.cluster.leadership import LEASE, NO_RECORD, LeaderRecord, LeadershipState
 
 
 @pytest.fixture
-def driver(url: str) -> Iterator[BlockingRedis]:
+def driver(url: str) -> Iterator[BlockingDriver]:
     """Plain trips."""
-    one = BlockingRedis(Endpoint.from_url(url))
+    one = open_blocking(Endpoint.from_url(url))
     yield one
     one.close()
 
 
-def lead(driver: BlockingRedis, keys: Keys, name: str, *, replaces: str = "", epoch: int = 0) -> LeaderRecord:
+def lead(
+    driver: BlockingDriver, keys: Keys, name: str, *, replaces: str = "", epoch: int = 0
+) -> LeaderRecord:
     """One trip."""
     return driver.perform(cluster.claim_leadership(keys, name, replaces=replaces, epoch=epoch))
 
 
-def test_one_leads_and_the_others_see_it(driver: BlockingRedis, app_name: str) -> None:
+def test_one_leads_and_the_others_see_it(driver: BlockingDriver, app_name: str) -> None:
     keys = Keys(app_name)
     assert driver.perform(cluster.get_leader(keys)) == LeaderRecord()
     first = lead(driver, keys, "a", replaces=NO_RECORD)
@@ -46,7 +49,7 @@ def test_one_leads_and_the_others_see_it(driver: BlockingRedis, app_name: str) -
     assert (again.epoch, again.beat, again.since) == (first.epoch, 2, first.since)
 
 
-def test_a_trip_that_is_made_twice_has_one_effect(driver: BlockingRedis, app_name: str) -> None:
+def test_a_trip_that_is_made_twice_has_one_effect(driver: BlockingDriver, app_name: str) -> None:
     keys = Keys(app_name)
     first = lead(driver, keys, "a", replaces=NO_RECORD)
     assert lead(driver, keys, "a", replaces=NO_RECORD).epoch == first.epoch
@@ -56,7 +59,7 @@ def test_a_trip_that_is_made_twice_has_one_effect(driver: BlockingRedis, app_nam
     assert driver.perform(cluster.resign_leadership(keys, "a", epoch=first.epoch)) == second
 
 
-def test_only_the_very_record_that_was_watched_is_replaced(driver: BlockingRedis, app_name: str) -> None:
+def test_only_the_very_record_that_was_watched_is_replaced(driver: BlockingDriver, app_name: str) -> None:
     keys = Keys(app_name)
     first = lead(driver, keys, "a", replaces=NO_RECORD)
     renewed = lead(driver, keys, "a", epoch=first.epoch)
@@ -67,7 +70,7 @@ def test_only_the_very_record_that_was_watched_is_replaced(driver: BlockingRedis
 
 
 def test_after_an_end_in_order_another_leads_at_once_in_a_new_epoch(
-    driver: BlockingRedis, app_name: str
+    driver: BlockingDriver, app_name: str
 ) -> None:
     keys = Keys(app_name)
     first = lead(driver, keys, "a", replaces=NO_RECORD)
@@ -78,7 +81,7 @@ def test_after_an_end_in_order_another_leads_at_once_in_a_new_epoch(
 
 
 def test_leader_is_not_deposed_by_its_record_of_an_earlier_epoch(
-    driver: BlockingRedis, app_name: str
+    driver: BlockingDriver, app_name: str
 ) -> None:
     keys = Keys(app_name)
     first = lead(driver, keys, "a", replaces=NO_RECORD)
@@ -88,7 +91,7 @@ def test_leader_is_not_deposed_by_its_record_of_an_earlier_epoch(
 
 
 def test_the_epoch_grows_when_redis_has_forgotten_everything(
-    driver: BlockingRedis, app_name: str, redis_client: "redis.Redis"
+    driver: BlockingDriver, app_name: str, redis_client: "redis.Redis"
 ) -> None:
     keys = Keys(app_name)
     first = lead(driver, keys, "a", replaces=NO_RECORD)
@@ -136,7 +139,7 @@ class Contender:
 class Trial:
     """Some Controllers over one record, for a while."""
 
-    def __init__(self, driver: BlockingRedis, keys: Keys, seed: int) -> None:
+    def __init__(self, driver: BlockingDriver, keys: Keys, seed: int) -> None:
         self.chance = random.Random(seed)
         self.driver, self.keys = driver, keys
         self.time = 0.0
@@ -216,7 +219,7 @@ class Trial:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_no_two_leaders_act_in_one_epoch_or_at_one_time(
-    driver: BlockingRedis, app_name: str, seed: int
+    driver: BlockingDriver, app_name: str, seed: int
 ) -> None:
     trial = Trial(driver, Keys(app_name), seed)
     trial.run(30 * LEASE)

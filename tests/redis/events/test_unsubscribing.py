@@ -6,7 +6,7 @@ import trio
 
 from celery5 import App
 from celery5.broker.calls import events as trips
-from celery5.broker.drivers.blocking import BlockingRedis
+from celery5.broker.drivers.opening import open_blocking
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import Keys
 from celery5.events.event import Event
@@ -110,7 +110,7 @@ def test_withdrawn_subscription_is_forgotten_when_nobody_declares_it(
     def one(number: int) -> None: ...
 
     (subscription,) = app.events.group_subscriptions()[app_name]
-    redis, keys = BlockingRedis(Endpoint.from_url(url), max_connections=1), Keys(app_name)
+    redis, keys = open_blocking(Endpoint.from_url(url), max_connections=1), Keys(app_name)
 
     def declared(lasts: float) -> trips.DeclarationResult:
         named = [(subscription.name, encode(subscription))]

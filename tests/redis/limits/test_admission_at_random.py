@@ -14,7 +14,7 @@ import redis
 
 from celery5.broker.calls import jobs, limits
 from celery5.broker.calls.jobs import Entry
-from celery5.broker.drivers.blocking import BlockingRedis
+from celery5.broker.drivers.opening import open_blocking
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import Keys
 from celery5.protocol.job.delivery import Settlement
@@ -178,7 +178,7 @@ class Walk:
 
 @pytest.fixture
 def gate(url: str, app_name: str, redis_client: "redis.Redis") -> Iterator[Gated]:
-    driver = BlockingRedis(Endpoint.from_url(url))
+    driver = open_blocking(Endpoint.from_url(url))
     yield Gated(driver, Keys(app_name).for_queue("mail"), redis_client)
     driver.close()
 

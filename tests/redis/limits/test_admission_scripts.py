@@ -13,7 +13,7 @@ from celery5.broker.calls import leases as lease_calls
 from celery5.broker.calls import limits
 from celery5.broker.calls import queues as queue_calls
 from celery5.broker.calls.jobs import Entry
-from celery5.broker.drivers.blocking import BlockingRedis
+from celery5.broker.drivers.opening import open_blocking
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import GROUP, Keys
 from celery5.protocol.job.job import Job
@@ -29,7 +29,7 @@ from tests.redis.worker.one_queue import QueueSize, done, failed, failed_for_goo
 @pytest.fixture
 def gate(url: str, app_name: str, redis_client: "redis.Redis") -> Iterator[Gated]:
     """A queue with a gate that one job may pass at a time, and two workers."""
-    driver = BlockingRedis(Endpoint.from_url(url))
+    driver = open_blocking(Endpoint.from_url(url))
     one = Gated(driver, Keys(app_name).for_queue("mail"), redis_client)
     one.join("w")
     one.join("other")

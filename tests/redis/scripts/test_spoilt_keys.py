@@ -12,9 +12,9 @@ import trio
 
 from celery5.broker.call import Call
 from celery5.broker.calls import cluster
-from celery5.broker.drivers.blocking import BlockingRedis
 from celery5.broker.drivers.on_asyncio import AsyncioRedis
 from celery5.broker.drivers.on_trio import TrioRedis
+from celery5.broker.drivers.opening import open_blocking
 from celery5.broker.drivers.parked import ParkedRedis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import EVENTS, Keys
@@ -107,7 +107,7 @@ READABLE: Call[object] = Call(("TIME",), len)
 
 
 def test_a_reply_that_cannot_be_read_is_one_error_in_plain_python(url: str) -> None:
-    driver = BlockingRedis(Endpoint.from_url(url), max_connections=1)
+    driver = open_blocking(Endpoint.from_url(url), max_connections=1)
     with pytest.raises(UnreadableReply, match="the reply to TIME cannot be read"):
         driver.perform(UNREADABLE)
     with pytest.raises(UnreadableReply):

@@ -8,7 +8,8 @@ import pytest
 from celery5 import App
 from celery5.broker.calls import streams as calls
 from celery5.broker.calls.streams import RecordToAppend
-from celery5.broker.drivers.blocking import BlockingRedis
+from celery5.broker.driver import BlockingDriver
+from celery5.broker.drivers.opening import open_blocking
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import StreamKeys
 from celery5.protocol.streams.groups import Appended, Commit, RefusedAppend, RenewedMembership, StaleMap
@@ -17,8 +18,8 @@ GROUP = "bill"
 
 
 @pytest.fixture
-def redis(url: str) -> Iterator[BlockingRedis]:
-    driver = BlockingRedis(Endpoint.from_url(url))
+def redis(url: str) -> Iterator[BlockingDriver]:
+    driver = open_blocking(Endpoint.from_url(url))
     yield driver
     driver.close()
 
@@ -28,14 +29,16 @@ def keys(app: App) -> StreamKeys:
     return app.keys.for_stream("orders")
 
 
-def append(redis: BlockingRedis, keys: StreamKeys, *partitions: int, version: int = 1, **options: Any) -> Any:
+def append(
+    redis: BlockingDriver, keys: StreamKeys, *partitions: int, version: int = 1, **options: Any
+) -> Any:
     records = [RecordToAppend(partition, ("=json", "{}")) for partition in partitions]
     settings: dict[str, Any] = {"partitions": 4, "most": 100, "full": "refuse", **options}
     return redis.perform(calls.append(keys, records, version=version, **settings))
 
 
 def renew(
-    redis: BlockingRedis,
+    redis: BlockingDriver,
     keys: StreamKeys,
     member: str,
     *,
@@ -67,7 +70,7 @@ def owned(membership: RenewedMembership) -> set[int]:
 
 
 def test_a_producer_without_the_map_gets_it_and_one_with_an_old_one_is_told(
-    redis: BlockingRedis, keys: StreamKeys
+    redis: BlockingDriver, keys: StreamKeys
 ) -> None:
     stale = append(redis, keys, 0, version=0)
     assert isinstance(stale, StaleMap)
@@ -80,7 +83,7 @@ def test_a_producer_without_the_map_gets_it_and_one_with_an_old_one_is_told(
 
 
 def test_a_sending_that_is_repeated_after_a_lost_reply_appends_once(
-    redis: BlockingRedis, keys: StreamKeys
+    redis: BlockingDriver, keys: StreamKeys
 ) -> None:
     append(redis, keys, 0, version=0)
     first = append(redis, keys, 0, 1, 1, nonce="n")
@@ -89,7 +92,7 @@ def test_a_sending_that_is_repeated_after_a_lost_reply_appends_once(
     assert append(redis, keys, 0, 1, 1, nonce="m") != first
 
 
-def test_what_comes_from_an_outbox_again_is_skipped(redis: BlockingRedis, keys: StreamKeys) -> None:
+def test_what_comes_from_an_outbox_again_is_skipped(redis: BlockingDriver, keys: StreamKeys) -> None:
     append(redis, keys, 0, version=0)
 
     def relay(*origins: str) -> Appended:
@@ -106,7 +109,7 @@ def test_what_comes_from_an_outbox_again_is_skipped(redis: BlockingRedis, keys: 
     assert redis.perform(calls.count_records(keys, 0)) == 3
 
 
-def test_times_never_decrease_in_a_partition(redis: BlockingRedis, keys: StreamKeys) -> None:
+def test_times_never_decrease_in_a_partition(redis: BlockingDriver, keys: StreamKeys) -> None:
     append(redis, keys, 0, version=0)
     records = [RecordToAppend(0, ("=json", "{}"), time=time) for time in (1000, 2000, 1500)]
     call = calls.append(keys, records, version=1, partitions=4, most=9, full="refuse")
@@ -116,7 +119,7 @@ def test_times_never_decrease_in_a_partition(redis: BlockingRedis, keys: StreamK
     assert redis.perform(calls.count_records(keys, 0)) == 0
 
 
-def test_a_commit_of_an_earlier_owner_changes_nothing(redis: BlockingRedis, keys: StreamKeys) -> None:
+def test_a_commit_of_an_earlier_owner_changes_nothing(redis: BlockingDriver, keys: StreamKeys) -> None:
     append(redis, keys, 0, version=0)
     ids = [record_id for _, record_id in append(redis, keys, 0, 0, 0).ids]
     before = next(
@@ -139,7 +142,7 @@ def test_a_commit_of_an_earlier_owner_changes_nothing(redis: BlockingRedis, keys
     assert redis.perform(calls.get_state(keys, GROUP, ["a"])) == [None]
 
 
-def test_a_commit_may_be_repeated_and_is_done_once(redis: BlockingRedis, keys: StreamKeys) -> None:
+def test_a_commit_may_be_repeated_and_is_done_once(redis: BlockingDriver, keys: StreamKeys) -> None:
     append(redis, keys, 0, version=0)
     ids = [record_id for _, record_id in append(redis, keys, 0, 0).ids]
     one = next(
@@ -166,7 +169,7 @@ def test_a_commit_may_be_repeated_and_is_done_once(redis: BlockingRedis, keys: S
     assert redis.perform(calls.get_state(keys, GROUP, ["a", "b"])) == [None, b"2"]
 
 
-def test_a_partition_waits_for_its_owner_to_give_it_back(redis: BlockingRedis, keys: StreamKeys) -> None:
+def test_a_partition_waits_for_its_owner_to_give_it_back(redis: BlockingDriver, keys: StreamKeys) -> None:
     assert owned(renew(redis, keys, "a", joins=True)) == {0, 1, 2, 3}
     second = renew(redis, keys, "b", joins=True)
     assert len(second.assigned) == 2
@@ -179,7 +182,7 @@ def test_a_partition_waits_for_its_owner_to_give_it_back(redis: BlockingRedis, k
 
 
 def test_a_member_that_let_its_own_lease_lapse_judges_nobody(
-    redis: BlockingRedis, keys: StreamKeys, redis_client: Any
+    redis: BlockingDriver, keys: StreamKeys, redis_client: Any
 ) -> None:
     renew(redis, keys, "a", joins=True)
     renew(redis, keys, "b", joins=True)
@@ -189,7 +192,7 @@ def test_a_member_that_let_its_own_lease_lapse_judges_nobody(
     assert renew(redis, keys, "a").members == 2
 
 
-def test_a_new_incarnation_of_a_name_ends_the_earlier_one(redis: BlockingRedis, keys: StreamKeys) -> None:
+def test_a_new_incarnation_of_a_name_ends_the_earlier_one(redis: BlockingDriver, keys: StreamKeys) -> None:
     renew(redis, keys, "a", joins=True)
     assert owned(renew(redis, keys, "a", joins=True, incarnation="a:2")) == {0, 1, 2, 3}
     call = calls.renew_membership(
@@ -198,7 +201,7 @@ def test_a_new_incarnation_of_a_name_ends_the_earlier_one(redis: BlockingRedis, 
     assert redis.perform(call) is None
 
 
-def test_a_named_member_keeps_its_share_while_it_is_away(redis: BlockingRedis, keys: StreamKeys) -> None:
+def test_a_named_member_keeps_its_share_while_it_is_away(redis: BlockingDriver, keys: StreamKeys) -> None:
     renew(redis, keys, "a", joins=True)
     renew(redis, keys, "b", joins=True)
     share = {partition.partition for partition in renew(redis, keys, "a").assigned}
@@ -210,7 +213,7 @@ def test_a_named_member_keeps_its_share_while_it_is_away(redis: BlockingRedis, k
 
 
 def test_the_deaths_of_owners_are_counted_until_the_cursor_moves(
-    redis: BlockingRedis, keys: StreamKeys
+    redis: BlockingDriver, keys: StreamKeys
 ) -> None:
     append(redis, keys, 0, version=0)
     ids = [record_id for _, record_id in append(redis, keys, 0).ids]

@@ -9,8 +9,9 @@ import trio
 from celery5 import App
 from celery5.broker.call import Call
 from celery5.broker.calls import streams as calls
-from celery5.broker.drivers.blocking import BlockingRedis
+from celery5.broker.driver import BlockingDriver
 from celery5.broker.drivers.on_trio import TrioRedis
+from celery5.broker.drivers.opening import open_blocking
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import StreamKeys
 from celery5.errors import BrokerUnavailable
@@ -26,7 +27,7 @@ PARTITIONS = 5
 class Member:
     """A member that does what a worker does with the replies that it gets, and knows only those."""
 
-    def __init__(self, redis: BlockingRedis, keys: StreamKeys, name: str) -> None:
+    def __init__(self, redis: BlockingDriver, keys: StreamKeys, name: str) -> None:
         self.redis = redis
         self.keys = keys
         self.name = name
@@ -76,7 +77,7 @@ class Member:
 def test_each_partition_gets_an_owner_that_knows_it_whatever_replies_were_lost(
     seed: int, app: App, url: str
 ) -> None:
-    random, redis = Random(seed), BlockingRedis(Endpoint.from_url(url))
+    random, redis = Random(seed), open_blocking(Endpoint.from_url(url))
     keys, members, count = app.keys.for_stream("orders"), list[Member](), 0
     try:
         for _ in range(40):

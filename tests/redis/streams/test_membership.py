@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from celery5 import App
 from celery5.broker.calls import streams as calls
-from celery5.broker.drivers.blocking import BlockingRedis
+from celery5.broker.driver import BlockingDriver
 from celery5.broker.drivers.on_trio import TrioRedis
+from celery5.broker.drivers.opening import open_blocking
 from celery5.broker.drivers.parked import ParkedRedis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import StreamKeys
@@ -122,7 +123,7 @@ def test_more_or_fewer_partitions_keep_the_plan_fair(
 class Group:
     """A group whose members the test plays."""
 
-    def __init__(self, redis: BlockingRedis, keys: StreamKeys) -> None:
+    def __init__(self, redis: BlockingDriver, keys: StreamKeys) -> None:
         self.redis = redis
         self.keys = keys
 
@@ -191,7 +192,7 @@ class GroupModel:
 @pytest.fixture
 def group(url: str, app_name: str) -> Iterator[Group]:
     """A group of a stream with four partitions."""
-    driver = BlockingRedis(Endpoint.from_url(url))
+    driver = open_blocking(Endpoint.from_url(url))
     yield Group(driver, App(app_name).keys.for_stream("orders"))
     driver.close()
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from celery5.broker.call import Call
 from celery5.broker.calls import jobs, leases, queues
 from celery5.broker.calls.jobs import Entry
-from celery5.broker.drivers.blocking import BlockingRedis
+from celery5.broker.driver import BlockingDriver
 from celery5.broker.keys import QueueKeys
 from celery5.protocol.job.delivery import Settlement, pack_terms
 from celery5.protocol.job.messages import Command, encode
@@ -37,7 +37,7 @@ class QueueSize(NamedTuple):
 class Queue:
     """One queue, and the trips to it."""
 
-    def __init__(self, driver: BlockingRedis, keys: QueueKeys, client: Any) -> None:
+    def __init__(self, driver: BlockingDriver, keys: QueueKeys, client: Any) -> None:
         self.driver = driver
         self.keys = keys
         self.client = client

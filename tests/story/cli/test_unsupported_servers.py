@@ -91,7 +91,10 @@ def check_refused(ended: Ended) -> None:
     assert ended.code == 1
     assert "Traceback" not in ended.out + ended.err
     (error,) = [line for line in ended.err.splitlines() if line.startswith("Error: ")]
-    assert "is part of a Redis Cluster, which celery5 does not support; name a server outside" in error
+    assert (
+        "is part of a Redis Cluster: write redis+cluster://host:port,host:port with some of its nodes"
+        in error
+    )
 
 
 PROCESSES = [

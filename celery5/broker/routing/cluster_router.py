@@ -1,0 +1,377 @@
+"""One driver for a Redis Cluster, in any colour: each call goes to the node that has the slot of its keys.
+
+What a refusal means is decided in `protocol/hash_slots.py`. A node that has certainly not performed a call names the
+node that has the slot, or asks to try again: then the call is sent once more, for a moment. What lasts longer is
+raised as BrokerUnavailable, as it is of a server that cannot be reached, and callers treat it the same way.
+"""
+
+import os
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, Protocol, TypeVar, cast
+
+from msgspec.structs import replace
+
+from celery5.broker.call import Call
+from celery5.broker.colour import SettableEvent, make_event, sleep
+from celery5.broker.driver import AsyncDriver
+from celery5.broker.endpoint import Endpoint
+from celery5.broker.routing.broker_router import run_all_async
+from celery5.broker.translate import SlotRedirected, SlotUnstable
+from celery5.errors import BrokerError, BrokerReadOnly, BrokerUnavailable, BrokerUnsupported
+from celery5.protocol.hash_slots import (
+    NodeAddress,
+    SlotMap,
+    decide,
+    find_keys,
+    get_key_slot,
+    parse_slot_map,
+    split_words,
+)
+from celery5.protocol.job.retry_policy import full_jitter
+
+T = TypeVar("T")
+
+PATIENCE = 1.0
+"""Seconds for which a call is tried again while its slot migrates, or its node cannot be reached."""
+PAUSE_START, PAUSE_CAP = 0.02, 0.25
+"""The first and the longest pause between two attempts, in seconds."""
+SCAN_BASE = 1024
+"""The number of nodes that a cursor of SCAN can tell apart."""
+
+_ASKING: Call[object] = Call(("ASKING",), lambda reply: reply, repeatable=True)
+_SLOTS: Call[Any] = Call(("CLUSTER", "SLOTS"), lambda reply: reply, repeatable=True)
+_REFUSED = (SlotRedirected, BrokerUnavailable)
+
+
+class NodeDriver(AsyncDriver, Protocol):
+    """The driver of one node. `BlockingRedis` needs an adapter, those of event loops are implementations."""
+
+    async def perform_each(self, calls: Sequence[Call[T]], /) -> list[T | BrokerError]:
+        """Perform several calls in one write; return the reply of each, or its error."""
+        ...
+
+
+class ClusterMap:
+    """Which node has which slot, as far as this process knows, and the reading of that.
+
+    Args:
+        endpoint: The cluster.
+        get_driver: Returns the driver of a node.
+        forget: Called with the nodes that belong to the cluster, after each reading.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        get_driver: Callable[[NodeAddress], Awaitable[NodeDriver]],
+        forget: Callable[[Iterable[NodeAddress]], None] = lambda _nodes: None,
+    ) -> None:
+        self.seeds = tuple(NodeAddress(host, port) for host, port in endpoint.nodes)
+        self.slots = SlotMap()
+        self._where = endpoint.masked_url
+        self._get_driver = get_driver
+        self._forget = forget
+        self._reading: tuple[int, SettableEvent] | None = None  # with the process that reads it
+
+    @property
+    def nodes(self) -> tuple[NodeAddress, ...]:
+        """The primaries, as far as they are known; before that, the nodes that the URL names."""
+        return self.slots.nodes or self.seeds
+
+    async def find_node(self, slot: int | None) -> NodeAddress:
+        """Return the node of a slot; None: any of them. Raises BrokerUnavailable if no node serves the slot."""
+        if not self.slots.ranges:
+            await self.read()
+        node = self.slots.nodes[0] if slot is None else self.slots.find_node(slot)
+        if node is None:
+            raise SlotUnstable(f"broker {self._where}: no node serves the slot {slot}; try again soon")
+        return node
+
+    async def note_moved(self, slot: int, node: NodeAddress) -> None:
+        """Take in that a slot is on another node than the map says: ask that node for the whole map."""
+        if self.slots.find_node(slot) != node:
+            self.slots = self.slots.with_moved(slot, node)
+            try:
+                await self.read(first=node)
+            except BrokerUnavailable:
+                return
+            if self.slots.find_node(slot) != node:
+                self.slots = self.slots.with_moved(slot, node)
+
+    async def read(self, *, first: NodeAddress | None = None, last: NodeAddress | None = None) -> None:
+        """Read the map, from any node that answers. One reading at a time: others wait for it.
+
+        Args:
+            first: The node to ask first.
+            last: The node to ask only if no other answers.
+
+        Raises:
+            BrokerError: No node answers.
+        """
+        if self._reading is not None and self._reading[0] == os.getpid():
+            await self._reading[1].wait()
+            if self.slots.ranges:
+                return
+        done = make_event()
+        self._reading = os.getpid(), done
+        try:
+            await self._read(first, last)
+        finally:
+            self._reading = None
+            done.set()
+
+    async def _read(self, first: NodeAddress | None, last: NodeAddress | None) -> None:
+        nodes = list({*self.slots.nodes, *self.seeds})
+        random.shuffle(nodes)
+        order = [*([first] if first else []), *(node for node in nodes if node not in (first, last))]
+        failure: BrokerError | None = None
+        for node in [*order, *([last] if last else [])]:
+            try:
+                slots = parse_slot_map(await (await self._get_driver(node)).perform(_SLOTS), node)
+            except ValueError:
+                continue
+            except BrokerError as error:
+                if not isinstance(error, BrokerUnavailable):
+                    raise
+                failure = failure or error
+                continue
+            if slots.ranges:
+                self.slots = slots
+                self._forget({*slots.nodes, *self.seeds})
+                return
+        raise failure or BrokerUnavailable(f"broker {self._where}: its nodes serve no slots")
+
+
+class ClusterRouter:
+    """Performs calls on the nodes of a cluster, in any colour that `get_driver` fits."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        get_driver: Callable[[NodeAddress], Awaitable[NodeDriver]],
+        forget: Callable[[Iterable[NodeAddress]], None] = lambda _nodes: None,
+    ) -> None:
+        self.map = ClusterMap(endpoint, get_driver, forget)
+        self._get_driver = get_driver
+        self._where = endpoint.masked_url
+
+    async def perform(self, call: Call[T]) -> T:
+        """Perform a call on the node of its keys. Raises BrokerError."""
+        slots = self._find_slots(call)
+        if len(slots) > 1:
+            return await self._perform_split(call)
+        if call.words[0] == "SCAN":
+            return await self._scan(call)
+        slot = slots[0] if slots else None
+        node: NodeAddress | None = None
+        try:
+            node = await self.map.find_node(slot)
+            return await (await self._get_driver(node)).perform(call)
+        except _REFUSED as error:
+            return await self._perform_again(call, slot, node, error)
+
+    async def perform_all(self, calls: Sequence[Call[T]]) -> list[T]:
+        """Perform several calls: those for one node in one write, on all nodes at the same time.
+
+        A call without keys goes where the call before it goes. The first error is raised when all have ended.
+        """
+        if not calls:
+            return []
+        replies = await self.perform_each(calls)
+        failure = next((reply for reply in replies if isinstance(reply, BrokerError)), None)
+        if failure is None:
+            return [reply for reply in replies if not isinstance(reply, BrokerError)]
+        if any(not isinstance(reply, BrokerError) for reply in replies):
+            failure.mark_maybe_done()
+        raise failure
+
+    async def perform_each(self, calls: Sequence[Call[T]]) -> list[T | BrokerError]:
+        """Perform several calls; return the reply of each, or its error."""
+        replies: dict[int, T | BrokerError] = {}
+        parts: dict[NodeAddress, list[tuple[int, int | None]]] = {}
+        node: NodeAddress | None = None
+        for index, call in enumerate(calls):
+            slots = self._find_slots(call)
+            try:
+                if len(slots) > 1:
+                    replies[index] = await self._perform_split(call)
+                    continue
+                if slots or node is None:
+                    node = await self.map.find_node(slots[0] if slots else None)
+            except BrokerError as error:
+                replies[index] = error
+                continue
+            parts.setdefault(node, []).append((index, slots[0] if slots else None))
+        outcomes = (
+            await run_all_async(
+                [
+                    partial(self._perform_part, node, [calls[at] for at, _ in part])
+                    for node, part in parts.items()
+                ]
+            )
+            if parts
+            else []
+        )
+        for (node, part), outcome in zip(parts.items(), outcomes, strict=True):
+            for at, (index, slot) in enumerate(part):
+                reply = outcome if isinstance(outcome, BrokerError) else outcome[at]
+                if isinstance(reply, _REFUSED):
+                    try:
+                        reply = await self._perform_again(calls[index], slot, node, reply)
+                    except BrokerError as error:
+                        reply = error
+                replies[index] = reply
+        return [replies[index] for index in range(len(calls))]
+
+    async def perform_again(self, call: Call[T], error: BrokerError) -> T:
+        """Perform a call that a node has refused with this error, or raise it."""
+        slots = self._find_slots(call)
+        if not isinstance(error, _REFUSED):
+            raise error
+        return await self._perform_again(call, slots[0] if slots else None, None, error)
+
+    async def _perform_part(self, node: NodeAddress, calls: Sequence[Call[Any]]) -> list[Any]:
+        return await (await self._get_driver(node)).perform_each(calls)
+
+    async def _perform_again(
+        self,
+        call: Call[T],
+        slot: int | None,
+        node: NodeAddress | None,
+        error: SlotRedirected | BrokerUnavailable,
+    ) -> T:
+        """Send a call once more that was refused, or whose reply was lost, as often as it may be; else raise."""
+        late_at = time.monotonic() + PATIENCE
+        attempt, may_have_run = 0, False
+        while True:
+            attempt += 1
+            may_have_run = may_have_run or error.maybe_done
+            redirection = error.redirection if isinstance(error, SlotRedirected) else None
+            step = decide(
+                _classify(error),
+                may_repeat=call.repeatable or not error.maybe_done,
+                attempt=attempt,
+                is_late=redirection is None and time.monotonic() >= late_at,
+            )
+            if step == "raise" or (step != "refresh" and redirection is None):
+                if may_have_run:
+                    error.mark_maybe_done()
+                raise error
+            try:
+                if step == "refresh" or redirection is None:
+                    await self._refresh(slot, node, attempt, is_unstable=isinstance(error, SlotUnstable))
+                    node = await self.map.find_node(slot)
+                    return await (await self._get_driver(node)).perform(call)
+                named = redirection.node
+                if not named.host:
+                    named = NodeAddress((node or self.map.nodes[0]).host, named.port)
+                if step == "ask":
+                    return await self._ask(call, named)
+                await self.map.note_moved(redirection.slot, named)
+                node = named
+                return await (await self._get_driver(node)).perform(call)
+            except _REFUSED as refused:
+                error = refused
+
+    async def _refresh(
+        self, slot: int | None, node: NodeAddress | None, attempt: int, *, is_unstable: bool
+    ) -> None:
+        """Read the map again, and wait a moment unless another node has the slot now."""
+        await self.map.read(last=node)
+        if is_unstable or slot is None or self.map.slots.find_node(slot) == node:
+            await sleep(
+                full_jitter(attempt, start=PAUSE_START, cap=PAUSE_CAP, random=random.random) + PAUSE_START
+            )
+
+    async def _ask(self, call: Call[T], node: NodeAddress) -> T:
+        """Send a call to the node to which its slot migrates."""
+        # With its text: after a NOSCRIPT it would be sent again without ASKING.
+        asked: list[Call[Any]] = [_ASKING, replace(call, words=call.with_script_text)]
+        _, reply = await (await self._get_driver(node)).perform_each(asked)
+        if isinstance(reply, BrokerError):
+            raise reply
+        return cast("T", reply)
+
+    def _find_slots(self, call: Call[Any]) -> list[int]:
+        """Return the slots of the keys of a call, each once.
+
+        Raises:
+            BrokerUnsupported: A script has keys of several slots.
+        """
+        keys = find_keys(call.words)
+        if len(keys) == 1:
+            return [get_key_slot(keys[0])]
+        slots = list(dict.fromkeys(map(get_key_slot, _with_different_tags(keys))))
+        if len(slots) > 1 and call.script is not None:
+            raise BrokerUnsupported(
+                f"broker {self._where} is a Redis Cluster, where the script {call.script.name} cannot have keys of "
+                f"several slots ({', '.join(map(str, keys[:3]))}, ...)"
+            )
+        return slots
+
+    async def _perform_split(self, call: Call[T]) -> T:
+        """Perform a call on each of its slots, and return the value of all replies together."""
+        keys = find_keys(call.words)
+        parts = [
+            Call(words, lambda raw: raw, repeatable=call.repeatable)
+            for words in split_words(call.words).values()
+        ]
+        return call.decode(join_replies(call.words[0], keys, parts, await self.perform_all(parts)))
+
+    async def _scan(self, call: Call[T]) -> T:
+        """Perform SCAN on one node after the other: the cursor tells which is next."""
+        cursor, number = divmod(int(call.words[1]), SCAN_BASE)
+        await self.map.find_node(None)
+        nodes = self.map.nodes
+        if number >= len(nodes):
+            return call.decode([b"0", []])
+        words = (call.words[0], cursor, *call.words[2:])
+        driver = await self._get_driver(nodes[number])
+        raw: Any = await driver.perform(Call(words, lambda raw: raw, repeatable=True))
+        following = int(raw[0])
+        if following:
+            following = following * SCAN_BASE + number
+        elif number + 1 < len(nodes):
+            following = number + 1
+        return call.decode([b"%d" % following, raw[1]])
+
+
+def _classify(error: BrokerError) -> Any:
+    if isinstance(error, SlotRedirected):
+        return "ask" if error.redirection.kind == "ASK" else "moved"
+    return "unstable" if isinstance(error, SlotUnstable | BrokerReadOnly) else "unreachable"
+
+
+def _with_different_tags(keys: Sequence[Any]) -> Iterable[Any]:
+    """Yield one key of each hash tag: those of one queue are many, and have the same."""
+    tags: set[Any] = set()
+    for key in keys:
+        text = key.decode(errors="replace") if isinstance(key, bytes) else str(key)
+        start = text.find("{")
+        tag = text[start : text.find("}", start)] if start >= 0 else text
+        if tag not in tags:
+            tags.add(tag)
+            yield text
+
+
+def join_replies(
+    command: Any, keys: Sequence[Any], parts: Sequence[Call[Any]], replies: Sequence[Any]
+) -> Any:
+    """Return the raw reply to a command of several slots, from those to its parts."""
+    if command == "MGET":
+        by_key = {
+            key: value
+            for part, reply in zip(parts, replies, strict=True)
+            for key, value in zip(part.words[1:], reply, strict=True)
+        }
+        return [by_key[key] for key in keys]
+    if command in ("XREADGROUP", "XREAD"):
+        return [
+            entry
+            for reply in replies
+            for entry in (reply.items() if hasattr(reply, "items") else reply or ())
+        ]
+    return sum(replies)

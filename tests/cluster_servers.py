@@ -1,0 +1,230 @@
+"""A real Redis Cluster on this machine, for tests: three primaries, and replicas where a test asks for them."""
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from celery5.broker.servers.embedded import find_binary
+
+_KEEPER = '"$@" </dev/null & server=$!; read -r _; kill -KILL "$server"; wait "$server" 2>/dev/null'
+LIMIT = 20.0
+"""Seconds within which the cluster must be up, or a change of it be known to all of its nodes."""
+SLOTS = 16384
+
+
+class ClusterNode:
+    """One server of a cluster."""
+
+    def __init__(self, binary: Path, folder: Path, node_timeout_ms: int) -> None:
+        self.binary = binary
+        self.folder = folder
+        self.port, self.bus_port = _find_free_ports()
+        self._options = {
+            "bind": "127.0.0.1",
+            "port": str(self.port),
+            "cluster-enabled": "yes",
+            "cluster-config-file": "nodes.conf",
+            "cluster-port": str(self.bus_port),
+            "cluster-node-timeout": str(node_timeout_ms),
+            "cluster-replica-validity-factor": "0",
+            "repl-diskless-sync-delay": "0",
+            "dir": str(folder),
+            "save": "",
+            "appendonly": "no",
+            "logfile": str(folder / "server.log"),
+        }
+        self._process: subprocess.Popen[bytes] | None = None
+        self.client: Any = redis.Redis(port=self.port, socket_timeout=10, decode_responses=True)
+
+    def start(self) -> None:
+        """Start the server. It remembers its cluster."""
+        self.folder.mkdir(exist_ok=True)
+        options = [word for name, value in self._options.items() for word in (f"--{name}", value)]
+        # A shell ends it when this process ends, however that may be: its input is closed then.
+        self._process = subprocess.Popen(
+            ["/bin/sh", "-c", _KEEPER, "celery5-node", str(self.binary), *options],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "LC_ALL": "C"},
+            start_new_session=True,
+        )
+
+    def answers(self) -> bool:
+        """Return whether it answers a PING."""
+        with suppress(redis.RedisError):
+            return bool(self.client.ping())
+        return False
+
+    def kill(self) -> None:
+        """End it at once, as a crash would."""
+        if self._process is not None:
+            self._process.communicate()
+            self._process = None
+
+    @property
+    def node_id(self) -> str:
+        """Its id in the cluster."""
+        return str(self.client.execute_command("CLUSTER", "MYID"))
+
+    def knows_all_slots(self) -> bool:
+        """Return whether it knows the owner of each slot, and says that the cluster works."""
+        with suppress(redis.RedisError):
+            fields = self.client.execute_command("CLUSTER", "INFO")
+            fields = fields if isinstance(fields, dict) else _parse_info(str(fields))
+            return int(fields["cluster_slots_ok"]) == SLOTS and fields["cluster_state"] == "ok"
+        return False
+
+
+class TestCluster:
+    """A cluster whose slots are divided among its primaries."""
+
+    __test__ = False
+
+    def __init__(self, binary: Path, folder: Path, *, primaries: int, node_timeout_ms: int) -> None:
+        self._binary = binary
+        self._folder = folder
+        self._numbers = count()
+        self._node_timeout_ms = node_timeout_ms
+        self.primaries = [self._make_node() for _ in range(primaries)]
+        self.replicas: list[ClusterNode] = []
+
+    @property
+    def nodes(self) -> list[ClusterNode]:
+        """All of its servers."""
+        return [*self.primaries, *self.replicas]
+
+    @property
+    def url(self) -> str:
+        """The broker URL."""
+        return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in self.primaries)
+
+    def start(self) -> None:
+        """Start the servers, divide the slots, and wait until all of them know it."""
+        for node in self.primaries:
+            node.start()
+        for number, node in enumerate(self.primaries):
+            wait_until(node.answers, f"node {node.port} answers")
+            first, end = (SLOTS * at // len(self.primaries) for at in (number, number + 1))
+            node.client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
+            node.client.execute_command("CLUSTER", "ADDSLOTS", *range(first, end))
+            if number:
+                self._introduce(node, self.primaries[0])
+        self.wait_until_whole()
+
+    def wait_until_whole(self) -> None:
+        """Wait until each node knows the owner of each slot."""
+        for node in self.nodes:
+            wait_until(node.knows_all_slots, f"node {node.port} is up")
+
+    def add_replica(self, primary: ClusterNode) -> ClusterNode:
+        """Start a replica of a primary, and wait until it follows."""
+        node = self._make_node()
+        node.start()
+        self.replicas.append(node)
+        wait_until(node.answers, f"node {node.port} answers")
+        self._introduce(node, primary)
+        wait_until(node.knows_all_slots, "the replica has met all")
+        node.client.execute_command("CLUSTER", "REPLICATE", primary.node_id)
+        wait_until(
+            lambda: node.client.info("replication").get("master_link_status") == "up", "the replica follows"
+        )
+        return node
+
+    def find_owner(self, key: str) -> ClusterNode:
+        """Return the primary that has a key."""
+        slot = self.find_slot(key)
+        for entry in self._ask_slots():
+            if entry[0] <= slot <= entry[1]:
+                return next(node for node in self.nodes if node.port == entry[2][1])
+        raise LookupError(key)
+
+    def find_slot(self, key: str) -> int:
+        """Return the slot of a key."""
+        return int(self.primaries[0].client.execute_command("CLUSTER", "KEYSLOT", key))
+
+    def migrate(self, key: str, target: ClusterNode) -> None:
+        """Move the slot of a key to another primary, key by key, as `redis-cli --cluster reshard` does."""
+        slot, source = self.find_slot(key), self.find_owner(key)
+        target.client.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", source.node_id)
+        source.client.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", target.node_id)
+        while keys := source.client.execute_command("CLUSTER", "GETKEYSINSLOT", slot, 10):
+            source.client.execute_command(
+                "MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "REPLACE", "KEYS", *keys
+            )
+        for node in (target, source, *self.primaries):
+            node.client.execute_command("CLUSTER", "SETSLOT", slot, "NODE", target.node_id)
+
+    def scan_keys(self, pattern: str = "*") -> list[str]:
+        """Return the keys of all primaries that match."""
+        return [key for node in self.primaries for key in node.client.scan_iter(pattern, count=1000)]
+
+    def stop(self) -> None:
+        """End all servers and remove their files."""
+        for node in self.nodes:
+            node.kill()
+            node.client.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _introduce(self, node: ClusterNode, other: ClusterNode) -> None:
+        node.client.execute_command("CLUSTER", "MEET", "127.0.0.1", other.port, other.bus_port)
+
+    def _make_node(self) -> ClusterNode:
+        folder = self._folder / str(next(self._numbers))
+        return ClusterNode(self._binary, folder, self._node_timeout_ms)
+
+    def _ask_slots(self) -> Sequence[Any]:
+        for node in self.nodes:
+            with suppress(redis.RedisError):
+                found = node.client.execute_command("CLUSTER", "SLOTS")
+                return found if isinstance(found, list) else _as_entries(found)
+        return []
+
+
+@contextmanager
+def running_cluster(
+    binary: str | None, *, primaries: int = 3, node_timeout_ms: int = 1000
+) -> Iterator[TestCluster]:
+    """Run a cluster during the block."""
+    folder = Path(tempfile.mkdtemp(prefix="c5-cluster-", dir="/tmp"))
+    cluster = TestCluster(find_binary(binary), folder, primaries=primaries, node_timeout_ms=node_timeout_ms)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+def wait_until(condition: Callable[[], object], what: str, limit: float = LIMIT) -> None:
+    """Wait until a condition is true. Raises AssertionError after `limit` seconds."""
+    end = time.monotonic() + limit
+    while not condition():
+        assert time.monotonic() < end, f"not within {limit:g} s: {what}"
+        time.sleep(0.01)
+
+
+def _find_free_ports() -> tuple[int, int]:
+    """Return a port for clients and one for the bus of the cluster."""
+    with socket.socket() as first, socket.socket() as second:
+        first.bind(("127.0.0.1", 0))
+        second.bind(("127.0.0.1", 0))
+        return first.getsockname()[1], second.getsockname()[1]
+
+
+def _parse_info(text: str) -> dict[str, str]:
+    return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+
+
+def _as_entries(found: dict[tuple[int, int], Any]) -> list[Any]:
+    """Return the reply to CLUSTER SLOTS as the server sends it: redis-py makes a mapping of it."""
+    return [[first, last, facts["primary"]] for (first, last), facts in found.items()]

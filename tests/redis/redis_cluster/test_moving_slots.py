@@ -1,0 +1,100 @@
+"""Slots that move, and primaries that die, while jobs are sent and run: nothing is lost, and nothing runs twice."""
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+import trio
+
+from celery5 import App, AsyncResult
+from celery5.errors import BrokerUnavailable
+from tests.cluster_servers import TestCluster, running_cluster
+from tests.redis.worker.workers import LEASE, start
+
+LIMIT = 60.0
+"""Seconds for everything: the machine may be busy."""
+
+
+class Load:
+    """Sends jobs one after the other until it is stopped, and counts what runs."""
+
+    def __init__(self, app: App, queue: str) -> None:
+        self.runs: Counter[int] = Counter()
+        self.is_over = False
+
+        @app.task(name=f"count-{queue}", queue=queue)
+        async def count(number: int) -> int:
+            self.runs[number] += 1
+            return number
+
+        self._count = count
+
+    async def send(self) -> None:
+        """Send until it is over, and wait for all results. What may have been sent runs, and nobody waits for it."""
+        results: dict[int, AsyncResult[int]] = {}
+        for number in itertools.count():
+            if self.is_over:
+                break
+            try:
+                results[number] = await self._count.adelay(number)
+            except BrokerUnavailable:
+                await trio.sleep(0.05)
+            await trio.sleep(0.002)
+        for number, result in results.items():
+            assert await result.aget(timeout=LIMIT) == number
+        assert set(results) <= set(self.runs)
+
+    async def advance(self, jobs: int) -> None:
+        """Wait until so many more jobs have run."""
+        goal = sum(self.runs.values()) + jobs
+        while sum(self.runs.values()) < goal:
+            await trio.sleep(0.01)
+
+
+async def test_slot_migration_both_ways_under_load_loses_and_doubles_no_job(
+    redis_cluster: TestCluster, app: App
+) -> None:
+    load = Load(app, "mails")
+    key = app.queue("mails").stream
+    source = redis_cluster.find_owner(key)
+    target = next(node for node in redis_cluster.primaries if node is not source)
+    with trio.fail_after(LIMIT):
+        async with trio.open_nursery() as nursery:
+            await start(nursery, app)
+            async with trio.open_nursery() as sending:
+                sending.start_soon(load.send)
+                for node in (target, source):
+                    await load.advance(50)
+                    await trio.to_thread.run_sync(redis_cluster.migrate, key, node)
+                    await load.advance(50)
+                load.is_over = True
+            nursery.cancel_scope.cancel()
+    assert set(load.runs.values()) == {1}
+
+
+@pytest.fixture
+def mortal_cluster(server_binary: str | None) -> Iterator[TestCluster]:
+    """A cluster of the test's own, whose primaries have a replica each."""
+    with running_cluster(server_binary, node_timeout_ms=500) as cluster:
+        for node in cluster.primaries:
+            cluster.add_replica(node)
+        yield cluster
+
+
+async def test_jobs_that_a_replica_has_survive_the_death_of_their_primary(
+    mortal_cluster: TestCluster, app_name: str
+) -> None:
+    app = App(app_name, broker=mortal_cluster.url, lease=LEASE, replicas=1)
+    load = Load(app, "mails")
+    with trio.fail_after(LIMIT):
+        async with trio.open_nursery() as nursery:
+            await start(nursery, app)
+            async with trio.open_nursery() as sending:
+                sending.start_soon(load.send)
+                await load.advance(50)
+                await trio.to_thread.run_sync(mortal_cluster.find_owner(app.queue("mails").stream).kill)
+                await load.advance(50)
+                load.is_over = True
+            nursery.cancel_scope.cancel()
+    app.close()
