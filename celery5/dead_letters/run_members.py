@@ -7,7 +7,8 @@ from celery5.broker.calls import workflows as calls
 from celery5.broker.driver import AsyncDriver
 from celery5.protocol.job.dead_letters import DeadJob
 from celery5.protocol.workflows.member_ids import MemberId, parse_member_id
-from celery5.workflows import compiler, graph
+from celery5.workflows import graph
+from celery5.workflows.on_failure import read_on_failure
 
 if TYPE_CHECKING:
     from celery5.application import Application
@@ -58,5 +59,5 @@ def _find_hidden_tasks(app: "Application") -> set[str]:
         if (undo := task.send_options.undo) is not None:
             found.add(undo.name)
         if (on_failure := task.send_options.on_failure) is not None:
-            found.add(compiler.read_on_failure(on_failure).task.name)
+            found.add(read_on_failure(on_failure).task.name)
     return found

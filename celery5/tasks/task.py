@@ -35,9 +35,10 @@ from celery5.protocol.events.documents import group_recipients
 from celery5.protocol.events.sinks import RedisResults, Sink, SinkOptions, parse_sinks
 from celery5.protocol.health.breaker import BreakerPolicy
 from celery5.protocol.job.arguments import Parameters, ResultType
+from celery5.protocol.job.failure_call import make_failure_call
 from celery5.protocol.job.history import CallShape
 from celery5.protocol.job.job import Job, Options, SendOptions, SharedFields, hash_call, new_id
-from celery5.protocol.job.messages import VERSION, Command, encode
+from celery5.protocol.job.messages import VERSION, Command, FailureCall, encode
 from celery5.protocol.job.names import get_module_name
 from celery5.protocol.job.retry_policy import CustomBackoff, RetryPolicy
 from celery5.protocol.limits import DeclaredLimits, format_expiry
@@ -51,6 +52,7 @@ from celery5.similar_names import did_you_mean
 from celery5.tasks.deduplication import DeduplicationPolicy, prepare_policy
 from celery5.tasks.resources import Resource, check_loops, find_resources, inject_resources
 from celery5.workflows.compose import ComposedPartial, ComposedWorkflow, Partial, Workflow, check_need
+from celery5.workflows.on_failure import encode_on_failure
 from celery5.workflows.tree import GroupOptions, Map, TaskCall
 
 
@@ -162,6 +164,7 @@ class Task(Generic[P, R_co]):
         self._policy: RetryPolicy | None = None
         self._settings: Settings | None = None
         self._shared_fields: SharedFields | None = None
+        self._failure_call: FailureCall | None = None
         self._backoff: CustomBackoff | None = None if retry_backoff is None else CustomBackoff(retry_backoff)
         self.parameters: Parameters = Parameters(self.name, self.function, redact, _get_bound(code, bind))
         self.limits: LimitDeclaration | None = declare_limits(
@@ -314,6 +317,19 @@ class Task(Generic[P, R_co]):
         """Return a job without arguments, for those who send jobs and have only the task's name."""
         return self._job_of(Raw(b"[]"), NO_ARGUMENTS)
 
+    def make_failure_call(
+        self, args: Sequence[Raw], kwargs: Mapping[str, Raw], *, takes_failures: bool
+    ) -> FailureCall:
+        """Return the call of this task that jobs name as their `on_failure`, with these encoded arguments."""
+        # The job of a failure has none of its own. Its arguments differ each time, so they are no key.
+        changes: SendOptions = {"on_failure": None}
+        if self.send_options.key is None:
+            changes["unique_for"] = None
+        task = self.options(**changes)
+        raw_args = Raw(b"[" + b",".join(args) + b"]")
+        job = task._job_of(raw_args, Raw(encode(kwargs)) if kwargs else NO_ARGUMENTS)
+        return make_failure_call(job, takes_failures=takes_failures)
+
     @property
     def declared_limits(self) -> DeclaredLimits | None:
         """The limits that it declares; None for none."""
@@ -329,6 +345,10 @@ class Task(Generic[P, R_co]):
             fields["key"] = hash_call(self.parameters.encode_canonical(raw_args, raw_kwargs))
         if options.expires is not None:
             fields["expires"] = options.get_expiry(now)
+        if options.on_failure is not None:
+            fields["on_failure"] = self._failure_call = self._failure_call or encode_on_failure(
+                options.on_failure
+            )
         waiting_list = ""
         if concurrency_key or fair_key:
             fields["concurrency_key"], fields["fair_key"] = concurrency_key, fair_key
@@ -365,7 +385,7 @@ class Task(Generic[P, R_co]):
         return self._shared_fields
 
     def _compute_shared_fields(self, settings: Settings) -> SharedFields:
-        self._settings = settings
+        self._settings, self._failure_call = settings, None
         if self.send_options.queue is not None:
             self.app.brokers.warn_if_misspelled(self.name, self.send_options.queue)
         self._shared_fields = shared_fields = self.send_options.shared_fields(

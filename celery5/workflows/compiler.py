@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import Raw
 
-from celery5.errors import BadArguments, Misconfigured
+from celery5.errors import Misconfigured
 from celery5.limits.declaration import LimitDeclaration
 from celery5.protocol.job.arguments import Parameters
 from celery5.protocol.job.job import Options, SharedFields, to_seconds
@@ -35,8 +35,8 @@ from celery5.protocol.workflows.plan import (
     encode_expression,
     find_refs,
 )
-from celery5.protocol.workflows.status import StepFailure
 from celery5.workflows.nesting import walk_deeply
+from celery5.workflows.on_failure import check_takes_failures, read_on_failure, refuse_dynamic
 from celery5.workflows.tree import Chain, Map, StepGroup, TaskCall, Tree
 
 _ITEM = b"\x01item\x01"
@@ -310,10 +310,7 @@ class Compiler:
 
     def _make_hidden_job(self, name: str, task: NodeTask, of: int | None) -> Node:
         """Return a job that is no step of the run: `undo`, or `on_failure`. Its run does not stop it."""
-        if task.send_options.dynamic:
-            raise Misconfigured(
-                f"{name}={task.name}: that task is dynamic: nothing takes the workflow it returns"
-            )
+        refuse_dynamic(name, task)
         node = self._make_node("job", task, _Context("fail"))
         node.name, node.hidden, node.of = name, True, of
         return node
@@ -336,7 +333,11 @@ class Compiler:
         raw_args, raw_kwargs = task.parameters.encode_values(args, call.kwargs, _is_placeholder)
         arguments = [_expression(value, raw) for value, raw in zip(args, raw_args, strict=True)]
         named = {name: _expression(value, raw_kwargs[name]) for name, value in call.kwargs.items()}
-        _check_takes_failures(task, arguments, named)
+        check_takes_failures(
+            task,
+            [value.raw if isinstance(value, Known) else None for value in arguments],
+            {name: value.raw for name, value in named.items() if isinstance(value, Known)},
+        )
         self._set_message(node, task, arguments, named, ("", ""))
         return number
 
@@ -596,32 +597,6 @@ def compile_workflow(
         return compiler.finish(compiler.add_tree(tree).value)
 
     return walk_deeply(compile_tree)
-
-
-_SAMPLE_FAILURES = msgspec.json.encode([StepFailure(id="run~0", run="run", node=0)])
-
-
-def read_on_failure(target: Any) -> TaskCall:
-    """Return the call that `on_failure` names. The failures are its first argument, unless it has all arguments."""
-    tree = getattr(target, "tree", None)
-    if isinstance(tree, TaskCall):
-        return tree
-    takes_failures = bool(target.parameters.signature.parameters)
-    return TaskCall(target, (), {}, is_partial=takes_failures)
-
-
-def _check_takes_failures(
-    task: NodeTask, args: Sequence[Expression], kwargs: Mapping[str, Expression]
-) -> None:
-    """Raise Misconfigured when a task cannot be called with failures."""
-    raw = [value.raw if isinstance(value, Known) else _SAMPLE_FAILURES for value in args]
-    named = {name: Raw(value.raw) for name, value in kwargs.items() if isinstance(value, Known)}
-    try:
-        task.parameters.decode(Raw(b"[" + b",".join(raw) + b"]"), Raw(msgspec.json.encode(named)))
-    except BadArguments as error:
-        raise Misconfigured(
-            f"on_failure={task.name}: it is called with a list[StepFailure] first: {error}"
-        ) from None
 
 
 def _get_own_policy(mapped: Map) -> OnError | None:

@@ -1,9 +1,10 @@
 """Move the runs of workflows on whose home is a queue of this worker, and send what they have for other queues.
 
 A run is changed by one script only, `advance.lua`. It is called in the trip that settles members of runs, and here
-until nothing is left. What it cannot do in the slot of its queue it puts into an outbox: jobs of other queues, what has
-ended for runs of other queues, jobs to revoke. A worker takes an entry, performs it and removes it; when the worker
-dies, another one takes it. Each entry may be performed twice: a job is published once for its id, a node ends once.
+until nothing is left. What it cannot do in the slot of its queue it puts into an outbox: jobs of other queues, what
+has ended for runs of other queues, jobs to revoke. So do the scripts that end jobs, with what is sent for a dead one.
+A worker takes an entry, performs it and removes it; when the worker dies, another one takes it. Each entry may be
+performed twice: a job is published once for its id, a node ends once.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -19,9 +20,12 @@ from celery5.broker.calls import workflows as calls
 from celery5.broker.calls.leases import HeartbeatReply
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import QueueKeys
-from celery5.errors import BrokerError, BrokerReplied, CeleryError
+from celery5.broker.wall_clock import wall_time
+from celery5.errors import BrokerError, BrokerReplied, CeleryError, Corrupt
 from celery5.logs.log import Log
+from celery5.protocol.job.failure_call import make_failure_job
 from celery5.protocol.job.job import Job
+from celery5.protocol.job.messages import read_job_id
 from celery5.protocol.masking import mask_lines
 from celery5.protocol.workflows.member_ids import MemberId, parse_member_id
 from celery5.protocol.workflows.plan import DEFAULT_LIFE
@@ -260,10 +264,13 @@ class RunRelay:
         """Yield what is to be done for each destination, with the ids of its entries."""
         records: dict[str, list[calls.OutboxEntry]] = {}
         jobs: dict[str, list[calls.OutboxEntry]] = {}
+        failed: list[calls.OutboxEntry] = []
         others: list[calls.OutboxEntry] = []
         for entry in entries:
             if "record" in entry.fields:
                 records.setdefault(entry.fields["home"].decode(), []).append(entry)
+            elif "failed" in entry.fields:
+                failed.append(entry)
             elif "job" in entry.fields:
                 jobs.setdefault(entry.fields["queue"].decode(), []).append(entry)
             else:
@@ -277,9 +284,23 @@ class RunRelay:
                 [entry.id for entry in part],
                 partial(send, keys, [_make_job(entry.fields) for entry in part]),
             )
+        for entry in failed:
+            yield [entry.id], partial(self._send_for_failure, entry.fields)
         # Jobs that are to be revoked may be among those that have just been sent.
         for entry in others:
             yield [entry.id], partial(self._perform_one, keys.queue, entry.fields)
+
+    async def _send_for_failure(self, fields: Mapping[str, bytes]) -> None:
+        """Send the `on_failure` job of a dead one that is in no run. If it was sent before, that changes nothing."""
+        job_id = fields["failed"].decode()
+        try:
+            job = make_failure_job(job_id, fields["message"], fields["document"], now=wall_time())
+        except Corrupt as error:  # no such message comes from `delay`
+            self._log.event(
+                "job:on-failure-dropped", "error", job=read_job_id(fields["message"]), why=str(error)
+            )
+            return
+        await self._app.asend_jobs([job])
 
     async def _apply(self, home: str, records: Sequence[bytes]) -> None:
         log_failed_runs(self._log, home, await self._app.workflows.apply(home, records))

@@ -116,7 +116,7 @@ class Options(msgspec.Struct, frozen=True):
     ignore: frozenset[str] | None = None
     # In a workflow: the task that undoes this one when the run fails; it gets the result.
     undo: Any = None
-    # In a workflow: the task, or the call of one, that is called when this one has failed.
+    # The task, or the call of one, that is called when this one has failed for good.
     on_failure: Any = None
     # In a workflow: the job may return a workflow, which takes its place.
     dynamic: bool | None = None

@@ -64,6 +64,21 @@ class Refusal(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     since: float = 0.0
 
 
+class FailureCall(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """The job that is sent when another one is dead: the `on_failure` of a job that is in no workflow."""
+
+    queue: str
+    # Its Command, which gets its id then.
+    command: Raw
+    # Its first argument is a list of what has failed, which comes before those in the Command.
+    takes_failures: bool = False
+    # When it may start: `+ms` from the failure, or ms since 1970.
+    at: str = ""
+    # Seconds from the failure after which it is not started.
+    expires_in: float | None = None
+    unique_for: float | None = None
+
+
 class Command(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """A Command message: run `task` with `args` and `kwargs`. Times are seconds since 1970.
 
@@ -95,6 +110,7 @@ class Command(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     headers: dict[str, str] | None = None  # what middleware of the producer has added
     event: Annotated[str, Meta(max_length=800)] = ""  # the event that it is for: its name, a blank, its id
     refused: Refusal | None = None  # which code could not run it, while it waits for other code
+    on_failure: FailureCall | None = None  # what is sent when it is dead
 
     @property
     def lock(self) -> str:

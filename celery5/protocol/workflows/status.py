@@ -83,12 +83,13 @@ class Outcome(msgspec.Struct, Generic[T], frozen=True):
 
 
 class StepFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """What has failed in a run: the job of `on_failure=` gets a list of these, 20 at most."""
+    """What has failed: the job of `on_failure=` gets a list of these, one for a single job, 20 at most for a run."""
 
     # The id of the job; of the run, when that has expired.
     id: str
-    # The id of the run, and the number of the step in its graph; None when the whole run has expired.
-    run: str
+    # The id of the run; "" for a job that is in none. The number of the step in its graph; None when the whole run has
+    # expired.
+    run: str = ""
     node: int | None = None
     # The task whose job has failed; where a step has returned a workflow, that of the job that failed in it.
     task: str = ""
@@ -97,6 +98,8 @@ class StepFailure(msgspec.Struct, frozen=True, kw_only=True):
     # The type and the message of the error.
     type: str = ""
     message: str = ""
+    # Why the job is dead: `exhausted`, `poisoned`, `unknown-task`, ...
+    reason: str = ""
 
 
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):

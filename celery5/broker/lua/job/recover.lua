@@ -220,6 +220,7 @@ local function undo(one, lane)
     if id ~= '' and (here or place == '') then
       redis.call('HSET', jobs, id, 'X' .. dead_entry)
       end_job(id, lock, words, 'DEAD', task)
+      note_failure(jobs, command, id, dead_entry, message, words)
     end
     dead_lettered = dead_lettered + 1
     fate = 'dead letter'

@@ -33,7 +33,8 @@
 -- was revoked meanwhile (its place says V) is not tried again, given back or dead-lettered: it ends as REVOKED. An entry is
 -- the job when it is where `jobs` has it; where `jobs` knows nothing of it, when it has not ended. Any other is a copy: it
 -- ends nothing and does not come back. A copy that is given up is dead-lettered without the job's name.
--- What has ended of runs of workflows is noted on a list that is named after `jobs`, or in the outbox, for advance.lua.
+-- What has ended of runs of workflows is noted on a list that is named after `jobs`, or in the outbox, for advance.lua. There, too, is
+-- noted what is sent for a dead job that is in no run.
 local stream, jobs, leases, due, waiting, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local unique, documents = KEYS[7], KEYS[8]
 local group, me, lane = ARGV[1], ARGV[2], ARGV[4]
@@ -132,6 +133,7 @@ if others[1] then
     note_ended(job)
   end
   local foreign = {} -- the jobs that are kept for other code, by their lists
+  local has_failed = false -- a job is dead whose message says what is sent then
   -- The other verbs are rare. Their functions are made when the first of them comes.
   local function make_other_verbs()
     local verbs, clock = {}, now_ms()
@@ -208,11 +210,13 @@ if others[1] then
       end
       local dead_entry = add_dead(dead, message, terms.document, terms.cause)
       if not here then return end
+      local command = decode_message(message)
       move(id, 'X' .. dead_entry)
       store_document(job.result, terms.document, job.ttl)
       note_end(jobs, id, 'DEAD', terms.document)
+      has_failed = note_failure(jobs, command, id, dead_entry, message, terms.document) or has_failed
       send_document(job, terms.document)
-      unlock(unique, lock_of(decode_message(message)), id)
+      unlock(unique, lock_of(command), id)
     end
     verbs['ended'] = function(job)
       if not is_job(job) then return end
@@ -261,6 +265,7 @@ if others[1] then
     end
   end
   wake_if_first(due, ARGV[3], earliest)
+  if has_failed then redis.call('PUBLISH', ARGV[3], 'runs') end
   for _, list in ipairs(foreign) do -- bound: the outcomes of this call
     add_foreign(jobs, list, foreign[list], foreign[list].wait)
     redis.call('PUBLISH', ARGV[3], 'foreign ' .. list)

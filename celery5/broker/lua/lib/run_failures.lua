@@ -41,7 +41,8 @@ local function add_run_failures(call)
       local message, reason = text_of(failure.message), text_of(found.reason)
       return cjson.encode({id = text_of(found.id), run = run.id, node = n, task = text_of(found.task), state = state,
         type = failure.type and text_of(failure.type) or string.sub(state, 1, 1) .. string.lower(string.sub(state, 2)),
-        message = cut_text(message ~= '' and message or reason ~= '' and reason or WITHOUT_DOCUMENT[state] or '', MOST_MESSAGE_BYTES)})
+        message = cut_text(message ~= '' and message or reason ~= '' and reason or WITHOUT_DOCUMENT[state] or '', MOST_MESSAGE_BYTES),
+        reason = state == 'DEAD' and reason or nil})
     end
     local function errors_in(run, name) return get(run, name) and cmsgpack.unpack(run.fields[name]) or {} end
     local function keep_error(run, name, error)
