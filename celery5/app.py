@@ -188,13 +188,13 @@ class App:
         self.event: DeclareEvent = DeclareEvent(self)
         self.breaker: BreakerPolicy = breaker or WATCH_ONLY_BREAKER
         self.health_check: DeclareCheck = DeclareCheck(checks)
-        self.publisher_check: DeclareCheck = DeclareCheck()
+        self.publisher_check: DeclareCheck = DeclareCheck(has_asyncio=False)
         self.source: DeclareSource = source
-        self.command: DeclareCommand = DeclareCommand()
+        self.command: DeclareCommand = DeclareCommand(loop)
         self.keys: Keys = Keys(name)
         self.brokers: Brokers = Brokers(self)
         self.backlog: Backlog = self._make_backlog(own_backlog)
-        self.limit_rule: DeclareLimitRule = DeclareLimitRule()
+        self.limit_rule: DeclareLimitRule = DeclareLimitRule(loop)
         self.limits: Limits = Limits(self, self.limit_rule)
         self.timer, self.alert = DeclareTimer(loop), DeclareAlert()
         _APPS.add(self)

@@ -3,7 +3,7 @@
 import inspect
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeVar, cast, get_args, overload
 
 import msgspec
@@ -14,11 +14,13 @@ from celery5.broker.keys import Keys, QueueKeys
 from celery5.errors import Misconfigured
 from celery5.protocol.health.breaker import BreakerPolicy
 from celery5.protocol.health.readings import CHECK_STATES, UNKNOWN_STATE, validate_states
+from celery5.protocol.task_kinds import EventLoop, check_loop
 from celery5.runners.surrounding import surround_call
 
 T = TypeVar("T")
 
 Scope = Literal["local", "group", "global"]
+CallOnAsyncio = Callable[[Callable[[], Awaitable[object]]], Awaitable[object]]
 CheckFunction = Callable[[], Any]
 """Returns the state, or several, of which the worst counts; or True or None (good), or False (the worst)."""
 
@@ -34,6 +36,10 @@ class CheckContext(msgspec.Struct, frozen=True):
     keys: Keys
     redis: AsyncDriver | None = None
     """The connection to the broker that the check is about; None if it is about no broker."""
+    default_loop: EventLoop = "trio"
+    """The event loop of an `async def` whose check names none."""
+    call_on_asyncio: CallOnAsyncio | None = None
+    """Calls a function in the asyncio loop of the process; None where there is none."""
 
     async def perform(self, call: Call[T], /) -> T:
         """Perform one call. Raises LookupError if the check is about no broker."""
@@ -68,6 +74,7 @@ class HealthCheck:
         scope: `local`: each worker runs it. `group`: one worker runs it for all of its group (setting `worker_group`).
             `global`: one worker runs it for all. Shared states are kept in Redis.
         stale_after: Periods after which a state that was not seen again is stale.
+        loop: The event loop of its functions that are `async def`; by default that of the application.
 
     Raises:
         Misconfigured: These do not fit together.
@@ -85,6 +92,7 @@ class HealthCheck:
         window: float | None = None,
         scope: Scope = "local",
         stale_after: int = 3,
+        loop: EventLoop | None = None,
     ) -> None:
         if not (isinstance(cast("object", name), str) and name) or any(
             character.isspace() or character in "{}" for character in name
@@ -92,9 +100,13 @@ class HealthCheck:
             raise Misconfigured(f"health check name {name!r}: use 1 or more characters, no spaces, no braces")
         self.name: str = name
         self.states: tuple[str, ...] = validate_states(states, name)
-        self.functions: list[CheckFunction] = (
-            [] if function is None else [_get_check_function(function, name)]
-        )
+        if loop is not None:
+            check_loop(loop, f"health check {name}")
+        self.loop: EventLoop | None = loop
+        self.functions: list[CheckFunction] = []
+        self._task_loops: dict[int, EventLoop] = {}
+        if function is not None:
+            self.subscribe(function)
         self.period: float = PERIOD if period is None else period
         self.timeout: float = min(TIMEOUT, self.period) if timeout is None else timeout
         self.window: float = 12 * self.period if window is None else window
@@ -129,11 +141,17 @@ class HealthCheck:
         return bool(self.functions) or type(self).run_check is not HealthCheck.run_check
 
     def subscribe(self, function: CheckFunction) -> CheckFunction:
-        """Run `function` or a task, too, at each period: `async def` on Trio, `def` in a thread.
+        """Run `function` or a task, too, at each period: `async def` in its event loop, `def` in a thread.
 
         The worst state that one of them returns counts. Raises Misconfigured for what cannot run without arguments.
         """
-        self.functions.append(_get_check_function(function, self.name))
+        own = _get_check_function(function, self.name)
+        if self.loop == "asyncio" and not _is_async(own):
+            raise Misconfigured(f"health check {self.name} is not async: loop='asyncio' is for async def")
+        kind = getattr(function, "kind", "")
+        if kind in ("trio", "asyncio"):
+            self._task_loops[id(own)] = kind
+        self.functions.append(own)
         return function
 
     def record_state(self, state: str) -> None:
@@ -168,10 +186,15 @@ class HealthCheck:
 
         if function is None:
             return None
-        if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-            getattr(function, "__call__", None)  # noqa: B004  an object whose call is async
-        ):
-            return await function()
+        if _is_async(function):
+            loop = self._task_loops.get(id(function)) or self.loop or context.default_loop
+            if loop == "trio":
+                return await function()
+            if context.call_on_asyncio is None:
+                raise Misconfigured(
+                    f"health check {self.name}: there is no asyncio loop here: use def, or loop='trio'"
+                )
+            return await context.call_on_asyncio(function)
         is_own = getattr(function, "__module__", "").startswith("celery5.")
         call: Callable[[], object] = function if is_own else surround_call(function, "thread")
         return await call_in_thread(call, limiter=self._limiter())
@@ -217,14 +240,18 @@ class HealthCheck:
             )
 
 
+def _is_async(function: CheckFunction) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004  an object whose call is async
+    )
+
+
 def _get_check_function(function_or_task: Any, check: str) -> CheckFunction:
     """Return the function to run; for a task, its own. Raises Misconfigured."""
     kind = getattr(function_or_task, "kind", "")
-    function: Any = function_or_task.function if kind in ("trio", "thread") else function_or_task
-    if kind in ("asyncio", "boxed"):
-        raise Misconfigured(
-            f"health check {check}: {function_or_task!r} is {kind}: use async def on Trio, or def"
-        )
+    function: Any = function_or_task.function if kind in ("trio", "asyncio", "thread") else function_or_task
+    if kind == "boxed":
+        raise Misconfigured(f"health check {check}: {function_or_task!r} is boxed: use async def, or def")
     if not callable(function):
         raise Misconfigured(f"health check {check}: {function_or_task!r} is no function")
     try:
@@ -261,7 +288,8 @@ def validate_checks(
 class DeclareCheck:
     """The decorator `@app.health_check`, with or without arguments. They are those of HealthCheck."""
 
-    def __init__(self, checks: Sequence[HealthCheck] = ()) -> None:
+    def __init__(self, checks: Sequence[HealthCheck] = (), *, has_asyncio: bool = True) -> None:
+        self._has_asyncio = has_asyncio
         self.known: dict[str, HealthCheck] = {}
         for check in checks:
             self.add(check)
@@ -280,6 +308,7 @@ class DeclareCheck:
         window: float | None = None,
         scope: Scope = "local",
         stale_after: int = 3,
+        loop: EventLoop | None = None,
     ) -> Callable[[CheckFunction], HealthCheck]: ...
     def __call__(
         self, function: CheckFunction | None = None, *, name: str | None = None, **options: Any
@@ -297,6 +326,10 @@ class DeclareCheck:
         """Let the application's workers run a check. Raises Misconfigured when another one has its name."""
         if not isinstance(cast("object", check), HealthCheck):
             raise Misconfigured(f"checks are HealthChecks, got {check!r}")
+        if check.loop == "asyncio" and not self._has_asyncio:
+            raise Misconfigured(
+                f"health check {check.name}: loop='asyncio': who publishes has no asyncio loop: use def, or loop='trio'"
+            )
         if self.known.setdefault(check.name, check) is not check:
             raise Misconfigured(f"two health checks are named {check.name!r}")
         return check

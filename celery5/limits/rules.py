@@ -13,6 +13,7 @@ from celery5.health.health_check import HealthCheck
 from celery5.protocol.limit_rules import LimitRule, TimeWindow, check_rule_name
 from celery5.protocol.limits import LimitOverride
 from celery5.protocol.scheduling.zones import load_zone
+from celery5.protocol.task_kinds import EventLoop, FunctionKind, choose_kind
 
 if TYPE_CHECKING:
     from celery5.application import DeclaredTask
@@ -30,6 +31,8 @@ class ComputedRule(msgspec.Struct, frozen=True):
     function: Callable[..., Any]
     # Seconds between two calls.
     every: float
+    # Where the function runs.
+    kind: FunctionKind
 
 
 class DeclaredRules(msgspec.Struct, frozen=True):
@@ -66,7 +69,8 @@ class DeclaredRules(msgspec.Struct, frozen=True):
 class DeclareLimitRule:
     """The decorator `@app.limit_rule`, with or without arguments, and all rules of an application."""
 
-    def __init__(self) -> None:
+    def __init__(self, default_loop: EventLoop = "trio") -> None:
+        self._default_loop: EventLoop = default_loop
         self._rules: dict[str, LimitRule] = {}
         self._checks: dict[str, HealthCheck] = {}
         self._computed: dict[str, ComputedRule] = {}
@@ -84,22 +88,30 @@ class DeclareLimitRule:
     @overload
     def __call__(self, function: F, /) -> F: ...
     @overload
-    def __call__(self, *, name: str | None = None, every: float = EVERY) -> Callable[[F], F]: ...
     def __call__(
-        self, function: Callable[..., Any] | None = None, *, name: str | None = None, every: float = EVERY
+        self, *, name: str | None = None, every: float = EVERY, loop: EventLoop | None = None
+    ) -> Callable[[F], F]: ...
+    def __call__(
+        self,
+        function: Callable[..., Any] | None = None,
+        *,
+        name: str | None = None,
+        every: float = EVERY,
+        loop: EventLoop | None = None,
     ) -> Any:
         """Declare a function that computes limits: the Scheduler calls it, and imposes what it returns.
 
         It takes a `celery5.scaling.ClusterSnapshot`, and returns a limit (a number) or a rate (such as `200/m`) for
-        each task to be limited, by the task or its name; None imposes nothing. An `async def` runs on Trio, a `def` in
-        a thread; each may take 5 seconds. If it fails, what it returned before stays.
+        each task to be limited, by the task or its name; None imposes nothing. An `async def` runs in the event loop
+        `loop`, a `def` in a thread; each may take 5 seconds. If it fails, what it returned before stays.
 
         Args:
             name: The name of the rule; by default that of the function.
             every: Seconds between two calls.
+            loop: The event loop of an `async def`; by default that of the application.
 
         Raises:
-            Misconfigured: The name is taken, or `function` cannot be called with one argument.
+            Misconfigured: The name is taken, `function` cannot be called with one argument, or `loop` is none for it.
         """
 
         def declare(function: Any) -> Any:
@@ -116,7 +128,9 @@ class DeclareLimitRule:
                 or not 0 < seconds < math.inf
             ):
                 raise Misconfigured(f"limit rule {rule}: every is {every!r}: give seconds")
-            self._computed[rule] = ComputedRule(rule, function, every)
+            self._computed[rule] = ComputedRule(
+                rule, function, every, choose_kind(function, loop, self._default_loop, f"limit rule {rule}")
+            )
             return function
 
         return declare if function is None else declare(function)

@@ -211,7 +211,7 @@ class SchedulerParts(AuxiliaryParts):
     # limits
     declared_rules = part(resolve_rules)
     rule_observer = part(ClusterObserver)
-    limit_rules = step(LimitRuleEvaluator, name="limits", after=(presence,))
+    limit_rules = step(LimitRuleEvaluator, name="limits", after=(presence, asyncio_runner))
     # metrics and alerts
     all_brokers = part(connect_all_brokers)
     alert_rules = part(make_alert_rules)

@@ -449,11 +449,12 @@ def make_handlers(
     preferences: Preferences,
     health: HealthMonitor,
     prefetch_factor: PrefetchFactor,
+    asyncio_runner: AsyncioRunner,
     log: Log,
 ) -> dict[str, CommandHandler]:
     """Return the commands that a worker knows."""
     return {
-        **make_own_handlers(app.command.known),
+        **make_own_handlers(app.command.known, asyncio_runner.call),
         **worker_commands.handlers,
         **handle(RELOAD, reloader.handle_command),
         **handle(RETRY_BOOT_STEP, step_status.handle_command),
@@ -519,10 +520,11 @@ class WorkerParts(ProcessParts):
     recoverer = step(Recoverer, after=(heartbeat,))
     mover = step(Mover, after=(heartbeat, listen))
     # commands
+    asyncio_runner = step(AsyncioRunner, name="asyncio")
     handlers = part(make_handlers)
     worker_commands = part(WorkerCommands)
     on_expired = part(make_recheck)
-    inbox = step(Inbox, after=(listen,))
+    inbox = step(Inbox, after=(listen, asyncio_runner))
     pauses = step(PausedQueues, after=(listen,))
     limit_overrides = step(LimitOverrides, name="limits", after=(listen,))
     # what jobs run with
@@ -534,7 +536,6 @@ class WorkerParts(ProcessParts):
     duration_estimates = part(make_duration_estimates)
     member_jobs = part(MemberJobs)
     budget = step(MaximalConcurrencyBudget)
-    asyncio_runner = step(AsyncioRunner, name="asyncio")
     boxes = step(make_boxes)
     resource_keeper = step(ResourceKeeper, name="resources", after=(asyncio_runner,), start_limit=math.inf)
     resources = part(get_open_resources)
@@ -542,7 +543,7 @@ class WorkerParts(ProcessParts):
     fine_timer = step(FineTimer, name="timer")
     revocations = step(Revocations, after=(heartbeat, listen))
     checks = part(get_all_checks)
-    health = step(HealthMonitor, after=(redis,))
+    health = step(HealthMonitor, after=(redis, asyncio_runner))
     # It needs a lease to delete what jobs have reported that ended when the worker stopped.
     progress_reports = step(ProgressReports, name="progress", after=(heartbeat, publishing))
     # metrics and alerts

@@ -31,6 +31,7 @@ from celery5.protocol.commands.definitions import (
 from celery5.protocol.health.readings import UNKNOWN_STATE, CheckReading, get_worst_state, parse_states
 from celery5.protocol.masking import MAX_ERROR_LENGTH, get_error_text, get_type_name
 from celery5.results.job_details import read_app_state
+from celery5.runners.on_asyncio import AsyncioRunner
 from celery5.runners.user_errors import call_user_code, reraise_cancellation
 from celery5.services.commands.inbox import InboxAddress
 from celery5.services.health.circuits import CircuitBreakers
@@ -58,13 +59,15 @@ class HealthMonitor:
         keys: Keys,
         health_store: str,
         worker_group: str,
+        app: App,
+        asyncio_runner: AsyncioRunner,
         loop_blocks: LoopBlocks,
         log: Log,
     ) -> None:
         self._circuits = circuit_breakers
         self._redis = redis
         self._keys = keys
-        self._context = CheckContext(keys, redis)
+        self._context = CheckContext(keys, redis, app.loop, asyncio_runner.call)
         self._log = log
         self._loop_blocks = loop_blocks
         has_store = health_store != "none"

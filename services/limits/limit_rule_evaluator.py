@@ -5,7 +5,6 @@ broker for some seconds and renewed at each evaluation, so the rules of a dead S
 continues with them. Nothing is sent unless the application declares a rule.
 """
 
-import inspect
 from collections.abc import Mapping
 from functools import partial
 
@@ -22,6 +21,7 @@ from celery5.protocol.limit_rules import ImposedLimits, compare_rules
 from celery5.protocol.limits import LimitOverride
 from celery5.protocol.masking import MAX_ERROR_LENGTH, get_error_text, get_type_name
 from celery5.protocol.scaling.snapshot import ClusterSnapshot
+from celery5.runners.on_asyncio import AsyncioRunner
 from celery5.runners.surrounding import surround_call
 from celery5.runners.user_errors import call_in_thread, call_user_code, reraise_cancellation
 from celery5.services.process.broker_outages import OutageLog, last_try, retry_until_available
@@ -44,6 +44,7 @@ class LimitRuleEvaluator:
         keys: Keys,
         declared_rules: DeclaredRules,
         rule_observer: ClusterObserver,
+        asyncio_runner: AsyncioRunner,
         worker: str,
         log: Log,
     ) -> None:
@@ -54,6 +55,7 @@ class LimitRuleEvaluator:
         self._keys = keys
         self._declared = declared_rules
         self._observer = rule_observer
+        self._asyncio_runner = asyncio_runner
         self._name = worker
         self._log = log
         self._has_turn = False
@@ -150,12 +152,13 @@ class LimitRuleEvaluator:
 
     async def _run_function(self, rule: ComputedRule, snapshot: ClusterSnapshot) -> object:
         """Return what a function returns. Each has one thread, so that one that hangs takes no more."""
-        if inspect.iscoroutinefunction(rule.function):
-            return await rule.function(snapshot)
+        call = partial(rule.function, snapshot)
+        if rule.kind == "asyncio":
+            return await self._asyncio_runner.call(call)
+        if rule.kind == "trio":
+            return await call()
         limiter = self._threads.setdefault(rule.name, trio.CapacityLimiter(1))
-        return await call_in_thread(
-            surround_call(partial(rule.function, snapshot), "thread"), limiter=limiter
-        )
+        return await call_in_thread(surround_call(call, "thread"), limiter=limiter)
 
     async def _impose_on(self, broker: str, driver: AsyncDriver, imposed: ImposedLimits) -> None:
         """Impose limits on a further broker. While it is unreachable, those there lapse."""

@@ -237,7 +237,7 @@ def test_every_built_in_check_takes_what_any_health_check_takes(
 
 def test_the_options_tried_are_all_that_a_health_check_has() -> None:
     options = {"name", "period", "timeout", "allowed", "window", "scope", "stale_after"}
-    assert options == set(inspect.signature(HealthCheck).parameters) - {"function", "states"}
+    assert options == set(inspect.signature(HealthCheck).parameters) - {"function", "states", "loop"}
 
 
 def test_the_states_of_an_endpoint_are_its_own() -> None:

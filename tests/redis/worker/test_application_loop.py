@@ -11,13 +11,14 @@ import trio
 import celery5
 from celery5 import App, BootStep, Misconfigured, service
 from celery5.broker.colour import current_colour
+from celery5.errors import CommandRefused
 from celery5.events import SourceDocument
 from celery5.processes.router import ROUTER
 from celery5.processes.scheduler import SCHEDULER
 from celery5.protocol.events.documents import ResultDocument
 from celery5.streams import StreamEvents
 from celery5.testing import running_steps
-from tests.redis.worker.workers import until, working
+from tests.redis.worker.workers import Lines, until, working
 
 NOTES: defaultdict[str, list[str]] = defaultdict(list)
 """The event loops in which code has run, by its name; "thread" for none."""
@@ -223,6 +224,124 @@ async def test_steps_of_a_scheduler_run_on_the_applications_loop(url: str, app_n
         await until(lambda: bool(NOTES["service"]))
     assert dict(NOTES) == {"step": ["asyncio"], "step on Trio": ["trio"], "service": ["asyncio"]}
     app.close()
+
+
+async def test_checks_commands_and_limit_rules_run_on_the_applications_loop(url: str, app_name: str) -> None:
+    app = on_asyncio(url, app_name)
+
+    async def use_library(name: str) -> None:
+        await asyncio.sleep(0)
+        await asyncio.to_thread(note, f"thread of {name}")
+        note(name)
+
+    @app.health_check
+    async def check() -> None:
+        await use_library("check")
+
+    @app.health_check(loop="trio")
+    async def check_on_trio() -> None:
+        await trio.lowlevel.checkpoint()
+        note("check on Trio")
+
+    @app.task
+    async def ping() -> None:
+        await use_library("task as a check")
+
+    @app.task(loop="trio")
+    async def ping_on_trio() -> None:
+        await trio.lowlevel.checkpoint()
+        note("task as a check on Trio")
+
+    check.subscribe(ping)
+    check.subscribe(ping_on_trio)
+
+    @app.command
+    async def count(to: int) -> int:
+        await use_library("command")
+        return to + 1
+
+    @app.command(loop="trio")
+    async def count_on_trio() -> None:
+        await trio.lowlevel.checkpoint()
+        note("command on Trio")
+
+    @app.limit_rule
+    async def rule(_snapshot: object) -> None:
+        await use_library("rule")
+
+    @app.limit_rule(loop="trio")
+    async def rule_on_trio(_snapshot: object) -> None:
+        await trio.lowlevel.checkpoint()
+        note("rule on Trio")
+
+    async with working(app, name="one"), working(app, page=SCHEDULER, name="two"):
+        (reply,) = await app.control.asend("count", {"to": 6}, to="one")
+        assert reply.answer == 7
+        await app.control.asend("count-on-trio", to="one")
+        names = ("check", "task as a check", "command", "rule")
+        names_on_trio = ("check on Trio", "task as a check on Trio", "command on Trio", "rule on Trio")
+        await until(lambda: all(NOTES[name] for name in (*names, *names_on_trio)))
+    found = {name: where[0] for name, where in NOTES.items()}
+    assert found == {
+        **dict.fromkeys(names, "asyncio"),
+        **dict.fromkeys(names_on_trio, "trio"),
+        **{f"thread of {name}": "thread" for name in names},
+    }
+    app.close()
+
+
+async def test_what_checks_and_commands_on_asyncio_raise_or_do_for_too_long_is_said(
+    url: str, app_name: str
+) -> None:
+    app = on_asyncio(url, app_name)
+
+    @app.health_check(period=1, timeout=0.05)
+    async def slow() -> None:
+        await asyncio.sleep(3600)
+
+    @app.health_check
+    async def broken() -> None:
+        raise ConnectionError("no bank")
+
+    @app.command
+    async def refuse() -> None:
+        raise CommandRefused("not today")
+
+    @app.command
+    async def stop() -> None:
+        raise SystemExit
+
+    with Lines() as lines:
+        async with working(app):
+            await until(lambda: len(lines.of("health:check-failed")) == 2)
+            (refused,) = await app.control.asend("refuse")
+            (stopped,) = await app.control.asend("stop")
+    why = {line["check"]: line["why"] for line in lines.of("health:check-failed")}
+    assert why == {"slow": "took longer than its 0.05 s", "broken": "ConnectionError: no bank"}
+    assert "not today" in str(refused)
+    assert "it was stopped before it returned" in str(stopped)
+    app.close()
+
+
+def test_a_loop_that_a_check_a_command_or_a_rule_cannot_have_is_refused(app_name: str) -> None:
+    app = App(app_name)
+    declares: dict[str, Any] = {
+        "health check": app.health_check,
+        "command": app.command,
+        "limit rule": app.limit_rule,
+    }
+    for what, declare in declares.items():
+        with pytest.raises(Misconfigured, match=f"{what} .*loop is 'curio': give 'trio' or 'asyncio'"):
+            declare(loop="curio", name="one")(watch_on_trio)
+    for what, declare in declares.items():
+        with pytest.raises(
+            Misconfigured, match=f"{what} .*two.* is not async: loop='asyncio' is for async def"
+        ):
+            declare(loop="asyncio", name="two")(lambda *_snapshot: None)
+    with pytest.raises(
+        Misconfigured, match="health check bank: loop='asyncio': who publishes has no asyncio loop"
+    ):
+        app.publisher_check(loop="asyncio", name="bank")(step)
 
 
 def test_steps_on_asyncio_run_without_a_worker_in_tests(url: str, app_name: str) -> None:

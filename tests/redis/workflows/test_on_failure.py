@@ -150,7 +150,14 @@ async def test_a_failure_says_which_job_of_which_task_failed_and_why(app: App, t
     ((failure,),) = tasks.of_run
     child = failure.id.partition("~")[0]
     assert failure == StepFailure(
-        id=failure.id, run=run.id, node=1, task="fail", state="DEAD", type="ValueError", message="no 9", reason="not-retried"
+        id=failure.id,
+        run=run.id,
+        node=1,
+        task="fail",
+        state="DEAD",
+        type="ValueError",
+        message="no 9",
+        reason="not-retried",
     )
     assert child != run.id
     assert listed == status

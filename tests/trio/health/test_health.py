@@ -18,6 +18,7 @@ from celery5.health import HealthCheck
 from celery5.health.event_loop import LoopBlocks
 from celery5.logs.log import Log
 from celery5.protocol.commands.definitions import CHECK_EXPIRED, HEALTH
+from celery5.runners.on_asyncio import AsyncioRunner
 from celery5.services.commands.dispatcher import CommandRegistry, handle
 from celery5.services.health.circuits import CircuitBreakers
 from celery5.services.health.health_checks import MAX_REMEMBERED_ERRORS, HealthMonitor
@@ -57,6 +58,8 @@ async def looking(
         loop_blocks=LoopBlocks(),
         health_store="broker",
         worker_group="",
+        app=App("clinic"),
+        asyncio_runner=AsyncioRunner(),
         log=log,
     )
     async with trio.open_nursery() as nursery:
@@ -139,9 +142,8 @@ def test_what_cannot_look_is_refused_when_it_subscribes() -> None:
     async def asks(patient: str) -> None: ...
     def plain() -> None: ...
 
-    on_asyncio: Any = app.task(loop="asyncio")(saying(True))
     boxed: Any = app.task(name="boxed", boxed=True)(plain)
-    for wrong in (asks, on_asyncio, boxed, "disk", app.task(asks)):
+    for wrong in (asks, boxed, "disk", app.task(asks)):
         look: Any = wrong
         with pytest.raises(Misconfigured, match="health check a: "):
             check.subscribe(look)
