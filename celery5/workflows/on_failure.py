@@ -58,4 +58,7 @@ def encode_on_failure(target: Any) -> FailureCall:
     args = (_FAILURES, *call.args) if call.is_partial else call.args
     raw_args, raw_kwargs = task.parameters.encode_values(args, call.kwargs, lambda value: value is _FAILURES)
     check_takes_failures(task, raw_args, raw_kwargs)
-    return task.make_failure_call(raw_args[call.is_partial :], raw_kwargs, takes_failures=call.is_partial)
+    made: FailureCall = task.make_failure_call(
+        raw_args[call.is_partial :], raw_kwargs, takes_failures=call.is_partial
+    )
+    return made

@@ -32,6 +32,7 @@ from celery5.protocol.scaling import prefetch
 from celery5.services.job import job_middleware
 from celery5.services.worker import consumer
 from celery5.tasks import Box
+from celery5.testing import running_worker
 from tests.redis.worker.workers import LEASE, Lines, entries, of_kind, start, until, working
 
 TENANT: ContextVar[str] = ContextVar("tenant", default="nobody")
@@ -410,6 +411,26 @@ async def test_a_process_tells_when_it_is_ready_and_when_it_has_ended(app: App) 
     async with working(app, name="w1"):
         assert told == [("started", "worker", "w1")]
     assert told == [("started", "worker", "w1"), ("stopped", "worker", "w1")]
+
+
+def test_the_processes_of_a_running_worker_in_a_test_tell_it_too(url: str, app_name: str) -> None:
+    told: list[tuple[str, str]] = []
+
+    class Process(Middleware):
+        def process_started(self, kind: str, name: str) -> None:
+            told.append(("started", kind))
+
+        def process_stopped(self, kind: str, name: str) -> None:
+            told.append(("stopped", kind))
+
+    app = App(app_name, middleware=[Process()])
+
+    @app.task(schedule="0 3 * * *")
+    async def nightly() -> None: ...
+
+    with running_worker(app, broker=url):
+        assert sorted(told) == [("started", "scheduler"), ("started", "worker")]
+    assert sorted(told[2:]) == [("stopped", "scheduler"), ("stopped", "worker")]
 
 
 # ---- what fails

@@ -58,6 +58,10 @@ class Project:
         assert (ended.code, ended.err) == (0, ""), ended.err
         return ended.out
 
+    def python(self, script: str) -> Ended:
+        """Run a script that sets Django up itself."""
+        return self._run([sys.executable, "-c", dedent(script)], {"DJANGO_SETTINGS_MODULE": "shop.settings"})
+
     def celery5(self, *words: object, **env: str) -> Ended:
         """Run the command `celery5` with the settings of the project in the environment."""
         return celery5(

@@ -103,8 +103,25 @@ def test_a_mistake_in_the_settings_of_django_is_one_line(project: Project, case:
     ended = project.celery5("-A", "shop", "config", "show")
     assert ended.code == 2
     assert line in ended.error
-    # Django sets itself up before it runs any command, and shows where that failed.
-    assert line in project.manage("check").err.splitlines()[-1]
+    # Django sets itself up before it runs any command.
+    for command in ("check", "celery5"):
+        ended = project.manage(command)
+        assert (ended.code, len(ended.err.splitlines())) == (2, 1)
+        assert line in ended.error
+
+
+def test_a_mistake_in_the_settings_of_django_is_raised_where_no_command_sets_it_up(project: Project) -> None:
+    project.configure('"orders"', '"concurency": 7')
+    text = """
+    import django
+    from celery5 import Misconfigured
+    try:
+        django.setup()
+    except Misconfigured as error:
+        print(error)
+    """
+    ended = project.python(text)
+    assert ended.out.startswith("setting 'concurency' in CELERY5 of Django's settings is not known")
 
 
 def test_an_app_whose_tasks_are_for_something_else_is_ignored(project: Project) -> None:
