@@ -55,7 +55,7 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
         "backends": "nothing: results are where the jobs are",
         "contrib": "celery5.contrib.django for Django; is_aborted() is trio.from_thread.check_cancelled()",
         "Task": "task or app.task, which make a task of a function; what a base class did is middleware "
-        "(App(middleware=[...])) or a decorator below @app.task",
+        "(App(middleware=[...])), on_failure= or a decorator below @app.task; what it kept is a Resource",
         "bin": "celery5.cli, and @app.command for a command of your own",
     },
     "signature": {
@@ -253,6 +253,9 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
         "inspect reserved": "celery5 worker stats",
         "inspect scheduled": "celery5 queue list",
         "inspect query_task": "celery5 task show ID",
+        "inspect registered": "celery5 task list",
+        "inspect revoked": "celery5 task search --state REVOKED",
+        "inspect memsample": "celery5 worker stats",
         "inspect conf": "celery5 config show",
         "inspect report": "celery5 doctor",
         "control": "celery5 worker, whose commands tell workers what to do",

@@ -56,9 +56,13 @@ def encode_on_failure(target: Any) -> FailureCall:
     task = call.task
     refuse_dynamic("on_failure", task)
     args = (_FAILURES, *call.args) if call.is_partial else call.args
-    raw_args, raw_kwargs = task.parameters.encode_values(args, call.kwargs, lambda value: value is _FAILURES)
+    raw_args, raw_kwargs = task.parameters.encode_values(args, call.kwargs, _is_failures)
     check_takes_failures(task, raw_args, raw_kwargs)
     made: FailureCall = task.make_failure_call(
         raw_args[call.is_partial :], raw_kwargs, takes_failures=call.is_partial
     )
     return made
+
+
+def _is_failures(value: object) -> bool:
+    return value is _FAILURES

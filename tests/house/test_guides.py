@@ -206,6 +206,9 @@ ANSWERS = {
     "worker_enable_remote_control": "inbox",
     "celery -A shop control rate_limit": "celery5 -A shop task limit shop.add 10/s",
     "celery -A shop inspect conf": "celery5 -A shop config show --origin",
+    "celery -A shop inspect registered": "celery5 -A shop task list",
+    "a.s(1) \\| b.si(2)": "a.s(1) >> b.s(2)",
+    "apply_async(link=, link_error=)": "add.s(2, 2) \\| next.s()`; `add.options(on_failure=task)",
     "task_always_eager": "recorded(app)",
     "worker --purge": "celery5 -A shop queue purge QUEUE",
     "celery -A shop purge": "celery5 -A shop queue purge QUEUE",
@@ -217,11 +220,51 @@ ANSWERS = {
 
 @pytest.mark.parametrize("name", ANSWERS)
 def test_what_celery5_has_by_another_name_is_answered_with_it(name: str) -> None:
-    text = (HERE / "docs" / "guide" / "from-celery.md").read_text()
-    rows = [line.split("|") for line in text.splitlines() if line.startswith("| ")]
-    answers = [row[2] for row in rows if f"`{name}`" in row[1]]
+    answers = [answer for theirs_, answer in rows_from_celery() if f"`{name}`" in theirs_]
     assert answers
     assert all(f"`{ANSWERS[name]}" in answer for answer in answers)
+
+
+RENAMED = sorted(
+    (thing, name, ours)
+    for thing in ("option", "setting", "result", "result option", "request", "app")
+    for name, ours in CELERY[cast("NameKind", thing)].items()
+    if ours.isidentifier()
+)
+"""The names that `celery5 migrate` changes to one of ours."""
+
+
+def rows_from_celery() -> list[tuple[str, str]]:
+    """Return the first two cells of all rows of the page."""
+    text = (HERE / "docs" / "guide" / "from-celery.md").read_text()
+    rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in text.splitlines() if line.startswith("| ")]
+    return [(row[0], row[1]) for row in rows]
+
+
+def has_word(word: str, cell: str) -> bool:
+    """Return whether a cell has a word, or `the same` for one that both have."""
+    return re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", cell) is not None
+
+
+@pytest.mark.parametrize(("thing", "name", "own"), RENAMED)
+def test_a_row_says_the_name_that_migrate_writes(thing: str, name: str, own: str) -> None:
+    answers = [answer for theirs_, answer in rows_from_celery() if has_word(name, theirs_)]
+    assert any(has_word(own, answer) for answer in answers), (thing, name, own, answers)
+
+
+@pytest.mark.parametrize("name", [name for name, ours in CELERY["command"].items() if "celery5 " in ours])
+def test_a_row_says_the_command_that_an_old_one_is_refused_with(name: str) -> None:
+    commands = re.findall(r"celery5 ([a-z]+(?: [a-z-]+)?)", CELERY["command"][name])
+    words = name.split()
+    answers = [
+        re.sub(r"celery5 -A shop ", "celery5 ", answer)
+        for theirs_, answer in rows_from_celery()
+        if all(has_word(word, theirs_) for word in words)
+    ]
+    assert any(f"celery5 {command}" in answer for command in commands for answer in answers), (
+        commands,
+        answers,
+    )
 
 
 def test_the_page_begins_with_the_ten_changes_that_matter() -> None:
