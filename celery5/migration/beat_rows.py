@@ -3,15 +3,21 @@
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
 
 from celery5.errors import Misconfigured
-from celery5.migration.schedules import make_line
+from celery5.migration.schedules import make_cron_fields, make_line
+from celery5.protocol.scheduling.declaration import parse_trigger
+from celery5.protocol.scheduling.triggers import validate_cron_fields
 
 MAX_FILE = 64 * 1024 * 1024
 """The largest file of rows that is read, in bytes."""
-_PERIODS = {"days": 86400, "hours": 3600, "minutes": 60, "seconds": 1, "microseconds": 1e-6}
+_PERIODS = ("days", "hours", "minutes", "seconds", "microseconds")
+_NOT_TAKEN = ("priority", "headers", "exchange", "routing_key")
+"""Fields of a row that a job of ours has no place for, or that mean something else on each broker."""
+_UNSET = (None, "", "{}")
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 Row = Mapping[str, Any]
 
@@ -40,8 +46,10 @@ def export_beat_rows(file: Path) -> tuple[str, list[str]]:
         name = str(row.get("name", ""))
         try:
             tables.append("\n".join(_make_table(name, row, by_model)))
-        except ValueError as error:
+        except (ValueError, Misconfigured) as error:
             left.append(f"{name}: {error}")
+            continue
+        left += [f"{name}: its {field}: {row[field]}" for field in _NOT_TAKEN if row.get(field) not in _UNSET]
     return "\n\n".join(tables) + "\n" if tables else "", left
 
 
@@ -70,7 +78,10 @@ def _make_table(name: str, row: Row, by_model: Mapping[str, Mapping[str, Row]]) 
         raise ValueError("it has no task")
     yield f"[schedules.{name if _BARE.fullmatch(name) else _quote(name)}]"
     yield f"task = {_quote(task)}"
-    yield from _make_times(row, by_model)
+    when = _make_times(row, by_model)
+    trigger = parse_trigger(when)  # a table that is refused would stop the whole application
+    validate_cron_fields(trigger)
+    yield from (f"{key} = {_to_toml(value)}" for key, value in when.items())
     args, kwargs = _read_json(row, "args", list), _read_json(row, "kwargs", dict)
     if args:
         yield f"args = {_to_toml(args)}"
@@ -85,7 +96,8 @@ def _make_table(name: str, row: Row, by_model: Mapping[str, Mapping[str, Row]]) 
         yield f"options = {_to_toml(options)}"
 
 
-def _make_times(row: Row, by_model: Mapping[str, Mapping[str, Row]]) -> Iterator[str]:
+def _make_times(row: Row, by_model: Mapping[str, Mapping[str, Row]]) -> dict[str, Any]:
+    """Return the words of a table that say when. Raises ValueError for what has no counterpart."""
     kinds = ("interval", "crontab", "clocked", "solar")
     kind = next((kind for kind in kinds if row.get(kind) is not None), "")
     if not kind:
@@ -95,24 +107,32 @@ def _make_times(row: Row, by_model: Mapping[str, Mapping[str, Row]]) -> Iterator
         raise ValueError("there are no schedules by the sun: give a crontab, and let the task wait")
     if when is None:
         raise ValueError(f"the row of its {kind} is not in the file")
+    if kind == "clocked":
+        return {"at": _to_moment(str(when.get("clocked_time")))}
+    if row.get("one_off"):
+        raise ValueError(f"it is to run once, at the next time of its {kind}: give that time, at = ...")
+    bounds = {name: _to_moment(str(row[key])) for name, key in _BOUNDS.items() if row.get(key)}
     if kind == "interval":
-        every, period = when.get("every"), _PERIODS.get(str(when.get("period")))
-        if not isinstance(every, int) or period is None:
-            raise ValueError("its interval is no number of seconds, minutes, hours or days")
-        yield f"every = {every * period:g}" if every * period < 1e6 else f"every = {int(every * period)}"
-        if row.get("start_time"):
-            yield f"start = {_quote(_to_moment(str(row['start_time'])))}"
-    elif kind == "clocked":
-        yield f"at = {_quote(_to_moment(str(when.get('clocked_time'))))}"
-    else:
-        line = make_line({name: str(value) for name, value in when.items()})
-        if not line:
-            raise ValueError(
-                "Celery wants both of its days to match, a crontab either of them: give two schedules"
-            )
-        yield f"cron = {_quote(line)}"
-        if when.get("timezone"):
-            yield f"timezone = {_quote(str(when['timezone']))}"
+        return {"every": _read_interval(when), **bounds}
+    fields = {name: str(value) for name, value in when.items()}
+    zone = {"timezone": str(when["timezone"])} if when.get("timezone") else {}
+    return {"cron": make_line(fields) or make_cron_fields(fields), **zone, **bounds}
+
+
+_BOUNDS = {"start": "start_time", "end": "expires"}
+"""The fields of a row for the words of a table."""
+
+
+def _read_interval(when: Row) -> float:
+    """Return an interval in seconds. Raises ValueError."""
+    every, period = when.get("every"), str(when.get("period"))
+    if not isinstance(every, int) or period not in _PERIODS:
+        raise ValueError("its interval is no number of seconds, minutes, hours or days")
+    try:
+        seconds = timedelta(**{period: every}).total_seconds()
+    except OverflowError:
+        raise ValueError("its interval is too long") from None
+    return int(seconds) if seconds.is_integer() else seconds
 
 
 def _to_moment(text: str) -> str:

@@ -28,11 +28,17 @@ CRONTAB: dict[str, Any] = {
     },
 }
 BOTH = {**CRONTAB, "pk": 2, "fields": {**CRONTAB["fields"], "day_of_month": "1"}}
+BAD_HOUR = {**CRONTAB, "pk": 3, "fields": {**CRONTAB["fields"], "hour": "25"}}
+BAD_ZONE = {**CRONTAB, "pk": 4, "fields": {**CRONTAB["fields"], "timezone": "Europe/Berln"}}
+TINY = {**INTERVAL, "pk": 2, "fields": {"every": 10, "period": "microseconds"}}
+LONG = {**INTERVAL, "pk": 3, "fields": {"every": 1_234_567_891, "period": "microseconds"}}
 CLOCKED = {
     "model": "django_celery_beat.clockedschedule",
     "pk": 1,
     "fields": {"clocked_time": "2030-01-01T00:00:00Z"},
 }
+
+SCHEDULES = [INTERVAL, TINY, LONG, CRONTAB, BOTH, BAD_HOUR, BAD_ZONE, CLOCKED]
 
 
 def row(name: str, **fields: Any) -> dict[str, Any]:
@@ -47,7 +53,7 @@ def row(name: str, **fields: Any) -> dict[str, Any]:
 
 def export(folder: Path, *rows: object) -> tuple[str, list[str]]:
     file = folder / "beat.json"
-    file.write_text(json.dumps([INTERVAL, CRONTAB, BOTH, CLOCKED, *rows]))
+    file.write_text(json.dumps([*SCHEDULES, *rows]))
     return export_beat_rows(file)
 
 
@@ -81,7 +87,10 @@ def test_rows_become_schedules_that_an_application_takes(tmp_path: Path) -> None
         ({"interval": 1, "args": "[null]"}, "null, which TOML lacks"),
         ({"interval": 1, "args": "{"}, "its args are no JSON"),
         ({"interval": 7}, "the row of its interval is not in the file"),
-        ({"crontab": 2}, "Celery wants both of its days to match"),
+        ({"interval": 2}, "an interval is at least a thousandth of a second"),
+        ({"interval": 1, "one_off": True}, "it is to run once, at the next time of its interval"),
+        ({"crontab": 3}, "Celery reads no hour '25'"),
+        ({"crontab": 4}, "did you mean 'Europe/Berlin'"),
         ({"solar": 1}, "there are no schedules by the sun"),
         ({}, "it has no interval and no crontab"),
         ({"interval": 1, "task": ""}, "it has no task"),
@@ -94,6 +103,21 @@ def test_row_without_a_counterpart_is_left_out_and_named(
     assert [line for line in left if line.startswith("one: ") and why in line]
     assert "[schedules.other]" in text
     assert "[schedules.one]" not in text
+
+
+def test_bounds_of_a_row_bound_its_schedule_and_what_is_not_taken_is_named(tmp_path: Path) -> None:
+    text, left = export(
+        tmp_path,
+        row("b", crontab=2, start_time="2030-01-01T00:00:00Z", expires="2031-01-01T00:00:00.5+01:00"),
+        row("i", interval=3, priority=5, headers='{"a": 1}', routing_key="r", exchange=None),
+    )
+    assert (
+        'cron = {"minute" = "*/5", "hour" = "8,9", "day" = "1", "day_of_week" = "mon,tue,wed,thu,fri"}'
+        in text
+    )
+    assert 'start = "2030-01-01T00:00:00+00:00"\nend = "2031-01-01T00:00:00.5+01:00"' in text
+    assert "every = 1234.567891\n" in text
+    assert left == ["i: its priority: 5", 'i: its headers: {"a": 1}', "i: its routing_key: r"]
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[1]", "[]", '[{"model": 3}]', "[" * 100_000])
