@@ -246,6 +246,12 @@ def delete_results(keys: QueueKeys, job_ids: Sequence[str]) -> Call[int]:
     return Call(("DEL", *[keys.result(job_id) for job_id in job_ids]), int, repeatable=True)
 
 
+def store_result(keys: QueueKeys, job_id: str, document: bytes, ttl: float) -> Call[bool]:
+    """Store how a job ended elsewhere, for `ttl` seconds; False when it has a result already."""
+    words = ("SET", keys.result(job_id), document, "NX", "PX", max(to_ms(ttl), 1))
+    return Call(words, bool, repeatable=True)
+
+
 def list_dead_jobs(keys: QueueKeys, *, count: int) -> Call[list[tuple[str, bytes, bytes]]]:
     """Return the oldest dead jobs: entry, Command and document of each."""
     return Call(("XRANGE", keys.dead, "-", "+", "COUNT", count), _dead_entries, repeatable=True)

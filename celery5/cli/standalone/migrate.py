@@ -1,14 +1,17 @@
 """Move a Celery project to celery5 (`migrate`)."""
 
+import time
 from pathlib import Path
 
 import click
 
 from celery5.cli.terminal.errors import EXIT_FAILED
 from celery5.cli.terminal.output import clean_lines, echo, to_json, to_one_line
+from celery5.cli.terminal.target import Target
 from celery5.errors import Misconfigured
 from celery5.migration.beat_rows import export_beat_rows
 from celery5.migration.findings import FileReport, FindingKind, ProjectReport
+from celery5.migration.result_rows import import_results, read_result_rows
 from celery5.migration.rewrite import migrate_project
 from celery5.migration.writing import write_changes
 
@@ -23,15 +26,24 @@ from celery5.migration.writing import write_changes
     metavar="FILE",
     help="Print the rows of django-celery-beat (dumpdata) as a configuration.",
 )
+@click.option(
+    "--results",
+    "results",
+    metavar="FILE",
+    help="Count the rows of django-celery-results (dumpdata) that are still wanted, and name the others.",
+)
+@click.option("--store", "wants_store", is_flag=True, help="With --results: store them as results of -A.")
 @click.option("--json", "wants_json", is_flag=True, help="For programs.")
 @click.pass_context
-def migrate(
+def migrate(  # noqa: C901
     context: click.Context,
     source: str | None,
     *,
     wants_write: bool,
     backup: bool,
     beat: str | None,
+    results: str | None,
+    wants_store: bool,
     wants_json: bool,
 ) -> None:
     """Read the Celery project SOURCE, a file or a folder, and show what becomes of it on celery5.
@@ -42,6 +54,13 @@ def migrate(
         if source or wants_write:
             raise click.UsageError("--beat stands alone: it prints a configuration")
         _print_beat_rows(Path(beat), wants_json=wants_json)
+        return
+    if wants_store and results is None:
+        raise click.UsageError("--store is for --results")
+    if results is not None:
+        if source or wants_write:
+            raise click.UsageError("--results stands alone: it reads a file of rows")
+        _import_results(context.obj, Path(results), wants_store=wants_store, wants_json=wants_json)
         return
     if not source:
         raise click.UsageError("name a file or a folder: celery5 migrate SOURCE")
@@ -132,3 +151,24 @@ def _print_beat_rows(file: Path, *, wants_json: bool) -> None:
     echo(text, nl=False)
     for line in left:
         echo(f"left out: {to_one_line(line)}", err=True)
+
+
+def _import_results(target: Target, file: Path, *, wants_store: bool, wants_json: bool) -> None:
+    """Count the rows of results, or store them. The application is asked for, where one is named."""
+    app = target.load(needs_code=True) if wants_store or target.name else None
+
+    def leave_out(line: str) -> None:
+        if not wants_json:
+            echo(f"left out: {to_one_line(line)}", err=True)
+
+    counts = import_results(app, read_result_rows(file), time.time(), leave_out, store=wants_store)
+    if wants_json:
+        fields = {"wanted": counts.wanted, "stored": 0, "known": counts.known, "left_out": counts.left_out}
+        echo(to_json(fields | {"stored": counts.wanted - counts.known if wants_store else 0}))
+    elif wants_store:
+        known = f", {counts.known} had one already" if counts.known else ""
+        echo(f"{counts.wanted - counts.known} results are stored{known}, {counts.left_out} rows are left out")
+    else:
+        echo(
+            f"{counts.wanted} results can be stored, {counts.left_out} rows are left out; --store stores them"
+        )

@@ -1,6 +1,7 @@
 """Fixtures of the tests with Celery: its own application, on a database of the shared server that is emptied."""
 
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -8,7 +9,6 @@ import redis
 
 from celery5.broker.servers.embedded import EmbeddedServer
 
-celery: Any = pytest.importorskip("celery", reason="needs Celery: uv pip install --group celery")
 DATABASE = 9
 """The database for Celery's keys; celery5's are in 0."""
 
@@ -34,7 +34,9 @@ def celery_redis(server: EmbeddedServer, celery_url: str) -> Iterator["redis.Red
 @pytest.fixture
 def old(celery_url: str) -> Iterator[Any]:
     """An application of Celery, as a shop has it: what sends to the bridge."""
-    one = celery.Celery("old", broker=celery_url, backend=celery_url, set_as_current=False)
+    one: Any = import_module("celery").Celery(
+        "old", broker=celery_url, backend=celery_url, set_as_current=False
+    )
     yield one
     one.close()
 

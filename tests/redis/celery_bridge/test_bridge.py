@@ -19,6 +19,7 @@ from tests.redis.events.sinking import delivering
 from tests.redis.events.test_sources import sourcing
 from tests.redis.worker.workers import until, until_async, working
 
+celery: Any = pytest.importorskip("celery", reason="needs Celery: uv pip install --group celery")
 Ran = list[tuple[str, Any]]
 
 
@@ -207,9 +208,8 @@ async def test_callers_of_celery_get_how_jobs_end(app: App, old: Any) -> None:
 
 
 async def test_other_brokers_are_read_by_kombu(app: App, app_name: str) -> None:
-    memory_app: Any = pytest.importorskip("celery").Celery
     ran = declare(app)
-    memory = memory_app("memory", broker=f"memory://{app_name}", set_as_current=False)
+    memory = celery.Celery("memory", broker=f"memory://{app_name}", set_as_current=False)
     CeleryBridge(app, memory, refused_queue="celery-old")
     sent = [memory.send_task("shop.charge", (number,)).id for number in range(120)]
     memory.send_task("shop.change", (1,))

@@ -12,6 +12,8 @@ from celery5.errors import BadArguments
 from celery5.protocol.job.retry_policy import RetryPolicy
 from tests.redis.worker.workers import until, until_async, working
 
+celery: Any = pytest.importorskip("celery", reason="needs Celery: uv pip install --group celery")
+
 
 def read_messages(client: "redis.Redis", queue: str = "celery") -> list[dict[str, Any]]:
     """Return the messages of a queue of Celery, the oldest first."""
@@ -48,9 +50,7 @@ async def test_arguments_are_checked_where_it_is_called(app: App, old: Any) -> N
 async def test_a_message_is_sent_when_the_broker_of_celery_is_back(
     app: App, celery_url: str, celery_redis: "redis.Redis"
 ) -> None:
-    broken: Any = pytest.importorskip("celery").Celery(
-        "old", broker="redis://127.0.0.1:1", set_as_current=False
-    )
+    broken: Any = celery.Celery("old", broker="redis://127.0.0.1:1", set_as_current=False)
     again = RetryPolicy(max_retries=1000, backoff=0.02, cap=0.02)
 
     @celery_task(app, broken, name="warehouse.ship", retry_policy=again)

@@ -54,7 +54,7 @@ COMMANDS = {
     "alert silence": ["POISON --why POISON"],
     "alert test": [""],
     "alert unsilence": ["POISON"],
-    "migrate": ["POISON", "old.py", "old.py --beat old.py", "--beat old.py"],
+    "migrate": ["POISON", "old.py", "old.py --beat old.py", "--beat old.py", "--results old.py"],
     "bulk list": [""],
     "bulk resume": ["POISON"],
     "bulk retry": ["--workflow POISON --dry-run"],
