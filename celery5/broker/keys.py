@@ -55,6 +55,7 @@ class QueueKeys:
     lost_workers: Expiring
     lost_work: Expiring
     leases: str
+    consumers_checked: Expiring
     unique: str
     wake: Expiring
     revoke: Expiring
@@ -569,6 +570,7 @@ class Keys(msgspec.Struct, frozen=True):
             lost_workers=f"{tag}:dead:lost",  # ZSET    workers that were lost in the last hour, by when, in ms
             lost_work=f"{tag}:dead:lost-work",  # HASH    what they had begun, and what became of it
             leases=f"{tag}:leases",  # ZSET    live workers, by the end of their lease in ms
+            consumers_checked=f"{tag}:leases:checked",  # STRING  nothing, after a worker has looked for strays
             unique=f"{tag}:unique",  # HASH    the live job of each task and key
             wake=f"{tag}:wake",  # channel: a job became due earlier than all others
             revoke=f"{tag}:revoke",  # channel: a job was revoked while a worker had it

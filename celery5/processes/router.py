@@ -68,6 +68,7 @@ from celery5.services.observability.history_rollup import HistoryRollup
 from celery5.services.observability.metrics_reporter import MetricsReporter
 from celery5.services.process.lease import Heartbeat, Lease
 from celery5.services.process.reloader import Reloader
+from celery5.services.process.wake_ups import WakeUps
 from celery5.services.worker.due_jobs import Mover
 from celery5.services.worker.recovery import Recoverer
 from celery5.services.workflows.run_progress import RunProgress
@@ -175,9 +176,9 @@ def make_listeners(
     return (inbox, mover_listener, sink_delivery)
 
 
-def make_heartbeat_listeners(mover: Mover, recoverer: Recoverer) -> tuple[Any, ...]:
+def make_heartbeat_listeners(wake_ups: WakeUps, mover: Mover, recoverer: Recoverer) -> tuple[Any, ...]:
     """Return what hears the replies to heartbeats."""
-    return (mover.on_heartbeat, recoverer.on_heartbeat)
+    return (wake_ups.on_heartbeat, mover.on_heartbeat, recoverer.on_heartbeat)
 
 
 def make_extra_sources(
@@ -218,6 +219,7 @@ class RouterParts(AuxiliaryParts):
     reader = step(make_reader, after=(redis,))
     publishing = step(LentConnection, after=(redis,))
     # membership and recovery
+    wake_ups = part(WakeUps)
     heartbeat_listeners = part(make_heartbeat_listeners)
     run_progress = part(RunProgress)
     mover_listener = part(MoverListener)

@@ -120,6 +120,7 @@ from celery5.services.process.reloader import Reloader
 from celery5.services.process.shared_memory import SidecarMemory
 from celery5.services.process.step_status import StepStatus
 from celery5.services.process.suspect_turn import SuspectTurn
+from celery5.services.process.wake_ups import WakeUps
 from celery5.services.scaling.observer import TimeLimitedDriver
 from celery5.services.scaling.preferences import Preferences
 from celery5.services.scaling.prefetch_factor import PrefetchFactor
@@ -418,6 +419,7 @@ def make_runners(
 
 
 def make_heartbeat_listeners(
+    wake_ups: WakeUps,
     mover: Mover,
     recoverer: Recoverer,
     revocations: Revocations,
@@ -429,6 +431,7 @@ def make_heartbeat_listeners(
 ) -> tuple[Any, ...]:
     """Return what hears the replies to heartbeats."""
     return (
+        wake_ups.on_heartbeat,
         redis_clock.on_heartbeat,
         mover.on_heartbeat,
         recoverer.on_heartbeat,
@@ -514,6 +517,7 @@ class WorkerParts(ProcessParts):
     incarnation_end = part(get_incarnation_end)
     departure = part(WorkerDeparture)
     redis_clock = part(RedisClock)
+    wake_ups = part(WakeUps)
     heartbeat_listeners = part(make_heartbeat_listeners)
     join = step(QueueMembership, after=(redis,))
     heartbeat = step(Heartbeat, after=(join,))

@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from random import random
 from typing import Protocol
 
 import trio
@@ -20,6 +21,7 @@ from celery5.broker.keys import QueueKeys
 from celery5.errors import LeaseLost
 from celery5.logs.log import Log
 from celery5.protocol.job.delivery import Delivery
+from celery5.protocol.process.wake_ups import get_spread
 from celery5.services.process.broker_outages import SHORT_RETRY_INTERVAL, OutageLog, retry_until_available
 from celery5.services.process.shared_memory import SidecarMemory
 
@@ -148,6 +150,8 @@ class Heartbeat:
         self._listeners = heartbeat_listeners
         self._outages = OutageLog(log, "heartbeat:missed", logs_repeats=True)
         self._lapse_in = self._requested_in = math.inf
+        self._workers = 1
+        self._draw = random()
         self._requested = trio.Event()
 
     def beat_now(self) -> None:
@@ -176,6 +180,7 @@ class Heartbeat:
         self._lapse_in = min(
             [reply.lapse_in for reply in replies if reply.lapse_in is not None], default=math.inf
         )
+        self._workers = max((reply.workers for reply in replies), default=1)
         self._requested_in = math.inf
         for keys, reply in zip(self._consumed, replies, strict=True):
             if not reply.alive:
@@ -193,9 +198,10 @@ class Heartbeat:
         """Return the seconds until the next heartbeat.
 
         It is early when a listener wants it, or when another worker's lease would end before, which that of a live
-        worker never does. So a death is noticed at once, and not up to a third of a lease later.
+        worker never does. So a death is noticed at once, and not up to a third of a lease later. All workers notice it,
+        so they spread their heartbeats.
         """
-        sooner = min(self._lapse_in + LAPSE_DELAY, self._requested_in)
+        sooner = min(self._lapse_in + LAPSE_DELAY, self._requested_in) + get_spread(self._workers, self._draw)
         return min(self._lease.seconds / HEARTBEATS_PER_LEASE, max(sooner, MIN_INTERVAL))
 
     def _make_calls(self) -> list[Call[HeartbeatReply]]:

@@ -1,7 +1,8 @@
 """Move scheduled jobs and retries to their queues when they are due.
 
 Jobs wait in Redis, not in the worker, which only knows when the next one is due. Any number of workers may move jobs
-at once; each job is moved once.
+at once; each job is moved once. All hear of it when a job is the next to be due, and a few of them do something about
+it (`WakeUps`): the one that moves a job goes on to the next, and heartbeats find what nobody has moved.
 """
 
 import math
@@ -16,6 +17,8 @@ from celery5.broker.keys import QueueKeys
 from celery5.errors import BrokerReplied, BrokerUnavailable
 from celery5.logs.log import Log
 from celery5.services.process.broker_outages import RETRY_INTERVAL, OutageLog
+from celery5.services.process.lease import HEARTBEATS_PER_LEASE, Lease
+from celery5.services.process.wake_ups import WakeUps
 from celery5.services.workflows.run_progress import RunProgress
 
 BATCH = 100
@@ -28,13 +31,23 @@ class Mover:
     """Moves the due jobs of a worker's queues."""
 
     def __init__(
-        self, *, redis: AsyncDriver, consumed: Sequence[QueueKeys], run_progress: RunProgress, log: Log
+        self,
+        *,
+        redis: AsyncDriver,
+        consumed: Sequence[QueueKeys],
+        run_progress: RunProgress,
+        lease: Lease,
+        wake_ups: WakeUps,
+        log: Log,
     ) -> None:
         self._redis = redis
+        self._lease = lease
+        self._wake_ups = wake_ups
         self._runs = run_progress
         self._queues: Mapping[bytes, QueueKeys] = {keys.wake.encode(): keys for keys in consumed}
         self._outages = OutageLog(log, "due-jobs:interrupted", "due-jobs:resumed")
         self._due: dict[str, float] = {}
+        self._unread: set[str] = set()  # queues of which it is not known when the next job is due
         self._changed = trio.Event()
 
     @property
@@ -44,16 +57,23 @@ class Mover:
 
     def on_heartbeat(self, keys: QueueKeys, pulse: HeartbeatReply) -> None:
         """Take the heartbeat reply of one queue: when its next job is due."""
-        if pulse.due_in is not None:
+        if pulse.due_in is None or pulse.due_in > self._lease.seconds / HEARTBEATS_PER_LEASE:
+            return  # the next heartbeat comes before that
+        # What is due and still there was moved by nobody who answered.
+        if pulse.due_in == 0 or self._wake_ups.does_answer(keys.queue):
             self._expect(keys, trio.current_time() + pulse.due_in)
 
     def on_message(self, channel: bytes, _payload: bytes) -> None:
         """Read again when the next job of a queue is due: one was scheduled before all others."""
-        self._expect(self._queues[channel], trio.current_time())
+        keys = self._queues[channel]
+        if self._wake_ups.does_answer(keys.queue):
+            self._unread.add(keys.queue)
+            self._expect(keys, trio.current_time())
 
     def recheck(self) -> None:
         """Read again when the next jobs are due: the listening connection is new, and messages may have been missed."""
         for keys in self._queues.values():
+            self._unread.add(keys.queue)
             self._expect(keys, trio.current_time())
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -77,16 +97,17 @@ class Mover:
                 promoted = await self._redis.perform(jobs.promote_due_jobs(keys, limit=BATCH))
             except (BrokerUnavailable, BrokerReplied) as error:
                 self._outages.record_error(error)
-                moved: int = 0
-                due_in: float | None = RETRY_INTERVAL
-            else:
-                self._outages.record_recovery()
-                moved, due_in = promoted.moved, promoted.due_in
-                if promoted.run_records:
-                    self._runs.note_records(keys.queue)
-            total += moved
-            if due_in is not None:
-                self._expect(keys, trio.current_time() + due_in)
+                self._expect(keys, trio.current_time() + RETRY_INTERVAL)
+                continue
+            self._outages.record_recovery()
+            if promoted.run_records:
+                self._runs.note_records(keys.queue)
+            total += promoted.moved
+            # Whoever comes too late for a job leaves the next one to those who do not.
+            goes_on = promoted.moved or keys.queue in self._unread or self._wake_ups.does_answer(keys.queue)
+            self._unread.discard(keys.queue)
+            if promoted.due_in is not None and goes_on:
+                self._expect(keys, trio.current_time() + promoted.due_in)
         return total
 
     def _expect(self, keys: QueueKeys, when: float) -> None:

@@ -34,8 +34,10 @@ from celery5.protocol.limits import unescape_word
 from celery5.services.job.reading_state import ReadingState
 from celery5.services.job.unstarted_jobs import UnstartedJobs
 from celery5.services.process.broker_outages import OutageLog, retry_until_available
-from celery5.services.process.lease import HEARTBEATS_PER_LEASE, Lease
+from celery5.services.process.lease import Lease
 
+ANNOUNCED_LEASES = 3
+"""Leases for which an announcement holds; it is repeated in each. A worker that has died is missed that much later."""
 TAKE_BATCH = 100
 """The most foreign jobs that are taken in one call: a script blocks the server while it runs."""
 NEW_FOREIGN = b"foreign "
@@ -157,7 +159,7 @@ class ForeignJobs:
 
     async def announce(self) -> None:
         """Announce what this worker's code knows, and ask whether there are foreign jobs."""
-        call = partial(leases.announce_code, code=self._code, lease=self._lease.seconds)
+        call = partial(leases.announce_code, code=self._code, lease=ANNOUNCED_LEASES * self._lease.seconds)
         replies = dict(
             zip(
                 self._queues.values(),
@@ -174,7 +176,7 @@ class ForeignJobs:
 
     async def _announce_forever(self) -> None:
         while True:
-            await trio.sleep(self._lease.seconds / HEARTBEATS_PER_LEASE)
+            await trio.sleep(self._lease.seconds)
             await retry_until_available(self.announce, self._outages, even_refused=True)
 
     def on_message(self, channel: bytes, payload: bytes) -> None:

@@ -61,7 +61,7 @@ class Recoverer:
         if self._make_evidence(keys) is not None:
             self._lapsed.set()
             return None
-        return heartbeats.seconds_until_judging(now) if reply.lapsed else None
+        return heartbeats.seconds_until_judging(now) if reply.lapsed or reply.strays else None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Recover whenever a lease has lapsed and its worker counts as dead."""
@@ -88,6 +88,7 @@ class Recoverer:
                     ttl=self._results_ttl,
                     message_limit=self._message_limit,
                     evidence=evidence,
+                    with_strays=self._replies[keys.queue].strays > 0,
                 )
                 done = await self._redis.perform(call)
                 if not done.worker:
@@ -128,7 +129,7 @@ class Recoverer:
     def _make_evidence(self, keys: QueueKeys) -> HeartbeatEvidence | None:
         """Return the evidence for judging other workers on a queue; None while there is none or no lease has lapsed."""
         reply = self._replies.get(keys.queue)
-        if reply is None or not reply.lapsed or self._lease.is_lost:
+        if reply is None or not (reply.lapsed or reply.strays) or self._lease.is_lost:
             return None
         if not self._heartbeats[keys.queue].may_judge(trio.current_time()):
             return None

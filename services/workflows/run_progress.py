@@ -31,6 +31,7 @@ from celery5.protocol.workflows.member_ids import MemberId, parse_member_id
 from celery5.protocol.workflows.plan import DEFAULT_LIFE
 from celery5.protocol.workflows.status import StepFailure
 from celery5.services.process.broker_outages import RETRY_INTERVAL, OutageLog
+from celery5.services.process.wake_ups import WakeUps
 from celery5.workflows import graph
 
 OUTBOX_BATCH = 100
@@ -125,10 +126,12 @@ class RunRelay:
         redis: AsyncDriver,
         consumed: Sequence[QueueKeys],
         run_progress: RunProgress,
+        wake_ups: WakeUps,
         worker: str,
         log: Log,
     ) -> None:
         self._app = app
+        self._wake_ups = wake_ups
         self._redis = redis
         self._queues: Mapping[str, QueueKeys] = {keys.queue: keys for keys in consumed}
         self._by_channel = {keys.wake.encode(): keys.queue for keys in consumed}
@@ -142,8 +145,9 @@ class RunRelay:
     def on_message(self, channel: bytes) -> None:
         """Look at the queue whose workers are notified on a channel."""
         queue = self._by_channel[channel]
-        self._progress.note_records(queue)
-        self._progress.note_outbox(queue)
+        if self._wake_ups.does_answer(queue):
+            self._progress.note_records(queue)
+            self._progress.note_outbox(queue)
 
     def on_heartbeat(self, keys: QueueKeys, reply: HeartbeatReply) -> None:
         """Take the reply to a heartbeat: what a worker that died has left is done here."""

@@ -26,7 +26,7 @@ class HeartbeatReply(msgspec.Struct, frozen=True):
 
     # The worker still has its lease.
     alive: bool
-    # How many other workers have let their lease lapse, or hold jobs without one.
+    # How many other workers have let their lease lapse.
     lapsed: int
     # Seconds until the next scheduled job; None when there is none.
     due_in: float | None
@@ -41,6 +41,10 @@ class HeartbeatReply(msgspec.Struct, frozen=True):
     # Records of runs of workflows that wait to be applied, and entries in the outbox of runs.
     run_records: int = 0
     run_outbox: int = 0
+    # How many workers hold jobs without a lease, as far as this heartbeat has looked for them.
+    strays: int = 0
+    # How many workers the queue has.
+    workers: int = 1
 
 
 class HeartbeatEvidence(msgspec.Struct, frozen=True):
@@ -97,8 +101,9 @@ def recover(
     evidence: HeartbeatEvidence | None = None,
     cause: str = "",
     has_left: bool = False,
+    with_strays: bool = False,
 ) -> Call[RecoveryResult]:
-    """Put back what a dead worker held; `worker` '' takes the first whose lease has lapsed, or who has none.
+    """Put back what a dead worker held; `worker` '' takes the first whose lease has lapsed.
 
     Args:
         begun_entries: The entries, lanes included, that it is known to have begun: only these count as having taken it
@@ -107,6 +112,7 @@ def recover(
             recovered. None: the caller knows that the process has ended.
         cause: Why the worker ended, for the dead letters of what it had begun; "" when nobody knows.
         has_left: It ended in order, though it could not leave the queue: nothing has taken it down, and it is not lost.
+        with_strays: With `worker` '', take one that holds jobs without a lease when none has lapsed.
         message_limit: A message of more bytes than this and a margin is not decoded: only its id is read.
     """
     return script_call(
@@ -138,6 +144,7 @@ def recover(
             message_limit + SIZE_MARGIN + 1,
             cause[:MAX_CAUSE],
             make_death_pattern(cause[:MAX_CAUSE]),
+            int(with_strays),
             *(begun_entries or ()),
         ),
         _recovered,
@@ -183,6 +190,8 @@ def _heartbeat_reply(raw: Any) -> HeartbeatReply:
         raw[6],
         raw[7],
         raw[8],
+        raw[9],
+        raw[10],
     )
 
 

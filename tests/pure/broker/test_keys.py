@@ -194,7 +194,7 @@ def fill_in(key: str) -> list[str]:
 
 LIMITED = re.compile(
     r"\d ?(s|h|days?|minutes)\b|a (second|minute|day|week)\b|ttl`|periods|leases|intervals|`unique_for`|until .*expired"
-    r"|gone with (it|the longest)|their documents|retention|deleted when|the same$"
+    r"|of a lease|gone with (it|the longest)|their documents|retention|deleted when|the same$"
 )
 """How the page says that a key has a time to live."""
 

@@ -78,9 +78,33 @@ def test_a_beat_removes_consumers_that_hold_neither_a_lease_nor_a_job(queue: Que
     queue.publish("a")
     queue.read("reading after its recovery")
     queue.client.xgroup_createconsumer(queue.keys.stream, GROUP, "nobody")
-    assert queue(leases.renew_lease(queue.keys, "w", lease=5)).lapsed == 1
+    beat = queue(leases.renew_lease(queue.keys, "w", lease=5))
+    assert (beat.lapsed, beat.strays, beat.workers) == (0, 1, 2)
+    assert queue.recover(with_strays=False).worker == ""
     names = {consumer["name"] for consumer in queue.client.xinfo_consumers(queue.keys.stream, GROUP)}
     assert names == {b"w", b"idle", b"reading after its recovery"}
+
+
+def test_one_of_many_workers_looks_for_jobs_without_a_lease_for_all_of_them(queue: Queue) -> None:
+    workers = [f"w{number}" for number in range(100)]
+    for worker in workers:
+        queue.join(worker, lease=60)
+    queue.publish("a")
+    queue.read("gone")
+
+    def count_lookups() -> int:
+        return int(queue.client.info("commandstats").get("cmdstat_zscore", {}).get("calls", 0))
+
+    before, strays = count_lookups(), []
+    for worker in workers:
+        beat = queue(leases.renew_lease(queue.keys, worker, lease=60))
+        strays.append(beat.strays)
+        assert beat.workers == 100
+    assert strays == [1] + [0] * 99
+    assert count_lookups() - before <= 100 + 101, "each looks for its own lease, and one for those of all"
+    assert 10_000 < queue.client.pttl(queue.keys.consumers_checked) <= 15_101
+    queue.client.delete(queue.keys.consumers_checked)
+    assert queue(leases.renew_lease(queue.keys, "w7", lease=60)).strays == 1
 
 
 def test_only_what_a_dead_worker_had_begun_is_counted_where_that_is_known(queue: Queue) -> None:
@@ -347,7 +371,7 @@ def test_a_job_read_in_the_name_of_a_worker_already_recovered_is_found(queue: Qu
     queue.publish("a")
     assert len(queue.read("dead")) == 1  # its blocked read was served after its recovery
     pulse = queue(leases.renew_lease(queue.keys, "other", lease=5))
-    assert (pulse.alive, pulse.lapsed) == (True, 1)
+    assert (pulse.alive, pulse.lapsed, pulse.strays) == (True, 0, 1)
     queue.publish("b")
     queue.read("dead")
     assert queue.recover(limit=1).has_more

@@ -72,6 +72,7 @@ class Queue:
         begun: list[bytes] | None = None,
         judge: leases.HeartbeatEvidence | None = None,
         message_limit: int = 1_000_000,
+        with_strays: bool = True,
     ) -> leases.RecoveryResult:
         call = leases.recover(
             self.keys,
@@ -82,6 +83,7 @@ class Queue:
             message_limit=message_limit,
             begun_entries=begun,
             evidence=judge,
+            with_strays=with_strays,
         )
         found = self(call)
         assert isinstance(found, leases.RecoveryResult)

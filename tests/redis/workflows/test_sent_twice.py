@@ -12,6 +12,7 @@ from celery5.broker.calls import workflows as calls
 from celery5.broker.keys import QueueKeys
 from celery5.errors import WorkflowCancelled, WorkflowFailed
 from celery5.logs.log import Log
+from celery5.services.process.wake_ups import WakeUps
 from celery5.services.workflows import run_progress
 from celery5.workflows import RunState, StepFailure, WorkflowRun
 from celery5.workflows.compose import Workflow
@@ -201,6 +202,7 @@ async def test_jobs_of_a_dead_worker_are_recovered_in_few_calls(
         redis=trips,
         consumed=[keys],
         run_progress=run_progress.RunProgress(results_ttl=60.0),
+        wake_ups=WakeUps(),
         worker="heir",
         log=Log(worker="heir", app=app.name),
     )

@@ -13,6 +13,8 @@ from celery5.broker.keys import Keys
 from celery5.errors import BrokerUnavailable
 from celery5.logs.log import Log
 from celery5.services.process.broker_outages import OutageLog
+from celery5.services.process.lease import Lease
+from celery5.services.process.wake_ups import WakeUps
 from celery5.services.worker.due_jobs import Mover
 from celery5.services.workflows.run_progress import RunProgress
 from tests.redis.worker.workers import Lines
@@ -80,6 +82,8 @@ async def test_who_looks_for_due_jobs_of_many_queues_says_so_once(
             redis=redis,
             consumed=[Keys("shop").for_queue(queue) for queue in queues],
             run_progress=RunProgress(results_ttl=60.0),
+            lease=Lease(seconds=10),
+            wake_ups=WakeUps(),
             log=Log(worker="one", app="shop"),
         )
         async with trio.open_nursery() as nursery:

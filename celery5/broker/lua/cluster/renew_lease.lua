@@ -1,5 +1,5 @@
 -- Renew a worker's lease, and return what else a worker has to do on this queue.
--- KEYS  1 leases of its workers
+-- KEYS  1 leases of its workers; that they were compared with the consumers is noted in a key named after it
 --       2 scheduled jobs by time
 --       3 how many jobs wait at limits
 --       4 where its jobs are; lists of runs of workflows are named after it
@@ -7,24 +7,30 @@
 -- ARGV  1 this worker's name
 --       2 lease in ms; when its sidecar renews it, since its event loop does not, with a part of a ms that says for how long
 --       3 consumer group
--- Returns whether the worker still had its lease, how many others have let theirs lapse or hold jobs without one, in how
+-- Returns whether the worker still had its lease, how many others have let theirs lapse, in how
 -- many ms the next scheduled job falls due (-1 when none waits), and in how many ms the next lease of another would
 -- lapse (-1 when there is none), and the letters of the lanes beside the normal one that have ever had a job. These can be
 -- read from now on: putting the first job on a lane creates no group. Then the tasks whose jobs wait at limits,
--- the time in ms: what a worker decides from this answer, it decides as of that time; and how many records of runs
--- wait for advance.lua, and how many entries are in the outbox of runs.
+-- the time in ms: what a worker decides from this answer, it decides as of that time; how many records of runs
+-- wait for advance.lua, and how many entries are in the outbox of runs; how many hold jobs without a lease, as far as this
+-- call has looked for them; and how many workers the queue has.
 local leases, due, lanes = KEYS[1], KEYS[2], ''
 local now = now_ms()
 local mine = redis.call('ZSCORE', leases, ARGV[1])
 -- 0: it has left (leave.lua). Below: it is being recovered.
-if not mine or tonumber(mine) <= 0 then return {0, 0, -1, -1, '', {}, now, 0, 0} end
+if not mine or tonumber(mine) <= 0 then return {0, 0, -1, -1, '', {}, now, 0, 0, 0, 0} end
 redis.call('ZADD', leases, string.format('%.4f', now + ARGV[2]), ARGV[1])
 local lapsed = redis.call('ZCOUNT', leases, '-inf', now)
--- A read that was under way while its worker was recovered may have been served later: jobs without a live worker.
--- Return how many there are.
+-- A read that was under way while its worker was recovered may have been served later: jobs without a live worker. To look
+-- for them costs something for each worker, so one of them does it for all, and the more there are, the less often.
+local strays, consumers = 0, 0
+local checked = leases .. ':checked'
+local is_my_turn = redis.call('SET', checked, '', 'NX', 'PX', math.ceil(ARGV[2] / 4))
 local function look(stream)
   local count = 0
+  if not is_my_turn then return count end
   for _, consumer in ipairs(consumers_of(stream, ARGV[3])) do -- bound: the workers of the queue
+    consumers = consumers + 1
     if not redis.call('ZSCORE', leases, consumer.name) then
       -- Valkey makes a consumer again, empty, when a read in the name of a worker ends that others have recovered.
       if consumer.pending == 0 then redis.call('XGROUP', 'DELCONSUMER', stream, ARGV[3], consumer.name) else count = count + 1 end
@@ -32,15 +38,16 @@ local function look(stream)
   end
   return count
 end
-lapsed = lapsed + look(KEYS[5])
+strays = look(KEYS[5])
 look(KEYS[4] .. ':to-send') -- workers take its entries over by themselves
 for n = 6, 8 do -- bound: three lanes
   if redis.call('EXISTS', KEYS[n]) == 1 then
     redis.pcall('XGROUP', 'CREATE', KEYS[n], ARGV[3], '0')
     lanes = lanes .. string.sub('hlg', n - 5, n - 5)
-    lapsed = lapsed + look(KEYS[n])
+    strays = strays + look(KEYS[n])
   end
 end
+if consumers > 0 then redis.call('PEXPIRE', checked, math.ceil(ARGV[2] / 4) + consumers) end
 local lapse = -1
 local standing = redis.call('ZRANGEBYSCORE', leases, '(' .. now, '+inf', 'WITHSCORES', 'LIMIT', 0, 2)
 for n = 1, #standing, 2 do -- bound: two leases
@@ -54,4 +61,4 @@ local first_run = redis.call('ZRANGE', KEYS[4] .. ':runs', 0, 0, 'WITHSCORES')
 local next_due = math.min(tonumber(first[2] or math.huge), tonumber(first_run[2] or math.huge))
 local due_in = next_due == math.huge and -1 or math.max(0, math.ceil(next_due - now))
 return {1, lapsed, due_in, lapse, lanes, redis.call('HKEYS', KEYS[3]), now, redis.call('LLEN', KEYS[4] .. ':ended'),
-  redis.call('XLEN', KEYS[4] .. ':to-send')}
+  redis.call('XLEN', KEYS[4] .. ':to-send'), strays, redis.call('ZCARD', leases)}

@@ -12,11 +12,11 @@
 --       10 prefix of the waiting lists
 --       11.. streams of its other lanes: high, low, handed
 -- ARGV  1 consumer group
---       2 name of the worker, or '' for the first whose lease has lapsed or who holds jobs without one
+--       2 name of the worker, or '' for the first whose lease has lapsed
 --       3 deliveries after which a job counts as poisonous
 --       4 how many jobs at most
 --       5 ttl of a document in ms
---       6 '*' when all that it held is counted as having taken it down, '-' when only ARGV 14 and further are; '.' when it ended
+--       6 '*' when all that it held is counted as having taken it down, '-' when only ARGV 15 and further are; '.' when it ended
 --         in order: then it is not lost
 --       7 channel that notifies workers of free slots
 --       8 name of the worker that decided this from its heartbeat; '' for one that knows it without (its process ended)
@@ -25,7 +25,8 @@
 --       11 bytes from which a message is not decoded: only its id is read
 --       12 why it ended, for people; '' when nobody knows
 --       13 what dead letters of this have in common: the pattern of their message, as groups of dead jobs have it
---       14.. stream entries that it had begun, each with the letter of its lane
+--       14 1 to take, with ARGV 2 '', one that holds jobs without a lease when none has lapsed: the cost grows with the workers
+--       15.. stream entries that it had begun, each with the letter of its lane
 -- Returns the worker's name ('' when there is none to recover), how many jobs were put back, how many were dead-lettered,
 -- and 1 when there is more to do. Only a worker whose lease had lapsed at the time of the heartbeat is recovered. Nothing
 -- is done for a worker whose own lease has lapsed since, or that names itself: this script may run long after it was sent,
@@ -77,7 +78,7 @@ local fence = -1
 if name == '' then
   name = redis.call('ZRANGEBYSCORE', leases, '-inf', lapsed_by, 'LIMIT', 0, 1)[1]
   if not name then
-    name, fence = stray(), -2
+    name, fence = ARGV[14] == '1' and stray(), -2
     if not name then return {'', 0, 0, 0} end
   end
 end
@@ -89,7 +90,7 @@ if lease == '-2' or lease == '0' then fence = -2 end
 local is_lost = lease and fence == -1 and ARGV[6] ~= '.'
 redis.call('ZADD', leases, fence, name)
 local back, dead_lettered, begun = 0, 0, {}
-for n = 14, #ARGV do begun[ARGV[n]] = true end -- bound: the entries that one worker had begun
+for n = 15, #ARGV do begun[ARGV[n]] = true end -- bound: the entries that one worker had begun
 local function read_lost_work()
   local known = redis.call('HGET', dead .. ':lost-work', name)
   return known and cjson.decode(known)

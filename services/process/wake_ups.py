@@ -1,0 +1,24 @@
+"""Decide whether this worker answers what all workers of a queue hear."""
+
+from collections.abc import Callable
+from random import random
+
+from celery5.broker.calls.leases import HeartbeatReply
+from celery5.broker.keys import QueueKeys
+from celery5.protocol.process.wake_ups import does_answer
+
+
+class WakeUps:
+    """How many workers each queue of this worker has, and by chance whether this one answers."""
+
+    def __init__(self, *, draw: Callable[[], float] = random) -> None:
+        self._draw = draw
+        self._workers: dict[str, int] = {}
+
+    def on_heartbeat(self, keys: QueueKeys, reply: HeartbeatReply) -> None:
+        """Take the number of workers of one queue from the reply to a heartbeat."""
+        self._workers[keys.queue] = reply.workers
+
+    def does_answer(self, queue: str) -> bool:
+        """Return whether this worker answers a message for all workers of a queue: each time by chance."""
+        return does_answer(self._workers.get(queue, 1), self._draw())
