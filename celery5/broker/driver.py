@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from celery5.broker.call import Call
+from celery5.errors import BrokerError
 
 T = TypeVar("T")
 
@@ -23,6 +24,16 @@ class BlockingDriver(Protocol):
 
     def perform_all(self, calls: Sequence[Call[T]], /) -> list[T]:
         """Perform several calls in one write, which is no transaction; return their decoded replies in order."""
+        ...
+
+    def perform_replicated(
+        self, calls: Sequence[Call[T]], waits: Sequence[Call[int]], /
+    ) -> tuple[list[T], int | BrokerError]:
+        """Perform several calls, and wait on the same connection until replicas have what they have written.
+
+        Returns:
+            The decoded replies to `calls`, and how many replicas have all, or why that is not known.
+        """
         ...
 
 

@@ -21,6 +21,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec import UNSET
+
 from celery5.broker.colour import current_colour
 from celery5.errors import (
     BacklogFull,
@@ -478,11 +480,14 @@ class DaemonSender:
         A job goes to Redis directly if sending must return what Redis knows: the holder of its key, or the count of
         replicas.
         """
-        if self._app.settings.replicas:
-            return (), jobs
-        if not any(job.lock for job in jobs):
-            return jobs, ()
-        return [job for job in jobs if not job.lock], [job for job in jobs if job.lock]
+        default = self._app.settings.replicas
+        direct_jobs = [
+            job for job in jobs if job.lock or (default if job.replicas is UNSET else job.replicas)
+        ]
+        if not direct_jobs or len(direct_jobs) == len(jobs):
+            return ((), jobs) if direct_jobs else (jobs, ())
+        directly = {job.id for job in direct_jobs}
+        return [job for job in jobs if job.id not in directly], direct_jobs
 
     def _to(self) -> "PublisherClient":
         address = self._app.settings.publisher

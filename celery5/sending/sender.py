@@ -11,7 +11,10 @@ from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
+from msgspec import UNSET
+
 from celery5.application import Application
+from celery5.broker.call import Call
 from celery5.broker.calls import jobs as jobs_calls
 from celery5.broker.colour import get_awaitable_colour, run_in_thread
 from celery5.broker.driver import BlockingDriver
@@ -122,22 +125,21 @@ REPLICATION_TIMEOUT = 1.0
 """Seconds to wait for replicas."""
 
 
-def wait_for_replicas(redis: BlockingDriver, keys: QueueKeys, jobs: Sequence[Job], *, wanted: int) -> None:
-    """Return once `wanted` replicas have `jobs`, which are published.
+def publish_replicated(
+    redis: BlockingDriver, keys: QueueKeys, calls: Sequence[Call[Any]], jobs: Sequence[Job], *, wanted: int
+) -> list[Any]:
+    """Publish `jobs` by `calls`, and return the replies once `wanted` replicas have them.
 
     This needs a connection that no other caller uses now, since WAIT blocks it, and so never the one that all
     tasks of a Trio program share.
 
     Raises:
-        NotReplicated: Too few replicas have the jobs in time, or Redis cannot be reached any more.
+        NotReplicated: The jobs are published, but too few replicas have them in time.
+        BrokerError: As when they are published without waiting.
     """
-    count, reason = 0, ""
-    try:
-        count = redis.perform_all(
-            jobs_calls.wait_for_replicas(keys, replicas=wanted, within=REPLICATION_TIMEOUT)
-        )[-1]
-    except BrokerError as error:
-        reason = f" ({error})"
+    waits = jobs_calls.wait_for_replicas(keys, replicas=wanted, within=REPLICATION_TIMEOUT)
+    replies, result = redis.perform_replicated(calls, waits)
+    count, reason = (result, "") if isinstance(result, int) else (0, f" ({result})")
     if count < wanted:
         raise NotReplicated(
             f"{_count(jobs)} published, but after {REPLICATION_TIMEOUT:g} s {count} of {wanted} "
@@ -147,6 +149,7 @@ def wait_for_replicas(redis: BlockingDriver, keys: QueueKeys, jobs: Sequence[Job
             replicas=count,
             wanted=wanted,
         )
+    return replies
 
 
 def _count(jobs: Sequence[Job]) -> str:
@@ -240,6 +243,8 @@ class Sender:
         if self._receiver is not None:
             return self._pass_on(self._receiver, jobs)
         parts = self._app.brokers.split_by_broker(jobs)
+        if len(jobs) > 1 and self._count_wanted_replicas(jobs):
+            parts = [part for jobs_of_broker in parts for part in self._split_by_node(jobs_of_broker)]
         if len(parts) == 1:
             return self._send_part(jobs, use_backlog)
         return _send_parts(parts, lambda part: self._send_part(part, use_backlog))
@@ -254,25 +259,27 @@ class Sender:
         if use_backlog and not self._app.backlog.is_idle and await self._held_up(jobs):
             return {}
         try:
-            holders = await self.publish(jobs, direct=not use_backlog)
+            return await self.publish(jobs, direct=not use_backlog, awaits_replicas=True)
         except BrokerUnavailable as error:
             if not use_backlog:
                 raise
             await self._keep(jobs, error)
             return {}
-        if jobs and self._app.settings.replicas:
-            await self._wait_for_replicas(jobs)
-        return holders
 
-    async def publish(self, jobs: Jobs, *, direct: bool = False) -> KeyHolders:
-        """Try once to publish jobs: by the Publisher daemon, if there is one, unless it must be `direct`."""
+    async def publish(self, jobs: Jobs, *, direct: bool = False, awaits_replicas: bool = False) -> KeyHolders:
+        """Try once to publish jobs: by the Publisher daemon, if there is one, unless it must be `direct`.
+
+        With `awaits_replicas` it returns when these jobs have as many replicas as they or the setting demand.
+        """
         if not direct:
             if self._app.settings.publisher:
                 jobs = await self._daemon.send(jobs)
             elif self._app.publisher_check.known and not all(job.lock for job in jobs):
                 self._raise_if_held()
-        redis = await self._app.connections.get_async_driver()
         calls = self._publisher.plan_calls(jobs)
+        if wanted := self._count_wanted_replicas(jobs) if awaits_replicas else 0:
+            return self._publisher.record_published(jobs, await self._publish_replicated(calls, jobs, wanted))
+        redis = await self._app.connections.get_async_driver()
         replies = [await redis.perform(calls[0])] if len(calls) == 1 else await redis.perform_all(calls)
         return self._publisher.record_published(jobs, replies)
 
@@ -302,7 +309,7 @@ class Sender:
         backlog = self._app.backlog
         if backlog.is_to_be_opened:
             await run_in_thread(backlog.open)
-        if not backlog.has_earlier_jobs(jobs) or not self._uses_backlog():
+        if not backlog.has_earlier_jobs(jobs) or not self._uses_backlog(jobs):
             return False
         await self._keep(jobs, None)
         return True
@@ -310,7 +317,7 @@ class Sender:
     async def _keep(self, jobs: Jobs, error: BrokerUnavailable | None) -> None:
         """Keep jobs that could not be sent. Raises `error` when there is no backlog, and BacklogFull."""
         settings, backlog = self._app.settings, self._app.backlog
-        if error is not None and not self._uses_backlog():
+        if error is not None and not self._uses_backlog(jobs):
             raise error
         keep = partial(backlog.keep, jobs, error, limit=settings.backlog, max_bytes=settings.backlog_bytes)
         if backlog.own is None:
@@ -318,8 +325,8 @@ class Sender:
         else:
             await run_in_thread(keep)
 
-    def _uses_backlog(self) -> bool:
-        """Return whether the jobs of this caller may wait in the backlog.
+    def _uses_backlog(self, jobs: Jobs) -> bool:
+        """Return whether these jobs of this caller may wait in the backlog.
 
         Where somebody relies on more than a process's memory, only if somebody has asked for that: in a running job or
         processor, since that runs again when it cannot send, and the memory of its worker does not; and with a
@@ -329,18 +336,31 @@ class Sender:
         if _SENDS_NOW.get() or not settings.backlog:
             return False
         is_at_work = CURRENT_JOB.get() is not None or CURRENT_PARTITION.get() is not None
-        relies_on_more = is_at_work or settings.publisher or settings.replicas
+        relies_on_more = is_at_work or settings.publisher or self._count_wanted_replicas(jobs)
         return not relies_on_more or self._app.has_chosen_backlog
 
-    async def _wait_for_replicas(self, jobs: Jobs) -> None:
-        """Return when the jobs, which are on one broker, have the number of replicas that the setting wants."""
+    def _split_by_node(self, jobs: Jobs) -> list[Jobs]:
+        """Split jobs of one broker so that one server has all of each part: on a cluster, each queue may have its own."""
+        broker = self._app.brokers.broker_of_queue(jobs[0].queue)
+        if self._app.brokers.get(broker).endpoint.topology != "cluster":
+            return [jobs]
+        by_queue: dict[str, list[Job]] = {}
+        for job in jobs:
+            by_queue.setdefault(job.queue, []).append(job)
+        return list(by_queue.values())
+
+    def _count_wanted_replicas(self, jobs: Jobs) -> int:
+        """Return how many replicas must have the jobs: the most that one of them, or else the setting, demands."""
+        default = self._app.settings.replicas
+        return max((default if job.replicas is UNSET else job.replicas for job in jobs), default=0)
+
+    async def _publish_replicated(self, calls: Sequence[Call[Any]], jobs: Jobs, wanted: int) -> list[Any]:
+        """Publish jobs, which are on one broker, and return the replies when so many replicas have them."""
         app, keys = self._app, self.queue(jobs[0].queue)
         connections = app.brokers.get(app.brokers.broker_of_queue(jobs[0].queue))
         # With the blocking driver in every colour: it has a connection for each thread, which WAIT needs.
-        await run_in_thread(
-            lambda: wait_for_replicas(
-                connections.get_blocking_driver(), keys, jobs, wanted=app.settings.replicas
-            )
+        return await run_in_thread(
+            lambda: publish_replicated(connections.get_blocking_driver(), keys, calls, jobs, wanted=wanted)
         )
 
 

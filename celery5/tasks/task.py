@@ -375,6 +375,7 @@ class Task(Generic[P, R_co]):
             waiting_list,
             format_expiry(command.expires) if waiting_list else "",
             now if is_queued else UNSET,
+            shared_fields.replicas,
         )
 
     def get_shared_fields(self) -> SharedFields:

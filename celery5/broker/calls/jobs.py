@@ -99,8 +99,8 @@ def publish_unique(
 
 
 def wait_for_replicas(keys: QueueKeys, *, replicas: int, within: float) -> list[Call[int]]:
-    """Wait, `within` seconds, until this many replicas have all that was written before; the last call returns how many
-    have. In their own trip: a script that the server does not know runs after the rest of its trip."""
+    """Wait, `within` seconds, until this many replicas have all that was written before on the same connection; the
+    last call returns how many have. For `BlockingRedis.perform_replicated`."""
     # WAIT waits for the last write of its own connection, so write: publishing a duplicate job writes nothing.
     return [try_write(keys), Call(("WAIT", replicas, to_ms(within)), int, repeatable=True, blocks=within)]
 

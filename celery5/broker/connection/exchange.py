@@ -127,6 +127,38 @@ def exchange_all(
     All of them run. If some are refused, the first error is raised at the end, with `maybe_done` if others ran.
     """
     raws = yield from _exchange_raws(calls, reply_within=reply_within)
+    return (yield from _read_replies(calls, raws, reply_within=reply_within, where=where))
+
+
+def exchange_replicated(
+    calls: Sequence[Call[T]], waits: Sequence[Call[int]], *, reply_within: float, where: str
+) -> Generator[WireRequest, list[Any], tuple[list[T], int | BrokerError]]:
+    """Perform calls as `exchange_all` does, and wait until replicas have what they have written.
+
+    All in one exchange, and so on one connection: WAIT knows only what its own connection has written, and after a
+    failover another connection may lead to a server that has none of it. If this one is lost, all is sent again.
+
+    Args:
+        calls: The calls. Each may be repeated.
+        waits: A write, and the call of WAIT.
+
+    Returns:
+        The decoded replies to `calls`, and how many replicas have all, or why that is not known.
+    """
+    raws = yield from _exchange_raws([*calls, *waits], reply_within=reply_within)
+    values = yield from _read_replies(calls, raws[: len(calls)], reply_within=reply_within, where=where)
+    count: int | BrokerError = 0
+    for wait, raw in zip(waits, raws[len(calls) :], strict=True):
+        if type(raw) is ReplyError:
+            return values, translate_reply(str(raw), where=where)
+        count = read_reply(wait, raw, where=where)
+    return values, count
+
+
+def _read_replies(
+    calls: Sequence[Call[T]], raws: Sequence[Any], *, reply_within: float, where: str
+) -> Generator[WireRequest, list[Any], list[T]]:
+    """Return the decoded replies. Raises the first error, with `maybe_done` if other calls have run."""
     for call, raw in zip(calls, raws, strict=True):
         if type(raw) is ReplyError:
             error = yield from _make_error(call, raw, reply_within=reply_within, where=where)
@@ -156,7 +188,10 @@ def exchange_each(
 def _exchange_raws(
     calls: Sequence[Call[Any]], *, reply_within: float
 ) -> Generator[WireRequest, list[Any], list[Any]]:
-    """Send calls in one write, and those again whose script the server does not know; return the raw replies."""
+    """Send calls in one write, and those again whose script the server does not know; return the raw replies.
+
+    If the last call waits for replicas, that is done again, too: it has not waited for what comes after it.
+    """
     raws = yield WireRequest(
         pack_commands([call.words for call in calls]),
         [reply_within + call.blocks for call in calls],
@@ -164,6 +199,8 @@ def _exchange_raws(
     )
     missing = [at for at, raw in enumerate(raws) if is_script_missing(calls[at], raw)]
     if missing:
+        again = {at for at in range(missing[0], len(calls)) if calls[-1].blocks and calls[at].script is None}
+        missing = sorted(again.union(missing))
         resent = [calls[at] for at in missing]
         answers = yield WireRequest(
             pack_commands([call.with_script_text for call in resent]),

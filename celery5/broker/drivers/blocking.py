@@ -13,6 +13,7 @@ from celery5.broker.connection.exchange import (
     exchange_all,
     exchange_each,
     exchange_one,
+    exchange_replicated,
     may_resend,
     maybe_done,
 )
@@ -66,6 +67,18 @@ class BlockingRedis:
     def perform_each(self, calls: Sequence[Call[T]]) -> list[T | BrokerError]:
         """Perform several calls in one write; return the decoded reply of each, or its error."""
         return self._drive(exchange_each(calls, reply_within=self.timing.reply, where=self._where))
+
+    def perform_replicated(
+        self, calls: Sequence[Call[T]], waits: Sequence[Call[int]]
+    ) -> tuple[list[T], int | BrokerError]:
+        """Perform several calls as `perform_all` does, and wait until replicas have what they have written.
+
+        Returns:
+            The decoded replies to `calls`, and how many replicas have all, or why that is not known.
+        """
+        return self._drive(
+            exchange_replicated(calls, waits, reply_within=self.timing.reply, where=self._where)
+        )
 
     def close(self) -> None:
         """Close the connections. The driver opens new ones if it is used again."""

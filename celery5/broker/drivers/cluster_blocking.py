@@ -1,7 +1,7 @@
 """The blocking driver of a Redis Cluster: one ordinary driver for each node."""
 
 from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 from celery5.broker.call import Call
 from celery5.broker.colour import run_blocking
@@ -59,6 +59,22 @@ class BlockingCluster:
     def perform_all(self, calls: Sequence[Call[T]]) -> list[T]:
         """Perform several calls, those for one node in one write; return their decoded replies in order."""
         return run_blocking(self.router.perform_all(calls))
+
+    def perform_replicated(
+        self, calls: Sequence[Call[T]], waits: Sequence[Call[int]]
+    ) -> tuple[list[T], int | BrokerError]:
+        """Perform calls for one queue, and wait until replicas of its node have what they have written.
+
+        What a failover separates is performed again call by call: only then may WAIT answer too early.
+        """
+        replies: list[Any] = run_blocking(self.router.perform_each(cast("list[Call[Any]]", [*calls, *waits])))
+        values, counts = replies[: len(calls)], replies[len(calls) :]
+        failure = next((reply for reply in values if isinstance(reply, BrokerError)), None)
+        if failure is not None:
+            if any(not isinstance(reply, BrokerError) for reply in values):
+                failure.mark_maybe_done()
+            raise failure
+        return values, next((reply for reply in counts if isinstance(reply, BrokerError)), counts[-1])
 
     def get_node(self, address: NodeAddress) -> BlockingRedis:
         """Return the driver of one node."""

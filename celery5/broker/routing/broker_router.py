@@ -231,6 +231,7 @@ class BrokerRouter:
         async def get_adapter(broker: str) -> AsyncDriver:
             return BlockingDriverAdapter(get_driver(broker))
 
+        self._map, self._get_driver = broker_map, get_driver
         self._router = AsyncBrokerRouter(broker_map, get_adapter)
 
     def perform(self, call: Call[T]) -> T:
@@ -240,6 +241,13 @@ class BrokerRouter:
     def perform_all(self, calls: Sequence[Call[T]]) -> list[T]:
         """Perform calls like `AsyncBrokerRouter.perform_all`."""
         return run_blocking(self._router.perform_all(calls))
+
+    def perform_replicated(
+        self, calls: Sequence[Call[T]], waits: Sequence[Call[int]]
+    ) -> tuple[list[T], int | BrokerError]:
+        """Perform calls for one broker, on that, and wait for its replicas."""
+        broker = self._map.find_broker_of_call(waits[0]) or self._map.brokers[0]
+        return self._get_driver(broker).perform_replicated(calls, waits)
 
 
 def _merge(call: Call[T], replies: Sequence[T]) -> T:

@@ -55,6 +55,8 @@ class Job(msgspec.Struct, frozen=True, gc=False):
     expires: str = ""  # from the waiting list: ms since 1970, or ''
     # When it was made, in seconds since 1970, if its message leaves that to its entry on the queue; else not in JSON.
     sent: float | UnsetType = UNSET
+    # How many replicas must have it before sending returns; UNSET: as many as the setting `replicas` says.
+    replicas: Annotated[int, msgspec.Meta(ge=0)] | UnsetType = UNSET
 
     def to_bytes(self) -> bytes:
         """Return the job as JSON, to be stored until it is sent, such as in an outbox."""
@@ -111,6 +113,8 @@ class Options(msgspec.Struct, frozen=True):
     # are the key.
     unique_for: float | timedelta | None = None
     priority: Priority | None = None
+    # How many replicas must have the job before sending it returns; default: the setting `replicas`.
+    replicas: int | None = None
     # In a workflow: what becomes of the run when the job fails, and the end states that count as success.
     on_error: OnError | None = None
     ignore: frozenset[str] | None = None
@@ -139,6 +143,10 @@ class Options(msgspec.Struct, frozen=True):
             raise Misconfigured(f"broker is {self.broker!r}: give the name of one")
         if self.priority is not None and not _is_priority(self.priority):
             raise Misconfigured(f"priority is {self.priority!r}: give high, normal or low")
+        if self.replicas is not None and not is_replica_count(self.replicas):
+            raise Misconfigured(
+                f"replicas is {self.replicas!r}: give a whole number from 0 to {MAX_REPLICAS}"
+            )
         for name in ("results_ttl", "time_limit", "soft_time_limit", "unique_for"):
             _check_positive(name, getattr(self, name))
         _check_limits(to_seconds(self.time_limit), to_seconds(self.soft_time_limit))
@@ -207,6 +215,7 @@ class Options(msgspec.Struct, frozen=True):
             unique_for=unique_for,
             is_delayed=self.countdown is not None or self.eta is not None,
             lane=get_lane(self.priority),
+            replicas=UNSET if self.replicas is None else self.replicas,
         )
 
     def format_start(self) -> str:
@@ -265,6 +274,7 @@ class JobOptions(TypedDict, total=False):
     soft_time_limit: float | timedelta | None
     unique_for: float | timedelta | None
     priority: Priority | None
+    replicas: int | None
     on_error: OnError | None
     ignore: Collection[str] | None
     undo: Any
@@ -290,6 +300,7 @@ class SharedFields(msgspec.Struct, frozen=True, gc=False):
     unique_for: float | None
     is_delayed: bool  # by `countdown` or `eta`
     lane: str
+    replicas: int | UnsetType
 
 
 def new_id() -> str:
@@ -322,6 +333,15 @@ def _check_moment(name: str, time: object) -> None:
         raise Misconfigured(f"{name} is {time!r}: give an aware datetime")
     if time.utcoffset() is None:
         raise Misconfigured(f"{name} {time} has no time zone: use datetime.now(UTC) or another aware time")
+
+
+MAX_REPLICAS = 100
+"""The most replicas that sending may wait for."""
+
+
+def is_replica_count(number: object) -> bool:
+    """Return whether so many replicas may be waited for."""
+    return isinstance(number, int) and not isinstance(number, bool) and 0 <= number <= MAX_REPLICAS
 
 
 def is_span(span: object) -> bool:

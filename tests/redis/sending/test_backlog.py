@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 import redis
 import trio
+from msgspec import UNSET
 
 from celery5 import App, BrokerUnavailable, JobState
 from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.broker.timing import Timing
-from celery5.errors import BacklogFull, NotReplicated
+from celery5.errors import BacklogFull, Misconfigured, NotReplicated
 from celery5.protocol.job.messages import read_command
 from tests.redis.commands.staff import wait_until
 from tests.redis.sending.test_producers import COLOURS, Api, in_every_colour, tell
@@ -286,7 +287,24 @@ def test_sending_returns_when_replicas_have_the_jobs(
                     tell("trio", one)
             finally:
                 os.kill(other.pid, signal.SIGCONT)
+            # A job may demand what the setting does not, and the other way round.
+            quick, sure = (number.options(replicas=replicas) for replicas in (0, 2))
+            with pytest.raises(NotReplicated, match="after 1 s 1 of 2 replicas"):
+                sure.delay(1)
+            quick.delay(1)
+            assert (number.job(1).replicas, sure.job(1).replicas) == (UNSET, 2)
     app.close()
+
+
+def test_each_demanded_number_of_replicas_is_checked(app_name: str) -> None:
+    for replicas in (-1, 101, True, "1"):
+        with pytest.raises(Misconfigured, match="whole number from 0 to 100"):
+            App(app_name).task(number_of).options(replicas=replicas)  # type: ignore[arg-type]
+
+
+async def number_of(n: int) -> int:
+    """Return the number."""
+    return n
 
 
 async def test_a_coroutine_publishes_in_place_of_the_thread(
