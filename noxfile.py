@@ -152,6 +152,7 @@ def nightly(session: nox.Session) -> None:
 
 # Tests that have a short form by day.
 LONG_TESTS = (
+    "tests/faults/sentinel/test_failover.py",
     "tests/redis/dashboard/test_odd_values.py",
     "tests/redis/recovery/test_frozen_interpreter.py",
     "tests/redis/recovery/test_recovery_matrix.py",

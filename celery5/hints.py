@@ -162,7 +162,7 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
         "worker_concurrency": "concurrency and cpu_slots",
         "worker_prefetch_multiplier": "nothing: it is learnt",
         "visibility_timeout": "nothing: there is none",
-        "broker_transport_options": "nothing: there is no visibility timeout",
+        "broker_transport_options": "nothing: there is no visibility timeout; Sentinel's master_name is in the URL",
         "beat_schedule": "schedules",
         "task_routes": 'queue_routes={"media.mail.*": "mail"}; the setting routes chooses a broker',
         "task_queues": "nothing to declare: any name is a queue; --queues says which of them a worker reads",

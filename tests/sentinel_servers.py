@@ -17,10 +17,10 @@ import redis
 
 from celery5.broker.servers.embedded import find_binary
 
-LIMIT = 20.0
+LIMIT = 60.0
 """Seconds within which the servers must be up, and a failover over."""
 SERVICE = "shop-primary"
-DOWN_AFTER_MS = 400
+DOWN_AFTER_MS = 1000
 """Milliseconds of silence after which a sentinel thinks that the primary is down."""
 
 
@@ -150,7 +150,7 @@ class WatchedServers:
     @property
     def primary(self) -> Server:
         """The server that the sentinels name."""
-        port = _name_primary(next(each for each in self.sentinels if each.process is not None))
+        port = _name_primary(next(sentinel for sentinel in self.sentinels if sentinel.process is not None))
         return next(server for server in self.servers if server.port == port)
 
     @property
@@ -185,9 +185,11 @@ class WatchedServers:
         )
 
     def revive(self) -> None:
-        """Start again what has been killed, and wait until all is whole."""
+        """Start again what has been killed, wake what is frozen, and wait until all is whole."""
         for server in self.servers:
-            if server.process is None:
+            if server.process is not None:
+                server.send_signal(signal.SIGCONT)
+            else:
                 server.start()
                 wait_until(server.answers, f"{server.port} answers")
         for sentinel in self.sentinels:
@@ -205,7 +207,9 @@ class WatchedServers:
     def wait_for_another(self, before: Server) -> None:
         """Wait until all sentinels name another primary than this one, and it is one."""
         running = [sentinel for sentinel in self.sentinels if sentinel.process is not None]
-        wait_until(lambda: all(_name_primary(each) != before.port for each in running), "another primary")
+        wait_until(
+            lambda: all(_name_primary(sentinel) != before.port for sentinel in running), "another primary"
+        )
         wait_until(lambda: self.primary.role == "master", "it is a primary")
 
     def stop(self) -> None:
@@ -222,10 +226,14 @@ class WatchedServers:
             return False
         return True
 
+    def _is_replicated(self) -> bool:
+        primary = self.primary
+        return all(_follows(server, primary) for server in self.servers if server is not primary)
+
     def _is_whole(self, sentinel: Server) -> bool:
         state = sentinel.client.sentinel_master(SERVICE)
         replicas = sentinel.client.sentinel_slaves(SERVICE)
-        healthy = [each for each in replicas if not each["is_sdown"] and not each["is_disconnected"]]
+        healthy = [state for state in replicas if not state["is_sdown"] and not state["is_disconnected"]]
         others = sentinel.client.sentinel_sentinels(SERVICE)
         return bool(
             not state["is_sdown"]
@@ -271,9 +279,9 @@ def wait_until(condition: Callable[[], object], what: str, limit: float = LIMIT)
 def _find_free_ports(number: int) -> list[int]:
     sockets = [socket.socket() for _ in range(number)]
     try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+        for server in sockets:
+            server.bind(("127.0.0.1", 0))
+        return [server.getsockname()[1] for server in sockets]
     finally:
-        for one in sockets:
-            one.close()
+        for server in sockets:
+            server.close()

@@ -61,9 +61,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     a `dict`. In `extra` are the marks above, and `check`, a function that raises Misconfigured for a bad value.
     """
 
-    broker: Annotated[str, Meta(description="URL of Redis or Valkey: redis://, rediss:// or unix://")] = (
-        "redis://127.0.0.1:6379/0"
-    )
+    broker: Annotated[
+        str, Meta(description="URL of Redis or Valkey: redis://, rediss://, unix:// or redis+sentinel://")
+    ] = "redis://127.0.0.1:6379/0"
     brokers: Annotated[
         dict[str, str], Meta(description="further brokers, by name; broker is the one named default")
     ] = msgspec.field(default_factory=dict[str, str])

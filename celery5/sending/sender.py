@@ -340,7 +340,7 @@ class Sender:
         return not relies_on_more or self._app.has_chosen_backlog
 
     def _split_by_node(self, jobs: Jobs) -> list[Jobs]:
-        """Split jobs of one broker so that one server has all of each part: on a cluster, each queue may have its own."""
+        """Split jobs of one broker so that one server has all of each part: in a cluster, by their queues."""
         broker = self._app.brokers.broker_of_queue(jobs[0].queue)
         if self._app.brokers.get(broker).endpoint.topology != "cluster":
             return [jobs]

@@ -26,7 +26,7 @@ from celery5.broker.connection.exchange import (
 )
 from celery5.broker.connection.handshake import Resp, ServerHello, build_hello, parse_server_hello
 from celery5.broker.connection.pipeline import PendingRequest, Pipeline
-from celery5.broker.connection.sentinel import AskSentinel, ConnectServer, open_connection
+from celery5.broker.connection.sentinel import AskSentinel, ConnectServer, ask_primary, open_connection
 from celery5.broker.connection.transport import Connect, Transport, connect
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.timing import Timing
@@ -106,6 +106,9 @@ def ignore_event(_event: LinkEvent) -> None:
 # What a transport and the parser raise when a connection is over.
 CONNECTION_ERRORS = (OSError, trio.BrokenResourceError, trio.ClosedResourceError, ProtocolError)
 
+LATE_REPLY = 1.0
+"""Seconds without a reply after which sentinels are asked whether there is another primary."""
+
 # A connection that did not live this long, in seconds, does not reset the backoff.
 MIN_STABLE_TIME = 1.0
 
@@ -136,6 +139,7 @@ class Link:
         self.where = endpoint.masked_url
         # The server of the last connection: with sentinels in the URL, the primary that they have named.
         self.server = self.where
+        self._node: tuple[str, int] | None = None
         self.pipeline = Pipeline(where=self.where, max_unsent_bytes=timing.max_unsent_bytes, push=on_push)
         self.breaker = Breaker(
             policy=BreakerPolicy(
@@ -257,6 +261,8 @@ class Link:
             async with trio.open_nursery() as nursery:
                 self._outer = nursery.cancel_scope
                 nursery.start_soon(self._watch_clock)
+                if self.endpoint.topology == "sentinel":
+                    nursery.start_soon(self._watch_primary)
                 await self._keep_up(task_status)
         finally:
             self.is_accepting = False
@@ -342,7 +348,7 @@ class Link:
             ) from error
         except CONNECTION_ERRORS as error:
             raise translate_error(error, maybe_done=False, where=where) from error
-        self.server = where
+        self.server, self._node = where, (step.endpoint.host, step.endpoint.port)
         return transport, replies
 
     async def _dial_server(
@@ -452,6 +458,23 @@ class Link:
                     self.reconnect(f"broker {self.where} gave no answer within {self.timing.reply:g} s")
             elif not pipeline.unsent and now >= pipeline.last_received + self.timing.idle_ping:
                 pipeline.submit(PendingRequest(_PING, now + self.timing.reply, repeatable=False))
+
+    async def _watch_primary(self) -> None:
+        """Ask the sentinels while a reply is late whether there is another primary: the old one may hang, or be gone.
+
+        A subscription to their `+switch-master` would be a connection for each link at all times, and costs more than
+        it tells: a primary that can, closes its connections when it is demoted.
+        """
+        while True:
+            await trio.sleep(LATE_REPLY)
+            if not self.connected or not self.pipeline.inflight:
+                continue
+            expected = self._reply_due(self.pipeline.inflight[0]) - self.timing.reply
+            if trio.current_time() < expected + LATE_REPLY:
+                continue
+            node = await ask_primary(self.endpoint, self._ask_sentinel)
+            if node not in (None, self._node):
+                self.reconnect(f"broker {self.where} has another primary by now")
 
     def _get_next_check(self, now: float) -> float:
         pipeline = self.pipeline

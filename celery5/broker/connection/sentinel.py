@@ -11,6 +11,7 @@ Source: https://redis.io/docs/latest/develop/reference/sentinel-clients/
 
 import random
 from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, TypeVar, cast
 
@@ -128,6 +129,20 @@ def find_primary(endpoint: Endpoint, within: float) -> Generator[Step, Any, Any]
         outcome = yield AskSentinel(unknowing, (("SENTINEL", "MASTERS"),), limit)
         raise _make_unknown(endpoint, [] if isinstance(outcome, BrokerError) else read_services(outcome))
     raise _make_unanswered(endpoint, failures)
+
+
+async def ask_primary(
+    endpoint: Endpoint, ask: Callable[[AskSentinel], Awaitable[list[Any]]]
+) -> tuple[str, int] | None:
+    """Return the primary that the first sentinel to answer names; None if there is no answer."""
+    for node in endpoint.nodes:
+        sentinel = _make_sentinel(endpoint, node)
+        with suppress(BrokerError):
+            replies = await ask(AskSentinel(sentinel, _ask_primary(endpoint.service), SENTINEL_LIMIT))
+            answer = read_primary(replies, sentinel)
+            if isinstance(answer, PrimaryAnswer) and answer.node is not None:
+                return answer.node
+    return None
 
 
 class PrimaryAnswer(msgspec.Struct, frozen=True):

@@ -103,7 +103,9 @@ SETTING_FLAGS = (
 )
 
 
-broker_flag = click.option("--broker", metavar="URL", help="Redis or Valkey: redis://, rediss:// or unix://.")
+broker_flag = click.option(
+    "--broker", metavar="URL", help="Redis or Valkey: redis://, rediss://, unix:// or redis+sentinel://."
+)
 """Not one of the shared flags, since a development controller has a private server."""
 _OF_JOBS: Sequence[Callable[[Any], Any]] = (
     click.option("--concurrency", type=int, metavar="N", help="Async jobs that one process runs at once."),
