@@ -58,6 +58,14 @@ def test_all_places_agree_on_the_version() -> None:
     (status,) = [name for name in project["classifiers"] if name.startswith("Development Status")]
     assert status == f"Development Status :: {'4 - Beta' if major == '0' else '5 - Production/Stable'}"
     assert f"\n| {major}.{minor} | yes |" in (HERE / "SECURITY.md").read_text()
+    shown = re.findall(r"(?:celery5|of version) (\d+\.\d+\.\d+)", (HERE / "docs/guide/doctor.md").read_text())
+    assert {*shown} == {celery5.__version__}
+
+
+@pytest.mark.parametrize("name", ["SECURITY.md", "docs/reference/compatibility.md"])
+def test_what_holds_from_1_0_on_is_said_so_only_before_1_0(name: str) -> None:
+    text = (HERE / name).read_text()
+    assert bool(re.search(r"\b1\.0\b", text)) == celery5.__version__.startswith("0.")
 
 
 def test_the_changelog_begins_with_a_summary_for_newcomers() -> None:
