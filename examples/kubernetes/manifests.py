@@ -76,6 +76,8 @@ def left_out(cluster: Cluster, wishes: Wishes) -> Iterator[str]:
     restarts = [name for name in RESTARTS if getattr(cluster, name) != getattr(Cluster(), name)]
     if restarts:
         yield f"{' and '.join(restarts)} left out: Kubernetes restarts a member without end, with growing delays"
+    if cluster.canary:
+        yield "canary is left out: a Deployment looks at probes, not at jobs"
 
 
 def _of_group(cluster: Cluster, group: Group, wishes: Wishes) -> Iterator[Manifest]:

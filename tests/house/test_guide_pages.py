@@ -82,3 +82,10 @@ def test_a_word_of_celery_has_a_section_that_leads_to_a_page(word: str) -> None:
 
 def test_the_pages_that_a_search_must_find_exist() -> None:
     assert [page for page in TASKS.values() if not (HERE / "docs" / f"{page.rstrip('/')}.md").exists()] == []
+
+
+def test_the_path_of_each_kind_of_reader_has_at_most_six_pages() -> None:
+    text = (GUIDE / "index.md").read_text().partition("\n## Four paths\n")[2].partition("\n## ")[0]
+    paths = [row.split("|")[2].split(", ") for row in text.splitlines() if row.startswith("| ")][1:]
+    assert len(paths) == 4
+    assert [len(path) for path in paths if len(path) > 6] == []

@@ -3,7 +3,7 @@
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -36,7 +36,7 @@ WORKER, CANARY = "worker-default-1", "worker-default-canary"
 
 
 @contextmanager
-def jobs_in_flight(app: App) -> Iterator[list["AsyncResult[int]"]]:
+def jobs_in_flight(app: App) -> Generator[list["AsyncResult[int]"]]:
     """Send jobs all the time; afterwards each of them must have its result."""
 
     @app.task(name="shop.price")

@@ -81,10 +81,15 @@ def test_what_no_manifest_has_is_named_in_one_line_each(tmp_path: Path) -> None:
     assert ended.error.startswith("Warning: [broker] is left out")
     assert "the Secret 'shop-redis', entry 'url'" in ended.error
     assert msgspec.json.decode(ended.out.encode(), type=Manifests).items
-    rest = 'platform = "processes"\nrestart_limit = 3\n[hosts.a]\n[workers.default]\nhosts = ["a"]\n'
+    rest = 'platform = "processes"\nrestart_limit = 3\ncanary = 60\n[hosts.a]\n[workers.default]\nhosts = ["a"]\n'
     lines = render(tmp_path, cluster=rest).err.splitlines()
     assert [line.partition(" left out")[0] for line in lines] == [
-        *("Warning: [hosts] is", "Warning: platform = 'processes' is", "Warning: restart_limit"),
+        *(
+            "Warning: [hosts] is",
+            "Warning: platform = 'processes' is",
+            "Warning: restart_limit",
+            "Warning: canary is",
+        ),
     ]
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 import pytest
 import trio
@@ -127,8 +128,7 @@ async def test_a_restart_that_loads_bad_code_ends_with_the_canary(autojump_clock
             "worker-default-1": "good",
             "worker-default-2": "good",
         }
-        members = await house.commands().handlers["members"]({})
-        assert isinstance(members, dict)
+        members = cast("dict[str, Any]", await house.commands().handlers["members"]({}))
         assert members["taken_back"].startswith(f"{CANARY}: 10 of its 10 attempts failed")
         stage.disk = "better"
         await restart({})
@@ -171,3 +171,14 @@ async def test_who_leads_no_more_ends_its_trial(autojump_clock: MockClock, clust
         house.lead.become(leads=True, sure=True)
         await trio.sleep(60)
         assert sorted(stage.there) == ["scheduler-default-1", "worker-default-1", "worker-default-2"]
+
+
+async def test_a_bad_canary_stops_though_another_worker_is_down(autojump_clock: MockClock) -> None:
+    house, stage = open_house()
+    async with house.open():
+        house.foreman.start_canaries(BAD)
+        stage.broken.add("worker-default-1")
+        stage.end("worker-default-1", -9)
+        await trio.sleep(10)
+        assert house.foreman.rollback_reason
+        assert sorted(stage.there) == ["scheduler-default-1", "worker-default-2"]
