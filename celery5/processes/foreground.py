@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from celery5.app import App
 from celery5.bootsteps.boot import BootFailed
 from celery5.broker.calls import cluster
-from celery5.errors import BrokerReplied, BrokerUnavailable, LeaseLost, Misconfigured, Superseded
+from celery5.errors import BrokerReplied, BrokerUnavailable, CeleryError, LeaseLost, Misconfigured, Superseded
 from celery5.logs.destination import RuntimeEnvironment, check_detectors, make_destination
 from celery5.logs.lines import whole_lines
 from celery5.logs.log import Log, LogWriter
@@ -38,7 +38,7 @@ from celery5.protocol.cluster.leadership import EPOCH_VARIABLE, is_superseded
 from celery5.protocol.masking import escape_text
 from celery5.protocol.process.recycling import RESTART_EXIT_CODE, SUPERVISED_VARIABLE
 from celery5.runners.context import LOG_EVENT
-from celery5.services.health.status_port import StatusPort
+from celery5.services.health.status_port import CountWorkers, ReadWanted, StatusPort
 from celery5.services.health.vitals import ProcessStatus
 from celery5.services.process.fenced import keep_running, run_fenced
 from celery5.services.process.reloader import ReloadSignal
@@ -294,6 +294,7 @@ async def serve_in_process(
         host=app.settings.status_host,
         ports=options.processes,
         read_cluster=lambda: app.metrics.atotals(),  # what reads metrics is loaded when somebody asks
+        read_wanted=make_wanted_reader(app),
     )
     try:
         async with trio.open_nursery() as around:  # probes are answered until the last job is settled
@@ -445,3 +446,24 @@ async def _stop_when(
     process_status.mark_stopping()
     tell()
     scope.cancel()
+
+
+def make_wanted_reader(app: App) -> ReadWanted:
+    """Return what reads how many workers there should be, by the last decision of a Scheduler."""
+
+    async def read() -> CountWorkers:
+        # Loaded when somebody asks.
+        from celery5.broker.calls.health import get_server_time
+        from celery5.broker.calls.scaling import get_scaling
+        from celery5.protocol.scaling.wanted_workers import MAX_AGE, count_wanted_workers
+
+        scaling = await app.aperform(get_scaling(app.keys))
+        now = await app.aperform(get_server_time())
+        if scaling is None or scaling.course is None or now - scaling.at > MAX_AGE:
+            raise CeleryError(
+                "nothing is scaled: it takes the setting autoscale, and a Scheduler: celery5 scheduler start"
+            )
+        decided, demands = scaling.course.workers, scaling.demands
+        return lambda queues: count_wanted_workers(demands, queues) if queues else decided
+
+    return read

@@ -1,4 +1,4 @@
-"""Answer probes over HTTP on a local port: /livez, /readyz, /metrics and /metrics/cluster.
+"""Answer probes over HTTP on a local port: /livez, /readyz, /metrics, /metrics/cluster and /wanted-workers.
 
 A small and strict subset of HTTP/1.1: one request for each connection, a bounded head, a time limit, few connections at
 once. The event loop answers; while it is blocked, the thread that watches it does, and reports that. Of several worker
@@ -15,6 +15,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from ipaddress import ip_address
+from typing import Generic, TypeVar
+from urllib.parse import unquote
 
 import msgspec
 import trio
@@ -111,8 +113,15 @@ CLUSTER_AGE = 5.0
 """Seconds for which one reading of them serves all clients."""
 CLUSTER_TIMEOUT = 3.0
 """Seconds that the reading may take."""
-PATHS = ("/livez", "/readyz", "/metrics", CLUSTER_PATH)
+WANTED_PATH = "/wanted-workers"
+"""The path of the number of workers that there should be; queues may follow, as in `/wanted-workers/mail,bulk`."""
+WANTED_AGE = 1.0
+"""Seconds for which one reading of it serves all clients."""
+PATHS = ("/livez", "/readyz", "/metrics", CLUSTER_PATH, WANTED_PATH)
 ReadMetrics = Callable[[], Awaitable[Sequence[MetricFamily]]]
+CountWorkers = Callable[[Sequence[str]], int]
+"""Returns how many workers of these queues there should be; without queues, of the application. Raises CeleryError."""
+ReadWanted = Callable[[], Awaitable[CountWorkers]]
 
 
 class _OpenRequest(msgspec.Struct):
@@ -146,6 +155,7 @@ class StatusPort:
         host: str,
         ports: int = 1,
         read_cluster: ReadMetrics | None = None,
+        read_wanted: ReadWanted | None = None,
     ) -> None:
         self._process_status = process_status
         self._log = log
@@ -157,7 +167,8 @@ class StatusPort:
         self._listener: socket.socket | None = None
         self._polled: socket.socket | None = None
         self._guard = threading.Lock()
-        self._cluster = ClusterMetrics(read_cluster)
+        self._cluster = SharedReading(read_cluster, CLUSTER_AGE)
+        self._wanted = SharedReading(read_wanted, WANTED_AGE)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Answer until cancelled. If no port is free, the worker runs without, and this is logged and tried again."""
@@ -322,12 +333,24 @@ class StatusPort:
             request = parse_request((await read_head(stream, timeout=CONNECTION_TIMEOUT / 2))[0])
         except BadRequest as bad:
             return _refused(bad.status, bad.why).to_bytes()
-        is_for_cluster = request.path == CLUSTER_PATH and request.method in ("GET", "HEAD")
-        if is_for_cluster and not self._is_misdirected(request):
-            response = await self._cluster.respond(request)
+        if _is_for_cluster(request) and not self._is_misdirected(request):
+            response = await self._respond_for_cluster(request)
         else:
             response = self.respond(request)
         return response.to_bytes(head_only=request.method == "HEAD")
+
+    async def _respond_for_cluster(self, request: HttpRequest) -> HttpResponse:
+        """Return what is read from Redis; 503 while that is unreachable."""
+        try:
+            if request.path == CLUSTER_PATH:
+                return make_metrics_response(request, await self._cluster.get())
+            words = unquote(request.path.removeprefix(WANTED_PATH)).strip("/").split(",")
+            wanted = (await self._wanted.get())([word for word in words if word])
+        except BadRequest as bad:
+            return _refused(bad.status, bad.why)
+        except (CeleryError, trio.TooSlowError) as error:
+            return _refused(503, str(error) or "Redis takes too long: ask again later")
+        return HttpResponse(200, msgspec.json.encode({"wanted_workers": wanted}) + b"\n")
 
     def respond(self, request: HttpRequest, *, blocked: bool = False) -> HttpResponse:
         """Return the response to one request. While the event loop is `blocked`, another thread calls this."""
@@ -341,7 +364,7 @@ class StatusPort:
             ),
         }.get(request.path)
         if make_response is None:
-            if request.path == CLUSTER_PATH and request.method in ("GET", "HEAD"):
+            if _is_for_cluster(request):
                 return _refused(
                     503, "the event loop is blocked: ask /livez, which says for how long and by what"
                 )
@@ -364,30 +387,37 @@ class StatusPort:
             self._process_status.set_lag(max(samples))
 
 
-class ClusterMetrics:
-    """Answers with the metrics of the whole cluster, however many ask."""
+T = TypeVar("T")
 
-    def __init__(self, read: ReadMetrics | None) -> None:
+
+class SharedReading(Generic[T]):
+    """What is read of a cluster, once in `age` seconds, however many ask."""
+
+    def __init__(self, read: Callable[[], Awaitable[T]] | None, age: float) -> None:
         self._read = read
-        self._families: Sequence[MetricFamily] = ()
+        self._age = age
+        self._found: T | None = None
         self._read_at = -math.inf
         self._lock = trio.Lock()
 
-    async def respond(self, request: HttpRequest) -> HttpResponse:
-        """Return the response to one request; 503 while Redis is unreachable."""
+    async def get(self) -> T:
+        """Return it. Raises BadRequest if nothing can be read here, CeleryError and TooSlowError."""
         if self._read is None:
-            return _refused(
-                404, "this process reads no metrics of a cluster: ask a worker, a Router or a Scheduler"
+            raise BadRequest(
+                404, "this process reads nothing of a cluster: ask a worker, a Router or a Scheduler"
             )
-        try:
-            with trio.fail_after(CLUSTER_TIMEOUT):
-                async with self._lock:
-                    if trio.current_time() - self._read_at >= CLUSTER_AGE:
-                        self._families = await self._read()
-                        self._read_at = trio.current_time()
-        except (CeleryError, trio.TooSlowError) as error:
-            return _refused(503, str(error) or "Redis takes too long: ask again later")
-        return make_metrics_response(request, self._families)
+        with trio.fail_after(CLUSTER_TIMEOUT):
+            async with self._lock:
+                if self._found is None or trio.current_time() - self._read_at >= self._age:
+                    self._found = await self._read()
+                    self._read_at = trio.current_time()
+                return self._found
+
+
+def _is_for_cluster(request: HttpRequest) -> bool:
+    """Return whether a request is for what is read from Redis."""
+    is_path = request.path == CLUSTER_PATH or f"{request.path}/".startswith(f"{WANTED_PATH}/")
+    return is_path and request.method in ("GET", "HEAD")
 
 
 def make_metrics_response(request: HttpRequest, metric_families: Iterable[MetricFamily]) -> HttpResponse:

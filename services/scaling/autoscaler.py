@@ -29,6 +29,7 @@ from celery5.protocol.scaling.autoscale import (
 )
 from celery5.protocol.scaling.prioritisation import Preference, PrioritisationStrategy, compute_preference
 from celery5.protocol.scaling.snapshot import ClusterSnapshot
+from celery5.protocol.scaling.wanted_workers import measure_demands
 from celery5.runners.user_errors import guard_scopes, reraise_cancellation
 from celery5.services.process.broker_outages import OutageLog, last_try, retry_until_available
 from celery5.services.scaling.observer import ClusterObserver
@@ -160,6 +161,7 @@ class Autoscaler:
             workers=len(snapshot.workers),
             jobs=sum(snapshot.demand().values()),
             unseen=snapshot.unreachable,
+            demands=measure_demands(snapshot),
             by=self._name,
             at=turn.now,
         )

@@ -11,6 +11,7 @@ from celery5.broker.keys import GROUP, Keys, QueueKeys
 from celery5.protocol.limits import unescape_word
 from celery5.protocol.scaling.autoscale import AutoscaleState
 from celery5.protocol.scaling.snapshot import QueueLoad, WorkerReport
+from celery5.protocol.scaling.wanted_workers import QueueDemand
 
 MEASURE_LOAD = Script.load("scaling/measure_load", "clock", "lane")
 CLAIM_SCALING_TURN = Script.load("scaling/claim_scaling_turn", "clock")
@@ -37,7 +38,8 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
 
     The `course`; the workers that live (`workers`) and the least and the most there may be; the `jobs` that there are
     and the workers these would need (`needed`); until when nothing changes (`cool_until`, 0 when that is over); which
-    tasks go first (`preferred`, weights by name); and the brokers that could not be looked at (`unseen`).
+    tasks go first (`preferred`, weights by name); the brokers that could not be looked at (`unseen`); and the jobs of
+    each queue with the slots that a worker has for them (`demands`).
     """
 
     course: AutoscaleState | None = None
@@ -49,6 +51,7 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
     cool_until: float = 0.0
     preferred: dict[str, float] = {}
     unseen: tuple[str, ...] = ()
+    demands: tuple[QueueDemand, ...] = ()
     by: str = ""
     at: float = 0.0
 

@@ -113,7 +113,9 @@ async def test_what_is_no_probe_is_refused_and_the_next_one_is_answered(
     assert await status(port, b"/livez") == 200
 
 
-@pytest.mark.parametrize("path", [b"/livez", b"/readyz", b"/metrics", b"/metrics/cluster", b"/else"])
+@pytest.mark.parametrize(
+    "path", [b"/livez", b"/readyz", b"/metrics", b"/metrics/cluster", b"/wanted-workers/mail", b"/else"]
+)
 async def test_no_page_of_a_web_site_reads_a_port_that_is_for_this_host(
     nursery: trio.Nursery, path: bytes
 ) -> None:
