@@ -157,6 +157,7 @@ LONG_TESTS = (
     "tests/redis/recovery/test_frozen_interpreter.py",
     "tests/redis/recovery/test_recovery_matrix.py",
     "tests/redis/workflows/test_death_matrix.py",
+    "tests/story/cluster/test_kubernetes_cluster.py",
     "tests/story/running/test_two_versions.py",
 )
 

@@ -53,7 +53,7 @@ __all__ = [
 
 
 class Platform(ABC):
-    """Starts and ends members. A subclass defines the six abstract methods; the other four have defaults.
+    """Starts and ends members. A subclass defines the six abstract methods; the other five have defaults.
 
     No method may take long, except `live`.
     """
@@ -102,6 +102,10 @@ class Platform(ABC):
 
         A Controller that leads no more does not stop such members. Default: none survives.
         """
+        return False
+
+    def stays(self, _name: str) -> bool:
+        """Return whether a member goes on when its Controller is asked to end. Default: it is stopped, too."""
         return False
 
     def pid_of(self, _name: str) -> int | None:

@@ -19,8 +19,24 @@ from celery5.services.controller.systemd_units import SystemdUnits
 
 PlatformFactory = Callable[..., Platform]
 
-BUILT_IN_PLATFORMS: Mapping[str, PlatformFactory] = {"processes": SubProcesses, "systemd": SystemdUnits}
+
+def make_kubernetes_members(*, cluster: Cluster, app: str) -> Platform:
+    """Return the platform of Kubernetes. Raises PlatformError."""
+    try:
+        from celery5.services.controller.kubernetes_members import KubernetesMembers
+    except ImportError:
+        raise PlatformError("it needs more packages: pip install 'celery5[kubernetes]'") from None
+    return KubernetesMembers(cluster=cluster, app=app)
+
+
+BUILT_IN_PLATFORMS: Mapping[str, PlatformFactory] = {
+    "kubernetes": make_kubernetes_members,
+    "processes": SubProcesses,
+    "systemd": SystemdUnits,
+}
 """celery5's own platforms, by the names that descriptions have for them."""
+SINGLE_HOST_PLATFORMS = frozenset({"processes", "systemd"})
+"""Those that run members on this host; members of other hosts are run by ssh."""
 
 
 def make_platform(cluster: Cluster, app: str, environ: Mapping[str, str], log: Log | None = None) -> Platform:
@@ -40,7 +56,7 @@ def make_platform(cluster: Cluster, app: str, environ: Mapping[str, str], log: L
         raise Misconfigured(f"platform {name!r}: {error}") from None
     if not isinstance(platform, Platform):
         raise Misconfigured(f"platform {name!r} is not a subclass of celery5.platform.Platform")
-    if not cluster.hosts or name not in BUILT_IN_PLATFORMS:
+    if not cluster.hosts or name not in SINGLE_HOST_PLATFORMS:
         return platform
     remote = {host: make_remote_host(cluster, host, app, log) for host in cluster.hosts}
     return MultiHostPlatform(local=platform, remote=remote)

@@ -466,9 +466,14 @@ class Foreman:
         Another Controller may lead at once, unless it would adopt the members that stop here.
         """
         self.cluster_state.drain()
+        self.cluster_state.release(
+            [name for name in self.cluster_state.members if self._platform.stays(name)]
+        )
         if not self._leads.has_valid_lease:
             self._release_members()
-        if not any(map(self._outlives, self.cluster_state.members)):
+        if not any(
+            self._outlives(name) and not self._platform.stays(name) for name in self.cluster_state.members
+        ):
             with trio.move_on_after(RESIGN_LIMIT):
                 await self._leads.resign()
         with trio.move_on_after(self.end_limit):

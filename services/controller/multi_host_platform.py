@@ -61,6 +61,10 @@ class MultiHostPlatform(Platform):
         """Return whether this member survives this process."""
         return self._get_platform(name).outlives(name)
 
+    def stays(self, name: str) -> bool:
+        """Return whether this member goes on when its Controller is asked to end."""
+        return self._get_platform(name).stays(name)
+
     def fence(self, may_act: Callable[[], bool]) -> None:
         """Make each platform ask `may_act` before it performs postponed actions."""
         for platform in self._platforms:

@@ -127,7 +127,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     """A cluster description."""
 
-    platform: str = "auto"  # auto, processes, systemd, or `module:Class`
+    platform: str = "auto"  # auto, kubernetes, processes, systemd, or `module:Class`
     restart_limit: int = 10  # deaths within `restart_period` seconds after which a member is given up
     restart_period: float = 300.0
     hung_after: float = 60.0  # seconds without a heartbeat after which a member is replaced; 0: never

@@ -34,6 +34,7 @@ class Stage(Platform):
         self.did: list[tuple[str, str]] = []
         self.broken: set[str] = set()
         self.quick = True
+        self.lasting = False
         self.before: dict[str, State] = {}
         self.heard: Callable[[MemberEvent], None] = lambda _: None
 
@@ -74,6 +75,12 @@ class Stage(Platform):
 
     async def living(self) -> Mapping[str, State]:
         return self.before
+
+    def outlives(self, _name: str) -> bool:
+        return self.lasting
+
+    def stays(self, _name: str) -> bool:
+        return self.lasting
 
     def end(self, name: str, code: int) -> None:
         self.there.pop(name, None)
@@ -184,6 +191,18 @@ async def test_all_members_are_started_with_their_surroundings_and_ended_in_orde
     ended = [name for what, name in house.stage.did if what == "stop"]
     assert ended[0] == "scheduler-default-1"
     assert sorted(ended[1:]) == ["worker-default-1", "worker-default-2"]
+
+
+async def test_members_that_stay_go_on_when_their_controller_is_asked_to_end(
+    autojump_clock: MockClock,
+) -> None:
+    house = House()
+    house.stage.lasting = True
+    async with house.open():
+        pass
+    assert len(house.stage.there) == 3
+    assert not [name for what, name in house.stage.did if what != "start"]
+    assert house.lead.resigned == 1, "another Controller may lead at once"
 
 
 async def test_who_dies_is_started_again(autojump_clock: MockClock) -> None:
@@ -358,7 +377,7 @@ def test_a_platform_of_ones_own_is_named_in_the_description() -> None:
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [
-        ("kubernets", "is not known: auto, processes"),
+        ("kubernets", "is not known: auto, kubernetes, processes"),
         ("no.such.module:Class", "ModuleNotFoundError"),
         ("trio:NoSuch", "has no class NoSuch"),
         ("builtins:int", "it is called with cluster and app"),
