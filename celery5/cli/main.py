@@ -38,6 +38,7 @@ COMMANDS: Mapping[str, str] = {
     "info": "Show the queues, what is in them, who works on them, the streams and their groups, and the Routers, "
     "Schedulers, Controllers and publishers that live.",
     "keys": "Keys sign the commands that workers take.",
+    "kubernetes": "Manifests for Kubernetes: to run the application's processes there.",
     "metrics": "How jobs end, run and wait; rules for Prometheus and a dashboard for Grafana.",
     "migrate": "Read the Celery project SOURCE, a file or a folder, and show what becomes of it on celery5.",
     "publisher": "A Publisher takes jobs from the processes of a host, keeps them, and publishes them.",
@@ -67,6 +68,7 @@ STANDALONE: Mapping[str, str] = {
     "health": "health",
     "info": "info",
     "keys": "keys",
+    "kubernetes": "kubernetes",
     "migrate": "migrate",
     "publisher": "processes",
     "router": "processes",

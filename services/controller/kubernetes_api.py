@@ -181,6 +181,7 @@ class KubernetesApi:
             KubernetesUnreachable: all attempts have failed.
         """
         content = None if body is None else json.dumps(body).encode()
+        problem = ""
         for attempt in range(1, ATTEMPTS + 1):
             delay = full_jitter(attempt, start=0.1, cap=MAX_DELAY, random=random.random)
             try:

@@ -17,7 +17,6 @@ from celery5.platform import Platform
 from celery5.protocol.cluster.description import Cluster
 from celery5.protocol.cluster.members import Beat, Ended, Member, MemberEvent, Ready, State, Stopping, Unknown
 from celery5.protocol.cluster.pods import (
-    MEMBER_ANNOTATION,
     ContainerEnd,
     Manifest,
     PodChange,
@@ -27,6 +26,7 @@ from celery5.protocol.cluster.pods import (
     get_deployment_name,
     get_selector,
     list_template_names,
+    read_member_name,
     read_pod,
 )
 from celery5.protocol.job.retry_policy import full_jitter
@@ -204,7 +204,7 @@ class KubernetesMembers(Platform):
         listed = await self._api.call("GET", DEPLOYMENTS, query={"labelSelector": self._selector})
         states: dict[str, State] = {}
         for deployment in listed.get("items", ()):
-            name = (deployment["metadata"].get("annotations") or {}).get(MEMBER_ANNOTATION, "")
+            name = read_member_name(deployment)
             state = self._members.setdefault(name, _MemberPods())
             has_replica = deployment["spec"].get("replicas", 1) > 0
             if name and (has_replica or state.pods):

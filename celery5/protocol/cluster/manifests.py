@@ -6,7 +6,7 @@ number of workers that the Scheduler wants. With one, the Controller makes the D
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 from urllib.parse import quote
 
 import msgspec
@@ -154,6 +154,8 @@ def find_omissions(cluster: Cluster, options: KubernetesOptions) -> Iterator[str
     restarts = [name for name in RESTARTS if getattr(cluster, name) != getattr(Cluster(), name)]
     if restarts:
         yield f"{' and '.join(restarts)} left out: Kubernetes restarts a member without end, with growing delays"
+    if cluster.canary:
+        yield "canary is left out: a Deployment looks at probes, not at jobs"
 
 
 def _object(version: str, kind: str, name: str, options: KubernetesOptions, **content: Any) -> Manifest:
@@ -482,12 +484,13 @@ def _to_template(manifest: Manifest, values: Manifest, options: KubernetesOption
 def _escape(value: Any, options: KubernetesOptions, key: str = "") -> Any:
     """Return a value as it stands in a template: what Helm would take for an expression is quoted."""
     if isinstance(value, Mapping):
-        named = {str(name): _escape(item, options, str(name)) for name, item in value.items()}
-        if key == "secretKeyRef" and value.get("name") == options.broker:
+        table = cast("Mapping[str, Any]", value)
+        named = {name: _escape(item, options, name) for name, item in table.items()}
+        if key == "secretKeyRef" and table["name"] == options.broker:
             named["name"] = Expression("{{ .Values.broker | quote }}")
         return named
     if isinstance(value, list | tuple):
-        return [_escape(item, options) for item in value]
+        return [_escape(item, options) for item in cast("Sequence[Any]", value)]
     if not isinstance(value, str):
         return value
     if key == "image":

@@ -9,7 +9,7 @@ import hashlib
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 
@@ -202,15 +202,15 @@ class PodStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_pod(pod: Mapping[str, Any]) -> PodStatus:
     """Return what an object of the API says of a member. Fields that are missing are taken as the API defines it."""
-    metadata, status = pod.get("metadata", {}), pod.get("status", {})
+    metadata, status = _get_table(pod, "metadata"), _get_table(pod, "status")
     conditions = {condition.get("type"): condition for condition in status.get("conditions") or ()}
     statuses: Sequence[Mapping[str, Any]] = status.get("containerStatuses") or ()
     container = next(
         (container for container in statuses if container.get("name") == CONTAINER),
         statuses[0] if statuses else {},
     )
-    current, last = container.get("state") or {}, container.get("lastState") or {}
-    ended = current.get("terminated") or last.get("terminated")
+    current = _get_table(container, "state")
+    ended = _get_table(current, "terminated") or _get_table(_get_table(container, "lastState"), "terminated")
     is_lost = status.get("reason") == "NodeLost" or status.get("phase") == "Unknown"
     end: ContainerEnd | None = None
     if status.get("phase") == "Failed" and not ended:
@@ -220,16 +220,26 @@ def read_pod(pod: Mapping[str, Any]) -> PodStatus:
     return PodStatus(
         uid=metadata.get("uid", ""),
         name=metadata.get("name", ""),
-        member=(metadata.get("annotations") or {}).get(MEMBER_ANNOTATION, ""),
+        member=read_member_name(pod),
         created=metadata.get("creationTimestamp", ""),
-        is_ready=conditions.get("Ready", {}).get("status") == "True",
+        is_ready=_get_table(conditions, "Ready").get("status") == "True",
         is_terminating=bool(metadata.get("deletionTimestamp")),
         restarts=container.get("restartCount", 0),
         has_ended=bool(current.get("terminated")) or status.get("phase") in ("Failed", "Succeeded"),
         end=end,
-        waiting=_read_waiting(current.get("waiting") or {}, conditions.get("PodScheduled", {})),
-        lost_node=(pod.get("spec", {}).get("nodeName") or "?") if is_lost else "",
+        waiting=_read_waiting(_get_table(current, "waiting"), _get_table(conditions, "PodScheduled")),
+        lost_node=(_get_table(pod, "spec").get("nodeName") or "?") if is_lost else "",
     )
+
+
+def read_member_name(item: Mapping[str, Any]) -> str:
+    """Return the member of a pod or a Deployment; "" for none."""
+    return str(_get_table(_get_table(item, "metadata"), "annotations").get(MEMBER_ANNOTATION, ""))
+
+
+def _get_table(item: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return a field that is an object; an empty one where it is missing."""
+    return cast("Mapping[str, Any]", item.get(name) or {})
 
 
 def _read_waiting(waiting: Mapping[str, Any], scheduled: Mapping[str, Any]) -> str:

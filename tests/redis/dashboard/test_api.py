@@ -31,6 +31,7 @@ NOT_OPERATIONS = {
         "keys revoke",
         "migrate",
         "systemd install",
+        "kubernetes manifests",
     ),  # files of this host
     *("config check",),  # of files that are not in force yet
     *("acl",),  # for whoever sets up Redis

@@ -131,7 +131,16 @@ NOT_ACTING = {
         "demo",
     ),  # they serve
     # they change files of this host, or nothing
-    *("keys new", "keys revoke", "keys trust", "completion", "docs", "migrate", "systemd install"),
+    *(
+        "keys new",
+        "keys revoke",
+        "keys trust",
+        "completion",
+        "docs",
+        "migrate",
+        "systemd install",
+        "kubernetes manifests",
+    ),
 }
 
 

@@ -137,7 +137,15 @@ COMMANDS = {
 NOT_TRIED = {
     "acl",  # what it prints is made from our own code
     # which print nothing from outside
-    *("completion", "demo", "docs", "metrics dashboard", "metrics rules", "systemd install"),
+    *(
+        "completion",
+        "demo",
+        "docs",
+        "metrics dashboard",
+        "metrics rules",
+        "systemd install",
+        "kubernetes manifests",
+    ),
     *("controller start", "publisher start", "router start", "scheduler start", "worker start"),  # which log
     *("dashboard start", "dashboard token"),  # which print an address or a token
 }
