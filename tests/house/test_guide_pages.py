@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from celery5.protocol.cluster.description import parse_cluster
 from tests.house.docs_search import TASKS, read_words
 from tests.house.sources import HERE
 
@@ -89,3 +90,11 @@ def test_the_path_of_each_kind_of_reader_has_at_most_six_pages() -> None:
     paths = [row.split("|")[2].split(", ") for row in text.splitlines() if row.startswith("| ")][1:]
     assert len(paths) == 4
     assert [len(path) for path in paths if len(path) > 6] == []
+
+
+def test_every_cluster_description_on_a_page_can_be_used() -> None:
+    pattern = re.compile(r'(?ms)^```toml title="cluster\.toml"\n(.*?)^```$')
+    found = [(page.stem, block) for page in PAGES for block in pattern.findall(page.read_text())]
+    assert {"controller", "upgrading", "hosts"} <= {page for page, _ in found}
+    for _, block in found:
+        assert parse_cluster(block.encode()).groups
