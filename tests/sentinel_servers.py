@@ -201,7 +201,8 @@ class WatchedServers:
     def fail_over(self) -> None:
         """Have a sentinel promote a replica, and wait until all sentinels say so."""
         before = self.primary
-        wait_until(self._may_fail_over, "a failover may begin")
+        # Again while it is the old one: a failover is given up if its replica does not follow in time.
+        wait_until(lambda: self.primary is not before or self._begin_failover(), "a failover")
         self.wait_for_another(before)
 
     def wait_for_another(self, before: Server) -> None:
@@ -219,12 +220,10 @@ class WatchedServers:
             server.client.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _may_fail_over(self) -> bool:
-        try:
+    def _begin_failover(self) -> bool:
+        with suppress(redis.ResponseError):  # in progress, or no good replica yet
             self.sentinels[0].client.execute_command("SENTINEL", "FAILOVER", SERVICE)
-        except redis.ResponseError:  # in progress, or no good replica yet
-            return False
-        return True
+        return False
 
     def _is_replicated(self) -> bool:
         primary = self.primary

@@ -36,11 +36,19 @@ class BrokerChecks:
     """The checks of one broker, for one application."""
 
     def __init__(
-        self, endpoint: Endpoint, keys: Keys, queue: str, *, find_filling: Callable[[], str] = str
+        self,
+        endpoint: Endpoint,
+        keys: Keys,
+        queue: str,
+        *,
+        find_filling: Callable[[], str] = str,
+        replicas: int = 0,
     ) -> None:
         self._endpoint = endpoint
         self._keys = keys
         self._queue = queue
+        # How many replicas the setting demands.
+        self._replicas = replicas
         # Says what takes the most of the server's memory.
         self._find_filling = find_filling
         self._redis = open_blocking(endpoint, timing=CHECK_TIMING, max_connections=4)
@@ -66,6 +74,21 @@ class BrokerChecks:
         memory = read_server_memory("", self._get_info())
         filled_by = self._find_filling() if memory is not None and memory.is_almost_full else ""
         return broker_diagnosis.diagnose_eviction(self._get_info(), self._get_config(), filled_by)
+
+    def check_replication(self) -> Finding:
+        """Check that a failover has where to go, and what it may lose."""
+        is_watched = self._endpoint.topology == "sentinel"
+        return broker_diagnosis.diagnose_replication(
+            self._get_info(),
+            self._get_config(),
+            wanted=self._replicas,
+            sentinels=health_calls.probe_sentinels(self._endpoint) if is_watched else (),
+        )
+
+    @property
+    def has_replicas(self) -> bool:
+        """Whether there must be replicas: sentinels watch the server, or the setting `replicas` demands some."""
+        return self._endpoint.topology == "sentinel" or self._replicas > 0
 
     def check_clock(self) -> Finding:
         """Check how far the clocks of the server and of this host are apart."""

@@ -62,6 +62,7 @@ def _make_broker_checks(app: "App", name: str) -> BrokerChecks:
         Keys(app.name),
         app.settings.default_queue,
         find_filling=lambda: describe_filling(app.metrics.storage(), name),
+        replicas=app.settings.replicas,
     )
 
 
@@ -69,6 +70,7 @@ def _list_broker_checks(broker: BrokerChecks, suffix: str = "") -> list[DoctorCh
     """Return the checks of one broker. `suffix` tells their names from those of another broker."""
     checks = {
         "persistence": broker.check_persistence,
+        **({"replication": broker.check_replication} if broker.has_replicas else {}),
         "memory": broker.check_memory,
         "clock": broker.check_clock,
         "latency": broker.check_latency,

@@ -10,11 +10,14 @@ import msgspec
 
 from celery5.broker.call import Call, Script, script_call, to_ms
 from celery5.broker.connection.exchange import ReplyError, pack_commands
-from celery5.broker.connection.socket_link import dial
-from celery5.broker.endpoint import Endpoint
+from celery5.broker.connection.sentinel import list_questions, read_primary
+from celery5.broker.connection.socket_link import ask_sentinel, dial
+from celery5.broker.endpoint import Endpoint, format_node
 from celery5.broker.keys import EVENTS, Keys, QueueKeys
 from celery5.broker.timing import Timing
 from celery5.broker.translate import ASK_MEMORY, parse_info
+from celery5.errors import BrokerError
+from celery5.protocol.health.broker_diagnosis import SentinelView
 from celery5.protocol.health.readings import CheckReading
 from celery5.protocol.observability.rollup import CLUSTER
 
@@ -69,7 +72,7 @@ def _reading(reply: bytes | None) -> CheckReading | None:
 
 PROBE_PERMISSIONS = Script.load("diagnosis/probe_permissions")
 
-PARAMETERS = ("appendonly", "appendfsync", "save", "maxmemory-policy")
+PARAMETERS = ("appendonly", "appendfsync", "save", "maxmemory-policy", "min-replicas-to-write")
 
 
 class PermissionProbe(msgspec.Struct, frozen=True):
@@ -134,6 +137,23 @@ def probe_subscribe(endpoint: Endpoint, channel: str, timing: Timing) -> str:
         link.send(pack_commands([("SUBSCRIBE", channel)]))
         answer = link.receive()
         return str(answer) if isinstance(answer, ReplyError) else ""
+
+
+def probe_sentinels(endpoint: Endpoint) -> list[SentinelView]:
+    """Ask each sentinel of a broker which server is the primary."""
+    views: list[SentinelView] = []
+    for question in list_questions(endpoint):
+        name = format_node(question.endpoint.host, question.endpoint.port)
+        try:
+            answer = read_primary(ask_sentinel(question, name="celery5-doctor"), question.endpoint)
+        except BrokerError as error:
+            answer = error
+        if isinstance(answer, BrokerError):
+            views.append(SentinelView(name, error=str(answer).removeprefix(f"broker sentinel {name} ")))
+        else:
+            primary = format_node(*answer.node) if answer.node else ""
+            views.append(SentinelView(name, primary=primary, no_quorum=answer.no_quorum))
+    return views
 
 
 def _parameter(raw: Any) -> str | None:

@@ -135,14 +135,18 @@ async def ask_primary(
     endpoint: Endpoint, ask: Callable[[AskSentinel], Awaitable[list[Any]]]
 ) -> tuple[str, int] | None:
     """Return the primary that the first sentinel to answer names; None if there is no answer."""
-    for node in endpoint.nodes:
-        sentinel = _make_sentinel(endpoint, node)
+    for question in list_questions(endpoint):
         with suppress(BrokerError):
-            replies = await ask(AskSentinel(sentinel, _ask_primary(endpoint.service), SENTINEL_LIMIT))
-            answer = read_primary(replies, sentinel)
+            answer = read_primary(await ask(question), question.endpoint)
             if isinstance(answer, PrimaryAnswer) and answer.node is not None:
                 return answer.node
     return None
+
+
+def list_questions(endpoint: Endpoint) -> list[AskSentinel]:
+    """Return what to ask each sentinel; `read_primary` reads the replies."""
+    commands = _ask_primary(endpoint.service)
+    return [AskSentinel(_make_sentinel(endpoint, node), commands, SENTINEL_LIMIT) for node in endpoint.nodes]
 
 
 class PrimaryAnswer(msgspec.Struct, frozen=True):

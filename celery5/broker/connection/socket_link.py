@@ -159,13 +159,7 @@ def dial(endpoint: Endpoint, timing: Timing, *, resp: Resp, name: str) -> Socket
     """
 
     async def ask(step: AskSentinel) -> list[Any]:
-        link = _dial_server(step.endpoint, step.within, resp=2, name=name)
-        with closing(link):
-            try:
-                link.send(pack_commands(step.commands))
-                return [link.receive() for _ in step.commands]
-            except (OSError, ProtocolError) as error:
-                raise translate_error(error, maybe_done=False, where=step.endpoint.masked_url) from None
+        return ask_sentinel(step, name=name)
 
     async def connect(step: ConnectServer) -> SocketLink:
         return _dial_server(step.endpoint, step.within, resp=resp, name=name)
@@ -173,6 +167,16 @@ def dial(endpoint: Endpoint, timing: Timing, *, resp: Resp, name: str) -> Socket
     link = run_blocking(open_connection(endpoint, timing.connect, ask=ask, connect=connect))
     link.set_timeout(timing.reply)
     return link
+
+
+def ask_sentinel(step: AskSentinel, *, name: str) -> list[Any]:
+    """Send commands to a sentinel, over a connection of their own, and return its replies. Raises BrokerError."""
+    with closing(_dial_server(step.endpoint, step.within, resp=2, name=name)) as link:
+        try:
+            link.send(pack_commands(step.commands))
+            return [link.receive() for _ in step.commands]
+        except (OSError, ProtocolError) as error:
+            raise translate_error(error, maybe_done=False, where=step.endpoint.masked_url) from None
 
 
 def _dial_server(endpoint: Endpoint, within: float, *, resp: Resp, name: str) -> SocketLink:

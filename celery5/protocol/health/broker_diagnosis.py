@@ -192,6 +192,79 @@ def diagnose_eviction(
     return Finding("memory", "ok", f"noeviction{usage}")
 
 
+class SentinelView(msgspec.Struct, frozen=True):
+    """What one sentinel answers: the primary, '' if it does not know the service, or its error."""
+
+    name: str
+    primary: str = ""
+    no_quorum: str = ""  # why it could promote no replica
+    error: str = ""
+
+
+def list_replicas(info: Mapping[str, str]) -> list[str]:
+    """Return the addresses of the replicas that are connected, from the `INFO` of their primary."""
+    found: list[str] = []
+    for name, value in info.items():
+        fields = dict(part.partition("=")[::2] for part in value.split(",")) if "=" in value else {}
+        if re.fullmatch(r"slave\d+", name) and fields.get("state") == "online":
+            found.append(f"{fields.get('ip', '')}:{fields.get('port', '')}")
+    return found
+
+
+def diagnose_replication(
+    info: Mapping[str, str],
+    config: Mapping[str, str] | None,
+    *,
+    wanted: int,
+    sentinels: Sequence[SentinelView] = (),
+) -> Finding:
+    """Diagnose whether a failover has where to go, and what it may lose.
+
+    Args:
+        info: The `INFO` of the primary.
+        config: Its parameters; None where they cannot be read.
+        wanted: How many replicas the setting `replicas` demands.
+        sentinels: What each sentinel answers; none if the URL names none.
+    """
+    name, replicas = "replication", list_replicas(info)
+    primaries = list(dict.fromkeys(view.primary for view in sentinels if view.primary))
+    count = f"{len(replicas)} replica{'' if len(replicas) == 1 else 's'}"
+    summary = f"{count}{': ' if replicas else ''}{_join_names(replicas)}"
+    summary = f"primary {' or '.join(primaries)}, {summary}" if primaries else summary
+    if no_quorum := next((view for view in sentinels if view.no_quorum), None):
+        return Finding(
+            name,
+            "fail",
+            f"{summary}; sentinel {no_quorum.name}: {no_quorum.no_quorum}",
+            "start more sentinels",
+        )
+    if len(replicas) < wanted:
+        return Finding(
+            name,
+            "fail",
+            f"{summary}; the setting replicas demands {wanted}",
+            "start more, or look at their logs",
+        )
+    if silent := [view for view in sentinels if not view.primary]:
+        why = "; ".join(
+            f"sentinel {view.name} {view.error or 'does not know the service'}" for view in silent
+        )
+        return Finding(
+            name, "warn", f"{summary}; {why}", "look at it: without a majority there is no failover"
+        )
+    if len(primaries) > 1:
+        return Finding(name, "warn", summary, "a failover is under way, or a sentinel is cut off: look again")
+    if sentinels and not replicas:
+        return Finding(name, "warn", summary, "start a replica: there is none that could be promoted")
+    if config is not None and config.get("min-replicas-to-write") == "0":
+        remedy = (
+            "CONFIG SET min-replicas-to-write 1 on each server, and say so in redis.conf: a primary that is cut off "
+            "from its replicas then refuses jobs after min-replicas-max-lag seconds, in place of losing them"
+        )
+        return Finding(name, "warn", f"{summary}; min-replicas-to-write 0", remedy)
+    return Finding(name, "ok", summary)
+
+
 def diagnose_clock(ahead: float, uncertain: float) -> Finding:
     """Diagnose how many seconds the server's clock is `ahead` of this host's, `uncertain` by half a round trip."""
     skew = max(abs(ahead) - uncertain, 0.0)

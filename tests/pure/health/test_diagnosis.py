@@ -14,7 +14,7 @@ from celery5.broker.calls.health import PROBE_PERMISSIONS
 from celery5.broker.keys import Keys, is_owned
 from celery5.cli.main import cli
 from celery5.protocol.health import broker_diagnosis, host_diagnosis
-from celery5.protocol.health.broker_diagnosis import Finding
+from celery5.protocol.health.broker_diagnosis import Finding, SentinelView, diagnose_replication
 from celery5.protocol.health.host_diagnosis import Credential, SystemdUnit, WorkerVersion
 from celery5.protocol.streams.diagnosis import GroupHealth, diagnose_streams
 from tests.house.sources import HERE, files
@@ -566,3 +566,42 @@ def test_the_table_of_keys_in_the_documentation_has_no_other_that_stays() -> Non
     for cells in stays:
         key = re.sub(r"<[^>]+>", "x", cells[1].strip("`"))
         assert is_owned(key), key
+
+
+ONE = {"slave0": "ip=10.0.0.2,port=6379,state=online,offset=14,lag=0"}
+SEES = SentinelView("a:1", primary="10.0.0.1:6379")
+
+
+@pytest.mark.parametrize(
+    ("info", "config", "wanted", "sentinels", "state", "says"),
+    [
+        (
+            ONE,
+            {"min-replicas-to-write": "1"},
+            1,
+            [SEES],
+            "ok",
+            "primary 10.0.0.1:6379, 1 replica: 10.0.0.2:6379",
+        ),
+        (ONE, None, 1, [], "ok", "1 replica: 10.0.0.2:6379"),
+        (ONE, {"min-replicas-to-write": "0"}, 1, [], "warn", "min-replicas-to-write 0"),
+        (ONE, None, 2, [], "fail", "the setting replicas demands 2"),
+        ({"slave0": "ip=h,port=1,state=wait_bgsave"}, None, 1, [], "fail", "0 replicas"),
+        ({}, None, 0, [SEES], "warn", "0 replicas"),
+        (ONE, None, 0, [SentinelView("a:1", primary="p", no_quorum="1 usable")], "fail", "a:1: 1 usable"),
+        (ONE, None, 0, [SEES, SentinelView("b:2", error="is gone")], "warn", "sentinel b:2 is gone"),
+        (ONE, None, 0, [SEES, SentinelView("b:2")], "warn", "sentinel b:2 does not know the service"),
+        (ONE, None, 0, [SEES, SentinelView("b:2", primary="p:1")], "warn", "10.0.0.1:6379 or p:1"),
+    ],
+)
+def test_replication_is_diagnosed(
+    info: dict[str, str],
+    config: dict[str, str] | None,
+    wanted: int,
+    sentinels: list[SentinelView],
+    state: str,
+    says: str,
+) -> None:
+    finding = diagnose_replication(info, config, wanted=wanted, sentinels=sentinels)
+    assert (finding.state, says in finding.summary) == (state, True), finding
+    assert bool(finding.remedy) == (state != "ok")
