@@ -260,7 +260,7 @@ class Consumer:
         reading.cancel()
 
     async def _audit(self) -> None:
-        lost = 0
+        lost = unsettled = 0
         for keys in self._read_order.get_held_lanes():
             after = b"0"
             while True:
@@ -273,13 +273,19 @@ class Consumer:
                     still_pending = await self._redis.perform(
                         jobs.read_pending(keys, self._worker, after=after, count=AUDIT_PAGE)
                     )
-                    lost += self._intake.accept_new([entry for entry in still_pending if entry.id in missing])
+                    had_before = self._intake.duplicate_count
+                    found = self._intake.accept_new([entry for entry in still_pending if entry.id in missing])
+                    settled = self._intake.duplicate_count - had_before
+                    lost, unsettled = lost + found - settled, unsettled + settled
                 if len(entries) < AUDIT_PAGE:
                     break
                 after = entries[-1].id
         if lost:
             why = "their delivery was lost with a connection"
             self._log.event("consumer:jobs-recovered", "warning", count=lost, why=why)
+        if unsettled:
+            why = "Redis has lost their outcomes, as it may at a failover; they run again"
+            self._log.event("consumer:settlements-lost", "warning", count=unsettled, why=why)
 
     async def _release_stale_jobs(self) -> None:
         """Release jobs that wait for too long, and estimate their duration again: long jobs may follow short ones."""

@@ -54,6 +54,8 @@ class JobIntake:
         self._unstarted = unstarted
         self._foreign_jobs = foreign_jobs
         self._message_limit = message_limit
+        # How many messages came that this worker has had before.
+        self.duplicate_count = 0
 
     def accept_new(self, entries: Sequence[Entry]) -> int:
         """Take the entries that this worker does not hold yet, and return how many those are.
@@ -85,6 +87,7 @@ class JobIntake:
             if self._recent.check_and_add(delivery, command):
                 delivery.set_command(command)
                 self._in_flight.add(delivery)
+                self.duplicate_count += 1
                 self._unstarted.drop_duplicate(delivery, command)
                 continue
             if command.task not in self._tasks:
