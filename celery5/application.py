@@ -40,6 +40,11 @@ class DeclaredTask(SinkedTask, Protocol):
         ...
 
     @property
+    def resources(self) -> Mapping[str, float]:
+        """What each job takes of its worker's capacity."""
+        ...
+
+    @property
     def kind(self) -> str:
         """Where it runs: `trio`, `asyncio`, `thread` or `boxed`."""
         ...

@@ -23,6 +23,7 @@ class SettingOptions(TypedDict, total=False):
     concurrency: int | None
     cpu_slots: int | Literal["auto"] | None
     box_slots: int | None
+    capacity: str | Mapping[str, Any] | None
     rate_limits: str | None
     autoscale: str | Mapping[str, Any] | None
     prioritise: str | None

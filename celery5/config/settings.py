@@ -25,6 +25,7 @@ from celery5.protocol.scaling.autoscale import parse_autoscale
 from celery5.protocol.scaling.budget import DEFAULT_MAXIMUM, parse_budgets
 from celery5.protocol.scaling.prioritisation import parse_strategy
 from celery5.protocol.scaling.read_order import parse_priorities, parse_queue_order
+from celery5.protocol.scaling.resource_budget import parse_capacity
 from celery5.protocol.scheduling.zones import check_zone
 from celery5.protocol.text_values import DURATION, HOST_AND_PORT, SIZE, TextKind, parse_json_object
 from celery5.similar_names import did_you_mean, find_similar
@@ -133,6 +134,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Meta(
             description="slots that grow and shrink, by kind of task or task: thread=2..8 shop.resize=1..2",
             extra=_IN_HASH | {"check": parse_budgets},
+        ),
+    ] = ""
+    capacity: Annotated[
+        str | dict[str, Any],
+        Meta(
+            description="what `worker start` has for tasks with resources=, shared by its processes: "
+            "gpu=2 vram_gb=auto; auto alone: all that it finds",
+            extra={"check": parse_capacity},
         ),
     ] = ""
     rate_limits: Annotated[

@@ -17,6 +17,7 @@ from celery5.protocol.durations import format_age, format_duration
 from celery5.protocol.job.messages import MAX_DEPTH, is_nested_deeper
 from celery5.protocol.masking import escape_text
 from celery5.protocol.observability import overview
+from celery5.protocol.scaling.resource_budget import read_use, show_use
 
 MAX_ODD_VALUE = 40
 """Characters of a value that is no number, time or size although it should be."""
@@ -133,6 +134,7 @@ _FILTERS: Mapping[str, Callable[[Any], Any]] = {
     "span": format_span,
     "share": format_share,
     "size": format_bytes,
+    "use": lambda resources: show_use(read_use(resources)),
     "moment": format_moment,
     "clock": format_clock,
     "time": format_time,

@@ -186,6 +186,7 @@ class HostChecks:
                 if worker.standing == "silent"
             ],
             breakers={worker.name: worker.breakers for worker in standings.workers if worker.breakers},
+            lacking=[queue.lacks for queue in state.queues.values() if queue.lacks],
             paused={queue.queue: queue.backlog for queue in state.queues.values() if queue.paused},
         )
 

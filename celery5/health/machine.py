@@ -54,7 +54,7 @@ def read_machine() -> MachineReading:
     memory = 0
     with suppress(OSError):
         memory = available_memory()
-    return MachineReading(_count_cores(), _get_load(), memory)
+    return MachineReading(count_cores(), _get_load(), memory)
 
 
 def available_memory() -> int:
@@ -64,6 +64,22 @@ def available_memory() -> int:
     """
     limits = [free for tree in CONTROL_GROUP_TREES for free in iter_free_memory(tree, _get_own_group(tree))]
     return max(min([_read_line(MEMINFO, b"MemAvailable:") * 1024, *limits]), 0)
+
+
+def total_memory() -> int:
+    """Return the bytes of memory that this process may use: those of the machine, of its container or its unit.
+
+    0 if unknown.
+    """
+    limits: list[int] = []
+    for tree in CONTROL_GROUP_TREES:
+        parts = [name for name in _get_own_group(tree).split("/") if name]
+        for depth in range(len(parts) + 1):
+            with suppress(OSError, ValueError):
+                limits.append(_read_number("/".join([tree.root, *parts[:depth], tree.limit_file])))
+    with suppress(OSError):
+        limits.append(_read_line(MEMINFO, b"MemTotal:") * 1024)
+    return min(limits, default=0)
 
 
 def used_memory() -> int:
@@ -100,7 +116,8 @@ def _get_own_group(tree: ControlGroups) -> str:
     return ""
 
 
-def _count_cores() -> int:
+def count_cores() -> int:
+    """Return the cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -71,6 +71,7 @@ from celery5.protocol.process.standing import (
     judge_standing,
     make_lost,
 )
+from celery5.protocol.scaling.resource_budget import ResourceUse
 from celery5.protocol.scheduling.periodic import decode_schedule
 from celery5.results.job_details import AppState, read_app_state
 
@@ -126,6 +127,8 @@ class ProcessNews(NamedTuple):
     memory: int | None
     # Its circuit breakers that hold something up.
     breakers: tuple[str, ...]
+    # What it has of each resource, and what is taken.
+    resources: dict[str, ResourceUse]
 
 
 class DeadNews(NamedTuple):
@@ -468,6 +471,7 @@ def _make_queue(queue: QueueState) -> QueueOverview:
         name=queue.queue,
         backlog=queue.backlog,
         held_by=queue.held_by,
+        lacks=queue.lacks,
         waiting=queue.waiting,
         running=queue.running,
         held=queue.held,
@@ -548,6 +552,7 @@ def _make_worker(
         lag=news.lag,
         memory=news.memory,
         breakers=news.breakers,
+        resources=news.resources,
         reported=reported,
     )
 
@@ -568,7 +573,18 @@ def _read_news(at: float, report: MetricsReport) -> ProcessNews:
         slots=int(sum(value for series, value in gauges.items() if series[0] == "celery5_slots")),
         memory=int(memory) if memory is not None else None,
         breakers=_find_open_breakers(gauges),
+        resources=_read_resources(gauges),
     )
+
+
+def _read_resources(gauges: Mapping[Series, float]) -> dict[str, ResourceUse]:
+    """Return what a worker has of each resource, and what is taken."""
+    found: dict[str, dict[str, float]] = {"celery5_worker_capacity": {}, "celery5_worker_capacity_taken": {}}
+    for series, value in gauges.items():
+        if series[0] in found:
+            found[series[0]][get_labels(series).get("resource", "")] = value
+    has, taken = found.values()
+    return {name: ResourceUse(amount, taken.get(name, 0.0)) for name, amount in has.items()}
 
 
 def _find_open_breakers(gauges: Mapping[Series, float]) -> tuple[str, ...]:

@@ -184,7 +184,7 @@ def serve(app: App, options: ServeOptions, kind: ProcessKind = WORKER) -> int:
     Raises:
         BrokerError: The broker cannot be reached at the start, or refuses the credentials.
     """
-    ready, retire, name = _nothing, _nothing, options.name
+    ready, retire, name, number = _nothing, _nothing, options.name, 1
     restart_mode = get_restart_mode(os.environ, processes=options.processes)
     kind.check(app)
     introduced = check_controller_epoch(app, without_redis=kind.name == "publisher")
@@ -193,7 +193,7 @@ def serve(app: App, options: ServeOptions, kind: ProcessKind = WORKER) -> int:
         if isinstance(part, int):
             return part
         ready, retire, introduced = part.ready, part.retire, introduced or part.number > 1
-        name = name and f"{name}.{part.number}"
+        name, number = name and f"{name}.{part.number}", part.number
     with (
         start_sidecars(
             app, _list_brokers(app, options, kind), make_stop_times(app, restart_mode)
@@ -210,6 +210,7 @@ def serve(app: App, options: ServeOptions, kind: ProcessKind = WORKER) -> int:
             reload=options.reload,
             log_writer=journal,
             processes=options.processes,
+            number=number,
             restart_mode=restart_mode,
             skips_startup_warnings=introduced,
             sidecars=sidecars.by_broker,

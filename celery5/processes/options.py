@@ -7,7 +7,7 @@ import msgspec
 from celery5.app import App
 from celery5.config.scaling import merge_budgets
 from celery5.logs.log import LogWriter
-from celery5.protocol.scaling.budget import Budget, check_task_budgets
+from celery5.protocol.scaling.budget import Budget, check_task_budgets, take_all
 from celery5.services.health.vitals import ProcessStatus
 from celery5.services.process.reloader import ReloadSignal
 from celery5.services.worker.recycling import RestartMode
@@ -48,12 +48,17 @@ class ProcessOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 def resolve_budgets(app: App) -> dict[str, Budget]:
     """Return how many jobs of each kind may run at once: what the application says, else its setting `budgets`, else
-    the number of slots from the settings. Tasks with budgets of their own follow.
+    the number of slots from the settings. Tasks with budgets of their own follow, and those that take resources.
 
     Raises:
         Misconfigured: A budget is for no task, or leaves no slot for others.
     """
     budgets = merge_budgets(app.settings, app.budgets)
+    for name, task in app.tasks.items():
+        if task.takes_resources and name not in budgets:
+            budgets[name] = Budget(
+                minimum=0, maximum=budgets[task.kind].max_slots, cooldown=0.0, strategy=take_all
+            )
     find_task_kinds(app, budgets)
     return budgets
 

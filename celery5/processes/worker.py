@@ -4,7 +4,7 @@
 stands in worker_parts.py; a worker that was taken for dead begins a new one under a new name.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from celery5.bootsteps.boot import BootGraph
 from celery5.broker.drivers.cluster_on_trio import open_redis
 from celery5.broker.keys import EVENTS
 from celery5.config.scaling import is_scaled
+from celery5.health.capacity import find_capacity
 from celery5.health.checks import get_all_checks
 from celery5.logs.log import Log, NullLog
 from celery5.processes.lifecycle import multi_broker
@@ -40,20 +41,24 @@ from celery5.processes.watch.sidecar import Sidecar
 from celery5.processes.worker_parts import WorkerParts, WorkerValues
 from celery5.protocol.brokers import DEFAULT_BROKER
 from celery5.protocol.events.sinks import get_all_recipients
-from celery5.protocol.job.foreign import make_code_version
+from celery5.protocol.job.foreign import make_code_version, mark_lacking
 from celery5.protocol.limits import parse_kind_rates
 from celery5.protocol.process.recycling import RecyclingLimits
+from celery5.protocol.scaling.resource_budget import Needs, SizedThing
 from celery5.protocol.scheduling.timers import TimerStanding
 from celery5.protocol.streams.groups import GroupMembership
 from celery5.protocol.task_kinds import TASK_KINDS
 from celery5.protocol.text_values import SIZE
+from celery5.runners.open_resources import REPLACED_RESOURCES
 from celery5.services.health.vitals import ProcessStatus
 from celery5.services.job.internal_queues import SharedSlots
+from celery5.services.job.resource_slots import ResourceSlots, make_key
 from celery5.services.process.lease import Lease
 from celery5.services.process.reloader import NextIncarnation, ReloadSignal
 from celery5.services.scheduling.timers import check_triggers
 from celery5.services.streams.group_member import GroupMember
 from celery5.services.worker.recycling import RestartMode
+from celery5.similar_names import did_you_mean
 from celery5.wiring import build, part, step
 
 if TYPE_CHECKING:
@@ -80,6 +85,8 @@ class WorkerOptions(ProcessOptions, frozen=True, kw_only=True):
     broker: str = DEFAULT_BROKER
     # The processes that step in when this one dies or hangs, by broker.
     sidecars: Mapping[str, Sidecar] = msgspec.field(default_factory=dict[str, Sidecar])
+    # Its number among the processes of one parent, from 1.
+    number: int = 1
     # The slots that workers on several brokers in one process share.
     slots: SharedSlots | None = None
     # Of workers on several brokers in one process all but the first: they run no steps of the application.
@@ -136,7 +143,8 @@ class _BrokerWorkers:
         self._app = app
         self._log = log
         self._status = options.process_status or ProcessStatus(app=app.name)
-        self._options = replace(options, process_status=self._status, slots=SharedSlots(TASK_KINDS))
+        slots = SharedSlots(TASK_KINDS, resource_slots=_make_resource_slots(app, options))
+        self._options = replace(options, process_status=self._status, slots=slots)
         self._secondary_scopes: list[trio.CancelScope] = []
         self._settings = app.settings
 
@@ -294,7 +302,23 @@ def make_incarnation_values(
     if options.is_secondary:  # the first one reports the jobs of all
         process_values = replace(process_values, metrics_interval=0.0)
     queues = list_queues(app, options)
-    code = make_code_version({name: task.parameters.make_digest() for name, task in app.tasks.items()})
+    resource_slots = options.slots.resource_slots if options.slots else _make_resource_slots(app, options)
+    needs = find_needs(app, options.broker)
+    lacking = {name: lack for name, need in needs.items() if (lack := resource_slots.find_lacking(need))}
+    if lacking:
+        incarnation.log.event(
+            "worker:resources-lacking",
+            "warning",
+            why="; ".join(f"{name} takes {lack}" for name, lack in lacking.items()),
+            hint=_suggest_capacity(resource_slots, [needs[name] for name in lacking]),
+        )
+    resource_slots.set_needs({name: need for name, need in needs.items() if name not in lacking})
+    code = make_code_version(
+        {
+            name: mark_lacking(task.parameters.make_digest(), lacks=name in lacking)
+            for name, task in app.tasks.items()
+        }
+    )
     status.set_code(code.version)
     return process_values, WorkerValues(
         tasks=app.tasks,
@@ -310,6 +334,8 @@ def make_incarnation_values(
         sidecar=sidecar,
         sidecar_memory=sidecar_memory,
         slots=options.slots,
+        resource_slots=resource_slots,
+        lacking=lacking,
         process=options.slots.process if options.slots else "",
         kind_rates=parse_kind_rates(settings.rate_limits),
         loop_blocks=status.loop,
@@ -340,6 +366,39 @@ def make_incarnation_values(
         restart_mode=options.restart_mode,
         when_unpublishable=app.unpublishable_fallback or settings.when_unpublishable,
     )
+
+
+def _make_resource_slots(app: App, options: WorkerOptions) -> ResourceSlots:
+    """Return what owns the capacity of this process. Raises Misconfigured."""
+    found = find_capacity(app.settings.capacity, options.number, options.processes)
+    return ResourceSlots(found.amounts, found.devices)
+
+
+def _suggest_capacity(resource_slots: ResourceSlots, needs: Iterable[Needs]) -> str:
+    """Return what to do about tasks that take what this worker lacks: perhaps a name is misspelt."""
+    names = dict.fromkeys(
+        name for need in needs for name in need.total if name not in resource_slots.capacity
+    )
+    for name in names:
+        if suggestion := did_you_mean(name, resource_slots.capacity):
+            return f"{name}: {suggestion}"
+    return "workers whose setting capacity has it run these jobs; here they are left to those"
+
+
+def find_needs(app: App, broker: str) -> dict[str, Needs]:
+    """Return what jobs take, by the names of the tasks whose jobs take anything."""
+    return {
+        name: Needs(
+            task.amounts,
+            tuple(
+                SizedThing(make_key(broker, (resource, resource.get_kind(task.loop))), resource.size)
+                for resource in dict.fromkeys(task.injected.values())
+                if resource.size and resource.open not in REPLACED_RESOURCES
+            ),
+        )
+        for name, task in app.tasks.items()
+        if task.takes_resources
+    }
 
 
 def _runs_streams(app: App, options: WorkerOptions) -> bool:

@@ -103,6 +103,7 @@ from celery5.services.job.internal_queues import InternalResultsQueue, InternalT
 from celery5.services.job.job_middleware import JobMiddleware
 from celery5.services.job.outcome_handler import OutcomeHandler
 from celery5.services.job.reading_state import ReadingState
+from celery5.services.job.resource_slots import ResourceSlots
 from celery5.services.job.thread_load import ThreadLoad
 from celery5.services.job.unstarted_jobs import UnstartedJobs
 from celery5.services.limits.admission_state import AdmissionState
@@ -190,6 +191,9 @@ class WorkerValues(msgspec.Struct, frozen=True, kw_only=True):
     # The slots that workers on several brokers in one process share; `process` names that process then.
     slots: SharedSlots | None
     process: str
+    # What jobs take of the capacity of this process, and what jobs of tasks lack here that cannot run.
+    resource_slots: ResourceSlots
+    lacking: Mapping[str, str]
     # How many jobs of each kind of task may begin in a period, on all workers.
     kind_rates: Mapping[str, Rate]
     # What the loop and the jobs of this process have done so far.
@@ -243,18 +247,33 @@ def make_queues(
     preferences: Preferences,
     task_kinds: Mapping[str, str],
     thread_load: ThreadLoad,
+    resource_slots: ResourceSlots,
+    budgets: Mapping[str, Budget],
 ) -> dict[str, InternalTasksQueue]:
     """Return where jobs of each kind, and of each task with its own budget, wait for an executor."""
+    separate = [task for task in task_kinds if budgets[task].is_separate]
     if slots is not None:
-        return slots.make_queues(preferences.get_weight, task_kinds)
-    shared_kinds = set(task_kinds.values())
+        return slots.make_queues(preferences.get_weight, task_kinds, separate)
+    shared_kinds = {kind for task, kind in task_kinds.items() if task not in separate}
     queues = {
         kind: InternalTasksQueue(thread_load if kind == "thread" else None)
         for kind in TASK_KINDS
         if kind not in shared_kinds
     }
-    shared = SharedSlots(shared_kinds, thread_load).make_queues(preferences.get_weight, task_kinds)
+    shared = SharedSlots(shared_kinds, thread_load, resource_slots).make_queues(
+        preferences.get_weight, task_kinds, separate
+    )
     return {**queues, **shared}
+
+
+def limit_budgets(app: App, resource_slots: ResourceSlots) -> dict[str, Budget]:
+    """Return how many jobs of each kind and task may run at once, of those that take resources no more than fit."""
+    budgets = resolve_budgets(app)
+    for name, budget in budgets.items():
+        if budget.is_separate:  # a task that cannot run here has the least that there is
+            most = resource_slots.count_most(name) if name in resource_slots.needs else 1
+            budgets[name] = msgspec.structs.replace(budget, maximum=max(min(budget.max_slots, most), 1))
+    return budgets
 
 
 def make_duration_estimates(budgets: Mapping[str, Budget]) -> dict[str, DurationEstimate]:
@@ -272,6 +291,7 @@ def make_sources(
     queues: Mapping[str, InternalTasksQueue],
     budget: MaximalConcurrencyBudget,
     task_execution: TaskExecution,
+    resource_slots: ResourceSlots,
     command_counts: Mapping[str, int],
     group_lags: GroupLags,
     stream_archives: StreamArchives,
@@ -284,7 +304,13 @@ def make_sources(
         ConnectionStatus(redis=redis, reader=reader, push=push),
         BreakerMetrics(circuit_breakers),
         LeaseStatus(lease),
-        JobMetrics(in_flight=in_flight, queues=queues, budget=budget, task_execution=task_execution),
+        JobMetrics(
+            in_flight=in_flight,
+            queues=queues,
+            budget=budget,
+            task_execution=task_execution,
+            resource_slots=resource_slots,
+        ),
         CommandMetrics(command_counts),
         group_lags,
         stream_archives,
@@ -397,7 +423,7 @@ def make_boxes(
     settings = app.settings
     return BoxedRunner(
         tasks=app.tasks,
-        get_slots=lambda: budget.get_slots("boxed"),
+        get_slots=lambda: budget.get_slots("boxed") + budget.count_separate_slots("boxed"),
         get_home=lambda: make_box_home(app),
         log_event=log.event,
         log_message=log.write_message,
@@ -413,9 +439,17 @@ def make_runners(
     budget: MaximalConcurrencyBudget,
     thread_load: ThreadLoad,
 ) -> dict[str, Runner]:
-    """Return the runner of each kind of task."""
+    """Return the runner of each kind of task, and of tasks that have their own."""
     threads = ThreadRunner(get_slots=lambda: budget.get_slots("thread"), meters=thread_load.meters)
-    return {"trio": TrioRunner(), "asyncio": asyncio_runner, "thread": threads, "boxed": boxes}
+    # They have threads of their own: short jobs wait for one of the others, as many as there are slots.
+    separate = ThreadRunner(get_slots=lambda: max(budget.count_separate_slots("thread"), 1))
+    return {
+        "trio": TrioRunner(),
+        "asyncio": asyncio_runner,
+        "thread": threads,
+        "boxed": boxes,
+        **dict.fromkeys(budget.list_separate_tasks("thread"), separate),
+    }
 
 
 def make_heartbeat_listeners(
@@ -535,7 +569,7 @@ class WorkerParts(ProcessParts):
     runners = part(make_runners)
     circuit_breakers = part(CircuitBreakers)
     job_middleware = part(JobMiddleware)
-    budgets = part(resolve_budgets)
+    budgets = part(limit_budgets)
     task_kinds = part(find_task_kinds)
     duration_estimates = part(make_duration_estimates)
     member_jobs = part(MemberJobs)

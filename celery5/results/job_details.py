@@ -1,6 +1,7 @@
 """Read what is known of a job and what is in an application's queues, and empty a queue."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -33,6 +34,7 @@ from celery5.protocol.events.sinks import get_sink_names
 from celery5.protocol.job.history import redact_call
 from celery5.protocol.job.states import JobState
 from celery5.protocol.job.story import JobDetails, JobInspection, make_job_details
+from celery5.protocol.scaling.resource_budget import describe_lacking
 
 if TYPE_CHECKING:
     from celery5.application import Application
@@ -126,6 +128,7 @@ async def _state_of_app(
             documents=documents.get(state.queue, {}),
             runs=runs[state.queue],
             held_by=held_by.get(state.queue, ""),
+            lacks=describe_lacking(state.lacking, partial(_find_needs, app)),
         )
         for state in states
     ]
@@ -143,6 +146,10 @@ async def _state_of_app(
         left_out,
         dict(zip(LEASED_PROCESS_KINDS, lost, strict=True)),
     )
+
+
+def _find_needs(app: "Application", task: str) -> Mapping[str, float]:
+    return app.tasks[task].resources if task in app.tasks else {}
 
 
 async def _beside(app: "Application", redis: AsyncDriver) -> Sequence[Any]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 import msgspec
 
 from celery5.errors import Misconfigured, Retry
+from celery5.protocol.job.delivery import AssignedResources
 from celery5.protocol.job.progress import ProgressReport
 from celery5.protocol.job.retry_policy import RetryPolicy
 from celery5.protocol.workflows.member_ids import get_run_id
@@ -25,6 +26,7 @@ class CurrentJob(msgspec.Struct, frozen=True, omit_defaults=True):
     worker: str  # its name
     sections: Mapping[str, int] | None = None  # retries so far, by the names of the job's `retry` sections
     trace: str = ""  # the trace context; empty for none
+    assigned: AssignedResources | None = None  # what it has of the worker's capacity
 
     def retry(
         self,
@@ -54,6 +56,16 @@ class CurrentJob(msgspec.Struct, frozen=True, omit_defaults=True):
         if not isinstance(cast("object", exc), BaseException):
             raise Misconfigured(f"exc is {exc!r}: give the error itself")
         raise retry from exc
+
+    @property
+    def resources(self) -> Mapping[str, float]:
+        """What it has of its worker's capacity, by the task's `resources=`."""
+        return {} if self.assigned is None else self.assigned.amounts
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """The numbers of its GPUs, as this process counts them. No other job has them, unless it has a part of one."""
+        return () if self.assigned is None else self.assigned.devices
 
     @property
     def run_id(self) -> str:

@@ -2,7 +2,7 @@
 
 import inspect
 import sys
-from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import (
     TYPE_CHECKING,
@@ -110,6 +110,7 @@ class TaskOptions(JobOptions, total=False):
     source: Source | type | Sequence[Source | type]  # a type checker sees a decorated class as a class
     schedule: "When | Periodic | Sequence[Periodic] | None"
     redact: Collection[str]
+    resources: Mapping[str, float] | None
     limit: int | Limit | Range | None
     rate_limit: str | Rate | None
     concurrency_key: LimitKey | None

@@ -15,6 +15,7 @@ from typing import Any, cast
 from celery5.errors import Misconfigured
 from celery5.protocol.job.arguments import resolve_hint
 from celery5.protocol.job.retry_policy import RetryPolicy
+from celery5.protocol.scaling.resource_budget import NOTHING, Amounts, parse_size
 from celery5.protocol.task_kinds import EventLoop, FunctionKind, check_loop
 from celery5.runners.open_resources import find_resource, find_resource_async
 
@@ -50,6 +51,8 @@ class Resource:
             resource is closed, and opened again by the retry policy.
         check_interval: Seconds between two checks.
         retry: The retry policy of opening it. By default five retries; then the worker ends.
+        size: What it takes of the worker's capacity while it is open: `{"vram_gb": 7.5}`. It is opened when a job needs
+            it, and may be closed while none does, since another job or resource needs its space.
 
     Raises:
         Misconfigured: An argument makes no sense.
@@ -64,6 +67,7 @@ class Resource:
         check: Callable[[Any], Any] | None = None,
         check_interval: float = 10.0,
         retry: RetryPolicy | Mapping[str, Any] | None = None,
+        size: Mapping[str, float] | None = None,
     ) -> None:
         if not callable(open):
             raise Misconfigured(f"Resource({open!r}): give a function or a class that opens it")
@@ -84,6 +88,7 @@ class Resource:
             self.retry: RetryPolicy = OPEN_RETRIES if retry is None else RetryPolicy.parse(retry)
         except Misconfigured as error:
             raise Misconfigured(f"{where}: {error}") from None
+        self.size: Amounts = NOTHING if size is None else parse_size(size, f"{where}: size")
 
     def __repr__(self) -> str:
         return f"<Resource {self.name}>"
@@ -95,7 +100,7 @@ class Resource:
         return hash((self.open, self.name, self.loop))
 
     def _list_arguments(self) -> tuple[object, ...]:
-        return (self.open, self.name, self.loop, self.check, self.check_interval, self.retry)
+        return (self.open, self.name, self.loop, self.check, self.check_interval, self.retry, self.size)
 
     def get_kind(self, task_kind: FunctionKind) -> FunctionKind:
         """Return where it is opened for a task: in an event loop, or in a thread."""
@@ -223,4 +228,14 @@ def check_loops(resources: Mapping[str, Resource], kind: FunctionKind, where: st
             raise Misconfigured(
                 f"{where} runs on {kind}, and its resource {resource.name!r} on {resource.loop}: "
                 "give both the same loop"
+            )
+
+
+def check_unsized(resources: Mapping[str, Resource], where: str) -> None:
+    """Raise Misconfigured when a boxed task uses a resource with a size: each box opens its own, and keeps it."""
+    for resource in resources.values():
+        if resource.size:
+            raise Misconfigured(
+                f"{where} is boxed, and its resource {resource.name!r} has a size: each box opens its own, so give the "
+                "size to the task, by resources="
             )

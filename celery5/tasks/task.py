@@ -42,15 +42,16 @@ from celery5.protocol.job.messages import VERSION, Command, FailureCall, encode
 from celery5.protocol.job.names import get_module_name
 from celery5.protocol.job.retry_policy import CustomBackoff, RetryPolicy
 from celery5.protocol.limits import DeclaredLimits, format_expiry
+from celery5.protocol.scaling.resource_budget import NOTHING, Amounts, parse_needs, to_numbers
 from celery5.protocol.scheduling.declaration import Periodic, parse_schedule
-from celery5.protocol.task_kinds import EventLoop, FunctionKind, TaskKind, choose_kind
+from celery5.protocol.task_kinds import TASK_KINDS, EventLoop, FunctionKind, TaskKind, choose_kind
 from celery5.protocol.workflows.plan import OnError, check_on_error
 from celery5.protocol.workflows.status import Outcome
 from celery5.results.async_result import AsyncResult
 from celery5.runners.context import CURRENT_JOB, CurrentJob
 from celery5.similar_names import did_you_mean
 from celery5.tasks.deduplication import DeduplicationPolicy, prepare_policy
-from celery5.tasks.resources import Resource, check_loops, find_resources, inject_resources
+from celery5.tasks.resources import Resource, check_loops, check_unsized, find_resources, inject_resources
 from celery5.workflows.compose import ComposedPartial, ComposedWorkflow, Partial, Workflow, check_need
 from celery5.workflows.on_failure import encode_on_failure
 from celery5.workflows.tree import GroupOptions, Map, TaskCall
@@ -145,14 +146,16 @@ class Task(Generic[P, R_co]):
         checks: Sequence[HealthCheck] = (),
         schedule: object = None,
         redact: Collection[str] = (),
+        resources: Mapping[str, float] | None = None,
         **limit_options: Unpack[LimitOptions],
     ) -> None:
         if not _is_function(function):
             raise Misconfigured(f"@task takes a function, got {function!r}")
         self.name: str = name or _name_of(function)
         self.box: Box | None = parse_box(boxed, self.name)
-        self.resources: Mapping[str, Resource] = find_resources(function, f"task {self.name}")
-        code = inject_resources(function, self.resources) if self.resources else function
+        self.injected: Mapping[str, Resource] = find_resources(function, f"task {self.name}")
+        code = inject_resources(function, self.injected) if self.injected else function
+        self.amounts: Amounts = _parse_amounts(resources, self.name)
         self._declared_loop: EventLoop | None = loop
         self.loop: FunctionKind = "trio"
         self.kind: TaskKind = "trio"
@@ -187,7 +190,9 @@ class Task(Generic[P, R_co]):
         default: EventLoop = "trio" if app is None else app.loop
         self.loop = _find_kind(function, self._declared_loop, default, self.name)
         self.kind = self.loop if self.box is None else "boxed"
-        check_loops(self.resources, self.loop, f"task {self.name}")
+        check_loops(self.injected, self.loop, f"task {self.name}")
+        if self.kind == "boxed":
+            check_unsized(self.injected, f"task {self.name}")
 
     def _take_names(self, function: Callable[..., Any]) -> None:
         """Copy names and docstring of the function, for `help` and `inspect`."""
@@ -258,6 +263,16 @@ class Task(Generic[P, R_co]):
     def queue(self) -> str:
         """The queue of its jobs. Raises Misconfigured when the queue is on another broker than the task's `broker`."""
         return self.app.brokers.queue_of_task(self.name, self.send_options)
+
+    @property
+    def resources(self) -> Mapping[str, float]:
+        """What each job takes of its worker's `capacity`, by name."""
+        return to_numbers(self.amounts)
+
+    @property
+    def takes_resources(self) -> bool:
+        """Whether its jobs take anything of the worker's capacity, or need something open that does."""
+        return bool(self.amounts) or any(resource.size for resource in self.injected.values())
 
     @property
     def result_type(self) -> ResultType:
@@ -732,6 +747,16 @@ NO_ARGUMENTS = Raw(b"{}")
 """The arguments of a template, which has none."""
 CHECKS_ONLY_BREAKER = BreakerPolicy(threshold=None)
 """The breaker of a task that declares health checks and no breaker."""
+
+
+def _parse_amounts(resources: Mapping[str, float] | None, task: str) -> Amounts:
+    """Return what each job of a task takes of its worker's capacity. Raises Misconfigured."""
+    amounts = NOTHING if resources is None else parse_needs(resources, f"task {task}: resources")
+    if amounts and task in TASK_KINDS:
+        raise Misconfigured(f"task {task}: resources: {task} is a kind of tasks: give the task another name")
+    return amounts
+
+
 DECLARATION_OPTIONS = (
     "name",
     "loop",
@@ -747,6 +772,7 @@ DECLARATION_OPTIONS = (
     "source",
     "schedule",
     "redact",
+    "resources",
     "limit",
     "rate_limit",
     "concurrency_key",

@@ -16,6 +16,7 @@ from celery5.observability.storage import read_broker_memory
 from celery5.protocol.health.breaker import CONNECTION_PREFIX, STATE_NUMBERS, BreakerState
 from celery5.protocol.observability.families import MetricFamily, make_counter, make_gauge
 from celery5.protocol.observability.queue_depth import QueueDepth
+from celery5.protocol.scaling.resource_budget import ResourceUse
 from celery5.protocol.scheduling.timers import TimerCounts
 from celery5.services.health.circuits import CircuitBreakers
 from celery5.services.health.vitals import ProcessStatus
@@ -183,6 +184,12 @@ class CountsSlots(Protocol):
         ...
 
 
+class CountsResources(Protocol):
+    """Knows what a worker has for jobs that take resources."""
+
+    def get_use(self) -> Mapping[str, ResourceUse]: ...
+
+
 class CountsRunningJobs(Protocol):
     """Counts the jobs that run."""
 
@@ -200,11 +207,13 @@ class JobMetrics:
         queues: Mapping[str, Sized],
         budget: CountsSlots,
         task_execution: CountsRunningJobs,
+        resource_slots: CountsResources,
     ) -> None:
         self._in_flight = in_flight
         self._queues = queues
         self._budget = budget
         self._execution = task_execution
+        self._resource_slots = resource_slots
 
     def conditions(self) -> Mapping[str, str]:
         """Return no problem: a full worker is ready."""
@@ -238,6 +247,17 @@ class JobMetrics:
                 "celery5_task_slots",
                 "Jobs of a task with its own budget that may run at once, in the slots of its kind.",
                 *[(self._budget.get_slots(name), labels[name]) for name in tasks],
+            )
+        if resources := self._resource_slots.get_use():
+            yield make_gauge(
+                "celery5_worker_capacity",
+                "What the worker has for jobs that take resources.",
+                *[(use.has, {"resource": name}) for name, use in resources.items()],
+            )
+            yield make_gauge(
+                "celery5_worker_capacity_taken",
+                "What jobs, and resources with a size, have taken of it.",
+                *[(use.taken, {"resource": name}) for name, use in resources.items()],
             )
         if shares := self._budget.get_cpu_shares():
             yield make_gauge(

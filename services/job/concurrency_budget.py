@@ -37,6 +37,7 @@ from celery5.protocol.task_kinds import TASK_KINDS
 from celery5.runners.user_errors import call_in_thread, call_user_code, guard_scopes, reraise_cancellation
 from celery5.services.job.in_flight import InFlightJobs, RunningJobs
 from celery5.services.job.internal_queues import InternalTasksQueue, get_task_name
+from celery5.services.job.resource_slots import ResourceSlots
 from celery5.services.job.thread_load import ThreadLoad
 from celery5.tasks.task import Task
 
@@ -95,6 +96,7 @@ class MaximalConcurrencyBudget:
         in_flight: InFlightJobs,
         running_jobs: RunningJobs,
         thread_load: ThreadLoad,
+        resource_slots: ResourceSlots,
         log: Log,
     ) -> None:
         self.task_kinds = task_kinds
@@ -106,10 +108,11 @@ class MaximalConcurrencyBudget:
         self._ceilings = {name: get_max_slots(budget) for name, budget in budgets.items()}
         # All that share the slots of a kind: the kind itself and tasks of it, by the names of each.
         self._sharers: dict[str, tuple[str, ...]] = {}
-        for kind in set(task_kinds.values()):
-            names = (kind, *(task for task in task_kinds if task_kinds[task] == kind))
+        sharing = {task: kind for task, kind in task_kinds.items() if not budgets[task].is_separate}
+        for kind in set(sharing.values()):
+            names = (kind, *(task for task in sharing if sharing[task] == kind))
             self._sharers.update(dict.fromkeys(names, names))
-        for task in task_kinds:
+        for task in sharing:
             queues[task].keep_slots(budgets[task].minimum)
         self._queues = queues
         self._in_flight = in_flight
@@ -118,6 +121,7 @@ class MaximalConcurrencyBudget:
         self.slots_changed = trio.Event()
         self._running_jobs = running_jobs
         self._thread_load = thread_load
+        self._resource_slots = resource_slots
         self._machine = MachineReading(1, 0.0, 0)
         self._changed = trio.Event()
         self._warned_slots = 0
@@ -135,6 +139,18 @@ class MaximalConcurrencyBudget:
         """Return how many jobs of this kind or task may run at once."""
         return self._meters[name].state.current
 
+    def list_separate_tasks(self, kind: str) -> list[str]:
+        """Return the tasks of a kind whose slots are not some of the kind: what their jobs take limits them."""
+        return [
+            name
+            for name, meter in self._meters.items()
+            if meter.kind == kind and meter.configured.is_separate and name in self._resource_slots.needs
+        ]
+
+    def count_separate_slots(self, kind: str) -> int:
+        """Return how many jobs of these tasks may run at once."""
+        return sum(self.get_slots(name) for name in self.list_separate_tasks(kind))
+
     def get_usable_slots(self, name: str) -> int:
         """Return how many jobs of this kind or task may run at once now: tasks share the slots of their kind."""
         slots = self._meters[name].state.current
@@ -143,6 +159,8 @@ class MaximalConcurrencyBudget:
     def get_prefetch_slots(self, name: str) -> int:
         """Return for how many slots to read jobs of this kind or task: more than it has, when it may get more."""
         slots = self._get_own_prefetch_slots(name)
+        if name in self._resource_slots.needs:
+            slots = min(slots, self._resource_slots.get_read_slots(name))
         return slots if name not in self._sharers else self._share(name, slots, self._get_own_prefetch_slots)
 
     def get_attainable_slots(self, name: str) -> int:
@@ -192,6 +210,7 @@ class MaximalConcurrencyBudget:
     def update(self) -> None:
         """Update the variable budgets."""
         self._update_threads()
+        self._resource_slots.forget_absent()
         if self._is_variable:
             now = trio.current_time()
             for name, meter in self._meters.items():
@@ -348,7 +367,9 @@ class MaximalConcurrencyBudget:
         )
 
     def _has_variable(self) -> bool:
-        return not all(meter.budget.is_fixed or meter.budget.is_by_share for meter in self._meters.values())
+        return bool(self._resource_slots.needs) or not all(
+            meter.budget.is_fixed or meter.budget.is_by_share for meter in self._meters.values()
+        )
 
     def _warn_of_too_many_threads(self) -> None:
         meter = self._meters["thread"]

@@ -9,7 +9,7 @@ some of those of its kind.
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Generic, TypeVar
 
@@ -19,6 +19,8 @@ from trio.lowlevel import Abort, RaiseCancelT, Task
 from celery5.protocol.job.delivery import Delivery, Settlement
 from celery5.protocol.job.job import new_id
 from celery5.protocol.scaling.prioritisation import MAX_WEIGHT
+from celery5.protocol.scaling.resource_budget import Grant
+from celery5.services.job.resource_slots import ResourceSlots, TaskResources
 from celery5.services.job.thread_load import ThreadLoad
 
 T = TypeVar("T")
@@ -274,7 +276,7 @@ class _Pool:
             return False
         slots = max((other.executor_count for other in self.queues if not other.task), default=0)
         if not self._has_tasks:
-            return self.taken < slots
+            return self.taken < slots and queue.may_take_resources()
         own = max((other.executor_count for other in self.queues if other.task == queue.task), default=0)
         if self._taken_by_task[queue.task] >= own:
             return False
@@ -283,7 +285,10 @@ class _Pool:
             if other.task and other.task != queue.task:
                 kept[other.task] = max(kept.get(other.task, 0), other.kept_slots)
         free = slots - self.taken
-        return free > sum(max(least - self._taken_by_task[task], 0) for task, least in kept.items())
+        return (
+            free > sum(max(least - self._taken_by_task[task], 0) for task, least in kept.items())
+            and queue.may_take_resources()
+        )
 
     def give_back(self, slots: int, queue: "SharedTasksQueue", *, goes_on: bool = False) -> None:
         """Free slots of a queue. Where jobs have weights, one may go back to that queue if it `goes_on`."""
@@ -335,6 +340,7 @@ class _Pool:
 
     def _take(self, queue: "SharedTasksQueue") -> None:
         """Take a slot for a queue; the lighter its next job, the longer until its next turn."""
+        queue.take_resources()
         self.taken += 1
         self._taken_by_task[queue.task] += 1
         self.now = max(self.now, queue.next_turn)
@@ -358,9 +364,13 @@ class SharedTasksQueue(InternalTasksQueue):
         get_weight: Callable[[Delivery], float],
         task: str = "",
         load: ThreadLoad | None = None,
+        resources: TaskResources | None = None,
     ) -> None:
         super().__init__(load)
         self.task = task
+        self._resources = resources  # None where its jobs take none
+        self._reserved_grants: list[Grant] = []
+        self._grants: dict[Task, Grant] = {}
         self._pool = pool
         self._busy_executors: set[Task] = set()
         self._get_weight = get_weight
@@ -388,14 +398,19 @@ class SharedTasksQueue(InternalTasksQueue):
             self._busy_executors.discard(executor)
             if self._load is not None:
                 self._load.end(executor)
+            self._give_resources_back(executor)
             self._pool.give_back(1, self, goes_on=not self.surplus_executors)
         while not self.surplus_executors:
             if not self.items and self.reserved_slots:
                 unused, self.reserved_slots = self.reserved_slots, 0
+                self._give_resources_back()
                 self._pool.give_back(unused, self)
             if self.items and self._pool.grant(self):
                 self._busy_executors.add(executor)
                 item = self.items.popleft()
+                if self._resources is not None:
+                    grant = self._grants[executor] = self._reserved_grants.pop()
+                    item.assign(self._resources.assign(grant))
                 if self._load is not None:
                     self._load.begin(executor, get_task_name(item))
                 if self.items:
@@ -416,6 +431,25 @@ class SharedTasksQueue(InternalTasksQueue):
         """Return whether the next job may begin beside those that run in threads."""
         return self._load is None or not self.items or self._load.fits(get_task_name(self.items[0]))
 
+    def may_take_resources(self) -> bool:
+        """Return whether what the next job needs of the worker's capacity is free."""
+        return self._resources is None or not self.items or self._resources.may_begin()
+
+    def take_resources(self) -> None:
+        """Take what a job needs, together with a slot."""
+        if self._resources is not None:
+            self._reserved_grants.append(self._resources.take())
+
+    def _give_resources_back(self, executor: Task | None = None) -> None:
+        """Give back what the job of an executor had; by default what was reserved for jobs that are gone."""
+        if self._resources is None:
+            return
+        grants = self._reserved_grants if executor is None else [self._grants.pop(executor)]
+        for grant in grants:
+            self._resources.give_back(grant)
+        if executor is None:
+            self._reserved_grants = []
+
     def recheck(self) -> None:
         """Offer the slots of the kind again: more jobs may begin now."""
         self._pool.offer_slots()
@@ -434,6 +468,8 @@ class SharedTasksQueue(InternalTasksQueue):
     def add_executors(self, count: int) -> int:
         """Keep up to `count` surplus executors. Return how many must be started."""
         self._pool.add(self)
+        if self._resources is not None:
+            self._resources.add_queue(self)
         self.executor_count += count
         missing = super().add_executors(count)
         self._pool.offer_slots()
@@ -444,6 +480,7 @@ class SharedTasksQueue(InternalTasksQueue):
         super().drop_executor(executor)
         if executor in self._busy_executors:
             self._busy_executors.discard(executor)
+            self._give_resources_back(executor)
             self._pool.give_back(1, self)
 
     def keep_slots(self, slots: int) -> None:
@@ -461,7 +498,11 @@ class SharedTasksQueue(InternalTasksQueue):
         )
         for executor in self._busy_executors:
             super().drop_executor(executor)
+            self._give_resources_back(executor)
+        self._give_resources_back()
         self._busy_executors.clear()
+        if self._resources is not None:
+            self._resources.remove_queue(self)
         self._pool.forget(self)
         self._pool.give_back(freed, self)
 
@@ -471,29 +512,49 @@ class SharedSlots:
 
     Args:
         thread_load: Decides which jobs may begin in threads.
+        resource_slots: Decides which jobs may begin by what they take of the worker's capacity.
     """
 
-    def __init__(self, kinds: Iterable[str], thread_load: ThreadLoad | None = None) -> None:
+    def __init__(
+        self,
+        kinds: Iterable[str],
+        thread_load: ThreadLoad | None = None,
+        resource_slots: ResourceSlots | None = None,
+    ) -> None:
         self.process = new_id()
         self.thread_load = thread_load or ThreadLoad()
+        self.resource_slots = resource_slots or ResourceSlots()
         self._pools = {kind: _Pool() for kind in kinds}
+        self._own_pools: dict[str, _Pool] = {}
 
     def make_queues(
-        self, get_weight: Callable[[Delivery], float], task_kinds: Mapping[str, str] = MappingProxyType({})
+        self,
+        get_weight: Callable[[Delivery], float],
+        task_kinds: Mapping[str, str] = MappingProxyType({}),
+        separate: Collection[str] = (),
     ) -> dict[str, InternalTasksQueue]:
         """Return the queues of another incarnation, by kind, and by task for those with budgets of their own.
 
         Args:
             get_weight: Returns the weight of one of its jobs.
             task_kinds: The kinds of those tasks.
+            separate: Those of them whose slots are not some of their kind: what they take limits them.
         """
         loads = {"thread": self.thread_load}
         queues = {
             kind: SharedTasksQueue(pool, get_weight, load=loads.get(kind))
             for kind, pool in self._pools.items()
         }
+        find_resources = self.resource_slots.find_task
         own = {
-            task: SharedTasksQueue(self._pools[kind], get_weight, task, loads.get(kind))
+            task: SharedTasksQueue(self._pools[kind], get_weight, task, loads.get(kind), find_resources(task))
             for task, kind in task_kinds.items()
+            if task not in separate
+        }
+        own |= {
+            task: SharedTasksQueue(
+                self._own_pools.setdefault(task, _Pool()), get_weight, resources=find_resources(task)
+            )
+            for task in separate
         }
         return {**queues, **own}

@@ -40,6 +40,7 @@ class JobIntake:
         unstarted: UnstartedJobs,
         foreign_jobs: ForeignJobs,
         message_limit: int,
+        lacking: Mapping[str, str],
     ) -> None:
         self._tasks = tasks
         self._queues = queues
@@ -54,6 +55,7 @@ class JobIntake:
         self._unstarted = unstarted
         self._foreign_jobs = foreign_jobs
         self._message_limit = message_limit
+        self._lacking = lacking
         # How many messages came that this worker has had before.
         self.duplicate_count = 0
 
@@ -90,9 +92,9 @@ class JobIntake:
                 self.duplicate_count += 1
                 self._unstarted.drop_duplicate(delivery, command)
                 continue
-            if command.task not in self._tasks:
+            if command.task not in self._tasks or command.task in self._lacking:
                 delivery.set_command(command)
-                text = f"no task {command.task!r} on this worker: does it load the module that declares it?"
+                text = self._describe_foreign(command.task)
                 self._in_flight.add(delivery)
                 self._foreign_jobs.refuse(delivery, text)
                 continue
@@ -121,6 +123,11 @@ class JobIntake:
             for queue_of_kind in self._queues.values():
                 self._preferences.sort_queue(queue_of_kind)
         return accepted
+
+    def _describe_foreign(self, task: str) -> str:
+        if task in self._lacking:
+            return f"this worker lacks what task {task!r} takes: {self._lacking[task]}"
+        return f"no task {task!r} on this worker: does it load the module that declares it?"
 
     def _to_admission(self, delivery: Delivery, task: str, counts: dict[str, int]) -> None:
         if why := self._admission.receive(delivery, task):

@@ -18,6 +18,7 @@ from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
 from celery5.runners.on_asyncio import AsyncioRunner
 from celery5.runners.open_resources import REPLACED_RESOURCES, OpenResources, ResourceKey
 from celery5.runners.user_errors import call_in_thread, call_user_code, reraise_cancellation
+from celery5.services.job.resource_slots import ResourceSlots, make_key
 from celery5.tasks.resources import Resource
 from celery5.tasks.task import Task
 
@@ -46,6 +47,8 @@ class ResourceKeeper:
         tasks: The tasks of the application.
         consumed: The queues that the worker reads.
         asyncio_runner: Has the asyncio loop.
+        resource_slots: Says which of those with a size are to be closed, since a job needs their space.
+        broker: The broker of the worker, by name: each has resources of its own.
         log: The log.
     """
 
@@ -55,20 +58,22 @@ class ResourceKeeper:
         tasks: Mapping[str, Task[..., Any]],
         consumed: Sequence[QueueKeys],
         asyncio_runner: AsyncioRunner,
+        resource_slots: ResourceSlots,
+        broker: str,
         log: Log,
     ) -> None:
         queues = {keys.queue for keys in consumed}
         needed = [
-            task
-            for task in tasks.values()
-            if task.kind != "boxed" and task.resources and task.queue in queues
+            task for task in tasks.values() if task.kind != "boxed" and task.injected and task.queue in queues
         ]
         self._needed: Mapping[ResourceKey, None] = dict.fromkeys(
             (resource, resource.get_kind(task.loop))
             for task in needed
-            for resource in task.resources.values()
-            if resource.open not in REPLACED_RESOURCES
+            for resource in task.injected.values()
+            if resource.open not in REPLACED_RESOURCES and not resource.size
         )
+        self._resource_slots = resource_slots
+        self._broker = broker
         self._make_kept = partial(_KeptResource, asyncio_runner, log)
         self._kept = dict[ResourceKey, _KeptResource]()
         self._send_request, self._requests = trio.open_memory_channel[_KeptResource](math.inf)
@@ -84,12 +89,29 @@ class ResourceKeeper:
                 async with trio.open_nursery() as opening:
                     for key in self._needed:
                         opening.start_soon(nursery.start, self._add(key).keep_from_start)
+                nursery.start_soon(self._evict)
                 task_status.started()
                 async for kept in self._requests:  # a resource is requested once
-                    nursery.start_soon(kept.keep)
+                    nursery.start_soon(self._keep, kept)
             finally:
                 for kept in self._kept.values():
                     kept.stop()
+                self._resource_slots.end_closings(self._broker)
+
+    async def _keep(self, kept: "_KeptResource") -> None:
+        await kept.keep()
+        if kept.is_evicted:
+            del self._kept[kept.key]
+            self._resource_slots.note_closed(make_key(self._broker, kept.key))
+
+    async def _evict(self) -> None:
+        """Close what no job uses and whose space one needs. It is opened again when a job asks for it."""
+        async for key in self._resource_slots.receive_closings(self._broker):
+            kept = self._kept.get(cast("ResourceKey", key))
+            if kept is None:  # it was never asked for: the job that reserved its space has not come to that
+                self._resource_slots.note_closed(make_key(self._broker, key))
+            else:
+                kept.evict()
 
     def _add(self, key: ResourceKey) -> "_KeptResource":
         kept = self._kept[key] = self._make_kept(key, self.open_resources)
@@ -125,9 +147,12 @@ class _KeptResource:
         self._scope = trio.CancelScope(shield=True)
         self._lifetime: _Lifetime | None = None
         self._is_stopping = False
+        self.key = key
+        self.is_evicted = False
         self._failures = 0
         self._opened_at = math.inf
         self._opened = trio.Event()
+        self._pausing = trio.CancelScope()
 
     async def keep_from_start(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep it open until cancelled; `started()` when it is open. Raises ResourceUnavailable if that fails."""
@@ -151,6 +176,13 @@ class _KeptResource:
         while not self._is_stopping:
             await self._pause(await self._hold())
 
+    def evict(self) -> None:
+        """Close it, within a limit, and do not open it again."""
+        self.is_evicted = True
+        self._log.event("resource:evicted", resource=self._resource.name)
+        self._pausing.cancel()
+        self.stop()
+
     def stop(self) -> None:
         """Close it, within a limit."""
         self._is_stopping = True
@@ -171,7 +203,8 @@ class _KeptResource:
             why=_describe(error),
             again_in=round(delay, 3),
         )
-        await trio.sleep(delay)
+        with trio.CancelScope() as self._pausing:
+            await trio.sleep(delay)
 
     async def _hold(self) -> BaseException | None:
         """Open it, and close it when this stops or its check fails; return what was raised."""

@@ -269,7 +269,7 @@ class TaskExecution:
             run = MethodType(name_slot(TaskExecution._run_executor_task, memory_slot.number), self)
         executor = _Executor(
             queue=self._queues[kind],
-            runner=self._runners[self._budget.task_kinds.get(kind, kind)],
+            runner=self._runners.get(kind) or self._runners[self._budget.task_kinds.get(kind, kind)],
             estimate=self._duration_estimates[kind],
             memory_slot=memory_slot,
             on_begin=self._begin if self._begins_late(kind) else None,
@@ -486,7 +486,8 @@ class TaskExecution:
 
     def _set_current_job(self, delivery: Delivery, command: Command) -> None:
         job = CurrentJob(
-            command.id, command.task, delivery.queue, command.attempt, self._worker, command.sections, command.trace
+            command.id, command.task, delivery.queue, command.attempt, self._worker, command.sections, command.trace,
+            delivery.assigned,
         )  # fmt: skip
         CURRENT_JOB.set(job)
         if self._log.has_action(command.trace):

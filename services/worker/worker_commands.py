@@ -4,6 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 import trio
 
 from celery5.broker.call import Call
@@ -37,6 +38,7 @@ from celery5.services.commands.dispatcher import CommandHandler, handle
 from celery5.services.commands.process_commands import ProcessCommands
 from celery5.services.job.concurrency_budget import MaximalConcurrencyBudget
 from celery5.services.job.in_flight import InFlightJobs
+from celery5.services.job.resource_slots import ResourceSlots
 from celery5.services.scaling.preferences import Preferences
 from celery5.services.scheduling.timers import TimerRuns
 from celery5.services.worker.consumer import Consumer
@@ -62,6 +64,7 @@ class WorkerCommands:
         in_flight: InFlightJobs,
         task_execution: TaskExecution,
         budget: MaximalConcurrencyBudget,
+        resource_slots: ResourceSlots,
         preferences: Preferences,
         tasks: Mapping[str, Any],
         progress_reports: ProgressReports,
@@ -85,6 +88,7 @@ class WorkerCommands:
         self._in_flight = in_flight
         self._execution = task_execution
         self._budget = budget
+        self._resource_slots = resource_slots
         self._preferences = preferences
         self._tasks = tasks
         self._progress_reports = progress_reports
@@ -117,6 +121,7 @@ class WorkerCommands:
             "running": self._execution.running_count,
             "held": len(self._in_flight),
             "slots": self._budget.get_counts(),
+            "resources": msgspec.to_builtins(self._resource_slots.get_use()),
             "cpu_shares": self._budget.get_cpu_shares(),
             "queues": self._pauses.list_states(),
             "preferred": self._preferences.get_weights(),

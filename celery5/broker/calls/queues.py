@@ -225,6 +225,9 @@ class QueueState(msgspec.Struct, frozen=True):
     # The last workers that were lost in the last hour, and how many there were.
     lost: tuple[LostRecord, ...] = ()
     lost_count: int = 0
+    # Jobs that wait for a worker with the resources that they take, by task; the same in words.
+    lacking: dict[str, int] = {}
+    lacks: str = ""
 
     def judge(self) -> QueueVerdict:
         """Return whether it keeps up."""
@@ -305,6 +308,7 @@ def _queue_state(queue: str, raw: Any) -> QueueState:
         deaths,
         lost_count,
         lost,
+        lacking,
     ) = raw
     reading = _flow(seen, backlog=backlog, running=running)
     states = [_worker_state(*worker) for worker in workers]
@@ -330,4 +334,5 @@ def _queue_state(queue: str, raw: Any) -> QueueState:
         **_count_deaths(deaths),
         lost=tuple(read_lost(queue, decode_text(name), float(at) / 1000, work) for name, at, work in lost),
         lost_count=lost_count,
+        lacking=_held_tasks(lacking),
     )

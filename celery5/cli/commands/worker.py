@@ -22,6 +22,7 @@ from celery5.protocol.durations import format_age, format_duration
 from celery5.protocol.observability.overview import describe_loss
 from celery5.protocol.process.recycling import format_mib
 from celery5.protocol.scaling.budget import is_full_task_name
+from celery5.protocol.scaling.resource_budget import read_use, show_use
 from celery5.protocol.task_kinds import TASK_KINDS
 from celery5.protocol.text_values import parse_parameter
 from celery5.similar_names import did_you_mean
@@ -338,6 +339,8 @@ def list_workers(target: Target, /, *, wants_json: bool, timeout: float) -> None
             if _is_worker(reply)
         ]
         rows += [_make_lost_row(process, wants_json=wants_json) for process in found.lost]
+        if not wants_json and not any(row["resources"] for row in rows):
+            rows = [{name: cell for name, cell in row.items() if name != "resources"} for row in rows]
         echo(to_json(rows) if wants_json else format_table(rows, empty=NO_WORKER))
 
 
@@ -362,6 +365,7 @@ def _make_lost_row(lost: "LostWorker", *, wants_json: bool) -> dict[str, object]
         "up": "",
         "jobs": "",
         "running": lost.held or "",
+        "resources": "",
         "memory": "",
         "report": "",
         "what it held": describe_loss(lost),
@@ -389,6 +393,7 @@ def _row(reply: "Reply", seen: "WorkerOverview | None", *, wants_json: bool) -> 
             "health": health,
             "reported": reported,
             **{name: stats.get(name) for name in fields},
+            "resources": read_use(stats.get("resources")),
         }
     return {
         "worker": reply.worker,
@@ -396,6 +401,7 @@ def _row(reply: "Reply", seen: "WorkerOverview | None", *, wants_json: bool) -> 
         "up": format_duration(stats["uptime"]) if stats else "",
         "jobs": f"{stats['done']} of {max_jobs}" if max_jobs else stats.get("done", ""),
         "running": stats.get("running", ""),
+        "resources": show_use(read_use(stats.get("resources"))),
         "memory": _format_memory(stats.get("memory"), stats.get("max_memory")),
         "report": "" if reported is None else format_age(0.0, reported),
         "what it held": "",

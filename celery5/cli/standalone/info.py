@@ -107,6 +107,7 @@ def _format_state(app: "App", state: "AppState") -> dict[str, object]:
         "memory": "; ".join(_format_memory(memory, app.brokers.names) for memory in full),
         "suspended": format_suspensions(app),
         "limited": format_rule_limits(app),
+        "resources": "; ".join(queue.lacks for queue in state.queues.values() if queue.lacks),
         "alerts": f"{alerts}: celery5 alert list" if alerts else "",
         "unread": format_unread_warning(app, list(state.queues.values())),
     }

@@ -90,6 +90,7 @@ SETTING_FLAGS = (
     "broker",
     "concurrency",
     "cpu_slots",
+    "capacity",
     "max_jobs",
     "max_memory",
     "grace_period",
@@ -113,6 +114,11 @@ _OF_JOBS: Sequence[Callable[[Any], Any]] = (
         "--cpu-slots",
         metavar="N",
         help="Jobs in threads that one process runs at once; default: auto, by how much they compute.",
+    ),
+    click.option(
+        "--capacity",
+        metavar="WHAT",
+        help="What tasks with resources= may take: 'gpu=2 vram_gb=auto', or auto; default: nothing.",
     ),
     click.option(
         "--max-jobs", type=int, metavar="N", help="Jobs after which a process is recycled; default: never."

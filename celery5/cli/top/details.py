@@ -24,6 +24,7 @@ from celery5.protocol.observability.overview import (
 from celery5.protocol.observability.queue_depth import TaskDeaths
 from celery5.protocol.observability.rollup import MINUTE, count_attempts
 from celery5.protocol.process.recycling import format_mib
+from celery5.protocol.scaling.resource_budget import show_use
 
 N = TypeVar("N", QueueOverview, TaskOverview, WorkerOverview)
 Measure = Callable[[HistoryPoint], float]
@@ -86,6 +87,7 @@ def _describe_queue(
         _field("waiting", f"{queue.waiting:,} for a worker"),
         _field("running", f"{queue.running:,}"),
         _field("held", f"{queue.held:,} by limits{': ' + queue.held_by if queue.held_by else ''}"),
+        *([_field("resources", queue.lacks, "bad")] if queue.lacks else []),
         _field("scheduled", f"{queue.scheduled:,}"),
         _field("dead", f"{queue.dead:,}"),
     ]
@@ -150,6 +152,7 @@ def _describe_worker(worker: WorkerOverview, jobs: Sequence[ActiveJob] | None, n
         lines += [
             _field("up", format_duration(worker.uptime)),
             _field("slots", f"{worker.slots_used} of {worker.slots}"),
+            *([_field("resources", show_use(worker.resources))] if worker.resources else []),
             _field("ended", f"{worker.ended:,} attempts"),
             _field("loop lag", format_duration(worker.lag)),
             _field("memory", "" if worker.memory is None else format_mib(worker.memory)),

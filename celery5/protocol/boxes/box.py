@@ -73,15 +73,20 @@ class Box(msgspec.Struct, frozen=True):
             )
         msgspec.structs.force_setattr(self, "environment", names)
 
-    def get_variables(self, environ: Mapping[str, str]) -> dict[str, str] | None:
-        """Return the variables of `environ` that the box gets.
+    def get_variables(self, environ: Mapping[str, str], devices: Sequence[str] = ()) -> dict[str, str] | None:
+        """Return the variables of `environ` that the box gets, and one that shows it only these devices.
 
         None for all: a box in Python needs them to import the application as its worker did.
         """
-        if self.is_python:
+        if self.is_python and not devices:
             return None
         names = {*ENVIRONMENT, *self.environment}
-        return {name: value for name, value in environ.items() if name in names or name.startswith("LC_")}
+        variables = {
+            name: value
+            for name, value in environ.items()
+            if self.is_python or name in names or name.startswith("LC_")
+        }
+        return variables | {"CUDA_VISIBLE_DEVICES": ",".join(devices)} if devices else variables
 
     @property
     def is_python(self) -> bool:

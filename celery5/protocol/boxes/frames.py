@@ -76,6 +76,7 @@ class RunJob(_Frame, frozen=True, tag="run"):
     policy: bool = False  # run the task's `deduplicate` policy instead of the task
     trace: str = ""  # the job's trace context
     eliot: str = ""  # where the box may continue the job's eliot action
+    resources: Mapping[str, float] | None = None  # what the job has of the worker's capacity
 
 
 class SoftLimitReached(_Frame, frozen=True, tag="soft-limit"):

@@ -37,6 +37,7 @@ COMMON_FLAGS = {
 }
 """The flags of every kind of process, with their types. Each further member gets the next `status_port`."""
 WORKER_FLAGS = {
+    "capacity": str,
     "concurrency": int,
     "cpu_slots": int,
     "grace_period": float,

@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from types import MappingProxyType
 
@@ -230,6 +230,7 @@ def diagnose_workers(
     lost: Sequence[str] = (),
     silent: Sequence[str] = (),
     breakers: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    lacking: Sequence[str] = (),
     paused: Mapping[str, int] = MappingProxyType({}),
 ) -> Finding:
     """Diagnose the workers.
@@ -246,6 +247,7 @@ def diagnose_workers(
         lost: Workers and other processes that were lost in the last hour, each in a line.
         silent: Live workers that are silent, likewise.
         breakers: Live workers whose circuit breakers hold something up, and the names of these.
+        lacking: Which tasks have jobs that wait for a worker with what they take, for each queue in words.
         paused: The queues that are paused, and how many jobs wait on each.
     """
     finding = _diagnose_live(
@@ -258,31 +260,59 @@ def diagnose_workers(
         unread=unread,
         foreign=foreign,
     )
-    parts, remedies = [finding.summary], [finding.remedy] if finding.state != "ok" else []
+    warnings = list(_list_warnings(lost, silent, breakers, lacking, paused))
+    if not warnings:
+        return finding
+    texts, remedies = zip(*warnings, strict=True)
+    is_ok = finding.state == "ok"
+    remedy = "; ".join(filter(None, ("" if is_ok else finding.remedy, *remedies)))
+    return Finding(
+        "workers", "warn" if is_ok else finding.state, "; ".join((finding.summary, *texts)), remedy
+    )
+
+
+def _list_warnings(
+    lost: Sequence[str],
+    silent: Sequence[str],
+    breakers: Mapping[str, Sequence[str]],
+    lacking: Sequence[str],
+    paused: Mapping[str, int],
+) -> Iterator[tuple[str, str]]:
+    """Yield what is to be looked at beside what the live workers do, each with what to do."""
     if lost:
-        parts.append(f"{len(lost)} lost in the last hour: {lost[0]}{_more(lost)}")
-        remedies.append("celery5 worker list shows all that were lost; their logs say more")
+        yield (
+            f"{len(lost)} lost in the last hour: {lost[0]}{_more(lost)}",
+            "celery5 worker list shows all that were lost; their logs say more",
+        )
     if silent:
-        parts.append(f"{silent[0]}{_more(silent)}")
-        remedies.append(
-            "celery5 worker stack shows where the code of a silent one stands, unless it is frozen"
+        yield (
+            f"{silent[0]}{_more(silent)}",
+            "celery5 worker stack shows where the code of a silent one stands, unless it is frozen",
         )
     if breakers:
         open_breakers = [f"{', '.join(names[:MAX_QUEUES])} of {worker}" for worker, names in breakers.items()]
-        parts.append(f"open circuit breakers: {open_breakers[0]}{_more(open_breakers)}")
-        remedies.append("celery5 worker health says why, and when each tries again")
-    if waiting := {name: count for name, count in paused.items() if count}:
-        names = [f"{name} ({count})" for name, count in waiting.items()]
-        more = f" and {len(names) - MAX_QUEUES} more" if len(names) > MAX_QUEUES else ""
-        parts.append(f"jobs wait on queues that are paused: {', '.join(names[:MAX_QUEUES])}{more}")
-        remedies.append(
-            f"celery5 worker resume-queue {shlex.quote(next(iter(waiting)))} when the reason is gone; "
-            "celery5 audit list --action worker:pause-queue says who paused it"
+        yield (
+            f"open circuit breakers: {open_breakers[0]}{_more(open_breakers)}",
+            "celery5 worker health says why, and when each tries again",
         )
-    if len(parts) == 1:
-        return finding
-    state = "warn" if finding.state == "ok" else finding.state
-    return Finding("workers", state, "; ".join(parts), "; ".join(filter(None, remedies)))
+    if lacking:
+        yield (
+            "; ".join(lacking[:MAX_QUEUES]),
+            "start a worker that has it: celery5 worker start --capacity, or the setting capacity",
+        )
+    if waiting := {name: count for name, count in paused.items() if count}:
+        yield (
+            _describe_paused(waiting),
+            f"celery5 worker resume-queue {shlex.quote(next(iter(waiting)))} when the reason is gone; "
+            "celery5 audit list --action worker:pause-queue says who paused it",
+        )
+
+
+def _describe_paused(waiting: Mapping[str, int]) -> str:
+    """Return on which paused queues jobs wait, and how many."""
+    names = [f"{name} ({count})" for name, count in waiting.items()]
+    more = f" and {len(names) - MAX_QUEUES} more" if len(names) > MAX_QUEUES else ""
+    return f"jobs wait on queues that are paused: {', '.join(names[:MAX_QUEUES])}{more}"
 
 
 def _diagnose_live(

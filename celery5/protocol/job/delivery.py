@@ -54,6 +54,20 @@ MAX_DOCUMENT_TTL = 1e9
 """The largest `results_ttl` in seconds: Redis refuses much larger ones, in the middle of a batch."""
 
 
+class AssignedResources(NamedTuple):
+    """What a job has of the capacity of its worker."""
+
+    amounts: Mapping[str, float]
+    # The numbers of its devices in the worker's process, and their names for a process of its own.
+    devices: tuple[int, ...] = ()
+    device_names: tuple[str, ...] = ()
+
+
+def assign_in_box(amounts: Mapping[str, float]) -> AssignedResources:
+    """Return what a job in a box has: a box sees the devices of its job alone, and counts them from 0."""
+    return AssignedResources(amounts, tuple(range(math.ceil(amounts.get("gpu", 0)))))
+
+
 class Delivery(msgspec.Struct, eq=False, gc=False):
     """A job that this worker holds: its place, its message, its run. Times are seconds since 1970."""
 
@@ -78,6 +92,7 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
     workflow: bytes = b""  # the run that the job has returned, to be started in its place
     verdict: Verdict | None = None  # decided before the job is handled as ended, where middleware sees it
     is_foreign: bool = False  # it was kept for workers with other code: on the lane `handed`, without a slot
+    assigned: AssignedResources | None = None  # what it has of the worker's capacity; None: it takes nothing
 
     @property
     def sent(self) -> float:
@@ -108,6 +123,10 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
     def set_foreign(self) -> None:
         """Note that it was kept for workers with other code."""
         self.is_foreign = True
+
+    def assign(self, resources: AssignedResources) -> None:
+        """Set what it has of the worker's capacity."""
+        self.assigned = resources
 
     def set_kind(self, kind: str) -> None:
         """Set the kind, or the task with its own budget, for which the job is counted."""

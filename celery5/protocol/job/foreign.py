@@ -4,7 +4,7 @@ While a new version is rolled out, workers with old and with new code read the s
 whose code can run it. Where no live worker has such code it waits a grace period for one, and then it is dead.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from hashlib import sha256
 
 import msgspec
@@ -43,6 +43,20 @@ def make_code_version(signatures: Mapping[str, str]) -> CodeVersion:
     return CodeVersion(sha256(msgspec.json.encode(announced)).hexdigest()[:_DIGEST_LENGTH], announced)
 
 
+LACKS = "!"
+"""The end of a signature of code that knows a task and runs where something is missing that its jobs take."""
+
+
+def mark_lacking(digest: str, *, lacks: bool) -> str:
+    """Return the signature of a task, which says whether its jobs take what this worker does not have."""
+    return digest + LACKS if lacks else digest
+
+
+def is_lacking(signatures: Iterable[str]) -> bool:
+    """Return whether a job was kept since a worker lacks what it takes."""
+    return any(signature.endswith(LACKS) for signature in signatures)
+
+
 def add_signature(refusal: Refusal | None, signature: str) -> Refusal:
     """Return what is noted in a job that code with this signature of its task, '' for none, could not run."""
     refusal = refusal or Refusal()
@@ -52,7 +66,7 @@ def add_signature(refusal: Refusal | None, signature: str) -> Refusal:
 
 
 def plan_hand_over(refusal: Refusal, *, is_known: bool, now: float, grace: float) -> HandOverPlan | None:
-    """Return how a foreign job is kept; None when it is given up.
+    """Return how a foreign job is kept; None when it is given up. One that lacks resources never is.
 
     Args:
         refusal: What is noted in the job, with the signature of the code that could not run it just now.
@@ -62,6 +76,8 @@ def plan_hand_over(refusal: Refusal, *, is_known: bool, now: float, grace: float
     """
     if is_known and len(refusal.by) < MAX_SIGNATURES:
         return HandOverPlan(Refusal(by=refusal.by), RECHECK_INTERVAL)
+    if is_lacking(refusal.by):
+        return HandOverPlan(Refusal(by=refusal.by), RECHECK_INTERVAL)  # it waits for a worker that has it
     since = min(refusal.since, now) if refusal.since > 0 else now
     left = since + grace - now
     return HandOverPlan(Refusal(by=refusal.by, since=since), left) if left > 0 else None

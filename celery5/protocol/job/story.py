@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from celery5.protocol.job.foreign import is_lacking
 from celery5.protocol.job.history import JobRecord
 from celery5.protocol.job.messages import (
     Command,
@@ -253,6 +254,8 @@ def explain_awaited_code(details: JobDetails, due: str) -> str:
     refusal = details.waits_for_code
     if refusal is None:
         return ""
+    if is_lacking(refusal.by):
+        return f"a worker with the resources that {details.task} takes, however long that is"
     code = f"has task {details.task}"
     if refusal.by:
         code += f" with other parameters than {', '.join(refusal.by)}"

@@ -13,6 +13,7 @@ from celery5.protocol.observability.queue_depth import TaskDeaths
 from celery5.protocol.observability.queue_flow import QueueFlow
 from celery5.protocol.observability.rollup import MINUTE
 from celery5.protocol.process.standing import LostJob, ProcessCondition, ProcessStanding
+from celery5.protocol.scaling.resource_budget import ResourceUse
 
 RATE_MINUTES = 1
 """Whole minutes by which the rates of tasks are measured."""
@@ -120,6 +121,8 @@ class QueueOverview(msgspec.Struct, frozen=True, kw_only=True):
     verdict: QueueVerdict
     # Seconds since an attempt ended; None when none did within a day.
     idle: float | None = None
+    # Which of its tasks have jobs that wait for a worker with the resources that they take, in words; '' for none.
+    lacks: str = ""
 
 
 class TaskOverview(msgspec.Struct, frozen=True, kw_only=True):
@@ -180,6 +183,8 @@ class WorkerOverview(msgspec.Struct, frozen=True, kw_only=True):
     memory: int | None = None
     # Circuit breakers that are not closed.
     breakers: tuple[str, ...] = ()
+    # What it has for jobs that take resources, and what is taken, by name.
+    resources: dict[str, ResourceUse] = {}
     # Seconds since its last report.
     reported: float | None = None
     # Whether it is `working` or `silent`.

@@ -93,6 +93,11 @@ class ByCpuShare(msgspec.Struct, frozen=True):
         return demand.fitting
 
 
+def take_all(demand: Demand) -> int:
+    """Return the maximum: the strategy of tasks whose jobs are limited by the resources that they take."""
+    return demand.maximum
+
+
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
     """How many jobs of one kind, or of one task, may run at once in one worker process.
 
@@ -118,6 +123,11 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     def is_fixed(self) -> bool:
         """Return whether it never moves."""
         return self.maximum == self.least_slots
+
+    @property
+    def is_separate(self) -> bool:
+        """Return whether it is of a task whose slots are not some of its kind: what its jobs take limits them."""
+        return self.strategy is take_all
 
     @property
     def is_by_share(self) -> bool:

@@ -267,8 +267,10 @@ class BoxProcess:
         result_limit: int,
         log_event: LogEvent,
         log_message: Callable[[dict[str, Any]], None] | None = None,
+        devices: tuple[str, ...] = (),
     ) -> None:
         self.box = box
+        self.devices = devices
         self.job_count = 0
         self.idle_since = 0.0
         self._limit = result_limit + FRAME_OVERHEAD
@@ -282,7 +284,7 @@ class BoxProcess:
         self._reporting: tuple[CurrentJob, ProgressReceiver] | None = None
         self._nursery: trio.Nursery | None = None
         self._is_ending = self._is_broken = False
-        self._group = ProcessGroup(command, box.get_variables(os.environ))
+        self._group = ProcessGroup(command, box.get_variables(os.environ, devices))
         self._input = BoxInput(self._group.stdin)
         self._output = BoxOutput(log_event, self.pid, log_message)
         log_event("box:started", "debug", pid=self.pid, command=list(command)[:8])

@@ -179,6 +179,7 @@ class BoxedRunner:
             soft_time_limit=None if limits is None else limits.soft,
             policy=call.function is task.deduplicate,
             trace=command.trace,
+            resources=None if job is None or job.assigned is None else job.assigned.amounts,
             eliot="" if job is None or (get_place := JOB_PLACE.get()) is None else get_place(job),
             **arguments,
         )
@@ -187,7 +188,7 @@ class BoxedRunner:
         from celery5.runners.boxes.box_process import BoxEnded
 
         for _ in range(MAX_TRIES):
-            box_process = await self._acquire(jobs.box)
+            box_process = await self._acquire(jobs.box, jobs.devices)
             try:
                 return await box_process.run_job(jobs.run, jobs.running_job, early, jobs.choose_next)
             except BoxEnded:
@@ -205,10 +206,10 @@ class BoxedRunner:
             and self._count_boxes() <= self._get_slots()
         )
 
-    async def _acquire(self, box: Box) -> "BoxProcess":
-        """Return an idle box of this kind, else a new one."""
+    async def _acquire(self, box: Box, devices: tuple[str, ...]) -> "BoxProcess":
+        """Return an idle box of this kind that sees these devices, else a new one."""
         for box_process in reversed(self._idle):
-            if box_process.box == box and box_process.is_usable:
+            if box_process.box == box and box_process.devices == devices and box_process.is_usable:
                 self._idle.remove(box_process)
                 return box_process
         if self._nursery is None:
@@ -217,9 +218,9 @@ class BoxedRunner:
         for box_process in list(self._idle)[: max(spare, 0)]:  # of other kinds: their slots are needed
             self._idle.remove(box_process)
             self._nursery.start_soon(box_process.stop)
-        return await self._open(box, self._nursery)
+        return await self._open(box, devices, self._nursery)
 
-    async def _open(self, box: Box, nursery: trio.Nursery) -> "BoxProcess":
+    async def _open(self, box: Box, devices: tuple[str, ...], nursery: trio.Nursery) -> "BoxProcess":
         from celery5.runners.boxes.box_process import BoxProcess
 
         box_process = BoxProcess(
@@ -228,6 +229,7 @@ class BoxedRunner:
             result_limit=self._limits.result_bytes,
             log_event=self._log_event,
             log_message=self._log_message,
+            devices=devices,
         )
         self._box_processes.add(box_process)
         if self._groups is not None:
@@ -305,6 +307,8 @@ class _JobsOfExecutor:
         self._runner = runner
         self.running_job = running_job
         self.box, self.run = runner.make_run(call, running_job)
+        assigned = running_job.delivery and running_job.delivery.assigned
+        self.devices = assigned.device_names if assigned else ()
         self._is_next = False  # `run` is for another box
 
     def take_next(self) -> bool:
@@ -324,7 +328,7 @@ class _JobsOfExecutor:
             box, self.run = self._runner.make_run(following, self.running_job)
         except BaseException as error:  # an argument that cannot be encoded for a box with a command
             return get_error_outcome(error)
-        self._is_next, self.box = box != self.box, box
+        self._is_next, self.box = box != self.box, box  # a job that takes devices follows no other
         return outcome if self._is_next else self.run
 
 

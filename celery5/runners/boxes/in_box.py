@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery5.errors import SoftTimeLimitExceeded, TimeLimitExceeded
 from celery5.protocol.boxes.frames import CancelJob, RunJob, SoftLimitReached
+from celery5.protocol.job.delivery import assign_in_box
 from celery5.protocol.job.verdict import INTERRUPTED, Outcome
 from celery5.runners.context import (
     CURRENT_JOB,
@@ -66,7 +67,10 @@ class BoxMainThread:
         kwargs: Mapping[str, Any],
     ) -> Outcome:
         """Run one job to its end, in its own context."""
-        job = CurrentJob(run.id, run.task, run.queue, run.attempt, run.worker, run.sections, run.trace)
+        assigned = None if run.resources is None else assign_in_box(run.resources)
+        job = CurrentJob(
+            run.id, run.task, run.queue, run.attempt, run.worker, run.sections, run.trace, assigned
+        )
         return copy_context().run(self._perform, job, run, loop, function, args, kwargs)
 
     def start_job(self, job: str) -> None:

@@ -44,7 +44,7 @@ def test_every_error_is_told_at_once_with_its_origin() -> None:
         )
     errors = str(caught.value).split("; ")
     assert errors[0].startswith("setting 'colour' is not known")
-    assert "broker, brokers, budgets, concurrency, cpu_slots" in str(caught.value)
+    assert "broker, brokers, budgets, capacity, concurrency, cpu_slots" in str(caught.value)
     for origin in ("setting lease=0: ", "CELERY5_CONCURRENCY='many': ", "CELERY5_CPU_SLOTS='0': "):
         assert origin in str(caught.value)
 
@@ -134,6 +134,7 @@ def test_the_hash_in_redis_says_only_what_is_marked_for_it(name: str) -> None:
         "broker",
         "brokers",
         "routes",
+        "capacity",
         "inbox",
         "inbox_signatures",
         "keys",

@@ -28,7 +28,7 @@ def make_alert(name: str, subject: str, **words: Any) -> AlertState:
 
 def test_an_alert_on_what_has_a_line_of_its_own_is_not_told_twice() -> None:
     verdict = QueueVerdict("grows", "grows by 3/s", needs_attention=True)
-    counts = {
+    counts: dict[str, Any] = {
         "backlog": 1,
         "waiting": 1,
         "running": 0,

@@ -15,6 +15,7 @@ from celery5.services.job.concurrency_budget import MaximalConcurrencyBudget
 from celery5.services.job.in_flight import InFlightJobs, IsolatedJobs, RunningJobs
 from celery5.services.job.internal_queues import InternalTasksQueue
 from celery5.services.job.reading_state import ReadingState
+from celery5.services.job.resource_slots import ResourceSlots
 from celery5.services.job.thread_load import ThreadLoad
 from celery5.services.limits.admission_state import MAX_REQUESTED_JOBS, AdmissionState
 from celery5.services.limits.waiting_tasks import WaitingTasks
@@ -42,6 +43,7 @@ class Asking(AdmissionState):
             in_flight=in_flight,
             running_jobs=running_jobs,
             thread_load=ThreadLoad(),
+            resource_slots=ResourceSlots(),
             log=log,
         )
         super().__init__(

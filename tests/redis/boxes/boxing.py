@@ -57,6 +57,8 @@ def make(name: str, url: str | None = None, **settings: Any) -> App:
     app.task(name="opened", boxed=True)(opened)
     app.task(name="opened_async", boxed=True, loop="asyncio")(opened_async)
     app.task(name="deduplicated", boxed=True, deduplicate=_unwanted)(deduplicated)
+    app.task(name="on_gpu", boxed=True, resources={"gpu": 1})(on_gpu)
+    app.task(name="crash_on_gpu", boxed=True, resources={"gpu": 1})(crash_on_gpu)
     app.task(name="limited", boxed=Box(memory=400 * 2**20, cpu=1))(limited)
     app.task(name="shell", boxed=Box(["sh", SHELL]))(shell)
     return app
@@ -94,6 +96,20 @@ async def opened_async(
     uses.append(len(uses))
     own.append(len(own))
     return [uses, own]
+
+
+def on_gpu() -> tuple[str | None, tuple[int, ...], dict[str, float], int, float, float]:
+    """What it sees of GPUs, its process, and when it began and ended."""
+    job, began = current_job(), time.time()
+    assert job is not None
+    time.sleep(0.05)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return visible, job.devices, dict(job.resources), os.getpid(), began, time.time()
+
+
+def crash_on_gpu() -> None:
+    """Take the box down."""
+    os._exit(3)
 
 
 def echo(value: Any, fails: bool = False) -> Any:

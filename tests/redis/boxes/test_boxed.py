@@ -1,5 +1,6 @@
 """Boxed tasks: each job in its own process, and all else of it as for any other kind."""
 
+import itertools
 import os
 import signal
 import time
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import trio
 
-from celery5 import App, Misconfigured, RetryPolicy, TaskFailed, TaskRevoked
+from celery5 import App, Misconfigured, RetryPolicy, TaskFailed, TaskRevoked, agather
 from celery5.errors import BadArguments, TaskRejected
 from celery5.tasks import Box
 from tests.redis.boxes import boxing
@@ -381,3 +382,29 @@ async def test_a_box_in_another_language_reports_with_a_frame_and_nonsense_is_lo
             await until_async(is_half)
             await sent.aget(LIMIT)
     assert [line["line"] for line in lines.of("box:printed")] == ['{"type":"progress","done":-1}']
+
+
+async def test_each_job_in_a_box_sees_the_gpu_that_it_has_and_no_other(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+    app.configure(capacity={"gpu": 2})
+    task = app.tasks["on_gpu"]
+    async with working(app):
+        sent = list(await app.asend_many([task.s() for _ in range(6)]))
+        seen: list[Any] = await agather(sent, timeout=LIMIT)
+        assert await ask(app, "seen"), "another box runs what takes no GPU"
+    assert {visible for visible, *_ in seen} == {"5", "7"}
+    assert all(devices == (0,) and resources == {"gpu": 1} for _, devices, resources, *_ in seen)
+    assert len({(visible, pid) for visible, _, _, pid, *_ in seen}) == 2, "a box for each, which is kept"
+    for visible in ("5", "7"):
+        times = sorted((began, ended) for shown, *_, began, ended in seen if shown == visible)
+        assert all(ended <= later for (_, ended), (later, _) in itertools.pairwise(times))
+
+
+async def test_a_box_that_crashes_returns_what_its_job_had(app: App) -> None:
+    app.configure(capacity={"gpu": 1})
+    async with working(app):
+        with pytest.raises(TaskFailed):
+            await ask(app, "crash_on_gpu")
+        assert (await ask(app, "on_gpu"))[2] == {"gpu": 1}

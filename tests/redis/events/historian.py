@@ -92,6 +92,16 @@ async def gate(path: str) -> int:
     return os.getpid()
 
 
+@app.task(name="gate_gpu", resources={"gpu": 1})
+async def gate_gpu(path: str) -> int:
+    """The same, with a GPU."""
+    note("begin")
+    while not Path(path).exists():  # noqa: ASYNC240
+        await trio.sleep(0.01)
+    note("end")
+    return os.getpid()
+
+
 @app.task(name="gate_asyncio", loop="asyncio")
 async def gate_asyncio(path: str) -> int:
     """The same on asyncio."""

@@ -19,6 +19,7 @@ FLAGS: dict[tuple[str, ...], tuple[str, object]] = {
     ("--concurrency", "7"): ("concurrency", 7),
     ("--cpu-slots", "3"): ("cpu_slots", 3),
     ("--max-jobs", "5"): ("max_jobs", 5),
+    ("--capacity", "gpu=2 vram_gb=auto"): ("capacity", "gpu=2 vram_gb=auto"),
     ("--max-memory", "500 MiB"): ("max_memory", "500 MiB"),
     ("--grace-period", "4.5"): ("grace_period", 4.5),
     ("--status-port", "8123"): ("status_port", 8123),
@@ -92,6 +93,7 @@ def test_the_environment_says_the_same_and_a_flag_beats_it(
         "broker": "redis://other:2/1",
         "status_host": "127.0.0.8",
         "keys": "/other",
+        "capacity": "gpu=1",
         "log_format": "auto",
         "log_level": "info",
     }

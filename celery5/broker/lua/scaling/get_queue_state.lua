@@ -20,7 +20,9 @@
 -- Last, the age in ms of the oldest job of the backlog (-1 when there is none), how many of those that wait for their time are
 -- overdue, the backlog: the jobs that no worker has and whose time has come, and what its flow is measured by.
 -- Then what KEYS 8 has.
--- Last, how many workers were lost, and of the last twenty the name, when in ms since 1970, and what it had begun, packed.
+-- Then how many workers were lost, and of the last twenty the name, when in ms since 1970, and what it had begun, packed.
+-- Last, each task with jobs that wait for a worker with what they take, and how many do: those of the lists of foreign jobs
+-- (lib/foreign.lua) with a signature that says so, by a `!` at its end.
 local due, dead, leases, unique = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local now = now_ms()
 local held, all, waiting, workers, oldest_waiting = {}, 0, {}, {}, -1
@@ -52,6 +54,16 @@ local found = redis.call('ZRANGE', KEYS[9], until_now, since, 'BYSCORE', 'REV', 
 for n = 1, #found, 2 do -- bound: twenty
   lost[#lost + 1] = {found[n], found[n + 1], redis.call('HGET', KEYS[10], found[n]) or ''}
 end
+local lacking, foreign = {}, redis.call('HGETALL', KEYS[7] .. ':foreign')
+for n = 1, #foreign, 2 do -- bound: the tasks of the application
+  local count = 0
+  for signatures in string.gmatch(foreign[n + 1], '[^ ]+') do -- bound: FOREIGN_LISTS
+    if string.find(signatures, '!', 1, true) then
+      count = count + redis.call('ZCARD', KEYS[7] .. ':foreign:' .. foreign[n] .. ' ' .. signatures)
+    end
+  end
+  if count > 0 then lacking[#lacking + 1] = {foreign[n], count} end
+end
 local next_one, oldest = redis.call('ZRANGE', due, 0, 0, 'WITHSCORES'), redis.call('XRANGE', dead, '-', '+', 'COUNT', 1)
 return {
   waiting,
@@ -70,4 +82,5 @@ return {
   redis.call('HGETALL', KEYS[8]),
   redis.call('ZCOUNT', KEYS[9], since, until_now),
   lost,
+  lacking,
 }
