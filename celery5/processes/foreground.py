@@ -194,6 +194,7 @@ def serve(app: App, options: ServeOptions, kind: ProcessKind = WORKER) -> int:
             return part
         ready, retire, introduced = part.ready, part.retire, introduced or part.number > 1
         name, number = name and f"{name}.{part.number}", part.number
+        restart_mode.set_successor(part.successor)
     with (
         start_sidecars(
             app, _list_brokers(app, options, kind), make_stop_times(app, restart_mode)

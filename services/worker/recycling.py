@@ -1,6 +1,7 @@
 """Restart a worker process after a number of jobs, or when it takes too much memory.
 
-The worker stops reading and releases the jobs that have not started. Everything else continues, the heartbeats and
+Where a parent can, it starts the next process first. Then the worker stops reading and releases the jobs that have not
+started. Everything else continues, the heartbeats and
 systemd's watchdog too, until the running jobs have ended and are settled. Then the worker stops as usual. It is started
 again by whatever has started it, or it replaces itself.
 """
@@ -21,6 +22,7 @@ from celery5.logs.log import Log
 from celery5.protocol.observability.job_tally import JobTally
 from celery5.protocol.process.recycling import RecyclingLimits, format_mib, get_recycle_reason, jitter_limits
 from celery5.services.job.in_flight import InFlightJobs
+from celery5.services.job.resource_slots import ResourceSlots
 from celery5.services.process.broker_outages import RETRY_INTERVAL
 from celery5.services.worker.consumer import Consumer
 
@@ -32,6 +34,19 @@ TURN_SECONDS = 5.0
 """Seconds in which no other worker of the application is recycled: mostly a worker is back by then."""
 TURN_TIMEOUT = 60.0
 """The most seconds to wait for the turn: the memory may keep growing, and there may be many workers."""
+
+
+SUCCESSOR_TIMEOUT = 60.0
+"""The most seconds to wait for the process that takes the place of this one."""
+
+
+class Successor(msgspec.Struct, frozen=True):
+    """The process that a parent starts in place of this one, before this one stops reading."""
+
+    # Asks the parent to start it.
+    request: Callable[[], None]
+    # Readable when it consumes.
+    ready: int
 
 
 class RestartMode(msgspec.Struct):
@@ -47,8 +62,14 @@ class RestartMode(msgspec.Struct):
     start_folder: str = ""
     # Seconds within which several signals count as one.
     duplicate_window: float = 0.0
+    # Who takes its place before it ends; None where nobody can.
+    successor: Successor | None = None
     # The process ends to be started again, so its end is no failure and no stop.
     is_due: bool = False
+
+    def set_successor(self, successor: Successor) -> None:
+        """Set who takes the place of this process before it ends."""
+        self.successor = successor
 
     def request_restart(self) -> None:
         """Record that the process ends to be started again."""
@@ -70,6 +91,7 @@ class Recycling:
         keys: Keys,
         worker: str,
         stop_requested: trio.Event,
+        resource_slots: ResourceSlots,
         log: Log,
         memory: Callable[[], int] = used_memory,
     ) -> None:
@@ -86,6 +108,8 @@ class Recycling:
         self._stop_requested = stop_requested
         self._log = log
         self._memory = memory
+        # What its jobs have of the machine must be free before another process gives it to others.
+        self._successor = None if resource_slots.capacity else restart_mode.successor
         self._due = trio.Event()
         self._is_draining = False
 
@@ -120,8 +144,19 @@ class Recycling:
         with trio.move_on_after(TURN_TIMEOUT):
             while not await self._claim_turn():  # noqa: ASYNC110  it is Redis that changes
                 await trio.sleep(RETRY_INTERVAL)
+        if self._successor is not None:
+            await self._start_successor(self._successor, reason)
         await self._drain(reason)
         await trio.sleep_forever()
+
+    async def _start_successor(self, successor: Successor, reason: str) -> None:
+        """Wait until another process has taken the place of this one, which goes on meanwhile."""
+        self._log.event("worker:successor-requested", why=reason, jobs=self.ended_jobs)
+        successor.request()
+        with trio.move_on_after(SUCCESSOR_TIMEOUT) as timeout:
+            await trio.lowlevel.wait_readable(successor.ready)
+        if timeout.cancelled_caught:
+            self._log.event("worker:successor-missing", "warning", after=SUCCESSOR_TIMEOUT)
 
     async def _claim_turn(self) -> bool:
         """Return whether this worker may be recycled now. While Redis is unreachable nothing could be settled."""

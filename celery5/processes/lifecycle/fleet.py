@@ -7,6 +7,7 @@ dead child held is put back by its own sidecar process. The parent alone speaks 
 
 import ctypes
 import fcntl
+import itertools
 import os
 import random
 import signal
@@ -32,6 +33,7 @@ from celery5.services.process.systemd_notify import (
     notify_with_retry,
     take_notify_settings,
 )
+from celery5.services.worker.recycling import Successor
 
 MAX_DEATHS = 100
 """Deaths within DEATH_WINDOW after which the fleet gives up: jobs that kill workers are dead-lettered long before."""
@@ -47,6 +49,8 @@ _PASSED_ON = (signal.SIGHUP, signal.SIGUSR1)
 _WATCHED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGALRM, signal.SIGIO, *_PASSED_ON)
 _PID_SIZE = 8
 """Bytes of a process id on the pipe."""
+_WANTS_SUCCESSOR = 1 << 40
+"""What is added to the process id of a child that asks for its successor."""
 
 
 class Child(msgspec.Struct, frozen=True):
@@ -55,13 +59,14 @@ class Child(msgspec.Struct, frozen=True):
     number: int  # from 1; a child that replaces another has the same number
     ready: Callable[[], None]  # to call when it consumes
     retire: Callable[[], None]  # to call when it ends for good by a command
+    successor: Successor  # the child that takes its place when it is recycled
 
 
 def supervise(app: App, *, processes: int, burst: bool = False, kind: str = "worker") -> int | Child:
     """Fork children and keep them alive.
 
-    A child that ends with 0 is done in a burst; else it is replaced like any other. One that ends because it is to be
-    recycled is replaced at once, and that is no death.
+    A child that ends with 0 is done in a burst; else it is replaced like any other. One that is to be recycled asks for
+    its successor, and ends when that consumes; if it ends before, it is replaced at once, and neither is a death.
 
     Args:
         app: The application.
@@ -98,6 +103,10 @@ class _Fleet:
         self._state.set_desired(self._cluster, self._wanted.values())
         # The names of the children that run, by process id.
         self._children: dict[int, str] = {}
+        # The children whose successor has started, or is to start, by its name.
+        self._replaced: dict[str, str] = {}
+        # The pipes on which children hear that their successor consumes, by process id.
+        self._permits: dict[int, int] = {}
         # The pipe on which children report.
         self._read_end, self._write_end = os.pipe()
         self._any_ready = False
@@ -148,13 +157,21 @@ class _Fleet:
         sys.stdout.flush()
         sys.stderr.flush()
         parent = os.getpid()
+        permit, grant = os.pipe()
         pid = os.fork()
         if pid == 0:
             _become_child(parent, mask)
-            os.close(self._read_end)
-            report = partial(_report, self._write_end)
-            return Child(self._numbers[name], partial(report, os.getpid()), partial(report, -os.getpid()))
-        self._children[pid] = name
+            for descriptor in (self._read_end, grant, *self._permits.values()):
+                os.close(descriptor)
+            report, own = partial(_report, self._write_end), os.getpid()
+            return Child(
+                self._numbers[name],
+                partial(report, own),
+                partial(report, -own),
+                Successor(partial(report, own + _WANTS_SUCCESSOR), permit),
+            )
+        os.close(permit)
+        self._children[pid], self._permits[pid] = name, grant
         return None
 
     def _set_timer(self) -> None:
@@ -197,14 +214,36 @@ class _Fleet:
             now = time.monotonic()
             for at in range(0, len(data), _PID_SIZE):
                 word = int.from_bytes(data[at : at + _PID_SIZE], signed=True)
-                name = self._children.get(abs(word))
+                name = self._children.get(abs(word) % _WANTS_SUCCESSOR)
                 if name is None:
+                    continue
+                if word > _WANTS_SUCCESSOR:
+                    self._start_successor(name)
                     continue
                 if word < 0:
                     self._retire(name)
+                elif name in self._replaced:
+                    self._permit_end(self._replaced[name])
                 self._state.handle_event(Ready(name) if word > 0 else Stopping(name), now)
         if self._up_count >= len(self._wanted) and not self._state.draining:
             self._notify_systemd("READY=1")
+
+    def _start_successor(self, name: str) -> None:
+        """Start a child that takes the place of another one, which ends when that consumes."""
+        if self._state.draining or name in self._replaced.values() or name not in self._wanted:
+            return
+        number = next(n for n in itertools.count(1) if f"{self._kind}-{n}" not in self._state.members)
+        successor = f"{self._kind}-{number}"
+        self._numbers[successor], self._replaced[successor] = number, name
+        self._wanted[successor] = msgspec.structs.replace(self._wanted[name], name=successor)
+        self._state.set_desired(self._cluster, self._wanted.values())
+
+    def _permit_end(self, name: str) -> None:
+        """Let a child end: its successor consumes."""
+        for pid, child in self._children.items():
+            if child == name:
+                with suppress(OSError):  # it has just ended
+                    os.write(self._permits[pid], b"1")
 
     def _retire(self, name: str) -> None:
         """Stop replacing this child."""
@@ -218,12 +257,16 @@ class _Fleet:
                 break
             name = self._children.pop(pid, None)
             if name is not None:
+                os.close(self._permits.pop(pid))
                 self._handle_end(name, pid, os.waitstatus_to_exitcode(status))
 
     def _handle_end(self, name: str, pid: int, code: int) -> None:
         retired, was_starting = name not in self._wanted, self._state.members[name].phase is Phase.STARTING
         if code == 0 and self._burst:
             self._retire(name)
+        if successor := next((new for new, old in self._replaced.items() if old == name), ""):
+            del self._replaced[successor]
+            self._retire(name)  # that one has its place
         self._state.handle_event(Ended(name, f"ended with {code}", code), time.monotonic())
         stopping = self._state.draining
         if retired or (code == 0 and (self._burst or stopping)):

@@ -13,6 +13,8 @@ LIMIT_JITTER = 0.2
 """The largest part by which a process' limit is reduced at random, so that processes do not all restart
 together.
 """
+MEMORY_MARGIN = 0.1
+"""The part by which the limit of memory is reduced at least: it must not be exceeded while the next process starts."""
 
 
 class RecyclingLimits(NamedTuple):
@@ -23,11 +25,14 @@ class RecyclingLimits(NamedTuple):
 
 
 def jitter_limits(limits: RecyclingLimits, random: Callable[[], float]) -> RecyclingLimits:
-    """Return the limits of one process, reduced at random by up to a fifth.
+    """Return the limits of one process, reduced at random by up to a fifth; that of memory by a tenth at least.
 
     `random` returns numbers from 0 to 1.
     """
-    return RecyclingLimits(*(limit - int(limit * LIMIT_JITTER * random()) for limit in limits))
+    return RecyclingLimits(
+        limits.jobs - int(limits.jobs * LIMIT_JITTER * random()),
+        limits.memory - int(limits.memory * (MEMORY_MARGIN + (LIMIT_JITTER - MEMORY_MARGIN) * random())),
+    )
 
 
 def get_recycle_reason(limits: RecyclingLimits, *, jobs: int, memory: int) -> str:

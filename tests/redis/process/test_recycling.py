@@ -199,3 +199,31 @@ def test_the_list_of_workers_shows_jobs_memory_and_limits(staff: Staff) -> None:
     assert (row["done"], row["running"], row["state"]) == (3, 0, "working")
     assert 800 <= row["max_jobs"] <= 1000
     assert row["memory"] < row["max_memory"] <= 2 * 2**30
+
+
+def test_a_fleet_starts_the_next_process_before_one_stops_reading(staff: Staff, tmp_path: Path) -> None:
+    fleet = staff.start("--processes", "2", ready=2, max_jobs=10, grace_period=0.1)
+    door = tmp_path / "door"
+    (long,) = send(staff, "gate", str(door))
+    wait_until(lambda: len(staff.notes()) == 1)
+    sent = send(staff, "nap", 0.01, count=60)
+    assert all(job.get(timeout=30) for job in sent)
+    wait_until(lambda: len(recycled(fleet)) >= 1, within=40)
+    door.touch()
+    assert long.get(timeout=30), "what runs is not interrupted"
+    assert each_ran_once(staff, [long, *sent])
+    wait_until(lambda: len(fleet.lines("worker:started")) >= 3)
+    started = [line["timestamp"] for line in fleet.lines("worker:started")]
+    for number, line in enumerate(fleet.lines("worker:recycle-requested")):
+        until = line["timestamp"] + 0.1  # its parent hears that the next one works before the log does
+        assert sum(at <= until for at in started) >= 2 + number + 1
+    assert stopped(fleet) == 0
+
+
+def test_a_worker_with_capacity_ends_before_the_next_one_takes_it(staff: Staff) -> None:
+    fleet = staff.start("--processes", "2", ready=2, max_jobs=10, capacity="gpu=2")
+    sent = send(staff, "nap", 0.01, count=40)
+    assert all(job.get(timeout=30) for job in sent)
+    wait_until(lambda: len(recycled(fleet)) >= 1, within=30)
+    assert fleet.lines("worker:successor-requested") == []
+    assert stopped(fleet) == 0
