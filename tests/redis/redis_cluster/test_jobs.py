@@ -6,9 +6,11 @@ import pytest
 import trio
 
 from celery5 import App, gather
+from celery5.broker.drivers.cluster_on_trio import MAX_PARKED
+from celery5.broker.permissions import make_user
 from celery5.errors import TaskFailed
 from tests.cluster_servers import TestCluster
-from tests.redis.worker.workers import start
+from tests.redis.worker.workers import LEASE, start
 
 QUEUES = ("mails", "images", "reports", "default")
 
@@ -101,3 +103,38 @@ async def test_a_delayed_job_runs_when_it_is_due(app: App) -> None:
         with trio.fail_after(20):
             assert await result.aget() == 2
         nursery.cancel_scope.cancel()
+
+
+async def test_a_worker_of_more_queues_than_it_waits_on_at_once_reads_all_of_them(app: App) -> None:
+    queues = [f"queue-{number}" for number in range(MAX_PARKED + 8)]
+
+    @app.task
+    async def add(one: int, other: int) -> int:
+        return one + other
+
+    async with trio.open_nursery() as nursery:
+        await start(nursery, app, queues=tuple(queues))
+        for queue in (queues[0], queues[-1], queues[MAX_PARKED]):
+            result = await add.options(queue=queue).adelay(3, 4)
+            with trio.fail_after(20):
+                assert await result.aget() == 7
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_user_of_celery5_acl_may_do_on_a_cluster_what_a_worker_does(
+    redis_cluster: TestCluster, app_name: str
+) -> None:
+    user = make_user(app_name, "worker")
+    for node in redis_cluster.primaries:
+        node.client.execute_command("ACL", "SETUSER", user.user, ">secret", *user.rules)
+    app = App(app_name, broker=redis_cluster.url.replace("//", f"//{user.user}:secret@"), lease=LEASE)
+    declare(app)
+    async with trio.open_nursery() as nursery:
+        await start(nursery, app)
+        for queue in QUEUES:
+            with trio.fail_after(20):
+                assert await (await app.tasks[f"add-{queue}"].adelay(3, 4)).aget() == 7
+        nursery.cancel_scope.cancel()
+    app.close()
+    for node in redis_cluster.primaries:
+        node.client.execute_command("ACL", "DELUSER", user.user)

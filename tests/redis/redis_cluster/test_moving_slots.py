@@ -75,10 +75,8 @@ async def test_slot_migration_both_ways_under_load_loses_and_doubles_no_job(
 
 @pytest.fixture
 def mortal_cluster(server_binary: str | None) -> Iterator[TestCluster]:
-    """A cluster of the test's own, whose primaries have a replica each."""
+    """A cluster of the test's own."""
     with running_cluster(server_binary, node_timeout_ms=500) as cluster:
-        for node in cluster.primaries:
-            cluster.add_replica(node)
         yield cluster
 
 
@@ -86,15 +84,25 @@ async def test_jobs_that_a_replica_has_survive_the_death_of_their_primary(
     mortal_cluster: TestCluster, app_name: str
 ) -> None:
     app = App(app_name, broker=mortal_cluster.url, lease=LEASE, replicas=1)
-    load = Load(app, "mails")
+    later = App(app_name, broker=mortal_cluster.url)  # there is no replica any more
+
+    @app.task(name="double", queue="mails")
+    async def double(number: int) -> int:
+        return 2 * number
+
+    primary = mortal_cluster.find_owner(app.queue("mails").stream)
     with trio.fail_after(LIMIT):
+        await trio.to_thread.run_sync(mortal_cluster.add_replica, primary)
+        results = [await double.adelay(number) for number in range(30)]
         async with trio.open_nursery() as nursery:
             await start(nursery, app)
-            async with trio.open_nursery() as sending:
-                sending.start_soon(load.send)
-                await load.advance(50)
-                await trio.to_thread.run_sync(mortal_cluster.find_owner(app.queue("mails").stream).kill)
-                await load.advance(50)
-                load.is_over = True
+            await results[5].aget(timeout=LIMIT)
+            await trio.to_thread.run_sync(primary.kill)
+            assert [await result.aget(timeout=LIMIT) for result in results] == [
+                2 * number for number in range(30)
+            ]
+            again = await later.task(name="double", queue="mails")(double.function).adelay(21)
+            assert await again.aget(timeout=LIMIT) == 42
             nursery.cancel_scope.cancel()
     app.close()
+    later.close()
