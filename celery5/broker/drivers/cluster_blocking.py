@@ -98,7 +98,7 @@ class BlockingCluster:
         return self._nodes[address]
 
     def _forget(self, nodes: Iterable[NodeAddress]) -> None:
-        """Close the connections to nodes that the cluster has no more."""
+        """Close the connections to nodes that have no slots."""
         for address in set(self._nodes) - set(nodes):
             node = self._nodes.pop(address, None)
             if node is not None:

@@ -158,8 +158,9 @@ class ClusterRedis(TrioRedis):
 
     @property
     def connected(self) -> bool:
-        """Whether all nodes that were used are connected right now."""
-        return bool(self._nodes) and all(node.connected for node in self._nodes.values())
+        """Whether all primaries that were used are connected right now."""
+        primaries = self._used_primaries
+        return bool(primaries) and all(node.connected for node in primaries)
 
     @property
     def connected_since(self) -> float | None:
@@ -179,11 +180,16 @@ class ClusterRedis(TrioRedis):
     @property
     def breaker(self) -> BreakerState:
         """The state of the circuit breakers: closed if all are."""
-        return get_worst_breaker(self._nodes.values())
+        return get_worst_breaker(self._used_primaries)
 
     def statistics(self) -> LinkStatistics:
         """Return the counters of all connections that there were."""
         return add_statistics([self._running.ended, *(node.statistics() for node in self._nodes.values())])
+
+    @property
+    def _used_primaries(self) -> list[TrioRedis]:
+        """The drivers of the nodes that have slots: a node that the URL names may be gone, or a replica."""
+        return [node for address in self.router.map.slots.nodes if (node := self._nodes.get(address))]
 
     async def _find_slots_first(self) -> None:
         """Read the map of slots, for as long as a first connection may take."""
@@ -212,7 +218,7 @@ class ClusterRedis(TrioRedis):
         return node
 
     def _forget(self, nodes: Iterable[NodeAddress]) -> None:
-        """End the connections to nodes that the cluster has no more, and that are lost."""
+        """End the connections that are lost to nodes that have no slots."""
         for address in set(self._nodes) - set(nodes):
             if not self._nodes[address].connected:
                 self._running.close(self._nodes.pop(address))

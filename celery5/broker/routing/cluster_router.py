@@ -5,7 +5,6 @@ node that has the slot, or asks to try again: then the call is sent once more, f
 raised as BrokerUnavailable, as it is of a server that cannot be reached, and callers treat it the same way.
 """
 
-import os
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -15,7 +14,7 @@ from typing import Any, Protocol, TypeVar, cast
 from msgspec.structs import replace
 
 from celery5.broker.call import Call
-from celery5.broker.colour import SettableEvent, make_event, sleep
+from celery5.broker.colour import SettableEvent, current_colour, make_event, sleep
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.routing.broker_router import run_all_async
@@ -60,7 +59,7 @@ class ClusterMap:
     Args:
         endpoint: The cluster.
         get_driver: Returns the driver of a node.
-        forget: Called with the nodes that belong to the cluster, after each reading.
+        forget: Called with the primaries, after each reading: what else is open is not needed any more.
     """
 
     def __init__(
@@ -74,7 +73,7 @@ class ClusterMap:
         self._where = endpoint.masked_url
         self._get_driver = get_driver
         self._forget = forget
-        self._reading: tuple[int, SettableEvent] | None = None  # with the process that reads it
+        self._read: SettableEvent | None = None  # set when the reading that is under way has ended
 
     @property
     def nodes(self) -> tuple[NodeAddress, ...]:
@@ -102,7 +101,9 @@ class ClusterMap:
                 self.slots = self.slots.with_moved(slot, node)
 
     async def read(self, *, first: NodeAddress | None = None, last: NodeAddress | None = None) -> None:
-        """Read the map, from any node that answers. One reading at a time: others wait for it.
+        """Read the map, from any node that answers. In an event loop one reading at a time: others wait for it.
+
+        In plain Python each thread reads: it may have interrupted another reading, as a signal handler does.
 
         Args:
             first: The node to ask first.
@@ -111,19 +112,20 @@ class ClusterMap:
         Raises:
             BrokerError: No node answers.
         """
-        if self._reading is not None and self._reading[0] == os.getpid():
-            await self._reading[1].wait()
+        if current_colour() is None:
+            return await self._read_from_any(first, last)
+        if self._read is not None:
+            await self._read.wait()
             if self.slots.ranges:
-                return
-        done = make_event()
-        self._reading = os.getpid(), done
+                return None
+        done = self._read = make_event()
         try:
-            await self._read(first, last)
+            return await self._read_from_any(first, last)
         finally:
-            self._reading = None
+            self._read = None
             done.set()
 
-    async def _read(self, first: NodeAddress | None, last: NodeAddress | None) -> None:
+    async def _read_from_any(self, first: NodeAddress | None, last: NodeAddress | None) -> None:
         nodes = list({*self.slots.nodes, *self.seeds})
         random.shuffle(nodes)
         order = [*([first] if first else []), *(node for node in nodes if node not in (first, last))]
@@ -140,7 +142,7 @@ class ClusterMap:
                 continue
             if slots.ranges:
                 self.slots = slots
-                self._forget({*slots.nodes, *self.seeds})
+                self._forget(slots.nodes)
                 return
         raise failure or BrokerUnavailable(f"broker {self._where}: its nodes serve no slots")
 

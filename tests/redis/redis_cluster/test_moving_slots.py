@@ -8,6 +8,8 @@ import pytest
 import trio
 
 from celery5 import App, AsyncResult
+from celery5.broker.calls.jobs import try_write
+from celery5.broker.drivers.cluster_on_trio import ClusterRedis
 from celery5.errors import BrokerUnavailable
 from tests.cluster_servers import TestCluster, running_cluster
 from tests.redis.worker.workers import LEASE, start
@@ -91,16 +93,21 @@ async def test_jobs_that_a_replica_has_survive_the_death_of_their_primary(
         return 2 * number
 
     primary = mortal_cluster.find_owner(app.queue("mails").stream)
+    redis = ClusterRedis(endpoint=app.connections.endpoint)
     with trio.fail_after(LIMIT):
         await trio.to_thread.run_sync(mortal_cluster.add_replica, primary)
         results = [await double.adelay(number) for number in range(30)]
         async with trio.open_nursery() as nursery:
             await start(nursery, app)
+            await nursery.start(redis.run)
+            await redis.perform(try_write(app.queue("mails")))
             await results[5].aget(timeout=LIMIT)
             await trio.to_thread.run_sync(primary.kill)
             assert [await result.aget(timeout=LIMIT) for result in results] == [
                 2 * number for number in range(30)
             ]
+            await redis.perform(try_write(app.queue("mails")))
+            assert redis.connected, "the node that is gone does not count"
             again = await later.task(name="double", queue="mails")(double.function).adelay(21)
             assert await again.aget(timeout=LIMIT) == 42
             nursery.cancel_scope.cancel()
