@@ -2,6 +2,7 @@
 
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -56,9 +57,15 @@ async def test_a_bridge_goes_on_when_the_broker_of_celery_is_back(
         await until(lambda: ran == sent)
 
 
+@pytest.mark.parametrize("broker", ["redis", "filesystem"])
 async def test_messages_stay_in_celery_until_ours_is_back(
-    app: App, far: Any, own_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+    app: App, old: Any, tmp_path: Path, broker: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    far = old
+    if broker == "filesystem":  # which is read by kombu
+        far = celery.Celery("far", broker="filesystem://", set_as_current=False)
+        folders = dict.fromkeys(("data_folder_in", "data_folder_out", "control_folder"), str(tmp_path))
+        far.conf.broker_transport_options = folders
     ran = note_ids(app)
     CeleryBridge(app, far)
     failures: list[int] = []
