@@ -306,10 +306,14 @@ def scale(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", "-q", "-s", "tests/redis/observability/test_reports_at_scale.py")
 
 
+DJANGO_6_TESTS = "tests/story/django/test_django_tasks.py"
+
+
 @nox.session(python=OTHERS)
 def compatibility(session: nox.Session) -> None:
     """Run the tests on another Python: all that need no server, and for each version a sixth of the others.
 
+    And those of Django 6, which needs Python 3.12: the session `tests` skips them on an older one.
     Tests of the source, or of whole processes from outside, have the same result on every Python. With a larger share
     `.ci/run` takes more than half an hour.
     """
@@ -320,7 +324,8 @@ def compatibility(session: nox.Session) -> None:
         if path.startswith(("tests/redis/", "tests/faults/")) and "/cluster/" not in path
     ]
     share = with_server[OTHERS.index(str(session.python)) :: 6]
-    _test(session, *(session.posargs or ("-m", "not nemesis", "tests/pure", "tests/trio", *share)))
+    others = ("tests/pure", "tests/trio", DJANGO_6_TESTS, *share)
+    _test(session, *(session.posargs or ("-m", "not nemesis", *others)))
 
 
 # Where the scripts and calls of each subject are performed, with few processes of our own beside them.

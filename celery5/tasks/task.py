@@ -167,7 +167,6 @@ class Task(Generic[P, R_co]):
         self._policy: RetryPolicy | None = None
         self._settings: Settings | None = None
         self._shared_fields: SharedFields | None = None
-        self._failure_call: FailureCall | None = None
         self._backoff: CustomBackoff | None = None if retry_backoff is None else CustomBackoff(retry_backoff)
         self.parameters: Parameters = Parameters(self.name, self.function, redact, _get_bound(code, bind))
         self.limits: LimitDeclaration | None = declare_limits(
@@ -360,10 +359,6 @@ class Task(Generic[P, R_co]):
             fields["key"] = hash_call(self.parameters.encode_canonical(raw_args, raw_kwargs))
         if options.expires is not None:
             fields["expires"] = options.get_expiry(now)
-        if options.on_failure is not None:
-            fields["on_failure"] = self._failure_call = self._failure_call or encode_on_failure(
-                options.on_failure
-            )
         waiting_list = ""
         if concurrency_key or fair_key:
             fields["concurrency_key"], fields["fair_key"] = concurrency_key, fair_key
@@ -401,15 +396,17 @@ class Task(Generic[P, R_co]):
         return self._shared_fields
 
     def _compute_shared_fields(self, settings: Settings) -> SharedFields:
-        self._settings, self._failure_call = settings, None
         if self.send_options.queue is not None:
             self.app.brokers.warn_if_misspelled(self.name, self.send_options.queue)
-        self._shared_fields = shared_fields = self.send_options.shared_fields(
+        shared_fields = self.send_options.shared_fields(
             self.policy,
             queue=self.queue,
             ignore_result=settings.ignore_result,
             results_ttl=settings.results_ttl,
         )
+        if self.send_options.on_failure is not None:
+            shared_fields.fields["on_failure"] = encode_on_failure(self.send_options.on_failure)
+        self._shared_fields, self._settings = shared_fields, settings
         return shared_fields
 
     if TYPE_CHECKING:  # its two kinds define it

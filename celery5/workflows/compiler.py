@@ -466,7 +466,10 @@ class Compiler:
         return node
 
     def _make_fields(self, task: NodeTask) -> dict[str, Any]:
-        return dict(task.get_shared_fields().fields)
+        # The `on_failure` of a step is that of its run: `_add_on_failure`.
+        return {
+            name: value for name, value in task.get_shared_fields().fields.items() if name != "on_failure"
+        }
 
     def _set_message(
         self,

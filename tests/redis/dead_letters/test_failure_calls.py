@@ -12,6 +12,7 @@ from celery5.broker.calls import jobs
 from celery5.errors import Misconfigured, Reject
 from celery5.events.event import Event
 from celery5.processes.router import ROUTER
+from celery5.protocol.job.messages import read_command
 from celery5.protocol.job.verdict import Reason
 from celery5.workflows import StepFailure
 from tests.redis.worker.one_queue import Queue
@@ -216,5 +217,20 @@ def test_on_failure_of_a_job_is_checked_when_it_is_sent(app: App, tasks: Notifie
         Misconfigured, match="on_failure=wants_number: it is called with a list\\[StepFailure\\] first"
     ):
         tasks.charge.options(on_failure=wants_number).job(1)
-    with pytest.raises(Misconfigured, match="on_failure=returns_run: that task is dynamic"):
-        tasks.charge.options(on_failure=returns_run).job(1)
+    refused = tasks.charge.options(on_failure=returns_run)
+    for _ in range(2):
+        with pytest.raises(Misconfigured, match="on_failure=returns_run: that task is dynamic"):
+            refused.job(1)
+
+
+def test_two_tasks_may_be_the_on_failure_of_each_other(app: App) -> None:
+    @app.task(name="one")
+    def one(failures: list[StepFailure]) -> None: ...
+
+    @app.task(name="two", on_failure=one)
+    def two(failures: list[StepFailure]) -> None: ...
+
+    both = one.options(on_failure=two)
+    call = read_command(both.job([]).message).on_failure
+    assert call is not None
+    assert b"on_failure" not in bytes(call.command)
