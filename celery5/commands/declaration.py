@@ -29,7 +29,7 @@ RESERVED_COMMANDS = frozenset(
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,99}\Z")
 
 
-class OwnCommand(msgspec.Struct, frozen=True):
+class CommandFunction(msgspec.Struct, frozen=True):
     """A command of an application: its function, and where that runs."""
 
     function: Callable[..., Any]
@@ -41,7 +41,7 @@ class DeclareCommand:
 
     def __init__(self, default_loop: EventLoop = "trio") -> None:
         self.default_loop: EventLoop = default_loop
-        self.known: dict[str, OwnCommand] = {}
+        self.known: dict[str, CommandFunction] = {}
 
     @overload
     def __call__(self, function: F, /) -> F: ...
@@ -83,19 +83,19 @@ class DeclareCommand:
             raise Misconfigured(f"command {name!r}: a name has small letters, digits and -")
         if name in RESERVED_COMMANDS:
             raise Misconfigured(f"command {name!r}: all workers have one of that name; take another")
-        own = OwnCommand(function, choose_kind(function, loop, self.default_loop, f"command {name!r}"))
+        own = CommandFunction(function, choose_kind(function, loop, self.default_loop, f"command {name!r}"))
         if self.known.setdefault(name, own).function is not function:
             raise Misconfigured(f"two commands are named {name!r}")
 
 
 def make_own_handlers(
-    known: Mapping[str, OwnCommand], call_on_asyncio: CallOnAsyncio
+    known: Mapping[str, CommandFunction], call_on_asyncio: CallOnAsyncio
 ) -> dict[str, OwnCommandHandler]:
     """Return the handlers of own commands, by name."""
     return {name: _handler(name, own, call_on_asyncio) for name, own in known.items()}
 
 
-def _handler(name: str, own: OwnCommand, call_on_asyncio: CallOnAsyncio) -> OwnCommandHandler:
+def _handler(name: str, own: CommandFunction, call_on_asyncio: CallOnAsyncio) -> OwnCommandHandler:
     async def handle(parameters: Mapping[str, Any]) -> object:
         try:
             inspect.signature(own.function).bind(**parameters)

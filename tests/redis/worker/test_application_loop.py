@@ -226,13 +226,21 @@ async def test_steps_of_a_scheduler_run_on_the_applications_loop(url: str, app_n
     app.close()
 
 
-async def test_checks_commands_and_limit_rules_run_on_the_applications_loop(url: str, app_name: str) -> None:
-    app = on_asyncio(url, app_name)
+async def use_library(name: str) -> None:
+    """Do what needs asyncio, and note where the caller runs."""
+    await asyncio.sleep(0)
+    await asyncio.to_thread(note, f"thread of {name}")
+    note(name)
 
-    async def use_library(name: str) -> None:
-        await asyncio.sleep(0)
-        await asyncio.to_thread(note, f"thread of {name}")
-        note(name)
+
+async def use_trio(name: str) -> None:
+    """The same for Trio."""
+    await trio.lowlevel.checkpoint()
+    note(f"{name} on Trio")
+
+
+def declare_checks(app: App) -> None:
+    """Declare checks on both loops, and tasks that are checks."""
 
     @app.health_check
     async def check() -> None:
@@ -240,8 +248,7 @@ async def test_checks_commands_and_limit_rules_run_on_the_applications_loop(url:
 
     @app.health_check(loop="trio")
     async def check_on_trio() -> None:
-        await trio.lowlevel.checkpoint()
-        note("check on Trio")
+        await use_trio("check")
 
     @app.task
     async def ping() -> None:
@@ -249,11 +256,14 @@ async def test_checks_commands_and_limit_rules_run_on_the_applications_loop(url:
 
     @app.task(loop="trio")
     async def ping_on_trio() -> None:
-        await trio.lowlevel.checkpoint()
-        note("task as a check on Trio")
+        await use_trio("task as a check")
 
     check.subscribe(ping)
     check.subscribe(ping_on_trio)
+
+
+def declare_commands_and_rules(app: App) -> None:
+    """Declare commands and limit rules on both loops."""
 
     @app.command
     async def count(to: int) -> int:
@@ -262,8 +272,7 @@ async def test_checks_commands_and_limit_rules_run_on_the_applications_loop(url:
 
     @app.command(loop="trio")
     async def count_on_trio() -> None:
-        await trio.lowlevel.checkpoint()
-        note("command on Trio")
+        await use_trio("command")
 
     @app.limit_rule
     async def rule(_snapshot: object) -> None:
@@ -271,9 +280,13 @@ async def test_checks_commands_and_limit_rules_run_on_the_applications_loop(url:
 
     @app.limit_rule(loop="trio")
     async def rule_on_trio(_snapshot: object) -> None:
-        await trio.lowlevel.checkpoint()
-        note("rule on Trio")
+        await use_trio("rule")
 
+
+async def test_checks_commands_and_limit_rules_run_on_the_applications_loop(url: str, app_name: str) -> None:
+    app = on_asyncio(url, app_name)
+    declare_checks(app)
+    declare_commands_and_rules(app)
     async with working(app, name="one"), working(app, page=SCHEDULER, name="two"):
         (reply,) = await app.control.asend("count", {"to": 6}, to="one")
         assert reply.answer == 7
