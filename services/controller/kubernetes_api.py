@@ -25,6 +25,8 @@ SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Where a pod finds its token, the namespace and the authority of the API's certificate."""
 REQUEST_TIMEOUT = 10.0
 """Seconds that one attempt may take."""
+STATUS_TIMEOUT = 2.0
+"""Seconds in which a process must report its status."""
 ATTEMPTS = 5
 """Attempts of one request."""
 MAX_DELAY = 5.0
@@ -205,6 +207,14 @@ class KubernetesApi:
             if attempt < ATTEMPTS:
                 await trio.sleep(delay)
         raise KubernetesUnreachable(f"Kubernetes at {self._access.server} does not answer: {problem}")
+
+    async def read_status(self, url: str) -> str:
+        """Return the status that a process reports of itself at its readiness probe; "" if it does not answer."""
+        try:
+            response = await self._client.get(url, timeout=STATUS_TIMEOUT)
+            return str(dict(response.json()).get("status", ""))
+        except (httpx.HTTPError, ValueError, TypeError):
+            return ""
 
     async def watch(
         self, resource: str, *, selector: str, version: str, on_event: Callable[[str, dict[str, Any]], None]

@@ -49,6 +49,10 @@ MAX_PERIOD = 5.0
 """The most seconds between two of them."""
 CONFLICT_ATTEMPTS = 5
 """Attempts to change an object that something else changes, too."""
+STATUS_PERIOD = 5.0
+"""Seconds between two requests for the status of a member, at least."""
+STATUS_CONNECTIONS = 16
+"""Members that are asked for it at the same time."""
 SWEEP_DELAY = 60.0
 """Seconds after its end at which the Deployment of a member that nobody has started again is removed."""
 
@@ -149,6 +153,7 @@ class KubernetesMembers(Platform):
             await self._list_pods()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._report_states)
+                nursery.start_soon(self._report_statuses)
                 nursery.start_soon(self._settle_members)
                 task_status.started()
                 await self._watch()
@@ -267,12 +272,13 @@ class KubernetesMembers(Platform):
     async def _scale_to_zero(self, name: str) -> None:
         """Take a member's replica away, if it has a Deployment. Raises PlatformError."""
         resource = f"{DEPLOYMENTS}/{get_deployment_name(self._app, name)}"
+        has_pods = bool(self._members[name].pods)
         try:
             await self._api.call("PATCH", resource, body={"spec": {"replicas": 0}}, content_type=MERGE_PATCH)
         except KubernetesRefused as error:
             if error.status != 404:
                 raise
-        if not self._members[name].pods:
+        if not has_pods:  # else the end of a pod is reported, or was meanwhile
             await self._list_pods()
             if not self._members[name].pods:
                 self._report(Ended(name, "Kubernetes had made no pod for it"))
@@ -362,12 +368,30 @@ class KubernetesMembers(Platform):
                 elif pod is not None and pod.lost_node:
                     self._report(Unknown(name, f"its node {pod.lost_node} does not answer"))
                 elif pod is not None and pod.waiting and not pod.restarts:
-                    self._report(
-                        Unknown(name, pod.waiting)
-                    )  # it is not late: there is no node for it, or no image
+                    # It is not late: there is no node for it, or no image.
+                    self._report(Unknown(name, pod.waiting))
                 elif pod is not None and pod.state == "up":
                     self._report(Beat(name))
             self._wakes.set()
+
+    async def _report_statuses(self) -> None:
+        """Ask members that work for their status, in turn, so that it is shown, and canaries can be compared."""
+        while True:
+            pause = trio.current_time() + STATUS_PERIOD
+            members = [(name, state.pod) for name, state in self._members.items()]
+            urls = {name: pod.readiness_url for name, pod in members if pod is not None and pod.state == "up"}
+            places = trio.CapacityLimiter(STATUS_CONNECTIONS)
+
+            async def ask(name: str, url: str, places: trio.CapacityLimiter) -> None:
+                async with places:
+                    if status := await self._api.read_status(url):
+                        self._report(Beat(name, status))
+
+            async with trio.open_nursery() as nursery:
+                for name, url in urls.items():
+                    if url:
+                        nursery.start_soon(ask, name, url, places)
+            await trio.sleep_until(pause)
 
     async def _settle_members(self) -> None:
         """Take the replica of members that have ended by themselves, and remove Deployments that are not used."""

@@ -358,7 +358,7 @@ class StatusPort:
             return _refused(421, "this port is for this host: ask it by localhost or an address")
         make_response = {
             "/livez": lambda: _reported(self._process_status.get_liveness()),
-            "/readyz": lambda: _reported(self._process_status.get_readiness(blocked=blocked)),
+            "/readyz": lambda: self._report_readiness(blocked=blocked),
             "/metrics": lambda: make_metrics_response(
                 request, self._process_status.metric_families(blocked=blocked)
             ),
@@ -375,6 +375,12 @@ class StatusPort:
             return make_response()
         except Exception as error:  # of a source: the probe gets an answer, and the worker runs on
             return _refused(500, f"{type(error).__name__}: {error}")
+
+    def _report_readiness(self, *, blocked: bool) -> HttpResponse:
+        """Return the answer to /readyz, with the status line, which belongs to the event loop."""
+        report = self._process_status.get_readiness(blocked=blocked)
+        status = "" if blocked else self._process_status.format_summary()
+        return _reported(msgspec.structs.replace(report, status=status))
 
     def _is_misdirected(self, request: HttpRequest) -> bool:
         """Return whether a page of a web site may have made a request, where only this host is to be answered."""

@@ -58,6 +58,8 @@ class ProbeReport(msgspec.Struct, frozen=True):
     phase: str
     # Each condition by name: '' if it holds, else why not.
     conditions: Mapping[str, str]
+    # Its status in one line, as systemd shows it; "" on the path that does not have it.
+    status: str = ""
 
 
 class ProcessStatus:

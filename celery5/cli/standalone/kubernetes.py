@@ -250,8 +250,8 @@ def _to_yaml(made: "Sequence[Manifest]") -> str:
 
     Dumper.add_representer(Expression, represent)
     stream = io.StringIO()
-    dump_all: Any = yaml.dump_all
-    dump_all(made, stream, Dumper, sort_keys=False, allow_unicode=True, width=math.inf)
+    library: Any = yaml
+    library.dump_all(made, stream, Dumper, sort_keys=False, allow_unicode=True, width=math.inf)
     return re.sub(
         rf"!!int '{_MARK}(\d+)_'|{_MARK}(\d+)_",
         lambda found: expressions[int(found[1] or found[2])],

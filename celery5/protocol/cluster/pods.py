@@ -186,6 +186,8 @@ class PodStatus(msgspec.Struct, frozen=True, kw_only=True):
     waiting: str = ""
     # Its node when that does not answer.
     lost_node: str = ""
+    # Where it answers probes; "" while it has no address.
+    readiness_url: str = ""
 
     @property
     def state(self) -> State:
@@ -228,6 +230,7 @@ def read_pod(pod: Mapping[str, Any]) -> PodStatus:
         has_ended=bool(current.get("terminated")) or status.get("phase") in ("Failed", "Succeeded"),
         end=end,
         waiting=_read_waiting(_get_table(current, "waiting"), _get_table(conditions, "PodScheduled")),
+        readiness_url=_find_readiness_url(pod),
         lost_node=(_get_table(pod, "spec").get("nodeName") or "?") if is_lost else "",
     )
 
@@ -235,6 +238,18 @@ def read_pod(pod: Mapping[str, Any]) -> PodStatus:
 def read_member_name(item: Mapping[str, Any]) -> str:
     """Return the member of a pod or a Deployment; "" for none."""
     return str(_get_table(_get_table(item, "metadata"), "annotations").get(MEMBER_ANNOTATION, ""))
+
+
+def _find_readiness_url(pod: Mapping[str, Any]) -> str:
+    """Return the URL of a pod's readiness probe, which other pods can ask, too; "" while it has no address."""
+    address = str(_get_table(pod, "status").get("podIP") or "")
+    containers: Sequence[Mapping[str, Any]] = _get_table(pod, "spec").get("containers") or ()
+    ports: list[Mapping[str, Any]] = [
+        port for container in containers for port in container.get("ports") or ()
+    ]
+    port = next((port["containerPort"] for port in ports if port.get("name") == "status"), STATUS_PORT)
+    host = f"[{address}]" if ":" in address else address
+    return f"http://{host}:{port}/readyz" if address else ""
 
 
 def _get_table(item: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -131,14 +131,15 @@ class PrometheusRule(Strict, tag_field="kind", tag="PrometheusRule"):
 
 
 @cache
-def _get_validator(version: str, kind: str, api_version: str) -> Draft202012Validator:
+def _get_validator(version: str, kind: str, api_version: str) -> Any:
     """Return what checks one kind of object of a version of Kubernetes, and knows each of its fields."""
     folder = f"kubernetes-json-schema/v{version}.0-local-strict"
     group, _, number = api_version.rpartition("/")
     name = f"{kind.lower()}-{'-'.join(filter(None, (group.partition('.')[0], number)))}.json"
-    definitions = Resource.from_contents(_read(f"{folder}/_definitions.json"))
+    definitions: Any = Resource.from_contents(_read(f"{folder}/_definitions.json"))
     schema = _read(f"{folder}/{name}")
-    registry: Registry[Any] = definitions @ (Resource.from_contents(schema) @ Registry())
+    empty: Registry[Any] = Registry()
+    registry: Any = definitions @ (Resource.from_contents(schema) @ empty)
     return Draft202012Validator(schema, registry=registry)
 
 
@@ -155,5 +156,5 @@ def check_manifest(manifest: dict[str, Any]) -> None:
         return
     for release in RELEASES:
         _get_validator(release, kind, version).validate(manifest)
-    metadata = {"labels": {}, **manifest["metadata"]}
+    metadata: dict[str, Any] = {"labels": {}, **manifest["metadata"]}
     msgspec.convert({key: metadata[key] for key in ("name", "labels")}, Metadata)

@@ -139,6 +139,7 @@ def test_a_new_image_replaces_members_and_cuts_no_running_job(stall: App, tmp_pa
         machine.set_image("registry/stall:2")
         assert controller.tell("restart", "--wait", "60").code == 0
         assert machine.images() == {"registry/stall:2"}
+        until(lambda: controller.members()["worker-default-1"]["status"].startswith("ready; "))
         assert [result.get(timeout=60) for result in results] == list(range(12))
         assert read_done() == Counter({str(number): 1 for number in range(12)})
 

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from copy import deepcopy
-from typing import Any
+from typing import Any, cast
 from urllib.parse import parse_qsl, urlsplit
 
 import h11
@@ -46,6 +46,8 @@ class Kubernetes:
         self.nursery = nursery
         self.version = 100
         self.objects: dict[tuple[str, str], Manifest] = {}
+        # The template of each pod.
+        self.made_from: dict[str, Manifest] = {}
         # The changes that a watch can still be given: version, type, resource, object.
         self.history: list[tuple[int, str, str, Manifest]] = []
         self.forgotten = 0
@@ -116,20 +118,21 @@ class Kubernetes:
         template = deployment["spec"]["template"] if deployment else None
         wanted = deployment["spec"]["replicas"] if deployment else 0
         for pod in pods:
-            if not wanted or pod["spec"] != template["spec"]:  # type: ignore[index]
+            if not wanted or self.made_from[pod["metadata"]["name"]] != template:
                 self.remove_pod(pod["metadata"]["name"])
         active = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
-        old = [pod for pod in pods if pod["spec"] != (template or {}).get("spec")]
+        old = [pod for pod in pods if self.made_from[pod["metadata"]["name"]] != template]
         if wanted and not active and not old and template is not None:
-            pod = {
+            created: Manifest = {
                 "apiVersion": "v1",
                 "kind": "Pod",
                 "metadata": {**deepcopy(template["metadata"]), "name": f"{name}-{self.version:x}"},
                 "spec": deepcopy(template["spec"]),
                 "status": {"phase": "Pending"},
             }
-            self.create("pods", pod)
-            self.run_pod(pod["metadata"]["name"])
+            self.made_from[created["metadata"]["name"]] = deepcopy(template)
+            self.create("pods", created)
+            self.run_pod(created["metadata"]["name"])
 
     def remove_pod(self, name: str, grace: int | None = None) -> None:
         """Begin to remove a pod in order: its node sends SIGTERM, and SIGKILL after the grace period."""
@@ -150,7 +153,7 @@ class Kubernetes:
 
     def report_ready(self, name: str, *, restarts: int = 0, ready: bool = True) -> None:
         """Report that the container of a pod runs."""
-        status = {"name": "celery5", "state": {"running": {}}, "restartCount": restarts}
+        status: Manifest = {"name": "celery5", "state": {"running": {}}, "restartCount": restarts}
         ready_condition = {"type": "Ready", "status": str(ready)}
         self.report(name, phase="Running", conditions=[ready_condition], containerStatuses=[status])
 
@@ -342,7 +345,7 @@ async def read_request(
 async def send(stream: trio.SocketStream, connection: h11.Connection, *events: Any) -> None:
     """Send these parts of an answer."""
     for event in events:
-        data = connection.send(event)
+        data = cast("bytes | None", connection.send(event))
         if data:
             await stream.send_all(data)
 
@@ -351,13 +354,10 @@ def merge(item: Any, patch: Any) -> Any:
     """Return an object with a JSON merge patch (RFC 7396)."""
     if not isinstance(patch, dict):
         return patch
-    merged = dict(item) if isinstance(item, dict) else {}
-    for key, value in patch.items():
-        if value is None:
-            merged.pop(key, None)
-        else:
-            merged[key] = merge(merged.get(key), value)
-    return merged
+    merged: Manifest = {**item} if isinstance(item, dict) else {}
+    for key, value in cast("Manifest", patch).items():
+        merged[key] = merge(merged.get(key), value)
+    return {key: value for key, value in merged.items() if value is not None}
 
 
 def check_schema(item: Manifest, kind: str) -> None:
@@ -425,6 +425,10 @@ class Node:
             port = str(free.getsockname()[1])
         command[command.index("--status-port") + 1] = port
         command[command.index("--status-host") + 1] = "127.0.0.1"
+        self.cluster.report(name, podIP="127.0.0.1")
+        self.cluster.objects["pods", name]["spec"]["containers"][0]["ports"] = [
+            {"name": "status", "containerPort": int(port)}
+        ]
         environment = {**os.environ, **self.environment, **variables}
         process = self.processes[name] = await trio.lowlevel.open_process(command, env=environment)
         try:

@@ -4,18 +4,23 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
 from celery5.errors import PlatformError
+from celery5.logs.log import NullLog
 from celery5.protocol.cluster.description import Cluster, Group, build_members
 from celery5.protocol.cluster.manifests import CONTROLLER_RULES
 from celery5.protocol.cluster.members import Beat, Ended, Member, MemberEvent, Ready, State, Stopping, Unknown
 from celery5.protocol.cluster.pods import get_deployment_name
 from celery5.services.controller import kubernetes_api, kubernetes_members
 from celery5.services.controller.kubernetes_members import KubernetesMembers
+from celery5.services.health.status_port import StatusPort
+from celery5.services.health.vitals import ProcessStatus
 from tests.trio.cluster.kubernetes_there import NAMESPACE, Kubernetes, Manifest, Refused, kubernetes
+from tests.trio.health.test_status_port import free_port
 
 (MEMBER,) = build_members(Cluster(groups=(Group(kind="worker"),)))
 NAME = MEMBER.name
@@ -410,3 +415,40 @@ async def test_a_controller_needs_no_more_than_its_role(tmp_path: Path) -> None:
         scene.cluster.rules = ()
         with pytest.raises(PlatformError, match="Kubernetes refuses: 403 cannot get resource"):
             await scene.platform.start(MEMBER)
+
+
+async def test_the_status_of_a_pod_is_read_at_its_readiness_probe(
+    tmp_path: Path, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes_members, "STATUS_PERIOD", 0.05)
+    number, process = free_port(), ProcessStatus()
+    port = StatusPort(process_status=process, log=NullLog(), port=number, host="127.0.0.1")
+    await nursery.start(port.run)
+    async with scene_in(tmp_path) as scene:
+        pod = await scene.start()
+        scene.cluster.objects["pods", pod]["spec"]["containers"][0]["ports"] = [
+            {"name": "status", "containerPort": number}
+        ]
+        scene.cluster.report(pod, podIP="127.0.0.1")
+        await scene.until(lambda: Beat(NAME, process.format_summary()) in scene.events)
+    nursery.cancel_scope.cancel()
+
+
+async def test_an_end_is_reported_once_however_soon_the_pod_is_gone(tmp_path: Path) -> None:
+    async with scene_in(tmp_path) as scene:
+        pod = await scene.start()
+        answer = scene.cluster.answer
+
+        def answer_late(method: str, *rest: Any) -> Manifest:
+            answered = answer(method, *rest)
+            if method == "PATCH" and ("pods", pod) in scene.cluster.objects:
+                scene.cluster.report_gone(pod)
+                raise Refused(503, "ServiceUnavailable", headers={"Retry-After": "1"})
+            return answered
+
+        scene.cluster.answer = answer_late  # type: ignore[method-assign,assignment]
+        with trio.fail_after(20):
+            await scene.platform.stop(NAME)
+        await scene.heard_of(Ended)
+        await scene.platform.living()
+        assert len([event for event in scene.events if isinstance(event, Ended)]) == 1
