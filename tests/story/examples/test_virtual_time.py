@@ -101,6 +101,22 @@ def start(shop: Shop, url: str) -> Iterator[Callable[[], VirtualClock]]:
         context.__exit__(None, None, None)
 
 
+def test_a_run_that_a_signal_has_ended_is_not_looked_at_again(
+    shop: Shop, start: Callable[[], VirtualClock]
+) -> None:
+    @shop.app.workflow(deadline=DAY)
+    def ask(flow: Flow) -> None:
+        flow.wait_for("answer")
+
+    clock = start()
+    run = ask.start()
+    clock.wait_until_idle()
+    run.signal("answer")
+    assert shop.app.workflows.list_runs(live_only=True) == []
+    clock.advance(2 * DAY)
+    assert run.status().state is RunState.SUCCESS
+
+
 def test_a_sleep_ends_to_the_millisecond_and_no_sooner(shop: Shop, start: Callable[[], VirtualClock]) -> None:
     @shop.app.workflow
     def nap(flow: Flow) -> str:

@@ -226,7 +226,7 @@ function handlers.signal(id, name, value, signal_id)
       wake_no_more(run, n)
       succeed(run, n, node_of(run, n), 0, value)
       work_on(run)
-      look_at(run)
+      if get(run, 'state') == LIVE then look_at(run) end
       return 1
     end
   end
