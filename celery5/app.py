@@ -294,6 +294,16 @@ class App:
         self._own_middleware += check_middleware([middleware])
         self.__dict__.pop("middleware", None)
 
+    @contextmanager
+    def with_middleware(self, middleware: Middleware) -> Generator[None, None, None]:
+        """Add middleware, inside of that which there is, for what is sent and which workers start within this block."""
+        self.add_middleware(middleware)
+        try:
+            yield
+        finally:
+            self._own_middleware.remove(middleware)
+            self.__dict__.pop("middleware", None)
+
     @lazy_property
     def configuration(self) -> "Configuration | None":
         """The source of settings besides code and the environment. Raises Misconfigured."""

@@ -78,6 +78,10 @@ class NotRecorded(CeleryError):
     """A test called what needs a broker, where `celery5.testing.recorded` is in force, which opens no connection."""
 
 
+class RunWaits(CeleryError):
+    """In a test with `celery5.testing.in_memory` a workflow waits for what was not sent, and nothing else is left."""
+
+
 class BlockingInEventLoop(CeleryError):
     """A blocking call was made inside a running event loop. The message names the call to await instead."""
 

@@ -174,7 +174,7 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
         "imports": 'App("shop", include=["shop.**.tasks"])',
         "worker_max_tasks_per_child": "max_jobs",
         "worker_max_memory_per_child": "max_memory",
-        "task_always_eager": "celery5.testing: recorded(app) keeps what a test sends, and its run() runs it",
+        "task_always_eager": "celery5.testing: in_memory(app) keeps what a test sends, and its run() runs it",
         "enable_utc": "timezone; datetimes carry their time zone",
         **dict.fromkeys(
             (

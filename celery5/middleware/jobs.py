@@ -103,6 +103,11 @@ class OutgoingJob:
         return msgspec.structs.replace(self._job, message=add_headers(self._job.message, self._headers))
 
 
+def get_sent_job(outgoing: OutgoingJob) -> Job:
+    """Return the job that is being sent, with its arguments, which middleware does not see. For the testing kit."""
+    return outgoing.make_job()
+
+
 class SendingBatch:
     """What is sent in one step: one job for `delay`, many for `send_many`."""
 
@@ -230,6 +235,14 @@ class IncomingJob(msgspec.Struct, eq=False):
     def note_error(self, error: BaseException) -> None:
         """Note what the task has raised."""
         self._exception = error
+
+
+def get_command(job: IncomingJob) -> Command | None:
+    """Return the message of a job, with its arguments, which middleware does not see. For the testing kit.
+
+    None when it is unreadable.
+    """
+    return job._delivery.command  # pyright: ignore[reportPrivateUsage]
 
 
 def _get_headers(command: Command) -> Mapping[str, str]:

@@ -154,10 +154,13 @@ def _remove(server: EmbeddedServer) -> None:
 
 
 @asynccontextmanager
-async def run_in_background(app: App, options: ServeOptions) -> AsyncGenerator[trio.Event, None]:
+async def run_in_background(
+    app: App, options: ServeOptions, *, with_schedules: bool = True
+) -> AsyncGenerator[trio.Event, None]:
     """Run a worker for `app` in this Trio run: it is up when the block begins, and stops in order when it ends.
 
-    The application must have a broker (`provide_broker`). Yields the event that a burst sets when all is done.
+    The application must have a broker (`provide_broker`). Yields the event that a burst sets when all is done. Without
+    schedules there is no Scheduler.
     """
     worker_options = WorkerOptions(
         queues=options.queues,
@@ -170,6 +173,8 @@ async def run_in_background(app: App, options: ServeOptions) -> AsyncGenerator[t
     done = trio.Event()
     async with trio.open_nursery() as nursery:
         for companion in find_companions(app):
+            if companion is SCHEDULER and not with_schedules:
+                continue
             await nursery.start(partial(run_companion, companion, app, None, lambda: None))
         await nursery.start(partial(worker.run, app, worker_options, log=log, done=done))
         try:

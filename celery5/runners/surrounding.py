@@ -1,6 +1,6 @@
 """Call functions of the application inside of blocks where they run: in a thread, a task of a loop, or a box."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from contextvars import ContextVar
 from functools import partial
@@ -22,6 +22,9 @@ class FunctionCall(msgspec.Struct, frozen=True):
     is_boxed: bool
     # None for what is no task: processors, timers, health checks, sinks and the like.
     job: CurrentJob | None
+    # What it is called with.
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = {}
 
 
 CallHook = Callable[[FunctionCall], CallBlock]
@@ -61,7 +64,8 @@ def _call(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    call, entered = FunctionCall(kind, is_boxed, CURRENT_JOB.get()), list[AbstractContextManager[Any]]()
+    call = FunctionCall(kind, is_boxed, CURRENT_JOB.get(), args, kwargs)
+    entered = list[AbstractContextManager[Any]]()
     try:
         for hook in hooks:
             block = hook(call)
@@ -103,7 +107,7 @@ async def _call_async(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    call, entered = FunctionCall(kind, is_boxed, CURRENT_JOB.get()), list[Any]()
+    call, entered = FunctionCall(kind, is_boxed, CURRENT_JOB.get(), args, kwargs), list[Any]()
     try:
         for hook in hooks:
             block: Any = hook(call)

@@ -7,9 +7,10 @@ there are slots, a thread goes on with the next one by itself.
 
 import math
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from contextvars import Context, copy_context
+from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Lock
 from typing import Any, Generic, TypeVar
@@ -17,6 +18,9 @@ from typing import Any, Generic, TypeVar
 import trio
 
 T = TypeVar("T")
+
+Execute = Callable[[Callable[[], Any]], Any]
+"""Makes a call in another thread, and returns or raises what it does."""
 
 IDLE_TIMEOUT = 10.0
 """Seconds for which a thread waits for a call before it ends."""
@@ -75,11 +79,30 @@ class ThreadCall(Generic[T]):
         return True
 
     def make(self) -> None:
-        """Call the function, in its thread."""
+        """Call the function, in its thread, or in the one that is lent."""
         try:
-            self.result = self.context.run(self.function)
+            if _LENT:
+                self.result = _LENT[-1](partial(self.context.run, self.function))
+            else:
+                self.result = self.context.run(self.function)
         except BaseException as error:
             self.error = error
+
+
+_LENT: list[Execute] = []
+
+
+@contextmanager
+def lent_thread(execute: Execute) -> Generator[None, None, None]:
+    """Have the calls of all pools made by `execute` while the block lasts: in the thread of a test.
+
+    There `trio.from_thread` does not work.
+    """
+    _LENT.append(execute)
+    try:
+        yield
+    finally:
+        _LENT.remove(execute)
 
 
 class _Waiter:

@@ -5,7 +5,7 @@ server, and in this process. A worker's lease and the timeouts of connections go
 """
 
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from celery5.app import App
@@ -36,10 +36,13 @@ PAGE = 500
 class VirtualClock:
     """The time by which jobs, runs and schedules of an application go while `virtual_time` lasts."""
 
-    def __init__(self, app: App, redis: BlockingRedis, now: int) -> None:
+    def __init__(
+        self, app: App, redis: BlockingRedis, now: int, pause: Callable[[float], object] = time.sleep
+    ) -> None:
         self._app = app
         self._redis = redis
         self._now = now
+        self._pause = pause
 
     @property
     def now(self) -> float:
@@ -73,6 +76,25 @@ class VirtualClock:
         self._set(end)
         self._wait_until_idle()
 
+    def advance_to_end(self, check: Callable[[int], None]) -> None:
+        """Let time pass until nothing is left that falls due, but schedules, which have no end.
+
+        Args:
+            check: Called with each next time, in ms since 1970, before it comes; it may raise.
+
+        Raises:
+            TimeoutError: As `advance`.
+        """
+        for _ in range(MAX_STEPS):
+            next_due = self._wait_until_idle(with_schedules=False).next_due
+            if next_due is None:
+                return
+            check(next_due)
+            self._set(next_due)
+        raise Misconfigured(
+            f"something fell due {MAX_STEPS} times: does a task send itself again, or does a run wait in a loop?"
+        )
+
     def wait_until_idle(self) -> None:
         """Wait until no job is on a queue or runs, and nothing else is left to do at this time.
 
@@ -81,22 +103,25 @@ class VirtualClock:
         """
         self._wait_until_idle()
 
-    def _wait_until_idle(self) -> RemainingWork:
+    def _wait_until_idle(self, *, with_schedules: bool = True) -> RemainingWork:
         """Wait until nothing is left, and return when something falls due next."""
         end = time.monotonic() + STEP_LIMIT
         next_wake = time.monotonic() + WAKE_INTERVAL
-        while (remaining := self._measure()).queue:
+        while (remaining := self._measure(with_schedules=with_schedules)).queue:
             now = time.monotonic()
             if now > end:
                 raise TimeoutError(_describe(remaining))
             if now > next_wake:
                 next_wake = now + WAKE_INTERVAL
                 self._wake(self._list_queues())
-            time.sleep(LOOK_INTERVAL)
+            self._pause(LOOK_INTERVAL)
         return remaining
 
-    def _measure(self) -> RemainingWork:
-        return self._redis.perform(calls.find_remaining_work(self._app.keys, self._list_queues(), self._now))
+    def _measure(self, *, with_schedules: bool) -> RemainingWork:
+        call = calls.find_remaining_work(
+            self._app.keys, self._list_queues(), self._now, with_schedules=with_schedules
+        )
+        return self._redis.perform(call)
 
     def _list_queues(self) -> list[QueueKeys]:
         names = self._redis.perform(queue_calls.list_queues(self._app.keys))
@@ -131,8 +156,13 @@ class VirtualClock:
 
 
 @contextmanager
-def set_clock(app: App, url: str, start_time: float | None) -> Generator[VirtualClock, None, None]:
-    """Let time stand still for jobs on the server at `url`, and in this process, while the block lasts."""
+def set_clock(
+    app: App, url: str, start_time: float | None, pause: Callable[[float], object] = time.sleep
+) -> Generator[VirtualClock, None, None]:
+    """Let time stand still for jobs on the server at `url`, and in this process, while the block lasts.
+
+    The clock calls `pause` with the seconds between two looks at what is left.
+    """
     if WALL_CLOCK.is_virtual:
         raise Misconfigured("virtual_time is in force already: a process has one clock")
     redis = BlockingRedis(Endpoint.from_url(url))
@@ -143,7 +173,7 @@ def set_clock(app: App, url: str, start_time: float | None) -> Generator[Virtual
         redis.perform(calls.set_virtual_time(now))
         WALL_CLOCK.set_virtual_time(now / 1000)
         try:
-            yield VirtualClock(app, redis, now)
+            yield VirtualClock(app, redis, now, pause)
         finally:
             WALL_CLOCK.set_virtual_time(None)
             redis.perform(calls.end_virtual_time())

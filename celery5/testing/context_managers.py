@@ -1,16 +1,13 @@
 """The context managers of the testing kit: record what is sent, run a worker in this process, run code as a job."""
 
-import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import (
-    AbstractAsyncContextManager,
     AbstractContextManager,
     asynccontextmanager,
     contextmanager,
-    suppress,
 )
 from inspect import Parameter, Signature
-from typing import Any, TypeVar
+from typing import Any
 
 import trio
 
@@ -37,14 +34,10 @@ from celery5.services.process.step_status import StepStatus
 from celery5.streams.operations import erase_streams
 from celery5.tasks.resources import Resource
 from celery5.tasks.task import Task
+from celery5.testing.background_trio import in_thread
 from celery5.testing.clock import VirtualClock, set_clock
 from celery5.testing.recording import Recorded, refuse_unrecorded
 from celery5.testing.virtual_loop import unwrap
-
-START_LIMIT = 30.0
-"""Seconds that a worker, or the boot steps, may take to come up."""
-
-T = TypeVar("T")
 
 
 @contextmanager
@@ -102,7 +95,7 @@ def running_worker(app: App, *, broker: str = "", queues: tuple[str, ...] = ()) 
         app.use_broker(url)
         try:
             app.load()
-            with _in_thread(lambda: run_in_background(app, ServeOptions(queues=queues)), "worker"):
+            with in_thread(lambda: run_in_background(app, ServeOptions(queues=queues)), "worker"):
                 yield url
             _erase(app)
         finally:
@@ -188,7 +181,7 @@ async def arunning_steps(app: App) -> AsyncGenerator[Mapping[str, Any], None]:
 @contextmanager
 def running_steps(app: App) -> Generator[Mapping[str, Any], None, None]:
     """`arunning_steps` for plain Python: the steps run in a thread. What belongs to their event loop stays there."""
-    with _in_thread(lambda: arunning_steps(app), "boot steps") as values:
+    with in_thread(lambda: arunning_steps(app), "boot steps") as values:
         yield values
 
 
@@ -231,44 +224,3 @@ def _erase(app: App) -> None:
     run_blocking(erase_streams(app, BlockingDriverAdapter(app.connections.get_blocking_driver())))
     for call in erase_app(app.keys, queues):
         app.perform(call)
-
-
-@contextmanager
-def _in_thread(
-    open_context: Callable[[], AbstractAsyncContextManager[T]], what: str
-) -> Generator[T, None, None]:
-    """Hold an asynchronous context manager open in a Trio run in a thread. Raises the errors that it raises."""
-    ready, values, errors = threading.Event(), list[T](), list[BaseException]()
-    tokens: list[trio.lowlevel.TrioToken] = []
-    stopping = trio.Event()
-
-    async def hold() -> None:
-        async with open_context() as value:
-            values.append(value)
-            tokens.append(trio.lowlevel.current_trio_token())
-            ready.set()
-            await stopping.wait()
-
-    def run() -> None:
-        try:
-            trio.run(hold)
-        except BaseException as error:  # raised again below, in the caller's thread
-            errors.append(unwrap(error))
-        finally:
-            ready.set()
-
-    thread = threading.Thread(target=run, name=f"celery5 {what}", daemon=True)
-    thread.start()
-    if not ready.wait(START_LIMIT):
-        raise TimeoutError(f"the {what} did not come up within {START_LIMIT:g} s")
-    if not values:
-        thread.join()
-        raise errors[0]
-    try:
-        yield values[0]
-    finally:
-        with suppress(trio.RunFinishedError):
-            tokens[0].run_sync_soon(stopping.set)
-        thread.join()
-    if errors:
-        raise errors[0]

@@ -13,7 +13,7 @@ import pytest
 if TYPE_CHECKING:
     from celery5.app import App
     from celery5.tasks import Resource
-    from celery5.testing import Recorded, VirtualClock
+    from celery5.testing import InMemoryWorker, Recorded, VirtualClock
 
 
 @pytest.fixture(scope="session")
@@ -47,6 +47,19 @@ def celery5_virtual_time(celery5_broker: str) -> "Generator[Callable[[App], Virt
 
         def start(app: "App") -> "VirtualClock":
             return stack.enter_context(virtual_time(app, broker=celery5_broker))
+
+        yield start
+
+
+@pytest.fixture
+def celery5_in_memory() -> "Generator[Callable[[App], InMemoryWorker], None, None]":
+    """Return a function that keeps what an application sends in this process until the test ends, and runs it."""
+    from celery5.testing import in_memory
+
+    with ExitStack() as stack:
+
+        def start(app: "App") -> "InMemoryWorker":
+            return stack.enter_context(in_memory(app))
 
         yield start
 

@@ -4,9 +4,6 @@ import asyncio
 import contextvars
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from inspect import signature
 from types import FrameType
 from typing import Any
 
@@ -14,71 +11,29 @@ import trio
 
 from celery5.app import App
 from celery5.broker.colour import current_colour
-from celery5.broker.keys import EVENTS
 from celery5.errors import Misconfigured, NotRecorded
-from celery5.events.event import Event, get_event_declaration
-from celery5.protocol.events.messages import EventMessage, make_event_job, parse_event
+from celery5.protocol.events.messages import make_event_job
 from celery5.protocol.job.arguments import encode_value
-from celery5.protocol.job.job import Job
 from celery5.protocol.job.messages import read_command
 from celery5.runners.context import CURRENT_JOB, CurrentJob
-from celery5.tasks.task import Task
+from celery5.testing.sent_messages import SentJob, SentMessages, make_sent_job
 
 PACKAGE = __name__.partition(".")[0]
 MAX_JOBS = 10_000
 """The most jobs that one `run` runs: tasks that send each other would run without end."""
 
 
-@dataclass(frozen=True)
-class SentJob:
-    """A job that was sent while `recorded` was in force."""
-
-    id: str
-    # The task's name.
-    task: str
-    queue: str
-    # Its arguments by the names of the parameters, converted as a worker would; defaults are left out.
-    arguments: dict[str, Any]
-    # Seconds from the sending until it is due, None for at once.
-    countdown: float | None
-    priority: str
-    # The `key` option; '' without one.
-    key: str
-    # The job itself, as it would have been published.
-    job: Job
-
-
-class Recorded:
-    """What an application has sent. Jobs come in the order in which they were sent, and so do events."""
+class Recorded(SentMessages):
+    """What an application has sent while `recorded` was in force, instead of publishing it."""
 
     def __init__(self, app: App) -> None:
-        self._app = app
-        self.jobs: list[SentJob] = []
-        self.events: list[EventMessage] = []
+        super().__init__(app)
         self._run_count = 0
         self._routed_count = 0
 
-    def record(self, jobs: Sequence[Job]) -> None:
-        """Record these."""
-        for job in jobs:
-            if job.queue == EVENTS:
-                self.events.append(parse_event(job.message))
-            else:
-                self.jobs.append(_make_sent_job(self._app, job))
-
-    def jobs_of(self, task: Task[..., Any]) -> list[SentJob]:
-        """Return the jobs of one task."""
-        return [job for job in self.jobs if job.task == task.name]
-
-    def events_of(self, kind: Any) -> list[Event]:
-        """Return the events of one class, as instances of it."""
-        declared = get_event_declaration(kind)
-        return [declared.parse_event(event.fields) for event in self.events if event.event == declared.name]
-
     def clear(self) -> None:
         """Remove all recorded jobs and events."""
-        self.jobs.clear()
-        self.events.clear()
+        super().clear()
         self._run_count = self._routed_count = 0
 
     def run(self) -> list[Any]:
@@ -111,7 +66,7 @@ class Recorded:
             for subscription in self._app.events.group_subscriptions().get(self._app.name, []):
                 if event.subject in subscription.subjects:
                     self.jobs.append(
-                        _make_sent_job(self._app, make_event_job(event, subscription, now=time.time()))
+                        make_sent_job(self._app, make_event_job(event, subscription, now=time.time()))
                     )
 
 
@@ -125,7 +80,7 @@ def refuse_unrecorded() -> None:
     raise NotRecorded(
         f"{_find_called(sys._getframe(1))} needs a broker, and recorded(app) opens no connection: "  # pyright: ignore[reportPrivateUsage]
         "it keeps jobs and events that are sent, whose run() returns the results; test everything else with "
-        "running_worker(app)"
+        "in_memory(app)"
     )
 
 
@@ -136,16 +91,6 @@ def _find_called(frame: FrameType | None) -> str:
         name = frame.f_code.co_qualname
         frame = frame.f_back
     return f"{name}()" if name and not name.startswith("_") and "<" not in name else "this"
-
-
-def _make_sent_job(app: App, job: Job) -> SentJob:
-    command, task = read_command(job.message), app.tasks[job.task]
-    args, kwargs = task.parameters.decode(command.args, command.kwargs)
-    arguments = dict(signature(task.function).bind(*args, **kwargs).arguments)
-    due = None
-    if job.at:
-        due = int(job.at) / 1000 - (0.0 if job.at.startswith("+") else command.sent)
-    return SentJob(job.id, job.task, job.queue, arguments, due, command.priority, command.key, job)
 
 
 def _run_job(app: App, sent: SentJob) -> Any:

@@ -5,7 +5,7 @@ from django.test import TestCase, TransactionTestCase
 from celery5.contrib.django import get_app
 from celery5.examples.django_shop.models import Order
 from celery5.examples.django_shop.tasks import count_orders, send_receipt
-from celery5.testing import recorded, running_worker
+from celery5.testing import in_memory, recorded, running_worker
 
 
 class PlacingOrders(TestCase):
@@ -24,6 +24,21 @@ class PlacingOrders(TestCase):
                 order = self.client.post("/orders/", {"customer": "bob"}).json()["order"]
             assert sent.run() == ["receipt for bob"]
         assert Order.objects.get(pk=order).receipt == "receipt for bob"
+
+    def test_a_worker_in_this_test_writes_the_receipt_in_its_transaction(self) -> None:
+        with in_memory(get_app()) as jobs:
+            with self.captureOnCommitCallbacks(execute=True):
+                order = self.client.post("/orders/", {"customer": "eve"}).json()["order"]
+            jobs.run()
+            jobs.assert_ran(send_receipt, order, attempts=1)
+        assert Order.objects.get(pk=order).receipt == "receipt for eve"
+
+    def test_a_receipt_of_no_order_fails_the_test_as_it_is(self) -> None:
+        with in_memory(get_app()) as jobs:
+            send_receipt.options(max_retries=2).delay(404)
+            with self.assertRaisesMessage(Order.DoesNotExist, "Order"):
+                jobs.run()
+            jobs.assert_ran(send_receipt, 404, attempts=3)
 
     def test_a_refused_order_sends_nothing(self) -> None:
         with recorded(get_app()) as sent, self.captureOnCommitCallbacks(execute=True):

@@ -188,7 +188,7 @@ def test_no_hint_says_nothing_of_what_celery5_has(thing: NameKind) -> None:
         ("command", "purge", "celery5 queue purge QUEUE"),
         ("command", "call", "celery5 task send TASK"),
         ("control", "purge", 'app.empty("mail")'),
-        ("setting", "task_always_eager", "celery5.testing: recorded(app)"),
+        ("setting", "task_always_eager", "celery5.testing: in_memory(app)"),
     ],
 )
 def test_a_hint_names_what_celery5_has_by_another_name(thing: NameKind, name: str, answer: str) -> None:
@@ -209,7 +209,7 @@ ANSWERS = {
     "celery -A shop inspect registered": "celery5 -A shop task list",
     "a.s(1) \\| b.si(2)": "a.s(1) >> b.s(2)",
     "apply_async(link=, link_error=)": "add.s(2, 2) \\| next.s()`; `add.options(on_failure=task)",
-    "task_always_eager": "recorded(app)",
+    "task_always_eager": "in_memory(app)",
     "worker --purge": "celery5 -A shop queue purge QUEUE",
     "celery -A shop purge": "celery5 -A shop queue purge QUEUE",
     "app.control.purge()": "app.empty(",

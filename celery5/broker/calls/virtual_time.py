@@ -49,9 +49,13 @@ def end_virtual_time() -> Call[int]:
     return Call(("DEL", VIRTUAL_TIME), int, repeatable=True)
 
 
-def find_remaining_work(keys: Keys, queues: Sequence[QueueKeys], now: int) -> Call[RemainingWork]:
-    """Return what is left to do at a time, and when the next thing falls due."""
-    named = tuple([key for queue in queues for key in _list_parts(keys, queue)])
+def find_remaining_work(
+    keys: Keys, queues: Sequence[QueueKeys], now: int, *, with_schedules: bool = True
+) -> Call[RemainingWork]:
+    """Return what is left to do at a time, and when the next thing falls due: with those of schedules, or without."""
+    named = tuple(
+        [key for queue in queues for key in _list_parts(keys, queue, with_schedules=with_schedules)]
+    )
 
     def read(raw: Any) -> RemainingWork:
         busy, message, next_due = int(raw[0]), msgspec.convert(raw[1], bytes), decode_text(raw[2])
@@ -66,14 +70,14 @@ def find_remaining_work(keys: Keys, queues: Sequence[QueueKeys], now: int) -> Ca
     return script_call(FIND_REMAINING_WORK, named, (now,), read, repeatable=True)
 
 
-def _list_parts(keys: Keys, queue: QueueKeys) -> tuple[str, ...]:
+def _list_parts(keys: Keys, queue: QueueKeys, *, with_schedules: bool) -> tuple[str, ...]:
     return (
         *queue.streams,
         queue.run_records,
         queue.run_outbox,
         queue.limited_counts,
         queue.due,
-        keys.schedule_times(queue.queue),
+        keys.schedule_times(queue.queue if with_schedules else ""),
         queue.live_runs,
         queue.run_prefix,
     )

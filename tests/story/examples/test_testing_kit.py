@@ -247,7 +247,7 @@ def test_the_tests_that_the_guide_shows_pass(tmp_path: Path) -> None:
     ended = subprocess.run(
         run, env=environment(), cwd=tmp_path, capture_output=True, text=True, timeout=90, check=False
     )
-    assert "2 passed" in ended.stdout, ended.stdout + ended.stderr
+    assert "3 passed" in ended.stdout, ended.stdout + ended.stderr
 
 
 def test_the_fixtures_have_an_entry_point_and_load_nothing_before_they_are_used(tmp_path: Path) -> None:
