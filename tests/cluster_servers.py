@@ -6,7 +6,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -80,8 +80,8 @@ class ClusterNode:
     def knows_all_slots(self) -> bool:
         """Return whether it knows the owner of each slot, and says that the cluster works."""
         with suppress(redis.RedisError):
-            fields = self.client.execute_command("CLUSTER", "INFO")
-            fields = fields if isinstance(fields, dict) else _parse_info(str(fields))
+            raw = self.client.execute_command("CLUSTER", "INFO")
+            fields: dict[str, str] = raw if hasattr(raw, "keys") else _parse_info(str(raw))
             return int(fields["cluster_slots_ok"]) == SLOTS and fields["cluster_state"] == "ok"
         return False
 
@@ -186,15 +186,15 @@ class TestCluster:
     def _ask_slots(self) -> Sequence[Any]:
         for node in self.nodes:
             with suppress(redis.RedisError):
-                found = node.client.execute_command("CLUSTER", "SLOTS")
-                return found if isinstance(found, list) else _as_entries(found)
+                found: Any = node.client.execute_command("CLUSTER", "SLOTS")
+                return _as_entries(found) if hasattr(found, "items") else found
         return []
 
 
 @contextmanager
 def running_cluster(
     binary: str | None, *, primaries: int = 3, node_timeout_ms: int = 1000
-) -> Iterator[TestCluster]:
+) -> Generator[TestCluster, None, None]:
     """Run a cluster during the block."""
     folder = Path(tempfile.mkdtemp(prefix="c5-cluster-", dir="/tmp"))
     cluster = TestCluster(find_binary(binary), folder, primaries=primaries, node_timeout_ms=node_timeout_ms)
