@@ -38,6 +38,7 @@ async def test_a_job_whose_outcome_redis_has_lost_runs_again_and_is_counted(
                     redis_client.client_kill_filter(_id=client["id"])
             await until(lambda: runs == [7, 7])
             await until(lambda: redis_client.exists(keys.result(sent.id)) == 1)
+            await until(lambda: bool(lines.of("consumer:settlements-lost")))
             (event,) = lines.of("consumer:settlements-lost")
             assert (event["count"], event["level"]) == (1, "warning")
             assert not lines.of("consumer:jobs-recovered")
