@@ -148,8 +148,8 @@ class HealthCheck:
         own = _get_check_function(function, self.name)
         if self.loop == "asyncio" and not _is_async(own):
             raise Misconfigured(f"health check {self.name} is not async: loop='asyncio' is for async def")
-        kind: object = getattr(function, "kind", "")
-        if kind == "trio" or kind == "asyncio":
+        kind: Any = getattr(function, "kind", "")
+        if kind in ("trio", "asyncio"):
             self._task_loops[id(own)] = kind
         self.functions.append(own)
         return function

@@ -1,5 +1,6 @@
 """How a project tests what it sends: `manage.py test celery5.examples.django_shop`. None of these needs a broker."""
 
+from django.core.exceptions import ObjectDoesNotExist
 from django.test import TestCase, TransactionTestCase
 
 from celery5.contrib.django import get_app
@@ -36,7 +37,7 @@ class PlacingOrders(TestCase):
     def test_a_receipt_of_no_order_fails_the_test_as_it_is(self) -> None:
         with in_memory(get_app()) as jobs:
             send_receipt.options(max_retries=2).delay(404)
-            with self.assertRaisesMessage(Order.DoesNotExist, "Order"):
+            with self.assertRaises(ObjectDoesNotExist):  # noqa: PT027  this is no test of pytest
                 jobs.run()
             jobs.assert_ran(send_receipt, 404, attempts=3)
 

@@ -205,7 +205,7 @@ def list_replicas(info: Mapping[str, str]) -> list[str]:
     """Return the addresses of the replicas that are connected, from the `INFO` of their primary."""
     found: list[str] = []
     for name, value in info.items():
-        fields = dict(part.partition("=")[::2] for part in value.split(",")) if "=" in value else {}
+        fields = {key: text for key, _, text in (part.partition("=") for part in value.split(","))}
         if re.fullmatch(r"slave\d+", name) and fields.get("state") == "online":
             found.append(f"{fields.get('ip', '')}:{fields.get('port', '')}")
     return found
