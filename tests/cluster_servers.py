@@ -156,14 +156,23 @@ class TestCluster:
     def migrate(self, key: str, target: ClusterNode) -> None:
         """Move the slot of a key to another primary, key by key, as `redis-cli --cluster reshard` does."""
         slot, source = self.find_slot(key), self.find_owner(key)
-        target.client.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", source.node_id)
-        source.client.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", target.node_id)
+        self.begin_migration(key, target)
         while keys := source.client.execute_command("CLUSTER", "GETKEYSINSLOT", slot, 10):
-            source.client.execute_command(
-                "MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "REPLACE", "KEYS", *keys
-            )
+            self.migrate_keys(keys, source, target)
         for node in (target, source, *self.primaries):
             node.client.execute_command("CLUSTER", "SETSLOT", slot, "NODE", target.node_id)
+
+    def begin_migration(self, key: str, target: ClusterNode) -> None:
+        """Declare that the slot of a key is on its way to another primary. All of its keys are where they were."""
+        slot, source = self.find_slot(key), self.find_owner(key)
+        target.client.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", source.node_id)
+        source.client.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", target.node_id)
+
+    def migrate_keys(self, keys: Sequence[str], source: ClusterNode, target: ClusterNode) -> None:
+        """Move keys of a slot that is on its way."""
+        source.client.execute_command(
+            "MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "REPLACE", "KEYS", *keys
+        )
 
     def scan_keys(self, pattern: str = "*") -> list[str]:
         """Return the keys of all primaries that match."""

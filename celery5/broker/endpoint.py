@@ -84,6 +84,14 @@ class Endpoint:
             return f"{self.found_through} (primary {node})"
         return f"{scheme}://{login}{node}/{self.db}"
 
+    @property
+    def masked_cluster_url(self) -> str:
+        """The URL, without the password, of the cluster of which this server is a node."""
+        node = ("host", 6379) if self.kind == "unix" else (self.host, self.port)
+        return replace(
+            self, kind="tls" if self.kind == "tls" else "tcp", topology="cluster", nodes=(node,)
+        ).masked_url
+
     def at_node(self, host: str, port: int) -> "Endpoint":
         """Return the endpoint of one node of this cluster."""
         return replace(self, topology="server", nodes=(), host=host, port=port, role="node")

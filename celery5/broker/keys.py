@@ -1,7 +1,7 @@
 """Keys: every key and channel of celery5 is made here, and nowhere else.
 
-All keys of a queue share one hash tag, and each script uses the keys of one. So a Redis Cluster could run each script
-on one node, if celery5 supported one. The table of types, owners and lifetimes is `docs/reference/keys.md`.
+All keys of a queue share one hash tag, and each script uses the keys of one. So a Redis Cluster can run each script on
+one node. The table of types, owners and lifetimes is `docs/reference/keys.md`.
 """
 
 import inspect
@@ -21,6 +21,11 @@ EVENTS = "{events}"
 """The queue of an application's events, which Routers consume. No task's queue can be named so."""
 VIRTUAL_TIME = "celery5:virtual-time"
 """STRING  the time in ms since 1970 that a test has set on its server, while `celery5.testing.virtual_time` lasts."""
+
+
+def get_absent_key(key: str) -> str:
+    """Return a key that never exists, with the hash tag of another one, and in the patterns of the same users."""
+    return f"{key[: key.find('}') + 1]}:absent"
 
 
 EXPIRES = "has a time to live, or is a channel, which holds nothing"

@@ -120,7 +120,7 @@ async def _dial_server(endpoint: Endpoint, within: float, *, resp: Resp) -> Asyn
             commands = build_hello(endpoint, resp=resp, name=NAME)
             await link.send(pack_commands(commands), within)
             answers = [await link.receive(within) for _ in commands]
-        link.greeting = parse_server_hello(answers, where=where, role=endpoint.role)
+        link.greeting = parse_server_hello(answers, endpoint)
     except BaseException as error:
         if link is not None:
             link.close()

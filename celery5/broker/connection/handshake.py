@@ -23,10 +23,7 @@ MIN_SERVER_VERSION = (6, 2)
 """Of Redis; every Valkey is new enough."""
 
 _UNSUPPORTED_MODES = {
-    b"cluster": (
-        "is part of a Redis Cluster: write redis+cluster://host:port,host:port with some of its nodes, "
-        "or rediss+cluster:// for TLS"
-    ),
+    b"cluster": "is part of a Redis Cluster: write {cluster_url}, with more of its nodes after commas",
     b"sentinel": (
         "is a Sentinel, which keeps no data; name the server that it watches, or ask it for that: "
         "redis+sentinel://host:port/service"
@@ -55,13 +52,12 @@ def build_hello(endpoint: Endpoint, *, resp: Resp, name: str) -> list[tuple[Word
     return commands
 
 
-def parse_server_hello(answers: Sequence[Any], *, where: str, role: Role = "any") -> ServerHello:
+def parse_server_hello(answers: Sequence[Any], endpoint: Endpoint) -> ServerHello:
     """Read the replies to `build_hello`.
 
     Args:
         answers: The replies.
-        where: The server, for people.
-        role: What it must be.
+        endpoint: The server, and what it must be.
 
     Raises:
         BrokerUnsupported: It is part of a Redis Cluster, and must not be, or the other way round; or a Sentinel.
@@ -70,13 +66,16 @@ def parse_server_hello(answers: Sequence[Any], *, where: str, role: Role = "any"
         BrokerTooOld: Its version is not supported.
         BrokerError: What an error reply says.
     """
+    where, role = endpoint.masked_url, endpoint.role
     hello = answers[0]
     mode = _read_fact(hello, b"mode")
     if role == "sentinel" and mode in (b"standalone", b"cluster"):
         raise BrokerUnavailable(f"broker {where} is no Sentinel")
     if unsupported := _find_wrong_mode(mode, role):
         # Before the other replies: in a cluster each SELECT fails, and that error does not tell why.
-        raise BrokerUnsupported(f"broker {where} {unsupported}")
+        raise BrokerUnsupported(
+            f"broker {where} {unsupported.format(cluster_url=endpoint.masked_cluster_url)}"
+        )
     if isinstance(hello, ReplyError) and "unknown command" in str(hello):
         raise BrokerTooOld(
             f"broker {where} does not know HELLO, so it is older than {_dotted(MIN_SERVER_VERSION)}; upgrade it"

@@ -358,15 +358,14 @@ class Link:
         try:
             replies = ReplyParser()
             hello = build_hello(endpoint, resp=resp, name=self.name)
-            where, role = endpoint.masked_url, endpoint.role
             answers: list[Any] = []
             try:
                 await _exchange(transport, replies, hello, answers)
             except trio.BrokenResourceError:
                 if answers:  # a server that refuses us may have sent why
-                    parse_server_hello(answers, where=where, role=role)
+                    parse_server_hello(answers, endpoint)
                 raise
-            return transport, replies, parse_server_hello(answers, where=where, role=role)
+            return transport, replies, parse_server_hello(answers, endpoint)
         except BaseException:
             await transport.aclose()
             raise

@@ -191,7 +191,7 @@ def _dial_server(endpoint: Endpoint, within: float, *, resp: Resp, name: str) ->
         commands = build_hello(endpoint, resp=resp, name=name)
         link.send(pack_commands(commands))
         answers = [link.receive() for _ in commands]
-        link.greeting = parse_server_hello(answers, where=where, role=endpoint.role)
+        link.greeting = parse_server_hello(answers, endpoint)
     except (OSError, ProtocolError) as error:
         link.close()
         raise translate_error(error, maybe_done=False, where=where) from None

@@ -1,6 +1,6 @@
 """The asyncio driver of a Redis Cluster: one ordinary driver for each node."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from celery5.broker.call import Call
@@ -27,7 +27,7 @@ class AsyncioCluster:
         self.timing = timing
         self._max_connections = max_connections
         self._nodes: dict[NodeAddress, AsyncioRedis] = {}
-        self.router: ClusterRouter = ClusterRouter(endpoint, self._get_node)
+        self.router: ClusterRouter = ClusterRouter(endpoint, self._get_node, self._forget)
 
     async def perform(self, call: Call[T]) -> T:
         """Perform one call on the node of its keys. Raises BrokerError."""
@@ -55,3 +55,8 @@ class AsyncioCluster:
 
     async def _get_node(self, address: NodeAddress) -> AsyncioRedis:
         return self.get_node(address)
+
+    def _forget(self, nodes: Iterable[NodeAddress]) -> None:
+        """Close the connections to nodes that have no slots."""
+        for address in set(self._nodes) - set(nodes):
+            self._nodes.pop(address).close()

@@ -16,7 +16,7 @@ from celery5.broker.connection.pipeline import PendingRequest
 from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.drivers.parked import ParkedRedis
 from celery5.broker.endpoint import Endpoint
-from celery5.broker.routing.cluster_router import ClusterRouter, join_replies
+from celery5.broker.routing.cluster_router import ClusterRouter, guard_script, join_replies
 from celery5.broker.timing import Timing
 from celery5.broker.translate import SlotRedirected
 from celery5.errors import BrokerError, BrokerUnavailable
@@ -141,11 +141,13 @@ class ClusterRedis(TrioRedis):
 
     def begin(self, call: Call[Any]) -> PendingRequest | None:
         """Send a call at once, as `TrioRedis.begin`. Returns None if its node is not connected or not idle."""
+        call = guard_script(call)
         node = self._find_idle_node(call)
         return None if node is None else node.begin(call)
 
     async def finish(self, call: Call[T], request: PendingRequest) -> T:
         """Return the decoded reply to a call that was begun. Raises as `perform`."""
+        call = guard_script(call)
         node = self._find_idle_node(call) or next(iter(self._nodes.values()))
         try:
             return await node.finish(call, request)
@@ -269,6 +271,7 @@ class ClusterParked(ParkedRedis):
 
     async def perform(self, call: Call[T], on_reply: Callable[[T], None] | None = None) -> T:
         """Perform one call, blocking or not, as `ParkedRedis.perform`, on each of its slots."""
+        call = guard_script(call)
         slots = list(dict.fromkeys(map(get_key_slot, find_keys(call.words))))
         if len(slots) == 1:
             return await self._perform_on(slots[0], call, on_reply)

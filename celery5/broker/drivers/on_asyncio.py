@@ -102,10 +102,14 @@ class AsyncioRedis:
         """Perform several calls in one write; return the decoded reply of each, or its error."""
         return await self._drive(exchange_each(calls, reply_within=self.timing.reply, where=self._where))
 
-    async def aclose(self) -> None:
+    def close(self) -> None:
         """Close the connections: idle ones now, the rest when their commands are done."""
         self._closed = True
         self._drop_idle()
+
+    async def aclose(self) -> None:
+        """Close the connections as `close`, and wait until the idle ones are gone."""
+        self.close()
         # One turn of the loop, for the transports to close.
         await asyncio.sleep(0)
 

@@ -3,20 +3,26 @@
 What a refusal means is decided in `protocol/hash_slots.py`. A node that has certainly not performed a call names the
 node that has the slot, or asks to try again: then the call is sent once more, for a moment. What lasts longer is
 raised as BrokerUnavailable, as it is of a server that cannot be reached, and callers treat it the same way.
+
+A script declares one more key here, which does not exist. While its slot is moved key by key, each node refuses a call
+of several keys of which it has not all, so such a script is refused before it begins. A script that began would fail at
+the first key that it computes and its node has not, after what it has written; or it would make such a key anew beside
+the one that is still at the other node.
 """
 
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, Protocol, TypeVar, cast
 
 from msgspec.structs import replace
 
-from celery5.broker.call import Call
+from celery5.broker.call import Call, Script
 from celery5.broker.colour import SettableEvent, current_colour, make_event, sleep
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.endpoint import Endpoint
+from celery5.broker.keys import get_absent_key
 from celery5.broker.routing.broker_router import run_all_async
 from celery5.broker.translate import SlotRedirected, SlotUnstable
 from celery5.errors import BrokerError, BrokerReadOnly, BrokerUnavailable, BrokerUnsupported
@@ -162,6 +168,7 @@ class ClusterRouter:
 
     async def perform(self, call: Call[T]) -> T:
         """Perform a call on the node of its keys. Raises BrokerError."""
+        call = guard_script(call)
         slots = self._find_slots(call)
         if len(slots) > 1:
             return await self._perform_split(call)
@@ -192,6 +199,7 @@ class ClusterRouter:
 
     async def perform_each(self, calls: Sequence[Call[T]]) -> list[T | BrokerError]:
         """Perform several calls; return the reply of each, or its error."""
+        calls = [guard_script(call) for call in calls]
         replies: dict[int, T | BrokerError] = {}
         parts: dict[NodeAddress, list[tuple[int, int | None]]] = {}
         node: NodeAddress | None = None
@@ -230,6 +238,7 @@ class ClusterRouter:
 
     async def perform_again(self, call: Call[T], error: BrokerError) -> T:
         """Perform a call that a node has refused with this error, or raise it."""
+        call = guard_script(call)
         slots = self._find_slots(call)
         if not isinstance(error, _REFUSED):
             raise error
@@ -339,6 +348,24 @@ class ClusterRouter:
         elif number + 1 < len(nodes):
             following = number + 1
         return call.decode([b"%d" % following, raw[1]])
+
+
+_WITHOUT_LAST_KEY = "KEYS[#KEYS] = nil "
+
+
+@cache
+def _drop_last_key(script: Script) -> Script:
+    return Script.of(script.name, _WITHOUT_LAST_KEY + script.body)
+
+
+def guard_script(call: Call[T]) -> Call[T]:
+    """Return the call of a script with one more key, of which the script does not know; any other call as it is."""
+    script, words = call.script, call.words
+    if script is None or not words[2] or script.body.startswith(_WITHOUT_LAST_KEY):
+        return call
+    script, end = _drop_last_key(script), 3 + int(words[2])
+    keys = (*words[3:end], get_absent_key(str(words[3])))
+    return replace(call, script=script, words=(words[0], script.sha, len(keys), *keys, *words[end:]))
 
 
 def _classify(error: BrokerError) -> Any:

@@ -40,6 +40,16 @@ def skip_unreachable() -> Generator[Mapping[str, BrokerError], None, None]:
         _unreachable.reset(token)
 
 
+@contextmanager
+def leave_out_none() -> Generator[None, None, None]:
+    """Raise all errors in this block even within `skip_unreachable`: of a broker's nodes none is left out."""
+    token = _unreachable.set(None)
+    try:
+        yield
+    finally:
+        _unreachable.reset(token)
+
+
 def get_unreachable() -> dict[str, BrokerError] | None:
     """Return the brokers that are left out, with their errors; None outside of `skip_unreachable`."""
     return _unreachable.get()

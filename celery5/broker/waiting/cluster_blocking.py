@@ -12,6 +12,7 @@ from celery5.broker.driver import ResultWaiter, StopCondition
 from celery5.broker.drivers.cluster_blocking import BlockingCluster
 from celery5.broker.routing.cluster_router import ClusterMap
 from celery5.broker.routing.routed_results import RoutedResultWaiter
+from celery5.broker.routing.unreachable import leave_out_none
 from celery5.broker.timing import OUTAGE_LIMIT
 from celery5.broker.translate import SlotRedirected
 from celery5.broker.waiting.blocking import BlockingResultWaiter
@@ -100,9 +101,11 @@ class BlockingClusterResultWaiter:
                 run_blocking(cluster.find_node(None))  # reads the map, if that was not done yet
                 nodes = NodesOfKeys(cluster)
                 waiter = RoutedResultWaiter(nodes, self._make_getter(nodes))
-                turns.add(
-                    waiter.wait(turns.missing, timeout=turns.seconds, enough=turns.with_earlier(enough))
-                )
+                with leave_out_none():
+                    found = waiter.wait(
+                        turns.missing, timeout=turns.seconds, enough=turns.with_earlier(enough)
+                    )
+                turns.add(found)
             except SlotRedirected as error:
                 redirection = error.redirection
                 if redirection.node.host:

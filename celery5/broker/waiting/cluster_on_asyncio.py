@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from celery5.broker.driver import AsyncResultWaiter, StopCondition
 from celery5.broker.drivers.cluster_on_asyncio import AsyncioCluster
 from celery5.broker.routing.routed_results import AsyncRoutedResultWaiter
+from celery5.broker.routing.unreachable import leave_out_none
 from celery5.broker.translate import SlotRedirected
 from celery5.broker.waiting.cluster_blocking import NodesOfKeys, Turns
 from celery5.broker.waiting.on_asyncio import AsyncioResultWaiter
@@ -34,9 +35,11 @@ class AsyncioClusterResultWaiter:
                     return self._get_waiter(nodes.addresses[name])
 
                 waiter = AsyncRoutedResultWaiter(nodes, get)
-                turns.add(
-                    await waiter.wait(turns.missing, timeout=turns.seconds, enough=turns.with_earlier(enough))
-                )
+                with leave_out_none():
+                    found = await waiter.wait(
+                        turns.missing, timeout=turns.seconds, enough=turns.with_earlier(enough)
+                    )
+                turns.add(found)
             except SlotRedirected as error:
                 await cluster.note_moved(error.redirection.slot, error.redirection.node)
             except BrokerUnavailable:

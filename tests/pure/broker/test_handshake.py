@@ -39,24 +39,24 @@ def test_one_write_says_it_all() -> None:
     ],
 )
 def test_servers_from_6_2_on_and_every_valkey_are_welcome(server: str, version: str) -> None:
-    assert parse_server_hello([hello(server, version)], where="h") == ServerHello(server, version, 7)
+    assert parse_server_hello([hello(server, version)], Endpoint()) == ServerHello(server, version, 7)
 
 
 def test_a_map_is_read_as_well_as_a_list() -> None:
     facts = {b"server": b"redis", b"version": b"7.0.15", b"id": 9}
-    assert parse_server_hello([facts, b"OK"], where="h") == ServerHello("redis", "7.0.15", 9)
+    assert parse_server_hello([facts, b"OK"], Endpoint()) == ServerHello("redis", "7.0.15", 9)
 
 
 @pytest.mark.parametrize("version", ["6.0.16", "6.1.9", "5.0.7"])
 def test_an_older_server_is_told_to_be_upgraded(version: str) -> None:
     with pytest.raises(BrokerTooOld, match=f"server {version} is older than 6[.]2; upgrade"):
-        parse_server_hello([hello("redis", version)], where="h")
+        parse_server_hello([hello("redis", version)], Endpoint())
 
 
 def test_a_server_that_does_not_know_hello_is_too_old() -> None:
     with pytest.raises(BrokerTooOld, match=r"older than 6\.2"):
         parse_server_hello(
-            [ReplyError("ERR unknown command `HELLO`, with args beginning with: `2`, ")], where="h"
+            [ReplyError("ERR unknown command `HELLO`, with args beginning with: `2`, ")], Endpoint()
         )
 
 
@@ -69,23 +69,37 @@ def test_a_cluster_or_a_sentinel_is_refused_whatever_follows(mode: str, says: st
     reply = flat if shape is list else dict(zip(flat[::2], flat[1::2], strict=True))
     refused = ReplyError("ERR SELECT is not allowed in cluster mode")
     with pytest.raises(BrokerUnsupported, match=says):
-        parse_server_hello([reply, refused], where="h")
+        parse_server_hello([reply, refused], Endpoint())
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "cluster_url"),
+    [
+        (Endpoint(host="10.0.0.1", port=7000, db=3), "redis+cluster://10.0.0.1:7000,"),
+        (Endpoint(kind="tls", host="::1", username="u", password="p"), "rediss+cluster://u:***@[::1]:6379,"),
+        (Endpoint(kind="unix", path="/run/s"), "redis+cluster://host:6379,"),
+    ],
+)
+def test_the_refusal_of_a_cluster_names_the_url_to_write(endpoint: Endpoint, cluster_url: str) -> None:
+    with pytest.raises(BrokerUnsupported) as caught:
+        parse_server_hello([[*hello("redis", "6.2.0"), b"mode", b"cluster"]], endpoint)
+    assert f"write {cluster_url} with more" in str(caught.value)
 
 
 @pytest.mark.parametrize("mode", [b"standalone", b"", None, 3])
 def test_a_server_of_any_other_mode_is_taken(mode: object) -> None:
     reply = [*hello("redis", "7.0.0"), b"mode", mode]
-    assert parse_server_hello([reply], where="h") == ServerHello("redis", "7.0.0", 7)
+    assert parse_server_hello([reply], Endpoint()) == ServerHello("redis", "7.0.0", 7)
 
 
 def test_a_refusal_of_any_of_the_commands_counts() -> None:
     with pytest.raises(BrokerDenied):
-        parse_server_hello([ReplyError("WRONGPASS invalid username-password pair")], where="h")
+        parse_server_hello([ReplyError("WRONGPASS invalid username-password pair")], Endpoint())
     with pytest.raises(BrokerReplied, match="out of range"):
-        parse_server_hello([hello("redis", "7.0.0"), ReplyError("ERR DB index is out of range")], where="h")
+        parse_server_hello([hello("redis", "7.0.0"), ReplyError("ERR DB index is out of range")], Endpoint())
 
 
 @pytest.mark.parametrize("answer", [b"OK", None, 3, [], {}, [b"server"], hello("redis", "7.0")[:4]])
 def test_nonsense_is_no_greeting(answer: object) -> None:
     with pytest.raises(BrokerReplied, match="no sensible answer"):
-        parse_server_hello([answer], where="h")
+        parse_server_hello([answer], Endpoint())

@@ -211,15 +211,15 @@ def hello(**facts: str) -> list[Any]:
 @pytest.mark.parametrize("role", ["replica", "slave"])
 def test_a_replica_is_refused_where_a_primary_must_be(role: str) -> None:
     with pytest.raises(BrokerReadOnly, match="is a replica: a failover is under way"):
-        parse_server_hello([hello(role=role)], where="h", role="primary")
-    assert parse_server_hello([hello(role=role)], where="h").client_id == 7
+        parse_server_hello([hello(role=role)], Endpoint(role="primary"))
+    assert parse_server_hello([hello(role=role)], Endpoint()).client_id == 7
 
 
 def test_a_sentinel_is_taken_only_where_one_is_asked() -> None:
-    assert parse_server_hello([hello(mode="sentinel")], where="h", role="sentinel").client_id == 7
+    assert parse_server_hello([hello(mode="sentinel")], Endpoint(role="sentinel")).client_id == 7
     with pytest.raises(BrokerUnsupported, match=r"redis\+sentinel://host:port/service"):
-        parse_server_hello([hello(mode="sentinel")], where="h", role="primary")
+        parse_server_hello([hello(mode="sentinel")], Endpoint(role="primary"))
     with pytest.raises(BrokerUnavailable, match="is no Sentinel"):
-        parse_server_hello([hello(mode="standalone")], where="h", role="sentinel")
+        parse_server_hello([hello(mode="standalone")], Endpoint(role="sentinel"))
     with pytest.raises(BrokerReplied):
-        parse_server_hello([3], where="h", role="sentinel")
+        parse_server_hello([3], Endpoint(role="sentinel"))

@@ -1,0 +1,74 @@
+"""Waiting for results whose slots have moved, and connections to nodes that have no slots any more."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from celery5 import App
+from celery5.broker.drivers.cluster_blocking import BlockingCluster
+from celery5.broker.drivers.cluster_on_asyncio import AsyncioCluster
+from celery5.broker.endpoint import Endpoint
+from celery5.broker.routing.unreachable import skip_unreachable
+from celery5.broker.waiting.cluster_blocking import BlockingClusterResultWaiter
+from celery5.broker.waiting.cluster_on_asyncio import AsyncioClusterResultWaiter
+from celery5.protocol.hash_slots import NodeAddress
+from tests.cluster_servers import TestCluster
+
+Wait = Callable[[Endpoint, Sequence[str], Callable[[], None]], dict[str, bytes]]
+
+
+def wait_blocking(endpoint: Endpoint, keys: Sequence[str], move: Callable[[], None]) -> dict[str, bytes]:
+    redis = BlockingCluster(endpoint)
+    waiter = BlockingClusterResultWaiter(redis)
+    waiter.wait(keys, timeout=0)
+    move()
+    with skip_unreachable() as unreachable:
+        documents = waiter.wait(keys, timeout=10)
+    assert not unreachable
+    waiter.close()
+    redis.close()
+    return documents
+
+
+def wait_on_asyncio(endpoint: Endpoint, keys: Sequence[str], move: Callable[[], None]) -> dict[str, bytes]:
+    async def wait() -> dict[str, bytes]:
+        redis = AsyncioCluster(endpoint)
+        waiter = AsyncioClusterResultWaiter(redis)
+        await waiter.wait(keys, timeout=0)
+        await asyncio.to_thread(move)
+        with skip_unreachable() as unreachable:
+            documents = await waiter.wait(keys, timeout=10)
+        assert not unreachable
+        await waiter.aclose()
+        await redis.aclose()
+        return documents
+
+    return asyncio.run(wait())
+
+
+@pytest.mark.parametrize("wait", [wait_blocking, wait_on_asyncio])
+def test_a_result_whose_slot_has_moved_is_found_where_unreachable_brokers_are_skipped(
+    redis_cluster: TestCluster, app: App, wait: Wait
+) -> None:
+    names = [app.queue(f"queue-{number}").result_prefix + "one" for number in range(12)]
+    by_node = {redis_cluster.find_owner(key).port: key for key in names}
+    keys = list(by_node.values())[:2]
+    for key in keys:
+        redis_cluster.find_owner(key).client.set(key, "document", ex=60)
+    target = next(node for node in redis_cluster.primaries if node.port == list(by_node)[1])
+
+    documents = wait(app.connections.endpoint, keys, lambda: redis_cluster.migrate(keys[0], target))
+
+    assert documents == dict.fromkeys(keys, b"document")
+
+
+def test_on_asyncio_a_node_without_slots_is_forgotten(app: App) -> None:
+    async def read() -> None:
+        redis = AsyncioCluster(app.connections.endpoint)
+        gone = redis.get_node(NodeAddress("127.0.0.1", 1))
+        await redis.router.map.read()
+        assert redis.get_node(NodeAddress("127.0.0.1", 1)) is not gone
+        await redis.aclose()
+
+    asyncio.run(read())
