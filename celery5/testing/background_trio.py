@@ -17,9 +17,17 @@ T = TypeVar("T")
 
 @contextmanager
 def in_thread(
-    open_context: Callable[[], AbstractAsyncContextManager[T]], what: str
+    open_context: Callable[[], AbstractAsyncContextManager[T]],
+    what: str,
+    on_error: Callable[[BaseException], object] = lambda _error: None,
 ) -> Generator[T, None, None]:
-    """Hold an asynchronous context manager open in a Trio run in a thread. Raises the errors that it raises."""
+    """Hold an asynchronous context manager open in a Trio run in a thread. Raises the errors that it raises.
+
+    Args:
+        open_context: Returns the context manager.
+        what: What it is, for errors and as the name of the thread.
+        on_error: Called in that thread with an error that ends it, before the block has ended.
+    """
     ready, values, errors = threading.Event(), list[T](), list[BaseException]()
     tokens: list[trio.lowlevel.TrioToken] = []
     stopping = trio.Event()
@@ -36,6 +44,7 @@ def in_thread(
             trio.run(hold)
         except BaseException as error:  # raised again below, in the caller's thread
             errors.append(unwrap(error))
+            on_error(errors[0])
         finally:
             ready.set()
 

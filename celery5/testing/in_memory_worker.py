@@ -201,7 +201,7 @@ class InMemoryWorker(SentMessages):
         self._app.load()
         self._stack.enter_context(lent_thread(self._calls.execute))
         serve = partial(run_in_background, self._app, ServeOptions(), with_schedules=self._schedules)
-        self._stack.enter_context(in_thread(serve, "worker"))
+        self._stack.enter_context(in_thread(serve, "worker", self._calls.fail))
         self._stack.callback(self._calls.close)
 
     def _take_error(self) -> BaseException:
@@ -328,6 +328,7 @@ class CallQueue:
     def __init__(self) -> None:
         self._calls: SimpleQueue[_Call] = SimpleQueue()
         self._is_closed = False
+        self._worker_error: BaseException | None = None
 
     def execute(self, function: Callable[[], Any]) -> Any:
         """Have a call made by whoever calls `make_next`; return or raise what it does."""
@@ -341,7 +342,15 @@ class CallQueue:
         return call.result
 
     def make_next(self, timeout: float) -> None:
-        """Make the next call, in this thread; return after `timeout` seconds if there is none."""
+        """Make the next call, in this thread; return after `timeout` seconds if there is none.
+
+        Raises:
+            RuntimeError: The worker has ended: there will be none.
+        """
+        if self._worker_error is not None:
+            raise RuntimeError(
+                f"the worker of this test has ended: {self._worker_error}"
+            ) from self._worker_error
         try:
             call = self._calls.get(timeout=timeout)
         except Empty:
@@ -354,6 +363,10 @@ class CallQueue:
                 raise
         finally:
             call.done.set()
+
+    def fail(self, error: BaseException) -> None:
+        """Note the error that has ended the worker."""
+        self._worker_error = error
 
     def close(self) -> None:
         """Make no more calls: those that wait end with an error."""

@@ -18,9 +18,9 @@ from celery5.testing.memory_server.replies import (
 
 BAD_ARGUMENT = "ERR Lua redis lib command arguments must be strings or integers"
 PRELUDE = """
-local perform, encode, decode, pack, unpack_message, null = ...
+local perform, encode, decode, pack, unpack_message, null, sha1hex = ...
 local raise = error
-redis = {}
+redis = {sha1hex = sha1hex}
 function redis.call(...)
   local ok, reply = perform(...)
   if ok then return reply end
@@ -71,7 +71,7 @@ class ScriptEngine:
         null = self._lua.execute(b"return newproxy()")
         codec = LuaJson(self._to_table, null)
         self._run, self._compile = self._lua.execute(
-            PRELUDE.encode(), self._perform, codec.encode, codec.decode, self._pack, self._unpack, null
+            PRELUDE.encode(), self._perform, codec.encode, codec.decode, self._pack, self._unpack, null, _hash
         )
         self._scripts: dict[bytes, Any] = {}
 
@@ -139,6 +139,15 @@ class ScriptEngine:
     def _unpack(self, data: bytes) -> Any:
         values = MessageReader(data, self._to_table).read_all()
         return values[0] if len(values) == 1 else values
+
+
+def _hash(text: Any) -> bytes:
+    """Return what `redis.sha1hex` does."""
+    return (
+        sha1(_format_argument(text) if type(text) is not bytes else text, usedforsecurity=False)
+        .hexdigest()
+        .encode()
+    )
 
 
 def _as_pair(values: Any) -> tuple[Any, Any]:

@@ -1,6 +1,7 @@
 """The server in memory answers as a real one does: the same words go to both, and the replies are compared."""
 
 import random
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -290,7 +291,7 @@ SCRIPTS = [
     "return tostring((pcall(cmsgpack.unpack, '\\220')))",
     "return redis.call('TIME')[3]",
     "return {KEYS[1], ARGV[1], #KEYS, #ARGV}",
-    "return redis.sha1hex and 1 or 1",
+    "return redis.sha1hex(ARGV[1]) .. redis.sha1hex(5) .. redis.sha1hex(0.5)",
 ]
 
 
@@ -308,6 +309,14 @@ def test_it_knows_all_commands_of_the_scripts() -> None:
         for name in find_lua_commands(strip_lua_comments(file.read_text()))
     }
     assert used - known == set()
+
+
+def test_it_knows_all_functions_of_the_scripts(both: Both) -> None:
+    text = "".join(strip_lua_comments(file.read_text()) for file in LUA.rglob("*.lua"))
+    used = sorted(set(re.findall(r"\b((?:redis|cjson|cmsgpack|bit|struct)\.\w+)", text)))
+    assert "redis.sha1hex" in used
+    for name in used:
+        assert both.check("EVAL", f"return {name} ~= nil", 0) == 1, name
 
 
 def test_scripts_are_known_by_their_hashes(both: Both) -> None:

@@ -10,10 +10,11 @@ import pytest
 import trio
 
 from celery5 import App, Event, every, group
-from celery5.errors import Misconfigured, RunWaits, TaskFailed, WorkflowFailed
+from celery5.errors import BrokerReplied, Misconfigured, RunWaits, TaskFailed, WorkflowFailed
 from celery5.tasks import CurrentJob
 from celery5.testing import InMemoryWorker, in_memory, recorded
-from celery5.workflows import Flow
+from celery5.testing.memory_server.command_table import COMMANDS
+from celery5.workflows import Flow, StepFailure
 
 pytest_plugins = ["celery5.testing.pytest"]
 HOUR, DAY = 3600, 86_400
@@ -357,6 +358,26 @@ def test_many_jobs_of_both_colours_run_in_memory(bank: Bank, jobs: InMemoryWorke
         bank.charge.delay(number)
     jobs.run()
     assert len(jobs.ran_of(bank.charge)) == len(jobs.ran_of(bank.receipt)) == 200
+
+
+def test_a_dead_job_calls_its_failure_task(bank: Bank, jobs: InMemoryWorker) -> None:
+    @bank.app.task
+    def tell(failures: list[StepFailure]) -> None:
+        bank.notes.extend(f"{failure.task} {failure.reason}" for failure in failures)
+
+    bank.fail.options(on_failure=tell.s()).delay("x")
+    jobs.run(raise_errors=False)
+    assert bank.notes == [f"{bank.fail.name} not-retried"]
+
+
+def test_a_worker_that_ends_ends_the_test_with_its_error(
+    bank: Bank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(BrokerReplied, match="XDEL"), in_memory(bank.app) as jobs:
+        bank.note.delay("x")
+        monkeypatch.delitem(COMMANDS, b"XDEL")
+        with pytest.raises(RuntimeError, match="the worker of this test has ended: .*XDEL"):
+            jobs.run()
 
 
 def test_tests_of_trio_itself_are_untouched(bank: Bank, jobs: InMemoryWorker) -> None:
