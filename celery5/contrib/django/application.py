@@ -52,7 +52,7 @@ def connect_application() -> App:
         if app.config is not None and not isinstance(app.config, ProjectConfiguration):
             raise Misconfigured(
                 f"application {app.name!r} has its settings from {app.config!r} and from {configuration.where}: leave "
-                "out config= and CELERY5_CONFIG, or the settings in Django's"
+                "out config= and CELERY5_CONFIG, and put what they have into Django's settings, or the other way round"
             )
         app.use_config(configuration)
     app.extend_include(find_task_modules(read_project_settings().get("ignored_apps", ())))

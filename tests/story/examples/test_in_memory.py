@@ -370,14 +370,16 @@ def test_a_dead_job_calls_its_failure_task(bank: Bank, jobs: InMemoryWorker) -> 
     assert bank.notes == [f"{bank.fail.name} not-retried"]
 
 
-def test_a_worker_that_ends_ends_the_test_with_its_error(
-    bank: Bank, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(BrokerReplied, match="XDEL"), in_memory(bank.app) as jobs:
-        bank.note.delay("x")
-        monkeypatch.delitem(COMMANDS, b"XDEL")
-        with pytest.raises(RuntimeError, match="the worker of this test has ended: .*XDEL"):
-            jobs.run()
+def test_a_worker_that_ends_ends_the_test_with_its_error(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run() -> None:
+        with in_memory(bank.app) as jobs:
+            bank.note.delay("x")
+            monkeypatch.delitem(COMMANDS, b"XDEL")
+            with pytest.raises(RuntimeError, match=r"the worker of this test has ended: .*XDEL"):
+                jobs.run()
+
+    with pytest.raises(BrokerReplied, match="XDEL"):
+        run()
 
 
 def test_tests_of_trio_itself_are_untouched(bank: Bank, jobs: InMemoryWorker) -> None:
