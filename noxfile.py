@@ -460,7 +460,7 @@ def package(session: nox.Session) -> None:
     session.install("build")
     session.run("python", "-m", "build", "--outdir", str(folder), str(source), silent=True)
     (wheel,) = folder.glob("*.whl")
-    session.install(f"celery5[dashboard,demo,django,testing] @ {wheel.as_uri()}")
+    session.install(f"celery5[dashboard,demo,django,kubernetes,testing] @ {wheel.as_uri()}")
     shutil.copy(HERE / "tests" / "house" / "installed.py", folder / "installed.py")
     session.chdir(folder)
     session.run("python", "installed.py", str(source))

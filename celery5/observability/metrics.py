@@ -178,7 +178,7 @@ class Metrics:
             left = [
                 queue
                 for queue, mark in zip(left, marks, strict=True)
-                if mark.get(f"mark:group:{queue}", b"").decode() != found[queue].group.mark
+                if mark.get(f"mark:group:{queue}", b"").decode(errors="replace") != found[queue].group.mark
             ]
             if not left:
                 break

@@ -256,6 +256,7 @@ def _all_of(keys: Keys, queue: QueueKeys, sinks: Collection[str]) -> Iterator[st
         queue.lost_workers,
         queue.lost_work,
         queue.leases,
+        queue.consumers_checked,
         queue.unique,
         queue.replication_mark,
         queue.run_records,

@@ -49,18 +49,18 @@ class MemorySession:
     def __init__(self, connection: socket.socket, number: int) -> None:
         self.connection = connection
         self.number = number
-        self.parser = ReplyParser()
-        self.requests = deque[list[bytes]]()
-        self.output = bytearray()
+        self.parser: ReplyParser = ReplyParser()
+        self.requests: deque[list[bytes]] = deque()
+        self.output: bytearray = bytearray()
         self.resp = 2
         self.database = 0
         self.name = b""
-        self.channels = set[bytes]()
+        self.channels: set[bytes] = set()
         # The commands of a transaction that is being collected; None outside of one.
         self.queued: list[list[bytes]] | None = None
         # A read that waits for entries, and the time, by time.monotonic(), until which it does.
         self.blocked_read: StreamRead | None = None
-        self.blocked_until = 0.0
+        self.blocked_until: float = 0.0
 
     def reply(self, value: Any) -> None:
         """Write a reply."""
@@ -74,8 +74,8 @@ class MemoryServer:
     """
 
     def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="celery5-"))
-        self.socket = self.folder / "redis.sock"
+        self.folder: Path = Path(tempfile.mkdtemp(prefix="celery5-"))
+        self.socket: Path = self.folder / "redis.sock"
         self._databases: dict[int, Keyspace] = {}
         self._is_held = False
         self._current: MemorySession | None = None

@@ -62,7 +62,7 @@ class StreamLog:
         self.fields: dict[EntryId, list[bytes]] = {}
         self.last_id: EntryId = (0, 0)
         self.max_deleted: EntryId = (0, 0)
-        self.entries_added = 0
+        self.entries_added: int = 0
         self.groups: dict[bytes, StreamGroup] = {}
 
     def __len__(self) -> int:
