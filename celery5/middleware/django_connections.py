@@ -9,7 +9,7 @@ where users import it from.
 import os
 import sys
 import threading
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from importlib import import_module
 from importlib.util import find_spec
@@ -31,7 +31,8 @@ ALLOW_VARIABLE = "DJANGO_ALLOW_ASYNC_UNSAFE"
 """Django's variable that allows queries on event loops."""
 REFUSAL = (
     "Django cannot query a database on the Trio event loop, which would stand still: declare it with `def`, or with "
-    "loop='asyncio' and await the asynchronous methods, such as acount() and aget()"
+    "loop='asyncio' and await the asynchronous methods, such as acount() and aget(); in middleware use `calling`, "
+    "which surrounds `def` tasks in their threads, or await record.adelay(...), a `def` task that does it"
 )
 
 
@@ -74,7 +75,8 @@ class DjangoConnections(Middleware):
     Around `def` code, also in a box, this happens in its thread, before and after it. Each asyncio job has a thread of
     its own for its queries, as a request under ASGI has, whose connections are closed with the job. On Trio queries are
     refused, since they would block the event loop: Django's own guard knows asyncio alone. With its variable
-    DJANGO_ALLOW_ASYNC_UNSAFE they are not, and broken connections are closed, which all jobs of the loop share.
+    DJANGO_ALLOW_ASYNC_UNSAFE they are not, and broken connections are closed, which all jobs of the loop share. That
+    holds for all that runs on that loop, see `guard_event_loop`.
 
     A worker in a thread of another program is one of a test, which could not remove its database while a connection is
     open: there `def` code leaves none, but in the main thread, whose connections are those of the test.
@@ -100,7 +102,7 @@ class DjangoConnections(Middleware):
             if not self._keeps_open and threading.current_thread() is threading.main_thread():
                 return None
             return _checking_connections(keeps_open=self._keeps_open)
-        return _own_thread() if call.kind == "asyncio" else _guarding_loop()
+        return _own_thread() if call.kind == "asyncio" else _dropping_broken()
 
 
 @contextmanager
@@ -117,6 +119,25 @@ def _checking_connections(*, keeps_open: bool) -> Generator[None, None, None]:
             _close_all()
 
 
+def guard_event_loop(middleware: Iterable[Middleware]) -> None:
+    """Refuse queries on the Trio event loop of this process, whoever makes them, where this middleware is used.
+
+    A job is only one of those who run there: so do middleware, boot steps, checks, resources and services. So this
+    belongs to the connections, each from its beginning, and not to the calls that may use them. It is first in its
+    list, since a block of `execute_wrapper` takes the last one away.
+    """
+    if not any(isinstance(item, DjangoConnections) for item in middleware):
+        return
+    import_module("django.db.backends.signals").connection_created.connect(_guard_connection)
+    for connection in _list_connections():
+        _guard_connection(connection)
+
+
+def _guard_connection(connection: Any, **_words: Any) -> None:
+    if _refuse_on_trio not in connection.execute_wrappers:
+        connection.execute_wrappers.insert(0, _refuse_on_trio)
+
+
 def _refuse_on_trio(
     execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Mapping[str, Any]
 ) -> Any:
@@ -127,11 +148,7 @@ def _refuse_on_trio(
 
 
 @contextmanager
-def _guarding_loop() -> Generator[None, None, None]:
-    if "django.db" in sys.modules:
-        for connection in _list_connections(initialized_only=False):
-            if _refuse_on_trio not in connection.execute_wrappers:
-                connection.execute_wrappers.append(_refuse_on_trio)
+def _dropping_broken() -> Generator[None, None, None]:
     try:
         yield
     finally:
@@ -164,13 +181,13 @@ def _close_all() -> None:
         _call_safely(connection.close)
 
 
-def _list_connections(*, initialized_only: bool = True) -> list[Any]:
+def _list_connections() -> list[Any]:
     """Return the connections of this thread; none where nobody has imported Django's databases."""
     database: Any = sys.modules.get("django.db")
     if database is None:
         return []
     try:
-        return list(database.connections.all(initialized_only=initialized_only))
+        return list(database.connections.all(initialized_only=True))
     except Exception as error:  # the settings cannot be read: whoever uses a database will be told
         _log_failure(error)
         return []

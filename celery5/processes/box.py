@@ -26,7 +26,7 @@ from typing import Any, cast
 from celery5.app import DEFAULT_APP, App, default_app
 from celery5.errors import BadArguments, CeleryError
 from celery5.logs.stdlib_log import captured_logging
-from celery5.middleware.django_connections import set_up_django
+from celery5.middleware.django_connections import guard_event_loop, set_up_django
 from celery5.protocol.boxes.frames import (
     VERSION,
     BoxEliotMessage,
@@ -160,6 +160,7 @@ def main() -> None:
         sys.exit("a box is started by a worker of celery5, which says hello")
     app = _load_app(hello.python)
     CALL_SURROUND.set(app.middleware.make_surround(is_boxed=True))
+    guard_event_loop(app.middleware)
     resources = BoxResources()
     RESOURCES.set(resources)
     main_thread = BoxMainThread(pipes.send_event, BoxReports(pipes).receive)

@@ -9,6 +9,7 @@ import trio
 
 from celery5.app import App
 from celery5.logs.log import Log
+from celery5.middleware.django_connections import guard_event_loop
 from celery5.runners.context import LOG_EVENT
 from celery5.runners.operations import OPERATION_SURROUND
 from celery5.runners.surrounding import CALL_SURROUND
@@ -33,6 +34,7 @@ def noting_process(
     LOG_EVENT.set(log.event)
     CALL_SURROUND.set(app.middleware.make_surround())
     OPERATION_SURROUND.set(app.middleware.operating if app.middleware.operates else None)
+    guard_event_loop(app.middleware)
     noted = _NotedStart(app, kind, name or f"{socket.gethostname()}:{os.getpid()}", task_status)
     try:
         yield noted
