@@ -32,17 +32,17 @@ def test_what_the_page_on_django_shows_is_what_happens(own_server: EmbeddedServe
     with project.serve("worker", "start") as worker:
         worker.ready()
         assert project.run(SEND) == "receipt for ada\n"
-    printed = ""
-    for block in page:
-        if block.language == "text":
-            assert like(block.text).fullmatch(printed), f"line {block.line}: it printed\n{printed}"
-        elif block.language == "python" and not block.title:
-            printed = project.run(block.text)
-            continue
-        elif block.language == "sh":
-            run_commands(project, block.text)
-        assert not printed or block.language == "text", f"line {block.line}: before it, {printed}"
         printed = ""
+        for block in page:
+            if block.language == "text":
+                assert like(block.text).fullmatch(printed), f"line {block.line}: it printed\n{printed}"
+            elif block.language == "python" and not block.title:
+                printed = project.run(block.text)
+                continue
+            elif block.language == "sh":
+                run_commands(project, block.text)
+            assert not printed or block.language == "text", f"line {block.line}: before it, {printed}"
+            printed = ""
 
 
 def run_commands(project: Project, text: str) -> None:
