@@ -34,6 +34,13 @@ NameKind = Literal[
     "result option",
 ]
 
+RESOURCE = (
+    "what it kept is a Resource, a parameter such as client: Annotated[Client, Resource(open_client)] "
+    "(docs/guide/django.md, Signals and base classes)"
+)
+"""What becomes of the attributes of a base class of tasks."""
+_HANDLER = "(docs/guide/django.md, Signals and base classes, also for handlers that use the ORM)"
+
 CELERY: Mapping[NameKind, Mapping[str, str]] = {
     "module": {
         "Celery": "App",
@@ -55,7 +62,7 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
         "backends": "nothing: results are where the jobs are",
         "contrib": "celery5.contrib.django for Django; is_aborted() is trio.from_thread.check_cancelled()",
         "Task": "task or app.task, which make a task of a function; what a base class did is middleware "
-        "(App(middleware=[...])), on_failure= or a decorator below @app.task; what it kept is a Resource",
+        f"(App(middleware=[...])), on_failure= or a decorator below @app.task; {RESOURCE}",
         "bin": "celery5.cli, and @app.command for a command of your own",
     },
     "signature": {
@@ -147,7 +154,7 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
         ),
         "retry": "not needed: a lost connection is retried, and the backlog keeps jobs meanwhile",
         "headers": "job.headers in Middleware.sending, or an argument of the task",
-        "link_error": "on_failure, which is called with a list of StepFailure",
+        "link_error": "on_failure, which is called with a list of StepFailure, in place of the task's own",
         "base": "middleware (App(middleware=[...])), or a decorator below @app.task: a task is a function, not a class",
     },
     "setting": {
@@ -288,10 +295,13 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
         "before_task_publish": "Middleware.sending: the block's beginning",
         "after_task_publish": "Middleware.sending: the block's end; batch.error when it failed",
         "task_received": "Middleware.received",
-        "task_prerun": "Middleware.running: the block's beginning, or Middleware.calling in the thread of the job",
-        "task_postrun": "Middleware.running: the block's end, or Middleware.calling in the thread of the job",
+        "task_prerun": "Middleware.running: the block's beginning, or Middleware.calling in the thread of the job "
+        f"{_HANDLER}",
+        "task_postrun": "Middleware.running: the block's end, or Middleware.calling in the thread of the job "
+        f"{_HANDLER}",
         "task_success": "Middleware.running: job.outcome is Succeeded() when the block ends",
-        "task_failure": "Middleware.running: job.outcome is Dead(reason, error) when the block ends",
+        "task_failure": "Middleware.running: job.outcome is Dead(reason, error) when the block ends; it runs on the "
+        f"event loop, so have it await a task's adelay(...) {_HANDLER}",
         "task_retry": "Middleware.running: job.outcome is Retrying(delay, error) when the block ends",
         "task_revoked": "Middleware.running: job.outcome is Revoked() when the block ends; Middleware.unstarted",
         "task_rejected": "Middleware.unstarted, with Dead and its reason",
@@ -328,7 +338,9 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
         "before_start": "Middleware.running: the block's beginning",
         "after_return": "Middleware.running: the block's end",
         "on_success": "Middleware.running: job.outcome is Succeeded() when the block ends",
-        "on_failure": "on_failure= of the task, or Middleware.running: job.outcome is Dead(reason, error)",
+        "on_failure": "on_failure= of the task, which options(on_failure=) of a call replaces, or Middleware.running: "
+        f"job.outcome is Dead(reason, error) {_HANDLER}",
+        "__call__": "Middleware.calling, or a decorator below @app.task",
         "on_retry": "Middleware.running: job.outcome is Retrying(delay, error) when the block ends",
         "on_replace": "nothing: a job returns what goes on, with dynamic=True",
         "apply_async": "Middleware.sending for what all calls need; task.options(...) for one call",

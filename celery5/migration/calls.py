@@ -201,7 +201,8 @@ _ADVICE = {
     "compression": "leave it out: arguments and results are JSON",
     "priority": 'options(priority="high"): high, normal or low',
     "link": "(task.s(...) | TEXT).start()",
-    "link_error": "options(on_failure=task), which is called with a list of StepFailure",
+    "link_error": "options(on_failure=task), which is called with a list of StepFailure, in place of the task's own: "
+    "Celery calls both",
 }
 """What is to be written instead of options that cannot be changed as they stand."""
 

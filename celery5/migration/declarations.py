@@ -3,7 +3,7 @@
 import ast
 from typing import TypeGuard
 
-from celery5.hints import find_equivalent
+from celery5.hints import RESOURCE, find_equivalent
 from celery5.migration.context import FileContext
 from celery5.migration.index import DECORATORS, Function, find_task_decorator, get_dotted
 
@@ -266,6 +266,7 @@ _CHANGES = {
 def _change_self(context: FileContext, function: Function, name: str) -> None:
     """Change what a bound task does with the running job."""
     parents = {id(child): node for node in ast.walk(function) for child in ast.iter_child_nodes(node)}
+    kept: set[str] = set()  # of the task's class: each is named once
     for node in ast.walk(function):
         if not (
             isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == name
@@ -306,11 +307,13 @@ def _change_self(context: FileContext, function: Function, name: str) -> None:
                 "MaxRetriesExceededError": "nothing is raised: a job without retries left becomes a dead letter",
             }.get(node.attr, f"{function.name}.{node.attr}: the job is not the task")
             context.by_hand(node, f"{name}.{node.attr}", advice)
-        elif node.attr not in ("id", "task", "queue", "attempt", "worker"):
+        elif node.attr not in ("id", "task", "queue", "attempt", "worker", *kept):
+            kept.add(node.attr)
             context.by_hand(
                 node,
                 f"{name}.{node.attr}",
-                "self is the job, not an object of the task's class: a global, or a boot step",
+                "self is the job, not an object of the task's class: a method of that is a function of the module, "
+                f"and {RESOURCE}",
             )
 
 
@@ -371,20 +374,18 @@ def check_class(context: FileContext, node: ast.ClassDef) -> None:
         for base in node.bases
     ):
         return
-    context.report(node, "module", "Task", f"class {node.name}(Task)")
+    own: list[str] = []
     for member in node.body:
         names = [member.name] if isinstance(member, ast.FunctionDef | ast.AsyncFunctionDef) else []
-        names += [target.id for target in getattr(member, "targets", ()) if isinstance(target, ast.Name)]
+        targets = [*getattr(member, "targets", ()), getattr(member, "target", None)]
+        names += [target.id for target in targets if isinstance(target, ast.Name)]
         for name in names:
-            advice = find_equivalent("task class", name)
-            if advice:
+            if find_equivalent("task class", name):
                 context.report(member, "task class", name, f"{node.name}.{name}")
             else:
-                context.by_hand(
-                    member,
-                    f"{node.name}.{name}",
-                    "a global of the module, opened by a boot step or when first used",
-                )
+                own.append(name)
+    advice = find_equivalent("module", "Task")
+    context.by_hand(node, f"class {node.name}(Task)", f"{advice}; here: {', '.join(own)}" if own else advice)
 
 
 def check_signal(context: FileContext, decorator: ast.expr, node: Function) -> None:

@@ -52,7 +52,7 @@ def change_imports(context: FileContext) -> None:
     moved: dict[int, list[str]] = {}
     for node in theirs:
         moved[id(node)] = _change_statement(context, node, used)
-    new = _write_needed(context.needed, used)
+    new = _write_needed(context)
     place = top[0] if top else None
     for node in top[1:]:  # what comes from celery5 now stands together
         new += [line for line in moved[id(node)] if line.startswith("from celery5")]
@@ -125,11 +125,23 @@ def _report_left(context: FileContext, node: ast.ImportFrom, module: str, name: 
     context.report(node, "module", part, f"import of {name}", default="see docs/guide/from-celery.md")
 
 
-def _write_needed(needed: dict[str, set[str]], used: set[str]) -> list[str]:
+def _write_needed(context: FileContext) -> list[str]:
     """Return the imports of new names that are used: some stood in what was changed as a whole."""
-    plain = [f"import {module}" for module, names in needed.items() if not names and module in used]
+    used = {node.id for node in ast.walk(parse(context.source.result)) if isinstance(node, ast.Name)}
+    imported = {
+        name.name
+        for node in context.tree.body
+        if isinstance(node, ast.Import)
+        for name in node.names
+        if name.asname is None
+    }
+    plain = [
+        f"import {module}"
+        for module, names in context.needed.items()
+        if not names and module in used - imported
+    ]
     lines: list[str] = []
-    for module, names in sorted(needed.items()):
+    for module, names in sorted(context.needed.items()):
         wanted = sorted(name for name in names if name.rpartition(" ")[2] in used)
         if wanted:
             lines.append(f"from {module} import {', '.join(wanted)}")

@@ -324,10 +324,14 @@ def change_settings_module(context: FileContext) -> None:
                 pass
             case ast.AnnAssign(target=ast.Name(id=name) as target, value=ast.expr() as value):
                 pass
+            case ast.AugAssign(target=ast.Name(id="INSTALLED_APPS"), value=value):
+                _report_installed_apps(context, value)
+                continue
             case _:
                 continue
         if name == "INSTALLED_APPS":
-            _check_installed_apps(context, value)
+            _report_installed_apps(context, value)
+            _add_installed_app(context, value)
         elif own and not name.startswith("_"):
             _change_own(context, statement, target, name, value)
         elif _UPPER.fullmatch(name):
@@ -388,7 +392,7 @@ def _change_django(
     return True
 
 
-def _check_installed_apps(context: FileContext, value: ast.expr) -> None:
+def _report_installed_apps(context: FileContext, value: ast.expr) -> None:
     for node in ast.walk(value):
         match node:
             case ast.Constant(value="django_celery_beat"):
@@ -406,7 +410,6 @@ def _check_installed_apps(context: FileContext, value: ast.expr) -> None:
                 )
             case _:
                 pass
-    _add_installed_app(context, value)
 
 
 def _add_installed_app(context: FileContext, value: ast.expr) -> None:

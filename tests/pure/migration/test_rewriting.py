@@ -302,3 +302,67 @@ def test_every_result_is_python(tmp_path: Path) -> None:
     for before, _ in CALLS:
         text = migrate(tmp_path, textwrap.dedent(f"def f():\n    if 1:\n        value = {before}\n")).text
         ast.parse(text)
+
+
+def test_base_class_is_one_line_that_names_what_it_kept_as_resource(tmp_path: Path) -> None:
+    report = migrate(
+        tmp_path,
+        """
+from celery import Task, Celery
+
+app = Celery("shop")
+
+
+class ApiTask(Task):
+    _client: object = None
+    retries = 3
+
+    @property
+    def client(self): ...
+
+    def on_failure(self, *words): ...
+
+
+@app.task(base=ApiTask, bind=True)
+def pay(self):
+    self.client.open()
+    self.client.pay()
+""",
+        head="",
+    )
+    found = {finding.name: finding.advice for finding in report.of_kind("by hand")}
+    names = [finding.name for finding in report.of_kind("by hand")]
+    assert names.count("self.client") == 1
+    assert not {"ApiTask.client", "ApiTask._client", "ApiTask.retries"} & set(names)
+    assert found["class ApiTask(Task)"].endswith("; here: _client, retries, client")
+    for name in ("class ApiTask(Task)", "self.client"):
+        assert "what it kept is a Resource" in found[name]
+        assert "boot step" not in found[name]
+    assert "options(on_failure=) of a call replaces" in found["ApiTask.on_failure"]
+
+
+def test_imports_that_are_there_or_unused_are_not_written(tmp_path: Path) -> None:
+    report = migrate(
+        tmp_path,
+        """
+import logging
+from celery import Celery
+from celery.schedules import crontab
+from celery.utils.log import get_task_logger
+
+logger = get_task_logger(__name__)
+app = Celery("shop")
+app.conf.beat_schedule = {"a": {"task": "shop.a", "schedule": crontab(hour=3)}}
+""",
+        head="",
+    )
+    assert report.text.count("import logging") == 1
+    assert '"cron": "* 3 * * *"' in report.text
+    assert "import App, RetryPolicy\n" in report.text
+
+
+@pytest.mark.parametrize("operator", ["=", "+="])
+def test_beat_among_installed_apps_is_named(tmp_path: Path, operator: str) -> None:
+    text = f'INSTALLED_APPS {operator} ["django_celery_beat"]\n'
+    report = migrate(tmp_path, text, head="", name="settings.py")
+    assert [finding.name for finding in report.of_kind("by hand")] == ["django_celery_beat"]
