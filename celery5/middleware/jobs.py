@@ -210,7 +210,10 @@ class IncomingJob(msgspec.Struct, eq=False):
 
     @property
     def exception(self) -> BaseException | None:
-        """The error that the task raised; None when it raised none, and for boxed tasks, which raise it elsewhere."""
+        """The error that the task raised; None when it raised none, and for boxed tasks, which raise it elsewhere.
+
+        Of a `Retry` it is the error that it was for, `exc`, as in the dead letter.
+        """
         return self._exception
 
     def carry(self, headers: Mapping[str, str]) -> None:

@@ -80,7 +80,8 @@ def get_error_outcome(error: BaseException) -> Raised | RetryRequested | JobReje
     """
     observer = JOB_ERRORS.get()
     if observer is not None:
-        observer.note_error(error)
+        cause = _find_cause(error)
+        observer.note_error(error if cause is None else cause)
     try:
         return _get_error_outcome(error)
     except BaseException:  # the error's class, or a metaclass of it, is hostile
@@ -103,15 +104,23 @@ def _get_error_outcome(error: BaseException) -> Raised | RetryRequested | JobRej
 def _make_retry_request(error: BaseException, retry: Retry) -> RetryRequested:
     """Return the request for another attempt. The error that caused it, if any, is the failure that is kept."""
     failure = make_failure(error)
-    cause = retry.__cause__ or (None if retry.__suppress_context__ else retry.__context__)
-    if cause is not None and error is retry:
-        cause_failure = make_failure(cause)
-        failure = replace(cause_failure, traceback=failure.traceback)
+    cause = _find_cause(error)
+    if cause is not None:
+        failure = replace(make_failure(cause), traceback=failure.traceback)
     policy = retry.retry_policy if isinstance(retry.retry_policy, RetryPolicy) else None
     # A subclass in user code may have set anything.
     countdown = retry.countdown if _is_number(retry.countdown, LONGEST) else None
     max_retries = retry.max_retries if _is_number(retry.max_retries, inf) else None
     return RetryRequested(failure, countdown, policy, max_retries)
+
+
+def _find_cause(error: BaseException) -> BaseException | None:
+    """Return the error for which a retry was requested, by `exc=` or by handling it; None for any other error."""
+    if not issubclass(type(error), Retry):
+        return None
+    if error.__cause__ is None and not error.__suppress_context__:
+        return error.__context__
+    return error.__cause__
 
 
 def _is_number(value: object, limit: float) -> bool:

@@ -219,6 +219,33 @@ async def test_a_retry_and_the_end_are_outcomes_with_the_error_itself(app: App, 
     assert [repr(error) for error in notes.exceptions] == ["LookupError('no such order')"] * 3
 
 
+@pytest.mark.parametrize("is_given", [True, False], ids=["exc", "handled"])
+@pytest.mark.parametrize("kind", ["trio", "asyncio", "thread"])
+async def test_requested_retry_ends_with_the_error_that_it_was_for(
+    app: App, kind: str, is_given: bool
+) -> None:
+    notes = Notes()
+    app.add_middleware(notes)
+
+    def ask() -> None:
+        job, busy = current_job(), ConnectionError("busy")
+        assert job is not None
+        if is_given:
+            job.retry(exc=busy, countdown=0, max_retries=1)
+        try:
+            raise busy
+        except ConnectionError:
+            job.retry(countdown=0, max_retries=1)
+
+    task = of_kind(app, kind, ask)
+    async with working(app):
+        with pytest.raises(TaskFailed) as failed:
+            await (await task.adelay()).aget()
+    assert (failed.value.type, failed.value.message) == ("ConnectionError", "busy")
+    assert [type(outcome) for _, outcome in notes.outcomes] == [Retrying, Dead]
+    assert [repr(error) for error in notes.exceptions] == ["ConnectionError('busy')"] * 2
+
+
 @pytest.mark.parametrize("kind", ["trio", "asyncio", "thread"])
 async def test_a_time_limit_is_an_outcome(app: App, kind: str) -> None:
     notes = Notes()

@@ -133,7 +133,9 @@ ON_THE_LOOP = (
 
 
 @pytest.fixture(scope="module")
-def queries(server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, set[str]]]:
+def queries(
+    server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, set[str]]]:
     """What became of the queries of each place, after a worker has stopped."""
     folder: Path = tmp_path_factory.mktemp("event-loop")
     project = Project(folder, CELERY5_BROKER=server.url)
