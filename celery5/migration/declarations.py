@@ -20,6 +20,10 @@ _KEPT = {
 }
 """Options that mean the same."""
 _JSON = "arguments and results are JSON: annotate the parameters, and pass ids in place of objects"
+_OF_THE_CLASS = (
+    "self is the job, not an object of the task's class: a method of that is a function of the module, and "
+    + RESOURCE
+)
 _CELERY_DELAY = "Celery waited 180 s before a retry without a countdown: backoff=180, cap=180, jitter=False"
 
 
@@ -309,12 +313,7 @@ def _change_self(context: FileContext, function: Function, name: str) -> None:
             context.by_hand(node, f"{name}.{node.attr}", advice)
         elif node.attr not in ("id", "task", "queue", "attempt", "worker", *kept):
             kept.add(node.attr)
-            context.by_hand(
-                node,
-                f"{name}.{node.attr}",
-                "self is the job, not an object of the task's class: a method of that is a function of the module, "
-                f"and {RESOURCE}",
-            )
+            context.by_hand(node, f"{name}.{node.attr}", _OF_THE_CLASS)
 
 
 def _change_request(context: FileContext, name: str, node: ast.Attribute, parent: ast.AST | None) -> None:

@@ -1,7 +1,6 @@
 """Django's queries on the Trio event loop of a worker are refused, whatever part of the application makes them."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -133,9 +132,7 @@ ON_THE_LOOP = (
 
 
 @pytest.fixture(scope="module")
-def queries(
-    server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, set[str]]]:
+def queries(server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     """What became of the queries of each place, after a worker has stopped."""
     folder: Path = tmp_path_factory.mktemp("event-loop")
     project = Project(folder, CELERY5_BROKER=server.url)
@@ -156,7 +153,7 @@ def queries(
         project.run(SEND)
         wait_until(read)
     read()
-    yield found
+    return found
 
 
 @pytest.mark.parametrize("place", ON_THE_LOOP)
