@@ -28,6 +28,7 @@ from celery5.broker.translate import SlotRedirected, SlotUnstable
 from celery5.errors import BrokerError, BrokerReadOnly, BrokerUnavailable, BrokerUnsupported
 from celery5.protocol.hash_slots import (
     NodeAddress,
+    Refusal,
     SlotMap,
     decide,
     find_keys,
@@ -261,19 +262,25 @@ class ClusterRouter:
             attempt += 1
             may_have_run = may_have_run or error.maybe_done
             redirection = error.redirection if isinstance(error, SlotRedirected) else None
+            refusal = _classify(error, call)
             step = decide(
-                _classify(error),
+                refusal,
                 may_repeat=call.repeatable or not error.maybe_done,
                 attempt=attempt,
-                is_late=redirection is None and time.monotonic() >= late_at,
+                is_late=refusal in ("unstable", "unreachable") and time.monotonic() >= late_at,
             )
             if step == "raise" or (step != "refresh" and redirection is None):
+                if isinstance(error, SlotRedirected):  # its class says that the URL is wrong
+                    error = SlotUnstable(
+                        f"broker {self._where}: the slot {slot} is being moved; try again soon"
+                    )
                 if may_have_run:
                     error.mark_maybe_done()
                 raise error
             try:
                 if step == "refresh" or redirection is None:
-                    await self._refresh(slot, node, attempt, is_unstable=isinstance(error, SlotUnstable))
+                    is_unstable = isinstance(error, SlotUnstable | SlotRedirected)
+                    await self._refresh(slot, node, attempt, is_unstable=is_unstable)
                     node = await self.map.find_node(slot)
                     return await (await self._get_driver(node)).perform(call)
                 named = redirection.node
@@ -299,8 +306,7 @@ class ClusterRouter:
 
     async def _ask(self, call: Call[T], node: NodeAddress) -> T:
         """Send a call to the node to which its slot migrates."""
-        # With its text: after a NOSCRIPT it would be sent again without ASKING.
-        asked: list[Call[Any]] = [_ASKING, replace(call, words=call.with_script_text)]
+        asked: list[Call[Any]] = [_ASKING, call]
         _, reply = await (await self._get_driver(node)).perform_each(asked)
         if isinstance(reply, BrokerError):
             raise reply
@@ -368,9 +374,11 @@ def guard_script(call: Call[T]) -> Call[T]:
     return replace(call, script=script, words=(words[0], script.sha, len(keys), *keys, *words[end:]))
 
 
-def _classify(error: BrokerError) -> Any:
+def _classify(error: BrokerError, call: Call[Any]) -> Refusal:
     if isinstance(error, SlotRedirected):
-        return "ask" if error.redirection.kind == "ASK" else "moved"
+        if error.redirection.kind == "MOVED":
+            return "moved"
+        return "ask" if call.script is None else "unstable"  # there it would be asked to try again
     return "unstable" if isinstance(error, SlotUnstable | BrokerReadOnly) else "unreachable"
 
 

@@ -6,6 +6,7 @@ node that has taken the place of another.
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from celery5.broker.colour import run_blocking
 from celery5.broker.driver import ResultWaiter, StopCondition
@@ -17,11 +18,37 @@ from celery5.broker.timing import OUTAGE_LIMIT
 from celery5.broker.translate import SlotRedirected
 from celery5.broker.waiting.blocking import BlockingResultWaiter
 from celery5.broker.waiting.result_waits import REREAD_INTERVAL
-from celery5.errors import BrokerUnavailable
-from celery5.protocol.hash_slots import get_key_slot
+from celery5.errors import BrokerError, BrokerUnavailable
+from celery5.protocol.hash_slots import Redirection, get_key_slot
 
 TURN = REREAD_INTERVAL
 """Seconds after which a wait looks again where its keys are: documents are read again as often anyway."""
+
+
+PAUSE = 0.1
+"""Seconds after which a node is asked again that could not be reached, or whose slot is moved key by key."""
+
+
+def find_move(error: BrokerError) -> Redirection | None:
+    """Return what a node has said of a slot that is on another one for good; None while it is on its way there."""
+    if isinstance(error, SlotRedirected) and error.redirection.kind == "MOVED":
+        return error.redirection
+    return None
+
+
+async def follow(cluster: ClusterMap, move: Redirection | None) -> None:
+    """Read the map of slots again, first from the node that has been named. Raises BrokerUnavailable."""
+    if move is not None and move.node.host:
+        await cluster.note_moved(move.slot, move.node)
+    else:
+        await cluster.read()
+
+
+def as_unavailable(error: BrokerError) -> BrokerUnavailable:
+    """Return the error of a wait that has found no node with its keys: a redirection would blame the URL."""
+    if isinstance(error, BrokerUnavailable):
+        return error
+    return BrokerUnavailable(f"a slot of the keys is being moved ({error}); try again soon")
 
 
 class NodesOfKeys:
@@ -106,16 +133,14 @@ class BlockingClusterResultWaiter:
                         turns.missing, timeout=turns.seconds, enough=turns.with_earlier(enough)
                     )
                 turns.add(found)
-            except SlotRedirected as error:
-                redirection = error.redirection
-                if redirection.node.host:
-                    run_blocking(cluster.note_moved(redirection.slot, redirection.node))
-                else:
-                    run_blocking(cluster.read())
-            except BrokerUnavailable:
-                if turns.is_hopeless():
-                    raise
-                _read_again(lambda: run_blocking(cluster.read()))
+            except (SlotRedirected, BrokerUnavailable) as error:
+                move = find_move(error)
+                if move is None and turns.is_hopeless():
+                    raise as_unavailable(error) from None
+                with suppress(BrokerUnavailable):
+                    run_blocking(follow(cluster, move))
+                if move is None:
+                    time.sleep(PAUSE)
             if not turns.missing or turns.is_over or (enough is not None and enough(turns.documents)):
                 return turns.documents
 
@@ -133,10 +158,3 @@ class BlockingClusterResultWaiter:
             return waiter
 
         return get
-
-
-def _read_again(read: Callable[[], None]) -> None:
-    try:
-        read()
-    except BrokerUnavailable:
-        time.sleep(0.1)

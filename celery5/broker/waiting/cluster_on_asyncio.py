@@ -2,13 +2,21 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 
 from celery5.broker.driver import AsyncResultWaiter, StopCondition
 from celery5.broker.drivers.cluster_on_asyncio import AsyncioCluster
 from celery5.broker.routing.routed_results import AsyncRoutedResultWaiter
 from celery5.broker.routing.unreachable import leave_out_none
 from celery5.broker.translate import SlotRedirected
-from celery5.broker.waiting.cluster_blocking import NodesOfKeys, Turns
+from celery5.broker.waiting.cluster_blocking import (
+    PAUSE,
+    NodesOfKeys,
+    Turns,
+    as_unavailable,
+    find_move,
+    follow,
+)
 from celery5.broker.waiting.on_asyncio import AsyncioResultWaiter
 from celery5.errors import BrokerUnavailable
 from celery5.protocol.hash_slots import NodeAddress
@@ -40,15 +48,14 @@ class AsyncioClusterResultWaiter:
                         turns.missing, timeout=turns.seconds, enough=turns.with_earlier(enough)
                     )
                 turns.add(found)
-            except SlotRedirected as error:
-                await cluster.note_moved(error.redirection.slot, error.redirection.node)
-            except BrokerUnavailable:
-                if turns.is_hopeless():
-                    raise
-                try:
-                    await cluster.read()
-                except BrokerUnavailable:
-                    await asyncio.sleep(0.1)
+            except (SlotRedirected, BrokerUnavailable) as error:
+                move = find_move(error)
+                if move is None and turns.is_hopeless():
+                    raise as_unavailable(error) from None
+                with suppress(BrokerUnavailable):
+                    await follow(cluster, move)
+                if move is None:
+                    await asyncio.sleep(PAUSE)
             if not turns.missing or turns.is_over or (enough is not None and enough(turns.documents)):
                 return turns.documents
 

@@ -13,7 +13,6 @@ from celery5.broker.endpoint import Endpoint
 from celery5.broker.timing import Outage
 from celery5.broker.translate import translate_error
 from celery5.broker.waiting.result_waits import (
-    READ_AT_ONCE,
     ResultWait,
     ResultWaitProtocol,
     get_reread_interval,
@@ -81,8 +80,7 @@ class AsyncioResultWaiter:
 
     async def _read_once_for(self, keys: Sequence[str]) -> dict[str, bytes]:
         documents: dict[str, bytes] = {}
-        for start in range(0, len(keys), READ_AT_ONCE):
-            part = keys[start : start + READ_AT_ONCE]
+        for part in self._protocol.split_for_reading(keys):
             part_documents = await self._redis.perform(read_documents(part))
             documents |= part_documents
         return documents

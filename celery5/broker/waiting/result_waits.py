@@ -7,7 +7,7 @@ The connection speaks RESP3, so it can read keys while it is subscribed. It read
 it as a subscriber, and closes a subscriber with more than 32 MB of pending output.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, cast
 
@@ -17,7 +17,7 @@ from celery5.broker.call import Call, Word
 from celery5.broker.connection.exchange import PushNotification, ReplyError, pack_commands
 from celery5.broker.driver import StopCondition
 from celery5.broker.timing import Timing
-from celery5.protocol.hash_slots import get_key_slot
+from celery5.protocol.hash_slots import get_key_slot, group_by_slot
 
 READ_AT_ONCE = 25
 SUBSCRIBE_AT_ONCE = 1000
@@ -252,6 +252,12 @@ class ResultWaitProtocol:
     def has_waits(self) -> bool:
         """Whether there are any waits."""
         return bool(self._waiting)
+
+    def split_for_reading(self, keys: Sequence[str]) -> Iterator[Sequence[str]]:
+        """Yield the keys that may be read together, in parts of at most `READ_AT_ONCE`."""
+        for group in group_by_slot(keys).values() if self._by_slot else (keys,):
+            for start in range(0, len(group), READ_AT_ONCE):
+                yield group[start : start + READ_AT_ONCE]
 
     def _select_readable(self) -> Iterable[bytes]:
         """Return the keys that may be read together: in a cluster those of the first one's slot."""

@@ -12,7 +12,7 @@ from celery5.broker.calls.jobs import try_write
 from celery5.broker.drivers.cluster_on_trio import ClusterRedis
 from celery5.errors import BrokerUnavailable
 from tests.cluster_servers import TestCluster, running_cluster
-from tests.redis.worker.workers import LEASE, start
+from tests.redis.worker.workers import LEASE, start, until
 
 LIMIT = 60.0
 """Seconds for everything: the machine may be busy."""
@@ -73,6 +73,42 @@ async def test_slot_migration_both_ways_under_load_loses_and_doubles_no_job(
                 load.is_over = True
             nursery.cancel_scope.cancel()
     assert set(load.runs.values()) == {1}
+
+
+async def test_jobs_that_end_while_half_of_their_slot_has_moved_end_once(
+    redis_cluster: TestCluster, app: App
+) -> None:
+    runs: Counter[int] = Counter()
+    gate = trio.Event()
+
+    @app.task(name="wait", queue="mails")
+    async def wait(number: int) -> int:
+        runs[number] += 1
+        await gate.wait()
+        return number
+
+    keys = app.queue("mails")
+    source = redis_cluster.find_owner(keys.stream)
+    target = next(node for node in redis_cluster.primaries if node is not source)
+
+    def move_half() -> None:
+        redis_cluster.begin_migration(keys.stream, target)
+        slot = redis_cluster.find_slot(keys.stream)
+        names = sorted(source.client.execute_command("CLUSTER", "GETKEYSINSLOT", slot, 100))
+        redis_cluster.migrate_keys(names[::2], source, target)
+
+    with trio.fail_after(LIMIT):
+        async with trio.open_nursery() as nursery:
+            await start(nursery, app)
+            results = [await wait.adelay(number) for number in range(10)]
+            await until(lambda: len(runs) == 10)
+            await trio.to_thread.run_sync(move_half)
+            gate.set()
+            results.append(await wait.adelay(10))  # into the backlog, after a second
+            await trio.to_thread.run_sync(redis_cluster.migrate, keys.stream, target)
+            assert [await result.aget(timeout=LIMIT) for result in results] == list(range(11))
+            nursery.cancel_scope.cancel()
+    assert runs == dict.fromkeys(range(11), 1)
 
 
 @pytest.fixture

@@ -1,7 +1,11 @@
 """Waiting for results whose slots have moved, and connections to nodes that have no slots any more."""
 
 import asyncio
+import threading
+import time
 from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Any
 
 import pytest
 
@@ -10,10 +14,10 @@ from celery5.broker.drivers.cluster_blocking import BlockingCluster
 from celery5.broker.drivers.cluster_on_asyncio import AsyncioCluster
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.routing.unreachable import skip_unreachable
-from celery5.broker.waiting.cluster_blocking import BlockingClusterResultWaiter
+from celery5.broker.waiting.cluster_blocking import PAUSE, BlockingClusterResultWaiter
 from celery5.broker.waiting.cluster_on_asyncio import AsyncioClusterResultWaiter
 from celery5.protocol.hash_slots import NodeAddress
-from tests.cluster_servers import TestCluster
+from tests.cluster_servers import TestCluster, wait_until
 
 Wait = Callable[[Endpoint, Sequence[str], Callable[[], None]], dict[str, bytes]]
 
@@ -72,3 +76,50 @@ def test_on_asyncio_a_node_without_slots_is_forgotten(app: App) -> None:
         await redis.aclose()
 
     asyncio.run(read())
+
+
+@pytest.mark.parametrize("wait", [wait_blocking, wait_on_asyncio])
+def test_a_wait_that_does_not_block_reads_several_slots_of_one_node(
+    redis_cluster: TestCluster, app: App, wait: Wait
+) -> None:
+    node = redis_cluster.primaries[0]
+    names = (app.queue(f"queue-{number}").result_prefix + "one" for number in range(1000))
+    keys = list(islice((key for key in names if redis_cluster.find_owner(key) is node), 3))
+    for key in keys:
+        node.client.set(key, "document", ex=60)
+
+    assert wait(app.connections.endpoint, keys, lambda: None) == dict.fromkeys(keys, b"document")
+
+
+@pytest.mark.parametrize("wait", [wait_blocking, wait_on_asyncio])
+def test_a_wait_outlasts_the_move_of_its_slot_and_asks_seldom_meanwhile(
+    redis_cluster: TestCluster, app: App, wait: Wait
+) -> None:
+    key = app.queue("mails").result_prefix + "one"
+    source = redis_cluster.find_owner(key)
+    target = next(node for node in redis_cluster.primaries if node is not source)
+    seconds: list[float] = []
+
+    def count_asks() -> int:
+        found: Any = source.client.info("errorstats").get("errorstat_ASK", {"count": 0})
+        return int(found["count"])
+
+    def finish(before: int) -> None:
+        wait_until(lambda: count_asks() > before, "the first ASK")
+        start = time.monotonic()
+        wait_until(lambda: count_asks() > before + 2, "two more")
+        seconds.append(time.monotonic() - start)
+        redis_cluster.migrate(key, target)
+        target.client.set(key, "document", ex=60)
+
+    threads: list[threading.Thread] = []
+
+    def begin() -> None:
+        before = count_asks()
+        redis_cluster.begin_migration(key, target)
+        threads.append(threading.Thread(target=finish, args=(before,)))
+        threads[0].start()
+
+    assert wait(app.connections.endpoint, [key], begin) == {key: b"document"}
+    threads[0].join()
+    assert seconds[0] > PAUSE
