@@ -368,9 +368,13 @@ CLUSTER_TESTS = (
     "tests/redis/redis_cluster",
     "tests/redis/events/test_events.py",
     "tests/redis/limits/test_limits.py",
+    "tests/redis/recovery/test_recovery.py",
+    "tests/redis/recovery/test_sidecar.py",
+    "tests/redis/results",
     "tests/redis/scheduling/test_schedules.py",
     "tests/redis/streams/test_processors.py",
     "tests/redis/streams/test_group_scripts.py",
+    "tests/redis/streams/test_membership.py",
     "tests/redis/workflows/test_composing.py",
 )
 

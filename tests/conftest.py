@@ -122,8 +122,11 @@ def redis_cluster(server_binary: str | None) -> Iterator[TestCluster]:
 if os.environ.get("CELERY5_TEST_CLUSTER"):
 
     @pytest.fixture
-    def url(redis_cluster: TestCluster) -> str:
+    def url(request: pytest.FixtureRequest, redis_cluster: TestCluster) -> str:
         """The URL of the cluster on which these tests run instead of a server."""
+        marker = request.node.get_closest_marker("one_server")
+        if marker is not None:
+            pytest.skip(f"not on a cluster: {marker.args[0]}")
         return redis_cluster.url
 
 else:

@@ -35,11 +35,10 @@ SCRIPTED = {
 @pytest.fixture(autouse=True)
 def _declared_keys(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test in which a script touched a key that it does not declare."""
-    is_real = "server" in request.fixturenames and isinstance(
-        request.getfixturevalue("server"), EmbeddedServer
-    )
-    if request.path.parent.name in SCRIPTED and is_real:  # the one in memory has no MONITOR
-        with only_declared_keys(request.getfixturevalue("url")):
+    server = request.getfixturevalue("server") if "server" in request.fixturenames else None
+    # The one in memory has no MONITOR.
+    if request.path.parent.name in SCRIPTED and isinstance(server, EmbeddedServer):
+        with only_declared_keys(server.url):
             yield
     else:
         yield

@@ -13,15 +13,17 @@ from typing import Any, TypeVar
 import trio
 
 from celery5.broker.call import Call
-from celery5.broker.driver import AsyncDriver, AsyncResultWaiter, StopCondition
-from celery5.broker.drivers.blocking import BlockingRedis
+from celery5.broker.driver import AsyncDriver, AsyncResultWaiter, ResultWaiter, StopCondition
+from celery5.broker.drivers.cluster_on_asyncio import AsyncioCluster
+from celery5.broker.drivers.cluster_on_trio import open_redis
 from celery5.broker.drivers.on_asyncio import AsyncioRedis
-from celery5.broker.drivers.on_trio import TrioRedis
+from celery5.broker.drivers.opening import BlockingBroker, open_blocking
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.timing import Timing
-from celery5.broker.waiting.blocking import BlockingResultWaiter
+from celery5.broker.waiting.cluster_on_asyncio import AsyncioClusterResultWaiter
 from celery5.broker.waiting.on_asyncio import AsyncioResultWaiter
 from celery5.broker.waiting.on_trio import TrioResultWaiter
+from celery5.broker.waiting.opening import open_result_waiter
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -44,7 +46,7 @@ Story = Callable[[Here], Coroutine[Any, Any, S]]
 
 
 class _Dressed:
-    def __init__(self, redis: BlockingRedis, results: BlockingResultWaiter) -> None:
+    def __init__(self, redis: BlockingBroker, results: ResultWaiter) -> None:
         self._redis = redis
         self._results = results
 
@@ -82,8 +84,8 @@ def live(
         return asyncio.run(_live_asyncio(endpoint, story, timing, connections))
     if colour == "trio":
         return trio.run(_live_trio, endpoint, story, timing)
-    redis = BlockingRedis(endpoint, timing=timing, max_connections=connections)
-    results = BlockingResultWaiter(redis, endpoint)
+    redis = open_blocking(endpoint, timing=timing, max_connections=connections)
+    results = open_result_waiter(redis)
     both = _Dressed(redis, results)
     try:
         story(Here(both, both, both.sleep)).send(None)
@@ -97,8 +99,14 @@ def live(
 
 
 async def _live_asyncio(endpoint: Endpoint, story: Story[S], timing: Timing, connections: int) -> S:
-    redis = AsyncioRedis(endpoint, timing=timing, max_connections=connections)
-    results = AsyncioResultWaiter(redis, endpoint)
+    redis: AsyncioRedis | AsyncioCluster
+    results: AsyncioResultWaiter | AsyncioClusterResultWaiter
+    if endpoint.topology == "cluster":
+        redis = AsyncioCluster(endpoint, timing=timing, max_connections=connections)
+        results = AsyncioClusterResultWaiter(redis)
+    else:
+        redis = AsyncioRedis(endpoint, timing=timing, max_connections=connections)
+        results = AsyncioResultWaiter(redis, endpoint)
     try:
         return await story(Here(redis, results, asyncio.sleep))
     finally:
@@ -111,7 +119,7 @@ async def _live_trio(endpoint: Endpoint, story: Story[S], timing: Timing) -> S:
     told: list[S] = []
     async with trio.open_nursery() as nursery:
         try:
-            redis = TrioRedis(endpoint=endpoint, timing=timing)
+            redis = open_redis(endpoint=endpoint, timing=timing)
             await nursery.start(redis.run)
             results = TrioResultWaiter(redis, endpoint, timing=timing)
             await nursery.start(results.run)

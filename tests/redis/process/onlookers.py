@@ -28,6 +28,9 @@ def settle(client: "redis.Redis", key: str, document: bytes = b"done") -> None:
 
 def listeners(client: "redis.Redis", key: str) -> int:
     """How many connections are subscribed to the channel."""
+    if isinstance(client, redis.RedisCluster):
+        nodes: list[Any] = client.get_primaries()
+        return sum(int(node.redis_connection.pubsub_numsub(key)[0][1]) for node in nodes)
     return int(client.pubsub_numsub(key)[0][1])
 
 

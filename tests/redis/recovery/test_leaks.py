@@ -46,6 +46,7 @@ PLANTED: dict[str, Plant] = {
 }
 
 
+@pytest.mark.one_server("the check for leaks looks at one server")
 @pytest.mark.parametrize("planted", PLANTED)
 def test_a_planted_leak_is_found(redis_client: "redis.Redis", app_name: str, planted: str) -> None:
     PLANTED[planted](redis_client, App(app_name).queue("default"))
@@ -56,6 +57,7 @@ def test_a_planted_leak_is_found(redis_client: "redis.Redis", app_name: str, pla
     assert leaks(redis_client) == []
 
 
+@pytest.mark.one_server("the check for leaks looks at one server")
 def test_a_consumer_without_a_worker_is_the_next_workers_to_remove(
     redis_client: "redis.Redis", app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,6 +71,7 @@ def test_a_consumer_without_a_worker_is_the_next_workers_to_remove(
     assert redis_client.xinfo_consumers(keys.stream, GROUP) == []
 
 
+@pytest.mark.one_server("the check for leaks looks at one server")
 async def test_what_lives_is_no_leak(redis_client: "redis.Redis", app: App) -> None:
     @app.task(name="nothing")
     async def nothing() -> None:

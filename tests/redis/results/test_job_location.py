@@ -204,6 +204,7 @@ async def test_a_job_that_is_sent_only_later_is_waited_for_wherever_that_will_be
     assert sorted(got) == [["good"], ["good", "fine"]]
 
 
+@pytest.mark.one_server("it reads the statistics of one server")
 def test_a_handle_that_knows_its_queue_costs_no_trip_more(app: App, redis_client: Any) -> None:
     task = slow_task(app, trio.Event())
 

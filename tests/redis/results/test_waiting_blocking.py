@@ -43,6 +43,7 @@ def test_threads_share_one_connection_and_each_gets_its_own(own_server: Embedded
     results.close()
 
 
+@pytest.mark.one_server("it looks into the waiter of one server")
 def test_when_the_reading_thread_runs_out_of_time_another_reads_on(
     results: BlockingResultWaiter, app_name: str, redis_client: "redis.Redis"
 ) -> None:
@@ -55,6 +56,7 @@ def test_when_the_reading_thread_runs_out_of_time_another_reads_on(
         assert second.result(30) == {app_name: b"done"}
 
 
+@pytest.mark.one_server("it looks into the waiter of one server")
 def test_a_thread_that_only_follows_runs_out_of_time_too(
     results: BlockingResultWaiter, app_name: str, redis_client: "redis.Redis"
 ) -> None:
@@ -69,6 +71,7 @@ def test_a_thread_that_only_follows_runs_out_of_time_too(
     assert not results._followers
 
 
+@pytest.mark.one_server("it looks into the waiter of one server")
 def test_two_who_wait_for_the_same_both_get_it(
     results: BlockingResultWaiter, app_name: str, redis_client: "redis.Redis"
 ) -> None:
@@ -97,6 +100,7 @@ def test_threads_wait_on_through_cuts_of_their_connection(own_server: EmbeddedSe
     results.close()
 
 
+@pytest.mark.one_server("it uses the waiter of one server")
 def test_nobody_waits_without_a_limit_for_a_broker_that_refuses(url: str, app_name: str) -> None:
     endpoint = Endpoint.from_url(url, username=app_name, password="wrong")
     results = BlockingResultWaiter(BlockingRedis(endpoint), endpoint)
@@ -120,6 +124,7 @@ def test_an_old_outage_is_not_held_against_a_new_wait(own_server: EmbeddedServer
     results.close()
 
 
+@pytest.mark.one_server("it uses the waiter of one server")
 def test_waiting_starts_no_thread(results: BlockingResultWaiter, app_name: str) -> None:
     before = threading.active_count()
     results.wait([app_name], timeout=0.05)

@@ -9,8 +9,8 @@ import trio
 
 from celery5.broker import ambient
 from celery5.broker.colour import current_colour
+from celery5.broker.drivers.cluster_on_trio import open_redis
 from celery5.broker.drivers.on_asyncio import AsyncioRedis
-from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.broker.waiting.on_asyncio import AsyncioResultWaiter
@@ -20,6 +20,7 @@ from tests.redis.connections.colours import raw
 from tests.redis.process.onlookers import clients, listeners, settle, until
 
 
+@pytest.mark.one_server("it uses the waiter of one server")
 def test_a_cancelled_asyncio_wait_leaves_no_subscription_and_no_task(
     url: str, app_name: str, redis_client: "redis.Redis"
 ) -> None:
@@ -49,7 +50,7 @@ async def test_a_cancelled_trio_wait_leaves_no_subscription(
     url: str, app_name: str, redis_client: "redis.Redis", nursery: trio.Nursery
 ) -> None:
     endpoint = Endpoint.from_url(url)
-    redis = TrioRedis(endpoint=endpoint)
+    redis = open_redis(endpoint=endpoint)
     await nursery.start(redis.run)
     results = TrioResultWaiter(redis, endpoint)
     await nursery.start(results.run)
@@ -163,7 +164,7 @@ async def test_a_lent_driver_is_used_by_all_and_given_back(
     url: str, app_name: str, redis_client: "redis.Redis", nursery: trio.Nursery
 ) -> None:
     endpoint = Endpoint.from_url(url)
-    own = TrioRedis(endpoint=endpoint)
+    own = open_redis(endpoint=endpoint)
     await nursery.start(own.run)
     with ambient.lend_driver(endpoint, own):
         assert await ambient.get_driver(endpoint) is own

@@ -39,7 +39,8 @@ def test_a_document_that_is_there_already_is_found(
 def test_documents_that_come_later_are_found_as_they_come(
     colour: str, url: str, app_name: str, redis_client: "redis.Redis"
 ) -> None:
-    keys = [f"{app_name}:{number}" for number in range(3)]
+    # On one node of a cluster: plain Python waits for one node after the other.
+    keys = [f"{{{app_name}}}:{number}" for number in range(3)]
 
     def settle_one_by_one() -> None:
         for key in reversed(keys):
@@ -53,6 +54,7 @@ def test_documents_that_come_later_are_found_as_they_come(
         assert live(colour, url, story) == {key: key.encode() for key in keys}
 
 
+@pytest.mark.one_server("it counts the connections to one server")
 @in_every_colour
 def test_one_wait_after_the_other_uses_the_same_connection(
     colour: str, url: str, app_name: str, redis_client: "redis.Redis"

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from celery5 import App
 from celery5.broker.calls import streams as calls
 from celery5.broker.driver import BlockingDriver
+from celery5.broker.drivers.cluster_on_trio import open_parked, open_redis
 from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.drivers.opening import open_blocking
-from celery5.broker.drivers.parked import ParkedRedis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import StreamKeys
 from celery5.broker.servers.embedded import EmbeddedServer
@@ -336,7 +336,7 @@ async def test_one_who_joins_sixteen_moves_its_share_of_256_partitions_and_no_ot
 
     (processor,) = app.streams.processors
     members: list[ProcessorGroup] = []
-    driver = TrioRedis(endpoint=endpoint)
+    driver = open_redis(endpoint=endpoint)
     await nursery.start(driver.run)
 
     async def join(number: int) -> None:
@@ -379,7 +379,7 @@ def make_member(app: App, processor: Any, driver: TrioRedis, endpoint: Endpoint,
             name=name, incarnation=f"{name}:1", lease=30.0, is_named=False, grace_period=1.0, max_deliveries=3
         ),
         redis=driver,
-        reader=ParkedRedis(endpoint=endpoint, control=driver, name=name),
+        reader=open_parked(endpoint=endpoint, control=driver, name=name),
         relay=OutboxRelay(
             keys=processor.stream.keys,
             group=processor.name,
