@@ -6,7 +6,6 @@ a thread where there is an event loop.
 
 import importlib.util
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 from celery5.broker.calls import jobs
 from celery5.broker.drivers.opening import open_blocking
 from celery5.broker.endpoint import Endpoint
+from celery5.config.import_path import add_current_folder, describe_import_path
 from celery5.config.key_folder import get_key_folder
 from celery5.config.scaling import get_autoscale, get_prioritisation
 from celery5.config.settings import LoadedConfiguration, Settings, find_hash_fault
@@ -81,18 +81,14 @@ class ModuleConfiguration:
         )
 
     def _find_file(self) -> Path:
-        folder = os.getcwd()
-        if folder not in sys.path:
-            sys.path.insert(0, folder)
+        folder = add_current_folder()
         importlib.invalidate_caches()
         try:
             spec = importlib.util.find_spec(self._module)
         except (ImportError, ValueError) as error:
             raise Misconfigured(f"no configuration {self.where}: {error}") from None
         if spec is None or not spec.origin or not spec.origin.endswith(".py"):
-            raise Misconfigured(
-                f"no configuration {self.where}: looked in {folder} and where Python is installed"
-            )
+            raise Misconfigured(f"no configuration {self.where}: {describe_import_path(folder)}")
         return Path(spec.origin)
 
 

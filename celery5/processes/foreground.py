@@ -35,6 +35,7 @@ from celery5.processes.watch.sidecar import start_sidecars
 from celery5.processes.watch.stacks import StackDump
 from celery5.processes.worker import WorkerOptions
 from celery5.protocol.cluster.leadership import EPOCH_VARIABLE, is_superseded
+from celery5.protocol.job.names import get_module_file
 from celery5.protocol.masking import escape_text
 from celery5.protocol.process.recycling import RESTART_EXIT_CODE, SUPERVISED_VARIABLE
 from celery5.runners.context import LOG_EVENT
@@ -304,7 +305,7 @@ async def serve_in_process(
             await around.start(partial(keep_running, port.run, on_failure=log_failure(log, "status port")))
             watchdog = _watch(app, vitals, port, log, own=not options.shares_process)
             await around.start(run_fenced, "loop", watchdog)
-            ready = _Ready(log, on_ready, kind.name)
+            ready = _Ready(log, on_ready, kind.name, get_module_file(app.module))
             work = partial(kind.run, app, options, log=log, done=done, task_status=ready)
             await _run_until_stopped(
                 app, options, vitals, interruption, log, done, on_retire, companions, work
@@ -419,16 +420,17 @@ def _introduce(options: ProcessOptions, log: Log) -> None:
 class _Ready(trio.TaskStatus[None]):
     """Logs that the process works, and exempts what is loaded by now from garbage collection."""
 
-    def __init__(self, log: Log, on_ready: Callable[[], None], kind: str) -> None:
+    def __init__(self, log: Log, on_ready: Callable[[], None], kind: str, code: str) -> None:
         self._log = log
         self._kind = kind
+        self._code = code
         self._on_ready = on_ready
 
     def started(self, value: None = None) -> None:
         gc.collect()
         gc.freeze()
         self._on_ready()
-        self._log.event(PROCESS_EVENTS[self._kind].started)
+        self._log.event(PROCESS_EVENTS[self._kind].started, code=self._code)
 
 
 _ROOT = (

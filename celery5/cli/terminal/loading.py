@@ -9,6 +9,7 @@ from typing import Any
 
 import celery5
 from celery5.app import App, default_app
+from celery5.config.import_path import add_current_folder, describe_import_path
 from celery5.config.settings import InvalidSettings
 from celery5.errors import Misconfigured
 from celery5.middleware.django_connections import set_up_django
@@ -28,9 +29,7 @@ def load_app(target: str) -> App:
     module's free tasks (declared with `celery5.task`). Django is set up first, where the environment names its
     settings. Raises CannotLoad.
     """
-    folder = os.getcwd()
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
+    folder = add_current_folder()
     name, colon, attribute = target.partition(":")
     if "/" in name or name.endswith(".py"):
         module_name = name.removesuffix(".py").strip("./").replace("/", ".")
@@ -53,9 +52,7 @@ def load_app(target: str) -> App:
 def app_without_code(name: str) -> App:
     """Return an application of this name that declares nothing, with the settings of the environment and of the
     configuration that `CELERY5_CONFIG` names: enough to look at what is in Redis. Raises Misconfigured."""
-    folder = os.getcwd()
-    if folder not in sys.path:  # a configuration may be a module in this folder
-        sys.path.insert(0, folder)
+    add_current_folder()  # a configuration may be a module in it
     return App(name)
 
 
@@ -86,11 +83,9 @@ def _raise_if_not_in_code(error: BaseException) -> None:
 
 def _describe_search(name: str, missing: str, folder: str) -> str:
     if missing != name:
-        return (
-            f"{missing!r} was not found, or is no package; looked in {folder} and where Python is installed"
-        )
+        return f"{missing!r} was not found, or is no package; {describe_import_path(folder)}"
     file = f"{name.replace('.', '/')}.py"
-    return f"looked in {folder} and where Python is installed; run celery5 in the folder that has {file}"
+    return f"{describe_import_path(folder)}; run celery5 in the folder that has {file}"
 
 
 def _get_attribute(module: ModuleType, attribute: str) -> App:

@@ -23,6 +23,11 @@ def resolve_module_name(module: str) -> str:
     return module
 
 
+def get_module_file(module: str) -> str:
+    """Return the file from which this process has loaded a module, or "" where it has none."""
+    return getattr(sys.modules.get(module), "__file__", None) or ""
+
+
 def is_queue_name(name: object) -> bool:
     """Return whether a queue may have this name: 1 to 200 characters without spaces, commas or braces."""
     return (

@@ -83,3 +83,42 @@ def test_a_bad_version_is_taken_back_after_one_worker_and_no_job_is_lost(
         assert failed["why"] in told.error
         assert controller.of(WORKER, "stop-requested") == []
     app.close()
+
+
+RUNNING = """
+from celery5 import App
+
+app = App({name!r}, broker={url!r}, grace_period=5)
+
+
+@app.task(name="shop.get_version")
+def get_version() -> str:
+    return {version!r}
+"""
+NEXT = """
+[environment]
+PYTHONPATH = "v2"
+[workers.default]
+"""
+
+
+def test_a_reload_runs_the_version_of_pythonpath_where_the_current_folder_has_the_former_one(
+    tmp_path: Path, app_name: str, url: str
+) -> None:
+    (tmp_path / "v2").mkdir()
+    for folder, version in ((tmp_path, "v1"), (tmp_path / "v2", "v2")):
+        (folder / "shop.py").write_text(RUNNING.format(name=app_name, url=url, version=version))
+    app = App(app_name, broker=url)
+
+    @app.task(name="shop.get_version")
+    def get_version() -> str:
+        raise AssertionError("only workers run it")
+
+    with Controlling(tmp_path, "[workers.default]").up() as controller:
+        assert get_version.delay().get(timeout=LIMIT) == "v1"
+        (tmp_path / "cluster.toml").write_text(NEXT)
+        assert controller.tell("reload", "--wait", "100").code == 0
+        assert get_version.delay().get(timeout=LIMIT) == "v2"
+        files = [line["code"] for line in controller.logged("worker:started")]
+        assert files == [str(tmp_path / "shop.py"), *[str(tmp_path / "v2" / "shop.py")] * (len(files) - 1)]
+    app.close()
