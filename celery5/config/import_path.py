@@ -2,7 +2,6 @@
 
 import os
 import sys
-from contextlib import suppress
 
 
 def add_current_folder() -> str:
@@ -19,13 +18,6 @@ def add_current_folder() -> str:
         named = read_python_path()
         sys.path.insert(max((i for i, entry in enumerate(own, 1) if entry in named), default=0), folder)
     return folder
-
-
-def drop_folder_of_interpreter() -> None:
-    """Take the current folder off the front of the import path, where `python -m` has put it, ahead of PYTHONPATH."""
-    with suppress(FileNotFoundError):  # the folder is gone
-        if not sys.flags.safe_path and sys.path[:1] == [os.getcwd()]:
-            del sys.path[0]
 
 
 def describe_import_path(folder: str) -> str:

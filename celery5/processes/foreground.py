@@ -27,6 +27,7 @@ from celery5.processes import router, scheduler, worker
 from celery5.processes.lifecycle import fleet
 from celery5.processes.lifecycle.companions import log_failure, run_companion
 from celery5.processes.lifecycle.incarnations import PROCESS_EVENTS, ProcessKind, new_incarnation_name
+from celery5.processes.lifecycle.loaded_code import find_code_file
 from celery5.processes.lifecycle.signals import Interruption
 from celery5.processes.options import ProcessOptions
 from celery5.processes.watch.event_loop import LoopWatchdog
@@ -35,7 +36,6 @@ from celery5.processes.watch.sidecar import start_sidecars
 from celery5.processes.watch.stacks import StackDump
 from celery5.processes.worker import WorkerOptions
 from celery5.protocol.cluster.leadership import EPOCH_VARIABLE, is_superseded
-from celery5.protocol.job.names import get_module_file
 from celery5.protocol.masking import escape_text
 from celery5.protocol.process.recycling import RESTART_EXIT_CODE, SUPERVISED_VARIABLE
 from celery5.runners.context import LOG_EVENT
@@ -305,7 +305,7 @@ async def serve_in_process(
             await around.start(partial(keep_running, port.run, on_failure=log_failure(log, "status port")))
             watchdog = _watch(app, vitals, port, log, own=not options.shares_process)
             await around.start(run_fenced, "loop", watchdog)
-            ready = _Ready(log, on_ready, kind.name, get_module_file(app.module))
+            ready = _Ready(log, on_ready, kind.name, find_code_file(app))
             work = partial(kind.run, app, options, log=log, done=done, task_status=ready)
             await _run_until_stopped(
                 app, options, vitals, interruption, log, done, on_retire, companions, work

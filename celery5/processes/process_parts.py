@@ -42,6 +42,7 @@ from celery5.logs.log import Level, Log
 from celery5.observability import webhook
 from celery5.observability.outlets import MetricsOutlet
 from celery5.processes.lifecycle.incarnations import DegradedOperation, run_incarnations
+from celery5.processes.lifecycle.loaded_code import find_code_file
 from celery5.processes.lifecycle.noted_process import noting_process
 from celery5.processes.options import ProcessOptions
 from celery5.protocol.brokers import DEFAULT_BROKER
@@ -134,6 +135,8 @@ class ProcessValues(msgspec.Struct, frozen=True, kw_only=True):
     notify_settings: NotifySettings
     status_line: Callable[[], str]
     is_exiting: Callable[[], bool]
+    # The file of the application's module.
+    code_file: str
 
 
 def make_process_values(
@@ -202,6 +205,7 @@ def make_process_values(
         notify_settings=read_notify_settings({} if options.shares_process else os.environ, os.getpid()),
         status_line=status_line or (lambda: _format_conditions(status)),
         is_exiting=is_exiting,
+        code_file=find_code_file(app),
     )
 
 
@@ -297,10 +301,13 @@ def make_injectable_values(
 
 
 def make_systemd(
-    notify_settings: NotifySettings, status_line: Callable[[], str], is_exiting: Callable[[], bool]
+    notify_settings: NotifySettings,
+    status_line: Callable[[], str],
+    is_exiting: Callable[[], bool],
+    code_file: str,
 ) -> SystemdNotify:
     """Return what notifies systemd."""
-    return SystemdNotify(**notify_settings, status=status_line, is_exiting=is_exiting)
+    return SystemdNotify(**notify_settings, status=status_line, is_exiting=is_exiting, code=code_file)
 
 
 class ProcessParts:

@@ -217,4 +217,5 @@ def _format_member(name: str, state: MemberState, now: float, pid: int | None) -
         "status": state.status,
         "status_age": round(max(0.0, now - state.status_at), 3) if state.status else None,
         "trouble": state.problem,
+        "code": state.code,
     }

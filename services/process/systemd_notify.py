@@ -17,6 +17,9 @@ from celery5.protocol.process.liveness import get_beat_interval
 SEND_TIMEOUT = 1.0
 """Seconds for which an important message is sent again while systemd's socket is full."""
 
+CODE_FIELD = "X_CELERY5_CODE"
+"""The field of a datagram that has the file of the application's module."""
+
 
 class NotifySettings(TypedDict):
     """What systemd requests: the `address` of its socket, and the seconds between notifications of its watchdog."""
@@ -68,6 +71,11 @@ def notify(address: str | None, *lines: str) -> bool:
     return True
 
 
+def format_code(file: str) -> tuple[str, ...]:
+    """Return the field that tells a Controller which file the application was loaded from; systemd ignores it."""
+    return (f"{CODE_FIELD}={' '.join(file.split())}",) if file else ()
+
+
 def notify_with_retry(address: str | None, *lines: str) -> None:
     """Send one important datagram in blocking code: again while the socket is full, for a second at most."""
     limit = time.monotonic() + SEND_TIMEOUT
@@ -86,6 +94,7 @@ class SystemdNotify:
         address: Of systemd's socket; None to do nothing.
         interval: Seconds between notifications of the watchdog; None for no watchdog.
         status: Returns the line that `systemctl status` shows. Called for each notification.
+        code: The file of the application's module, for a Controller; "" for none.
         is_exiting: Returns whether the process ends with this service. Only then STOPPING=1 is sent, which cannot be
             undone: a worker that goes on as another incarnation must not send it.
     """
@@ -98,17 +107,19 @@ class SystemdNotify:
         address: str | None,
         interval: float | None = None,
         status: Callable[[], str] | None = None,
+        code: str = "",
         is_exiting: Callable[[], bool] = _always,
     ) -> None:
         self._address = address
         self._interval = interval
         self._status = status
+        self._code = code
         self._is_exiting = is_exiting
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Send READY=1, notify the watchdog until cancelled, then send STOPPING=1."""
         try:
-            await self._send("READY=1", *self._format_status())
+            await self._send("READY=1", *format_code(self._code), *self._format_status())
             task_status.started()
             if self._address is None or self._interval is None:
                 await trio.sleep_forever()

@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import wraps
 from pathlib import Path
@@ -108,8 +109,10 @@ def _show_changes(finished: Finished) -> None:
                 echo(f"{to_one_line(reply.worker)}  {to_one_line(_format_changes(reply.answer))}")
     _raise_for_failures(replies)
     if wait:
-        _wait_until_up(finished, wait)
+        code = _wait_until_up(finished, wait)
         if not finished.wants_json:
+            for file, count in sorted(code.items()):
+                echo(f"code: {to_one_line(file)} ({count} members)")
             echo("done")
 
 
@@ -268,8 +271,11 @@ def _list_live_controllers(app: "App") -> list[str]:
     return [get_inbox_name(name) for name in app.perform(cluster.list_live_processes(app.keys, "controller"))]
 
 
-def _wait_until_up(finished: Finished, seconds: float) -> None:
-    """Wait until every member is as it should be. Raises ClusterCommandFailed if one is given up, or at the timeout."""
+def _wait_until_up(finished: Finished, seconds: float) -> Counter[str]:
+    """Wait until every member is as it should be; return how many have loaded which file, where they say so.
+
+    Raises ClusterCommandFailed if one is given up, or at the timeout.
+    """
     deadline, pending = time.monotonic() + seconds, ""
     while time.monotonic() < deadline:
         try:
@@ -284,7 +290,7 @@ def _wait_until_up(finished: Finished, seconds: float) -> None:
                 if not pending:
                     if taken_back := answer.get("taken_back"):
                         raise ClusterCommandFailed(f"the change was taken back: {taken_back}")
-                    return
+                    return Counter(file for member in answer["members"] if (file := member.get("code", "")))
         time.sleep(0.2)
     raise ClusterCommandFailed(
         f"the command was sent, and is not done after {seconds:g} s: {pending or 'no Controller says so'}"

@@ -22,6 +22,7 @@ from typing import cast
 import msgspec
 
 from celery5.app import App
+from celery5.processes.lifecycle.loaded_code import find_code_file
 from celery5.processes.lifecycle.signals import Terminal
 from celery5.protocol.cluster.description import Cluster
 from celery5.protocol.cluster.foreman import ClusterState
@@ -29,6 +30,7 @@ from celery5.protocol.cluster.members import Ended, Kill, Kind, Member, Phase, R
 from celery5.protocol.masking import escape_text
 from celery5.protocol.process.recycling import RESTART_EXIT_CODE
 from celery5.services.process.systemd_notify import (
+    format_code,
     notify,
     notify_with_retry,
     take_notify_settings,
@@ -87,6 +89,7 @@ class _Fleet:
         self._systemd = take_notify_settings(os.environ, os.getpid())
         self._terminal = Terminal()
         self._burst = burst
+        self._code = format_code(find_code_file(app))
         self._kind = kind
         # Nobody is killed for starting slowly: a child may wait for its broker.
         self._cluster = Cluster(
@@ -315,7 +318,7 @@ class _Fleet:
         """Send it once."""
         if self._notified != state:
             self._notified = state
-            notify_with_retry(self._systemd["address"], state, self._status)
+            notify_with_retry(self._systemd["address"], state, *self._code, self._status)
 
 
 def _signal_when_readable(descriptor: int) -> None:

@@ -21,6 +21,7 @@ from celery5.protocol.cluster.members import (
     MemberEvent,
     MemberState,
     Phase,
+    Ready,
     Start,
     State,
     Stop,
@@ -189,6 +190,8 @@ class ClusterState:
             return
         if isinstance(event, Beat) and event.status:
             state.status, state.status_at = event.status, now
+        if isinstance(event, Ready) and event.code:
+            state.code = event.code
         phase = TRANSITIONS[state.phase, type(event)]
         if phase is not state.phase:
             state.phase, state.phase_since = phase, now
@@ -223,6 +226,7 @@ class ClusterState:
         in_order = state.stop_requested or (state.stopping_by_itself and event.code == 0) or recycled
         why = state.end_reason if state.killed_at > -inf and not state.stop_requested else event.how
         state.phase, state.phase_since, state.started_as, state.status = Phase.DOWN, now, None, ""
+        state.code = ""
         state.stop_requested = state.stopping_by_itself = False
         state.killed_at = -inf
         self._to_restart.discard(state.member.name)

@@ -50,6 +50,8 @@ class Ready(msgspec.Struct, frozen=True):
     """It is ready."""
 
     name: str
+    # The file of the application's module that it has loaded; "" where the platform does not tell.
+    code: str = ""
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -221,6 +223,8 @@ class MemberState(msgspec.Struct):
     # What it reports of itself, and when it did.
     status: str = ""
     status_at: float = 0.0
+    # The file of the application's module that it has loaded; "" when that is not known.
+    code: str = ""
     # Why its state is unknown; "" when it is known.
     unknown_reason: str = ""
 

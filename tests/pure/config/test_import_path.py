@@ -4,11 +4,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from celery5.config import import_path
-from celery5.config.import_path import add_current_folder, describe_import_path, drop_folder_of_interpreter
+from celery5.__main__ import drop_folder_of_interpreter
+from celery5.config.import_path import (
+    add_current_folder,
+    describe_import_path,
+    read_python_path,
+)
 
 LIBRARY, HERE = os.path.dirname(os.__file__), "HERE"
 INSTALLED = [LIBRARY, "/site-packages"]
@@ -97,9 +102,7 @@ def test_the_command_loads_the_application_that_pythonpath_names(
 
 
 def test_pythonpath_is_not_read_where_python_ignores_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Flags:
-        ignore_environment = True
-
     monkeypatch.setenv("PYTHONPATH", "/v2")
-    monkeypatch.setattr(import_path.sys, "flags", Flags)
-    assert import_path.read_python_path() == []
+    assert read_python_path() == ["/v2"]
+    monkeypatch.setattr(sys, "flags", SimpleNamespace(ignore_environment=True))
+    assert read_python_path() == []

@@ -117,8 +117,11 @@ def test_a_reload_runs_the_version_of_pythonpath_where_the_current_folder_has_th
     with Controlling(tmp_path, "[workers.default]").up() as controller:
         assert get_version.delay().get(timeout=LIMIT) == "v1"
         (tmp_path / "cluster.toml").write_text(NEXT)
-        assert controller.tell("reload", "--wait", "100").code == 0
+        told = controller.tell("reload", "--wait", "100")
+        code = str(tmp_path / "v2" / "shop.py")
+        assert (told.code, told.out.splitlines()[-2:]) == (0, [f"code: {code} (1 members)", "done"])
+        assert {member["code"] for member in controller.members().values()} == {code}
         assert get_version.delay().get(timeout=LIMIT) == "v2"
         files = [line["code"] for line in controller.logged("worker:started")]
-        assert files == [str(tmp_path / "shop.py"), *[str(tmp_path / "v2" / "shop.py")] * (len(files) - 1)]
+        assert files == [str(tmp_path / "shop.py"), *[code] * (len(files) - 1)]
     app.close()

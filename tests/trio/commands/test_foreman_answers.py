@@ -1,10 +1,12 @@
 """Foreman Commands: what a Controller answers is what becomes of its members, and how old what it knows is."""
 
+from typing import Any
+
 import trio
 from trio.testing import MockClock
 
 from celery5.protocol.cluster.description import Cluster, parse_cluster
-from celery5.protocol.cluster.members import Ended, Phase
+from celery5.protocol.cluster.members import Ended, Phase, Ready
 from tests.trio.cluster.test_foreman_service import House, Lead
 
 
@@ -43,6 +45,23 @@ async def test_who_stands_by_restarts_nobody_and_says_so() -> None:
     lead = Lead(has_valid_lease=False, is_leader=False, status_line="stands by: b leads")
     async with House(lead=lead, cluster=described()).open() as house:
         assert await house.commands(lambda: described(concurrency=7)).reload() == {"stands_by": True}
+
+
+async def test_a_member_is_shown_with_the_code_that_it_has_loaded(autojump_clock: MockClock) -> None:
+    async with House().open() as house:
+        await trio.sleep(2)
+        state = house.foreman.cluster_state
+
+        async def show() -> dict[str, str]:
+            told: Any = await house.commands().handlers["members"]({})
+            return {
+                member["name"]: member["code"] for member in told["members"] if member["kind"] == "worker"
+            }
+
+        state.handle_event(Ready("worker-default-1", "/v2/shop.py"), trio.current_time())
+        assert await show() == {"worker-default-1": "/v2/shop.py", "worker-default-2": ""}
+        state.handle_event(Ended("worker-default-1", "it was ended by SIGKILL", -9), trio.current_time())
+        assert await show() == {"worker-default-1": "", "worker-default-2": ""}
 
 
 async def test_deaths_restarts_and_the_age_of_words_are_told_apart(autojump_clock: MockClock) -> None:

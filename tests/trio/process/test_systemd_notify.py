@@ -68,6 +68,15 @@ async def test_it_says_ready_then_feeds_the_watchdog_then_says_stopping(
     assert heard() == ["STOPPING=1"]
 
 
+async def test_it_says_which_code_it_runs_in_one_line(
+    address: str, heard: Callable[[], list[str]], autojump_clock: trio.testing.MockClock
+) -> None:
+    async with trio.open_nursery() as nursery:
+        await nursery.start(SystemdNotify(address=address, code="/v2\nREADY=0/shop.py").run)
+        assert heard() == ["READY=1\nX_CELERY5_CODE=/v2 READY=0/shop.py"]
+        nursery.cancel_scope.cancel()
+
+
 async def test_without_a_watchdog_it_says_only_ready_and_stopping(
     address: str, heard: Callable[[], list[str]], autojump_clock: trio.testing.MockClock
 ) -> None:
