@@ -12,6 +12,7 @@ from celery5.broker.driver import AsyncDriver
 from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import Keys, QueueKeys
+from celery5.broker.translate import is_memory_refusal
 from celery5.errors import BrokerError
 from celery5.logs.log import Log
 from celery5.services.job.in_flight import InFlightJobs
@@ -125,20 +126,32 @@ class QueueMembership:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Join, stay until cancelled, leave."""
         joins = [leases.join_queue(keys, self._worker, lease=self._lease.seconds) for keys in self._consumed]
-        announced = await self._redis.perform_all(
-            [*joins, *[queues.register_queue(self._keys, keys.queue) for keys in self._consumed]]
-        )
+        await self._redis.perform_all(joins)
+        announced = await self._register_queues()
         if self._recipients:
             await self._redis.perform_all(
                 [events_calls.declare_recipients(keys, self._recipients) for keys in self._consumed]
             )
-        self._warn_of_misspelt(announced[len(joins) :])
+        self._warn_of_misspelt(announced)
         task_status.started()
         try:
             await trio.sleep_forever()
         finally:
             with trio.move_on_after(LEAVE_TIMEOUT, shield=True):
                 await self._leave()
+
+    async def _register_queues(self) -> Sequence[int]:
+        """Register the queues, and return of each whether it is new: 0 when Redis refuses it, since its memory is full.
+
+        Who sends the first job to a queue registers it, too. So what is not registered has no jobs that wait.
+        """
+        registrations = [queues.register_queue(self._keys, keys.queue) for keys in self._consumed]
+        try:
+            return await self._redis.perform_all(registrations)
+        except BrokerError as error:
+            if not is_memory_refusal(error):
+                raise
+            return [0] * len(registrations)
 
     def _warn_of_misspelt(self, new: Sequence[int]) -> None:
         """Warn of queues that may be misspelt: no task names them, and they are `new` or similar to one in use."""

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from celery5.broker.full_memory import FIRST_WRITES
 from celery5.broker.keys import VIRTUAL_TIME
 from celery5.broker.wall_clock import WALL_CLOCK
 
@@ -45,7 +46,7 @@ class Script(msgspec.Struct, frozen=True):
 
     @classmethod
     def load(cls, path: str, *libs: str, on_demand: Sequence[str] = (), inner: str = "") -> "Script":
-        """Read a script of the package.
+        """Read a script of the package. One that runs when memory is full begins with a write that takes none.
 
         Args:
             path: The file below `lua/`, without its suffix: `job/publish`.
@@ -62,7 +63,8 @@ class Script(msgspec.Struct, frozen=True):
             body = f"local function {function}(KEYS, ARGV)\n{_lua(inner)}end\n{body}"
         if on_demand:
             body = body.replace(_ON_DEMAND, _read_libs(on_demand))
-        return cls.of(path.rpartition("/")[2], _read_libs(libs) + body)
+        name = path.rpartition("/")[2]
+        return cls.of(name, FIRST_WRITES.get(name, "") + _read_libs(libs) + body)
 
     @classmethod
     def of(cls, name: str, body: str) -> "Script":

@@ -17,7 +17,9 @@ from pathlib import Path
 import pytest
 
 from celery5.broker.call import VIRTUAL, make_virtual
+from celery5.broker.full_memory import FIRST_WRITES
 from celery5.broker.keys import VIRTUAL_TIME
+from celery5.broker.lua_commands import find_lua_commands, keep_reachable
 from celery5.protocol.job.states import Place
 from tests.house.lua import SCRIPTS, body, loaded_scripts, strip_comments
 from tests.house.sources import HERE, files, name, tree
@@ -324,3 +326,104 @@ def test_a_library_uses_no_variable_of_a_script(path: Path) -> None:
     }
     code = strip_strings(path.read_text())
     assert used(code) - declared(code) - functions - SET_IN_FRONT.get(path.stem, set()) == set()
+
+
+TAKES_MEMORY = frozenset(
+    {
+        "append",
+        "bitfield",
+        "copy",
+        "getset",
+        "hincrby",
+        "hincrbyfloat",
+        "hset",
+        "hsetnx",
+        "incr",
+        "incrby",
+        "linsert",
+        "lmove",
+        "lpush",
+        "lset",
+        "psetex",
+        "restore",
+        "rpush",
+        "sadd",
+        "set",
+        "setex",
+        "setnx",
+        "setrange",
+        "sort",
+        "xadd",
+        "xgroup|create",
+        "xgroup|createconsumer",
+        "zadd",
+        "zincrby",
+        "zunionstore",
+    }
+)
+"""Commands that Redis refuses when its memory is full: those with the flag DENYOOM."""
+REFUSED_WHEN_FULL = frozenset(
+    {
+        "add_history",
+        "add_to_waiting_list",
+        "advance_rollup",
+        "announce_class",
+        "append",
+        "begin_trial",
+        "claim_action",
+        "claim_home",
+        "claim_rollup",
+        "claim_scaling_turn",
+        "commit",
+        "define",
+        "direct",
+        "fire_schedule",
+        "hand_over",
+        "impose",
+        "note_delivery",
+        "probe_permissions",
+        "publish",
+        "publish_unique",
+        "redeliver_documents",
+        "replay",
+        "reshard",
+        "save_action",
+        "save_alerts",
+        "save_rollup",
+        "save_scaling",
+        "schedule",
+        "seek",
+        "send_report",
+        "set_condition",
+        "set_override",
+        "set_parked",
+        "set_silence",
+        "stage",
+        "stage_arguments",
+        "stop_action",
+        "unsubscribe",
+        "watch",
+    }
+)
+"""Scripts that may be refused then: they add work or notes on it, or change what an application is to do."""
+
+
+def test_it_is_decided_of_each_script_whether_it_runs_when_memory_is_full() -> None:
+    taking = {
+        script.name
+        for script in loaded_scripts()
+        if find_lua_commands(keep_reachable(strip_comments(script.body))) & TAKES_MEMORY
+    }
+    assert not FIRST_WRITES.keys() & REFUSED_WHEN_FULL
+    assert FIRST_WRITES.keys() | REFUSED_WHEN_FULL == taking
+
+
+def test_a_script_that_runs_when_memory_is_full_begins_with_a_write_that_takes_none() -> None:
+    scripts = {script.name: script.body for script in loaded_scripts()}
+    assert [name for name, line in FIRST_WRITES.items() if not scripts[name].startswith(line)] == []
+
+
+def test_nothing_is_written_before_jobs_are_acknowledged_where_they_are_settled() -> None:
+    """So this script, which runs most, needs no other first write."""
+    text = body(next(path for path in SCRIPTS if path.stem == "settle"))
+    assert re.findall(r"redis\.call\('([A-Z]+)", text[text.index("if settled[1]") :])[0] == "XACK"

@@ -177,7 +177,7 @@ async def _is_empty(app: App) -> bool:
     return await app.dlq.acount() == {}
 
 
-@pytest.mark.parametrize("kind", ["full", "away"])
+@pytest.mark.parametrize("kind", ["unreplicated", "away"])
 @pytest.mark.parametrize("operation", ["replay", "purge", "empty", "replay records", "purge records"])
 async def test_an_operation_whose_caller_waits_goes_on_after_an_outage(
     operation: str, kind: str, app: App, own_server: EmbeddedServer, client: "redis.Redis"

@@ -10,11 +10,16 @@ import redis
 
 from celery5 import AsyncResult, gather
 from celery5.broker.servers.embedded import EmbeddedServer
+from celery5.errors import BrokerReplied
 from tests.redis.commands.staff import Staff, wait_until
 
 BACK = 30.0
 """Seconds after its return within which workers consume again, on a machine that may stand still. It is 2 s on one that
 does not, by the pauses of their connections: faults/test_outage.py."""
+
+
+REFUSES = "min-replicas-to-write"
+"""The setting by which a server refuses every write. One whose memory is full refuses some."""
 
 
 def send(staff: Staff, task: str, *args: object, count: int = 1) -> list[AsyncResult[int]]:
@@ -113,23 +118,25 @@ def test_a_worker_without_a_lease_begins_again_only_when_the_server_takes_writes
 ) -> None:
     worker = own_staff.start(lease=0.6)
     with redis.Redis.from_url(own_server.url) as client:
-        client.config_set("maxmemory", "1")
+        client.config_set(REFUSES, "1")
         wait_until(lambda: bool(worker.lines("heartbeat:missed")))
+        client.config_set(REFUSES, "0")
         client.zremrangebyrank(own_staff.app.queue("default").leases, 0, -1)  # it counts as dead
-        client.config_set("maxmemory", "0")
         wait_until(lambda: bool(worker.lines("worker:restarted")))
-        client.config_set("maxmemory", "1")
-        client.zremrangebyrank(own_staff.app.queue("default").leases, 0, -1)
+        with client.pipeline() as both:
+            both.zremrangebyrank(own_staff.app.queue("default").leases, 0, -1)
+            both.config_set(REFUSES, "1")
+            both.execute()
         before = int(client.info("stats")["total_connections_received"])
         refused = []
         try:
-            wait_until(lambda: any("OOM" in line["why"] for line in worker.lines("worker:restarted")))
+            wait_until(lambda: any("NOREPLICAS" in line["why"] for line in worker.lines("worker:restarted")))
             time.sleep(4.0)  # it would begin a dozen times
             refused = worker.lines("worker:restarted")
             assert int(client.info("stats")["total_connections_received"]) - before < 25
         finally:
-            client.config_set("maxmemory", "0")
-    assert len([line for line in refused if "OOM" in line["why"]]) <= 2
+            client.config_set(REFUSES, "0")
+    assert len([line for line in refused if "NOREPLICAS" in line["why"]]) <= 2
     back = time.monotonic()
     assert send(own_staff, "nap", 0.0)[0].get(timeout=30) == worker.process.pid
     assert time.monotonic() - back < BACK
@@ -142,14 +149,35 @@ def test_a_worker_waits_while_the_server_refuses_to_write(
     sent = send(own_staff, "nap", 0.3)
     wait_until(lambda: len(own_staff.notes("begin")) == 1)
     with redis.Redis.from_url(own_server.url) as client:
-        client.config_set("maxmemory", "1")
+        client.config_set(REFUSES, "1")
         try:
             wait_until(lambda: all(worker.lines("heartbeat:missed") for worker in workers))
             time.sleep(0.6)
         finally:
-            client.config_set("maxmemory", "0")
+            client.config_set(REFUSES, "0")
     back = time.monotonic()
     gather(sent, timeout=BACK, return_exceptions=False)
     assert_back_in_time(own_staff, back)
     assert_none_doubled(own_staff, sent)
     assert [worker.process.poll() for worker in workers] == [None, None]
+
+
+def test_a_worker_keeps_its_lease_and_ends_its_jobs_while_memory_is_full(
+    own_staff: Staff, own_server: EmbeddedServer
+) -> None:
+    workers = [own_staff.start(lease=0.6) for _ in range(2)]
+    sent = send(own_staff, "nap", 0.05, count=60)
+    with redis.Redis.from_url(own_server.url) as client:
+        client.config_set("maxmemory", "1")
+        try:
+            gather(sent, timeout=BACK, return_exceptions=False)
+            time.sleep(1.2)  # two leases
+            with pytest.raises(BrokerReplied, match="memory is full"):
+                send(own_staff, "nap", 0.0)
+        finally:
+            client.config_set("maxmemory", "0")
+    assert_none_doubled(own_staff, sent)
+    assert_back_in_time(own_staff)
+    for worker in workers:
+        assert worker.process.poll() is None
+        assert worker.lines("heartbeat:missed") == worker.lines("worker:restarted") == []

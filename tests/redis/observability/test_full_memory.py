@@ -106,14 +106,10 @@ def make_writes(app: App) -> dict[str, tuple[Callable[[], object], Callable[[], 
             lambda: app.schedule.add(pay.s("x"), 60, name="daily"),
             lambda: app.schedule.aadd(pay.s("x"), 60, name="daily"),
         ),
-        "command": (
-            lambda: app.control.send("ping", to="w1"),
-            lambda: app.control.asend("ping", to="w1"),
-        ),
     }
 
 
-WRITES = ("job", "later", "records", "run", "event", "schedule", "command")
+WRITES = ("job", "later", "records", "run", "event", "schedule")
 
 
 @pytest.mark.parametrize("write", WRITES)

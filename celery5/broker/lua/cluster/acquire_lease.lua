@@ -15,5 +15,6 @@ if KEYS[2] then
 end
 local holder = redis.call('GET', KEYS[1])
 if holder and holder ~= ARGV[1] then return {math.max(1, redis.call('PTTL', KEYS[1])), others} end
+redis.call('PEXPIRE', KEYS[1], ARGV[2]) -- which Redis does when its memory is full; so it does what follows, too
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return {0, others}

@@ -19,6 +19,7 @@ local now = now_ms()
 local mine = redis.call('ZSCORE', leases, ARGV[1])
 -- 0: it has left (leave.lua). Below: it is being recovered.
 if not mine or tonumber(mine) <= 0 then return {0, 0, -1, -1, '', {}, now, 0, 0, 0, 0} end
+redis.call('ZREM', leases, '') -- removes nothing: Redis does it when its memory is full, and so what follows, too
 redis.call('ZADD', leases, string.format('%.4f', now + ARGV[2]), ARGV[1])
 local lapsed = redis.call('ZCOUNT', leases, '-inf', now)
 -- A read that was under way while its worker was recovered may have been served later: jobs without a live worker. To look

@@ -15,6 +15,7 @@ local registry, subscribed, stream, jobs = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local time = redis.call('TIME')
 local now, span = time[1] * 1000 + math.floor(time[2] / 1000), tonumber(ARGV[1])
 local changed, moved, back = 0, 0, {}
+redis.call('ZREM', subscribed, '') -- removes nothing: Redis does it when its memory is full, and so what follows, too
 for n = 4, 2 + 2 * ARGV[3], 2 do -- bound: the subscriptions of this call
   local there = redis.call('HGET', registry, ARGV[n])
   if there == '' then
