@@ -7,8 +7,8 @@ from typing import Generic, Protocol, TypeVar
 
 import trio
 
-from celery5.broker.drivers.cluster_on_trio import open_redis
 from celery5.broker.drivers.on_trio import TrioRedis
+from celery5.broker.drivers.opening_on_trio import open_redis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.timing import Timing
 from celery5.broker.waiting.on_trio import TrioResultWaiter

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from celery5.app import App
 from celery5.bootsteps.boot import BootGraph
 from celery5.bootsteps.worker_steps import ChannelSubscriptions, LentConnection
-from celery5.broker.drivers.cluster_on_trio import open_redis
+from celery5.broker.drivers.opening_on_trio import open_redis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.servers.kept_server import STOP_LIMIT
 from celery5.config.scaling import get_autoscale

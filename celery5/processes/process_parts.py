@@ -27,9 +27,9 @@ from celery5.broker.connection.link import (
 )
 from celery5.broker.connection.push import PushRedis
 from celery5.broker.driver import AsyncDriver
-from celery5.broker.drivers.cluster_on_trio import open_parked
 from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.drivers.opening import open_blocking
+from celery5.broker.drivers.opening_on_trio import open_parked
 from celery5.broker.drivers.parked import ParkedRedis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import Keys

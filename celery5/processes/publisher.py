@@ -15,7 +15,7 @@ from celery5.app import App
 from celery5.bootsteps.boot import BootGraph, Step
 from celery5.bootsteps.retrying import BackgroundBoot
 from celery5.bootsteps.worker_steps import ChannelSubscriptions
-from celery5.broker.drivers.cluster_on_trio import open_redis
+from celery5.broker.drivers.opening_on_trio import open_redis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import Keys
 from celery5.broker.timing import Timing

@@ -16,8 +16,8 @@ from celery5.app import App
 from celery5.bootsteps.boot import BootGraph
 from celery5.bootsteps.worker_steps import ChannelSubscriptions, EventsMembership, LentConnection
 from celery5.broker.driver import AsyncDriver
-from celery5.broker.drivers.cluster_on_trio import open_redis
 from celery5.broker.drivers.on_trio import TrioRedis
+from celery5.broker.drivers.opening_on_trio import open_redis
 from celery5.broker.drivers.parked import ParkedRedis
 from celery5.broker.keys import EVENTS, QueueKeys
 from celery5.doctor.needed_processes import needs_router

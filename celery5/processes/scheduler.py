@@ -14,8 +14,8 @@ from celery5.app import App
 from celery5.bootsteps.boot import BootGraph
 from celery5.bootsteps.worker_steps import ChannelSubscriptions, LentConnection
 from celery5.broker.driver import AsyncDriver
-from celery5.broker.drivers.cluster_on_trio import open_redis
 from celery5.broker.drivers.on_trio import TrioRedis
+from celery5.broker.drivers.opening_on_trio import open_redis
 from celery5.broker.keys import Keys
 from celery5.broker.routing.broker_router import AsyncBrokerRouter, BrokerMap
 from celery5.config.scaling import get_autoscale, get_prioritisation

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from celery5.app import App
 from celery5.boot_step import select_steps
 from celery5.bootsteps.boot import BootGraph
-from celery5.broker.drivers.cluster_on_trio import open_redis
+from celery5.broker.drivers.opening_on_trio import open_redis
 from celery5.broker.keys import EVENTS
 from celery5.config.scaling import is_scaled
 from celery5.health.capacity import find_capacity

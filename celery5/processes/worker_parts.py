@@ -25,8 +25,8 @@ from celery5.bootsteps.worker_steps import (
 )
 from celery5.broker.connection.push import PushRedis
 from celery5.broker.driver import AsyncDriver
-from celery5.broker.drivers.cluster_on_trio import open_parked, open_redis
 from celery5.broker.drivers.on_trio import TrioRedis
+from celery5.broker.drivers.opening_on_trio import open_parked, open_redis
 from celery5.broker.drivers.parked import ParkedRedis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import QueueKeys

@@ -17,8 +17,8 @@ import trio
 from celery5.broker.call import Call
 from celery5.broker.calls import jobs as jobs_calls
 from celery5.broker.connection.link import LinkEvent
-from celery5.broker.drivers.cluster_on_trio import open_redis
 from celery5.broker.drivers.on_trio import TrioRedis
+from celery5.broker.drivers.opening_on_trio import open_redis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import Keys
 from celery5.broker.timing import Timing

@@ -382,29 +382,3 @@ class ClusterParked(ParkedRedis):
         self._running.open(park)
         self._parks[slot] = address, park
         return park
-
-
-def open_redis(
-    *,
-    endpoint: Endpoint,
-    timing: Timing = Timing(),  # noqa: B008  frozen
-    name: str = "celery5",
-    watch: Callable[[LinkEvent], None] = ignore_event,
-) -> TrioRedis:
-    """Return the driver for an endpoint: of a server, or of a cluster."""
-    kind = ClusterRedis if endpoint.topology == "cluster" else TrioRedis
-    return kind(endpoint=endpoint, timing=timing, name=name, watch=watch)
-
-
-def open_parked(
-    *,
-    endpoint: Endpoint,
-    control: TrioRedis,
-    timing: Timing = Timing(),  # noqa: B008  frozen
-    name: str = "celery5-park",
-    watch: Callable[[LinkEvent], None] = ignore_event,
-) -> ParkedRedis:
-    """Return the connection for blocking reads of a server, or those of a cluster."""
-    if isinstance(control, ClusterRedis):
-        return ClusterParked(endpoint=endpoint, control=control, timing=timing, name=name, watch=watch)
-    return ParkedRedis(endpoint=endpoint, control=control, timing=timing, name=name, watch=watch)

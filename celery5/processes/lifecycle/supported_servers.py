@@ -4,7 +4,7 @@ import trio
 
 from celery5.app import App
 from celery5.broker.connection.link import LinkConnectFailed, LinkEvent
-from celery5.broker.drivers.cluster_on_trio import open_redis
+from celery5.broker.drivers.opening_on_trio import open_redis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.timing import Timing
 from celery5.errors import BrokerError, BrokerUnsupported

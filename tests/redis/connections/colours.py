@@ -15,9 +15,9 @@ import trio
 from celery5.broker.call import Call
 from celery5.broker.driver import AsyncDriver, AsyncResultWaiter, ResultWaiter, StopCondition
 from celery5.broker.drivers.cluster_on_asyncio import AsyncioCluster
-from celery5.broker.drivers.cluster_on_trio import open_redis
 from celery5.broker.drivers.on_asyncio import AsyncioRedis
 from celery5.broker.drivers.opening import BlockingBroker, open_blocking
+from celery5.broker.drivers.opening_on_trio import open_redis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.timing import Timing
 from celery5.broker.waiting.cluster_on_asyncio import AsyncioClusterResultWaiter

@@ -9,8 +9,8 @@ import trio
 
 from celery5.broker import ambient
 from celery5.broker.colour import current_colour
-from celery5.broker.drivers.cluster_on_trio import open_redis
 from celery5.broker.drivers.on_asyncio import AsyncioRedis
+from celery5.broker.drivers.opening_on_trio import open_redis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.broker.waiting.on_asyncio import AsyncioResultWaiter

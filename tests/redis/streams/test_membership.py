@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from celery5 import App
 from celery5.broker.calls import streams as calls
 from celery5.broker.driver import BlockingDriver
-from celery5.broker.drivers.cluster_on_trio import open_parked, open_redis
 from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.drivers.opening import open_blocking
+from celery5.broker.drivers.opening_on_trio import open_parked, open_redis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import StreamKeys
 from celery5.broker.servers.embedded import EmbeddedServer

@@ -1,0 +1,41 @@
+"""Open the connections of Trio for an endpoint: a cluster has others than a server, and most never load them."""
+
+from collections.abc import Callable
+
+from celery5.broker.connection.link import LinkEvent, ignore_event
+from celery5.broker.drivers.on_trio import TrioRedis
+from celery5.broker.drivers.parked import ParkedRedis
+from celery5.broker.endpoint import Endpoint
+from celery5.broker.timing import Timing
+
+
+def open_redis(
+    *,
+    endpoint: Endpoint,
+    timing: Timing = Timing(),  # noqa: B008  frozen
+    name: str = "celery5",
+    watch: Callable[[LinkEvent], None] = ignore_event,
+) -> TrioRedis:
+    """Return the driver for an endpoint: of a server, or of a cluster."""
+    if endpoint.topology == "cluster":
+        from celery5.broker.drivers.cluster_on_trio import ClusterRedis
+
+        return ClusterRedis(endpoint=endpoint, timing=timing, name=name, watch=watch)
+    return TrioRedis(endpoint=endpoint, timing=timing, name=name, watch=watch)
+
+
+def open_parked(
+    *,
+    endpoint: Endpoint,
+    control: TrioRedis,
+    timing: Timing = Timing(),  # noqa: B008  frozen
+    name: str = "celery5-park",
+    watch: Callable[[LinkEvent], None] = ignore_event,
+) -> ParkedRedis:
+    """Return the connection for blocking reads of a server, or those of a cluster."""
+    if endpoint.topology == "cluster":
+        from celery5.broker.drivers.cluster_on_trio import ClusterParked, ClusterRedis
+
+        assert isinstance(control, ClusterRedis)
+        return ClusterParked(endpoint=endpoint, control=control, timing=timing, name=name, watch=watch)
+    return ParkedRedis(endpoint=endpoint, control=control, timing=timing, name=name, watch=watch)
