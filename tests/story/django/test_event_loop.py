@@ -9,6 +9,7 @@ from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.middleware.django_connections import REFUSAL
 from tests.redis.commands.staff import wait_until
 from tests.story.django.projects import Project
+from tests.watched import watched
 
 PLACES = """
 import json
@@ -148,7 +149,7 @@ def queries(server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory) ->
         return found.keys() >= set(ON_THE_LOOP) - {"undo of a boot step", "process_stopped"}
 
     assert project.manage("migrate", "--run-syncdb").code == 0
-    with project.serve("worker", "start") as worker:
+    with watched(server), project.serve("worker", "start") as worker:
         worker.ready()
         project.run(SEND)
         wait_until(read)
