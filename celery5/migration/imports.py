@@ -34,10 +34,35 @@ def rename(context: FileContext, node: ast.Name | ast.Attribute) -> None:
     name = context.celery_name(node)
     if name not in RENAMED or not isinstance(node.ctx, ast.Load):
         return
+    if name == "MaxRetriesExceededError" and _is_caught_around_retry(context.tree, node):
+        context.by_hand(node, name, _RETRY_RAISES_NOTHING)
+        return
     module, new = RENAMED[name]
     local = context.need(new, module, instead=name)
     if local != context.render(node):
         context.replace(node, local)
+
+
+_RETRY_RAISES_NOTHING = (
+    "self.retry() of the last attempt raises nothing that a task can catch: what is to be done then is on_failure= of "
+    "the task, or comes before retry() when self.attempt is the last one. Who calls get() catches TaskFailed"
+)
+
+
+def _is_caught_around_retry(tree: ast.Module, name: ast.AST) -> bool:
+    """Return whether a name stands in an `except` clause of a block that calls `retry`, as a task does."""
+    return any(
+        any(inner is name for handler in node.handlers if handler.type for inner in ast.walk(handler.type))
+        and any(
+            isinstance(inner, ast.Call)
+            and isinstance(inner.func, ast.Attribute)
+            and inner.func.attr == "retry"
+            for statement in node.body
+            for inner in ast.walk(statement)
+        )
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Try)
+    )
 
 
 def change_imports(context: FileContext) -> None:

@@ -366,3 +366,25 @@ def test_beat_among_installed_apps_is_named(tmp_path: Path, operator: str) -> No
     text = f'INSTALLED_APPS {operator} ["django_celery_beat"]\n'
     report = migrate(tmp_path, text, head="", name="settings.py")
     assert [finding.name for finding in report.of_kind("by hand")] == ["django_celery_beat"]
+
+
+CAUGHT = """
+from celery.exceptions import MaxRetriesExceededError
+
+
+@app.task(bind=True)
+def sync(self, number):
+    try:
+        raise self.retry()
+    except MaxRetriesExceededError:
+        total.delay([number])
+"""
+
+
+def test_an_error_that_no_retry_raises_is_left_and_named(tmp_path: Path) -> None:
+    report = migrate(tmp_path, CAUGHT)
+    assert "except MaxRetriesExceededError:" in report.text
+    (finding,) = [use for use in report.of_kind("by hand") if use.name == "MaxRetriesExceededError"]
+    assert "on_failure=" in finding.advice
+    caught = CAUGHT.replace("raise self.retry()", "add.delay(1).get()")
+    assert "except TaskFailed:" in migrate(tmp_path, caught, name="tasks.py").text
