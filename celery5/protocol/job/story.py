@@ -169,7 +169,8 @@ def add_attempts(details: JobDetails | None, records: Sequence[JobRecord]) -> Jo
         details = _make_from_record(max(attempts.values(), key=_get_order))
     known = {(attempt.replays, attempt.attempt) for attempt in records}
     for failure in details.failures if records else ():
-        if (details.replays, failure.attempt) not in known:
+        is_end = details.has_ended and failure.attempt == details.attempt  # added below, with its state
+        if not is_end and (details.replays, failure.attempt) not in known:
             record = JobRecord(
                 id=details.id,
                 queue=details.queue,

@@ -187,6 +187,30 @@ def test_last_attempt_is_shown_when_the_history_has_only_earlier_ones() -> None:
     ]
 
 
+def test_the_last_attempt_of_a_dead_job_is_shown_once_while_the_history_lags() -> None:
+    failures = [
+        {"attempt": attempt, "at": 6.0 + attempt, "type": "OSError", "message": ""} for attempt in (1, 2)
+    ]
+    document = json.encode(
+        {
+            "v": 1,
+            "id": "a",
+            "task": "pay",
+            "state": "DEAD",
+            "attempt": 2,
+            "finished": 8.5,
+            "reason": "exhausted",
+        }
+    )
+    message = json.encode({"v": 1, "id": "a", "task": "pay", "attempt": 2, "failures": failures})
+    details = make_job_details("a", "till", JobInspection(place="X1-0", message=message, document=document))
+    assert details is not None
+    assert [failure.attempt for failure in details.failures] == [1, 2]
+    story = add_attempts(details, [JobRecord(id="a", queue="till", state="RETRY", attempt=1, ended=7.0)])
+    assert story is not None
+    assert [(attempt.attempt, attempt.state) for attempt in story.attempts] == [(1, "RETRY"), (2, "DEAD")]
+
+
 @pytest.mark.parametrize("number", [2**64, -(2**63) - 1, 10**400])
 def test_an_integer_beyond_what_can_be_packed_is_shown_as_its_text(number: int) -> None:
     shown = shorten_arguments({"a": number, "b": [{"c": number}], "d": 2**64 - 1})
