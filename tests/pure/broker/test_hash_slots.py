@@ -92,6 +92,11 @@ def test_the_map_of_slots_names_the_primary_of_each() -> None:
     assert SlotMap().find_node(0) is None
 
 
+@pytest.mark.parametrize("host", [b"", b"?", None])
+def test_a_node_without_a_host_is_on_the_host_that_was_asked(host: bytes | None) -> None:
+    assert parse_slot_map([[0, 16383, [host, 6380]]], asked=B).nodes == (NodeAddress(B.host, 6380),)
+
+
 @pytest.mark.parametrize("raw", [None, b"OK", [1], [[0, 1]], [[0, 1, [b"h", b"x"]]], {}])
 def test_what_is_no_map_of_slots_is_an_error_or_empty(raw: object) -> None:
     with suppress(ValueError):

@@ -1,12 +1,15 @@
 """Jobs and results on a Redis Cluster, whose queues are on different nodes."""
 
 import asyncio
+from typing import Any
 
 import pytest
 import trio
 
 from celery5 import App, gather
-from celery5.broker.drivers.cluster_on_trio import MAX_PARKED
+from celery5.broker.call import Call, parse_int
+from celery5.broker.drivers.cluster_blocking import BlockingCluster
+from celery5.broker.drivers.cluster_on_trio import MAX_PARKED, TURN, ClusterParked, ClusterRedis
 from celery5.broker.permissions import make_user
 from celery5.errors import TaskFailed
 from tests.cluster_servers import TestCluster
@@ -119,6 +122,50 @@ async def test_a_worker_of_more_queues_than_it_waits_on_at_once_reads_all_of_the
             with trio.fail_after(20):
                 assert await result.aget() == 7
         nursery.cancel_scope.cancel()
+
+
+async def test_a_read_of_more_slots_than_it_waits_on_looks_at_the_others_in_turns(app: App) -> None:
+    streams = [app.queue(f"queue-{number}").stream for number in range(MAX_PARKED + 8)]
+    words = ("XREAD", "STREAMS", *streams, *["0-0"] * len(streams))
+    read: Call[Any] = Call(words, lambda reply: reply, repeatable=True, blocks=60.0)
+    endpoint = app.connections.endpoint
+    redis = ClusterRedis(endpoint=endpoint)
+    parked = ClusterParked(endpoint=endpoint, control=redis)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(redis.run)
+        await nursery.start(parked.run)
+        async with trio.open_nursery() as reading:
+            with trio.fail_after(20):
+                reading.start_soon(parked.perform, read)
+                while len(parked._parks) < len(streams):
+                    await trio.sleep(0.01)
+                await trio.sleep(2 * TURN)
+                add = Call(("XADD", streams[-1], "*", "field", "value"), lambda reply: reply)
+                await redis.perform(add)
+                while reading.child_tasks:
+                    await trio.sleep(0.01)
+        await redis.perform(Call(("DEL", streams[-1]), parse_int))
+        nursery.cancel_scope.cancel()
+
+
+def test_a_scan_in_portions_finds_the_keys_of_all_nodes(app: App) -> None:
+    keys = {app.queue(f"queue-{number}").stream.encode() for number in range(60)}
+    redis = BlockingCluster(app.connections.endpoint)
+    for key in keys:
+        redis.perform(Call(("SET", key, "1", "PX", 60_000), lambda reply: reply))
+    found: set[bytes] = set()
+    cursor = 0
+    for _ in range(10_000):  # a cursor that goes in circles ends, too
+        words = ("SCAN", cursor, "MATCH", f"*{app.name}*", "COUNT", 1)
+        following, portion = redis.perform(Call(words, lambda reply: reply, repeatable=True))
+        found.update(portion)
+        cursor = int(following)
+        if not cursor:
+            break
+    redis.perform(Call(("DEL", *keys), parse_int))
+    redis.close()
+    assert not cursor
+    assert found == keys
 
 
 async def test_a_user_of_celery5_acl_may_do_on_a_cluster_what_a_worker_does(

@@ -10,7 +10,7 @@ import trio
 from celery5 import App, AsyncResult
 from celery5.broker.calls.jobs import try_write
 from celery5.broker.drivers.cluster_on_trio import ClusterRedis
-from celery5.errors import BrokerUnavailable
+from celery5.errors import BrokerUnavailable, NotReplicated
 from tests.cluster_servers import TestCluster, running_cluster
 from tests.redis.worker.workers import LEASE, start, until
 
@@ -129,10 +129,15 @@ async def test_jobs_that_a_replica_has_survive_the_death_of_their_primary(
         return 2 * number
 
     primary = mortal_cluster.find_owner(app.queue("mails").stream)
+    names = (f"queue-{number}" for number in itertools.count())
+    other = next(name for name in names if mortal_cluster.find_owner(app.queue(name).stream) is not primary)
     redis = ClusterRedis(endpoint=app.connections.endpoint)
     with trio.fail_after(LIMIT):
         await trio.to_thread.run_sync(mortal_cluster.add_replica, primary)
         results = [await double.adelay(number) for number in range(30)]
+        with pytest.raises(NotReplicated, match="is published, but after 1 s 0 of 1 replicas") as caught:
+            await app.asend_many([double.s(1), double.options(queue=other).s(1)])
+        assert len(caught.value.ids) == 1, "the node of the other queue has no replica"
         async with trio.open_nursery() as nursery:
             await start(nursery, app)
             await nursery.start(redis.run)

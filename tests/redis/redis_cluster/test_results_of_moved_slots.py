@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 
 from celery5 import App
+from celery5.broker.colour import run_blocking
 from celery5.broker.drivers.cluster_blocking import BlockingCluster
 from celery5.broker.drivers.cluster_on_asyncio import AsyncioCluster
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.routing.unreachable import skip_unreachable
+from celery5.broker.waiting import cluster_blocking
 from celery5.broker.waiting.cluster_blocking import PAUSE, BlockingClusterResultWaiter
 from celery5.broker.waiting.cluster_on_asyncio import AsyncioClusterResultWaiter
+from celery5.errors import BrokerUnavailable
 from celery5.protocol.hash_slots import NodeAddress
 from tests.cluster_servers import TestCluster, wait_until
 
@@ -25,13 +28,15 @@ Wait = Callable[[Endpoint, Sequence[str], Callable[[], None]], dict[str, bytes]]
 def wait_blocking(endpoint: Endpoint, keys: Sequence[str], move: Callable[[], None]) -> dict[str, bytes]:
     redis = BlockingCluster(endpoint)
     waiter = BlockingClusterResultWaiter(redis)
-    waiter.wait(keys, timeout=0)
-    move()
-    with skip_unreachable() as unreachable:
-        documents = waiter.wait(keys, timeout=10)
+    try:
+        waiter.wait(keys, timeout=0)
+        move()
+        with skip_unreachable() as unreachable:
+            documents = waiter.wait(keys, timeout=10)
+    finally:
+        waiter.close()
+        redis.close()
     assert not unreachable
-    waiter.close()
-    redis.close()
     return documents
 
 
@@ -39,13 +44,15 @@ def wait_on_asyncio(endpoint: Endpoint, keys: Sequence[str], move: Callable[[], 
     async def wait() -> dict[str, bytes]:
         redis = AsyncioCluster(endpoint)
         waiter = AsyncioClusterResultWaiter(redis)
-        await waiter.wait(keys, timeout=0)
-        await asyncio.to_thread(move)
-        with skip_unreachable() as unreachable:
-            documents = await waiter.wait(keys, timeout=10)
+        try:
+            await waiter.wait(keys, timeout=0)
+            await asyncio.to_thread(move)
+            with skip_unreachable() as unreachable:
+                documents = await waiter.wait(keys, timeout=10)
+        finally:
+            await waiter.aclose()
+            await redis.aclose()
         assert not unreachable
-        await waiter.aclose()
-        await redis.aclose()
         return documents
 
     return asyncio.run(wait())
@@ -76,6 +83,29 @@ def test_on_asyncio_a_node_without_slots_is_forgotten(app: App) -> None:
         await redis.aclose()
 
     asyncio.run(read())
+
+
+def test_in_plain_python_a_node_without_slots_is_forgotten(app: App) -> None:
+    redis = BlockingCluster(app.connections.endpoint)
+    gone = redis.get_node(NodeAddress("127.0.0.1", 1))
+    run_blocking(redis.router.map.read())
+    assert redis.get_node(NodeAddress("127.0.0.1", 1)) is not gone
+    redis.close()
+
+
+@pytest.mark.parametrize("wait", [wait_blocking, wait_on_asyncio])
+def test_a_wait_ends_as_in_an_outage_when_its_slot_moves_for_too_long(
+    redis_cluster: TestCluster, app: App, wait: Wait, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_blocking, "OUTAGE_LIMIT", 0.2)
+    key = app.queue("mails").result_prefix + "one"
+    source = redis_cluster.find_owner(key)
+    target = next(node for node in redis_cluster.primaries if node is not source)
+    try:
+        with pytest.raises(BrokerUnavailable, match="a slot of the keys is being moved"):
+            wait(app.connections.endpoint, [key], lambda: redis_cluster.begin_migration(key, target))
+    finally:
+        redis_cluster.migrate(key, target)
 
 
 @pytest.mark.parametrize("wait", [wait_blocking, wait_on_asyncio])

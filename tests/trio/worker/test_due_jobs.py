@@ -22,10 +22,11 @@ MAIL = Keys("shop").for_queue("mail")
 
 
 class DueJob:
-    """A Redis with one job that is due at a time; it counts who asks."""
+    """A Redis with a job that is due at a time, and perhaps one more; it counts who asks."""
 
-    def __init__(self, due: float) -> None:
+    def __init__(self, due: float, next_due: float | None = None) -> None:
         self.due: float | None = due
+        self.next_due = next_due
         self.moved_at: float | None = None
         self.asked = 0
 
@@ -36,8 +37,9 @@ class DueJob:
             return PromotedJobs(0, None, 0)
         if self.due > trio.current_time():
             return PromotedJobs(0, self.due - trio.current_time(), 0)
-        self.due, self.moved_at = None, trio.current_time()
-        return PromotedJobs(1, None, 0)
+        self.moved_at = trio.current_time()
+        self.due, self.next_due = self.next_due, None
+        return PromotedJobs(1, None if self.due is None else self.due - self.moved_at, 0)
 
     async def perform_all(self, calls: Sequence[Call[Any]], /) -> list[Any]:
         return [await self.perform(call) for call in calls]
@@ -113,3 +115,17 @@ async def test_a_job_that_is_due_much_later_is_left_to_a_later_heartbeat(autojum
         assert not mover._due
         mover.on_heartbeat(MAIL, make_beat(1000, due_in=2.0))
     assert 1 <= sum(bool(mover._due) for mover in movers) <= 30
+
+
+async def test_the_worker_that_has_moved_a_job_moves_the_next_one(autojump_clock: MockClock) -> None:
+    redis = DueJob(trio.current_time() + 1, trio.current_time() + 4)
+    (mover,) = make_movers(redis, 1)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(mover.run)
+        await trio.sleep(0.5)
+        mover._wake_ups = WakeUps(draw=lambda: 1.0)  # it answers nothing that all of them hear
+        mover._wake_ups.on_heartbeat(MAIL, make_beat(1000))
+        await trio.sleep(5)
+        nursery.cancel_scope.cancel()
+    assert redis.due is None
+    assert redis.moved_at == 4
