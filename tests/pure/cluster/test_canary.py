@@ -5,7 +5,7 @@ import pytest
 from celery5.errors import Misconfigured
 from celery5.protocol.cluster.canary import CanaryVerdict, CanaryWatch
 from celery5.protocol.cluster.description import Cluster, build_canaries, build_members, parse_cluster
-from celery5.protocol.cluster.members import Beat, Ended, Phase, Ready, Start, Stop
+from celery5.protocol.cluster.members import Beat, Ended, Phase, Ready, Start, Stop, Stopping
 from celery5.protocol.health.worker_status import (
     Attempts,
     WorkerStatus,
@@ -18,14 +18,14 @@ CANARY = "worker-default-canary"
 WORKERS = ["worker-default-1", "worker-default-2"]
 
 
-def described(**flags: object) -> Cluster:
+def described(others: dict[str, object] | None = None, **flags: object) -> Cluster:
     return parse_cluster(
         {
             "canary": 60,
             "canary_attempts": 10,
             "canary_failures": 0.2,
             "hung_after": 0,
-            "workers": {"default": {"count": 2, **flags}},
+            "workers": {"default": {"count": 2, **flags}, **(others or {})},
         }
     )
 
@@ -33,10 +33,10 @@ def described(**flags: object) -> Cluster:
 class Trial:
     """A cluster that is up, and a canary beside it."""
 
-    def __init__(self) -> None:
-        self.clock = Clock(described()).up()
+    def __init__(self, others: dict[str, object] | None = None) -> None:
+        self.clock = Clock(described(others)).up()
         self.report(*WORKERS, successes=500, failures=100)  # before anybody watches
-        self.new = described(queues=["other"])
+        self.new = described(others, queues=["other"])
         self.canaries = build_canaries(self.new, {"default"}, {}, environment={}, grace=30)
         self.watch = CanaryWatch(self.canaries, self.new, self.clock.now)
         self.clock.crew.start_canaries(self.canaries)
@@ -106,6 +106,28 @@ def test_a_canary_fails_at_once_when_its_failures_exceed_those_of_the_others(
     assert (verdict is not None and not verdict.passed) == fails
 
 
+def test_a_canary_is_compared_with_the_workers_of_its_own_group_only() -> None:
+    trial = Trial({"mail": {}}).up()
+    trial.report("worker-mail-1")
+    assert trial.judge() is None
+    trial.report("worker-mail-1", failures=100, problem="health: no database")
+    trial.report(CANARY, failures=10)
+    verdict = trial.judge()
+    assert verdict == CanaryVerdict(
+        passed=False,
+        why=f"{CANARY}: 10 of its 10 attempts failed, 0 of 0 of the other workers",
+    )
+
+
+def test_a_canary_is_compared_with_workers_that_are_up() -> None:
+    trial = Trial().up()
+    trial.clock.say(Stopping(WORKERS[0]))
+    trial.report(CANARY, WORKERS[1], successes=500, failures=100, problem="health: no database")
+    verdict = trial.judge(60)
+    assert verdict is not None
+    assert verdict.passed, "the one that has no such problem stops"
+
+
 def test_attempts_of_a_process_that_was_started_again_are_added() -> None:
     trial = Trial().up()
     for successes in (6, 2):  # the second process has ended 2
@@ -141,6 +163,14 @@ def test_a_canary_that_is_not_ready_fails_unless_nobody_is() -> None:
     assert verdict.passed
 
 
+def test_a_canary_that_is_not_ready_fails_where_nobody_else_is_up() -> None:
+    trial = Trial().up()
+    trial.clock.say(*(Ended(name, "it was ended by SIGKILL", -9) for name in WORKERS))
+    trial.report(CANARY, problem="health: no database")
+    verdict = trial.judge(60)
+    assert verdict == CanaryVerdict(passed=False, why=f"{CANARY}: it is not ready: health: no database")
+
+
 def test_without_a_verdict_nobody_else_changes_and_scaling_keeps_the_canary() -> None:
     trial = Trial().up()
     clock = trial.clock
@@ -167,24 +197,15 @@ def test_a_canary_that_failed_stops_at_once_and_nobody_else() -> None:
     assert "other" not in started.arguments
 
 
-def test_after_a_canary_has_passed_the_others_follow_one_by_one_and_it_goes_last() -> None:
+@pytest.mark.parametrize("change", ["description", "restart"])
+def test_after_a_canary_has_passed_the_others_follow_one_by_one_and_it_goes_last(change: str) -> None:
     trial = Trial().up()
     clock = trial.clock
     clock.crew.end_canaries(passed=True)
-    clock.want(trial.new)
-    for name in WORKERS:
-        assert clock.tick() == [Stop(name)]
-        clock.say(Ended(name, "it ended with 0", 0))
-        assert names(clock.tick(), Start) == [name]
-        clock.say(Ready(name))
-    assert clock.tick() == [Stop(CANARY)]
-
-
-def test_after_a_canary_has_passed_a_restart_follows_and_it_goes_last() -> None:
-    trial = Trial().up()
-    clock = trial.clock
-    clock.crew.end_canaries(passed=True)
-    assert clock.crew.restart() == tuple(WORKERS), "the canary is new"
+    if change == "restart":
+        assert clock.crew.restart() == tuple(WORKERS), "the canary is new"
+    else:
+        clock.want(trial.new)
     for name in WORKERS:
         assert clock.tick() == [Stop(name)]
         clock.say(Ended(name, "it ended with 0", 0))

@@ -9,6 +9,7 @@ import pytest
 from celery5 import App
 from celery5.errors import Misconfigured
 from celery5.migration.beat_rows import export_beat_rows
+from celery5.migration.schedules import make_line
 
 INTERVAL = {
     "model": "django_celery_beat.intervalschedule",
@@ -29,6 +30,7 @@ CRONTAB: dict[str, Any] = {
 }
 BOTH = {**CRONTAB, "pk": 2, "fields": {**CRONTAB["fields"], "day_of_month": "1"}}
 BAD_HOUR = {**CRONTAB, "pk": 3, "fields": {**CRONTAB["fields"], "hour": "25"}}
+NO_STEP = {**CRONTAB, "pk": 5, "fields": {**CRONTAB["fields"], "hour": "*/0"}}
 BAD_ZONE = {**CRONTAB, "pk": 4, "fields": {**CRONTAB["fields"], "timezone": "Europe/Berln"}}
 TINY = {**INTERVAL, "pk": 2, "fields": {"every": 10, "period": "microseconds"}}
 LONG = {**INTERVAL, "pk": 3, "fields": {"every": 1_234_567_891, "period": "microseconds"}}
@@ -38,7 +40,7 @@ CLOCKED = {
     "fields": {"clocked_time": "2030-01-01T00:00:00Z"},
 }
 
-SCHEDULES = [INTERVAL, TINY, LONG, CRONTAB, BOTH, BAD_HOUR, BAD_ZONE, CLOCKED]
+SCHEDULES = [INTERVAL, TINY, LONG, CRONTAB, BOTH, BAD_HOUR, BAD_ZONE, NO_STEP, CLOCKED]
 
 
 def row(name: str, **fields: Any) -> dict[str, Any]:
@@ -80,6 +82,11 @@ def test_rows_become_schedules_that_an_application_takes(tmp_path: Path) -> None
     assert 'at = "2030-01-01T00:00:00+00:00"' in text
 
 
+@pytest.mark.parametrize("days", ["0-6", "sun-sat", "*/1", "4-3", "0,1-6"])
+def test_a_field_with_all_days_leaves_the_other_one_to_decide(days: str) -> None:
+    assert make_line({"day_of_week": days, "day_of_month": "1"}) == "* * 1 * *"
+
+
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
@@ -90,6 +97,7 @@ def test_rows_become_schedules_that_an_application_takes(tmp_path: Path) -> None
         ({"interval": 2}, "an interval is at least a thousandth of a second"),
         ({"interval": 1, "one_off": True}, "it is to run once, at the next time of its interval"),
         ({"crontab": 3}, "Celery reads no hour '25'"),
+        ({"crontab": 5}, "its hour '*/0' has a step of 0"),
         ({"crontab": 4}, "did you mean 'Europe/Berlin'"),
         ({"solar": 1}, "there are no schedules by the sun"),
         ({}, "it has no interval and no crontab"),

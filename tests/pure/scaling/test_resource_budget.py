@@ -145,6 +145,15 @@ def test_parts_fill_up_a_device_before_they_begin_another_one() -> None:
     assert budget.decide("t", needs(gpu=0.4)) == WAIT, "0.2 of one and nothing of the other"
 
 
+def test_the_part_goes_where_the_least_is_left() -> None:
+    budget = having(gpu=2)
+    first = budget.take("t", needs(gpu=0.6))
+    budget.take("t", needs(gpu=0.5))
+    budget.give_back(first)
+    assert budget.take("t", needs(gpu=0.5)).devices == (1,)
+    assert budget.decide("u", needs(gpu=1)) == BEGIN, "one is whole again"
+
+
 def test_a_job_that_does_not_fit_is_passed_by_a_few_that_do_and_then_by_none() -> None:
     budget, small, large = having(vram_gb=8), needs(vram_gb=2), needs(vram_gb=8)
     running = [budget.take("small", small)]
@@ -169,6 +178,20 @@ def test_a_job_that_waits_keeps_nothing_from_those_that_take_other_things() -> N
     for _ in range(5 * LOOKAHEAD):
         assert budget.decide("cpu", needs(cpu=1)) == BEGIN
         budget.take("cpu", needs(cpu=1))
+
+
+def test_only_jobs_that_take_what_one_waits_for_pass_it_and_are_held_up_for_it() -> None:
+    budget = having(vram_gb=8, cpu=100)
+    small, large, other = needs(vram_gb=1), needs(vram_gb=8), needs(cpu=1)
+    budget.take("small", small)
+    assert budget.decide("large", large) == WAIT
+    for _ in range(5 * LOOKAHEAD):
+        budget.take("cpu", other)
+    for _ in range(LOOKAHEAD):
+        assert budget.decide("small", small) == BEGIN, "no job that takes a CPU has passed"
+        budget.give_back(budget.take("small", small))
+    assert budget.decide("small", small) == WAIT
+    assert budget.decide("cpu", other) == BEGIN
 
 
 def test_what_lacks_is_named() -> None:
@@ -200,6 +223,23 @@ def test_only_what_no_job_uses_is_closed_and_the_least_recently_used_first() -> 
     assert budget.decide("c", uses["c"]) == BEGIN
     budget.take("c", uses["c"])
     assert show(budget.taken["vram_gb"]) == "9"
+
+
+def test_of_two_that_are_idle_the_one_that_was_used_last_stays_open() -> None:
+    budget = having(vram_gb=10)
+    for key in "aba":
+        budget.give_back(budget.take(key, needs((model(key, 4),))))
+    assert budget.decide("c", needs((model("c", 4),))) == Evict(("b",))
+
+
+def test_what_a_job_needs_itself_is_not_closed_for_it_nor_counted_as_space() -> None:
+    budget = having(vram_gb=10)
+    own = needs((model("a", 4),), vram_gb=4)
+    budget.give_back(budget.take("a", own))
+    budget.take("other", needs(vram_gb=3))
+    assert budget.count_fitting(own) == 0, "3 are free, and its own 4 are no space for it"
+    assert budget.decide("a", own) == WAIT
+    assert budget.count_fitting(needs(vram_gb=4)) == 1, "another job has it closed"
 
 
 def test_nothing_is_closed_where_that_would_not_suffice() -> None:

@@ -37,6 +37,18 @@ def test_queues_share_slots_and_kinds_do_not() -> None:
     assert wanted(["mail", "bulk"], *loads, workers=1) == 2, "for the threads"
 
 
+def test_a_sum_of_thirds_wants_no_worker_more_than_it_has_whole() -> None:
+    rows = {"a": 1, "b": 7, "c": 1}
+    demands = [QueueDemand(queue=queue, kind="trio", jobs=jobs, slots=3) for queue, jobs in rows.items()]
+    assert count_wanted_workers(demands, rows) == 3, "1/3 + 7/3 + 1/3 is above 3 in floats"
+
+
+def test_a_worker_counts_with_the_slots_that_it_has_beyond_its_most() -> None:
+    worker = ClusterWorker(name="w", queues=("mail",), max_slots={"trio": 2}, slots={"trio": 10})
+    (demand,) = measure_demands(ClusterSnapshot(task_loads=(load("mail", 1),), workers=(worker,)))
+    assert demand.slots == 10
+
+
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 100), st.integers(0, 9))),
     st.sets(st.sampled_from("abc")),

@@ -2,7 +2,7 @@
 
 import json
 import zlib
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 
@@ -15,6 +15,7 @@ from celery5.contrib.celery import CeleryBridge, CeleryResults
 from celery5.contrib.celery.messages import CeleryMessage, MessageRules, Untranslatable, make_job
 from celery5.errors import Misconfigured
 from celery5.protocol.events.sinks import get_all_sink_options
+from celery5.protocol.job.messages import read_command
 from tests.redis.events.sinking import delivering
 from tests.redis.events.test_sources import sourcing
 from tests.redis.worker.workers import until, until_async, working
@@ -222,6 +223,74 @@ async def test_other_brokers_are_read_by_kombu(app: App, app_name: str) -> None:
     assert [job for job, _ in ran] == sent
     assert message.headers["task"] == "shop.change"
     assert json.loads(message.body)[0] == [1]
+
+
+def make_message(priority: int | None = None, **headers: Any) -> CeleryMessage:
+    return CeleryMessage(
+        body=b"[[1], {}, {}]",
+        content_type="application/json",
+        headers={"task": "shop.charge", "id": "a", **headers},
+        properties={} if priority is None else {"priority": priority},
+    )
+
+
+RULES = MessageRules(timezone(timedelta(hours=2)), is_zero_first=True, remember=60.0)
+
+
+def test_a_job_has_the_times_limits_and_attempts_that_are_left_of_its_message(app: App) -> None:
+    declare(app)
+    message = make_message(
+        eta="2099-01-02T03:04:05",  # by the clock of Celery's time zone
+        expires="2099-01-02T03:04:05+00:00",
+        timelimit=[30, 20],
+        retries=2,
+        ignore_result=True,
+    )
+    job = make_job(app, message, RULES)
+    command = read_command(job.message)
+    assert job.at == str(int(datetime(2099, 1, 2, 1, 4, 5, tzinfo=UTC).timestamp() * 1000))
+    assert command.expires == datetime(2099, 1, 2, 3, 4, 5, tzinfo=UTC).timestamp()
+    assert (command.time_limit, command.soft_time_limit, job.ignore_result) == (30, 20, True)
+    assert command.retry is not None
+    assert command.retry.max_retries == app.tasks["shop.charge"].policy.max_retries - 2
+
+
+@pytest.mark.parametrize(
+    ("number", "in_redis", "elsewhere"),
+    [
+        (None, "", ""),
+        (0, "", ""),
+        (1, "h", "l"),
+        (3, "h", "l"),
+        (4, "", ""),
+        (6, "", ""),
+        (7, "l", "h"),
+        (99, "l", "h"),
+    ],
+)
+def test_priorities_of_celery_are_read_as_its_broker_means_them(
+    app: App, number: int | None, in_redis: str, elsewhere: str
+) -> None:
+    declare(app)
+    message = make_message(number)
+    lanes = [
+        make_job(app, message, msgspec.structs.replace(RULES, is_zero_first=is_zero_first)).lane
+        for is_zero_first in (True, False)
+    ]
+    assert lanes == [in_redis, elsewhere]
+
+
+def test_a_task_that_is_unique_by_itself_stays_so(app: App) -> None:
+    declare(app)
+    by_id = make_job(app, make_message(), RULES)
+    assert (read_command(by_id.message).key, by_id.unique_for) == ("celery a", 60)
+
+    @app.task(name="shop.once", unique_for=5)
+    async def once(order: int) -> None: ...
+
+    own = [make_job(app, make_message(task="shop.once", id=name), RULES) for name in "ab"]
+    assert {job.unique_for for job in own} == {5}
+    assert len({job.lock for job in own}) == 1, "their arguments are their key"
 
 
 def test_arguments_that_make_no_sense_are_refused_in_one_line(app: App, old: Any) -> None:

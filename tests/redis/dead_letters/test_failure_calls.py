@@ -12,7 +12,8 @@ from celery5.broker.calls import jobs
 from celery5.errors import Misconfigured, Reject
 from celery5.events.event import Event
 from celery5.processes.router import ROUTER
-from celery5.protocol.job.messages import read_command
+from celery5.protocol.job.failure_call import MAX_MESSAGE, make_failure_job
+from celery5.protocol.job.messages import Document, Failure, encode, read_command
 from celery5.protocol.job.verdict import Reason
 from celery5.workflows import StepFailure
 from tests.redis.worker.one_queue import Queue
@@ -165,6 +166,23 @@ async def test_an_on_failure_job_is_sent_once_though_its_sender_died(
     assert [failure.message for failure, _ in tasks.calls] == ["no account 7", "no account 8"]
 
 
+async def test_a_death_wakes_the_worker_that_sends_the_on_failure_job(
+    app: App, tasks: Notified, redis_client: "redis.Redis"
+) -> None:
+    heard: list[object] = []
+    with redis_client.pubsub(ignore_subscribe_messages=True) as pubsub:
+        pubsub.subscribe(app.queue("default").wake)
+
+        def is_woken() -> bool:
+            if message := pubsub.get_message():
+                heard.append(message["data"])
+            return b"runs" in heard
+
+        async with working(app, queues=QUEUES):
+            await tasks.charge.adelay(7)
+            await until(is_woken)
+
+
 async def test_a_step_of_a_workflow_calls_it_once_by_its_run(app: App, tasks: Notified) -> None:
     async with working(app, queues=QUEUES):
         run = await tasks.charge.s(1).astart()
@@ -202,7 +220,7 @@ async def test_an_on_failure_that_cannot_be_read_holds_up_no_other(
             await tasks.charge.adelay(5)
             await until(lambda: len(tasks.calls) == 1)
             await until(lambda: redis_client.xlen(keys.run_outbox) == 0)
-        dropped = lines.of("job:on-failure-dropped")
+    dropped = lines.of("job:on-failure-dropped")
     assert sorted(line["job"] for line in dropped) == ["0", "1", "2"]
 
 
@@ -221,6 +239,22 @@ def test_on_failure_of_a_job_is_checked_when_it_is_sent(app: App, tasks: Notifie
     for _ in range(2):
         with pytest.raises(Misconfigured, match="on_failure=returns_run: that task is dynamic"):
             refused.job(1)
+
+
+def test_an_on_failure_job_has_the_options_of_its_call_from_the_failure_on(app: App, tasks: Notified) -> None:
+    call = tasks.notify.options(
+        countdown=30, expires=60, priority="high", key="ops", unique_for=90, time_limit=5
+    )
+    failed = tasks.charge.options(on_failure=call).job(1)
+    message = failed.message.replace(b'"task"', b'"trace":"00-1-2-01","task"', 1)
+    document = encode(Document(1, failed.id, "charge", "DEAD", failure=Failure("ValueError", "x" * 9_000)))
+    job = make_failure_job("one", message, document, now=1000.0)
+    assert (job.id, job.queue, job.at, job.lane, job.unique_for) == ("one", "far", "+30000", "h", 90)
+    command = read_command(job.message)
+    assert (command.id, command.task, command.sent, command.expires) == ("one", "notify", 1000, 1060)
+    assert (command.trace, command.key, command.time_limit) == ("00-1-2-01", "ops", 5)
+    ((failure,),) = tasks.notify.parameters.decode(command.args, command.kwargs)[0]
+    assert failure.message == "x" * MAX_MESSAGE
 
 
 def test_two_tasks_may_be_the_on_failure_of_each_other(app: App) -> None:

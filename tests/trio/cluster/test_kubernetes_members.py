@@ -184,6 +184,29 @@ async def test_a_controller_that_does_not_lead_changes_nothing(tmp_path: Path) -
         assert scene.cluster.deployment(DEPLOYMENT)["spec"]["replicas"] == 1
 
 
+async def test_a_process_that_ends_twice_is_reported_once_with_its_first_end(tmp_path: Path) -> None:
+    async with scene_in(tmp_path) as scene:
+        scene.platform.fence(lambda: False)
+        pod = await scene.start()
+        scene.cluster.report_restart(pod, 3)
+        scene.cluster.report_restart(pod, 7, restarts=2)
+        scene.cluster.report_gone(pod, 0)
+        await scene.heard(Stopping(NAME), Ended(NAME, "ended with exit code 3", 3))
+
+
+async def test_an_end_that_another_controller_has_settled_is_forgotten(tmp_path: Path) -> None:
+    async with scene_in(tmp_path) as scene:
+        scene.platform.fence(lambda: False)
+        pod = await scene.start()
+        scene.cluster.report_restart(pod, 3)
+        await scene.heard_of(Stopping)
+        scene.cluster.report_ready(pod, restarts=1)
+        assert await scene.platform.living() == {NAME: "up"}
+        scene.platform.fence(lambda: True)
+        await trio.sleep(0.3)  # three reports of its state
+        assert scene.cluster.deployment(DEPLOYMENT)["spec"]["replicas"] == 1
+
+
 @pytest.mark.parametrize("replicas", [0, 1])
 async def test_the_next_controller_finds_the_members(tmp_path: Path, replicas: int) -> None:
     async with scene_in(tmp_path) as scene:
@@ -249,6 +272,15 @@ async def test_a_replaced_token_is_read_again(tmp_path: Path) -> None:
         with pytest.raises(PlatformError, match="401"):
             await scene.platform.stop(NAME)
         (tmp_path / "token").write_text("token-2\n")
+        await scene.platform.stop(NAME)
+
+
+async def test_a_token_that_is_replaced_before_a_request_arrives_is_read_again(
+    tmp_path: Path, quick: None
+) -> None:
+    async with scene_in(tmp_path) as scene:
+        await scene.start()
+        scene.cluster.faults.append(Refused(401, "Unauthorized"))
         await scene.platform.stop(NAME)
 
 
@@ -348,6 +380,20 @@ async def test_deployments_of_members_that_are_not_started_again_are_removed(
         await scene.start()
         await trio.sleep(0.5)  # as long as the sweep needed
         assert scene.cluster.deployment(DEPLOYMENT)["spec"]["replicas"] == 1
+
+
+@pytest.mark.parametrize("why", ["it does not lead", "a pod is still to be made"])
+async def test_a_deployment_is_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    async with scene_in(tmp_path) as scene:
+        if why == "it does not lead":
+            scene.platform.fence(lambda: False)
+        scene.cluster.reconcile = lambda name: None  # type: ignore[method-assign]
+        await scene.platform.start(MEMBER)
+        if why == "it does not lead":
+            scene.cluster.deployment(DEPLOYMENT)["spec"]["replicas"] = 0
+        monkeypatch.setattr(kubernetes_members, "SWEEP_DELAY", 0)
+        await trio.sleep(0.3)  # three looks at its Deployment
+        assert ("deployments", DEPLOYMENT) in scene.cluster.objects
 
 
 async def test_a_reload_says_what_to_do_instead(tmp_path: Path) -> None:
