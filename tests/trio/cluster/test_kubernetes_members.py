@@ -14,8 +14,9 @@ from celery5.logs.log import NullLog
 from celery5.protocol.cluster.description import Cluster, Group, build_members
 from celery5.protocol.cluster.manifests import CONTROLLER_RULES
 from celery5.protocol.cluster.members import Beat, Ended, Member, MemberEvent, Ready, State, Stopping, Unknown
-from celery5.protocol.cluster.pods import get_deployment_name
+from celery5.protocol.cluster.pods import get_deployment_name, get_selector
 from celery5.services.controller import kubernetes_api, kubernetes_members
+from celery5.services.controller.kubernetes_api import ClusterAccess, KubernetesApi, WatchExpired
 from celery5.services.controller.kubernetes_members import KubernetesMembers
 from celery5.services.health.status_port import StatusPort
 from celery5.services.health.vitals import ProcessStatus
@@ -184,6 +185,25 @@ async def test_a_controller_that_does_not_lead_changes_nothing(tmp_path: Path) -
         assert scene.cluster.deployment(DEPLOYMENT)["spec"]["replicas"] == 1
 
 
+async def test_a_member_that_is_started_while_its_old_pod_ends_is_not_ready_yet(tmp_path: Path) -> None:
+    async with scene_in(tmp_path) as scene:
+        await scene.start()
+        await scene.platform.stop(NAME)
+        await scene.heard(Stopping(NAME))
+        await scene.platform.start(MEMBER)
+        assert Ready(NAME) not in scene.events
+
+
+async def test_a_pod_that_waits_after_its_process_ended_is_not_excused(tmp_path: Path) -> None:
+    async with scene_in(tmp_path) as scene:
+        scene.platform.fence(lambda: False)
+        pod = await scene.start()
+        scene.cluster.report_restart(pod, 3)
+        await scene.heard(Stopping(NAME))
+        await trio.sleep(0.3)  # three reports of its state
+        assert not [event for event in scene.events if isinstance(event, Unknown)]
+
+
 async def test_a_process_that_ends_twice_is_reported_once_with_its_first_end(tmp_path: Path) -> None:
     async with scene_in(tmp_path) as scene:
         scene.platform.fence(lambda: False)
@@ -302,6 +322,34 @@ async def test_no_change_is_missed_when_a_watch_breaks(tmp_path: Path, quick: No
         scene.cluster.is_up = True
         await scene.heard_of(Ended)
         assert len([event for event in scene.events if isinstance(event, Ended)]) == 1
+
+
+@pytest.mark.parametrize("how", ["an event of the watch", "the answer to it"])
+async def test_a_watch_from_a_forgotten_version_has_expired(how: str) -> None:
+    async with kubernetes() as cluster:
+        if how == "the answer to it":
+            cluster.faults.append(Refused(410, "Expired"))
+        cluster.create("podtemplates", TEMPLATE)
+        cluster.forget()
+        access = ClusterAccess(
+            server=f"http://127.0.0.1:{cluster.port}", namespace=NAMESPACE, token=cluster.token
+        )
+        api = KubernetesApi(access)
+        with pytest.raises(WatchExpired):
+            await api.watch(
+                kubernetes_members.PODS, selector=get_selector("shop"), version="1", on_event=lambda *_: None
+            )
+        await api.aclose()
+
+
+async def test_pods_are_listed_again_at_once_when_a_watch_has_expired(tmp_path: Path) -> None:
+    async with scene_in(tmp_path) as scene:
+        pod = await scene.start()
+        scene.cluster.requests.clear()
+        scene.cluster.report(pod, podIP="127.0.0.1")
+        scene.cluster.forget()
+        await scene.until(lambda: ("GET", "pods?watch") in scene.cluster.requests)
+        assert scene.cluster.requests[:2] == [("GET", "pods"), ("GET", "pods?watch")]
 
 
 async def test_while_the_api_is_unreachable_no_member_counts_as_dead(tmp_path: Path, quick: None) -> None:
