@@ -13,6 +13,7 @@ import redis
 from celery5 import App, current_job
 from celery5.contrib.celery import CeleryBridge, CeleryResults
 from celery5.contrib.celery.messages import CeleryMessage, MessageRules, Untranslatable, make_job
+from celery5.contrib.celery.receivers import open_receiver
 from celery5.errors import Misconfigured
 from celery5.protocol.events.sinks import get_all_sink_options
 from celery5.protocol.job.messages import read_command
@@ -208,12 +209,33 @@ async def test_callers_of_celery_get_how_jobs_end(app: App, old: Any) -> None:
     assert get_all_sink_options([half])[0].states == results.on
 
 
+def test_messages_of_higher_priority_come_first_whatever_their_queue(old: Any) -> None:
+    queues = ("celery", "mail")
+    sent = [
+        old.send_task("shop.charge", (1,), queue=queue, priority=priority).id
+        for queue, priority in (("celery", 9), ("mail", 3), ("mail", 9), ("celery", 3))
+    ]
+    receiver = open_receiver(old, queues, "first")
+    received = [taken.message.id for taken in receiver.receive()]
+    receiver.close()
+    assert received == [sent[at] for at in (3, 1, 0, 2)]
+
+
+def test_no_more_is_received_than_fits_memory(old: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("celery5.contrib.celery.receivers.BATCH_BYTES", 100)
+    for _ in range(30):
+        old.send_task("shop.charge", (1,))
+    receiver = open_receiver(old, ("celery",), "small")
+    assert len(receiver.receive()) == 10, "those of one step"
+    receiver.close()
+
+
 async def test_other_brokers_are_read_by_kombu(app: App, app_name: str) -> None:
     ran = declare(app)
     memory = celery.Celery("memory", broker=f"memory://{app_name}", set_as_current=False)
     CeleryBridge(app, memory, refused_queue="celery-old")
     sent = [memory.send_task("shop.charge", (number,)).id for number in range(120)]
-    memory.send_task("shop.change", (1,))
+    refused = memory.send_task("shop.change", (1,), priority=5).id
     async with working(app), sourcing(app):
         await until(lambda: len(ran) == 120)
         with memory.connection_for_read() as connection:
@@ -222,6 +244,7 @@ async def test_other_brokers_are_read_by_kombu(app: App, app_name: str) -> None:
             message.ack()
     assert [job for job, _ in ran] == sent
     assert message.headers["task"] == "shop.change"
+    assert (message.properties["correlation_id"], message.properties["priority"]) == (refused, 5)
     assert json.loads(message.body)[0] == [1]
 
 
