@@ -170,7 +170,7 @@ async def test_a_death_wakes_the_worker_that_sends_the_on_failure_job(
     app: App, tasks: Notified, redis_client: "redis.Redis"
 ) -> None:
     heard: list[object] = []
-    with redis_client.pubsub(ignore_subscribe_messages=True) as pubsub:
+    with cast("Any", redis_client).pubsub(ignore_subscribe_messages=True) as pubsub:
         pubsub.subscribe(app.queue("default").wake)
 
         def is_woken() -> bool:

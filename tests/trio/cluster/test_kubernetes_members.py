@@ -337,7 +337,10 @@ async def test_a_watch_from_a_forgotten_version_has_expired(how: str) -> None:
         api = KubernetesApi(access)
         with pytest.raises(WatchExpired):
             await api.watch(
-                kubernetes_members.PODS, selector=get_selector("shop"), version="1", on_event=lambda *_: None
+                kubernetes_members.PODS,
+                selector=get_selector("shop"),
+                version="1",
+                on_event=lambda kind, item: None,
             )
         await api.aclose()
 
