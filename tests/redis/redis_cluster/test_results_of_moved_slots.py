@@ -8,18 +8,21 @@ from itertools import islice
 from typing import Any
 
 import pytest
+import trio
 
 from celery5 import App
+from celery5.broker.call import Call, parse_int
 from celery5.broker.colour import run_blocking
 from celery5.broker.drivers.cluster_blocking import BlockingCluster
 from celery5.broker.drivers.cluster_on_asyncio import AsyncioCluster
+from celery5.broker.drivers.cluster_on_trio import ClusterRedis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.routing.unreachable import skip_unreachable
 from celery5.broker.waiting import cluster_blocking
 from celery5.broker.waiting.cluster_blocking import PAUSE, BlockingClusterResultWaiter
 from celery5.broker.waiting.cluster_on_asyncio import AsyncioClusterResultWaiter
 from celery5.errors import BrokerUnavailable
-from celery5.protocol.hash_slots import NodeAddress
+from celery5.protocol.hash_slots import NodeAddress, get_key_slot
 from tests.cluster_servers import TestCluster, wait_until
 
 Wait = Callable[[Endpoint, Sequence[str], Callable[[], None]], dict[str, bytes]]
@@ -91,6 +94,20 @@ def test_in_plain_python_a_node_without_slots_is_forgotten(app: App) -> None:
     run_blocking(redis.router.map.read())
     assert redis.get_node(NodeAddress("127.0.0.1", 1)) is not gone
     redis.close()
+
+
+async def test_on_trio_a_node_without_slots_is_forgotten_when_its_connection_is_lost(app: App) -> None:
+    redis = ClusterRedis(endpoint=app.connections.endpoint)
+    slot, nowhere = get_key_slot(app.queue("mails").stream), NodeAddress("127.0.0.1", 1)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(redis.run)
+        lost = await redis._get_node(nowhere)
+        await redis.perform(Call(("EXISTS", app.queue("mails").stream), parse_int))
+        kept = await redis.get_node(slot)
+        redis._forget(())
+        assert await redis.get_node(slot) is kept, "its calls are on their way"
+        assert await redis._get_node(nowhere) is not lost
+        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("wait", [wait_blocking, wait_on_asyncio])

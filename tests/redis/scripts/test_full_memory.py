@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from celery5 import App, RetryPolicy
-from celery5.broker.calls import leases
+from celery5.broker.calls import cluster, leases, queues
 from celery5.broker.full_memory import FIRST_WRITES
 from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.errors import BrokerReplied, TaskRevoked
@@ -178,3 +178,13 @@ def test_a_lease_is_renewed_while_memory_is_full(shop: App, client: "redis.Redis
         assert (client.zscore(keys.leases, "w") or 0) > 0
         shop.perform(leases.leave_queue(keys, "w"))
     assert client.zscore(keys.leases, "w") is None
+
+
+def test_a_controller_takes_the_lead_and_what_has_ended_is_counted_while_memory_is_full(
+    shop: App, client: "redis.Redis"
+) -> None:
+    with full(client):
+        led = shop.perform(cluster.claim_leadership(shop.keys, "here", replaces="0 0", epoch=0))
+        assert led.leader == "here"
+        shop.perform(cluster.resign_leadership(shop.keys, "here", epoch=led.epoch))
+        shop.perform(queues.count_ended(shop.queue("default"), 1))

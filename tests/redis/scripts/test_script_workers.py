@@ -95,16 +95,34 @@ def test_one_of_many_workers_looks_for_jobs_without_a_lease_for_all_of_them(queu
     def count_lookups() -> int:
         return int(queue.client.info("commandstats").get("cmdstat_zscore", {}).get("calls", 0))
 
-    before, strays = count_lookups(), []
+    before, strays, checked = count_lookups(), [], queue.keys.consumers_checked
     for worker in workers:
         beat = queue(leases.renew_lease(queue.keys, worker, lease=60))
         strays.append(beat.strays)
         assert beat.workers == 100
+        if worker == "w0":
+            (seconds, microseconds), left = queue.client.pipeline().time().pttl(checked).execute()
+            until = seconds * 1000 + microseconds // 1000 + left
+            assert 15_090 < until - beat.at < 15_111, "a quarter of a lease, and a ms for each consumer"
     assert strays == [1] + [0] * 99
     assert count_lookups() - before <= 100 + 101, "each looks for its own lease, and one for those of all"
-    assert 10_000 < queue.client.pttl(queue.keys.consumers_checked) <= 15_101
-    queue.client.delete(queue.keys.consumers_checked)
+    queue.client.delete(checked)
     assert queue(leases.renew_lease(queue.keys, "w7", lease=60)).strays == 1
+
+
+def test_a_beat_looks_for_jobs_without_a_lease_on_each_lane_and_for_consumers_of_the_outbox(
+    queue: Queue,
+) -> None:
+    queue.join("w")
+    outbox = f"{queue.keys.jobs}:to-send"
+    queue.client.xgroup_create(outbox, GROUP, mkstream=True)
+    queue.client.xgroup_createconsumer(outbox, GROUP, "gone")
+    for stream in queue.keys.other_streams:
+        queue.client.xadd(stream, {"m": command(stream)})
+        queue.client.xgroup_create(stream, GROUP, "0")
+        queue.client.xreadgroup(GROUP, "gone", {stream: ">"})
+    assert queue(leases.renew_lease(queue.keys, "w", lease=5)).strays == 3
+    assert queue.client.xinfo_consumers(outbox, GROUP) == []
 
 
 def test_only_what_a_dead_worker_had_begun_is_counted_where_that_is_known(queue: Queue) -> None:
