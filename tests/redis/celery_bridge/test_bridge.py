@@ -15,8 +15,10 @@ from celery5.contrib.celery import CeleryBridge, CeleryResults
 from celery5.contrib.celery.messages import CeleryMessage, MessageRules, Untranslatable, make_job
 from celery5.contrib.celery.receivers import open_receiver
 from celery5.errors import Misconfigured
+from celery5.protocol.events.documents import SourceDocument
 from celery5.protocol.events.sinks import get_all_sink_options
 from celery5.protocol.job.messages import read_command
+from celery5.testing import recorded
 from tests.redis.events.sinking import delivering
 from tests.redis.events.test_sources import sourcing
 from tests.redis.worker.workers import until, until_async, working
@@ -301,6 +303,18 @@ def test_priorities_of_celery_are_read_as_its_broker_means_them(
         for is_zero_first in (True, False)
     ]
     assert lanes == [in_redis, elsewhere]
+
+
+@pytest.mark.parametrize(("zero_first", "priority"), [("yes", "high"), ("", "low")])
+def test_a_refused_message_keeps_the_priority_that_its_broker_meant(
+    app: App, old: Any, zero_first: str, priority: str
+) -> None:
+    declare(app)
+    bridge = CeleryBridge(app, old)
+    body = msgspec.json.encode(make_message(2))
+    with recorded(app) as sent:
+        bridge.refused(SourceDocument(id="a", body=body, attributes={"zero_first": zero_first}))
+    assert [job.priority for job in sent.jobs] == [priority]
 
 
 def test_a_task_that_is_unique_by_itself_stays_so(app: App) -> None:

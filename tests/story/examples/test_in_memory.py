@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -114,6 +115,12 @@ def test_retries_and_countdowns_pass_at_once_and_in_their_order(bank: Bank, jobs
     assert [round(at - start) for at in bank.times] == [DAY, DAY + HOUR, DAY + 2 * HOUR]
     assert jobs.assert_ran(bank.charge, 7, attempts=3).error is None
     assert time.monotonic() - began < 20
+
+
+def test_a_job_with_an_eta_has_its_countdown(bank: Bank, jobs: InMemoryWorker) -> None:
+    bank.charge.options(eta=datetime.now(UTC) + timedelta(hours=1)).delay(7)
+    bank.charge.options(countdown=HOUR).delay(7)
+    assert [round(job.countdown or 0) for job in jobs.jobs_of(bank.charge)] == [HOUR, HOUR]
 
 
 def test_run_due_lets_no_time_pass_and_advance_as_much_as_it_says(bank: Bank, jobs: InMemoryWorker) -> None:
