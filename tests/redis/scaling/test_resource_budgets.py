@@ -128,6 +128,16 @@ async def test_tasks_of_different_kinds_share_one_capacity(app: App, meter: Mete
     assert meter.most["vram_gb"] > 10, "what fits runs beside each other"
 
 
+async def test_jobs_of_several_queues_share_one_capacity(app: App, meter: Meter) -> None:
+    queues = ("default", "other")
+    task = declare(app, meter, "thread", "train", 0.003, resources={"gpu": 1})
+    async with working(app, queues=queues):
+        calls = [task.options(queue=queue).s(n) for n in range(10) for queue in queues]
+        await agather(list(await app.asend_many(calls)), timeout=20)
+    assert meter.most["jobs"] == 2
+    assert meter.clashes == 0
+
+
 async def test_a_large_job_is_not_starved_by_small_ones_that_fit(app: App, meter: Meter) -> None:
     @app.task(name="small", resources={"vram_gb": 4})
     async def small(n: int) -> None:
