@@ -4,8 +4,8 @@ With `maxmemory` reached and the policy `noeviction`, Redis refuses the first wr
 It refuses no later one, so no script is stopped in the middle. A script whose first write takes no memory runs as a
 whole, on every server from Redis 6.2 on. (The flag `allow-oom` of scripts exists from Redis 7.0 on only.)
 
-The choice: what drains queues runs, and what shows that a process lives, and what lets an operator act. What adds work
-is refused. Scripts that run add little: a document with a time to live takes the place of a job's message.
+Scripts that drain queues run, and so do those that show that a process is alive or that let an operator act. Scripts
+that add work are refused. Those that run add little: a result, with a time to live, replaces the message of its job.
 """
 
 from collections.abc import Mapping
@@ -16,13 +16,13 @@ _ON_HASH = "redis.call('HDEL', KEYS[1], '')\n"
 _ITS_OWN = ""
 
 FIRST_WRITES: Mapping[str, str] = {
-    # Workers come, live and go.
+    # Workers start, renew their leases and stop.
     "announce_code": _ON_HASH,
     "join": _ON_SORTED_SET,
     "leave": _ON_SORTED_SET,
     "renew_lease": _ITS_OWN,
     "renew_presence": _ITS_OWN,
-    # Jobs come to their end. What is added to one key is taken off another, but for documents.
+    # Jobs end. Except for results, what is added to one key is removed from another.
     "admit": _ON_STREAM,
     "admit_waiting": _ON_STREAM,
     "promote": _ON_SORTED_SET,
@@ -51,8 +51,7 @@ FIRST_WRITES: Mapping[str, str] = {
     "defer_documents": _ON_STREAM,
     "finish_events": _ITS_OWN,
     "get_subscribers": _ITS_OWN,
-    # Members keep their partitions, and records leave for the archive. A commit adds outputs, and frees nothing: it
-    # waits.
+    # Members keep their partitions, and records are moved to the archive. A commit waits, since it only adds outputs.
     "claim_archived": _ON_HASH,
     "release_partitions": _ON_HASH,
     "renew_member_lease": _ON_SORTED_SET,

@@ -138,7 +138,7 @@ class SlotUnstable(BrokerUnavailable):
 
 
 class SlotRedirected(BrokerUnsupported):
-    """The slot of the keys is on another node: nothing was done. Whoever is no part of a cluster sees it as it is."""
+    """The slot of the keys is on another node: nothing was done. A driver for one server raises it unchanged."""
 
     def __init__(self, message: str, redirection: Redirection) -> None:
         self.redirection = redirection
@@ -155,7 +155,7 @@ def _make_cluster_error(text: str, *, where: str) -> BrokerError:
             redirection,
         )
     return BrokerUnsupported(
-        f"broker {where} is part of a Redis Cluster, which keeps apart what this needs ({text})"
+        f"broker {where} is part of a Redis Cluster, and one call has keys of several slots ({text})"
     )
 
 

@@ -35,18 +35,18 @@ class Gpu(NamedTuple):
 
 
 class WorkerCapacity(NamedTuple):
-    """What one process has."""
+    """The capacity and the devices of one process."""
 
     amounts: Amounts
-    # Its devices: the number of each in this process, and its name for another one.
+    # The number of each device in this process, and its name in CUDA_VISIBLE_DEVICES of another process.
     devices: tuple[tuple[int, str], ...]
 
 
 def find_capacity(setting: str | Mapping[str, Any], number: int = 1, processes: int = 1) -> WorkerCapacity:
-    """Return what process `number` of several has by the setting `capacity`. It may take SMI_LIMIT once.
+    """Return the capacity of process `number`, by the setting `capacity`. The first call may take SMI_LIMIT seconds.
 
     Raises:
-        Misconfigured: The setting makes no sense, or nobody can find out what it leaves open.
+        Misconfigured: The setting is invalid, or `auto` names a resource that cannot be detected.
     """
     given = parse_capacity(setting)
     if not given:
@@ -66,7 +66,7 @@ def _find(name: str) -> int:
     if name not in _FOUND:
         known = ", ".join(_FOUND)
         suggestion = did_you_mean(name, _FOUND, otherwise="give a number")
-        raise Misconfigured(f"capacity: {name} cannot be found out, only {known}: {suggestion}")
+        raise Misconfigured(f"capacity: {name}=auto: only {known} can be detected: {suggestion}")
     return _find_all()[name]
 
 
@@ -84,7 +84,7 @@ _FOUND = ("cpu", "memory_gb", DEVICES, "vram_gb")
 
 
 def _list_visible_gpus() -> list[Gpu]:
-    """Return the GPUs that CUDA shows this process, in its order: it stops at the first name that is none."""
+    """Return the GPUs that CUDA shows this process, in its order. CUDA stops at the first unknown name."""
     gpus, visible = _list_gpus(os.environ.get("PATH", "")), os.environ.get(_VISIBLE)
     if visible is None:
         return list(gpus)
@@ -115,7 +115,7 @@ def _list_device_names(count: int) -> list[str]:
 
 @cache
 def _list_gpus(path: str) -> tuple[Gpu, ...]:
-    """Return the GPUs that `nvidia-smi` on a PATH knows; none where it is not there, or does not answer."""
+    """Return the GPUs that `nvidia-smi` on a PATH knows; none if it is missing or fails."""
     del path
     with suppress(OSError, subprocess.SubprocessError, ValueError):
         done = subprocess.run(

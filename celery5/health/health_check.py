@@ -328,7 +328,7 @@ class DeclareCheck:
             raise Misconfigured(f"checks are HealthChecks, got {check!r}")
         if check.loop == "asyncio" and not self._has_asyncio:
             raise Misconfigured(
-                f"health check {check.name}: loop='asyncio': who publishes has no asyncio loop: use def, or loop='trio'"
+                f"health check {check.name}: loop='asyncio': a Publisher has no asyncio loop: use def, or loop='trio'"
             )
         if self.known.setdefault(check.name, check) is not check:
             raise Misconfigured(f"two health checks are named {check.name!r}")

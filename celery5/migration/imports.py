@@ -45,7 +45,7 @@ def rename(context: FileContext, node: ast.Name | ast.Attribute) -> None:
 
 _RETRY_RAISES_NOTHING = (
     "self.retry() of the last attempt raises nothing that a task can catch: what is to be done then is on_failure= of "
-    "the task, or comes before retry() when self.attempt is the last one. Who calls get() catches TaskFailed"
+    "the task, or comes before retry() when self.attempt is the last one. Callers of get() catch TaskFailed"
 )
 
 

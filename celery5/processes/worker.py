@@ -382,7 +382,7 @@ def _suggest_capacity(resource_slots: ResourceSlots, needs: Iterable[Needs]) -> 
     for name in names:
         if suggestion := did_you_mean(name, resource_slots.capacity):
             return f"{name}: {suggestion}"
-    return "workers whose setting capacity has it run these jobs; here they are left to those"
+    return "workers whose setting capacity has enough run these jobs; this worker passes the jobs to them"
 
 
 def find_needs(app: App, broker: str) -> dict[str, Needs]:

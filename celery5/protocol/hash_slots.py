@@ -22,7 +22,7 @@ class NodeAddress(msgspec.Struct, frozen=True, order=True):
 
 
 def get_key_slot(key: str | bytes) -> int:
-    """Return the slot of a key: by what stands between its first braces, if there is something."""
+    """Return the slot of a key: the hash of the text between its first braces if there is some, else of the key."""
     data = key.encode() if isinstance(key, str) else key
     start = data.find(b"{")
     if start >= 0:
@@ -92,7 +92,7 @@ _REDIRECTION = re.compile(r"(MOVED|ASK) (\d{1,5}) (.*):(\d{1,5})$")
 
 
 class Redirection(msgspec.Struct, frozen=True):
-    """A node has refused a command, since the slot is on another one."""
+    """The refusal of a command whose slot is on another node."""
 
     # MOVED: for good. ASK: for this command, while the slot migrates.
     kind: Literal["MOVED", "ASK"]
@@ -101,7 +101,7 @@ class Redirection(msgspec.Struct, frozen=True):
 
 
 def parse_redirection(text: str) -> Redirection | None:
-    """Return what an error reply says of another node (`MOVED 3999 127.0.0.1:6381`); None for any other text.
+    """Return the redirection in an error reply, such as `MOVED 3999 127.0.0.1:6381`; None for any other text.
 
     The host is empty if it is the host that was asked.
     """
@@ -125,10 +125,10 @@ def decide(refusal: Refusal, *, may_repeat: bool, attempt: int, is_late: bool) -
     """Return what to do with a call that a node has refused, or whose reply was lost.
 
     Args:
-        refusal: What has happened.
-        may_repeat: Whether it has certainly not run, or does no harm twice.
-        attempt: How many attempts there were.
-        is_late: Whether its time is over.
+        refusal: Why the node did not perform the call.
+        may_repeat: Whether the call has certainly not run, or may safely run twice.
+        attempt: The number of attempts so far.
+        is_late: Whether the time for attempts is over.
     """
     if is_late or attempt >= MAX_REDIRECTIONS * (1 if refusal in ("moved", "ask") else 100):
         return "raise"
@@ -140,7 +140,7 @@ def decide(refusal: Refusal, *, may_repeat: bool, attempt: int, is_late: bool) -
 
 
 def group_by_slot(keys: Iterable[str | bytes]) -> dict[int, list[Any]]:
-    """Return keys by their slots, in their order."""
+    """Return the keys of each slot, in the order of `keys`."""
     groups: dict[int, list[Any]] = {}
     for key in keys:
         groups.setdefault(get_key_slot(key), []).append(key)
@@ -170,7 +170,7 @@ _KEYLESS = frozenset(
 
 
 def find_keys(words: Sequence[Any]) -> Sequence[Any]:
-    """Return the keys of a command, as far as they decide where it goes: none if any node may perform it."""
+    """Return the keys that decide which node performs a command; none if any node may perform it."""
     command = words[0]
     if command in ("EVALSHA", "EVAL", "EVALSHA_RO"):
         return words[3 : 3 + int(words[2])]
@@ -185,7 +185,7 @@ def find_keys(words: Sequence[Any]) -> Sequence[Any]:
 
 
 def _find_streams(words: Sequence[Any]) -> int:
-    """Return where the streams of a read begin. The names of a group and a worker before it may be any words."""
+    """Return the index of the first stream of a read. The names of group and worker before it may be any words."""
     return words.index("STREAMS", 4 if words[0] == "XREADGROUP" else 1) + 1
 
 

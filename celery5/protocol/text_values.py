@@ -166,7 +166,9 @@ def parse_assignments(text: str, hint: str, *, nameless: bool = False) -> dict[s
         if not value or (not name and (equals or not nameless)):
             raise Misconfigured(f"{word!r} is not understood: {hint}")
         if name in values:
-            raise Misconfigured(f"{text!r} has {f'{name!r}' if name else 'a value for all'} twice: {hint}")
+            raise Misconfigured(
+                f"{text!r} has {f'{name!r} twice' if name else 'two values without a name'}: {hint}"
+            )
         values[name] = value
     return values
 

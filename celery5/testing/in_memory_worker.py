@@ -37,7 +37,7 @@ from celery5.testing.sent_messages import (
 )
 
 DELIVERY_TASK = "celery5.workflows.deliver:"
-"""What the names of tasks begin with that are celery5's own: they give events to the runs that wait for them."""
+"""The prefix of the names of celery5's own tasks, which deliver events to the runs that wait for them."""
 
 if TYPE_CHECKING:
     from celery5.testing.memory_server.server import MemoryServer
@@ -302,7 +302,7 @@ class _JobWatch(Middleware):
 
 
 def _make_error(job: IncomingJob, failure: Failure, reason: str) -> TaskFailed:
-    """Return the error of a job that has raised none in this process."""
+    """Return an error for a failed job that has raised none in this process."""
     return TaskFailed(
         job_id=job.id,
         task=job.task,
@@ -331,7 +331,7 @@ class CallQueue:
         self._worker_error: BaseException | None = None
 
     def execute(self, function: Callable[[], Any]) -> Any:
-        """Have a call made by whoever calls `make_next`; return or raise what it does."""
+        """Have the thread that calls `make_next` make a call; return its value, or raise its error."""
         call = _Call(function)
         self._calls.put(call)
         if self._is_closed:

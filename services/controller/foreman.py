@@ -174,8 +174,8 @@ class Foreman:
     def start_canaries(self, cluster: Cluster | None = None) -> tuple[str, ...]:
         """Try a change with one worker of each group of Workers that it restarts; return their names.
 
-        The change follows by itself when all of them do well. Where there is nothing to try, nothing is returned, and
-        the change is up to the caller. A former trial ends, and its change is dropped.
+        The Foreman applies the change when all of them pass. If there is nothing to try, it returns no names, and the
+        caller applies the change. A former trial ends, and its change is dropped.
 
         Args:
             cluster: The new description; None: all members are restarted.
@@ -321,7 +321,7 @@ class Foreman:
             await self._changed.wait()
 
     def _follow_trial(self, now: float) -> None:
-        """Make the change that is tried, or drop it, once its canaries have shown what it does."""
+        """Apply or drop the change that is tried, once there is a verdict on its canaries."""
         trial = self._trial
         verdict = trial and trial.watch.judge(self.cluster_state.members, now)
         if trial is None or verdict is None:
@@ -518,5 +518,7 @@ class ClusterReady:
 
 
 _NOT_OURS = "this Controller is not sure that it leads"
-_TAKEN_BACK = "the former version goes on: put its code and description back, mend the new one, and try again"
+_TAKEN_BACK = (
+    "the former version goes on: restore its code and description, correct the new version, and try again"
+)
 _GIVEN_UP = "mend what ends it, then: celery5 controller restart, or reload"

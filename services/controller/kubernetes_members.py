@@ -44,17 +44,17 @@ TEMPLATES = "v1/podtemplates"
 MAX_RECONNECT_DELAY = 5.0
 """The most seconds between two attempts to watch again."""
 BEAT_CHECKS = 5
-"""Reports of a member's state in the time after which it counts as hung."""
+"""The number of reports of a member's state within the time after which it counts as hung."""
 MAX_PERIOD = 5.0
-"""The most seconds between two of them."""
+"""The most seconds between two reports of a member's state."""
 CONFLICT_ATTEMPTS = 5
-"""Attempts to change an object that something else changes, too."""
+"""Attempts to change an object that something else changes at the same time."""
 STATUS_PERIOD = 5.0
-"""Seconds between two requests for the status of a member, at least."""
+"""The fewest seconds between two requests for the status of a member."""
 STATUS_CONNECTIONS = 16
-"""Members that are asked for it at the same time."""
+"""The most members that are asked for their status at the same time."""
 SWEEP_DELAY = 60.0
-"""Seconds after its end at which the Deployment of a member that nobody has started again is removed."""
+"""Seconds from the end of a member to the removal of its Deployment, unless the member is started again."""
 
 
 class _MemberPods:
@@ -70,11 +70,11 @@ class _MemberPods:
         self.ended_at = trio.current_time()
 
     def replace_pods(self, pods: dict[str, PodStatus]) -> None:
-        """Take these for all of its pods."""
+        """Replace the pods of the member by these."""
         self.pods = pods
 
     def add_pod(self, pod: PodStatus) -> None:
-        """Take this for the state of a pod."""
+        """Add a pod, or replace its former state."""
         self.pods[pod.uid] = pod
 
     def remove_pod(self, pod: PodStatus) -> None:
@@ -89,7 +89,7 @@ class _MemberPods:
         return changes
 
     def note_exit(self, end: ContainerEnd | None) -> bool:
-        """Note that its process has ended by itself. Return False if that is known."""
+        """Note that its process has ended by itself. Return False if that was noted before."""
         if self.exit is not None:
             return False
         self.exit, self.is_to_stop = end or ContainerEnd("its process ended"), True
@@ -110,7 +110,7 @@ class _MemberPods:
         self.is_to_stop = False
 
     def note_sweep(self) -> None:
-        """Note that its Deployment was looked at."""
+        """Note that its Deployment was checked."""
         self.ended_at = trio.current_time()
 
 
@@ -226,7 +226,7 @@ class KubernetesMembers(Platform):
         return True
 
     def fence(self, may_act: Callable[[], bool]) -> None:
-        """Call `may_act` before what follows from the end of a member."""
+        """Set a function that says whether this Controller leads. Only then are the ends of members acted on."""
         self._may_act = may_act
 
     @property
@@ -284,7 +284,7 @@ class KubernetesMembers(Platform):
                 self._report(Ended(name, "Kubernetes had made no pod for it"))
 
     async def _delete(self, resource: str, options: Manifest) -> None:
-        """Delete an object if it is still there, and the one that is meant. Raises PlatformError."""
+        """Delete an object if it still exists and was not replaced by another one. Raises PlatformError."""
         try:
             await self._api.call("DELETE", resource, body=options)
         except KubernetesRefused as error:
@@ -357,7 +357,7 @@ class KubernetesMembers(Platform):
                     self._report(Ended(name, end.how, end.code))
 
     async def _report_states(self) -> None:
-        """Report again and again that members work, or that nobody knows."""
+        """Report at intervals that members work, or that their state is unknown."""
         period = min(self._cluster.hung_after / BEAT_CHECKS or MAX_PERIOD, MAX_PERIOD)
         while True:
             await trio.sleep(period)
@@ -375,7 +375,7 @@ class KubernetesMembers(Platform):
             self._wakes.set()
 
     async def _report_statuses(self) -> None:
-        """Ask members that work for their status, in turn, so that it is shown, and canaries can be compared."""
+        """Ask working members for their status in turn: it is shown, and canaries are compared by it."""
         while True:
             pause = trio.current_time() + STATUS_PERIOD
             members = [(name, state.pod) for name, state in self._members.items()]

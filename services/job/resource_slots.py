@@ -1,4 +1,4 @@
-"""Own the resource budget of a worker process: what its jobs take of GPUs, memory and the like, and who waits for some.
+"""Own the resource budget of a worker process: what its jobs take of GPUs and memory, and which jobs wait for them.
 
 The decisions are in `celery5.protocol.scaling.resource_budget`. They hold for all incarnations of a process together.
 An executor takes what a job needs together with its slot, and gives it back with that, however the job has ended.
@@ -27,7 +27,7 @@ from celery5.protocol.scaling.resource_budget import (
 )
 
 ABSENT_LIMIT = 2.0
-"""Seconds for which the turn of a task is kept that has no job here any more: it was released for other workers."""
+"""Seconds for which a task keeps its turn after its last job here was released for other workers."""
 
 
 class WaitingJobs(Protocol):
@@ -38,7 +38,7 @@ class WaitingJobs(Protocol):
 
 
 class ResourceSlots:
-    """The capacity of one process, and what its jobs have of it.
+    """The capacity of one process, and what its jobs have taken of it.
 
     Args:
         capacity: What it has.
@@ -63,7 +63,7 @@ class ResourceSlots:
 
     @property
     def needs(self) -> Mapping[str, Needs]:
-        """What jobs take, by the names of the tasks whose jobs take anything."""
+        """The needs of jobs, by the name of their task. Tasks whose jobs take nothing are left out."""
         return self._needs
 
     def get_use(self) -> dict[str, ResourceUse]:
@@ -72,15 +72,15 @@ class ResourceSlots:
         return {name: ResourceUse(has[name], taken[name]) for name in has}
 
     def set_needs(self, needs: Mapping[str, Needs]) -> None:
-        """Set what the jobs of an incarnation that begins take."""
+        """Add the needs of the jobs of a new incarnation, by the name of their task."""
         self._needs.update(needs)
 
     def find_task(self, task: str) -> "TaskResources | None":
-        """Return what the jobs of a task take; None where that is nothing."""
+        """Return the resources of a task's jobs; None if they take nothing."""
         return TaskResources(self, task) if task in self._needs else None
 
     def add_queue(self, task: str, queue: WaitingJobs) -> None:
-        """Ask a queue of jobs of a task again when something was given back."""
+        """Recheck a queue of a task's jobs whenever something is given back."""
         self._queues[queue] = task
 
     def remove_queue(self, queue: WaitingJobs) -> None:
@@ -88,14 +88,14 @@ class ResourceSlots:
         self._queues.pop(queue, None)
 
     def receive_closings(self, owner: str) -> trio.MemoryReceiveChannel[Hashable]:
-        """Return the channel of what `owner` has opened and is to close, since a job needs its space."""
+        """Return a channel with the keys of resources that `owner` must close, since a job needs their space."""
         self._closers[owner], channel = trio.open_memory_channel[Hashable](inf)
         return channel
 
     # jobs
 
     def may_begin(self, task: str) -> bool:
-        """Return whether what the next job of a task needs is free. If not, it gets its turn."""
+        """Return whether the needs of a task's next job are free. If not, the task waits for its turn."""
         self._present_at[task] = trio.current_time()
         decision = self._budget.decide(task, self._needs[task])
         if isinstance(decision, Evict):
@@ -105,7 +105,7 @@ class ResourceSlots:
         return decision == BEGIN
 
     def take(self, task: str) -> Grant:
-        """Take what the next job of a task needs: it may begin."""
+        """Take what the next job of a task needs. Call it only after `may_begin` has returned True."""
         had_others = len(self._budget.waiting) > 1
         grant = self._budget.take(task, self._needs[task])
         if had_others:
@@ -118,7 +118,7 @@ class ResourceSlots:
         self.recheck()
 
     def assign(self, grant: Grant) -> AssignedResources:
-        """Return what a job may know of what it has."""
+        """Return the amounts and the devices of a job, as `current_job()` shows them."""
         devices = [self._devices[number] for number in grant.devices]
         return AssignedResources(
             to_numbers(grant.needs.amounts),
@@ -127,9 +127,9 @@ class ResourceSlots:
         )
 
     def get_read_slots(self, task: str) -> int:
-        """Return for how many slots to read jobs of a task: those that run, and those that fit.
+        """Return the number of slots for which to read jobs of a task: the running jobs, and those that fit.
 
-        One more while others have what it needs, so that its turn comes.
+        If none fits because other tasks have what it needs, one more is read, so that the task gets its turn.
         """
         running = self._budget.count_running(task)
         fitting = self._budget.count_fitting(self._needs[task])
@@ -157,7 +157,7 @@ class ResourceSlots:
         )
 
     def forget_absent(self) -> None:
-        """End the turns of tasks whose jobs have gone to other workers."""
+        """End the turns of tasks whose jobs were released for other workers."""
         if not self._budget.waiting:
             return
         now = trio.current_time()
@@ -167,22 +167,22 @@ class ResourceSlots:
                 self._budget.leave(task)
                 self.recheck()
 
-    # what is open
+    # shared resources
 
     def note_closed(self, key: Hashable) -> None:
-        """Note that something that jobs share is closed."""
+        """Note that a shared resource is closed."""
         self._budget.note_closed(key)
         self.recheck()
 
     def end_closings(self, owner: str) -> None:
-        """Note that all is closed that `owner` has opened: it ends."""
+        """Note that `owner` has ended, and that all its resources are closed."""
         self._closers.pop(owner, None)
         for key in list(self._budget.open_keys):
             if cast("tuple[str, Hashable]", key)[0] == owner:
                 self._budget.note_closed(key)
 
     def recheck(self) -> None:
-        """Ask the queues again, soon: something may fit now."""
+        """Recheck all queues soon: a job may fit now."""
         if self._queues and not self._is_rechecking:
             self._is_rechecking = True
             trio.lowlevel.current_trio_token().run_sync_soon(self._recheck_now)
@@ -194,18 +194,18 @@ class ResourceSlots:
 
 
 class TaskResources:
-    """What the jobs of one task take of a process' capacity."""
+    """The resources of one task's jobs, within the capacity of a process."""
 
     def __init__(self, slots: ResourceSlots, task: str) -> None:
         self._slots = slots
         self._task = task
 
     def may_begin(self) -> bool:
-        """Return whether what the next job needs is free. If not, it gets its turn."""
+        """Return whether the needs of the next job are free. If not, the task waits for its turn."""
         return self._slots.may_begin(self._task)
 
     def take(self) -> Grant:
-        """Take what the next job needs: it may begin."""
+        """Take what the next job needs. Call it only after `may_begin` has returned True."""
         return self._slots.take(self._task)
 
     def give_back(self, grant: Grant) -> None:
@@ -213,11 +213,11 @@ class TaskResources:
         self._slots.give_back(grant)
 
     def assign(self, grant: Grant) -> AssignedResources:
-        """Return what a job may know of what it has."""
+        """Return the amounts and the devices of a job, as `current_job()` shows them."""
         return self._slots.assign(grant)
 
     def add_queue(self, queue: WaitingJobs) -> None:
-        """Ask a queue of its jobs again when something was given back."""
+        """Recheck a queue of the task's jobs whenever something is given back."""
         self._slots.add_queue(self._task, queue)
 
     def remove_queue(self, queue: WaitingJobs) -> None:
@@ -226,5 +226,5 @@ class TaskResources:
 
 
 def make_key(owner: str, resource: Hashable) -> Hashable:
-    """Return the key of what `owner` has opened."""
+    """Return the key of a resource that `owner` opens."""
     return (owner, resource)

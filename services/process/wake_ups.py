@@ -1,4 +1,4 @@
-"""Decide whether this worker answers what all workers of a queue hear."""
+"""Decide whether this worker acts on a message that all workers of a queue receive."""
 
 from collections.abc import Callable
 from random import random
@@ -9,7 +9,7 @@ from celery5.protocol.process.wake_ups import does_answer
 
 
 class WakeUps:
-    """How many workers each queue of this worker has, and by chance whether this one answers."""
+    """The number of workers of each queue, and a random decision whether this worker acts."""
 
     def __init__(self, *, draw: Callable[[], float] = random) -> None:
         self._draw = draw
@@ -20,5 +20,5 @@ class WakeUps:
         self._workers[keys.queue] = reply.workers
 
     def does_answer(self, queue: str) -> bool:
-        """Return whether this worker answers a message for all workers of a queue: each time by chance."""
+        """Return whether this worker acts on a message for all workers of a queue. Each call decides at random."""
         return does_answer(self._workers.get(queue, 1), self._draw())

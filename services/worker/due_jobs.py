@@ -1,8 +1,8 @@
 """Move scheduled jobs and retries to their queues when they are due.
 
 Jobs wait in Redis, not in the worker, which only knows when the next one is due. Any number of workers may move jobs
-at once; each job is moved once. All hear of it when a job is the next to be due, and a few of them do something about
-it (`WakeUps`): the one that moves a job goes on to the next, and heartbeats find what nobody has moved.
+at once; each job is moved once. When another job becomes the next that is due, all workers get a message and a few act
+on it (`WakeUps`). A worker that has moved a job goes on with the next. Heartbeats find due jobs that no worker moved.
 """
 
 import math
@@ -59,7 +59,7 @@ class Mover:
         """Take the heartbeat reply of one queue: when its next job is due."""
         if pulse.due_in is None or pulse.due_in > self._lease.seconds / HEARTBEATS_PER_LEASE:
             return  # the next heartbeat comes before that
-        # What is due and still there was moved by nobody who answered.
+        # A job that is due and still there: none of the workers that acted has moved it.
         if pulse.due_in == 0 or self._wake_ups.does_answer(keys.queue):
             self._expect(keys, trio.current_time() + pulse.due_in)
 
@@ -103,7 +103,7 @@ class Mover:
             if promoted.run_records:
                 self._runs.note_records(keys.queue)
             total += promoted.moved
-            # Whoever comes too late for a job leaves the next one to those who do not.
+            # Another worker was faster and goes on with the next job, so this one acts only by chance.
             goes_on = promoted.moved or keys.queue in self._unread or self._wake_ups.does_answer(keys.queue)
             self._unread.discard(keys.queue)
             if promoted.due_in is not None and goes_on:

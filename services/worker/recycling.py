@@ -62,13 +62,13 @@ class RestartMode(msgspec.Struct):
     start_folder: str = ""
     # Seconds within which several signals count as one.
     duplicate_window: float = 0.0
-    # Who takes its place before it ends; None where nobody can.
+    # The process that takes its place before it ends; None if there is none.
     successor: Successor | None = None
     # The process ends to be started again, so its end is no failure and no stop.
     is_due: bool = False
 
     def set_successor(self, successor: Successor) -> None:
-        """Set who takes the place of this process before it ends."""
+        """Set the process that takes the place of this process before it ends."""
         self.successor = successor
 
     def request_restart(self) -> None:

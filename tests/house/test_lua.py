@@ -408,7 +408,7 @@ REFUSED_WHEN_FULL = frozenset(
 """Scripts that may be refused then: they add work or notes on it, or change what an application is to do."""
 
 
-def test_it_is_decided_of_each_script_whether_it_runs_when_memory_is_full() -> None:
+def test_every_script_is_listed_as_running_or_refused_when_memory_is_full() -> None:
     taking = {
         script.name
         for script in loaded_scripts()

@@ -63,7 +63,7 @@ def test_all_places_agree_on_the_version() -> None:
 
 
 @pytest.mark.parametrize("name", ["SECURITY.md", "docs/reference/compatibility.md"])
-def test_what_holds_from_1_0_on_is_said_so_only_before_1_0(name: str) -> None:
+def test_a_page_names_1_0_only_before_its_release(name: str) -> None:
     text = (HERE / name).read_text()
     assert bool(re.search(r"\b1\.0\b", text)) == celery5.__version__.startswith("0.")
 

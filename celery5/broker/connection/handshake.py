@@ -85,7 +85,7 @@ def parse_server_hello(answers: Sequence[Any], endpoint: Endpoint) -> ServerHell
             raise translate_reply(str(answer), where=where)
     if role == "primary" and _read_fact(hello, b"role") in (b"replica", b"slave"):
         raise BrokerReadOnly(
-            f"broker {where} is a replica: a failover is under way, or the sentinels that were asked know no better"
+            f"broker {where} is a replica: a failover is under way, or the sentinels asked know no newer primary"
         )
     facts: dict[bytes, Any]
     try:

@@ -431,7 +431,7 @@ class Link:
 
     def _circuit_open(self, *, maybe_done: bool) -> CircuitOpen:
         return CircuitOpen(
-            f"broker {self.where} is left in peace for a moment (circuit breaker open): {self._last_failure}",
+            f"broker {self.where} is not tried again yet (circuit breaker open): {self._last_failure}",
             maybe_done=maybe_done,
         )
 
@@ -461,8 +461,8 @@ class Link:
     async def _watch_primary(self) -> None:
         """Ask the sentinels while a reply is late whether there is another primary: the old one may hang, or be gone.
 
-        A subscription to their `+switch-master` would be a connection for each link at all times, and costs more than
-        it tells: a primary that can, closes its connections when it is demoted.
+        A subscription to their `+switch-master` would need one more connection for each link at all times. It is
+        rarely of use: a demoted primary closes its connections if it can.
         """
         while True:
             await trio.sleep(LATE_REPLY)

@@ -95,7 +95,7 @@ async def _connect_to_any(
 
 
 def find_primary(endpoint: Endpoint, within: float) -> Generator[Step, Any, Any]:
-    """Yield what is to be done, and receive what came of it. Returns the connection to the primary.
+    """Yield each step to perform, and receive its outcome. Returns the connection to the primary.
 
     Raises:
         BrokerUnavailable: No sentinel answers, none knows the service, or the primary that they name cannot be used.
@@ -162,7 +162,7 @@ def _ask_primary(service: str) -> tuple[tuple[Word, ...], ...]:
 
 
 def read_primary(replies: Sequence[Any], sentinel: Endpoint) -> PrimaryAnswer | BrokerError:
-    """Return what a sentinel's replies mean, or why they mean nothing.
+    """Return the answer in a sentinel's replies, or the error if they have none.
 
     Args:
         replies: Those to GET-MASTER-ADDR-BY-NAME and CKQUORUM. An error of the second one counts only if it says that
@@ -179,7 +179,9 @@ def read_primary(replies: Sequence[Any], sentinel: Endpoint) -> PrimaryAnswer | 
         host, port = address
         return PrimaryAnswer((host.decode(), int(port)), no_quorum.partition(" ")[2])
     except (TypeError, ValueError, AttributeError):
-        return BrokerUnavailable(f"broker {sentinel.masked_url} gave no sensible address of the primary")
+        return BrokerUnavailable(
+            f"broker {sentinel.masked_url} answered with an invalid address of the primary"
+        )
 
 
 def read_services(replies: Sequence[Any]) -> list[str]:
@@ -218,7 +220,7 @@ def _make_single(endpoint: Endpoint) -> Endpoint:
 
 
 def _explain_refusal(error: BrokerUnavailable, answer: PrimaryAnswer, sentinel: Endpoint) -> BrokerError:
-    """Return the error of a primary that cannot be used: with the reason why no other one will follow, if there is."""
+    """Return the error of a primary that cannot be used, with the reason why no other will follow, if there is one."""
     if not answer.no_quorum:
         return error
     return BrokerUnavailable(

@@ -49,7 +49,7 @@ class BlockingCluster:
 
     @property
     def has_connected(self) -> bool:
-        """Whether a node has answered before: whoever has a wrong URL is told at once."""
+        """Whether a node has answered before. Until then an error is raised at once: the URL may be wrong."""
         return any(node.redis.has_connected for node in list(self._nodes.values()))
 
     def perform(self, call: Call[T]) -> T:
@@ -65,7 +65,7 @@ class BlockingCluster:
     ) -> tuple[list[T], int | BrokerError]:
         """Perform calls for one queue, and wait until replicas of its node have what they have written.
 
-        What a failover separates is performed again call by call: only then may WAIT answer too early.
+        If a failover interrupts them, they are performed again call by call. Only then may WAIT answer too early.
         """
         replies: list[Any] = run_blocking(self.router.perform_each(cast("list[Call[Any]]", [*calls, *waits])))
         values, counts = replies[: len(calls)], replies[len(calls) :]

@@ -26,7 +26,7 @@ from celery5.protocol.health.breaker import BreakerState
 T = TypeVar("T")
 
 MAX_PARKED = 32
-"""The most slots on which one reader waits at the same time. It looks at further ones in turns."""
+"""The most slots for which one reader waits at the same time. It looks at further slots in turns."""
 TURN = 0.25
 """Seconds after which a reader of more slots looks at the others."""
 
@@ -97,7 +97,7 @@ def add_statistics(statistics: Iterable[LinkStatistics]) -> LinkStatistics:
 
 
 def _keep_trying(timing: Timing) -> Timing:
-    """Return the limits of a connection to one node: the others serve meanwhile, so it tries for ever."""
+    """Return the limits of a connection to one node. It tries without end, since the other nodes serve meanwhile."""
     return msgspec.structs.replace(timing, first_connect=float("inf"))
 
 
@@ -185,7 +185,7 @@ class ClusterRedis(TrioRedis):
         return get_worst_breaker(self._used_primaries)
 
     def statistics(self) -> LinkStatistics:
-        """Return the counters of all connections that there were."""
+        """Return the counters of all connections, closed connections included."""
         return add_statistics([self._running.ended, *(node.statistics() for node in self._nodes.values())])
 
     @property
@@ -316,7 +316,7 @@ class ClusterParked(ParkedRedis):
         return get_worst_breaker(park for _, park in self._parks.values())
 
     def statistics(self) -> LinkStatistics:
-        """Return the counters of all connections that there were."""
+        """Return the counters of all connections, closed connections included."""
         return add_statistics([self._running.ended, *(park.statistics() for _, park in self._parks.values())])
 
     async def _perform_on(self, slot: int, call: Call[T], on_reply: Callable[[T], None] | None) -> T:

@@ -1,13 +1,13 @@
 """One driver for a Redis Cluster, in any colour: each call goes to the node that has the slot of its keys.
 
-What a refusal means is decided in `protocol/hash_slots.py`. A node that has certainly not performed a call names the
-node that has the slot, or asks to try again: then the call is sent once more, for a moment. What lasts longer is
-raised as BrokerUnavailable, as it is of a server that cannot be reached, and callers treat it the same way.
+`protocol/hash_slots.py` decides what a refusal means. A node that refuses a call has not performed it: it names the
+node that has the slot, or asks to try again. The call is then sent again, for up to `RETRY_FOR` seconds. After that
+it raises BrokerUnavailable, as for a server that cannot be reached, and callers treat both in the same way.
 
-A script declares one more key here, which does not exist. While its slot is moved key by key, each node refuses a call
-of several keys of which it has not all, so such a script is refused before it begins. A script that began would fail at
-the first key that it computes and its node has not, after what it has written; or it would make such a key anew beside
-the one that is still at the other node.
+The router adds one key, which does not exist, to those that a script declares. While a slot is moved key by key, a node
+refuses a call with several keys if one of them is missing there. So such a script is refused before it begins. A script
+that began could fail in the middle, at the first computed key that its node does not have. Or it could create that key
+a second time, while the original is still on the other node.
 """
 
 import random
@@ -40,12 +40,12 @@ from celery5.protocol.job.retry_policy import full_jitter
 
 T = TypeVar("T")
 
-PATIENCE = 1.0
+RETRY_FOR = 1.0
 """Seconds for which a call is tried again while its slot migrates, or its node cannot be reached."""
 PAUSE_START, PAUSE_CAP = 0.02, 0.25
 """The first and the longest pause between two attempts, in seconds."""
 SCAN_BASE = 1024
-"""The number of nodes that a cursor of SCAN can tell apart."""
+"""The most nodes that a cursor of SCAN can distinguish."""
 
 _ASKING: Call[object] = Call(("ASKING",), lambda reply: reply, repeatable=True)
 _SLOTS: Call[Any] = Call(("CLUSTER", "SLOTS"), lambda reply: reply, repeatable=True)
@@ -53,7 +53,7 @@ _REFUSED = (SlotRedirected, BrokerUnavailable)
 
 
 class NodeDriver(AsyncDriver, Protocol):
-    """The driver of one node. `BlockingRedis` needs an adapter, those of event loops are implementations."""
+    """The driver of one node. The drivers of event loops implement it; `BlockingRedis` needs an adapter."""
 
     async def perform_each(self, calls: Sequence[Call[T]], /) -> list[T | BrokerError]:
         """Perform several calls in one write; return the reply of each, or its error."""
@@ -61,12 +61,12 @@ class NodeDriver(AsyncDriver, Protocol):
 
 
 class ClusterMap:
-    """Which node has which slot, as far as this process knows, and the reading of that.
+    """The map of slots to nodes that this process knows, and how to read it again.
 
     Args:
         endpoint: The cluster.
         get_driver: Returns the driver of a node.
-        forget: Called with the primaries, after each reading: what else is open is not needed any more.
+        forget: Called with the primaries after each reading: connections to other nodes are not needed any more.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class ClusterMap:
         return node
 
     async def note_moved(self, slot: int, node: NodeAddress) -> None:
-        """Take in that a slot is on another node than the map says: ask that node for the whole map."""
+        """Record that a slot is on another node than the map says, and ask that node for the whole map."""
         if self.slots.find_node(slot) != node:
             self.slots = self.slots.with_moved(slot, node)
             try:
@@ -108,9 +108,9 @@ class ClusterMap:
                 self.slots = self.slots.with_moved(slot, node)
 
     async def read(self, *, first: NodeAddress | None = None, last: NodeAddress | None = None) -> None:
-        """Read the map, from any node that answers. In an event loop one reading at a time: others wait for it.
+        """Read the map from any node that answers. In an event loop there is one reading at a time: others wait for it.
 
-        In plain Python each thread reads: it may have interrupted another reading, as a signal handler does.
+        In plain Python each thread reads for itself: a signal handler may have interrupted another reading.
 
         Args:
             first: The node to ask first.
@@ -255,8 +255,8 @@ class ClusterRouter:
         node: NodeAddress | None,
         error: SlotRedirected | BrokerUnavailable,
     ) -> T:
-        """Send a call once more that was refused, or whose reply was lost, as often as it may be; else raise."""
-        late_at = time.monotonic() + PATIENCE
+        """Send a call again that was refused, or whose reply was lost, while `decide` allows it; else raise."""
+        late_at = time.monotonic() + RETRY_FOR
         attempt, may_have_run = 0, False
         while True:
             attempt += 1
@@ -339,7 +339,7 @@ class ClusterRouter:
         return call.decode(join_replies(call.words[0], keys, parts, await self.perform_all(parts)))
 
     async def _scan(self, call: Call[T]) -> T:
-        """Perform SCAN on one node after the other: the cursor tells which is next."""
+        """Perform SCAN on one node after the other: the cursor contains the number of the node."""
         cursor, number = divmod(int(call.words[1]), SCAN_BASE)
         await self.map.find_node(None)
         nodes = self.map.nodes
@@ -365,7 +365,7 @@ def _drop_last_key(script: Script) -> Script:
 
 
 def guard_script(call: Call[T]) -> Call[T]:
-    """Return the call of a script with one more key, of which the script does not know; any other call as it is."""
+    """Return the call of a script with one additional key, which is hidden from the script; other calls unchanged."""
     script, words = call.script, call.words
     if script is None or not words[2] or script.body.startswith(_WITHOUT_LAST_KEY):
         return call
@@ -378,12 +378,14 @@ def _classify(error: BrokerError, call: Call[Any]) -> Refusal:
     if isinstance(error, SlotRedirected):
         if error.redirection.kind == "MOVED":
             return "moved"
-        return "ask" if call.script is None else "unstable"  # there it would be asked to try again
+        return (
+            "ask" if call.script is None else "unstable"
+        )  # with several keys, ASKING would be answered by TRYAGAIN
     return "unstable" if isinstance(error, SlotUnstable | BrokerReadOnly) else "unreachable"
 
 
 def _with_different_tags(keys: Sequence[Any]) -> Iterable[Any]:
-    """Yield one key of each hash tag: those of one queue are many, and have the same."""
+    """Yield one key for each hash tag: the many keys of one queue have the same tag."""
     tags: set[Any] = set()
     for key in keys:
         text = key.decode(errors="replace") if isinstance(key, bytes) else str(key)
@@ -397,7 +399,7 @@ def _with_different_tags(keys: Sequence[Any]) -> Iterable[Any]:
 def join_replies(
     command: Any, keys: Sequence[Any], parts: Sequence[Call[Any]], replies: Sequence[Any]
 ) -> Any:
-    """Return the raw reply to a command of several slots, from those to its parts."""
+    """Combine the raw replies to the parts of a command of several slots into one reply."""
     if command == "MGET":
         by_key = {
             key: value

@@ -42,7 +42,7 @@ def skip_unreachable() -> Generator[Mapping[str, BrokerError], None, None]:
 
 @contextmanager
 def leave_out_none() -> Generator[None, None, None]:
-    """Raise all errors in this block even within `skip_unreachable`: of a broker's nodes none is left out."""
+    """Raise all errors in this block, even within `skip_unreachable`: no node of a cluster is left out."""
     token = _unreachable.set(None)
     try:
         yield

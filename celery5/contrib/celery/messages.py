@@ -17,7 +17,7 @@ _GZIP = "application/x-gzip"
 _BODY = tuple[list[Any], dict[str, Any], dict[str, Any]]
 """Arguments, keyword arguments, and what is to be done after the job."""
 _CANVAS = {"callbacks": "link", "errbacks": "link_error", "chain": "chain", "chord": "chord"}
-"""What a message may want to be done after its job, and the words for it in Celery's API."""
+"""The fields of a message that name calls to make after its job, and their names in Celery's API."""
 
 
 class Untranslatable(Exception):
@@ -81,7 +81,7 @@ def _make_job(app: App, message: CeleryMessage, rules: MessageRules) -> Job:
     wants = [word for name, word in _CANVAS.items() if embed.get(name)]
     if wants:
         raise Untranslatable(
-            f"it has a {wants[0]}, which is Celery's to go on with: send it to a worker of Celery's"
+            f"it has a {wants[0]}, which only Celery can continue: send it to a worker of Celery's"
         )
     task = app.tasks[message.task]  # raises UnknownTask
     options = _read_options(message, rules)
@@ -117,7 +117,7 @@ def _read_time(value: object, zone: tzinfo) -> datetime:
 
 
 def _read_priority(number: object, *, is_zero_first: bool) -> str | None:
-    """Return our word for a priority from 0 to 9; None for 0, which a message has that was sent without any."""
+    """Return our name of a priority from 0 to 9; None for 0, the priority of a message that was sent without any."""
     if not isinstance(number, int) or number <= 0:
         return None
     words = ("high", "normal", "low") if is_zero_first else ("low", "normal", "high")

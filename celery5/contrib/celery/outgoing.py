@@ -14,7 +14,7 @@ from celery5.runners.context import current_job
 from celery5.tasks.task import Task
 
 SENDING = RetryPolicy(max_retries=100, backoff=1.0, cap=300.0)
-"""The default for how long sending is tried again: for about eight hours."""
+"""The default retry policy of sending: attempts for about eight hours."""
 _OPTIONS = {
     "confirm_publish": True,
     "max_retries": 1,
@@ -37,7 +37,7 @@ def celery_task(
     """Declare a task that workers of Celery run; the body of the function is never run.
 
     `delay` sends a job of ours, which a worker of ours runs: it sends the message to Celery, with the job's id. So the
-    message is sent surely, at least once, and each time with the same id. The job's result is that id:
+    message is sent at least once, and each time with the same id. The job's result is that id:
     `AsyncResult(id)` of Celery has the result of the task.
 
     Args:

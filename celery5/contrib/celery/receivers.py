@@ -27,7 +27,7 @@ NEEDS = "celery5.contrib.celery needs Celery: pip install 'celery5[celery]'"
 
 
 class Received(NamedTuple):
-    """A message, and what acknowledges it."""
+    """A message, and the handle by which it is acknowledged."""
 
     message: CeleryMessage
     handle: Any
@@ -183,8 +183,8 @@ def _read_kombu(message: Any) -> CeleryMessage:
 class _RedisReceiver:
     """Receives from Redis: each message is moved, in one step, to a list of this bridge, and stays there.
 
-    kombu takes a message from its list and stores it elsewhere in two steps: one that was killed in between has lost
-    the message. It also gives what others have not acknowledged to whoever asks, by the clock.
+    kombu takes a message from its list in one step and stores it elsewhere in a second step. If the process is killed
+    in between, the message is lost. kombu also delivers unacknowledged messages again after a timeout.
     """
 
     is_zero_first = True

@@ -1,4 +1,4 @@
-"""Decide by one worker of a new version, the canary, whether a change of the Workers goes on or is taken back."""
+"""Decide whether a change of the Workers goes on or is taken back, by one worker of the new version, the canary."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from celery5.protocol.health.worker_status import Attempts, parse_worker_status
 
 
 class CanaryVerdict(msgspec.Struct, frozen=True):
-    """What came of all canaries of a change."""
+    """The result of all canaries of a change."""
 
     passed: bool
     # What was seen, for people.
@@ -69,7 +69,7 @@ class CanaryWatch:
         return CanaryVerdict(passed=True, why="; ".join(findings))
 
     def _count(self, states: Sequence[MemberState]) -> Attempts:
-        """Return what these have ended since they are watched."""
+        """Return the attempts that these workers have ended since they are watched."""
         total = Attempts()
         for state in states:
             name, status = state.member.name, parse_worker_status(state.status)
@@ -82,7 +82,7 @@ class CanaryWatch:
 
 
 def _find_own_problem(state: MemberState, others: Sequence[MemberState]) -> str:
-    """Return what keeps a canary from being ready, unless it keeps all others from that, too."""
+    """Return why a canary is not ready; empty if all other workers are not ready for the same reason."""
     status = parse_worker_status(state.status)
     reported = [found for other in others if (found := parse_worker_status(other.status)) is not None]
     if status is None or (reported and all(found.problem for found in reported)):

@@ -1,4 +1,4 @@
-"""Run members of a cluster on Kubernetes: the objects of each, and what its pods say of it.
+"""Run members of a cluster on Kubernetes: make the objects of each, and read its state from its pods.
 
 Each member is a Deployment of one replica, so it goes on, and is started again on another node, while no Controller is
 there. A member that is asked to stop has no replica. What all members share, such as the image and the Secret with
@@ -27,14 +27,14 @@ MEMBER_ANNOTATION = "celery5/member"
 STATUS_PORT = 9500
 """The port in a pod on which a process answers probes."""
 KILL_MARGIN = 15
-"""Seconds after a member's own stop timeout at which Kubernetes kills its pod."""
+"""Seconds from a member's own stop timeout until Kubernetes kills its pod."""
 CONTAINER = "celery5"
-"""The container of the member in a PodTemplate; else the first one is it."""
+"""The name of the member's container in a PodTemplate. If there is none, the first container is used."""
 MAX_NAME = 46
-"""Characters of a Deployment's name: those of its pods have 17 more, and 63 are allowed."""
+"""The most characters of a Deployment's name: names of pods have 17 more, and 63 are allowed."""
 MAX_LABEL = 63
 MAX_MESSAGE = 300
-"""Characters of what Kubernetes says that are kept."""
+"""The most characters that are kept of a message of Kubernetes."""
 
 
 def to_name(text: str, limit: int = MAX_NAME) -> str:
@@ -169,7 +169,7 @@ class ContainerEnd(msgspec.Struct, frozen=True):
 
 
 class PodStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pod says of its member."""
+    """The state of a member, read from its pod."""
 
     uid: str
     name: str
@@ -196,14 +196,14 @@ class PodStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def end_reason(self) -> ContainerEnd:
-        """Return how it ended, as far as it says that."""
+        """Return how its process ended, as far as the pod shows it."""
         if self.end is not None:
             return self.end
         return ContainerEnd(f"its pod was removed: {self.waiting}" if self.waiting else "its pod was removed")
 
 
 def read_pod(pod: Mapping[str, Any]) -> PodStatus:
-    """Return what an object of the API says of a member. Fields that are missing are taken as the API defines it."""
+    """Return the state of a member from its pod, an object of the API. Missing fields have the defaults of the API."""
     metadata, status = _get_table(pod, "metadata"), _get_table(pod, "status")
     conditions = {condition.get("type"): condition for condition in status.get("conditions") or ()}
     statuses: Sequence[Mapping[str, Any]] = status.get("containerStatuses") or ()
@@ -285,7 +285,7 @@ def _join(what: str, message: str | None) -> str:
 
 
 class PodChange(msgspec.Struct, frozen=True):
-    """What became of a member's process between two sights of its pods."""
+    """A change of a member's process between two states of its pods."""
 
     what: Literal["ready", "stopping", "exited", "gone"]
     end: ContainerEnd | None = None

@@ -15,8 +15,8 @@ import msgspec
 HUNG_AFTER = 300.0
 """Seconds without a heartbeat and without work after which a process counts as hung."""
 MIN_CPU_FRACTION = 0.05
-"""The share of one core that counts as work. A thread that only waits for the lock uses less, but many of them together
-use more: so it is the share of one thread."""
+"""The share of one core from which a thread counts as computing. It is measured by thread: one that only waits for
+the lock uses less, but many of them together use more."""
 
 MAX_BEAT_INTERVAL = 2.0
 """The most seconds between two heartbeats of an event loop; a short limit is divided by more than ten."""

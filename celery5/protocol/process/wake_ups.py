@@ -1,20 +1,20 @@
-"""Wake-ups: how many workers of a queue answer what all of them hear, so that a thousand do not do the work of one.
+"""Wake-ups: decide how many of the workers that receive the same message act on it (the "thundering herd" problem).
 
-A message on a channel, and the time at which a job falls due, reach every worker of a queue, and one of them is enough.
-Each answers by chance, so that a few of them do, without asking the others. Should none do so, the next heartbeat of
-any worker finds out: the more workers there are, the sooner that is. The field calls the problem a "thundering herd".
+A message on a channel reaches every worker of a queue, and so does the time at which a job is due. One worker is
+enough to act. Each decides at random, without asking the others, so that about `ANSWERING` of them act. If none does,
+the next heartbeat of any worker finds the work: the more workers there are, the sooner that is.
 """
 
 ANSWERING = 8
-"""Workers that answer on average. That none of many does happens once in three thousand times (e**-8)."""
+"""The number of workers that act, on average. With many workers, none acts once in 3,000 times (e**-8)."""
 SPREAD_PER_WORKER = 0.001
-"""Seconds by which the workers of a queue spread what each of them has to do, for each of them."""
+"""Seconds over which the workers of a queue spread what all of them will do, multiplied by their number."""
 MAX_SPREAD = 1.0
-"""The most seconds of it, however many they are."""
+"""The most seconds over which they spread it."""
 
 
 def does_answer(workers: int, draw: float) -> bool:
-    """Return whether a worker answers what all `workers` of its queue hear; `draw` is a random number from 0 to 1."""
+    """Return whether a worker acts on what all `workers` of its queue receive; `draw` is random, from 0 to 1."""
     return draw * workers < ANSWERING
 
 

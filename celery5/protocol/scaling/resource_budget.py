@@ -1,8 +1,8 @@
 """Decide which jobs begin by the resources that they take of a worker's capacity, such as GPUs and their memory.
 
 Amounts are whole ten-thousandths: sums of fractions such as 0.1 are exact. A job takes all that it needs at once, so
-that jobs cannot wait for each other. One that does not fit waits, and a few others that fit go before it; then what it
-needs is kept free for it. So a large job is not starved by small ones, and small ones fill what a large one leaves.
+that jobs cannot wait for each other. While a job that does not fit waits, a few later jobs that fit may begin. Then its
+needs are kept free for it. So small jobs do not starve a large one, and use what a large one leaves.
 """
 
 import math
@@ -17,13 +17,13 @@ from celery5.errors import Misconfigured
 from celery5.protocol.text_values import parse_assignments
 
 UNIT = 10_000
-"""The parts of one: an amount is a whole number of these."""
+"""Ten-thousandths in 1: amounts are whole numbers of ten-thousandths."""
 MAX_AMOUNT = 1e12
 DEVICES = "gpu"
-"""The resource whose units differ: a job is told which ones it has, and a part of one is never spread over several."""
+"""The resource whose units have numbers. A job gets the numbers of its units; a part of a unit is of a single unit."""
 AUTO = "auto"
 LOOKAHEAD = 8
-"""The jobs that may begin before one that came first and does not fit yet."""
+"""The number of later jobs that may begin before a job that does not fit yet."""
 Amounts = Mapping[str, int]
 """Ten-thousandths by the name of the resource."""
 NOTHING: Amounts = MappingProxyType({})
@@ -54,12 +54,14 @@ def parse_size(value: object, where: str) -> Amounts:
 
 
 def parse_capacity(value: "str | Mapping[str, Any]") -> dict[str, int | Literal["auto"]]:
-    """Return what a worker has, from `gpu=2 vram_gb=auto` or a table; `auto` for what is to be found out.
+    """Return the capacity in `gpu=2 vram_gb=auto` or in a table: ten-thousandths, or `auto`, by name.
 
-    `auto` alone stands for all that can be found out: its name is ''. Raises Misconfigured.
+    `auto` without a name stands for all resources that can be detected: its name is ''. Raises Misconfigured.
     """
     where = "capacity"
     if isinstance(value, str):
+        if value.lstrip().startswith(("{", "[")):
+            raise Misconfigured(f"{value!r} is JSON, which is not read here: {_HINT}")
         words = parse_assignments(value, _HINT, nameless=True)
         value = {name: word if word == AUTO else _read_number(name, word) for name, word in words.items()}
     found: dict[str, int | Literal["auto"]] = {}
@@ -74,7 +76,7 @@ def parse_capacity(value: "str | Mapping[str, Any]") -> dict[str, int | Literal[
 
 
 def share_capacity(capacity: Amounts, number: int, processes: int) -> Amounts:
-    """Return what process `number`, from 1, of several has of a capacity. Devices stay whole."""
+    """Return the share of process `number`, counted from 1, in a capacity. Devices are not divided."""
     return {
         name: amount // processes
         if name != DEVICES
@@ -101,7 +103,7 @@ def _parse_amount(name: str, value: object, where: str) -> int:
         raise Misconfigured(f"{where}: {name} is {value!r}: give a number from 0 to {MAX_AMOUNT:g}")
     from decimal import Decimal  # a process without such tasks does not load it
 
-    # What a person has written, and not its nearest binary fraction. The rest below a ten-thousandth is dropped.
+    # The decimal number as written, not its nearest binary fraction. Digits after the fourth are dropped.
     amount = int(Decimal(repr(value)) * UNIT)
     if value and not amount:
         raise Misconfigured(f"{where}: {name} is {value!r}: the smallest amount is {1 / UNIT:g}")
@@ -112,21 +114,22 @@ def _read_number(name: str, text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise Misconfigured(f"capacity: {name}={text} is not a number: {_HINT}") from None
+        word = f"{name}={text}" if name else text
+        raise Misconfigured(f"capacity: {word} is not a number: {_HINT}") from None
 
 
 def to_number(amount: int) -> float:
-    """Return an amount as people write it."""
+    """Return an amount of ten-thousandths as a number, such as 7.5."""
     return amount // UNIT if amount % UNIT == 0 else amount / UNIT
 
 
 def to_numbers(amounts: Amounts) -> dict[str, float]:
-    """Return amounts as people write them."""
+    """Return amounts of ten-thousandths as numbers, such as 7.5, by name."""
     return {name: to_number(amount) for name, amount in amounts.items()}
 
 
 def show(amount: int) -> str:
-    """Return an amount for people."""
+    """Return an amount as text for people, such as `7.5`."""
     return format(to_number(amount), ".15g")
 
 
@@ -148,7 +151,7 @@ def show_use(resources: Mapping[str, ResourceUse]) -> str:
 
 
 def read_use(answer: object) -> dict[str, ResourceUse]:
-    """Return what is taken of a worker's capacity, by its answer; nothing for what is no such answer."""
+    """Return the use of each resource from a worker's answer; empty if the answer cannot be read."""
     try:
         return msgspec.convert(answer or {}, dict[str, ResourceUse], from_attributes=True)
     except msgspec.ValidationError:  # an earlier version, or a later one
@@ -161,8 +164,8 @@ def describe_lacking(
     """Return which tasks have jobs that wait for a worker with what they take, in words; '' for none.
 
     Args:
-        jobs_by_task: How many jobs wait.
-        find_needs: Returns what jobs of a task take; nothing where the code here does not have it.
+        jobs_by_task: The number of waiting jobs, by the name of their task.
+        find_needs: Returns the needs of a task's jobs by name; empty if this process does not know the task.
     """
     parts: list[str] = []
     for task, count in jobs_by_task.items():
@@ -173,21 +176,21 @@ def describe_lacking(
 
 
 class SizedThing(msgspec.Struct, frozen=True):
-    """Something that jobs share, that is opened once, and that takes up capacity while it is open: a model, say."""
+    """A resource that jobs share, such as a model: opened once, it takes capacity while it is open."""
 
     key: Hashable
     size: Amounts
 
 
 class Needs(msgspec.Struct, frozen=True):
-    """What each job of a task takes while it runs, and what must be open beside it."""
+    """What each job of a task takes while it runs, and the shared resources that it uses."""
 
     amounts: Amounts = NOTHING
     shared: tuple[SizedThing, ...] = ()
 
     @property
     def total(self) -> Amounts:
-        """What must be there for a job to run at all."""
+        """The capacity that a worker needs to run one such job at all."""
         return _sum([self.amounts, *(thing.size for thing in self.shared)])
 
 
@@ -196,13 +199,13 @@ class Grant(msgspec.Struct, frozen=True, eq=False):
 
     task: str
     needs: Needs
-    # The numbers of its devices, from 0, and how much of each it has.
+    # The numbers of its devices, from 0, and the ten-thousandths of each that it has.
     devices: tuple[int, ...] = ()
     of_each: int = 0
 
 
 class Evict(msgspec.Struct, frozen=True):
-    """What is open, is of no use now, and is to be closed, so that a job fits."""
+    """The unused shared resources that must be closed so that a job fits."""
 
     keys: tuple[Hashable, ...]
 
@@ -213,11 +216,11 @@ Decision = Literal["begin", "wait"] | Evict
 
 
 class _Open(msgspec.Struct):
-    """Something open, or that is being opened or closed."""
+    """A shared resource that is open, or is being opened or closed."""
 
     size: Amounts
     users: int = 0
-    # When it was used last: the number of that grant.
+    # The number of the last grant that used it.
     last_used: int = 0
     is_closing: bool = False
 
@@ -226,14 +229,14 @@ class _Waiting(msgspec.Struct):
     """The next job of a task, which waits."""
 
     needs: Needs
-    # How many have begun before it that came later.
+    # The number of later jobs that have begun before it.
     passed: int = 0
 
 
 class ResourceBudget:
     """The capacity of one worker, what is taken of it, and which tasks have a job that waits for some.
 
-    It has no clock and does nothing: whoever asks performs what it decides.
+    It has no clock and performs nothing: the caller performs what it decides.
     """
 
     def __init__(self, capacity: Amounts) -> None:
@@ -247,12 +250,12 @@ class ResourceBudget:
 
     @property
     def waiting(self) -> Collection[str]:
-        """The tasks with a job that waits, the first one first."""
+        """The tasks with a waiting job, in the order in which they began to wait."""
         return self._waiting.keys()
 
     @property
     def open_keys(self) -> Collection[Hashable]:
-        """What is open, or is being opened or closed."""
+        """The keys of shared resources that are open, or are being opened or closed."""
         return self._open.keys()
 
     def count_running(self, task: str) -> int:
@@ -260,7 +263,7 @@ class ResourceBudget:
         return self._running.get(task, 0)
 
     def find_lacking(self, needs: Needs) -> Amounts:
-        """Return what a worker with all this capacity lacks for a job; nothing if it can run here."""
+        """Return the needs that exceed the whole capacity; empty if such a job can run here."""
         return {name: amount for name, amount in needs.total.items() if amount > self.capacity.get(name, 0)}
 
     def count_most(self, needs: Needs) -> int:
@@ -270,7 +273,7 @@ class ResourceBudget:
         return _count_fitting(needs.amounts, free, [UNIT] * len(self._free_of_device))
 
     def count_fitting(self, needs: Needs) -> int:
-        """Return how many more jobs with these needs fit now, once what is of no use is closed."""
+        """Return how many more jobs with these needs fit now, if unused shared resources are closed."""
         kept = {thing.key for thing in needs.shared}
         free = self._get_free()
         for key, entry in self._open.items():
@@ -282,7 +285,7 @@ class ResourceBudget:
         return _count_fitting(needs.amounts, free, self._free_of_device)
 
     def decide(self, task: str, needs: Needs) -> Decision:
-        """Return whether the next job of a task may begin. If not, its turn is noted."""
+        """Decide whether the next job of a task may begin. If not, the task is added to those that wait."""
         for other, waiting in self._waiting.items():
             if other == task:
                 break
@@ -296,7 +299,7 @@ class ResourceBudget:
         return self._choose_evicted(missing, needs) if missing else WAIT
 
     def take(self, task: str, needs: Needs) -> Grant:
-        """Take what a job needs: it was decided that it may begin."""
+        """Take what a job needs. Call it only after `decide` has returned BEGIN."""
         devices = self._choose_devices(needs)
         assert devices is not None, "it fits"
         self._grants += 1
@@ -319,7 +322,7 @@ class ResourceBudget:
         return Grant(task, needs, devices, of_each)
 
     def give_back(self, grant: Grant) -> None:
-        """Give back what a job has taken. What it shared stays open."""
+        """Give back what a job has taken. Its shared resources stay open."""
         _add(self.taken, grant.needs.amounts, -1)
         for device in grant.devices:
             self._free_of_device[device] += grant.of_each
@@ -329,7 +332,7 @@ class ResourceBudget:
         self._running[grant.task] -= 1
 
     def note_closed(self, key: Hashable) -> None:
-        """Note that something is closed."""
+        """Note that a shared resource is closed."""
         if (entry := self._open.pop(key, None)) is not None:
             _add(self.taken, entry.size, -1)
 
@@ -341,7 +344,7 @@ class ResourceBudget:
         return {name: amount - self.taken[name] for name, amount in self.capacity.items()}
 
     def _find_missing(self, needs: Needs) -> Amounts:
-        """Return how much must become free before a job fits; what is being closed is as good as closed no earlier."""
+        """Return how much must become free before a job fits. What is being closed still counts as taken."""
         closing = any(
             entry.is_closing for thing in needs.shared if (entry := self._open.get(thing.key)) is not None
         )
@@ -355,7 +358,7 @@ class ResourceBudget:
         return missing or ({"": 1} if closing else NOTHING)
 
     def _choose_evicted(self, missing: Amounts, needs: Needs) -> Decision:
-        """Return what to close, what was used least recently first; WAIT when that would not suffice, or goes on."""
+        """Return what to close, least recently used first; WAIT if that is too little, or is being closed already."""
         kept, left, keys = {thing.key for thing in needs.shared}, dict(missing), list[Hashable]()
         for key, entry in sorted(self._open.items(), key=lambda item: item[1].last_used):
             if entry.users or key in kept or not any(entry.size.get(name) for name in left):
@@ -371,7 +374,7 @@ class ResourceBudget:
         return Evict(tuple(keys))
 
     def _choose_devices(self, needs: Needs) -> tuple[int, ...] | None:
-        """Return the devices for a job; None when too few are free. Those already shared are filled up first."""
+        """Return the devices for a job; None when too few are free. Devices already shared are filled first."""
         amount, free = needs.amounts.get(DEVICES, 0), self._free_of_device
         if amount > UNIT:
             whole = [device for device, left in enumerate(free) if left == UNIT]
@@ -393,7 +396,7 @@ def _count_fitting(amounts: Amounts, free: Amounts, devices: Iterable[int]) -> i
 
 
 MOST = 1_000_000
-"""How many fit that take nothing."""
+"""The number of jobs that fit if they take nothing."""
 
 
 def _overlap(one: Needs, other: Needs) -> bool:

@@ -91,7 +91,7 @@ def test_a_slot_that_has_moved_is_found_at_once_where_the_map_of_its_node_is_old
 def test_a_call_that_may_have_run_says_so_when_a_later_attempt_was_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cluster_router, "PATIENCE", 0.02)
+    monkeypatch.setattr(cluster_router, "RETRY_FOR", 0.02)
     lost = BrokerUnavailable("the reply was lost", maybe_done=True)
     cluster = ScriptedCluster(lost, *(SlotUnstable("TRYAGAIN") for _ in range(100)))
     with pytest.raises(BrokerUnavailable, match="TRYAGAIN") as caught:

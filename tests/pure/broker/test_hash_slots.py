@@ -63,7 +63,7 @@ def test_a_read_of_several_slots_becomes_one_for_each() -> None:
 
 
 @pytest.mark.parametrize(("block", "wait"), [(0.0, ()), (0.25, ("BLOCK", 250)), (0.0001, ("BLOCK", 1))])
-def test_a_part_of_a_read_waits_as_long_as_it_is_told(block: float, wait: tuple[object, ...]) -> None:
+def test_a_part_of_a_read_waits_for_the_given_seconds(block: float, wait: tuple[object, ...]) -> None:
     head, end = ("XREADGROUP", "GROUP", "BLOCK", "STREAMS", "COUNT", 5), ("STREAMS", "a", ">")
     assert with_block((*head, "BLOCK", 9000, *end), block) == (*head, *wait, *end)
     assert with_block((*head, *end), block) == (*head, *wait, *end)
@@ -98,7 +98,7 @@ def test_a_node_without_a_host_is_on_the_host_that_was_asked(host: bytes | None)
 
 
 @pytest.mark.parametrize("raw", [None, b"OK", [1], [[0, 1]], [[0, 1, [b"h", b"x"]]], {}])
-def test_what_is_no_map_of_slots_is_an_error_or_empty(raw: object) -> None:
+def test_an_invalid_map_of_slots_is_an_error_or_empty(raw: object) -> None:
     with suppress(ValueError):
         assert not parse_slot_map(raw, asked=A).ranges
 
@@ -132,7 +132,7 @@ def test_a_redirection_names_slot_and_node(text: str, redirection: Redirection |
         ("unreachable", True, 1, True, "raise"),
     ],
 )
-def test_what_follows_a_refusal(
+def test_a_refused_call_is_redirected_repeated_or_raised(
     refusal: Refusal, may_repeat: bool, attempt: int, is_late: bool, step: NextStep
 ) -> None:
     assert decide(refusal, may_repeat=may_repeat, attempt=attempt, is_late=is_late) == step

@@ -41,13 +41,13 @@ def test_jobs_are_published_and_waited_for_in_one_write() -> None:
     assert (values, count) == ([1, 1], 2)
 
 
-def test_what_follows_an_unknown_script_is_waited_for_again() -> None:
+def test_replicas_are_waited_for_again_after_an_unknown_script() -> None:
     written, (values, count) = converse([1, NOSCRIPT, b"OK", 9], [1, b"OK", 0])
     assert written[1] == [b"EVAL", b"SET", b"WAIT"]
     assert (values, count) == ([1, 1], 0)  # the first answer of WAIT was too early
 
 
-def test_a_refused_job_is_an_error_and_no_count_of_replicas_hides_it() -> None:
+def test_a_refused_job_is_an_error_whatever_the_number_of_replicas() -> None:
     full = ReplyError("MISCONF the disk is full")
     with pytest.raises(BrokerReplied, match="MISCONF") as caught:
         converse([full, full, full, 1])
@@ -57,7 +57,7 @@ def test_a_refused_job_is_an_error_and_no_count_of_replicas_hides_it() -> None:
     assert caught.value.maybe_done
 
 
-def test_a_server_that_forbids_waiting_has_published_all_the_same() -> None:
+def test_jobs_are_published_when_the_server_forbids_wait() -> None:
     values, why = converse([1, 1, b"OK", ReplyError("NOPERM no WAIT")])[1]
     assert values == [1, 1]
     assert isinstance(why, BrokerDenied)

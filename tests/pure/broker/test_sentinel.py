@@ -165,7 +165,7 @@ def test_the_first_sentinel_that_names_a_usable_primary_decides(
         ),
     ],
 )
-def test_what_cannot_be_found_is_one_clear_line(
+def test_a_primary_that_cannot_be_found_is_one_clear_line(
     script: dict[str, Any], done: list[str], kind: type[BrokerError], says: list[str]
 ) -> None:
     steps, error = search(script)
@@ -215,7 +215,7 @@ def test_a_replica_is_refused_where_a_primary_must_be(role: str) -> None:
     assert parse_server_hello([hello(role=role)], Endpoint()).client_id == 7
 
 
-def test_a_sentinel_is_taken_only_where_one_is_asked() -> None:
+def test_a_sentinel_is_accepted_only_where_one_is_expected() -> None:
     assert parse_server_hello([hello(mode="sentinel")], Endpoint(role="sentinel")).client_id == 7
     with pytest.raises(BrokerUnsupported, match=r"redis\+sentinel://host:port/service"):
         parse_server_hello([hello(mode="sentinel")], Endpoint(role="primary"))

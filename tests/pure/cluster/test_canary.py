@@ -68,7 +68,7 @@ def test_a_status_of_a_worker_is_read_as_it_was_written(problem: str) -> None:
 
 
 @pytest.mark.parametrize("status", ["", "ready", "ready; 9 attempts ended, 1 jobs dead", "failed: no"])
-def test_another_status_says_nothing_of_attempts(status: str) -> None:
+def test_attempts_are_unknown_in_a_status_of_another_form(status: str) -> None:
     assert parse_worker_status(status) is None
 
 
@@ -151,7 +151,7 @@ def test_a_canary_that_ends_while_redis_is_unreachable_is_started_again() -> Non
     assert names(trial.clock.tick(1), Start) == [CANARY]
 
 
-def test_a_canary_that_is_not_ready_fails_unless_nobody_is() -> None:
+def test_a_canary_that_is_not_ready_fails_unless_no_worker_is_ready() -> None:
     trial = Trial().up()
     trial.report(CANARY, problem="health: no database")
     assert trial.judge(59) is None, "it may get ready"
@@ -171,7 +171,7 @@ def test_a_canary_that_is_not_ready_fails_where_nobody_else_is_up() -> None:
     assert verdict == CanaryVerdict(passed=False, why=f"{CANARY}: it is not ready: health: no database")
 
 
-def test_without_a_verdict_nobody_else_changes_and_scaling_keeps_the_canary() -> None:
+def test_before_the_verdict_no_other_member_changes_and_scaling_keeps_the_canary() -> None:
     trial = Trial().up()
     clock = trial.clock
     assert clock.crew.pending_names == (CANARY,)
@@ -182,7 +182,7 @@ def test_without_a_verdict_nobody_else_changes_and_scaling_keeps_the_canary() ->
     assert clock.phase(CANARY) is Phase.UP
 
 
-def test_a_canary_that_failed_stops_at_once_and_nobody_else() -> None:
+def test_only_the_failed_canary_stops_and_at_once() -> None:
     trial = Trial().up()
     clock = trial.clock
     clock.say(Ended(WORKERS[0], "it was ended by SIGKILL", -9))  # its successor is not up yet
@@ -258,6 +258,6 @@ def test_a_canary_has_a_name_and_a_port_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"canary": -1}, {"canary_attempts": 0}, {"canary_failures": 1.1}])
-def test_bounds_that_mean_nothing_are_errors(wrong: dict[str, float]) -> None:
+def test_invalid_bounds_of_a_canary_are_errors(wrong: dict[str, float]) -> None:
     with pytest.raises(Misconfigured, match=next(iter(wrong))):
         parse_cluster({**wrong, "workers": {"default": {}}})

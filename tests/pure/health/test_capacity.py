@@ -75,7 +75,7 @@ def test_a_gpu_that_shares_the_memory_of_the_machine_has_none_of_its_own(smi: An
     assert to_numbers(find_capacity("gpu=auto vram_gb=auto").amounts) == {"gpu": 1, "vram_gb": 0}
 
 
-def test_auto_alone_is_all_that_is_found_and_what_is_given_counts(smi: Any) -> None:
+def test_auto_alone_means_all_that_is_found_and_given_numbers_win(smi: Any) -> None:
     found = to_numbers(find_capacity("auto").amounts)
     assert found == {
         "cpu": machine.count_cores(),
@@ -101,11 +101,11 @@ def test_processes_of_one_parent_never_have_the_same_gpu(smi: Any, monkeypatch: 
 @pytest.mark.parametrize(
     ("setting", "wrong"),
     [
-        ("licence=auto", "licence cannot be found out"),
+        ("licence=auto", "licence=auto: only cpu, memory_gb, gpu, vram_gb can be detected"),
         ("gpus=auto", "did you mean 'gpu'"),
     ],
 )
-def test_what_nobody_can_find_out_is_refused(smi: Any, setting: str, wrong: str) -> None:
+def test_auto_is_refused_for_a_resource_that_cannot_be_detected(smi: Any, setting: str, wrong: str) -> None:
     with pytest.raises(Misconfigured, match=wrong):
         find_capacity(setting)
 

@@ -13,7 +13,7 @@ def test_each_of_a_few_workers_answers(workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [20, 100, 1000, 10_000])
-def test_of_many_workers_a_few_answer_and_hardly_ever_none(workers: int) -> None:
+def test_a_few_of_many_workers_answer_and_almost_never_none(workers: int) -> None:
     generator = random.Random(workers)
     answers = [sum(does_answer(workers, generator.random()) for _ in range(workers)) for _ in range(200)]
     assert ANSWERING * 0.8 < sum(answers) / len(answers) < ANSWERING * 1.2

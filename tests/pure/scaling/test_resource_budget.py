@@ -41,7 +41,7 @@ def having(**amounts: Any) -> ResourceBudget:
 
 
 @given(st.integers(1, 200))
-def test_as_many_jobs_fit_as_a_person_would_count(count: int) -> None:
+def test_fractions_fit_as_often_as_decimal_arithmetic_says(count: int) -> None:
     """Of a need that is a part of the whole, exactly that many fit, however floats add up."""
     each = round(1 / count, 4)
     while Fraction(repr(each)) * count > 1:
@@ -56,7 +56,7 @@ def test_as_many_jobs_fit_as_a_person_would_count(count: int) -> None:
 
 
 @given(st.lists(st.floats(0.0001, 1000, allow_nan=False), min_size=1, max_size=50))
-def test_what_is_taken_and_given_back_leaves_nothing(amounts: list[float]) -> None:
+def test_returning_all_grants_frees_the_whole_capacity(amounts: list[float]) -> None:
     budget = having(vram_gb=1_000_000)
     grants = [budget.take("t", needs(vram_gb=amount)) for amount in amounts]
     random.Random(0).shuffle(grants)
@@ -90,7 +90,7 @@ def test_a_tenth_fits_ten_times() -> None:
         ([1], "is [1]: give numbers by name"),
     ],
 )
-def test_what_makes_no_sense_is_refused_in_one_line(value: Any, wrong: str) -> None:
+def test_invalid_needs_of_a_task_are_refused_in_one_line(value: Any, wrong: str) -> None:
     with pytest.raises(Misconfigured) as caught:
         parse_needs(value, "task t: resources")
     assert str(caught.value).startswith("task t: resources")
@@ -99,9 +99,24 @@ def test_what_makes_no_sense_is_refused_in_one_line(value: Any, wrong: str) -> N
 
 
 @pytest.mark.parametrize("value", ["gpu=x", "gpu=1.5", {"gpu": -1}, "3", "gpu=1 gpu=2", {"": 3}, "G=1"])
-def test_a_capacity_that_makes_no_sense_is_refused(value: Any) -> None:
+def test_an_invalid_capacity_is_refused(value: Any) -> None:
     with pytest.raises(Misconfigured):
         parse_capacity(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ('{"gpu": -1}', """'{"gpu": -1}' is JSON, which is not read here: write gpu=2"""),
+        ('{"gpu":2}', """'{"gpu":2}' is JSON"""),
+        ("auto auto", "'auto auto' has two values without a name: write gpu=2"),
+        ("x", "capacity: x is not a number"),
+    ],
+)
+def test_a_text_of_capacity_in_another_form_is_refused_with_the_form_to_write(text: str, wrong: str) -> None:
+    with pytest.raises(Misconfigured, match="write gpu=2 vram_gb=24 or gpu=auto") as caught:
+        parse_capacity(text)
+    assert wrong in str(caught.value)
 
 
 def test_a_capacity_is_written_as_a_text_or_a_table() -> None:
@@ -111,7 +126,7 @@ def test_a_capacity_is_written_as_a_text_or_a_table() -> None:
     assert parse_capacity("") == {}
 
 
-def test_a_size_names_no_device() -> None:
+def test_a_size_with_a_device_is_refused() -> None:
     with pytest.raises(Misconfigured, match="gpu has no place in a size"):
         parse_size({"gpu": 1}, "resource 'model': size")
 
@@ -137,7 +152,7 @@ def test_two_jobs_never_have_the_same_whole_device() -> None:
     assert budget.take("t", one).devices == first.devices
 
 
-def test_parts_fill_up_a_device_before_they_begin_another_one() -> None:
+def test_fractions_fill_a_shared_device_before_an_unused_one() -> None:
     budget = having(gpu=2)
     parts = [budget.take("t", needs(gpu=0.4)).devices for _ in range(2)]
     assert parts == [(0,), (0,)]
@@ -154,7 +169,7 @@ def test_the_part_goes_where_the_least_is_left() -> None:
     assert budget.decide("u", needs(gpu=1)) == BEGIN, "one is whole again"
 
 
-def test_a_job_that_does_not_fit_is_passed_by_a_few_that_do_and_then_by_none() -> None:
+def test_only_a_few_jobs_begin_before_an_earlier_one_that_does_not_fit() -> None:
     budget, small, large = having(vram_gb=8), needs(vram_gb=2), needs(vram_gb=8)
     running = [budget.take("small", small)]
     assert budget.decide("large", large) == WAIT
@@ -171,7 +186,7 @@ def test_a_job_that_does_not_fit_is_passed_by_a_few_that_do_and_then_by_none() -
     assert budget.decide("small", small) == BEGIN
 
 
-def test_a_job_that_waits_keeps_nothing_from_those_that_take_other_things() -> None:
+def test_a_waiting_job_does_not_delay_jobs_that_take_other_resources() -> None:
     budget = having(vram_gb=8, cpu=100)
     budget.take("first", needs(vram_gb=1))
     assert budget.decide("large", needs(vram_gb=8)) == WAIT
@@ -194,7 +209,7 @@ def test_only_jobs_that_take_what_one_waits_for_pass_it_and_are_held_up_for_it()
     assert budget.decide("cpu", other) == BEGIN
 
 
-def test_what_lacks_is_named() -> None:
+def test_resources_that_a_worker_lacks_are_named() -> None:
     budget = having(gpu=1, vram_gb=8)
     assert budget.find_lacking(needs(gpu=1)) == {}
     lacking = budget.find_lacking(needs((SizedThing("m", {"vram_gb": 4 * UNIT}),), vram_gb=5, disk=1))
@@ -208,7 +223,7 @@ def model(key: str, size: float) -> SizedThing:
     return SizedThing(key, parse_size({"vram_gb": size}, "m"))
 
 
-def test_only_what_no_job_uses_is_closed_and_the_least_recently_used_first() -> None:
+def test_only_unused_resources_are_closed_least_recently_used_first() -> None:
     budget = having(vram_gb=10)
     uses = {key: needs((model(key, 4),), vram_gb=0.5) for key in "abc"}
     a, b = budget.take("a", uses["a"]), budget.take("b", uses["b"])
@@ -242,7 +257,7 @@ def test_what_a_job_needs_itself_is_not_closed_for_it_nor_counted_as_space() -> 
     assert budget.count_fitting(needs(vram_gb=4)) == 1, "another job has it closed"
 
 
-def test_nothing_is_closed_where_that_would_not_suffice() -> None:
+def test_nothing_is_closed_when_that_would_not_free_enough() -> None:
     budget = having(vram_gb=10)
     budget.give_back(budget.take("a", needs((model("a", 4),))))
     budget.take("other", needs(vram_gb=5))
@@ -304,7 +319,7 @@ class Played:
 
 
 @given(st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=200), st.integers(0, 2**32))
-def test_nothing_is_exceeded_and_every_job_begins_in_the_end(queued: list[str], seed: int) -> None:
+def test_capacity_is_never_exceeded_and_every_job_begins_in_the_end(queued: list[str], seed: int) -> None:
     """Whatever comes: capacity and devices hold, and what is in use stays open."""
     dice, played = random.Random(seed), Played(list(queued))
     for _ in range(len(queued) * 3):

@@ -88,7 +88,7 @@ def test_who_works_counts_as_alive_for_ever(pauses: list[float], cores: float) -
     st.lists(st.floats(0.3, 50.0), min_size=1, max_size=40),
     st.sampled_from(["one thread", "a new thread", "threads that have ended"]),
 )
-def test_work_of_any_thread_counts_also_beside_those_that_wait(pauses: list[float], by: str) -> None:
+def test_a_computing_thread_counts_as_work_beside_waiting_threads(pauses: list[float], by: str) -> None:
     vigil, at, threads = ProcessObservation(0.0), 0.0, dict.fromkeys(range(100), 0.0)
     total = 0.0
     for number, pause in enumerate([0.3, *pauses]):

@@ -119,7 +119,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("what", list(REFUSED))
-async def test_what_cannot_be_translated_becomes_a_dead_letter_and_those_behind_it_run(
+async def test_an_untranslatable_message_becomes_a_dead_letter_and_later_messages_run(
     app: App, old: Any, what: str
 ) -> None:
     send, why = REFUSED[what]
@@ -330,7 +330,7 @@ def test_a_task_that_is_unique_by_itself_stays_so(app: App) -> None:
     assert len({job.lock for job in own}) == 1, "their arguments are their key"
 
 
-def test_arguments_that_make_no_sense_are_refused_in_one_line(app: App, old: Any) -> None:
+def test_invalid_arguments_are_refused_in_one_line_each(app: App, old: Any) -> None:
     for make in (
         lambda: CeleryBridge(app, object()),
         lambda: CeleryBridge(app, old, queues="celery"),
@@ -343,7 +343,7 @@ def test_arguments_that_make_no_sense_are_refused_in_one_line(app: App, old: Any
         assert "\n" not in str(caught.value)
 
 
-def test_a_bomb_is_not_decompressed() -> None:
+def test_a_body_over_the_limit_is_not_decompressed() -> None:
     bomb = CeleryMessage(
         body=zlib.compress(b" " * 50_000_000),
         content_type="application/json",

@@ -58,7 +58,7 @@ async def test_a_bridge_goes_on_when_the_broker_of_celery_is_back(
 
 
 @pytest.mark.parametrize("broker", ["redis", "filesystem"])
-async def test_messages_stay_in_celery_until_ours_is_back(
+async def test_messages_stay_in_the_broker_of_celery_until_ours_is_back(
     app: App, old: Any, tmp_path: Path, broker: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     far = old

@@ -49,7 +49,7 @@ def test_one_leads_and_the_others_see_it(driver: BlockingDriver, app_name: str) 
     assert (again.epoch, again.beat, again.since) == (first.epoch, 2, first.since)
 
 
-def test_a_trip_that_is_made_twice_has_one_effect(driver: BlockingDriver, app_name: str) -> None:
+def test_a_repeated_call_has_one_effect(driver: BlockingDriver, app_name: str) -> None:
     keys = Keys(app_name)
     first = lead(driver, keys, "a", replaces=NO_RECORD)
     assert lead(driver, keys, "a", replaces=NO_RECORD).epoch == first.epoch
@@ -59,7 +59,7 @@ def test_a_trip_that_is_made_twice_has_one_effect(driver: BlockingDriver, app_na
     assert driver.perform(cluster.resign_leadership(keys, "a", epoch=first.epoch)) == second
 
 
-def test_only_the_very_record_that_was_watched_is_replaced(driver: BlockingDriver, app_name: str) -> None:
+def test_only_the_record_that_was_read_is_replaced(driver: BlockingDriver, app_name: str) -> None:
     keys = Keys(app_name)
     first = lead(driver, keys, "a", replaces=NO_RECORD)
     renewed = lead(driver, keys, "a", epoch=first.epoch)

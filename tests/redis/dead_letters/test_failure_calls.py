@@ -119,7 +119,9 @@ async def test_on_failure_is_called_whatever_a_job_dies_of(
     ]
 
 
-async def test_a_job_that_took_its_workers_down_is_told_of(app: App, tasks: Notified, queue: Queue) -> None:
+async def test_on_failure_is_called_for_a_job_that_killed_its_workers(
+    app: App, tasks: Notified, queue: Queue
+) -> None:
     job = tasks.charge.options(queue="mail").job(7)
     queue(jobs.publish(queue.keys, [(job.id, job.message)]))
     queue.join("killed")
@@ -183,7 +185,7 @@ async def test_a_death_wakes_the_worker_that_sends_the_on_failure_job(
             await until(is_woken)
 
 
-async def test_a_step_of_a_workflow_calls_it_once_by_its_run(app: App, tasks: Notified) -> None:
+async def test_a_step_of_a_workflow_calls_on_failure_once_by_its_run(app: App, tasks: Notified) -> None:
     async with working(app, queues=QUEUES):
         run = await tasks.charge.s(1).astart()
         await until(lambda: len(tasks.calls) == 1)
@@ -206,7 +208,7 @@ async def test_a_subscriber_of_an_event_has_its_on_failure(app: App, tasks: Noti
         await until(lambda: [failure.message for failure, _ in tasks.calls] == ["no account 4"])
 
 
-async def test_an_on_failure_that_cannot_be_read_holds_up_no_other(
+async def test_an_unreadable_on_failure_delays_no_other_job(
     app: App, tasks: Notified, redis_client: "redis.Redis"
 ) -> None:
     keys = app.queue("default")

@@ -440,7 +440,7 @@ async def test_a_process_tells_when_it_is_ready_and_when_it_has_ended(app: App) 
     assert told == [("started", "worker", "w1"), ("stopped", "worker", "w1")]
 
 
-def test_the_processes_of_a_running_worker_in_a_test_tell_it_too(url: str, app_name: str) -> None:
+def test_middleware_hears_of_the_processes_of_a_running_worker_in_a_test(url: str, app_name: str) -> None:
     told: list[tuple[str, str]] = []
 
     class Process(Middleware):

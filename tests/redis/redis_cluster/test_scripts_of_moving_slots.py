@@ -83,7 +83,7 @@ def test_a_script_does_nothing_while_its_slot_moves_key_by_key(
     present: tuple[str, ...],
     moved: tuple[str, ...],
 ) -> None:
-    monkeypatch.setattr(cluster_router, "PATIENCE", 0.05)
+    monkeypatch.setattr(cluster_router, "RETRY_FOR", 0.05)
     endpoint, key = app.connections.endpoint, app.queue("mails").due
     names = {"declared": key, "computed": f"{key}-computed"}
     call = script_call(COUNT, (key,), (), parse_int)

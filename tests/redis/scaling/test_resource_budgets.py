@@ -371,9 +371,7 @@ async def test_jobs_of_many_tasks_with_many_resources_all_run(url: str, app_name
     app.close()
 
 
-async def test_what_a_worker_has_and_what_is_taken_is_the_same_on_every_surface(
-    url: str, app_name: str
-) -> None:
+async def test_capacity_and_its_use_are_the_same_on_every_surface(url: str, app_name: str) -> None:
     app = App(
         app_name, broker=url, capacity={"gpu": 2, "vram_gb": 24}, metrics_interval=0.2, inbox_signatures=False
     )

@@ -65,7 +65,9 @@ async def test_any_process_answers_with_the_last_decision_while_it_is_new(
     nursery.cancel_scope.cancel()
 
 
-async def test_a_process_that_reads_nothing_says_so(nursery: trio.Nursery) -> None:
+async def test_wanted_workers_are_not_found_on_a_process_without_a_cluster_view(
+    nursery: trio.Nursery,
+) -> None:
     number = free_port()
     port = StatusPort(process_status=ProcessStatus(), log=NullLog(), port=number, host="127.0.0.1")
     await nursery.start(port.run)

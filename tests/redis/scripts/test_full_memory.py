@@ -148,7 +148,7 @@ def test_an_operator_reaches_workers_and_takes_jobs_back_while_memory_is_full(
 
 
 @pytest.mark.parametrize("line", sorted(set(FIRST_WRITES.values()) - {""}))
-def test_a_script_that_begins_so_is_never_refused_and_changes_nothing_by_it(
+def test_a_script_that_begins_with_a_freeing_write_is_never_refused_and_changes_nothing(
     client: "redis.Redis", line: str
 ) -> None:
     looks: Any = client

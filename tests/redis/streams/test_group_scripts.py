@@ -92,7 +92,7 @@ def test_a_sending_that_is_repeated_after_a_lost_reply_appends_once(
     assert append(redis, keys, 0, 1, 1, nonce="m") != first
 
 
-def test_what_comes_from_an_outbox_again_is_skipped(redis: BlockingDriver, keys: StreamKeys) -> None:
+def test_a_repeated_record_of_an_outbox_is_skipped(redis: BlockingDriver, keys: StreamKeys) -> None:
     append(redis, keys, 0, version=0)
 
     def relay(*origins: str) -> Appended:
@@ -201,7 +201,7 @@ def test_a_new_incarnation_of_a_name_ends_the_earlier_one(redis: BlockingDriver,
     assert redis.perform(call) is None
 
 
-def test_a_named_member_keeps_its_share_while_it_is_away(redis: BlockingDriver, keys: StreamKeys) -> None:
+def test_a_named_member_keeps_its_share_during_its_absence(redis: BlockingDriver, keys: StreamKeys) -> None:
     renew(redis, keys, "a", joins=True)
     renew(redis, keys, "b", joins=True)
     share = {partition.partition for partition in renew(redis, keys, "a").assigned}

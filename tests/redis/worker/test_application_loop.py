@@ -303,7 +303,7 @@ async def test_checks_commands_and_limit_rules_run_on_the_applications_loop(url:
     app.close()
 
 
-async def test_what_checks_and_commands_on_asyncio_raise_or_do_for_too_long_is_said(
+async def test_errors_and_timeouts_of_checks_and_commands_on_asyncio_are_reported(
     url: str, app_name: str
 ) -> None:
     app = on_asyncio(url, app_name)
@@ -352,7 +352,7 @@ def test_a_loop_that_a_check_a_command_or_a_rule_cannot_have_is_refused(app_name
         ):
             declare(loop="asyncio", name="two")(lambda *_snapshot: None)
     with pytest.raises(
-        Misconfigured, match="health check bank: loop='asyncio': who publishes has no asyncio loop"
+        Misconfigured, match="health check bank: loop='asyncio': a Publisher has no asyncio loop"
     ):
         app.publisher_check(loop="asyncio", name="bank")(step)
 

@@ -104,7 +104,7 @@ def test_a_wrong_field_is_found(tmp_path: Path) -> None:
         check_manifest({**scaled, "spec": {**scaled["spec"], "lagCount": 5}})
 
 
-def test_what_no_manifest_has_is_named_in_one_line_each(tmp_path: Path) -> None:
+def test_each_field_that_no_manifest_has_is_named_in_one_line(tmp_path: Path) -> None:
     ended = render(tmp_path, "--broker-secret", "shop-redis", cluster="[broker]\n[workers.default]\n")
     assert ended.code == 0
     assert ended.error.startswith("Warning: [broker] is left out")
@@ -213,7 +213,7 @@ def test_the_commands_of_pods_are_commands(tmp_path: Path, flags: tuple[str, ...
         assert celery5(*asked, "--help", cwd=tmp_path).code == 0, asked
 
 
-def test_what_kubernetes_would_take_for_a_variable_is_left_as_it_is(tmp_path: Path) -> None:
+def test_a_text_that_looks_like_a_kubernetes_variable_stays_unchanged(tmp_path: Path) -> None:
     one = container_of(of_kind(rendered(tmp_path), "Deployment")["shop-worker-mail"])
     assert "default,bulk$$(x)" in one["command"]
     assert "$(POD_NAME)" in one["command"]
@@ -257,7 +257,7 @@ def test_a_controller_may_do_what_it_needs_and_reads_the_description(tmp_path: P
         ((), "[workers.a]\ncuont = 2\n", "workers.a.cuont is not known; did you mean 'count'?"),
     ],
 )
-def test_what_cannot_be_made_is_said_in_one_line(
+def test_manifests_that_cannot_be_made_are_refused_in_one_line(
     tmp_path: Path, flags: tuple[str, ...], cluster: str, error: str
 ) -> None:
     ended = render(tmp_path, *flags, cluster=cluster)

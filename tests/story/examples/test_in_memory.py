@@ -87,7 +87,7 @@ def jobs(bank: Bank) -> Iterator[InMemoryWorker]:
         yield bank.jobs
 
 
-def test_nothing_runs_before_the_test_says_so_and_then_all_does(bank: Bank, jobs: InMemoryWorker) -> None:
+def test_nothing_runs_before_run_is_called_and_then_all_jobs_do(bank: Bank, jobs: InMemoryWorker) -> None:
     result = bank.charge.delay(7)
     assert jobs.jobs_of(bank.charge)[0].arguments == {"order": 7}
     assert not jobs.ran
@@ -279,7 +279,7 @@ def test_assertions_say_what_was_sent_and_what_ran_instead(bank: Bank, jobs: InM
         jobs.assert_sent(bank.charge, ordr=1)
 
 
-def test_what_was_recorded_has_the_same_assertions(bank: Bank) -> None:
+def test_recorded_has_the_same_assertions_as_in_memory(bank: Bank) -> None:
     with recorded(bank.app) as sent:
         bank.charge.delay(7)
         bank.Paid.delay(order=8)

@@ -159,7 +159,9 @@ async def test_a_canary_that_cannot_be_started_takes_the_change_back(autojump_cl
 
 
 @pytest.mark.parametrize("cluster", [None, GOOD])
-async def test_who_leads_no_more_ends_its_trial(autojump_clock: MockClock, cluster: Cluster | None) -> None:
+async def test_a_controller_that_no_longer_leads_ends_its_canary(
+    autojump_clock: MockClock, cluster: Cluster | None
+) -> None:
     house, stage = open_house()
     async with house.open():
         house.foreman.start_canaries(cluster)

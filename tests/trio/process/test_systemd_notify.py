@@ -68,7 +68,7 @@ async def test_it_says_ready_then_feeds_the_watchdog_then_says_stopping(
     assert heard() == ["STOPPING=1"]
 
 
-async def test_it_says_which_code_it_runs_in_one_line(
+async def test_the_notification_names_the_loaded_file_in_one_line(
     address: str, heard: Callable[[], list[str]], autojump_clock: trio.testing.MockClock
 ) -> None:
     async with trio.open_nursery() as nursery:

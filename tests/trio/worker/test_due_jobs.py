@@ -89,7 +89,7 @@ async def test_a_few_of_many_workers_ask_for_a_job_that_was_just_scheduled(
 
 
 @pytest.mark.parametrize("workers", [1, 8, 1000])
-async def test_what_nobody_has_moved_is_found_by_the_next_heartbeat(
+async def test_a_due_job_that_no_worker_has_moved_is_found_by_the_next_heartbeat(
     autojump_clock: MockClock, workers: int
 ) -> None:
     redis = DueJob(trio.current_time() + 1)
