@@ -378,9 +378,8 @@ def _classify(error: BrokerError, call: Call[Any]) -> Refusal:
     if isinstance(error, SlotRedirected):
         if error.redirection.kind == "MOVED":
             return "moved"
-        return (
-            "ask" if call.script is None else "unstable"
-        )  # with several keys, ASKING would be answered by TRYAGAIN
+        # A script has several keys: after ASKING a node would answer TRYAGAIN.
+        return "ask" if call.script is None else "unstable"
     return "unstable" if isinstance(error, SlotUnstable | BrokerReadOnly) else "unreachable"
 
 
