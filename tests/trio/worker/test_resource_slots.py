@@ -1,10 +1,13 @@
 """Resource slots: who waits is asked again when something may fit, and keeps no turn once its jobs have gone."""
 
+from typing import Any, cast
+
 import pytest
 import trio
 import trio.testing
 
 from celery5.protocol.scaling.resource_budget import LOOKAHEAD, UNIT, Needs, ResourceUse, SizedThing
+from celery5.services.job.internal_queues import SharedSlots
 from celery5.services.job.resource_slots import ABSENT_LIMIT, ResourceSlots, make_key
 
 SMALL, LARGE = Needs({"vram_gb": UNIT}), Needs({"vram_gb": 4 * UNIT})
@@ -86,3 +89,36 @@ async def test_what_an_incarnation_has_opened_takes_nothing_after_its_end() -> N
         slots.give_back(slots.take(name))
     slots.end_closings("one")
     assert slots.get_use() == {"vram_gb": ResourceUse(9, 4)}
+
+
+class Incoming:
+    """A job that is told what it has."""
+
+    def assign(self, resources: object) -> None:
+        self.resources = resources
+
+
+@pytest.mark.parametrize("gone", ["its jobs", "its incarnation"])
+async def test_what_was_reserved_is_given_back_when_nobody_takes_it(gone: str) -> None:
+    resource_slots = having_4()
+    slots = SharedSlots(["trio"], resource_slots=resource_slots)
+    first, second = (
+        slots.make_queues(lambda _job: 1.0, {"large": "trio"}, ["large"])["large"] for _ in range(2)
+    )
+    async with trio.open_nursery() as nursery:
+        for queue in (first, second):
+            assert queue.add_executors(1) == 1
+            nursery.start_soon(queue.take_next)
+            await trio.testing.wait_all_tasks_blocked()
+            queue.put(cast("Any", Incoming()))
+            await trio.testing.wait_all_tasks_blocked()
+        assert len(second.items) == 1
+        first.reset_executors()
+        assert resource_slots.get_use()["vram_gb"].taken == 4, "reserved for the second"
+        if gone == "its jobs":
+            second.items.clear()
+        else:
+            second.reset_executors()
+        await trio.testing.wait_all_tasks_blocked()
+        assert resource_slots.get_use()["vram_gb"].taken == 0
+        nursery.cancel_scope.cancel()
