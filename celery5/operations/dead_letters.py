@@ -229,7 +229,7 @@ DEAD_LETTER_OPERATIONS = (
     READ,
     Operation("dlq:count", count_dead),
     Operation("dlq:groups", group_dead),
-    Operation("dlq:replay", replay_dead, Effect.SEND_JOBS),
+    Operation("dlq:replay", replay_dead, Effect.SEND_JOBS | Effect.AT_ONCE),
     Operation("dlq:purge", purge_dead, Effect.DELETE),
 )
 """The operations on dead letters."""

@@ -72,9 +72,9 @@ class ProcessCommands:
     async def _stats(self, _parameters: NoParameters) -> object:
         return await self.get_stats()
 
-    async def _shutdown(self, parameters: ShutdownParameters) -> object:
+    async def _shutdown(self, _parameters: ShutdownParameters) -> object:
         self._stop_requested.set()
-        return {"how": parameters.how}
+        return {"how": "warm"}  # it has no jobs to return; a Controller stops its members warm, too
 
     def _uptime(self) -> float:
         return round(time.monotonic() - self._started_at, 3)

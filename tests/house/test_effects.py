@@ -62,7 +62,7 @@ CHANGES: Mapping[str, Effect] = {
     # A bulk action does what the verb of its request names.
     "bulk task:revoke": Effect.REVOKE_SELECTED,
     "bulk dlq:purge": Effect.DELETE,
-    "bulk dlq:replay": Effect.SEND_JOBS,
+    "bulk dlq:replay": Effect.SEND_JOBS | Effect.AT_ONCE,
     "bulk workflow:retry": Effect.SEND_JOBS | Effect.AT_ONCE,
 }
 """What each call does that changes something."""

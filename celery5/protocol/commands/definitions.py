@@ -149,7 +149,9 @@ class ShutdownParameters(msgspec.Struct, frozen=True):
     how: Annotated[
         Literal["warm", "cold"],
         Meta(description="warm (what runs may finish) or cold (it is given back now)"),
-        Meta(description="Warm: what runs may finish. Cold: it is given back now."),
+        Meta(
+            description="Warm: what runs may finish. Cold: it is given back now, by a worker; others stop warm."
+        ),
     ] = "warm"
 
 
