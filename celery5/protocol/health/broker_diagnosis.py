@@ -16,6 +16,13 @@ FindingState = Literal["ok", "warn", "fail"]
 
 OLDEST_REDIS = (6, 2)
 """The oldest Redis that is supported. Every Valkey is."""
+OTHER_SERVERS: Mapping[str, tuple[FindingState, str]] = {
+    "garnet": ("fail", "it has no streams"),
+    "dragonfly": ("warn", "celery5 is not tested on it; by default it refuses scripts that compute keys"),
+    "kvrocks": ("warn", "celery5 is not tested on it"),
+    "keydb": ("warn", "celery5 is not tested on it"),
+}
+"""Servers that speak the protocol of Redis, and what is to be said of each."""
 WARNED_SKEW, REFUSED_SKEW = 1.0, 5.0
 """Seconds that two clocks may differ before there is a warning, and before signed commands are refused."""
 SLOW_MEDIAN, SLOW_WORST = 0.01, 0.25
@@ -67,11 +74,13 @@ def describe_server(info: Mapping[str, str]) -> str:
 
 
 def _get_kind(info: Mapping[str, str]) -> str:
-    return "valkey" if info.get("valkey_version") else info.get("server_name") or "redis"
+    named = next((kind for kind in ("valkey", *OTHER_SERVERS) if info.get(f"{kind}_version")), "")
+    # KeyDB has no version of its own in INFO, but this field.
+    return named or ("keydb" if "mvcc_depth" in info else info.get("server_name") or "redis")
 
 
 def _get_version(info: Mapping[str, str]) -> str:
-    return info.get("valkey_version") or info.get("redis_version", "")
+    return info.get(f"{_get_kind(info)}_version") or info.get("redis_version", "")
 
 
 def diagnose_server(info: Mapping[str, str]) -> Finding:
@@ -85,13 +94,16 @@ def diagnose_server(info: Mapping[str, str]) -> Finding:
         return Finding(
             "server", "fail", summary, f"upgrade it to {OLDEST_REDIS[0]}.{OLDEST_REDIS[1]} or newer"
         )
-    if info.get("redis_mode") == "cluster":
+    if kind == "keydb" and info.get("role") == "active-replica":
         return Finding(
             "server",
-            "warn",
-            summary,
-            "a cluster is not tested yet: have the next installation use one server and its replicas",
+            "fail",
+            f"{summary}, an active replica: two servers accept writes, so jobs run twice",
+            "turn active-replica off, and have the broker's URL name the one primary",
         )
+    if kind in OTHER_SERVERS:
+        state, reason = OTHER_SERVERS[kind]
+        return Finding("server", state, f"{summary}: {reason}", "use Redis 6.2 or newer, or Valkey")
     if not numbers:
         return Finding("server", "warn", summary, "have INFO permitted to this user, to know more")
     return Finding("server", "ok", summary)

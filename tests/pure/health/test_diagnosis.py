@@ -46,8 +46,35 @@ CASES: list[tuple[Finding, str, str]] = [
     (broker_diagnosis.diagnose_server({"redis_version": "7.0.15", "role": "slave"}), "fail", "a replica"),
     (
         broker_diagnosis.diagnose_server({"redis_version": "7.0.15", "redis_mode": "cluster"}),
+        "ok",
+        "redis 7.0.15, cluster",
+    ),
+    (
+        broker_diagnosis.diagnose_server({"garnet_version": "1.1.1", "redis_version": "7.4.3"}),
+        "fail",
+        "garnet 1.1.1, standalone: it has no streams",
+    ),
+    (
+        broker_diagnosis.diagnose_server({"dragonfly_version": "df-v1.40.1", "redis_version": "7.4.0"}),
         "warn",
-        "cluster",
+        "dragonfly df-v1.40.1, standalone: celery5 is not tested on it",
+    ),
+    (
+        broker_diagnosis.diagnose_server({"redis_version": "6.3.4", "mvcc_depth": "0", "role": "master"}),
+        "warn",
+        "keydb 6.3.4, standalone: celery5 is not tested on it",
+    ),
+    (
+        broker_diagnosis.diagnose_server(
+            {"redis_version": "6.3.4", "mvcc_depth": "0", "role": "active-replica"}
+        ),
+        "fail",
+        "jobs run twice",
+    ),
+    (
+        broker_diagnosis.diagnose_server({"kvrocks_version": "2.15.0", "redis_version": "4.0.0"}),
+        "warn",
+        "kvrocks 2.15.0",
     ),
     (broker_diagnosis.diagnose_server({}), "warn", "unknown version"),
     (
