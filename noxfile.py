@@ -336,6 +336,7 @@ FLOOR_TESTS = tuple(
         "events",
         "limits",
         "permissions",
+        "redis_cluster",
         "scheduling",
         "scripts",
         "streams",

@@ -34,7 +34,6 @@ class ClusterNode:
             "port": str(self.port),
             "cluster-enabled": "yes",
             "cluster-config-file": "nodes.conf",
-            "cluster-port": str(self.bus_port),
             "cluster-node-timeout": str(node_timeout_ms),
             "cluster-replica-validity-factor": "0",
             "repl-diskless-sync-delay": "0",
@@ -76,6 +75,11 @@ class ClusterNode:
     def node_id(self) -> str:
         """Its id in the cluster."""
         return str(self.client.execute_command("CLUSTER", "MYID"))
+
+    @property
+    def has_sharded_channels(self) -> bool:
+        """Whether it knows SSUBSCRIBE and SPUBLISH, as Redis from 7.0."""
+        return not str(self.client.info("server")["redis_version"]).startswith("6.")
 
     def knows_all_slots(self) -> bool:
         """Return whether it knows the owner of each slot, and says that the cluster works."""
@@ -223,11 +227,14 @@ def wait_until(condition: Callable[[], object], what: str, limit: float = LIMIT)
 
 
 def _find_free_ports() -> tuple[int, int]:
-    """Return a port for clients and one for the bus of the cluster."""
-    with socket.socket() as first, socket.socket() as second:
-        first.bind(("127.0.0.1", 0))
-        second.bind(("127.0.0.1", 0))
-        return first.getsockname()[1], second.getsockname()[1]
+    """Return a port for clients, and that for the bus of the cluster, which is 10,000 higher: 6.2 knows no other."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port = first.getsockname()[1]
+            with suppress(OSError, OverflowError):
+                second.bind(("127.0.0.1", port + 10_000))
+                return port, port + 10_000
 
 
 def _parse_info(text: str) -> dict[str, str]:

@@ -28,6 +28,14 @@ def get_absent_key(key: str) -> str:
     return f"{key[: key.find('}') + 1]}:absent"
 
 
+def is_heard_on_all_nodes(channel: bytes) -> bool:
+    """Return whether messages on a channel go to all nodes of a cluster: only that of changed schedules.
+
+    The scripts that publish them are those of the schedule's queue, in another slot, and people change schedules.
+    """
+    return channel.endswith(b"}:schedule-news")
+
+
 EXPIRES = "has a time to live, or is a channel, which holds nothing"
 Expiring = Annotated[str, EXPIRES]
 """The type of such a key. Every other key stays until what it tells of is gone.

@@ -31,6 +31,8 @@ _CONNECTING = _words(
     "asking auth cluster|slots hello ping select client|unblock eval evalsha subscribe unsubscribe"
 )
 """What every role needs: to log in, to find the slots of a cluster, to call scripts, to wait for what is announced."""
+_ON_CLUSTERS = _words("ssubscribe sunsubscribe")
+"""Beside these, on clusters from 7.0: older servers do not know them. Who may PUBLISH may SPUBLISH there, too."""
 _PLAIN = _words("del hdel sadd set srem unlink wait xautoclaim xdel xgroup|create xreadgroup xtrim")
 """Commands beside the reading ones that calls make without a script."""
 _INSPECTING = _words("info memory|usage")
@@ -112,13 +114,14 @@ class AclUser(msgspec.Struct, frozen=True):
         )
 
 
-def make_user(app: str, role: str, user: str = "") -> AclUser:
+def make_user(app: str, role: str, user: str = "", *, on_cluster: bool = False) -> AclUser:
     """Return the user for a role of an application. Raises Misconfigured for a role that there is not.
 
     Args:
         app: The name of the application.
         role: One of ROLES.
         user: The name of the user; by default `app-role`.
+        on_cluster: Whether the broker is a Redis Cluster, from 7.0.
     """
     if role not in ROLES:
         remedy = did_you_mean(role, ROLES, otherwise=f"there are {', '.join(ROLES)}")
@@ -132,15 +135,17 @@ def make_user(app: str, role: str, user: str = "") -> AclUser:
         description=ROLES[role].description,
         keys=tuple(f"~{pattern}" for pattern in patterns),
         channels=tuple(f"&{pattern}" for pattern in patterns),
-        commands=get_commands(role),
+        commands=get_commands(role, on_cluster=on_cluster),
     )
 
 
-def get_commands(role: str) -> tuple[str, ...]:
+def get_commands(role: str, *, on_cluster: bool = False) -> tuple[str, ...]:
     """Return the commands that a role uses, those inside of its scripts too, sorted."""
     found = {*_CONNECTING, *ROLES[role].commands}
     for script in list_scripts(role):
         found |= find_commands(script)
+    if on_cluster:
+        found |= _ON_CLUSTERS | ({"spublish"} if "publish" in found else set())
     # A command as a whole includes its subcommands.
     return tuple(sorted(name for name in found if "|" not in name or name.partition("|")[0] not in found))
 

@@ -29,7 +29,7 @@ from celery5.broker.connection.push import PushRedis
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.drivers.opening import open_blocking
-from celery5.broker.drivers.opening_on_trio import open_parked
+from celery5.broker.drivers.opening_on_trio import open_parked, open_push
 from celery5.broker.drivers.parked import ParkedRedis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import Keys
@@ -267,6 +267,7 @@ def make_reader(
 
 def make_push(
     endpoint: Endpoint,
+    redis: TrioRedis,
     channel_handlers: dict[bytes, ChannelHandler],
     reconnect_observers: Sequence[ReconnectObserver],
     timing: Timing,
@@ -282,8 +283,9 @@ def make_push(
         for observer in reconnect_observers:
             observer.recheck()
 
-    return PushRedis(
+    return open_push(
         endpoint=endpoint,
+        control=redis,
         on_message=on_message,
         on_connected=on_connected,
         timing=timing,

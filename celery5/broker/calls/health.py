@@ -134,9 +134,11 @@ def probe_unblock() -> Call[int]:
 def probe_subscribe(endpoint: Endpoint, channel: str, timing: Timing) -> str:
     """Subscribe to a channel for a moment, on its own connection. Return the server's error if that is refused."""
     with closing(dial(endpoint, timing, resp=2, name="celery5-doctor")) as link:
-        link.send(pack_commands([("SUBSCRIBE", channel)]))
+        is_sharded = endpoint.topology == "cluster" and link.greeting and link.greeting.has_sharded_channels
+        link.send(pack_commands([("SSUBSCRIBE" if is_sharded else "SUBSCRIBE", channel)]))
         answer = link.receive()
-        return str(answer) if isinstance(answer, ReplyError) else ""
+        is_elsewhere = str(answer).startswith("MOVED ")  # on a cluster any node is asked
+        return str(answer) if isinstance(answer, ReplyError) and not is_elsewhere else ""
 
 
 def probe_sentinels(endpoint: Endpoint) -> list[SentinelView]:

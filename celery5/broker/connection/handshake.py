@@ -21,6 +21,7 @@ Resp = Literal[2, 3]
 
 MIN_SERVER_VERSION = (6, 2)
 """Of Redis; every Valkey is new enough."""
+_SHARDED_CHANNELS = (7, 0)
 
 _UNSUPPORTED_MODES = {
     b"cluster": "is part of a Redis Cluster: write {cluster_url}, with more of its nodes after commas",
@@ -38,6 +39,11 @@ class ServerHello(msgspec.Struct, frozen=True):
     server: str  # redis or valkey
     version: str
     client_id: int  # the server's id of the connection
+
+    @property
+    def has_sharded_channels(self) -> bool:
+        """Whether it knows SSUBSCRIBE, and the scripts on it publish by SPUBLISH: Redis from 7.0, and every Valkey."""
+        return self.server != "redis" or _numbers(self.version) >= _SHARDED_CHANNELS
 
 
 def build_hello(endpoint: Endpoint, *, resp: Resp, name: str) -> list[tuple[Word, ...]]:

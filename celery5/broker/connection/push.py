@@ -13,6 +13,7 @@ from typing import Any
 
 import trio
 
+from celery5.broker.call import Word
 from celery5.broker.connection.exchange import ReplyError, pack_commands
 from celery5.broker.connection.link import Link, LinkEvent, SingleConnection, ignore_event
 from celery5.broker.connection.pipeline import PendingRequest
@@ -69,7 +70,7 @@ class PushRedis(SingleConnection):
         within `timing.reply` (the channels stay wanted and are subscribed when the connection is back), and
         BrokerDenied when the ACL forbids it (they do not).
         """
-        names = [_name(channel) for channel in channels]
+        names = [name_channel(channel) for channel in channels]
         if not names:
             return
         # Kept only when the outcome is known: a renewal in between must not send a channel that may be
@@ -83,21 +84,23 @@ class PushRedis(SingleConnection):
 
     async def unsubscribe(self, *channels: str | bytes) -> None:
         """Unsubscribe from these channels. Nothing is sent if the connection is down: they will not be renewed."""
-        names = [_name(channel) for channel in channels]
+        names = [name_channel(channel) for channel in channels]
         self._channels.difference_update(names)
         if names and self._link.connected:
             with suppress(BrokerUnavailable):
                 await self._send("UNSUBSCRIBE", names)
 
     async def _send(self, command: str, names: list[bytes]) -> None:
-        request = PendingRequest(
-            pack_commands([(command, *names), ("PING",)]), self._link.deadline(), repeatable=False
-        )
+        commands = [*self._make_commands(command, names), ("PING",)]
+        request = PendingRequest(pack_commands(commands), self._link.deadline(), repeatable=False)
         request.allow_error_replies()
         await self._link.perform(request)
         for reply in request.replies or ():
             if type(reply) is ReplyError:
                 raise translate_reply(str(reply), where=self._where)
+
+    def _make_commands(self, command: str, names: list[bytes]) -> list[tuple[Word, ...]]:
+        return [(command, *names)]
 
     def _renew(self) -> None:
         self._up.set()
@@ -126,5 +129,6 @@ class PushRedis(SingleConnection):
         return frozenset(self._channels)
 
 
-def _name(channel: str | bytes) -> bytes:
+def name_channel(channel: str | bytes) -> bytes:
+    """Return the name of a channel as Redis has it."""
     return channel.encode() if isinstance(channel, str) else channel

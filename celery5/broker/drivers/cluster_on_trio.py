@@ -31,7 +31,7 @@ TURN = 0.25
 """Seconds after which a reader of more slots looks at the others."""
 
 
-class _Nodes:
+class RunningConnections:
     """Connections that run in one nursery, as long as that is open."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class _Nodes:
                 try:
                     await start()
                 except BrokerError as error:
-                    self._fail(error)
+                    self.fail(error)
                 else:
                     task_status.started()
                     await trio.sleep_forever()
@@ -78,9 +78,10 @@ class _Nodes:
             with scope:
                 await connection.run()
         except BrokerError as error:
-            self._fail(error)
+            self.fail(error)
 
-    def _fail(self, error: BrokerError) -> None:
+    def fail(self, error: BrokerError) -> None:
+        """End all of them: `run` raises the first error."""
         if self._nursery is not None:
             self._failure = self._failure or error
             self._nursery.cancel_scope.cancel()
@@ -96,7 +97,7 @@ def add_statistics(statistics: Iterable[LinkStatistics]) -> LinkStatistics:
     )
 
 
-def _keep_trying(timing: Timing) -> Timing:
+def keep_trying(timing: Timing) -> Timing:
     """Return the limits of a connection to one node. It tries without end, since the other nodes serve meanwhile."""
     return msgspec.structs.replace(timing, first_connect=float("inf"))
 
@@ -113,11 +114,11 @@ class ClusterRedis(TrioRedis):
         watch: Callable[[LinkEvent], None] = ignore_event,
     ) -> None:
         super().__init__(endpoint=endpoint, timing=timing, name=name, watch=watch)
-        self._make_node = partial(TrioRedis, timing=_keep_trying(timing), name=name, watch=watch)
+        self._make_node = partial(TrioRedis, timing=keep_trying(timing), name=name, watch=watch)
         self._cluster = endpoint
         self._first_connect = timing.first_connect
         self._nodes: dict[NodeAddress, TrioRedis] = {}
-        self._running = _Nodes()
+        self._running = RunningConnections()
         self.router: ClusterRouter = ClusterRouter(endpoint, self._get_node, self._forget)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -252,11 +253,11 @@ class ClusterParked(ParkedRedis):
         watch: Callable[[LinkEvent], None] = ignore_event,
     ) -> None:
         super().__init__(endpoint=endpoint, control=control, timing=timing, name=name, watch=watch)
-        self._make_park = partial(ParkedRedis, timing=_keep_trying(timing), name=name, watch=watch)
+        self._make_park = partial(ParkedRedis, timing=keep_trying(timing), name=name, watch=watch)
         self._cluster = endpoint
         self._nodes_of_cluster = control
         self._parks: dict[int, tuple[NodeAddress, ParkedRedis]] = {}
-        self._running = _Nodes()
+        self._running = RunningConnections()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep connected until cancelled; as `TrioRedis.run`."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from celery5.broker.connection.link import LinkEvent, ignore_event
+from celery5.broker.connection.push import PushRedis
 from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.drivers.parked import ParkedRedis
 from celery5.broker.endpoint import Endpoint
@@ -39,3 +40,38 @@ def open_parked(
         assert isinstance(control, ClusterRedis)
         return ClusterParked(endpoint=endpoint, control=control, timing=timing, name=name, watch=watch)
     return ParkedRedis(endpoint=endpoint, control=control, timing=timing, name=name, watch=watch)
+
+
+def open_push(
+    *,
+    endpoint: Endpoint,
+    control: TrioRedis,
+    on_message: Callable[[bytes, bytes], None],
+    on_connected: Callable[[], None] = lambda: None,
+    timing: Timing = Timing(),  # noqa: B008  frozen
+    name: str = "celery5-push",
+    watch: Callable[[LinkEvent], None] = ignore_event,
+) -> PushRedis:
+    """Return the connection that listens to channels of a server, or those of a cluster."""
+    if endpoint.topology == "cluster":
+        from celery5.broker.drivers.cluster_on_trio import ClusterRedis
+        from celery5.broker.drivers.cluster_push import ClusterPush
+
+        assert isinstance(control, ClusterRedis)
+        return ClusterPush(
+            endpoint=endpoint,
+            control=control,
+            on_message=on_message,
+            on_connected=on_connected,
+            timing=timing,
+            name=name,
+            watch=watch,
+        )
+    return PushRedis(
+        endpoint=endpoint,
+        on_message=on_message,
+        on_connected=on_connected,
+        timing=timing,
+        name=name,
+        watch=watch,
+    )

@@ -8,6 +8,10 @@ The router adds one key, which does not exist, to those that a script declares. 
 refuses a call with several keys if one of them is missing there. So such a script is refused before it begins. A script
 that began could fail in the middle, at the first computed key that its node does not have. Or it could create that key
 a second time, while the original is still on the other node.
+
+Scripts publish by SPUBLISH here where the node knows it, which is since 7.0: a message of PUBLISH goes to all nodes.
+The channel must be in the slot of the script's keys. Where it is in another one, the script writes "PUBLISH" in double
+quotes (`keys.is_heard_on_all_nodes`).
 """
 
 import random
@@ -357,11 +361,17 @@ class ClusterRouter:
 
 
 _WITHOUT_LAST_KEY = "KEYS[#KEYS] = nil "
+# Only servers that know SPUBLISH tell scripts their version.
+_HOW_TO_PUBLISH = "local PUBLISH = redis.REDIS_VERSION_NUM and 'SPUBLISH' or 'PUBLISH' "
 
 
 @cache
-def _drop_last_key(script: Script) -> Script:
-    return Script.of(script.name, _WITHOUT_LAST_KEY + script.body)
+def _adapt_script(script: Script) -> Script:
+    """Return a script without its last key, which publishes in its slot. Its lines keep their numbers."""
+    body = script.body
+    if "'PUBLISH'" in body:
+        body = _HOW_TO_PUBLISH + body.replace("'PUBLISH'", "PUBLISH")
+    return Script.of(script.name, _WITHOUT_LAST_KEY + body)
 
 
 def guard_script(call: Call[T]) -> Call[T]:
@@ -369,7 +379,7 @@ def guard_script(call: Call[T]) -> Call[T]:
     script, words = call.script, call.words
     if script is None or not words[2] or script.body.startswith(_WITHOUT_LAST_KEY):
         return call
-    script, end = _drop_last_key(script), 3 + int(words[2])
+    script, end = _adapt_script(script), 3 + int(words[2])
     keys = (*words[3:end], get_absent_key(str(words[3])))
     return replace(call, script=script, words=(words[0], script.sha, len(keys), *keys, *words[end:]))
 

@@ -190,7 +190,8 @@ class BlockingResultWaiter:
         with self._lock:
             self._link = link
             self._outage.reset()
-            self._protocol.reset()
+            greeting = link.greeting
+            self._protocol.reset(has_sharded_channels=greeting is not None and greeting.has_sharded_channels)
             self._reread_due = time.monotonic() + get_reread_interval(self._timing)
             self._send_pending()
 

@@ -107,7 +107,8 @@ class AsyncioResultWaiter:
             await asyncio.sleep(self._outage.next_pause())
             return
         self._outage.reset()
-        self._protocol.reset()
+        greeting = self._link.greeting
+        self._protocol.reset(has_sharded_channels=greeting is not None and greeting.has_sharded_channels)
         self._reread_due = time.monotonic() + get_reread_interval(self._timing)
         self._send_pending()
 

@@ -1,8 +1,9 @@
 """Wait for result documents on Trio: one connection listens for all tasks, and the driver reads."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from math import inf
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import trio
 
@@ -11,6 +12,8 @@ from celery5.broker.connection.exchange import ReplyError, pack_commands
 from celery5.broker.connection.pipeline import PendingRequest
 from celery5.broker.connection.push import PushRedis
 from celery5.broker.driver import AsyncDriver, StopCondition
+from celery5.broker.drivers.on_trio import TrioRedis
+from celery5.broker.drivers.opening_on_trio import open_push
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.timing import Outage, Timing
 from celery5.broker.translate import translate_reply
@@ -26,6 +29,7 @@ from celery5.errors import BrokerError, BrokerUnavailable
 
 T = TypeVar("T")
 Key = TypeVar("Key", str, bytes)
+P = TypeVar("P", bound=PushRedis)
 
 # Seconds. Channels are unsubscribed late and many at a time, which costs nothing when a task waits for one result after
 # the previous one.
@@ -79,13 +83,9 @@ class TrioResultWaiter:
         self._timing = timing
         self._where = endpoint.masked_url
         # A node of a cluster does not have the documents of all slots: there the driver reads them.
-        self._push_reads = endpoint.topology != "cluster"
-        self._push = _PushConnection(
-            endpoint=endpoint,
-            on_message=self._add_document,
-            on_connected=self._wake_all,
-            timing=timing,
-            name="celery5-results",
+        self._reader = None if endpoint.topology == "cluster" else self._open(_PushConnection, endpoint)
+        self._push = self._reader or self._open(
+            partial(open_push, control=cast("TrioRedis", redis)), endpoint
         )
         self._waiting = ResultWaits()
         self._wake_events: dict[ResultWait, trio.Event] = {}
@@ -131,6 +131,15 @@ class TrioResultWaiter:
             del self._wake_events[wait]
         return wait.get_documents(outage.error or self._make_unavailable())
 
+    def _open(self, make: Callable[..., P], endpoint: Endpoint) -> P:
+        return make(
+            endpoint=endpoint,
+            on_message=self._add_document,
+            on_connected=self._wake_all,
+            timing=self._timing,
+            name="celery5-results",
+        )
+
     async def _until_finished(self, wait: ResultWait, outage: Outage) -> None:
         while not wait.finished:
             # Made before reading, so that an event counts that is set during the read.
@@ -153,8 +162,8 @@ class TrioResultWaiter:
         new = [key for key in keys if key not in self._subscribed]
         for key in new:
             self._stale.pop(key, None)
-        if self._allowed and new and len(keys) <= READ_AT_ONCE:
-            documents = await self._push.subscribe_and_read(new, keys)
+        if self._reader is not None and self._allowed and new and len(keys) <= READ_AT_ONCE:
+            documents = await self._reader.subscribe_and_read(new, keys)
             self._mark_subscribed(new)
             for key, document in zip(keys, documents, strict=True):
                 if document is not None:
@@ -164,7 +173,7 @@ class TrioResultWaiter:
             await self._push.subscribe(*chunk)
             self._mark_subscribed(chunk)
         await self._read(wait)
-        self._allowed = self._push_reads
+        self._allowed = True
 
     def _mark_subscribed(self, keys: Sequence[bytes]) -> None:
         self._subscribed.update(keys)

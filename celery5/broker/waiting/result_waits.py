@@ -160,6 +160,8 @@ class ResultWaitProtocol:
 
     def __init__(self, *, by_slot: bool = False) -> None:
         self._by_slot = by_slot
+        # Whether the channels are those of a slot: SSUBSCRIBE in place of SUBSCRIBE.
+        self._is_sharded = False
         self._waiting = ResultWaits()
         # Dicts for their order: the order of a set of strings differs from process to process.
         self._unsubscribed: dict[bytes, None] = {}
@@ -198,8 +200,11 @@ class ResultWaitProtocol:
         for frame in frames:
             if type(frame) is PushNotification:
                 notification = cast("list[bytes]", frame)
-                if notification[0] == b"message" and notification[1] not in self._doubted:
-                    self._arrive(notification[1], notification[2])
+                kind, channel = notification[0], notification[1]
+                if kind in (b"message", b"smessage") and channel not in self._doubted:
+                    self._arrive(channel, notification[2])
+                elif kind == b"sunsubscribe":
+                    self._note_unsubscribed(channel)
             elif type(frame) is ReplyError:
                 raise frame
             else:
@@ -214,11 +219,11 @@ class ResultWaitProtocol:
         """Return the bytes to send now; usually none."""
         commands: list[tuple[Word, ...]] = []
         if self._stale and (self._gave_up or self._unsubscribed or len(self._stale) >= self._most_stale):
-            commands += _in_chunks("UNSUBSCRIBE", self._stale)
+            commands += self._in_chunks("UNSUBSCRIBE", self._stale)
             self._stale = {}
         self._gave_up = False
         if self._unsubscribed:
-            commands += _in_chunks("SUBSCRIBE", self._unsubscribed)
+            commands += self._in_chunks("SUBSCRIBE", self._unsubscribed)
             self._unsubscribed = {}
         if self._unread and not self._reading:
             self._reading = list(islice(self._select_readable(), READ_AT_ONCE))
@@ -231,8 +236,9 @@ class ResultWaitProtocol:
         """Read all missing documents again."""
         self._unread = dict.fromkeys(self._waiting.keys)
 
-    def reset(self) -> None:
-        """Subscribe to and read all missing documents, on a new connection."""
+    def reset(self, *, has_sharded_channels: bool = False) -> None:
+        """Subscribe to and read all missing documents, on a new connection, whose server may have sharded channels."""
+        self._is_sharded = self._by_slot and has_sharded_channels
         self._unsubscribed = dict.fromkeys(self._waiting.keys)
         self._unread = dict(self._unsubscribed)
         self._stale = {}
@@ -259,6 +265,20 @@ class ResultWaitProtocol:
             for start in range(0, len(group), READ_AT_ONCE):
                 yield group[start : start + READ_AT_ONCE]
 
+    def _note_unsubscribed(self, key: bytes) -> None:
+        """Subscribe again where somebody waits: the slot has moved, and the node says where to, when it is asked.
+
+        If we have asked for this, and a wait has come since, it does no harm.
+        """
+        if key in self._waiting:
+            self._unsubscribed[key] = None
+            self._unread[key] = None
+
+    def _in_chunks(self, command: str, keys: Iterable[bytes]) -> list[tuple[Word, ...]]:
+        if not self._is_sharded:
+            return _in_chunks(command, list(keys))
+        return [part for slot in group_by_slot(keys).values() for part in _in_chunks(f"S{command}", slot)]
+
     def _select_readable(self) -> Iterable[bytes]:
         """Return the keys that may be read together: in a cluster those of the first one's slot."""
         if not self._by_slot:
@@ -283,11 +303,10 @@ class ResultWaitProtocol:
                 self._stale[key] = None
 
 
-def _in_chunks(command: str, keys: Iterable[bytes]) -> list[tuple[Word, ...]]:
-    all_keys = list(keys)
+def _in_chunks(command: str, keys: Sequence[bytes]) -> list[tuple[Word, ...]]:
     return [
-        (command, *all_keys[start : start + SUBSCRIBE_AT_ONCE])
-        for start in range(0, len(all_keys), SUBSCRIBE_AT_ONCE)
+        (command, *keys[start : start + SUBSCRIBE_AT_ONCE])
+        for start in range(0, len(keys), SUBSCRIBE_AT_ONCE)
     ]
 
 

@@ -19,15 +19,16 @@ def acl(target: Target, role: str | None, *, user: str, wants_json: bool) -> Non
     is asked.
     """
     app = target.load()
+    on_cluster = any(app.brokers.get(name).endpoint.topology == "cluster" for name in app.brokers.names)
     if role is None:
-        users = [make_user(app.name, name) for name in ROLES]
+        users = [make_user(app.name, name, on_cluster=on_cluster) for name in ROLES]
         rows: list[dict[str, object]] = [
             {"role": acl_user.role, "commands": len(acl_user.commands), "for": acl_user.description}
             for acl_user in users
         ]
         echo(to_json(users) if wants_json else format_table(rows, empty=""))
         return
-    made = make_user(app.name, role, user)
+    made = make_user(app.name, role, user, on_cluster=on_cluster)
     if wants_json:
         echo(to_json(made))
     else:

@@ -316,6 +316,10 @@ def test_the_command_prints_what_redis_takes(own_server: EmbeddedServer, tmp_pat
         assert json.loads(run("viewer", "--json", "--user", "eve"))["user"] == "eve"
     assert "did you mean 'producer'?" in run("producr")
     assert set(ROLES) <= set(run().split())
+    source = "from celery5 import App\napp = App('shop', broker='redis+cluster://nowhere')\n"
+    (tmp_path / "aclapp.py").write_text(source)
+    assert {"+ssubscribe", "+sunsubscribe", "+spublish"} <= set(run("worker").split())
+    assert "+spublish" not in run("viewer")
 
 
 @pytest.mark.parametrize("role", ["viewer", "operator"])

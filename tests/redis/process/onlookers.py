@@ -23,15 +23,33 @@ def until(condition: Callable[[], object], limit: float = 30.0) -> None:
 def settle(client: "redis.Redis", key: str, document: bytes = b"done") -> None:
     """Store and announce a document as the settle script does."""
     client.set(key, document, px=60_000)
-    client.publish(key, document)
+    publish(client, key, document)
+
+
+def publish(client: "redis.Redis", channel: str, message: bytes) -> None:
+    """Publish a message as scripts do: on a cluster from 7.0 only on the node that has the channel."""
+    if isinstance(client, redis.RedisCluster):
+        node: Any = client.get_node_from_key(channel)
+        is_sharded = not str(node.redis_connection.info("server")["redis_version"]).startswith("6.")
+        node.redis_connection.execute_command("SPUBLISH" if is_sharded else "PUBLISH", channel, message)
+    else:
+        client.publish(channel, message)
 
 
 def listeners(client: "redis.Redis", key: str) -> int:
     """How many connections are subscribed to the channel."""
     if isinstance(client, redis.RedisCluster):
         nodes: list[Any] = client.get_primaries()
-        return sum(int(node.redis_connection.pubsub_numsub(key)[0][1]) for node in nodes)
+        return sum(_count_listeners(node.redis_connection, key) for node in nodes)
     return int(client.pubsub_numsub(key)[0][1])
+
+
+def _count_listeners(node: "redis.Redis", key: str) -> int:
+    of_all_nodes = int(node.pubsub_numsub(key)[0][1])
+    try:
+        return of_all_nodes + int(node.pubsub_shardnumsub(key)[0][1])
+    except redis.ResponseError:  # older than 7.0
+        return of_all_nodes
 
 
 def clients(client: "redis.Redis", **facts: str) -> list[dict[str, Any]]:

@@ -21,6 +21,7 @@ from celery5.broker.routing.unreachable import skip_unreachable
 from celery5.broker.waiting import cluster_blocking
 from celery5.broker.waiting.cluster_blocking import PAUSE, BlockingClusterResultWaiter
 from celery5.broker.waiting.cluster_on_asyncio import AsyncioClusterResultWaiter
+from celery5.broker.waiting.result_waits import REREAD_INTERVAL
 from celery5.errors import BrokerUnavailable
 from celery5.protocol.hash_slots import NodeAddress, get_key_slot
 from tests.cluster_servers import TestCluster, wait_until
@@ -170,3 +171,35 @@ def test_a_wait_outlasts_the_move_of_its_slot_and_asks_seldom_meanwhile(
     assert wait(app.connections.endpoint, [key], begin) == {key: b"document"}
     threads[0].join()
     assert seconds[0] > PAUSE
+
+
+@pytest.mark.parametrize("wait", [wait_blocking, wait_on_asyncio])
+def test_a_wait_follows_its_slot_when_the_node_ends_its_subscription(
+    redis_cluster: TestCluster, app: App, wait: Wait
+) -> None:
+    key = app.queue("mails").result_prefix + "one"
+    source = redis_cluster.find_owner(key)
+    target = next(node for node in redis_cluster.primaries if node is not source)
+    if not source.has_sharded_channels:
+        pytest.skip("Redis has sharded channels from 7.0")
+    moved_at: list[float] = []
+
+    def is_heard() -> bool:
+        return bool(source.client.execute_command("PUBSUB", "SHARDNUMSUB", key)[1])
+
+    def move() -> None:
+        wait_until(is_heard, "the subscription")
+        redis_cluster.migrate(key, target)
+        target.client.set(key, "document", ex=60)
+        target.client.execute_command("SPUBLISH", key, "document")
+        moved_at.append(time.monotonic())
+
+    threads: list[threading.Thread] = []
+
+    def begin() -> None:
+        threads.append(threading.Thread(target=move))
+        threads[0].start()
+
+    assert wait(app.connections.endpoint, [key], begin) == {key: b"document"}
+    threads[0].join()
+    assert time.monotonic() - moved_at[0] < REREAD_INTERVAL / 2, "it was not only read again"

@@ -42,5 +42,5 @@ for n = 6, #KEYS, 2 do -- bound: the jobs of one schedule
 end
 if new == '' then redis.call('HDEL', schedules, name) else redis.call('HSET', schedules, name, new) end
 if look == '' then redis.call('ZREM', times, name) else redis.call('ZADD', times, look, name) end
-if channel ~= '' then redis.call('PUBLISH', channel, name) end
+if channel ~= '' then redis.call("PUBLISH", channel, name) end -- on all nodes of a cluster
 return 1
