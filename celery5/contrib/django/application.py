@@ -65,6 +65,14 @@ def find_task_modules(ignored_apps: Iterable[str]) -> list[str]:
     All modules of a package `tasks` are included. Only the names are looked up: `App.load` imports the modules. Raises
     Misconfigured for an ignored app that is not installed.
     """
+    return [
+        f"{package}.tasks{'.**' if spec.submodule_search_locations else ''}"
+        for package, spec in find_task_specs(ignored_apps).items()
+    ]
+
+
+def find_task_specs(ignored_apps: Iterable[str]) -> dict[str, ModuleSpec]:
+    """Return the spec of the module `tasks` of each installed app that has one. Raises Misconfigured."""
     installed = [config.name for config in apps.get_app_configs()]
     ignored = [ignored_apps] if isinstance(ignored_apps, str) else list(ignored_apps)
     unknown = [name for name in ignored if name not in installed]
@@ -73,12 +81,8 @@ def find_task_modules(ignored_apps: Iterable[str]) -> list[str]:
             f"{SETTING} of Django's settings: ignored_apps has {unknown[0]!r}, which is not installed; installed are "
             f"{', '.join(installed)}"
         )
-    includes: list[str] = []
-    for package in installed:
-        spec = None if package in ignored else _find_tasks(package)
-        if spec is not None:
-            includes.append(f"{package}.tasks{'.**' if spec.submodule_search_locations else ''}")
-    return includes
+    found = {package: _find_tasks(package) for package in installed if package not in ignored}
+    return {package: spec for package, spec in found.items() if spec is not None}
 
 
 def _find_tasks(package: str) -> ModuleSpec | None:

@@ -5,6 +5,7 @@ from traceback import walk_stack
 from typing import Any
 
 from django.apps import AppConfig
+from django.core.checks import register
 
 from celery5.app import App
 from celery5.errors import Misconfigured
@@ -29,9 +30,11 @@ class Celery5Config(AppConfig):
         Raises:
             Misconfigured: The settings have a mistake. For a command of `manage.py` it is printed, in one line.
         """
-        from celery5.contrib.django.application import (
-            connect_application,  # Django's settings are ready only now
-        )
+        # Django's settings are ready only now.
+        from celery5.contrib.django.application import connect_application
+        from celery5.contrib.django.checks import check_imports_of_celery
+
+        register(check_imports_of_celery)
 
         try:
             self.application = connect_application()

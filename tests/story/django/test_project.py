@@ -289,3 +289,37 @@ def test_a_query_that_would_block_an_event_loop_is_refused(
     assert in_box == on_trio
     assert on_asyncio.startswith("SynchronousOnlyOperation | You cannot call this from an async context")
     assert methods == "[0, 1]"
+
+
+FROM_CELERY = """
+import logging
+from celery import shared_task
+from celery.signals import task_failure
+
+@shared_task
+def count(): ...
+"""
+
+
+def test_check_warns_of_task_modules_that_import_from_celery(project: Project) -> None:
+    project.write("plain/tasks.py", FROM_CELERY)
+    checked = project.manage("check")
+    assert checked.code == 0
+    assert "(celery5.W001) plain/tasks.py imports from Celery (line 3, 4): what it declares" in checked.err
+    assert "celery5 migrate plain/tasks.py shows what to write instead" in checked.err
+    assert checked.err.count("W001") == 1
+
+    project.write("plain/tasks.py", ORDERS + '# celery was here\n"""from celery import shared_task"""\n')
+    assert "no issues" in project.manage("check").out
+
+
+def test_check_says_nothing_where_celery_is_kept_on_purpose(project: Project) -> None:
+    project.write("plain/tasks.py", FROM_CELERY)
+    project.configure('"orders", "plain"', '"ignored_apps": ["plain"]')
+    assert "no issues" in project.manage("check").out
+
+    project.configure('"orders", "plain"')
+    project.write(
+        "shop/celery5.py", "import celery5.contrib.celery\nfrom celery5 import App\napp = App('till')\n"
+    )
+    assert "no issues" in project.manage("check").out
