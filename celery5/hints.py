@@ -53,6 +53,7 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
         "chunks": "task.chunks(items, n)",
         "crontab": 'cron("0 3 * * *"), or the line alone: @app.task(schedule="0 3 * * *")',
         "Ignore": 'Reject("why")',
+        "bootsteps": "App(bootsteps=[BootStep(name, start)], services=[...])",
         "schedules": "cron, every, calendar and at: from celery5.scheduling import cron, calendar",
         "beat": "celery5 scheduler start, and from celery5 import cron, every",
         "signals": "middleware (App(middleware=[...])), and boot steps for workers (App(bootsteps=[...]))",
@@ -69,7 +70,11 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
         "apply_async": "task.options(countdown=5).s(...), then delay() or app.send_many([...])",
         "set": "task.options(queue=...).s(...)",
         "link": "a | b, which passes the value of a to b",
-        "link_error": "task.options(on_failure=...), also of start(); undo and on_error",
+        **dict.fromkeys(
+            ("link_error", "on_error"),
+            "task.options(on_failure=task).s(...), or start(on_failure=task) of a workflow; that task is called with a "
+            "list of StepFailure",
+        ),
     },
     "task": {
         "apply_async": "task.options(countdown=5).delay(...)",
@@ -90,6 +95,11 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
         "traceback": "the traceback of the TaskFailed that get() raises",
         "task_id": "result.id",
         "collect": "result.get()",
+        "info": "result.get(); the progress of a running job is result.progress()",
+        "exists": 'result.status() != "UNKNOWN"',
+        "children": "nothing: a job does not know its children; run.graph() shows those of a workflow",
+        "parent": "nothing: a job does not know who sent it; run.graph() shows those of a workflow",
+        "date_done": "app.find(result.id).finished",
     },
     "app": {
         "conf": 'App("shop", concurrency=200), app.configure(...) and app.settings',
@@ -99,6 +109,17 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
         "AsyncResult": "app.result(id)",
         "worker_main": "celery5 -A shop worker start",
         "add_periodic_task": "app.schedule(task.s(...), when), or @app.task(schedule=...)",
+        "steps": "App(bootsteps=[BootStep(name, start)], services=[...])",
+        "events": "the log, which has a line for each job, and celery5 worker active",
+        "user_options": "@app.command for a command of your own",
+        **dict.fromkeys(
+            ("set_default", "set_current", "finalize"),
+            "nothing: a task knows its application, and a worker is given it",
+        ),
+        **dict.fromkeys(
+            ("connection", "pool", "amqp", "backend", "loader", "log"),
+            "nothing: internals of Celery; app.find(id) knows a job, app.queue(name) a queue",
+        ),
     },
     "control": {
         "inspect": 'app.control.send("active"), app.control.send("stats"), and app.control.ping()',
@@ -181,7 +202,8 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
         "imports": 'App("shop", include=["shop.**.tasks"])',
         "worker_max_tasks_per_child": "max_jobs",
         "worker_max_memory_per_child": "max_memory",
-        "task_always_eager": "celery5.testing: in_memory(app) keeps what a test sends, and its run() runs it",
+        "task_always_eager": "celery5.testing: in_memory(app) as jobs keeps what a test sends, and jobs.run() runs it "
+        "without a server (docs/guide/testing.md)",
         "enable_utc": "timezone; datetimes carry their time zone",
         **dict.fromkeys(
             (
@@ -211,7 +233,8 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
         "broker_heartbeat*": "nothing: a silent connection is pinged",
         "broker_use_ssl": "the broker's URL: rediss://host:6380/0?ssl_ca_certs=/etc/ca.pem",
         "redis_backend_use_ssl": "the broker's URL: rediss://host:6380/0?ssl_ca_certs=/etc/ca.pem",
-        "task_eager_propagates": "celery5.testing: recorded(app), whose run() raises the first error",
+        "task_eager_propagates": "recorded(app) of celery5.testing, whose run() raises the first error; with "
+        "in_memory(app) get() of the result raises it",
         "task_store_eager_result": "celery5.testing: recorded(app)",
         "task_publish_retry*": "nothing: a lost connection is retried, and the backlog keeps jobs meanwhile",
         "task_store_errors_even_if_ignored": "nothing: a job that finally failed is in the dead-letter queue",

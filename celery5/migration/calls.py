@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from celery5.hints import CELERY, find_equivalent
 from celery5.migration.canvas import change_canvas
 from celery5.migration.context import FileContext
+from celery5.migration.index import get_dotted
 from celery5.migration.schedules import parse_crontab_call
 
 _KEPT = {
@@ -36,23 +37,25 @@ class NewCall:
 def change_call(context: FileContext, call: ast.Call) -> None:
     """Change a call, after those inside of it."""
     name = context.celery_name(call.func)
-    if name:
+    if name == "connect" and isinstance(call.func, ast.Attribute):
+        _check_connection(context, call, call.func.value)
+    elif name:
         _change_function(context, call, name)
-        return
-    if change_canvas(context, call) or not isinstance(call.func, ast.Attribute):
-        return
-    method, receiver = call.func.attr, call.func.value
+    elif not change_canvas(context, call) and isinstance(call.func, ast.Attribute):
+        _change_method(context, call, call.func.attr, call.func.value)
+
+
+def _change_method(context: FileContext, call: ast.Call, method: str, receiver: ast.expr) -> None:
+    """Change a call of a method, by its name and by what it is a method of."""
     kind = context.kind_of(receiver)
-    if method == "add_periodic_task" and len(call.args) > 1:
-        name = next(
-            (f", name={context.render(option.value)}" for option in call.keywords if option.arg == "name"), ""
-        )
-        when, what = context.render(call.args[0]), context.render(call.args[1])
-        context.by_hand(call, method, f"app.schedule({what}, {when}{name}) in the module")
+    if method in _BY_METHOD:
+        _BY_METHOD[method](context, call, receiver)
+    elif method in ("on_error", "link_error", "link") and _is_linked(context, call, kind):
+        context.report(call, "signature", method)
+        for value in call.args:
+            context.keep_immutable(value)
     elif method == "apply_async_on_commit" and kind == "task":
         _change_apply_async(context, call, receiver, method="delay_on_commit")
-    elif method == "apply_async":
-        _change_apply_async(context, call, receiver)
     elif method in ("signature", "subtask") and context.find_task(receiver) is not None:
         _change_signature(context, call, receiver)
     elif method == "set" and kind == "signature" and isinstance(receiver, ast.Call):
@@ -61,9 +64,44 @@ def change_call(context: FileContext, call: ast.Call) -> None:
         _BY_KIND[kind](context, call, method, receiver)
 
 
+def _check_periodic_task(context: FileContext, call: ast.Call, _receiver: ast.expr) -> None:
+    if len(call.args) < 2:
+        return
+    name = next(
+        (f", name={context.render(option.value)}" for option in call.keywords if option.arg == "name"), ""
+    )
+    when, what = context.render(call.args[0]), context.render(call.args[1])
+    context.by_hand(call, "add_periodic_task", f"app.schedule({what}, {when}{name}) in the module")
+
+
+_MADE_IN_A_FUNCTION = (
+    "the options that it passes on, **options too, have celery5's names; what Celery's current_task did, current_job() "
+    "does"
+)
+
+
+def _check_connection(context: FileContext, call: ast.Call, receiver: ast.expr) -> None:
+    """Keep what is to be written instead of `task_success.connect(note_success)`; decorators are reported elsewhere."""
+    if id(call) not in context.decorators and context.origin_of(receiver).startswith("celery.signals"):
+        signal = get_dotted(receiver).rpartition(".")[2]
+        of = context.render(call.args[0]) if call.args else "..."
+        context.report(call, "signal", signal, f"{signal}.connect({of})")
+
+
+def _is_linked(context: FileContext, call: ast.Call, kind: str) -> bool:
+    """Return whether a call of `link` or `on_error` is that of a signature: it is one, or it is given one."""
+    return kind in ("signature", "workflow") or (
+        len(call.args) == 1 and context.kind_of(call.args[0]) == "signature"
+    )
+
+
 def _change_function(context: FileContext, call: ast.Call, name: str) -> None:
     """Change a call of a function of Celery's."""
-    if name in _FUNCTIONS and len(call.args) >= _FUNCTIONS[name][0]:
+    if name == "shared_task" and id(call) not in context.decorators:
+        context.by_hand(
+            call, "shared_task(...) in a function", f"task(...) of celery5: {_MADE_IN_A_FUNCTION}"
+        )
+    elif name in _FUNCTIONS and len(call.args) >= _FUNCTIONS[name][0]:
         _FUNCTIONS[name][1](context, call, name)
     elif name != "Celery":
         change_canvas(context, call)
@@ -177,6 +215,8 @@ def _in_parentheses(context: FileContext, value: ast.expr) -> str:
 
 def _add_option(context: FileContext, new: NewCall, name: str | None, value: ast.expr) -> None:
     """Add an option of a call, or the problem that there is with it."""
+    if name in ("link", "link_error"):
+        context.keep_immutable(value)
     text = context.render(value)
     constant = value.value if isinstance(value, ast.Constant) else ...
     if name is None:
@@ -324,11 +364,15 @@ def _change_set(context: FileContext, call: ast.Call, receiver: ast.Call) -> Non
 
 def _change_app_call(context: FileContext, call: ast.Call, method: str, receiver: ast.expr) -> None:
     app = render_app(context, receiver)
+    if call.args and method in ("send_task", "signature", "subtask"):
+        _check_declared(context, call.args[0])
     if call.args and (method == "send_task" or (method in ("signature", "subtask") and _is_celerys(call))):
         _change_by_name(context, call, app, is_sent=method == "send_task")
     elif method == "AsyncResult" and call.args:
         context.replace(call, f"{app}.result({context.render(call.args[0])})")
         context.changed(call, "AsyncResult", f"{app}.result(...)")
+    elif method == "task" and id(call) not in context.decorators:
+        context.by_hand(call, "app.task(...) in a function", _MADE_IN_A_FUNCTION)
     elif method in ("config_from_object", "autodiscover_tasks", "task"):
         return  # statements and decorators
     elif method in CELERY["app"]:
@@ -378,6 +422,22 @@ def _change_by_name(context: FileContext, call: ast.Call, app: str, *, is_sent: 
         context.changed(call, "send_task" if is_sent else "signature", text)
 
 
+def _check_declared(context: FileContext, name: ast.expr) -> None:
+    """Keep that a task which is called by its name is declared in no file of the project."""
+    match name:
+        case ast.Constant(value=str(text)) if text.rpartition(".")[2] not in context.index.tasks:
+            if text not in context.index.task_names:
+                context.by_hand(name, f'the task "{text}"', _ELSEWHERE)
+        case _:
+            pass
+
+
+_ELSEWHERE = (
+    "no file that was read declares it, and this application must: import its module, or send it to Celery's workers "
+    "by @celery_task (docs/guide/beside-celery.md)"
+)
+
+
 def render_app(context: FileContext, receiver: ast.expr) -> str:
     """Return how an application is written: `current_app` is that of the project."""
     return (context.find_app() if context.celery_name(receiver) else "") or context.render(receiver)
@@ -406,7 +466,7 @@ def _change_result(context: FileContext, call: ast.Call, method: str, receiver: 
         for option in call.keywords:
             if option.arg and option.arg != "timeout":
                 context.report(option, "result option", option.arg, f"get({option.arg}=)")
-        if not call.args and not call.keywords:
+        if not call.args and not call.keywords and not context.is_written:
             text = f"{_shown(context, receiver)}.get(timeout=None)"
             context.replace(call, text)
             context.changed(call, "get()", "get(timeout=None), since get() waits 10 s")
@@ -437,6 +497,11 @@ def _check_task_call(context: FileContext, call: ast.Call, method: str, receiver
         context.by_hand(call, "delay in async def", f"await {context.render(receiver)}.adelay(...)")
 
 
+_BY_METHOD: dict[str, Callable[[FileContext, ast.Call, ast.expr], None]] = {
+    "add_periodic_task": _check_periodic_task,
+    "apply_async": _change_apply_async,
+}
+"""What changes the calls of methods that only Celery has."""
 _BY_KIND: dict[str, Callable[[FileContext, ast.Call, str, ast.expr], None]] = {
     "app": _change_app_call,
     "control": _change_control,

@@ -13,6 +13,10 @@ def change_canvas(context: FileContext, call: ast.Call) -> bool:
     if name in _CANVAS:
         _change_composition(context, call, name)
         return True
+    if context.new_name(called) in _CANVAS:
+        _check_options(context, call, context.new_name(called))
+        _check_starred(context, call)
+        return True
     if isinstance(called, ast.Attribute):
         if called.attr == "si" and context.kind_of(called.value) == "task":
             context.immutable.add(id(call))
@@ -69,6 +73,10 @@ def _change_composition(context: FileContext, call: ast.Call, name: str) -> None
         if text != context.render(call):
             context.replace(call, text)
             context.changed(call, "chord", "chord(header, body), or header >> body")
+    _check_options(context, call, name)
+
+
+def _check_options(context: FileContext, call: ast.Call, name: str) -> None:
     for option in call.keywords:
         if option.arg not in ("on_error", "need", None):
             context.by_hand(
@@ -80,13 +88,12 @@ def _change_chain(context: FileContext, call: ast.Call) -> None:
     steps = call.args
     is_step = len(steps) == 1 and context.kind_of(steps[0]) in ("signature", "workflow")
     if len(steps) == 1 and not is_step and not isinstance(steps[0], ast.Starred):
+        if any(_is_immutable(context, node) for node in ast.walk(steps[0]) if isinstance(node, ast.expr)):
+            context.by_hand(call, "si in a list", _BEHIND)
+            context.keep_immutable(steps[0])
         text = f"{context.local_name(call.func)}(*{context.render(steps[0])})"
         context.replace(call, text)
         context.changed(call, "chain([...])", "chain(*[...])")
-        if any(_is_immutable(context, node) for node in ast.walk(steps[0]) if isinstance(node, ast.expr)):
-            context.by_hand(
-                call, "si in a list", "a.s(1) >> b.s(2): a step that takes no value stands behind >>"
-            )
         return
     for step in steps[1:]:
         _complete_partial(context, step)
@@ -94,15 +101,26 @@ def _change_chain(context: FileContext, call: ast.Call) -> None:
     if not any(_is_immutable(context, step) for step in (*steps[1:], *starred)):
         return
     if starred:
-        context.by_hand(
-            call, "si in chain(*steps)", "a.s(1) >> b.s(2): a step that takes no value stands behind >>"
-        )
+        _check_starred(context, call)
         return
     text = _wrapped(context, steps[0])
     for step in steps[1:]:
         text += f" {'>>' if _is_immutable(context, step) else '|'} {_wrapped(context, step)}"
     context.replace(call, f"({text})")
     context.changed(call, "chain with si", "a >> b, which passes no value")
+
+
+_BEHIND = "a.s(1) >> b.s(2): a step that takes no value stands behind >>"
+
+
+def _check_starred(context: FileContext, call: ast.Call) -> None:
+    """Keep that a list of steps has some that take no value: `chain(*[a.s(1), b.si(2)])`."""
+    starred = [step for step in call.args if isinstance(step, ast.Starred)]
+    inner = (node for step in starred for node in ast.walk(step) if isinstance(node, ast.expr))
+    if starred and any(_is_immutable(context, node) for node in (*inner, *call.args)):
+        context.by_hand(call, "si in a list", _BEHIND)
+        for step in call.args:
+            context.keep_immutable(step)
 
 
 def _wrapped(context: FileContext, node: ast.expr) -> str:

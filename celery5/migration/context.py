@@ -7,13 +7,21 @@ from typing import Literal, cast
 from celery5.hints import NameKind, find_equivalent
 from celery5.migration.edits import EditableSource, Located
 from celery5.migration.findings import CeleryUse, FindingKind
-from celery5.migration.index import APP_NAMES, KnownTask, ProjectIndex, get_dotted, iterate_bound_names
+from celery5.migration.index import (
+    APP_NAMES,
+    KnownTask,
+    ProjectIndex,
+    get_dotted,
+    imports_celery5,
+    iterate_bound_names,
+)
 from celery5.migration.source import SourceFile
 
 ValueKind = Literal["task", "signature", "workflow", "result", "app", "control", "celery", ""]
 """What an expression is, as far as the syntax shows it; '' when it does not."""
 _CANVAS = {"chain", "group", "chord", "xmap", "xstarmap", "chunks"}
 _SIGNATURES = {"s", "si", "signature", "subtask"}
+_MAKING_SIGNATURES = {("partial", "task"), ("set", "signature"), ("clone", "signature")}
 
 
 class FileContext:
@@ -31,7 +39,14 @@ class FileContext:
         self.handled: set[int] = set()  # ids of nodes that are done
         self.immutable: set[int] = set()  # ids of signatures that take no value of the step before them
         self.immutable_names: set[str] = set()  # of variables that hold such signatures
+        self.decorators = {
+            id(decorator)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+            for decorator in node.decorator_list
+        }
         self.is_async = False
+        self.is_written = imports_celery5(tree)  # by an earlier run, or by its authors
         self._bound = set(iterate_bound_names(tree))
         self._blocks: dict[int, list[ast.stmt]] = {}
         self._removed: set[int] = set()
@@ -63,10 +78,23 @@ class FileContext:
         """Return the name of Celery's that an expression is, `shared_task`; '' for all else."""
         origin = self.origin_of(node)
         package, _, rest = origin.partition(".")
-        return rest.rpartition(".")[2] if package == "celery" and rest else ""
+        is_of_app = rest.startswith("current_app.")
+        return rest.rpartition(".")[2] if package == "celery" and rest and not is_of_app else ""
+
+    def new_name(self, node: ast.AST) -> str:
+        """Return the name of celery5's that an expression is, `task`; '' for all else."""
+        origin = self.origin_of(node)
+        package, _, rest = origin.partition(".")
+        return rest.rpartition(".")[2] if package == "celery5" else ""
 
     def find_task(self, node: ast.AST) -> KnownTask | None:
-        """Return the task of the project that an expression is."""
+        """Return the task of the project that an expression is, also with options: `add.options(queue="q")`."""
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr == "options"
+        ):
+            node = node.func.value
         dotted = get_dotted(node)
         if not dotted:
             return None
@@ -99,6 +127,8 @@ class FileContext:
         dotted, origin = get_dotted(node), self.origin_of(node)
         if not dotted:
             return ""
+        if dotted.endswith(".control") and origin.endswith("current_app.control"):
+            return "control"
         if origin.partition(".")[0] == "celery":
             return "app" if origin.endswith("current_app") else "celery"
         if self.index.is_app(origin) if origin else dotted in self.index.apps and "." not in dotted:
@@ -115,9 +145,9 @@ class FileContext:
 
     def _kind_of_call(self, call: ast.Call) -> ValueKind:
         called = call.func
-        name = self.celery_name(called)
+        name = self.celery_name(called) or self.new_name(called)
         if name:
-            kinds: dict[str, ValueKind] = {"Celery": "app", "AsyncResult": "result"}
+            kinds: dict[str, ValueKind] = {"Celery": "app", "App": "app", "AsyncResult": "result"}
             return (
                 "workflow" if name in _CANVAS else kinds.get(name, "signature" if name in _SIGNATURES else "")
             )
@@ -125,10 +155,14 @@ class FileContext:
             inner = self.kind_of(called) if isinstance(called, ast.Call) else ""
             return "result" if inner in ("workflow", "signature") else ""
         of = self.kind_of(called.value)
-        if called.attr in _SIGNATURES or (called.attr in ("set", "clone") and of == "signature"):
+        if called.attr in _SIGNATURES or (called.attr, of) in _MAKING_SIGNATURES:
             return "signature"
         if called.attr in ("map", "starmap", "chunks") and of == "task":
             return "workflow"
+        if (called.attr, of) == ("options", "task"):
+            return "task"
+        if (called.attr, of) == ("result", "app"):
+            return "result"
         if called.attr in ("delay", "apply_async", "AsyncResult", "send_task", "start") and of:
             return "result"
         return "signature" if called.attr == "signature" and of == "app" else ""
@@ -202,6 +236,19 @@ class FileContext:
     def replace(self, node: Located, text: str) -> None:
         """Change a node."""
         self.source.replace_node(node, text)
+
+    def keep_immutable(self, node: ast.AST) -> None:
+        """Leave `si` inside of a node, where `s` would take a value: it is refused until it is changed by hand."""
+        for inner in ast.walk(node):
+            if (
+                isinstance(inner, ast.Call)
+                and isinstance(inner.func, ast.Attribute)
+                and inner.func.attr == "si"
+            ):
+                end = self.source.end_of(inner.func)
+                self.source.replace(end - 2, end, "si")
+                made = CeleryUse(inner.lineno, "change", "si", "s, behind >>")
+                self.findings = [finding for finding in self.findings if finding != made]
 
     def remove_statement(self, node: ast.stmt) -> None:
         """Remove a statement with its lines; where its block would be empty, `pass` stays."""

@@ -5,7 +5,9 @@ from typing import TypeGuard
 
 from celery5.hints import RESOURCE, find_equivalent
 from celery5.migration.context import FileContext
-from celery5.migration.index import DECORATORS, Function, find_task_decorator, get_dotted
+from celery5.migration.index import DECORATORS, Function, find_maker, find_task_decorator, get_dotted
+from celery5.runners.context import CurrentJob
+from celery5.tasks.declaration import TaskOptions
 
 MAX_WIDTH = 98
 """The longest call that is written on one line."""
@@ -24,13 +26,29 @@ _OF_THE_CLASS = (
     "self is the job, not an object of the task's class: a method of that is a function of the module, and "
     + RESOURCE
 )
-_CELERY_DELAY = "Celery waited 180 s before a retry without a countdown: backoff=180, cap=180, jitter=False"
+_CELERY_DELAY = ("backoff=180", "cap=180", "jitter=False")
+"""Celery's delay before a retry without a countdown."""
+_ERRBACK = (
+    "on_failure=, which replaces link_error, calls it with one argument: failures: list[StepFailure] (from "
+    "celery5.workflows import StepFailure), each with id, task, type and message of the error, state and reason; the "
+    "traceback is in the dead letter: celery5 dlq read"
+)
+_GIVEN_ON = "what is given self gets the running job: id, task, queue, attempt, worker, retry(), no options of the task"
+_OPTION_OF_CLASS = "an option of each task: keep those of the class in a dict, and write @app.task(**OPTIONS)"
+_CHECK_OPTIONS = "check that celery5 has these options"
+_UNKNOWN_OPTION = "middleware, or a decorator below @app.task"
+_OPTIONS = {"bind", *TaskOptions.__optional_keys__}
+_OF_A_JOB = {name for name in dir(CurrentJob) if not name.startswith("_")}
 
 
 def change_decorator(context: FileContext, function: Function, decorator: ast.expr) -> None:
     """Change the decorator that makes a task of a function."""
     call = decorator if isinstance(decorator, ast.Call) else None
     called = call.func if call else decorator
+    _check_errback(context, function, call)
+    if is_written(context, decorator):
+        _check_declaration(context, function, call)
+        return
     name = get_dotted(called)
     is_shared = context.celery_name(called) == "shared_task"
     if not is_shared and not (isinstance(called, ast.Attribute) and context.kind_of(called.value) == "app"):
@@ -52,12 +70,51 @@ def change_decorator(context: FileContext, function: Function, decorator: ast.ex
     if text != before:
         context.replace(decorator, text)
         context.changed(decorator, f"@{name}", f"@{new_name}(...)" if options else f"@{new_name}")
-    self_name = _bound_name(function, call)
-    if self_name:
-        first = [*function.args.posonlyargs, *function.args.args][0]
-        if first.annotation is not None and context.celery_name(first.annotation) == "Task":
-            context.replace(first.annotation, context.need("CurrentJob", "celery5.tasks"))
-        _change_self(context, function, self_name)
+    if _bound_name(function, call):
+        _change_bound(context, function)
+
+
+def _change_bound(context: FileContext, function: Function) -> None:
+    """Change the first parameter of a bound task, and what is done with it."""
+    first = [*function.args.posonlyargs, *function.args.args][0]
+    if first.annotation is not None and context.celery_name(first.annotation) == "Task":
+        context.replace(first.annotation, context.need("CurrentJob", "celery5.tasks"))
+    _change_self(context, function, first.arg)
+
+
+def is_written(context: FileContext, decorator: ast.expr) -> bool:
+    """Return whether a task is declared by celery5 already: an earlier run has written it, or its authors."""
+    called = decorator.func if isinstance(decorator, ast.Call) else decorator
+    if not isinstance(called, ast.Attribute):
+        return context.new_name(called) == "task"
+    has_celery = "celery.Celery" in context.origins.values()
+    return context.is_written and not has_celery and context.kind_of(called.value) == "app"
+
+
+def _check_declaration(context: FileContext, function: Function, call: ast.Call | None) -> None:
+    """Keep what is left to do in the declaration of a task that is written already."""
+    for option in call.keywords if call else ():
+        if option.arg is None:
+            context.by_hand(option, "**options", _CHECK_OPTIONS)
+        elif option.arg == "serializer":
+            _change_serializer(context, option, {})
+        elif option.arg == "priority":
+            _change_priority(context, option, {})
+        elif option.arg not in _OPTIONS:
+            context.report(option, "option", option.arg, default=_UNKNOWN_OPTION)
+    if _bound_name(function, call):
+        _change_bound(context, function)
+
+
+def _check_errback(context: FileContext, function: Function, call: ast.Call | None) -> None:
+    """Keep that a task which is called when a job fails gets other arguments than with Celery."""
+    parameters = [*function.args.posonlyargs, *function.args.args][1 if _bound_name(function, call) else 0 :]
+    if function.name not in context.index.errbacks or not parameters:
+        return
+    first = parameters[0]
+    if first.arg != "failures" and not (first.annotation and "StepFailure" in ast.unparse(first.annotation)):
+        names = ", ".join(parameter.arg for parameter in parameters)
+        context.by_hand(function, f"{function.name}({names}) of link_error", _ERRBACK)
 
 
 def _write_call(context: FileContext, node: ast.expr, name: str, options: list[str]) -> str:
@@ -102,7 +159,7 @@ def _change_options(
     for option in call.keywords:
         if option.arg is None:
             options.append(f"**{context.render(option.value)}")
-            context.by_hand(option, "**options", "check that celery5 has these options")
+            context.by_hand(option, "**options", _CHECK_OPTIONS)
         else:
             options += _change_option(context, option, given)
     added = _keep_retries(
@@ -122,16 +179,16 @@ def _keep_retries(
 ) -> list[str]:
     """Return the options by which a task is tried again when Celery would try it again, and only then."""
     has_delay = "default_retry_delay" in given or "backoff" in present or "retry_backoff" in given
-    missing = [] if "max_retries" in present else ["max_retries=3"]
+    missing: list[str] = [] if "max_retries" in present else ["max_retries=3"]
+    is_delayed = "autoretry_for" in present or (uses_retry and _retries_without_countdown(function))
+    if is_delayed and not has_delay and not _is_constant(given.get("max_retries"), 0):
+        missing += _CELERY_DELAY
+        context.changed(call, "default_retry_delay", "180 s, as with Celery")
     if "autoretry_for" in present:
-        if not has_delay:
-            context.by_hand(call, "autoretry_for without a delay", _CELERY_DELAY)
         return missing
     if _is_constant(given.get("max_retries"), 0) or not (uses_retry or "max_retries" in present):
         return []
-    if uses_retry and not has_delay and _retries_without_countdown(function):
-        context.by_hand(call, "self.retry() without countdown", _CELERY_DELAY)
-    return [*missing, "dont_autoretry_for=[Exception]"]
+    return [*missing, *(() if "dont_autoretry_for" in given else ("dont_autoretry_for=[Exception]",))]
 
 
 def _retries_without_countdown(function: Function) -> bool:
@@ -162,7 +219,7 @@ def _change_option(context: FileContext, option: ast.keyword, given: dict[str, a
     if equivalent.startswith("nothing") and name != "backend":
         context.changed(option, name, f"dropped: {equivalent.removeprefix('nothing: ')}")
         return []
-    context.report(option, "option", name, default="middleware, or a decorator below @app.task")
+    context.report(option, "option", name, default=_UNKNOWN_OPTION)
     return [f"{name}={value}"]  # it is refused with a hint until it is changed
 
 
@@ -180,7 +237,7 @@ def _change_max_retries(
 ) -> list[str]:
     if _constant(option) is not None:
         return [f"max_retries={context.render(option.value)}"]
-    context.by_hand(option, "max_retries=None", "a number: no job is tried again for ever")
+    context.changed(option, "max_retries=None", "max_retries=1000: no job is tried again for ever")
     return ["max_retries=1000"]
 
 
@@ -198,7 +255,8 @@ def _change_rate_limit(
 
 
 def _change_expires(context: FileContext, option: ast.keyword, _given: dict[str, ast.keyword]) -> list[str]:
-    if not isinstance(_constant(option), int | float):
+    is_span = isinstance(option.value, ast.Call) and get_dotted(option.value.func).endswith("timedelta")
+    if not isinstance(_constant(option), int | float) and not is_span:
         context.by_hand(option, "expires", "seconds or a timedelta; a moment only for one call")
     return [f"expires={context.render(option.value)}"]
 
@@ -228,7 +286,8 @@ def _change_serializer(
 
 
 def _change_priority(context: FileContext, option: ast.keyword, _given: dict[str, ast.keyword]) -> list[str]:
-    context.by_hand(option, "priority", 'priority="high", "normal" or "low"')
+    if _constant(option) not in ("high", "normal", "low"):
+        context.by_hand(option, "priority", 'priority="high", "normal" or "low"')
     return [f"priority={context.render(option.value)}"]
 
 
@@ -272,6 +331,8 @@ def _change_self(context: FileContext, function: Function, name: str) -> None:
     parents = {id(child): node for node in ast.walk(function) for child in ast.iter_child_nodes(node)}
     kept: set[str] = set()  # of the task's class: each is named once
     for node in ast.walk(function):
+        if isinstance(node, ast.Call):
+            _check_given_on(context, node, name)
         if not (
             isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == name
         ):
@@ -279,41 +340,43 @@ def _change_self(context: FileContext, function: Function, name: str) -> None:
         parent = parents.get(id(node))
         if node.attr == "request" and isinstance(parent, ast.Attribute):
             _change_request(context, name, parent, parents.get(id(parent)))
-        elif node.attr == "request":
-            context.by_hand(
-                node, f"{name}.request", f"{name} itself is the job: {name}.id, {name}.attempt, {name}.queue"
-            )
         elif node.attr == "name":
             context.replace(node, f"{name}.task")
             context.changed(node, f"{name}.name", f"{name}.task")
         elif node.attr == "retry":
             _check_retry(context, parent)
-        elif node.attr == "max_retries":
+        elif node.attr not in (*_OF_A_JOB, *kept):
+            of_the_class = _OPTION_OF_SELF if find_equivalent("option", node.attr) else _OF_THE_CLASS
+            advice = _SELF.get(node.attr, of_the_class)
+            if advice == of_the_class:
+                kept.add(node.attr)
             context.by_hand(
-                node, f"{name}.max_retries", "the number itself: a job does not know its retry policy"
+                node, f"{name}.{node.attr}", advice.replace("TASK", function.name).replace("SELF", name)
             )
-        elif node.attr in (
-            "update_state",
-            "replace",
-            "add_to_chord",
-            "send_event",
-            "MaxRetriesExceededError",
-            "apply_async",
-            "delay",
-            "s",
-            "si",
-        ):
-            advice = {
-                "update_state": "progress(done, total, note): from celery5 import progress",
-                "replace": "return the workflow, from a task with dynamic=True",
-                "add_to_chord": "return the workflow, from a task with dynamic=True",
-                "send_event": "the log, or @app.event",
-                "MaxRetriesExceededError": "nothing is raised: a job without retries left becomes a dead letter",
-            }.get(node.attr, f"{function.name}.{node.attr}: the job is not the task")
-            context.by_hand(node, f"{name}.{node.attr}", advice)
-        elif node.attr not in ("id", "task", "queue", "attempt", "worker", *kept):
-            kept.add(node.attr)
-            context.by_hand(node, f"{name}.{node.attr}", _OF_THE_CLASS)
+
+
+_OPTION_OF_SELF = "the value itself: a job does not know the options of its task"
+_SELF = {
+    "request": "SELF itself is the job: SELF.id, SELF.attempt, SELF.queue",
+    "max_retries": "the number itself: a job does not know its retry policy",
+    "update_state": "progress(done, total, note): from celery5 import progress",
+    "replace": "return the workflow, from a task with dynamic=True",
+    "add_to_chord": "return the workflow, from a task with dynamic=True",
+    "send_event": "the log, or @app.event",
+    "MaxRetriesExceededError": "nothing is raised: a job without retries left becomes a dead letter",
+    "apply_async": "TASK.options(...).delay(...): the job is not the task",
+    **{attribute: f"TASK.{attribute}: the job is not the task" for attribute in ("delay", "s", "si")},
+}
+"""What is to be written instead of an attribute of a bound task."""
+
+
+def _check_given_on(context: FileContext, call: ast.Call, name: str) -> None:
+    """Keep that a bound task gives itself to a function, which gets the job."""
+    called = get_dotted(call.func).rpartition(".")[2]
+    if called in ("print", "repr", "str", "isinstance"):
+        return
+    if any(isinstance(value, ast.Name) and value.id == name for value in call.args):
+        context.by_hand(call, f"{called}({name})" if called else f"({name})", _GIVEN_ON)
 
 
 def _change_request(context: FileContext, name: str, node: ast.Attribute, parent: ast.AST | None) -> None:
@@ -353,7 +416,11 @@ def _check_retry(context: FileContext, call: ast.AST | None) -> None:
             context.by_hand(option, "retry(eta=)", "countdown, in seconds")
         elif option.arg == "max_retries" and _constant(option) is None:
             context.by_hand(option, "retry(max_retries=None)", "a number: no job is tried again for ever")
-        elif option.arg not in ("exc", "countdown", "max_retries", None):
+        elif option.arg is None:
+            context.by_hand(
+                option, "retry(**options)", "retry(exc=, countdown=, max_retries=): it takes no others"
+            )
+        elif option.arg not in ("exc", "countdown", "max_retries"):
             context.by_hand(
                 option,
                 f"retry({option.arg}=)",
@@ -363,6 +430,27 @@ def _check_retry(context: FileContext, call: ast.AST | None) -> None:
         context.by_hand(
             call, "retry(args)", "a retry is the same job with the same arguments: send another job"
         )
+
+
+def check_made_task(context: FileContext, function: Function) -> None:
+    """Keep which options of a task that a function of the project makes are those of Celery."""
+    maker = find_maker(function, context.index)
+    if maker is None:
+        return
+    own = context.index.makers[get_dotted(maker.func).rpartition(".")[2]]
+    for option in maker.keywords:
+        name = option.arg or ""
+        equivalent = find_equivalent("option", name)
+        if equivalent and name not in own and name not in _OPTIONS:
+            advice = (
+                f"leave it out{equivalent.removeprefix('nothing')}"
+                if equivalent.startswith("nothing")
+                else equivalent
+            )
+            context.by_hand(option, f"{get_dotted(maker.func)}({name}=)", advice)
+    _check_errback(context, function, maker)
+    if _bound_name(function, maker):
+        _change_bound(context, function)
 
 
 def check_class(context: FileContext, node: ast.ClassDef) -> None:
@@ -381,6 +469,10 @@ def check_class(context: FileContext, node: ast.ClassDef) -> None:
         for name in names:
             if find_equivalent("task class", name):
                 context.report(member, "task class", name, f"{node.name}.{name}")
+            elif isinstance(member, ast.Assign | ast.AnnAssign) and (
+                name in _OPTIONS - {"name"} or find_equivalent("option", name)
+            ):
+                context.by_hand(member, f"{node.name}.{name}", _OPTION_OF_CLASS)
             else:
                 own.append(name)
     advice = find_equivalent("module", "Task")
@@ -410,6 +502,6 @@ def is_task_decorator(context: FileContext, function: Function) -> ast.expr | No
     if decorator is None:
         return None
     called = decorator.func if isinstance(decorator, ast.Call) else decorator
-    if context.celery_name(called) in DECORATORS:
+    if context.celery_name(called) in DECORATORS or context.new_name(called) == "task":
         return decorator
     return decorator if isinstance(called, ast.Attribute) and context.kind_of(called.value) == "app" else None

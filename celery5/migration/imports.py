@@ -71,6 +71,7 @@ def change_imports(context: FileContext) -> None:
         used = _find_used(parse(context.source.result))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return  # the changes are given up: see `rewrite`
+    _change_companions(context, used)
     statements = [node for node in ast.walk(context.tree) if isinstance(node, ast.ImportFrom | ast.Import)]
     theirs = [node for node in statements if _is_celerys(node)]
     top = [node for node in theirs if node in context.tree.body]
@@ -133,21 +134,59 @@ def _change_statement(context: FileContext, node: ast.ImportFrom | ast.Import, u
             context.changed(node, alias.name, f"from {SAME[alias.name]}")
         else:
             lines[module].append(written)
-            _report_left(context, node, module, alias.name)
+            _report_left(context, node, module, alias)
     return [
         f"from {module} import {', '.join(names)}" if module else f"import {', '.join(names)}"
         for module, names in lines.items()
     ]
 
 
-def _report_left(context: FileContext, node: ast.ImportFrom, module: str, name: str) -> None:
-    if module == "celery.signals" or find_equivalent("signal", name):
-        return  # its receivers are reported
+def _report_left(context: FileContext, node: ast.ImportFrom, module: str, alias: ast.alias) -> None:
+    name = alias.name
+    is_used = (alias.asname or name) in _find_used(context.tree)
+    if is_used and (module == "celery.signals" or name in RENAMED or _has_class_of(context, name)):
+        return  # its receivers, its `except` clause, or its class are reported
+    if module == "celery.signals":
+        context.by_hand(node, f"import of {name}", "leave it out: this file does not use it")
+        return
     if find_equivalent("module", name):
         context.report(node, "module", name, f"import of {name}")
         return
     part = module.split(".")[1] if "." in module else ""
     context.report(node, "module", part, f"import of {name}", default="see docs/guide/from-celery.md")
+
+
+def _has_class_of(context: FileContext, name: str) -> bool:
+    return any(finding.name.startswith("class ") for finding in context.findings) and name == "Task"
+
+
+_COMPANIONS = {
+    "kombu": "leave it out: any name is a queue, JSON is all that is sent, and celery5 does not bring kombu",
+    "billiard": "leave it out: there are no pools, and celery5 does not bring billiard",
+    "django_celery_beat": "the setting schedules: celery5 migrate --beat FILE.json writes the rows; at run time "
+    "celery5 schedule, and app.schedule",
+    "django_celery_results": "app.find(id) and app.result(id); a Data Sink keeps results in a database",
+}
+"""Packages that come with Celery, and what is to be done with what a file imports from them."""
+
+
+def _change_companions(context: FileContext, used: set[str]) -> None:
+    """Remove the imports that only changed code needed, such as those for `task_queues`, and name the others."""
+    was_used = _find_used(context.tree)
+    for node in ast.walk(context.tree):
+        if not isinstance(node, ast.ImportFrom | ast.Import):
+            continue
+        module = node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
+        package = (module or "").partition(".")[0]
+        if package not in _COMPANIONS or (isinstance(node, ast.ImportFrom) and node.level):
+            continue
+        names = {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+        if names <= was_used - used:
+            context.remove_statement(node)
+            context.changed(node, f"import of {package}", "dropped: nothing needs it any more")
+        else:
+            shown = ", ".join(alias.name for alias in node.names)
+            context.by_hand(node, f"import of {shown} from {package}", _COMPANIONS[package])
 
 
 def _write_needed(context: FileContext) -> list[str]:

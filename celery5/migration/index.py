@@ -10,6 +10,7 @@ from celery5.migration.source import SourceFile
 DECORATORS = {"task", "shared_task", "periodic_task"}
 APP_NAMES = {"app", "celery", "celery_app", "current_app", "capp"}
 """What applications are usually called, where their definition is not among the files."""
+_APP_MAKERS = {"Celery", "make_celery", "create_celery_app"}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -33,6 +34,11 @@ class ProjectIndex:
     names: Counter[str] = field(default_factory=Counter)  # how often each name and attribute is read
     is_django: bool = False
     task_modules: set[tuple[str, ...]] = field(default_factory=set)
+    task_names: set[str] = field(default_factory=set)  # those that are given by name=
+    makers: dict[str, set[str]] = field(
+        default_factory=dict
+    )  # functions that make tasks, with their own parameters
+    errbacks: set[str] = field(default_factory=set)  # the names of tasks that are called when a job fails
 
     def find_task(self, origin: str) -> KnownTask | None:
         """Return the task that a dotted name means, as seen from anywhere in the project."""
@@ -78,6 +84,9 @@ def make_index(files: Iterable[SourceFile]) -> ProjectIndex:
             continue
         index.modules.add(file.module)
         index.is_django |= file.name.endswith("manage.py")
+        index.errbacks |= _find_errbacks(file.tree)
+        index.makers |= _find_makers(file.tree)
+        makers = {*_APP_MAKERS, *(["App"] if imports_celery5(file.tree) else [])}
         for node in ast.walk(file.tree):
             match node:
                 case ast.Name(id=name, ctx=ast.Load()) | ast.Attribute(attr=name, ctx=ast.Load()):
@@ -89,16 +98,105 @@ def make_index(files: Iterable[SourceFile]) -> ProjectIndex:
                 case ast.FunctionDef() | ast.AsyncFunctionDef() if find_task_decorator(node) is not None:
                     index.tasks[node.name].append(_describe_task(node, file.module))
                     index.task_modules.add(file.module)
-                case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(func=called)):
-                    if get_dotted(called).rpartition(".")[2] in (
-                        "Celery",
-                        "make_celery",
-                        "create_celery_app",
-                    ):
+                case ast.keyword(arg="name", value=ast.Constant(value=str(text))):
+                    index.task_names.add(text)
+                case (
+                    ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(func=called))
+                    | ast.AnnAssign(target=ast.Name(id=name), value=ast.Call(func=called))
+                ):
+                    if get_dotted(called).rpartition(".")[2] in makers:
                         index.apps[name].append(file.module)
                 case _:
                     pass
+    _add_made_tasks(index, files)
     return index
+
+
+def _add_made_tasks(index: ProjectIndex, files: Iterable[SourceFile]) -> None:
+    """Add the tasks that are made by functions of the project."""
+    for file in files if index.makers else ():
+        for node in ast.walk(file.tree) if file.tree is not None else ():
+            if isinstance(node, Function) and find_maker(node, index) is not None:
+                index.tasks[node.name].append(_describe_task(node, file.module))
+                index.task_modules.add(file.module)
+
+
+def find_maker(function: Function, index: ProjectIndex) -> ast.Call | None:
+    """Return the decorator, a function of the project, that makes a task of a function; None for none."""
+    for decorator in function.decorator_list:
+        if isinstance(decorator, ast.Call) and get_dotted(decorator.func).rpartition(".")[2] in index.makers:
+            return decorator
+    return None
+
+
+def imports_celery5(tree: ast.Module) -> bool:
+    """Return whether a module imports names of celery5: it is written already, as a whole or in part."""
+    return any(
+        name.partition(".")[0] == "celery5"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in (
+            [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+        )
+    )
+
+
+def _find_makers(tree: ast.Module) -> dict[str, set[str]]:
+    """Return the functions of a module that make a task of another one: `def instrumented_task(name, **options)`."""
+    found: dict[str, set[str]] = {}
+    for node in tree.body:
+        if not isinstance(node, ast.FunctionDef) or find_task_decorator(node) is not None:
+            continue
+        decorators = {
+            id(decorator) for inner in ast.walk(node) for decorator in getattr(inner, "decorator_list", ())
+        }
+        makes_task = any(
+            isinstance(inner, ast.Call)
+            and isinstance(inner.func, ast.Call)
+            and get_dotted(inner.func.func).rpartition(".")[2] in DECORATORS
+            and id(inner) not in decorators
+            for inner in ast.walk(node)
+        )
+        if makes_task:
+            arguments = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+            found[node.name] = {argument.arg for argument in arguments}
+    return found
+
+
+def _find_errbacks(tree: ast.Module) -> set[str]:
+    """Return the names of the tasks that a module has called when a job fails, by Celery's words or by ours."""
+    values: list[ast.expr] = []
+    variables: dict[str, ast.expr] = {}
+    for node in ast.walk(tree):
+        match node:
+            case ast.keyword(arg="link_error" | "on_failure", value=value):
+                values.append(value)
+            case ast.Call(func=ast.Attribute(attr="on_error" | "link_error"), args=[value, *_]):
+                values.append(value)
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                variables[name] = value
+            case _:
+                pass
+    found: set[str] = set()
+    for value in values:
+        for part in value.elts if isinstance(value, ast.List | ast.Tuple) else [value]:
+            resolved = variables.get(part.id, part) if isinstance(part, ast.Name) else part
+            found.add(_name_of_called(resolved))
+    return found - {""}
+
+
+def _name_of_called(value: ast.expr) -> str:
+    """Return the name of the task that a signature calls, or of the task itself; '' for what takes no failure."""
+    match value:
+        case ast.Call(
+            func=ast.Name(id="signature" | "subtask") | ast.Attribute(attr="signature" | "subtask"),
+            args=[ast.Constant(value=str(name)), *_],
+        ):
+            return name.rpartition(".")[2]
+        case ast.Call(func=ast.Attribute(attr="s" | "signature" | "subtask" | "partial", value=task)):
+            return get_dotted(task).rpartition(".")[2]
+        case _:
+            return get_dotted(value).rpartition(".")[2]
 
 
 def find_task_decorator(function: Function) -> ast.expr | None:

@@ -10,16 +10,44 @@ from celery5.migration.calls import change_call, check_result_attribute
 from celery5.migration.canvas import change_operator
 from celery5.migration.command_lines import find_command_lines
 from celery5.migration.context import FileContext
-from celery5.migration.declarations import change_decorator, check_class, check_signal, is_task_decorator
+from celery5.migration.declarations import (
+    change_decorator,
+    check_class,
+    check_made_task,
+    check_signal,
+    is_task_decorator,
+)
 from celery5.migration.edits import make_diff
 from celery5.migration.findings import FileReport, ProjectReport
 from celery5.migration.imports import change_imports, rename
 from celery5.migration.index import Function, ProjectIndex, make_index
-from celery5.migration.settings import change_app, change_conf_statement, change_settings_module, mark_conf
+from celery5.migration.project_tests import check_fixtures, check_stand_in
+from celery5.migration.settings import (
+    change_app,
+    change_conf_statement,
+    change_settings_module,
+    check_app,
+    check_settings_call,
+    mark_conf,
+)
 from celery5.migration.source import SourceFile, is_whole, read_project
 
-_MARKS = ("celery", "CELERY", "BROKER_URL", "apply_async", ".delay", ".si(", "send_task", "AsyncResult")
+_MARKS = (
+    "celery",
+    "CELERY",
+    "BROKER_URL",
+    "apply_async",
+    ".delay",
+    ".si(",
+    "send_task",
+    "AsyncResult",
+    "kombu",
+)
 """A file without any of these has nothing of Celery's."""
+
+
+_OF_THE_APP = {"steps", "user_options", "pool", "amqp", "backend", "loader", "log", "events"}
+"""Attributes of Celery's application that ours does not have."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +74,7 @@ def migrate_project(source: Path) -> Migration:
         if report.findings or report.diff:
             reports.append(report)
     notes: list[str] = []
-    has_app = any(finding.name == "Celery(...)" for report in reports for finding in report.findings)
-    if index.tasks and not has_app:
+    if index.tasks and not index.apps:
         notes.append(
             "no Celery(...) was found: give the App retry_policy=RetryPolicy(max_retries=0), as Celery tries a job once"
         )
@@ -109,8 +136,12 @@ class _Rewriter(ast.NodeVisitor):
         self.generic_visit(node)
         if self.context.celery_name(node.func) == "Celery":
             change_app(self.context, node)
+        elif self.context.new_name(node.func) == "App":
+            check_app(self.context, node)
         else:
             change_call(self.context, node)
+            check_settings_call(self.context, node)
+            check_stand_in(self.context, node)
 
     def visit_BinOp(self, node: ast.BinOp) -> None:
         self.generic_visit(node)
@@ -126,6 +157,9 @@ class _Rewriter(ast.NodeVisitor):
             and self.context.kind_of(node.value) == "app"
         ):
             self.context.report(node, "app", "conf", "app.conf")
+        is_call = id(node) in self.context.handled
+        if node.attr in _OF_THE_APP and not is_call and self.context.kind_of(node.value) == "app":
+            self.context.report(node, "app", node.attr, f"app.{node.attr}")
         if node.attr == "Task" and self.context.kind_of(node.value) == "app":
             self.context.report(node, "module", "Task", "app.Task")
 
@@ -162,9 +196,12 @@ class _Rewriter(ast.NodeVisitor):
 
     def _visit_function(self, node: Function, *, is_async: bool) -> None:
         self._visit_scope(node, is_async=is_async)
+        check_fixtures(self.context, node)
         decorator = is_task_decorator(self.context, node)
         if decorator is not None:
             change_decorator(self.context, node, decorator)
+        else:
+            check_made_task(self.context, node)
         for other in node.decorator_list:
             check_signal(self.context, other, node)
 

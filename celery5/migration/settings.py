@@ -9,6 +9,7 @@ from celery5.hints import find_equivalent
 from celery5.migration.calls import render_app
 from celery5.migration.context import FileContext
 from celery5.migration.edits import Located
+from celery5.migration.index import get_dotted
 from celery5.migration.schedules import change_beat_schedule
 
 OLD_NAMES = {
@@ -41,6 +42,7 @@ OLD_NAMES = {
 }
 """Names of Celery 3, without `CELERY_` and in lower case, and what Celery 5 calls them."""
 _UPPER = re.compile(r"(CELERY|CELERYD|CELERYBEAT|BROKER)_[A-Z0-9_]+")
+_ANY = re.compile(r".+")
 _SETTINGS_FILE = re.compile(
     r"(^|/)(\w*settings\w*|settings/\w+|config/\w+|celery_?config\w*|\w*celeryconfig)\.py$"
 )
@@ -84,7 +86,9 @@ def change_app(context: FileContext, call: ast.Call) -> None:
             arguments += _change_app_option(context, option)
     if not call.args and all(option.arg != "main" for option in call.keywords):
         arguments.insert(0, f'"{context.file.module[0] if context.file.module else "app"}"')
-        context.by_hand(call, "Celery() without a name", "a name: it is the scope of all keys in Redis")
+        context.changed(
+            call, "Celery() without a name", "its module: a name is the scope of all keys in Redis"
+        )
     arguments.append(f"retry_policy={context.need('RetryPolicy')}(max_retries=0)")
     name = context.need("App", instead="Celery")
     context.replace(call, f"{name}({', '.join(arguments)})")
@@ -122,7 +126,7 @@ def _rename(context: FileContext, node: Located, name: str, value: ast.expr) -> 
     why = _find_obstacle(setting, text)
     if why:
         context.by_hand(node, name, why)
-        return ("", "") if setting == "beat_scheduler" else None
+        return None
     if setting in Settings.__struct_fields__:
         return setting, text
     if equivalent.isidentifier():
@@ -134,6 +138,43 @@ def _rename(context: FileContext, node: Located, name: str, value: ast.expr) -> 
         return "", ""
     context.report(node, "setting", setting, name)
     return None
+
+
+def check_app(context: FileContext, call: ast.Call) -> None:
+    """Keep what is left to do in a call of `App`."""
+    if len(call.args) > 1:
+        context.by_hand(call, "Celery(...)", "keywords of App, such as broker=")
+    for option in call.keywords:
+        if option.arg == "task_cls":
+            context.report(option, "option", "base", "Celery(task_cls=)")
+    _check_settings(context, call)
+
+
+def check_settings_call(context: FileContext, call: ast.Call) -> None:
+    """Keep the settings of Celery in `app.configure(...)`, and those that a test overrides by `override_settings`."""
+    called = call.func
+    name = get_dotted(called).rpartition(".")[2]
+    if name in ("override_settings", "settings"):
+        _check_settings(context, call, _UPPER)
+    elif name == "configure" and isinstance(called, ast.Attribute) and context.kind_of(called.value) == "app":
+        _check_settings(context, call)
+
+
+def _check_settings(context: FileContext, call: ast.Call, pattern: re.Pattern[str] = _ANY) -> None:
+    for option in call.keywords:
+        name = option.arg or ""
+        is_celerys = name not in Settings.__struct_fields__ and find_equivalent("setting", normalize(name))
+        if is_celerys and pattern.fullmatch(name):
+            _report_setting(context, option, name, option.value)
+
+
+def _report_setting(context: FileContext, node: Located, name: str, value: ast.expr) -> None:
+    setting = normalize(name)
+    why = _find_obstacle(setting, context.render(value))
+    if why:
+        context.by_hand(node, name, why)
+    else:
+        context.report(node, "setting", setting, name)
 
 
 def _find_obstacle(setting: str, text: str) -> str:

@@ -1,6 +1,9 @@
 """Move a Celery project to celery5 (`migrate`)."""
 
+import shutil
+import textwrap
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import click
@@ -48,7 +51,7 @@ def migrate(  # noqa: C901
 ) -> None:
     """Read the Celery project SOURCE, a file or a folder, and show what becomes of it on celery5.
 
-    Nothing is imported. For each file: the changes as a diff, what to change by hand, what has no counterpart.
+    Nothing is imported. The changes of each file as a diff; then what to change by hand, and what has no counterpart.
     """
     if beat is not None:
         if source or wants_write:
@@ -110,21 +113,27 @@ def _describe_file(file: FileReport, written: list[str]) -> dict[str, object]:
 
 
 _SHOWN: dict[FindingKind, str] = {"by hand": "by hand", "nothing": "no counterpart"}
+WIDTH_OF_PIPE = 120
+"""Columns of a line where the output is no terminal, and at most."""
+MIN_WIDTH = 40
+"""Columns of a line where the terminal has fewer."""
 
 
 def _print_report(report: ProjectReport, written: list[str]) -> None:
     for file in report.files:
-        echo(f"{to_one_line(file.path)}\n{'-' * len(file.path)}")
+        path = to_one_line(file.path)
         if file.path in written:
-            echo(f"{len(file.of_kind('change'))} changes are written\n")
+            echo(f"{path}: {len(file.of_kind('change'))} changes are written")
         elif file.diff:
-            echo(f"{clean_lines(file.diff)}\n")
-        for kind in _SHOWN:
-            _print_findings(file, kind, is_written=file.path in written)
+            echo(f"{path}\n{'-' * len(file.path)}\n{clean_lines(file.diff)}\n")
+    if written:
+        echo("")
+    for kind in _SHOWN:
+        _print_findings(report.files, kind, written)
     for name, why in report.unreadable.items():
         echo(f"{to_one_line(name)}: not read: {to_one_line(why)}")
     for note in report.notes:
-        echo(f"note: {note}")
+        echo(_wrap(f"note: {note}", "", "  "))
     echo(
         f"{report.count('change')} changes {'are written' if written else 'in the diffs above'}, "
         f"{report.count('by hand')} to make by hand, {report.count('nothing')} without a counterpart"
@@ -132,15 +141,35 @@ def _print_report(report: ProjectReport, written: list[str]) -> None:
     )
 
 
-def _print_findings(file: FileReport, kind: FindingKind, *, is_written: bool) -> None:
-    findings = file.of_kind(kind)
-    if findings:
-        echo(f"{_SHOWN[kind]}:")
-    for finding in findings:
-        line = finding.line_after if is_written else finding.line
-        echo(f"  {to_one_line(file.path)}:{line}  {to_one_line(finding.name)}: {to_one_line(finding.advice)}")
-    if findings:
+def _print_findings(files: Iterable[FileReport], kind: FindingKind, written: list[str]) -> None:
+    """Write each advice once, below its places: `tasks.py:3, 17  base`."""
+    places: dict[str, dict[tuple[str, str], list[int]]] = {}
+    for file in files:
+        for finding in file.of_kind(kind):
+            line = finding.line_after if file.path in written and finding.line_after else finding.line
+            lines = places.setdefault(finding.advice, {}).setdefault((file.path, finding.name), [])
+            lines += [] if line in lines else [line]
+    if places:
+        echo(f"{_SHOWN[kind]}\n{'-' * len(_SHOWN[kind])}")
+    for advice, here in places.items():
+        for (path, name), lines in here.items():
+            echo(_wrap(f"{path}:{', '.join(map(str, lines))}  {name}", "  ", " " * 6))
+        echo(_wrap(advice, " " * 6, " " * 6))
+    if places:
         echo("")
+
+
+def _wrap(text: str, first: str, others: str) -> str:
+    """Return text in lines as long as those of the terminal, with their indentations."""
+    width = max(MIN_WIDTH, min(shutil.get_terminal_size((WIDTH_OF_PIPE, 24)).columns, WIDTH_OF_PIPE))
+    return textwrap.fill(
+        to_one_line(text),
+        width,
+        initial_indent=first,
+        subsequent_indent=others,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _print_beat_rows(file: Path, *, wants_json: bool) -> None:

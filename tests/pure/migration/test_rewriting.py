@@ -90,7 +90,7 @@ BY_HAND = [
     ("add.apply_async((1,), priority=3)", "priority", "high"),
     ("add.apply_async((1,), **options)", "apply_async(**options)", "task.options"),
     ("chain(add.s(1), total.s()).apply_async(link_error=total.s())", "link_error", "start(on_failure=...)"),
-    ("chain(*[add.si(1), add.si(2)])", "si in chain(*steps)", ">>"),
+    ("chain(*[add.si(1), add.si(2)])", "si in a list", ">>"),
     ("chain(add.s(1), total.s())(3)", "a signature that is called", "start()"),
     ("add.chunks(zip(a, b), 10)", "chunks", "starmap"),
     ("add.delay(1).ready()", "result.ready()", "wait([result], timeout=0)"),

@@ -24,6 +24,7 @@ WRITTEN = {
         ],
         "commerce/order/tasks.py": [
             "log = logging.getLogger(__name__)",
+            "max_retries=1000",
             "backoff=60,\n    max_retries=5,\n    dont_autoretry_for=[Exception],\n)\ndef recalculate",
             "tasks = [consume.s(path) for path in paths]",
             "group(tasks).apply_async(link_error=backup)",
@@ -69,7 +70,6 @@ NAMED = {
         ("commerce/order/tasks.py", "base"),
         ("commerce/order/tasks.py", "self.request.delivery_info"),
         ("commerce/order/tasks.py", "self.max_retries"),
-        ("commerce/order/tasks.py", "max_retries=None"),
         ("commerce/order/tasks.py", "self.update_state"),
         ("commerce/order/tasks.py", "signature"),
         ("commerce/order/tasks.py", "link_error"),

@@ -1,0 +1,282 @@
+"""Listing: what `celery5 migrate` leaves to its user is named, also when it runs again after it has written."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from celery5.cli.standalone.migrate import migrate as migrate_command
+from celery5.migration.findings import ProjectReport
+from celery5.migration.rewrite import migrate_project
+from tests.pure.migration.test_rewriting import HEAD, migrate
+from tests.story.migrating.projects import PROJECTS, unpack
+
+APP = """
+from celery import Celery
+
+app = Celery("shop")
+
+
+@app.task
+def add(x, y=1): ...
+
+
+"""
+
+
+def list_left(report: ProjectReport) -> set[tuple[str, str, str]]:
+    """Return what a report leaves to its user."""
+    return {
+        (file.path, finding.name, finding.advice)
+        for file in report.files
+        for kind in ("by hand", "nothing")
+        for finding in file.of_kind(kind)
+    }
+
+
+def write(folder: Path, report: ProjectReport) -> None:
+    for file in report.files:
+        if file.text:
+            (folder / file.path).write_text(file.text)
+
+
+def find_names(folder: Path, text: str, *, head: str = APP, name: str = "tasks.py") -> list[str]:
+    """Return the names of what is left of a module, and check that a run after the writing has the same."""
+    (folder / name).write_text(head + text)
+    first = migrate_project(folder).report
+    write(folder, first)
+    again = migrate_project(folder).report
+    assert list_left(again) == list_left(first)
+    assert not any(file.diff for file in again.files)
+    return [finding.name for file in first.files for finding in file.of_kind("by hand")]
+
+
+@pytest.mark.parametrize("project", sorted(path.stem for path in PROJECTS.glob("*.txt")))
+def test_second_run_lists_all_that_the_first_one_left(project: str, tmp_path: Path) -> None:
+    folder = unpack(project, tmp_path / project)
+    first = migrate_project(folder).report
+    write(folder, first)
+    again = migrate_project(folder).report
+    assert list_left(again) == list_left(first)
+    assert again.count("change") == 0
+    assert again.notes == first.notes == []
+
+
+LEFT = [
+    (
+        "from celery import Task\nclass Own(Task):\n    client = None\n\n@app.task(base=Own)\ndef a(): ...\n",
+        ["base", "class Own(Task)"],
+    ),
+    ("@app.task(bind=True)\ndef a(self): self.client.pay()\n", ["self.client"]),
+    (
+        "@app.task(bind=True)\ndef a(self): print(self.request, self.max_retries)\n",
+        ["self.max_retries", "self.request"],
+    ),
+    ("@app.task(bind=True)\ndef a(self): add_up(self)\n", ["add_up(self)"]),
+    ("@app.task(bind=True)\ndef a(self): self.retry(countdown=1, **more)\n", ["retry(**options)"]),
+    ("@app.task(priority=3, ignored=1, **more)\ndef a(): ...\n", ["**options", "ignored", "priority"]),
+    ("from celery.result import AsyncResult\nprint(AsyncResult('x').ready())\n", ["result.ready()"]),
+    ("from celery.result import AsyncResult\nprint(AsyncResult('x').info)\n", ["result.info"]),
+    ("from celery import chain\nchain([add.s(1), add.si(2)])()\n", ["si in a list"]),
+    ("from celery import group\ngroup(add.s(1)).apply_async(link_error=app)\n", ["link_error"]),
+    ("from celery import chain\nchain(add.s(1), queue='q')\n", ["chain(queue=)"]),
+    ("app.conf.task_always_eager = True\n", ["task_always_eager"]),
+    ("app.conf.beat_schedule = {'a': make()}\n", ["beat_schedule"]),
+    ("app.conf.beat_scheduler = 'django_celery_beat.schedulers:DatabaseScheduler'\n", ["beat_scheduler"]),
+    ("app.steps['worker'].add(Step)\n", ["app.steps"]),
+    ("async def view(): add.apply_async((1,), countdown=3)\n", ["delay in async def"]),
+    ("app.send_task('other.task', (1,))\n", ['the task "other.task"']),
+    (
+        "from celery import current_app\ncurrent_app.control.inspect()\n",
+        ["control.inspect", "import of current_app"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "names"), LEFT)
+def test_what_is_left_is_named_before_and_after_the_writing(
+    tmp_path: Path, text: str, names: list[str]
+) -> None:
+    assert sorted(find_names(tmp_path, text)) == names
+
+
+def test_task_of_celery5_is_left_as_its_authors_wrote_it(tmp_path: Path) -> None:
+    text = """
+from celery5 import App, task, chain
+app = App("shop")
+
+@app.task(bind=True, max_retries=5, priority="high", on_failure=None)
+def add(self, x):
+    print(self.run_id, self.sections)
+
+@task(autoretry_for=(OSError,))
+def total(x): ...
+
+print(add.delay(1).get(), app.result("x").status(), chain(add.s(1), total.s()).start().get())
+celery = "the word"
+"""
+    (tmp_path / "tasks.py").write_text(text)
+    assert migrate_project(tmp_path).report.files == ()
+
+
+ERRBACKS = [
+    "add.apply_async((1,), link_error=fail.s())",
+    "add.apply_async((1,), link_error=[fail.s(), other])",
+    "add.s(1).on_error(fail.s())",
+    "add.s(1).link_error(fail.s('x'))",
+    "from celery import chain\nchain(add.s(1)).apply_async(link_error=app.signature('shop.fail'))",
+    "then = fail.s()\nadd.apply_async((1,), link_error=then)",
+    "add.options(on_failure=fail).delay(1)",
+]
+
+
+@pytest.mark.parametrize("use", ERRBACKS)
+@pytest.mark.parametrize(
+    ("decorator", "parameters"),
+    [("@app.task", "request, exc, traceback"), ("@app.task(bind=True)", "self, task_id")],
+)
+def test_task_that_is_called_with_failures_is_named(
+    tmp_path: Path, use: str, decorator: str, parameters: str
+) -> None:
+    names = find_names(tmp_path, f"{decorator}\ndef fail({parameters}): ...\n\n{use}\n")
+    assert f"fail({parameters.removeprefix('self, ')}) of link_error" in names
+
+
+@pytest.mark.parametrize("parameters", ["failures", "errors: list[StepFailure]", ""])
+def test_task_that_takes_failures_already_is_not_named(tmp_path: Path, parameters: str) -> None:
+    text = f"@app.task\ndef fail({parameters}): ...\n\nadd.apply_async((1,), link_error=fail.s())\n"
+    assert find_names(tmp_path, text) == ["link_error"]
+
+
+def test_immutable_errback_is_called_with_its_own_arguments(tmp_path: Path) -> None:
+    text = "@app.task\ndef fail(order): ...\n\nadd.apply_async((1,), link_error=fail.si(7))\n"
+    assert find_names(tmp_path, text) == ["link_error"]
+
+
+TESTS = [
+    ("@override_settings(CELERY_TASK_ALWAYS_EAGER=True)\nclass Orders: ...\n", "CELERY_TASK_ALWAYS_EAGER"),
+    (
+        "def test_a(self):\n    with self.settings(CELERY_TASK_ALWAYS_EAGER=True): ...\n",
+        "CELERY_TASK_ALWAYS_EAGER",
+    ),
+    ("def test_a(settings):\n    settings.CELERY_TASK_ALWAYS_EAGER = True\n", "CELERY_TASK_ALWAYS_EAGER"),
+    ("@override_settings(CELERY_TASK_EAGER_PROPAGATES=True)\nclass A: ...\n", "CELERY_TASK_EAGER_PROPAGATES"),
+    ("app.conf.update(task_always_eager=True)\n", "task_always_eager"),
+    ("def test_a(celery_worker): ...\n", "fixture celery_worker"),
+    ("@pytest.fixture\ndef celery_config(): ...\n", "fixture celery_config"),
+    ("@pytest.mark.celery(result_backend='x')\ndef test_a(): ...\n", "pytest.mark.celery"),
+    ("@patch('shop.tasks.add.apply_async')\ndef test_a(): ...\n", 'patch("shop.tasks.add.apply_async")'),
+]
+
+
+@pytest.mark.parametrize(("text", "name"), TESTS)
+def test_what_tests_use_of_celery_is_named_with_the_testing_kit(tmp_path: Path, text: str, name: str) -> None:
+    assert find_names(tmp_path, text, name="test_tasks.py") == [name]
+    (file,) = migrate_project(tmp_path).report.files
+    (finding,) = file.of_kind("by hand")
+    assert any(word in finding.advice for word in ("in_memory(app)", "recorded(app)"))
+
+
+def test_signal_that_is_connected_by_a_call_or_only_imported_is_named(tmp_path: Path) -> None:
+    text = "from celery.signals import task_success, task_retry\ntask_success.connect(add_up, weak=False)\n"
+    assert find_names(tmp_path, text) == ["task_success.connect(add_up)", "import of task_retry"][::-1]
+
+
+def test_import_of_kombu_goes_with_the_setting_that_needed_it_or_is_named(tmp_path: Path) -> None:
+    text = "from kombu import Exchange, Queue\napp.conf.task_queues = [Queue('a', Exchange('a'))]\n"
+    report = migrate(tmp_path, text)
+    assert "kombu" not in report.text
+    assert "Queue" not in report.text
+    text = "from kombu.serialization import register\nregister('x')\n"
+    assert find_names(tmp_path, text) == ["import of register from kombu"]
+
+
+def test_options_of_a_task_that_a_function_of_the_project_makes_are_named(tmp_path: Path) -> None:
+    text = """
+def instrumented_task(name, silo_mode=None, **options):
+    def make(function):
+        return app.task(name=name, **options)(function)
+    return make
+
+
+@instrumented_task(name="shop.process", silo_mode=1, queue="q", acks_late=True, default_retry_delay=300, max_retries=5)
+def process(x): ...
+
+
+process.apply_async((1,), countdown=5)
+"""
+    names = find_names(tmp_path, text)
+    assert names == [
+        "app.task(...) in a function",
+        "instrumented_task(acks_late=)",
+        "instrumented_task(default_retry_delay=)",
+    ]
+    assert "process.options(countdown=5).delay(1)" in (tmp_path / "tasks.py").read_text()
+
+
+def test_options_that_a_base_class_gives_its_tasks_are_named_as_options(tmp_path: Path) -> None:
+    text = (
+        "from celery import Task\nclass Own(Task):\n    autoretry_for = (OSError,)\n    retry_kwargs = {}\n"
+    )
+    assert find_names(tmp_path, text)[1:] == ["Own.autoretry_for", "Own.retry_kwargs"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (
+            "@app.task(autoretry_for=(OSError,))",
+            "@app.task(autoretry_for=(OSError,), max_retries=3, backoff=180, cap=180, jitter=False)",
+        ),
+        (
+            "@app.task(autoretry_for=(OSError,), max_retries=0)",
+            "@app.task(autoretry_for=(OSError,), max_retries=0)",
+        ),
+        ("@app.task(max_retries=None)", "@app.task(max_retries=1000, dont_autoretry_for=[Exception])"),
+    ],
+)
+def test_delay_and_number_of_retries_stay_as_with_celery(tmp_path: Path, before: str, after: str) -> None:
+    report = migrate(tmp_path, f"{before}\ndef one(): ...\n", head=HEAD)
+    assert f"{after}\ndef one(): ...\n" in (report.text or HEAD + before + "\ndef one(): ...\n")
+    assert not report.of_kind("by hand")
+
+
+def test_retry_without_a_countdown_waits_as_with_celery(tmp_path: Path) -> None:
+    report = migrate(tmp_path, "@app.task(bind=True)\ndef one(self): raise self.retry()\n")
+    assert "backoff=180,\n    cap=180,\n    jitter=False," in report.text
+
+
+TWICE = """
+from celery import Task
+
+
+class Own(Task): ...
+
+
+@app.task(base=Own)
+def a(): ...
+
+
+@app.task(base=Own)
+def b(): ...
+"""
+
+
+@pytest.mark.parametrize("columns", [60, 100])
+def test_an_advice_is_written_once_with_its_places_in_lines_of_the_terminal(
+    tmp_path: Path, columns: int
+) -> None:
+    for name in ("tasks.py", "more.py"):
+        (tmp_path / name).write_text(APP + TWICE)
+    done = CliRunner(env={"COLUMNS": str(columns)}).invoke(migrate_command, [str(tmp_path)])
+    assert done.exit_code == 0
+    text = done.output[done.output.index("\nby hand\n") :]
+    assert " ".join(text.split()).count("a task is a function, not a class") == 1
+    assert "  more.py:18, 22  base\n  tasks.py:18, 22  base\n      middleware (App(" in text
+    assert max(map(len, text.splitlines()[:-1])) <= columns  # without the summary
+
+
+def test_project_whose_app_is_written_already_has_no_note_of_a_missing_one(tmp_path: Path) -> None:
+    (tmp_path / "main.py").write_text('from celery5 import App\n\nshop: App = App("shop")\n')
+    (tmp_path / "tasks.py").write_text("from celery import shared_task\n\n@shared_task\ndef a(): ...\n")
+    assert migrate_project(tmp_path).report.notes == []
