@@ -15,6 +15,7 @@ from typing import Any
 import redis
 
 from celery5.broker.servers.embedded import find_binary
+from tests.tls_files import make_tls_options
 
 _KEEPER = '"$@" </dev/null & server=$!; read -r _; kill -KILL "$server"; wait "$server" 2>/dev/null'
 LIMIT = 20.0
@@ -25,13 +26,13 @@ SLOTS = 16384
 class ClusterNode:
     """One server of a cluster."""
 
-    def __init__(self, binary: Path, folder: Path, node_timeout_ms: int) -> None:
+    def __init__(self, binary: Path, folder: Path, node_timeout_ms: int, certificates: Path | None) -> None:
         self.binary = binary
         self.folder = folder
         self.port, self.bus_port = _find_free_ports()
         self._options = {
             "bind": "127.0.0.1",
-            "port": str(self.port),
+            "tls-port" if certificates else "port": str(self.port),
             "cluster-enabled": "yes",
             "cluster-config-file": "nodes.conf",
             "cluster-node-timeout": str(node_timeout_ms),
@@ -42,8 +43,14 @@ class ClusterNode:
             "appendonly": "no",
             "logfile": str(folder / "server.log"),
         }
+        tls: dict[str, Any] = {}
+        if certificates:
+            self._options |= {"port": "0", "tls-cluster": "yes", **make_tls_options(certificates)}
+            tls = {"ssl": True, "ssl_ca_certs": str(certificates / "ca.pem")}
         self._process: subprocess.Popen[bytes] | None = None
-        self.client: Any = redis.Redis(port=self.port, socket_timeout=10, decode_responses=True)
+        self.client: Any = redis.Redis(
+            host="127.0.0.1", port=self.port, socket_timeout=10, decode_responses=True, **tls
+        )
 
     def start(self) -> None:
         """Start the server. It remembers its cluster."""
@@ -95,11 +102,20 @@ class TestCluster:
 
     __test__ = False
 
-    def __init__(self, binary: Path, folder: Path, *, primaries: int, node_timeout_ms: int) -> None:
+    def __init__(
+        self,
+        binary: Path,
+        folder: Path,
+        *,
+        primaries: int,
+        node_timeout_ms: int,
+        certificates: Path | None = None,
+    ) -> None:
         self._binary = binary
         self._folder = folder
         self._numbers = count()
         self._node_timeout_ms = node_timeout_ms
+        self._certificates = certificates
         self.primaries = [self._make_node() for _ in range(primaries)]
         self.replicas: list[ClusterNode] = []
 
@@ -111,7 +127,10 @@ class TestCluster:
     @property
     def url(self) -> str:
         """The broker URL."""
-        return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in self.primaries)
+        nodes = ",".join(f"127.0.0.1:{node.port}" for node in self.primaries)
+        if self._certificates:
+            return f"rediss+cluster://{nodes}?ssl_ca_certs={self._certificates / 'ca.pem'}"
+        return f"redis+cluster://{nodes}"
 
     def start(self) -> None:
         """Start the servers, divide the slots, and wait until all of them know it."""
@@ -194,7 +213,7 @@ class TestCluster:
 
     def _make_node(self) -> ClusterNode:
         folder = self._folder / str(next(self._numbers))
-        return ClusterNode(self._binary, folder, self._node_timeout_ms)
+        return ClusterNode(self._binary, folder, self._node_timeout_ms, self._certificates)
 
     def _ask_slots(self) -> Sequence[Any]:
         for node in self.nodes:
@@ -206,11 +225,21 @@ class TestCluster:
 
 @contextmanager
 def running_cluster(
-    binary: str | None, *, primaries: int = 3, node_timeout_ms: int = 1000
+    binary: str | None,
+    *,
+    primaries: int = 3,
+    node_timeout_ms: int = 1000,
+    certificates: Path | None = None,
 ) -> Generator[TestCluster, None, None]:
-    """Run a cluster during the block."""
+    """Run a cluster during the block; with TLS alone if there are `certificates`."""
     folder = Path(tempfile.mkdtemp(prefix="c5-cluster-", dir="/tmp"))
-    cluster = TestCluster(find_binary(binary), folder, primaries=primaries, node_timeout_ms=node_timeout_ms)
+    cluster = TestCluster(
+        find_binary(binary),
+        folder,
+        primaries=primaries,
+        node_timeout_ms=node_timeout_ms,
+        certificates=certificates,
+    )
     try:
         cluster.start()
         yield cluster

@@ -4,46 +4,30 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import trustme
 
 from celery5 import App
 from celery5.broker.permissions import make_user
-from celery5.broker.servers.embedded import find_binary
 from celery5.errors import BrokerUnavailable
 from tests.redis.connections.test_sentinel import refused
 from tests.redis.worker.workers import LEASE, until, working
 from tests.sentinel_servers import WatchedServers, watched_servers
+from tests.tls_files import find_tls_binary, make_tls_options, write_certificates
 
-DEBIAN = Path("/usr/bin/redis-server")
 USER_DENIED = {"config|get", "config"}
 
 
 @pytest.fixture
 def certificates(tmp_path: Path) -> Path:
     """A folder with an authority, and a certificate for this machine."""
-    authority = trustme.CA()
-    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
-    leaf = authority.issue_cert("127.0.0.1", "localhost")
-    leaf.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "own.pem"))
-    return tmp_path
+    return write_certificates(tmp_path)
 
 
 @pytest.fixture
 def servers(server_binary: str | None, certificates: Path) -> Iterator[WatchedServers]:
     """A primary with a replica, and three sentinels, without a port for plain connections."""
-    binaries = [path for path in (find_binary(server_binary), DEBIAN) if path.exists()]
-    binary = next((path for path in binaries if b"SSL_CTX_new" in path.read_bytes()), None)
-    if binary is None:
-        pytest.skip("no server here is built with TLS")
-    lines = [
-        f"tls-cert-file {certificates / 'own.pem'}",
-        f"tls-key-file {certificates / 'own.pem'}",
-        f"tls-ca-cert-file {certificates / 'ca.pem'}",
-        "tls-auth-clients no",
-        "tls-replication yes",
-    ]
+    lines = [f"{name} {value}" for name, value in make_tls_options(certificates).items()]
     client = {"ssl": True, "ssl_ca_certs": str(certificates / "ca.pem")}
-    with watched_servers(str(binary), tls=(lines, client)) as servers:
+    with watched_servers(find_tls_binary(server_binary), tls=(lines, client)) as servers:
         yield servers
 
 
