@@ -170,6 +170,7 @@ class App:
     ) -> None:
         self.name: str = check_app_name(name)
         self.include: tuple[str, ...] = check_includes(include)
+        self._discovered: frozenset[str] = frozenset()  # the patterns of `include` that need not match
         self.module, self._package = _get_origin(sys._getframe(1))  # pyright: ignore[reportPrivateUsage]
         own_backlog = self._set_settings(settings, broker, when_unpublishable, config)
         self.retry_policy: RetryPolicy = RetryPolicy.parse({} if retry_policy is None else retry_policy)
@@ -590,7 +591,8 @@ class App:
     def autodiscover(self, packages: str | Sequence[str] = (), *, module: str = "tasks") -> None:
         """Include every module of one name in some packages, however deep: `load` imports it.
 
-        `app.autodiscover("shop")` is `App(include="shop.**.tasks")`. A working directory is never searched.
+        `app.autodiscover("shop")` is `App(include="shop.**.tasks")`, but a package may have no such module. A working
+        directory is never searched.
 
         Args:
             packages: The dotted names of packages; default: the package whose module made this application.
@@ -604,7 +606,8 @@ class App:
             raise Misconfigured(
                 f"module {self.module!r} is in no package: name those that are searched: app.autodiscover('shop')"
             )
-        patterns = [f"{name}.**.{module}" for name in names or (self._package,)]
+        patterns = check_includes([f"{name}.**.{module}" for name in names or (self._package,)])
+        self._discovered |= {pattern for pattern in patterns if pattern not in self.include}
         self.extend_include(patterns)
 
     def extend_include(self, modules: Sequence[str]) -> None:
@@ -620,7 +623,7 @@ class App:
             Misconfigured: A module is missing or fails, an included task or event is bound to an application that
                 does not include it, or an annotation cannot be resolved or has no JSON form.
         """
-        import_modules(find_modules(self.include))
+        import_modules(find_modules(self.include, may_be_empty=self._discovered))
         for task in find_tasks(self):
             if task.has_no_app:
                 task.adopt(self)
@@ -649,7 +652,8 @@ class App:
 
     def _adopt_events(self) -> None:
         """Adopt included free events. One that two applications include stays with the first: there is one class."""
-        for event in find_events((*find_modules(self.include), self.module)):
+        modules = find_modules(self.include, may_be_empty=self.include)  # `load` has checked them
+        for event in find_events((*modules, self.module)):
             if event.has_no_app:
                 event.adopt(self)
             elif event.app is not self:

@@ -7,12 +7,15 @@ as `**/tasks.py` below the working directory would import virtualenvs, and one m
 import importlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+import sys
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from importlib.util import find_spec
+from itertools import takewhile
 from pkgutil import iter_modules
 
 from celery5.errors import Misconfigured
 from celery5.protocol.masking import describe_error
+from celery5.similar_names import did_you_mean
 
 
 def check_includes(include: str | Sequence[str]) -> tuple[str, ...]:
@@ -32,16 +35,24 @@ def check_includes(include: str | Sequence[str]) -> tuple[str, ...]:
     return includes
 
 
-def find_modules(includes: Sequence[str]) -> list[str]:
+def find_modules(includes: Sequence[str], may_be_empty: Collection[str] = ()) -> list[str]:
     """Return the names of the modules that `includes` select, without duplicates, in order.
 
     `shop.mail` is that module. In a pattern `*` stands for a word or a part of one, and `**` for any number of words,
     also none: `shop.**.tasks` is every module named `tasks` in the package shop, and `shop.*` every direct submodule.
-    Raises Misconfigured for a pattern whose package does not exist, or that no module matches.
+
+    Raises:
+        Misconfigured: The package of a pattern does not exist; or no module matches one that is not in `may_be_empty`.
     """
     modules: list[str] = []
     for include in includes:
-        modules += _find_matching(include) if "*" in include else [include]
+        matching = _find_matching(include) if "*" in include else [include]
+        if not (matching or include in may_be_empty):
+            raise Misconfigured(
+                f"include {include!r}: no module of package {_get_package(include)!r} fits; "
+                "a folder with modules needs an __init__.py"
+            )
+        modules += matching
     return list(dict.fromkeys(modules))
 
 
@@ -73,14 +84,27 @@ def _matches(include: str, module: str) -> bool:
 _WORD = re.compile(r"\w+")
 
 
+def _get_package(pattern: str) -> str:
+    """Return the words of a pattern before the first `*`."""
+    return ".".join(takewhile(lambda word: "*" not in word, pattern.split(".")))
+
+
 def _find_matching(include: str) -> list[str]:
-    words = include.split(".")
-    root = ".".join(words[: next(n for n, word in enumerate(words) if "*" in word)])
+    root = _get_package(include)
     parent = root.rpartition(".")[0]
     import_modules([parent] if parent else [])  # find_spec imports it anyway
-    spec = find_spec(root)
-    if spec is None or spec.submodule_search_locations is None:
-        raise Misconfigured(f"include {include!r}: there is no package {root!r}")
+    places = getattr(sys.modules[parent], "__path__", ()) if parent else None
+    spec = None if places == () else find_spec(root)
+    if spec is None:
+        packages = [f"{parent}.{module.name}".strip(".") for module in iter_modules(places) if module.ispkg]
+        suggestion = did_you_mean(root, packages)
+        raise Misconfigured(
+            f"include {include!r}: there is no package {root!r}{suggestion and f'; {suggestion}'}"
+        )
+    if spec.submodule_search_locations is None:
+        raise Misconfigured(
+            f"include {include!r}: there is no package {root!r}, but a module: include={root!r} includes that"
+        )
     folders = [*spec.submodule_search_locations]
     parents = {
         os.path.realpath(os.path.join(folder, *[".."] * n))
@@ -88,12 +112,7 @@ def _find_matching(include: str) -> list[str]:
         for n in range(root.count(".") + 1)
     }
     names = [root, *_iterate_submodules(root, folders, parents)]
-    matching = [name for name in names if _matches(include, name) and not name.endswith(".__main__")]
-    if not matching:
-        raise Misconfigured(
-            f"include {include!r}: no module of package {root!r} fits; a folder with modules needs an __init__.py"
-        )
-    return matching
+    return [name for name in names if _matches(include, name) and not name.endswith(".__main__")]
 
 
 def _iterate_submodules(package: str, folders: Sequence[str], seen: set[str]) -> Iterator[str]:

@@ -47,8 +47,10 @@ if TYPE_CHECKING:
 
 
 def find_tasks(app: Application) -> Iterator[Task[Any, Any]]:
-    """Yield all tasks in the included modules and in the application's own module, of any owner."""
-    for module in (*find_modules(app.include), app.module):
+    """Yield all tasks in the included modules and in the application's own module, of any owner. `App.load` checks
+    that each include matches.
+    """
+    for module in (*find_modules(app.include, may_be_empty=app.include), app.module):
         for value in list(vars(sys.modules[module]).values()) if module in sys.modules else ():
             if isinstance(value, Task):
                 yield cast("Task[Any, Any]", value)

@@ -90,6 +90,33 @@ def test_autodiscover_includes_the_tasks_of_packages() -> None:
     ]
 
 
+def test_autodiscover_tolerates_packages_without_tasks_that_include_refuses() -> None:
+    app = App("discovers")
+    app.autodiscover(["emporium.mail", "emporium.broken"])
+    app.load()
+    assert sorted(app.tasks) == ["emporium.mail.deep.tasks.one", "emporium.mail.tasks.one"]
+    strict = App("strict", include="emporium.broken.**.tasks")
+    strict.autodiscover("emporium.broken")  # what is included by name stays checked
+    with pytest.raises(Misconfigured, match="no module of package 'emporium.broken' fits"):
+        strict.load()
+
+
+@pytest.mark.parametrize(
+    ("package", "said"),
+    [
+        ("emporum", "there is no package 'emporum'; did you mean 'emporium'?"),
+        ("emporium.mial", "there is no package 'emporium.mial'; did you mean 'emporium.mail'?"),
+        ("emporium.tasks", "but a module: include='emporium.tasks' includes that"),
+    ],
+)
+def test_autodiscover_refuses_what_is_no_package_and_names_a_similar_one(package: str, said: str) -> None:
+    app = App("discovers")
+    app.autodiscover([package, "emporium.mail"])
+    with pytest.raises(Misconfigured) as caught:
+        app.load()
+    assert said in str(caught.value)
+
+
 def test_autodiscover_searches_the_applications_own_package_by_default(folder: Path) -> None:
     (folder / "emporium" / "app.py").write_text(OWN_PACKAGE)
     app = importlib.import_module("emporium.app").app
@@ -134,6 +161,7 @@ def test_a_free_task_finds_the_application_whose_pattern_covers_it(folder: Path)
         ("no_such.**.tasks", "include 'no_such.**.tasks': there is no package 'no_such'"),
         ("no_such.deep.*", "there is no module 'no_such' to include"),
         ("emporium.tasks.*", "there is no package 'emporium.tasks'"),
+        ("emporium.tasks.deep.*", "there is no package 'emporium.tasks.deep'"),
         (
             "emporium.**.jobz",
             "no module of package 'emporium' fits; a folder with modules needs an __init__.py",

@@ -130,3 +130,26 @@ def test_second_run_finds_nothing_more_to_write(tmp_path: Path) -> None:
             backup.unlink()
         again = json.loads(celery5("migrate", ".", "--json", cwd=project).out)
         assert [file["diff"] for file in again["files"] if file["diff"]] == []
+
+
+DISCOVERED = """
+from celery import Celery
+
+app = Celery("proj", broker="redis://localhost:1/0")
+app.autodiscover_tasks(["withtasks", "plain"])
+"""
+
+
+def test_project_that_discovers_packages_without_tasks_loads_when_migrated(tmp_path: Path) -> None:
+    (tmp_path / "proj.py").write_text(DISCOVERED)
+    for package in ("withtasks", "plain"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text("")
+    (tmp_path / "withtasks" / "tasks.py").write_text(
+        "from celery import shared_task\n\n\n@shared_task\ndef add(a, b):\n    return a + b\n"
+    )
+    assert celery5("migrate", ".", "--write", "--backup", cwd=tmp_path).code == 0
+    assert 'autodiscover(["withtasks", "plain"])' in (tmp_path / "proj.py").read_text()
+    listed = celery5("-A", "proj", "task", "list", cwd=tmp_path)
+    assert (listed.code, listed.err) == (0, "")
+    assert "withtasks.tasks.add" in listed.out
