@@ -1,4 +1,4 @@
-"""Distribution: the sdist, and the wheel made from it, carry every room as a real folder."""
+"""Distribution: the sdist, and the wheel made from it, carry every folder of the package as a real one."""
 
 import shutil
 import subprocess
@@ -24,6 +24,10 @@ DATA_FOLDERS = {"systemd": "*", "docs": "*.md"}
 """Folders at the top that are linked inside `celery5/` for their data: which of their files belong in the archives."""
 
 
+AT_THE_TOP = ("CHANGELOG.md", "LICENSE", "README.md", "SECURITY.md")
+"""Pages that the sdist has at its top."""
+
+
 def build(kind: str, source: Path, target: Path) -> Path:
     """Build `kind` with the backend itself: without its own environment, and so without the network."""
     completed = subprocess.run(
@@ -40,16 +44,20 @@ def build(kind: str, source: Path, target: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[set[str], set[str], str]:
-    """The names in the sdist, those in the wheel made from it, and the wheel's metadata."""
+    """The names in the sdist, those in the wheel made from it, and the wheel's metadata.
+
+    It is made of what Docker lets through for the image, which so has all that the package needs, and of what only the
+    sdist has.
+    """
     room = tmp_path_factory.mktemp("dist")
     source = room / "source"
     source.mkdir()
-    for folder in (*PACKAGE, *DATA_FOLDERS):
-        shutil.copytree(
-            HERE / folder, source / folder, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
-        )
-    for file in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(HERE / file, source)
+    for name in ("MANIFEST.in", *AT_THE_TOP, *list_docker_context()):
+        if (HERE / name).is_dir():
+            left_out = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(HERE / name, source / name, symlinks=True, ignore=left_out)
+        else:
+            shutil.copy(HERE / name, source)
     sdist = build("sdist", source, room)
     with tarfile.open(sdist) as opened:
         # Python 3.11.2, which Debian 12 has, knows no filters, and 3.12 warns without one.
@@ -66,6 +74,12 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[set[str], set[st
         return in_sdist, names, opened_wheel.read(metadata).decode()
 
 
+def list_docker_context() -> list[str]:
+    """Return what the Dockerfile can copy."""
+    ignored = (HERE / "examples" / "containers" / "Dockerfile.dockerignore").read_text().splitlines()
+    return [line.removeprefix("!") for line in ignored if line.startswith("!")]
+
+
 def expected() -> set[str]:
     """Every file of the package by its place in the archives."""
     every = [path for suffix in WANTED for path in files(*PACKAGE, suffix=suffix)]
@@ -76,7 +90,7 @@ def expected() -> set[str]:
 
 def test_the_sdist_carries_every_file_of_every_room(archives: tuple[set[str], set[str], str]) -> None:
     in_sdist, _, _ = archives
-    assert expected() - in_sdist == set()
+    assert (expected() | {*AT_THE_TOP}) - in_sdist == set()
 
 
 def test_the_wheel_carries_the_same_and_nothing_at_the_top_but_the_package(

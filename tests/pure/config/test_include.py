@@ -97,7 +97,7 @@ def test_autodiscover_tolerates_packages_without_tasks_that_include_refuses() ->
     assert sorted(app.tasks) == ["emporium.mail.deep.tasks.one", "emporium.mail.tasks.one"]
     strict = App("strict", include="emporium.broken.**.tasks")
     strict.autodiscover("emporium.broken")  # what is included by name stays checked
-    with pytest.raises(Misconfigured, match="no module of package 'emporium.broken' fits"):
+    with pytest.raises(Misconfigured, match=r"no module of package 'emporium\.broken' fits"):
         strict.load()
 
 
