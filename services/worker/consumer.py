@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import trio
 
@@ -16,6 +16,7 @@ from celery5.errors import BrokerError, BrokerReplied, BrokerUnavailable
 from celery5.logs.log import Log
 from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.job.verdict import Release
+from celery5.protocol.observability.families import MetricFamily, make_counter
 from celery5.protocol.scaling.prefetch import HORIZON
 from celery5.services.job.concurrency_budget import MaximalConcurrencyBudget
 from celery5.services.job.in_flight import InFlightJobs, IsolatedJobs
@@ -89,6 +90,7 @@ class Consumer:
         self._outages = OutageLog(log, "consumer:interrupted", "consumer:resumed")
         self._worker = worker
         self._read_block = read_block
+        self._lost_settlements = 0
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Read until cancelled.
@@ -147,6 +149,18 @@ class Consumer:
     def is_stopping(self) -> bool:
         """Whether it reads no more jobs."""
         return self._reading.is_stopping
+
+    def conditions(self) -> Mapping[str, str]:
+        """Return no problem: it reads, or waits until it may."""
+        return {}
+
+    def metric_families(self) -> Iterable[MetricFamily]:
+        """Yield how many outcomes Redis has lost."""
+        yield make_counter(
+            "celery5_settlements_lost_total",
+            "Jobs that had ended in this worker and whose outcomes Redis has lost, as at a failover: they run again.",
+            self._lost_settlements,
+        )
 
     def pause(self, queue: str) -> None:
         """Stop reading a queue until `resume`. The jobs that were read are run."""
@@ -284,6 +298,7 @@ class Consumer:
             why = "their delivery was lost with a connection"
             self._log.event("consumer:jobs-recovered", "warning", count=lost, why=why)
         if unsettled:
+            self._lost_settlements += unsettled
             why = "Redis has lost their outcomes, as it may at a failover; they run again"
             self._log.event("consumer:settlements-lost", "warning", count=unsettled, why=why)
 

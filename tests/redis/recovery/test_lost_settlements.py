@@ -2,17 +2,26 @@
 
 from typing import Any
 
+import pytest
 import redis
 import trio
 
 from celery5 import App
+from celery5.services.worker.consumer import Consumer
 from tests.redis.worker.workers import Lines, until, working
 
 
 async def test_a_job_whose_outcome_redis_has_lost_runs_again_and_is_counted(
-    app: App, redis_client: "redis.Redis"
+    app: App, redis_client: "redis.Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runs, go = list[int](), trio.Event()
+    runs, go, consumers = list[int](), trio.Event(), list[Consumer]()
+    fetch = Consumer.fetch
+
+    async def note(consumer: Consumer) -> int:
+        consumers[:] = [consumer]
+        return await fetch(consumer)
+
+    monkeypatch.setattr(Consumer, "fetch", note)
 
     @app.task
     async def work(n: int) -> int:
@@ -42,3 +51,9 @@ async def test_a_job_whose_outcome_redis_has_lost_runs_again_and_is_counted(
             (event,) = lines.of("consumer:settlements-lost")
             assert (event["count"], event["level"]) == (1, "warning")
             assert not lines.of("consumer:jobs-recovered")
+            (consumer,) = consumers
+            (lost,) = consumer.metric_families()
+            assert (lost.name, [sample.value for sample in lost.samples]) == (
+                "celery5_settlements_lost_total",
+                [1],
+            )
