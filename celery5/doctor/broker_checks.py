@@ -12,6 +12,7 @@ from celery5.broker.endpoint import Endpoint
 from celery5.broker.key_types import find_types, list_shared_keys
 from celery5.broker.keys import Keys, find_lifetime
 from celery5.broker.timing import Timing
+from celery5.doctor.server_nodes import read_primary_views
 from celery5.errors import BrokerDenied, BrokerError, BrokerReplied
 from celery5.protocol.health import broker_diagnosis
 from celery5.protocol.health.broker_diagnosis import Finding
@@ -77,6 +78,9 @@ class BrokerChecks:
 
     def check_replication(self) -> Finding:
         """Check that a failover has where to go, and what it may lose."""
+        if self._endpoint.topology == "cluster":
+            primaries = read_primary_views(self._endpoint)
+            return broker_diagnosis.diagnose_cluster(primaries, self._get_config(), wanted=self._replicas)
         is_watched = self._endpoint.topology == "sentinel"
         return broker_diagnosis.diagnose_replication(
             self._get_info(),
@@ -87,8 +91,8 @@ class BrokerChecks:
 
     @property
     def has_replicas(self) -> bool:
-        """Whether there must be replicas: sentinels watch the server, or the setting `replicas` demands some."""
-        return self._endpoint.topology == "sentinel" or self._replicas > 0
+        """Whether there must be replicas: of a cluster, where sentinels watch, or as the setting `replicas` demands."""
+        return self._endpoint.topology != "server" or self._replicas > 0
 
     def check_clock(self) -> Finding:
         """Check how far the clocks of the server and of this host are apart."""

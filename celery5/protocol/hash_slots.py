@@ -80,12 +80,16 @@ def parse_slot_map(raw: Any, asked: NodeAddress) -> SlotMap:
     ranges: list[tuple[int, int, NodeAddress]] = []
     try:
         for first, last, primary, *_ in raw:
-            host = (primary[0] or b"").decode()
-            node = NodeAddress(asked.host if host in ("", "?") else host, int(primary[1]))
-            ranges.append((int(first), int(last), node))
+            ranges.append((int(first), int(last), read_node_address(primary, asked)))
     except (TypeError, ValueError, IndexError, AttributeError) as error:
         raise ValueError("no reply to CLUSTER SLOTS") from error
     return SlotMap(tuple(sorted(ranges)))
+
+
+def read_node_address(raw: Any, asked: NodeAddress) -> NodeAddress:
+    """Return the address of a node in a reply to CLUSTER SLOTS, which `asked` has sent."""
+    host = (raw[0] or b"").decode()
+    return NodeAddress(asked.host if host in ("", "?") else host, int(raw[1]))
 
 
 _REDIRECTION = re.compile(r"(MOVED|ASK) (\d{1,5}) (.*):(\d{1,5})$")

@@ -92,6 +92,11 @@ def get_memory_info() -> Call[dict[str, str]]:
     return Call(ASK_MEMORY, parse_info, repeatable=True)
 
 
+def get_replication_info() -> Call[dict[str, str]]:
+    """Return what the server's INFO says of its replicas."""
+    return Call(("INFO", "replication"), parse_info, repeatable=True)
+
+
 def get_parameter(name: str) -> Call[str | None]:
     """Return one parameter of the server; None where it has none of that name."""
     return Call(("CONFIG", "GET", name), _parameter, repeatable=True)

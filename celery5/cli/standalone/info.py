@@ -4,6 +4,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
 import click
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from celery5.broker.calls.queues import WorkerState
     from celery5.protocol.health.broker_diagnosis import Finding
     from celery5.protocol.health.server_memory import ServerMemory
+    from celery5.protocol.health.server_nodes import PrimaryView
     from celery5.protocol.observability.overview import WorkerOverview, WorkersOverview
     from celery5.results.job_details import AppState
 
@@ -51,13 +53,49 @@ def info(target: Target, queue: str | None, *, wants_json: bool) -> None:
         state = app.info(queue)
         standings = app.metrics.workers(None if queue else state)
         streams = [] if queue else app.streams.info()
+        servers = _read_servers(app)
         if wants_json:
-            fields = {**_to_json_fields(app, state, reached), "lost": standings.lost}
+            fields = {**_to_json_fields(app, state, reached), "servers": servers, "lost": standings.lost}
             echo(to_json({**fields, "streams": make_summaries(streams)}))
         else:
             _show(app, state, standings)
+            if servers:
+                echo("\n" + format_table(_make_server_rows(servers), empty=""))
             if streams:
                 echo("\n" + format_table(make_rows(streams), empty=""))
+
+
+def _read_servers(app: "App") -> list["PrimaryView"]:
+    """Return the servers of the brokers that are clusters, or are named by sentinels, as far as they can be asked."""
+    found: list[PrimaryView] = []
+    for name in app.brokers.names:
+        endpoint = app.brokers.get(name).endpoint
+        if endpoint.topology != "server":
+            from celery5.doctor.server_nodes import read_primary_views
+
+            with suppress(BrokerError):
+                found += read_primary_views(endpoint, name)
+    return found
+
+
+def _make_server_rows(servers: Sequence["PrimaryView"]) -> list[dict[str, object]]:
+    """Return a row for each primary, and below it one for each of its replicas."""
+    rows: list[dict[str, object]] = []
+    for primary in servers:
+        address = primary.address or "the primary"
+        state = "cannot be asked" if primary.error else ""
+        slots = " ".join(primary.slots)
+        rows.append({"server": address, "is": "primary", "slots": slots, "lag": state})
+        rows += [
+            {
+                "server": replica.address,
+                "is": f"replica of {address}",
+                "slots": "",
+                "lag": replica.describe_lag(),
+            }
+            for replica in primary.replicas
+        ]
+    return rows
 
 
 def _to_json_fields(app: "App", state: "AppState", reached: ReachedBrokers) -> dict[str, object]:

@@ -11,6 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from celery5.protocol.health.server_memory import MORE_MEMORY, read_server_memory
+from celery5.protocol.health.server_nodes import PrimaryView, read_replicas
 
 FindingState = Literal["ok", "warn", "fail"]
 
@@ -213,16 +214,6 @@ class SentinelView(msgspec.Struct, frozen=True):
     error: str = ""
 
 
-def list_replicas(info: Mapping[str, str]) -> list[str]:
-    """Return the addresses of the replicas that are connected, from the `INFO` of their primary."""
-    found: list[str] = []
-    for name, value in info.items():
-        fields = {key: text for key, _, text in (part.partition("=") for part in value.split(","))}
-        if re.fullmatch(r"slave\d+", name) and fields.get("state") == "online":
-            found.append(f"{fields.get('ip', '')}:{fields.get('port', '')}")
-    return found
-
-
 def diagnose_replication(
     info: Mapping[str, str],
     config: Mapping[str, str] | None,
@@ -238,7 +229,8 @@ def diagnose_replication(
         wanted: How many replicas the setting `replicas` demands.
         sentinels: What each sentinel answers; none if the URL names none.
     """
-    name, replicas = "replication", list_replicas(info)
+    name = "replication"
+    replicas = [replica.address for replica in read_replicas(info) if replica.is_online]
     primaries = list(dict.fromkeys(view.primary for view in sentinels if view.primary))
     count = f"{len(replicas)} replica{'' if len(replicas) == 1 else 's'}"
     summary = f"{count}{': ' if replicas else ''}{_join_names(replicas)}"
@@ -268,13 +260,45 @@ def diagnose_replication(
         return Finding(name, "warn", summary, "a failover is under way, or a sentinel is cut off: look again")
     if sentinels and not replicas:
         return Finding(name, "warn", summary, "start a replica: there is none that could be promoted")
+    return _diagnose_cut_off(summary, config)
+
+
+def diagnose_cluster(
+    primaries: Sequence[PrimaryView], config: Mapping[str, str] | None, *, wanted: int
+) -> Finding:
+    """Diagnose whether each primary of a cluster has a replica to take its place.
+
+    Args:
+        primaries: The primaries.
+        config: The parameters of one of them; None where they cannot be read.
+        wanted: How many replicas the setting `replicas` demands.
+    """
+    name = "replication"
+    summary = "; ".join(
+        f"{primary.address} (slots {', '.join(primary.slots)}): "
+        + (primary.error or ", ".join(replica.describe() for replica in primary.replicas) or "no replica")
+        for primary in primaries
+    )
+    if any(len(primary.online_replicas) < wanted for primary in primaries if not primary.error):
+        remedy = "start more replicas, or look at their logs"
+        return Finding(name, "fail", f"{summary}; the setting replicas demands {wanted} of each", remedy)
+    if any(primary.error for primary in primaries):
+        return Finding(name, "warn", summary, "a primary cannot be asked: look at its log")
+    if alone := [primary.address for primary in primaries if not primary.online_replicas]:
+        remedy = f"start a replica of {_join_names(alone)}: none could be promoted"
+        return Finding(name, "warn", summary, remedy)
+    return _diagnose_cut_off(summary, config)
+
+
+def _diagnose_cut_off(summary: str, config: Mapping[str, str] | None) -> Finding:
+    """Diagnose what becomes of jobs that a primary takes which is cut off from its replicas."""
     if config is not None and config.get("min-replicas-to-write") == "0":
         remedy = (
             "CONFIG SET min-replicas-to-write 1 on each server, and say so in redis.conf: a primary that is cut off "
             "from its replicas then refuses jobs after min-replicas-max-lag seconds, in place of losing them"
         )
-        return Finding(name, "warn", f"{summary}; min-replicas-to-write 0", remedy)
-    return Finding(name, "ok", summary)
+        return Finding("replication", "warn", f"{summary}; min-replicas-to-write 0", remedy)
+    return Finding("replication", "ok", summary)
 
 
 def diagnose_clock(ahead: float, uncertain: float) -> Finding:

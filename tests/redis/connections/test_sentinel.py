@@ -11,6 +11,7 @@ from celery5.broker.drivers.blocking import BlockingRedis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.timing import Timing
 from celery5.doctor.examination import get_checks, run_checks
+from celery5.doctor.server_nodes import read_primary_views
 from celery5.errors import BrokerDenied, BrokerError, BrokerUnavailable
 from tests.redis.connections.colours import COLOURS, Here, live, raw
 from tests.sentinel_servers import SERVICE, WatchedServers, watched_servers
@@ -94,6 +95,11 @@ def test_the_doctor_names_primary_and_replicas_and_what_is_missing(
     assert find() == ("warn", f"{summary}; min-replicas-to-write 0")
     primary.client.config_set("min-replicas-to-write", 1)
     assert find() == ("ok", summary)
+    (view,) = read_primary_views(Endpoint.from_url(servers.url))
+    assert (view.address, view.online_replicas) == (
+        f"127.0.0.1:{primary.port}",
+        [f"127.0.0.1:{replica.port}"],
+    )
     primary.client.config_set("min-replicas-to-write", 0)
     servers.sentinels[2].kill()
     state, text = find()

@@ -9,6 +9,7 @@ from celery5 import App, every
 from celery5.broker.drivers.cluster_on_trio import ClusterRedis
 from celery5.broker.drivers.cluster_push import ClusterPush
 from celery5.broker.timing import Timing
+from celery5.doctor.server_nodes import read_primary_views
 from celery5.errors import BrokerDenied, BrokerUnavailable, TaskFailed
 from celery5.processes.scheduler import SCHEDULER
 from tests.cluster_servers import TestCluster, running_cluster
@@ -202,6 +203,10 @@ async def test_channels_of_a_primary_that_dies_are_heard_at_its_replica(
                 await listener.run(nursery)
                 await listener.push.subscribe(channel)
                 assert listener.push.connected
+                views = await trio.to_thread.run_sync(read_primary_views, app.connections.endpoint)
+                assert [view.online_replicas for view in views if view.replicas] == [
+                    [f"127.0.0.1:{replica.port}"]
+                ]
                 await trio.to_thread.run_sync(primary.kill)
                 await until(lambda: not listener.push.connected)
                 await until(lambda: listener.push.connected and listener.rechecks > 0)

@@ -267,8 +267,9 @@ def test_one_who_may_not_listen_is_told_at_once(
     colour: str, url: str, app_name: str, redis_client: "redis.Redis"
 ) -> None:
     words = ("on", ">secret", f"~{app_name}*", "resetchannels", "+@all")
-    everywhere = {"target_nodes": "all"} if isinstance(redis_client, redis.RedisCluster) else {}
-    execute: Any = partial(redis_client.execute_command, **everywhere)
+    client: Any = redis_client
+    everywhere = {"target_nodes": "all"} if isinstance(client, redis.RedisCluster) else {}
+    execute = partial(client.execute_command, **everywhere)
     execute("ACL", "SETUSER", app_name, *words)
     endpoint = Endpoint.from_url(url, username=app_name, password="secret")
 
