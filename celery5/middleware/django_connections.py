@@ -44,10 +44,13 @@ def is_django_configured() -> bool:
     return bool(os.environ.get(SETTINGS_VARIABLE)) and find_spec("django") is not None
 
 
-def set_up_django() -> None:
+def set_up_django(prepare: Callable[[], None] = lambda: None) -> None:
     """Call `django.setup()`, where the environment names Django's settings and nobody has called it yet.
 
     A worker's code may import models then, and `INSTALLED_APPS` are ready, as in `manage.py`.
+
+    Args:
+        prepare: Called before, when the settings can be read.
 
     Raises:
         Misconfigured: The settings, or an app that they install, cannot be imported.
@@ -59,6 +62,7 @@ def set_up_django() -> None:
     if import_module("django.apps").apps.ready:
         return
     try:
+        prepare()
         django.setup()
     except Misconfigured:
         raise

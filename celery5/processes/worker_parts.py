@@ -231,10 +231,12 @@ class WorkerValues(msgspec.Struct, frozen=True, kw_only=True):
 
 def make_box_home(app: App) -> "BoxHome":
     """Return where a box finds the tasks of `app`, and the settings of this worker, however it got them."""
+    from celery5.processes.box_databases import read_databases
     from celery5.protocol.boxes.frames import BoxHome
 
     path = tuple(os.path.abspath(entry) for entry in sys.path)  # '' is the working directory
-    return BoxHome(resolve_module_name(app.module), app.name, path, msgspec.to_builtins(app.settings))
+    settings = msgspec.to_builtins(app.settings)
+    return BoxHome(resolve_module_name(app.module), app.name, path, settings, read_databases())
 
 
 def make_thread_load(slots: SharedSlots | None) -> ThreadLoad:

@@ -41,6 +41,13 @@ class _Frame(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="type"):
     """One line."""
 
 
+class BoxDatabases(msgspec.Struct, frozen=True):
+    """The databases of Django as the worker has them: in a test others than those of the settings."""
+
+    connections: dict[str, dict[str, str]]  # where they are, by alias
+    is_test: bool  # whether Django's test runner is at work in the worker's process
+
+
 class BoxHome(msgspec.Struct, frozen=True):
     """Where a Python box finds its task."""
 
@@ -48,6 +55,7 @@ class BoxHome(msgspec.Struct, frozen=True):
     app: str  # the application's name
     path: tuple[str, ...]  # sys.path
     settings: dict[str, Any]
+    databases: BoxDatabases | None = None  # None where the worker does not use Django
 
 
 class BoxHello(_Frame, frozen=True, tag="hello"):

@@ -14,7 +14,9 @@ import trio
 from celery5 import App, Misconfigured, RetryPolicy, TaskFailed, TaskRevoked, agather
 from celery5.errors import BadArguments, TaskRejected
 from celery5.tasks import Box
+from celery5.testing import replaced
 from tests.redis.boxes import boxing
+from tests.redis.boxes.boxing import open_file, open_loop
 from tests.redis.commands.staff import is_alive
 from tests.redis.worker.workers import Lines, until, until_async, working
 
@@ -69,6 +71,25 @@ async def test_a_box_opens_a_resource_once_and_what_belongs_to_a_loop_for_each_j
             assert await ask(app, "opened_async") == [[first[0], 1, 2, 3, 4], [first[0], 1]]
     assert lines.of("resource:opened") == []  # the worker itself needs none
     await until(lambda: (tmp_path / "closed").exists() and (tmp_path / "closed").read_text() == "5")
+
+
+async def test_boxed_tasks_get_replaced_resources_in_the_process_of_the_test(
+    app: App, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BOXING_CLOSED", str(tmp_path / "closed"))
+    app.configure(box_slots=1)
+    async with working(app):
+        for task in ("opened", "opened_async"):
+            stand_in, loop_stand_in = [-1], [-2]
+            with replaced(open_file, stand_in), replaced(open_loop, loop_stand_in):
+                # One after another in one slot: a job that needs a box is between them, and follows none of them.
+                names = [task, "seen", task, task, "seen"]
+                results = await app.asend_many([app.tasks[name].s() for name in names])
+                values: list[Any] = [await result.aget(LIMIT) for result in results]
+            assert stand_in == [-1, 1, 2, 3]
+            assert loop_stand_in == ([-2] if task == "opened" else [-2, 1, 2, 3])
+            assert [values[n].pid == os.getpid() for n in (1, 4)] == [False, False]
+    assert not (tmp_path / "closed").exists(), "nothing was opened"
 
 
 async def test_no_box_is_started_before_a_job_needs_one_and_no_more_than_there_are_slots(app: App) -> None:

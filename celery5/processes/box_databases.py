@@ -1,0 +1,99 @@
+"""The databases of Django in a box: those of its worker, which in a test are not those of the settings.
+
+Django's test runner changes the connections of its own process. A box is another one, which reads the settings of the
+project: left alone, it would query the real databases.
+"""
+
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+from celery5.errors import Misconfigured
+from celery5.middleware.django_connections import is_django_configured
+from celery5.protocol.boxes.frames import BoxDatabases
+
+FIELDS = ("ENGINE", "NAME", "USER", "PASSWORD", "HOST", "PORT")
+"""What says where a database is."""
+
+
+def read_databases() -> BoxDatabases | None:
+    """Return the databases of this process; None where it has not imported Django's."""
+    database: Any = sys.modules.get("django.db")
+    if database is None or not is_django_configured():
+        return None
+    state = getattr(sys.modules.get("django.test.utils"), "_TestState", None)  # as Django itself asks
+    try:
+        configured: Mapping[str, Any] = database.connections.settings
+    except Exception:  # the settings cannot be read: whoever uses a database is told
+        return None
+    return BoxDatabases(
+        {alias: _read_fields(options) for alias, options in configured.items()}, hasattr(state, "saved_data")
+    )
+
+
+class BoxConnections:
+    """Has this process connect to the databases of its worker.
+
+    Args:
+        databases: Those of the worker; None to leave the settings as they are.
+    """
+
+    def __init__(self, databases: BoxDatabases | None) -> None:
+        self._databases = databases
+
+    def configure(self) -> None:
+        """Change the settings of the connections, once, if Django is configured. Nothing is connected before."""
+        databases = self._databases
+        if databases is None or not is_django_configured():
+            return
+        self._databases = None
+        configured: Mapping[str, Any] = import_module("django.db").connections.settings
+        refused = dict[str, str]()
+        for alias, options in configured.items():
+            own = _read_fields(options)
+            wanted = databases.connections.get(alias, own)
+            if why := find_refusal(alias, own, wanted) if databases.is_test else "":
+                refused[alias] = why
+            options.update({field: value for field, value in wanted.items() if value != own[field]})
+        if refused:
+            _refuse_to_connect(refused)
+
+
+def find_refusal(alias: str, own: Mapping[str, str], wanted: Mapping[str, str]) -> str:
+    """Return why a box of a test must not connect to a database; "" when it may.
+
+    Args:
+        alias: The database.
+        own: Where it is by the settings of the project.
+        wanted: Where it is for the test.
+    """
+    name = wanted["NAME"]
+    if name == ":memory:" or "mode=memory" in name:
+        return (
+            f"the test's database {alias!r} is in the memory of another process, so a boxed task cannot use it: give "
+            f"DATABASES[{alias!r}] a file for tests, 'TEST': {{'NAME': 'test.sqlite3'}}"
+        )
+    if own == wanted:
+        return (
+            f"database {alias!r} is the real one, for which this test has none, so a boxed task must not use it: name "
+            "it in the attribute `databases` of the test"
+        )
+    return ""
+
+
+def _refuse_to_connect(refused: Mapping[str, str]) -> None:
+    """Refuse connections to some databases, in all threads, as Django refuses those that a test does not name."""
+    base: Any = import_module("django.db.backends.base.base").BaseDatabaseWrapper
+    connect = base.connect
+
+    def check_and_connect(connection: Any) -> None:
+        if connection.alias in refused:
+            raise Misconfigured(refused[connection.alias])
+        connect(connection)
+
+    base.connect = check_and_connect
+
+
+def _read_fields(options: Mapping[str, Any]) -> dict[str, str]:
+    return {field: str(options.get(field) or "") for field in FIELDS}
