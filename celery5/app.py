@@ -54,6 +54,7 @@ from celery5.limits.rules import DeclareLimitRule
 from celery5.middleware.middleware import Middleware, MiddlewareStack, check_middleware
 from celery5.observability.alert_declaration import DeclareAlert
 from celery5.observability.configured import lacks_middleware, make_configured_middleware
+from celery5.protocol.annotations import refuse_injected
 from celery5.protocol.brokers import parse_broker_url
 from celery5.protocol.health.breaker import BreakerPolicy
 from celery5.protocol.job.job import Job
@@ -219,6 +220,7 @@ class App:
         own_backlog, values = split_own_backlog(settings)
         self._is_loaded = False
         is_function = callable(when_unpublishable)
+        refuse_injected(when_unpublishable, "when_unpublishable")
         self.unpublishable_fallback: UnpublishableFallback | None = (
             when_unpublishable if callable(when_unpublishable) else None
         )

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from celery5.errors import Misconfigured
 from celery5.health.health_check import HealthCheck, validate_checks
+from celery5.protocol.annotations import refuse_injected
 from celery5.protocol.health.breaker import BreakerPolicy
 from celery5.protocol.job.retry_policy import RetryPolicy
 from celery5.protocol.process.supervision import RetryState
@@ -177,8 +178,10 @@ def _check_process_kinds(name: str, kinds: Any) -> tuple[str, ...]:
 
 
 def _guard(step: BootStep) -> tuple[HealthCheck, ...]:
-    """Return the health checks of a step. Raises Misconfigured if they or its breaker do not fit it."""
+    """Return the health checks of a step. Raises Misconfigured if they, its breaker or its code do not fit it."""
     checks = validate_checks(step.checks, step.breaker, f"boot step {step.name!r}")
+    for function in (step.run, step.undo):
+        refuse_injected(function, f"boot step {step.name!r}")
     if step.loop is not None:
         check_loop(step.loop, f"boot step {step.name!r}")
     if checks and "worker" not in step.process_kinds:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypedDict, TypeVar, Unpack, cast, overload
 
 from celery5.errors import Misconfigured
+from celery5.protocol.annotations import refuse_injected
 from celery5.protocol.events.documents import SourceDocument
 from celery5.protocol.job.arguments import Parameters
 from celery5.protocol.task_kinds import EventLoop, check_loop
@@ -93,6 +94,7 @@ class Source:
             raise Misconfigured(
                 f"source name {self.name!r}: use 1 to 100 characters without spaces, commas, braces or colons"
             )
+        refuse_injected(run, f"source {self.name!r}")
         self.run = run
         self.kind: SourceKind = _get_kind(run, self.name)
         self.every: float | None = _check_seconds(every, "every", self.name)

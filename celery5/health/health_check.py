@@ -12,6 +12,7 @@ from celery5.broker.call import Call
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys, QueueKeys
 from celery5.errors import Misconfigured
+from celery5.protocol.annotations import refuse_injected
 from celery5.protocol.health.breaker import BreakerPolicy
 from celery5.protocol.health.readings import CHECK_STATES, UNKNOWN_STATE, validate_states
 from celery5.protocol.task_kinds import EventLoop, check_loop
@@ -254,6 +255,7 @@ def _get_check_function(function_or_task: Any, check: str) -> CheckFunction:
         raise Misconfigured(f"health check {check}: {function_or_task!r} is boxed: use async def, or def")
     if not callable(function):
         raise Misconfigured(f"health check {check}: {function_or_task!r} is no function")
+    refuse_injected(function_or_task, f"health check {check}")
     try:
         inspect.signature(function).bind()
     except TypeError as error:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from celery5.errors import Misconfigured
+from celery5.protocol.annotations import refuse_injected
 
 EventLoop = Literal["trio", "asyncio"]
 """The event loop of an `async def`."""
@@ -24,7 +25,12 @@ def check_loop(loop: object, where: str) -> None:
 
 
 def choose_kind(
-    function: Callable[..., Any], loop: EventLoop | None, default: EventLoop, where: str
+    function: Callable[..., Any],
+    loop: EventLoop | None,
+    default: EventLoop,
+    where: str,
+    *,
+    is_task: bool = False,
 ) -> FunctionKind:
     """Return where a function runs: an `async def` in a loop, a `def` in a thread.
 
@@ -33,10 +39,14 @@ def choose_kind(
         loop: The event loop that its declaration names, if it names one.
         default: The event loop of the application.
         where: The beginning of an error message.
+        is_task: Whether it may take resources.
 
     Raises:
-        Misconfigured: There is no such loop, or a `def` names one that it cannot run in.
+        Misconfigured: There is no such loop, a `def` names one that it cannot run in, or what is no task takes a
+            resource.
     """
+    if not is_task:
+        refuse_injected(function, where)
     if loop is not None:
         check_loop(loop, where)
     if inspect.iscoroutinefunction(function):

@@ -13,6 +13,7 @@ from urllib.parse import quote
 import msgspec
 
 from celery5.errors import Misconfigured
+from celery5.protocol.annotations import refuse_injected
 from celery5.streams.entry import StoredRecord
 
 Archive = Callable[[str, int, Sequence[StoredRecord]], Any]
@@ -91,6 +92,7 @@ def check_archive(archive: object) -> None:
             f"Keep(archive={archive!r}): give FileArchive(folder), or a function of the stream's name, the partition "
             "and the records"
         )
+    refuse_injected(archive, f"Keep(archive={describe_archive(archive)})")
     try:
         inspect.signature(archive).bind("", 0, ())
     except TypeError:

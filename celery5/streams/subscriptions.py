@@ -12,6 +12,7 @@ import msgspec
 
 from celery5.errors import Misconfigured
 from celery5.health.health_check import HealthCheck
+from celery5.protocol.annotations import refuse_injected
 from celery5.protocol.events.documents import ResultDocument
 from celery5.protocol.events.sinks import SinkOptions, get_sink_options
 from celery5.protocol.health.readings import get_worst_state, parse_states
@@ -73,6 +74,7 @@ def subscribe_check(
         raise Misconfigured(f"stream {stream.name}: {check!r} is no health check")
     stream_app: Any = stream.app
     stream_app.health_check.add(check)  # what no worker runs reports to nobody
+    refuse_injected(judge, f"health check {check.name} of stream {stream.name}")
     _check_takes_one(judge, f"health check {check.name} of stream {stream.name}")
     function = (
         _make_async_judge(check, judge)

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from celery5.errors import Misconfigured
+from celery5.protocol.annotations import refuse_injected
 from celery5.protocol.job.verdict import JobRejected, Outcome, Returned
 
 DeduplicationPolicy = Callable[..., Any]
@@ -28,6 +29,7 @@ def prepare_policy(
     """
     if not callable(policy):
         raise Misconfigured(f"task {task}: deduplicate is {policy!r}: give a function")
+    refuse_injected(policy, f"task {task}: deduplicate")
     is_async = inspect.iscoroutinefunction(function)
     if inspect.iscoroutinefunction(policy) is not is_async:
         wanted = "async def, as the task is" if is_async else "a plain def, as the task is"

@@ -10,10 +10,10 @@ from contextlib import (
     contextmanager,
     nullcontext,
 )
-from typing import Any, cast
+from typing import Any, cast, get_args, get_origin
 
 from celery5.errors import Misconfigured
-from celery5.protocol.job.arguments import resolve_hint
+from celery5.protocol.annotations import Injectable, contradicts, find_injected, refuse_injected, resolve_hint
 from celery5.protocol.job.retry_policy import RetryPolicy
 from celery5.protocol.scaling.resource_budget import NOTHING, Amounts, parse_size
 from celery5.protocol.task_kinds import EventLoop, FunctionKind, check_loop
@@ -30,7 +30,7 @@ INJECTED: Any = _Injected()
 OPEN_RETRIES = RetryPolicy(max_retries=5, backoff=1.0, cap=60.0)
 
 
-class Resource:
+class Resource(Injectable):
     """Something that each worker process opens once, such as a pool, a client or a model.
 
     Tasks get it by an annotated parameter, which callers leave out: `bank: Annotated[Bank, Resource(open_bank)]`. Two
@@ -74,6 +74,8 @@ class Resource:
         self.open: Callable[..., Any] = open
         self.name: str = name or str(getattr(open, "__name__", type(open).__name__))
         where = f"resource {self.name!r}"
+        refuse_injected(open, where)
+        refuse_injected(check, f"{where}: check")
         if loop is not None:
             check_loop(loop, where)
         self.loop: EventLoop | None = loop
@@ -105,6 +107,20 @@ class Resource:
     def get_kind(self, task_kind: FunctionKind) -> FunctionKind:
         """Return where it is opened for a task: in an event loop, or in a thread."""
         return (self.loop or task_kind) if self.is_async else "thread"
+
+    def find_type(self) -> Any:
+        """Return the type of what is opened, by the annotations of `open`; Any where they do not tell."""
+        opener: Any = inspect.unwrap(self.open)
+        if isinstance(opener, type):
+            is_context = hasattr(opener, "__enter__") or hasattr(opener, "__aenter__")
+            return Any if is_context else opener
+        returned = resolve_hint(getattr(opener, "__annotations__", {}).get("return", Any), opener)
+        if inspect.isgeneratorfunction(opener) or inspect.isasyncgenfunction(opener):
+            return (*get_args(returned), Any)[0]
+        is_opened_later = self.is_async and not inspect.iscoroutinefunction(
+            opener
+        )  # it returns a context manager
+        return Any if is_opened_later else returned
 
     def enter(self) -> Any:
         """Return the context manager that opens it: an asynchronous one where `is_async`. Raises what `open` raises."""
@@ -150,15 +166,23 @@ def find_resources(function: Callable[..., Any], where: str) -> dict[str, Resour
     """Return the resources that a function takes, by the names of its parameters.
 
     Raises:
-        Misconfigured: Such a parameter is not among the last ones.
+        Misconfigured: Such a parameter is not among the last ones, or its annotation contradicts that of the opener.
     """
     found: dict[str, Resource] = {}
-    for name, annotation in getattr(function, "__annotations__", {}).items():
-        hint = resolve_hint(annotation, function) if isinstance(annotation, str) else annotation
-        resources = [item for item in getattr(hint, "__metadata__", ()) if isinstance(item, Resource)]
-        if resources and name != "return":
-            found[name] = resources[0]
+    for name, parameter in find_injected(function).items():
+        if isinstance(parameter.item, Resource):
+            found[name] = parameter.item
+            opened = parameter.item.find_type()
+            if contradicts(opened, parameter.type):
+                raise Misconfigured(
+                    f"{where}: parameter {name!r} is annotated with {_get_name(parameter.type)}, and what opens its "
+                    f"resource {parameter.item.name!r} with {_get_name(opened)}"
+                )
     return _check_places(function, found, where) if found else found
+
+
+def _get_name(kind: Any) -> str:
+    return str(getattr(get_origin(kind) or kind, "__qualname__", kind))
 
 
 def _check_places(

@@ -718,7 +718,7 @@ def _find_kind(
 ) -> FunctionKind:
     if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
         raise Misconfigured(f"task {name} is a generator function: a task returns one value")
-    return choose_kind(function, loop, default, f"task {name}")
+    return choose_kind(function, loop, default, f"task {name}", is_task=True)
 
 
 def _may_abandon(abandon_on_cancel: bool, kind: TaskKind, task: str) -> bool:

@@ -29,6 +29,7 @@ from msgspec import Raw
 
 from celery5.broker.colour import blocking
 from celery5.errors import Misconfigured
+from celery5.protocol.annotations import refuse_injected
 from celery5.protocol.job.arguments import Parameters, ResultType, encode_value
 from celery5.protocol.job.names import get_module_name
 from celery5.protocol.workflows.plan import (
@@ -441,6 +442,7 @@ class DeclaredWorkflow(Generic[P, R_co]):
         self.app = app
         self.function = function
         self.name: str = name or f"{get_module_name(function)}.{function.__qualname__}"
+        refuse_injected(function, f"workflow {self.name}")
         self.deadline = deadline
         self.on_error: OnError | None = on_error
         check_on_error(on_error, f"workflow {self.name}")

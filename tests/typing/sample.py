@@ -1,8 +1,8 @@
 """Sample: code of a user, with the types that a checker must see; it must refuse the lines that say `ignore`."""
 
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from decimal import Decimal
-from typing import Any, Protocol, assert_type
+from typing import Annotated, Any, Protocol, assert_type
 from uuid import UUID
 
 from celery5 import (
@@ -38,7 +38,7 @@ from celery5.streams import (
     StreamEvents,
     Tumbling,
 )
-from celery5.tasks import CurrentJob, Signature, Task
+from celery5.tasks import INJECTED, CurrentJob, Resource, Signature, Task
 from celery5.tasks.task import CoroutineTask, FunctionTask
 from celery5.testing.streams import ProcessorDriver
 from celery5.workflows import Flow, Outcome, Partial, Results, WorkflowRun
@@ -103,6 +103,24 @@ async def awaited_in_place(path: str) -> bytes:
     return data
 
 
+class Bank:
+    async def pay(self, order: int) -> str:
+        return "paid"
+
+
+async def open_bank() -> AsyncIterator[Bank]:
+    yield Bank()
+
+
+BankClient = Annotated[Bank, Resource(open_bank, check_interval=30)]
+
+
+@app.task
+async def pay_order(order: int, bank: BankClient = INJECTED) -> str:
+    assert_type(bank, Bank)
+    return await bank.pay(order)
+
+
 ORDER, AMOUNT = UUID(int=1), Decimal(1)
 
 
@@ -141,6 +159,8 @@ def plain() -> None:
 
 
 async def awaited() -> None:
+    assert_type(await pay_order.adelay(7), AsyncResult[str])
+    assert_type(await pay_order(7, Bank()), str)
     assert_type(await charge.adelay(ORDER, AMOUNT), AsyncResult[int])
     assert_type(await (await shrink.adelay("a")).aget(timeout=1), list[str])
     assert_type(await charge(ORDER, AMOUNT), int)
@@ -273,6 +293,9 @@ async def mistaken() -> None:
     optional(KeyboardInterrupt)  # type: ignore[arg-type]
     app.task(retry_backoff="shop.backoff")  # type: ignore[call-overload]
     app.task(bind=True)(free)  # type: ignore[arg-type]
+    await pay_order(7, "bank")  # type: ignore[arg-type]
+    await pay_order.adelay("7")  # type: ignore[arg-type]
+    Resource("bank")  # type: ignore[arg-type]
 
 
 @app.task

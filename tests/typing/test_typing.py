@@ -55,7 +55,9 @@ def page(name: str, folder: Path) -> Path:
 
 def test_mypy_sees_the_types_and_refuses_the_mistakes_and_nothing_in_the_guide(sample: Path) -> None:
     needs("mypy")
-    pages = [page(name, sample.parent) for name in ("logging", "testing", "results", "dead-letters")]
+    pages = [
+        page(name, sample.parent) for name in ("logging", "testing", "results", "dead-letters", "resources")
+    ]
     text = said("mypy", f"--cache-dir={sample.parent / 'cache'}", str(sample), *map(str, pages))
     assert "page_" not in text, text
     errors = {int(line): what for line, what in re.findall(rf"{sample.name}:(\d+): error: (.*)", text)}

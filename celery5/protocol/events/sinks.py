@@ -9,6 +9,7 @@ from typing import Any, Protocol, cast
 import msgspec
 
 from celery5.errors import Misconfigured
+from celery5.protocol.annotations import refuse_injected
 from celery5.protocol.events.documents import ResultDocument, ResultState, parse_result_states
 from celery5.protocol.job.retry_policy import RetryPolicy
 from celery5.protocol.task_kinds import FunctionKind, choose_kind
@@ -105,6 +106,7 @@ def get_sink_options(sink: Any) -> SinkOptions:
     on = parse_result_states(getattr(sink, "on", ("SUCCESS",)), what)
     loop = getattr(sink, "loop", None)
     is_undecided = loop is None and inspect.iscoroutinefunction(write)
+    refuse_injected(write, what)
     kind = None if is_undecided else choose_kind(write, loop, "trio", what)
     return SinkOptions(sink, name, on, batch, timeout, retry, kind)
 

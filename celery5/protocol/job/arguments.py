@@ -9,7 +9,7 @@ from abc import ABCMeta
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from decimal import Decimal
 from pathlib import PurePath
-from types import GenericAlias, SimpleNamespace, UnionType
+from types import GenericAlias, UnionType
 from typing import (
     Annotated,
     Any,
@@ -27,6 +27,7 @@ import msgspec
 from msgspec import Raw
 
 from celery5.errors import BadArguments, BadResult, Misconfigured
+from celery5.protocol.annotations import resolve_hint
 from celery5.protocol.job.annotations import (
     Check,
     adapt_annotation,
@@ -654,19 +655,6 @@ def _hints(function: Callable[..., Any]) -> tuple[dict[str, Any], bool]:
         return get_type_hints(function, include_extras=True), False
     except Exception:  # an annotation is code: it may raise anything
         return {
-            name: _hint(annotation, getattr(function, "__globals__", {}))
+            name: resolve_hint(annotation, function)
             for name, annotation in getattr(function, "__annotations__", {}).items()
         }, True
-
-
-def resolve_hint(annotation: str, function: Callable[..., Any]) -> Any:
-    """Return the type that an annotation of a function names; Any when it cannot be resolved yet."""
-    return _hint(annotation, getattr(function, "__globals__", {}))
-
-
-def _hint(annotation: Any, names: dict[str, Any]) -> Any:
-    alone = SimpleNamespace(__annotations__={"it": annotation})
-    try:
-        return get_type_hints(alone, names, include_extras=True)["it"]
-    except Exception:
-        return Any

@@ -8,6 +8,7 @@ from msgspec import Meta
 from msgspec.structs import force_setattr
 
 from celery5.errors import Misconfigured
+from celery5.protocol.annotations import refuse_injected
 from celery5.protocol.job.names import get_error_names
 from celery5.protocol.masking import describe_error
 
@@ -69,6 +70,7 @@ class CustomBackoff:
             raise Misconfigured(
                 f"retry_backoff is {function!r}: give a function of the retry's number, from 0, that gives seconds"
             )
+        refuse_injected(function, "retry_backoff")
         self._function = function
         self._name: str = getattr(function, "__qualname__", repr(function))
 

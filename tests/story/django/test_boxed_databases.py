@@ -105,12 +105,13 @@ def test_boxed_tasks_in_tests_leave_the_database_of_the_project_alone(
     project.write("orders/models.py", MODELS)
     project.write("orders/tasks.py", TASKS)
     project.write("orders/tests.py", TESTS + cases)
-    for name in ("shop", "archive"):
-        with closing(sqlite3.connect(tmp_path / f"{name}.db")) as database, database:
+    files = [tmp_path / "shop.db", tmp_path / "archive.db"]
+    for file in files:
+        with closing(sqlite3.connect(file)) as database, database:
             database.execute("CREATE TABLE orders_order (id INTEGER PRIMARY KEY, customer TEXT NOT NULL)")
             database.executemany("INSERT INTO orders_order (customer) VALUES (?)", ["x"] * 5)
     ended = project.manage("test", "orders", CELERY5_BROKER="")
     assert ended.code == 0, ended.err
-    for name in ("shop", "archive"):
-        with closing(sqlite3.connect(tmp_path / f"{name}.db")) as database:
-            assert database.execute("SELECT count(*) FROM orders_order").fetchone() == (5,), name
+    for file in files:
+        with closing(sqlite3.connect(file)) as database:
+            assert database.execute("SELECT count(*) FROM orders_order").fetchone() == (5,), file
