@@ -1,7 +1,10 @@
 """The open resources of one process: what is opened once and shared by jobs, such as pools and clients."""
 
+import math
+import random
 import sys
 import threading
+import time
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -10,13 +13,23 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from celery5.errors import ResourceUnavailable
+from celery5.errors import ResourceUnavailable, SoftTimeLimitExceeded, TimeLimitExceeded
+from celery5.protocol.job.retry_policy import RetryPolicy
+from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
 from celery5.protocol.task_kinds import EventLoop, FunctionKind
+from celery5.runners.context import LOG_EVENT
 
 T = TypeVar("T")
 
+INTERRUPTIONS = (SoftTimeLimitExceeded, TimeLimitExceeded)
+"""The errors of a job that are raised in the middle of whatever its thread does: no failures of a resource."""
+
 WAIT_LIMIT = 30.0
 """Seconds for which a job waits for a resource that is being opened."""
+STABLE_SECONDS = 60.0
+"""Seconds for which a resource was open after which earlier failures no longer count."""
+MAX_FAILURES = 20
+"""Failures that make the delay longer."""
 
 
 class OpenableResource(Protocol):
@@ -37,9 +50,65 @@ class OpenableResource(Protocol):
         """Whether it is opened in an event loop."""
         ...
 
+    @property
+    def check(self) -> Callable[[Any], Any] | None:
+        """What finds out whether it is still of use: it returns False or raises."""
+        ...
+
+    @property
+    def check_interval(self) -> float:
+        """Seconds between two checks."""
+        ...
+
+    @property
+    def retry(self) -> RetryPolicy:
+        """When it is opened again after a failure."""
+        ...
+
     def enter(self) -> Any:
         """Return the context manager that opens it: an asynchronous one where `is_async`."""
         ...
+
+
+class ResourceBroken(Exception):
+    """The check of a resource says that it is of no use any more."""
+
+
+def judge_check(answer: object) -> None:
+    """Raise ResourceBroken if a check returned False. None is fine."""
+    if answer is False:
+        raise ResourceBroken("its check returned False")
+
+
+class ResourceFailures:
+    """The failures in a row of one resource: they decide whether it is opened again, and when.
+
+    Times are in seconds, of any one clock.
+    """
+
+    def __init__(self, policy: RetryPolicy) -> None:
+        self._policy = policy
+        self._count = 0
+        self._opened_at = math.inf
+
+    @property
+    def allow_start(self) -> bool:
+        """Whether one that has never been open is tried again."""
+        return self._policy.allows(self._count)
+
+    def note_opened(self, now: float) -> None:
+        """Note that it is open."""
+        self._opened_at = now
+
+    def note_failed(self, now: float) -> None:
+        """Note that it is closed, or could not be opened."""
+        is_stable = now - self._opened_at >= STABLE_SECONDS
+        self._count = 1 if is_stable else self._count + 1
+        self._opened_at = math.inf
+
+    def choose_delay(self) -> float:
+        """Return the seconds after which it is opened again."""
+        return self._policy.delay(min(self._count, MAX_FAILURES), random.random)
 
 
 ResourceKey = tuple[OpenableResource, FunctionKind]
@@ -165,22 +234,132 @@ class BoxResources:
     """
 
     def __init__(self) -> None:
-        self._opened: dict[OpenableResource, Any] = {}
-        self._stack = ExitStack()
+        self._kept: dict[OpenableResource, _KeptInBox] = {}
 
     def find(self, resource: OpenableResource) -> Any:
-        """Return what was opened, now or for an earlier job. Raises what opening it raises."""
-        if resource not in self._opened:
-            self._opened[resource] = self._stack.enter_context(resource.enter())
-        return self._opened[resource]
+        """Return what is open, since now or an earlier job; block for it within a limit. Raises ResourceUnavailable."""
+        kept = self._get_kept(resource)
+        for delay in kept.open():
+            time.sleep(delay)
+        return kept.value
 
     async def find_async(self, resource: OpenableResource, stack: AsyncExitStack) -> Any:
-        """Return what was opened, for this job alone if it belongs to an event loop. Raises what opening it raises."""
-        return await stack.enter_async_context(resource.enter()) if resource.is_async else self.find(resource)
+        """Return what is open, for this job alone if it belongs to an event loop.
+
+        Raises ResourceUnavailable, and for this job alone what opening it raises.
+        """
+        if resource.is_async:
+            return await stack.enter_async_context(resource.enter())
+        kept = self._get_kept(resource)
+        for delay in kept.open():
+            await _sleep(delay)
+        return kept.value
+
+    def _get_kept(self, resource: OpenableResource) -> "_KeptInBox":
+        if resource not in self._kept:
+            self._kept[resource] = _KeptInBox(resource)
+        return self._kept[resource]
 
     def close(self) -> None:
-        """Close all of them. Raises what that raises."""
-        self._stack.close()
+        """Close all of them, the last one first. Raises what that raises."""
+        with ExitStack() as stack:
+            for kept in self._kept.values():
+                stack.callback(kept.close)
+
+
+class _KeptInBox:
+    """One resource of a box, from job to job."""
+
+    def __init__(self, resource: OpenableResource) -> None:
+        self._resource = resource
+        self._failures = ResourceFailures(resource.retry)
+        self._stack: ExitStack | None = None  # closes it; None while it is closed
+        self._was_open = False
+        self._checked_at = self._closed_until = -math.inf
+        self.value: Any = None
+
+    def open(self) -> Generator[float]:
+        """Open it, if it is closed or its check fails; yield the seconds to sleep meanwhile.
+
+        Raises:
+            ResourceUnavailable: It was not open within the limit, or has never been and is not tried again.
+        """
+        if self._is_usable():
+            return
+        deadline = time.monotonic() + WAIT_LIMIT
+        while True:
+            yield max(self._closed_until - time.monotonic(), 0.0)
+            try:
+                self._enter()
+                return
+            except INTERRUPTIONS:
+                raise
+            except Exception as error:
+                self._note_failed(error)
+                is_over = self._closed_until > deadline
+                if is_over or not (self._was_open or self._failures.allow_start):
+                    raise ResourceUnavailable(
+                        f"resource {self._resource.name!r}: {describe_error(error, MAX_ERROR_LENGTH)}"
+                    ) from error
+
+    def close(self) -> None:
+        """Close it. Raises what that raises."""
+        stack, self._stack, self.value = self._stack, None, None
+        if stack is not None:
+            stack.close()
+
+    def _enter(self) -> None:
+        stack = ExitStack()
+        self.value = stack.enter_context(self._resource.enter())
+        self._stack, self._was_open, self._checked_at = stack, True, time.monotonic()
+        self._failures.note_opened(self._checked_at)
+
+    def _is_usable(self) -> bool:
+        """Return whether it is open; check that when the interval has passed, and close it if it is of no use."""
+        resource = self._resource
+        if self._stack is None:
+            return False
+        if resource.check is None or time.monotonic() < self._checked_at + resource.check_interval:
+            return True
+        try:
+            judge_check(resource.check(self.value))
+        except INTERRUPTIONS:
+            raise
+        except Exception as error:
+            self._note_failed(error)
+            self._close_broken()
+            return False
+        self._checked_at = time.monotonic()
+        return True
+
+    def _close_broken(self) -> None:
+        try:
+            self.close()
+        except INTERRUPTIONS:
+            raise
+        except Exception as error:
+            why = describe_error(error, MAX_ERROR_LENGTH)
+            LOG_EVENT.get()("resource:close-failed", "warning", resource=self._resource.name, why=why)
+
+    def _note_failed(self, error: Exception) -> None:
+        self._failures.note_failed(time.monotonic())
+        delay = self._failures.choose_delay()
+        self._closed_until = time.monotonic() + delay
+        why = describe_error(error, MAX_ERROR_LENGTH)
+        LOG_EVENT.get()(
+            "resource:failed", "warning", resource=self._resource.name, why=why, again_in=round(delay, 3)
+        )
+
+
+async def _sleep(seconds: float) -> None:
+    if _get_loop() == "trio":
+        import trio
+
+        await trio.sleep(seconds)
+    else:
+        import asyncio
+
+        await asyncio.sleep(seconds)
 
 
 def _get_loop() -> EventLoop:

@@ -1,7 +1,6 @@
 """Open the resources of a worker's tasks before the first job, check them, open them again, and close them last."""
 
 import math
-import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -16,7 +15,13 @@ from celery5.errors import ResourceUnavailable
 from celery5.logs.log import Log
 from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
 from celery5.runners.on_asyncio import AsyncioRunner
-from celery5.runners.open_resources import REPLACED_RESOURCES, OpenResources, ResourceKey
+from celery5.runners.open_resources import (
+    REPLACED_RESOURCES,
+    OpenResources,
+    ResourceFailures,
+    ResourceKey,
+    judge_check,
+)
 from celery5.runners.user_errors import call_in_thread, call_user_code, reraise_cancellation
 from celery5.services.job.resource_slots import ResourceSlots, make_key
 from celery5.tasks.resources import Resource
@@ -26,16 +31,8 @@ CHECK_LIMIT = 10.0
 """Seconds that a check in an event loop may take."""
 STOP_LIMIT = 20.0
 """Seconds that resources have to close."""
-STABLE_SECONDS = 60.0
-"""Seconds for which a resource was open after which earlier failures no longer count."""
-MAX_FAILURES = 20
-"""Failures that make the delay longer."""
 
 OnOpened = Callable[[object], None]
-
-
-class ResourceBroken(Exception):
-    """The check of a resource says that it is of no use any more."""
 
 
 class ResourceKeeper:
@@ -149,8 +146,7 @@ class _KeptResource:
         self._is_stopping = False
         self.key = key
         self.is_evicted = False
-        self._failures = 0
-        self._opened_at = math.inf
+        self._failures = ResourceFailures(self._resource.retry)
         self._opened = trio.Event()
         self._pausing = trio.CancelScope()
 
@@ -160,7 +156,7 @@ class _KeptResource:
             nursery.start_soon(self._report_opened, task_status)
             while not self._opened.is_set():
                 error = await self._hold()
-                if not self._opened.is_set() and not self._resource.retry.allows(self._failures):
+                if not self._opened.is_set() and not self._failures.allow_start:
                     raise ResourceUnavailable(
                         f"resource {self._resource.name!r}: {_describe(error)}"
                     ) from error
@@ -194,8 +190,7 @@ class _KeptResource:
         """Sleep before it is opened again."""
         if self._is_stopping:
             return
-        policy = self._resource.retry
-        delay = policy.delay(min(self._failures, MAX_FAILURES), random.random)
+        delay = self._failures.choose_delay()
         self._log.event(
             "resource:failed",
             "warning",
@@ -210,7 +205,6 @@ class _KeptResource:
         """Open it, and close it when this stops or its check fails; return what was raised."""
         if self._is_stopping:
             return None
-        self._opened_at = math.inf
         self._lifetime = lifetime = self._make_lifetime()
         error: BaseException | None = None
         with trio.CancelScope(shield=True) as self._scope:
@@ -225,8 +219,7 @@ class _KeptResource:
             self._log.event(
                 "resource:close-failed", "warning", resource=self._resource.name, why=_describe(error)
             )
-        is_stable = trio.current_time() - self._opened_at >= STABLE_SECONDS
-        self._failures = 1 if is_stable else self._failures + 1
+        self._failures.note_failed(trio.current_time())
         return error
 
     def _make_lifetime(self) -> "_Lifetime":
@@ -242,7 +235,7 @@ class _KeptResource:
         self._token.run_sync_soon(self._note_opened)
 
     def _note_opened(self) -> None:
-        self._opened_at = trio.current_time()
+        self._failures.note_opened(trio.current_time())
         self._opened.set()
         self._log.event("resource:opened", resource=self._resource.name)
 
@@ -283,7 +276,7 @@ class _TrioLifetime:
                     await self._stopped.wait()
                 if resource.check is not None and not self._stopped.is_set():
                     with trio.fail_after(CHECK_LIMIT):
-                        _judge(
+                        judge_check(
                             await resource.check(value)
                             if iscoroutinefunction(resource.check)
                             else await call_in_thread(partial(resource.check, value))
@@ -326,7 +319,7 @@ class _AsyncioLifetime:
                         await self._stopped.wait()
                 if resource.check is not None and not self._is_stopping:
                     async with asyncio.timeout(CHECK_LIMIT):
-                        _judge(
+                        judge_check(
                             await resource.check(value)
                             if iscoroutinefunction(resource.check)
                             else await asyncio.to_thread(resource.check, value)
@@ -354,14 +347,8 @@ class _ThreadLifetime:
             on_opened(value)
             while not self._stopped.wait(None if resource.check is None else resource.check_interval):
                 if resource.check is not None:
-                    _judge(resource.check(value))
+                    judge_check(resource.check(value))
 
 
 def _describe(error: BaseException | None) -> str:
     return "its event loop has ended" if error is None else describe_error(error, MAX_ERROR_LENGTH)
-
-
-def _judge(answer: object) -> None:
-    """Raise ResourceBroken if a check returned False. None is fine."""
-    if answer is False:
-        raise ResourceBroken("its check returned False")

@@ -158,7 +158,7 @@ def is_eliot_message(message: dict[str, Any]) -> bool:
     )
 
 
-_BOX_EVENTS = ("section:retried", "section:ignored")
+_BOX_EVENTS = ("section:retried", "section:ignored", "resource:failed", "resource:close-failed")
 """Events that celery5 itself logs in a box."""
 _RESERVED_FIELDS = {
     "worker", "job", "task", "level", "message_type", "timestamp", "task_uuid", "task_level", "name"

@@ -20,6 +20,7 @@ from celery5 import (
     App,
     Reject,
     Retry,
+    RetryPolicy,
     SoftTimeLimitExceeded,
     current_job,
     optional,
@@ -55,6 +56,7 @@ def make(name: str, url: str | None = None, **settings: Any) -> App:
         app.task(name=coroutine.__name__, boxed=True, loop="asyncio")(coroutine)
     app.task(name="bound", boxed=True, bind=True)(bound)
     app.task(name="opened", boxed=True)(opened)
+    app.task(name="break_fragile", boxed=True)(break_fragile)
     app.task(name="opened_async", boxed=True, loop="asyncio")(opened_async)
     app.task(name="deduplicated", boxed=True, deduplicate=_unwanted)(deduplicated)
     app.task(name="on_gpu", boxed=True, resources={"gpu": 1})(on_gpu)
@@ -80,6 +82,32 @@ async def open_loop() -> AsyncIterator[list[int]]:
     """A resource of an event loop."""
     asyncio.get_running_loop()
     yield [os.getpid()]
+
+
+def open_fragile() -> Iterator[list[str]]:
+    """A resource that a job may break."""
+    yield []
+
+
+def is_whole(fragile: list[str]) -> bool:
+    """Return whether no job has broken it."""
+    return not fragile
+
+
+Fragile = Annotated[
+    list[str],
+    Resource(
+        open_fragile, check=is_whole, check_interval=0.001, retry=RetryPolicy(backoff=0.001, jitter=False)
+    ),
+]
+
+
+def break_fragile(fragile: Fragile = INJECTED) -> list[str]:
+    """Return what earlier jobs have done to the resource, and break it."""
+    found = list(fragile)
+    fragile.append("broken")
+    time.sleep(0.002)
+    return found
 
 
 def opened(uses: Annotated[list[int], Resource(open_file)] = INJECTED) -> list[int]:

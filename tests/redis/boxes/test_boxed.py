@@ -73,6 +73,16 @@ async def test_a_box_opens_a_resource_once_and_what_belongs_to_a_loop_for_each_j
     await until(lambda: (tmp_path / "closed").exists() and (tmp_path / "closed").read_text() == "5")
 
 
+async def test_a_resource_that_a_job_has_broken_is_opened_again_in_its_box(app: App) -> None:
+    app.configure(box_slots=1)
+    with Lines() as lines:
+        async with working(app):
+            assert [await ask(app, "break_fragile") for _ in range(3)] == [[], [], []]
+            await until(lambda: len(lines.of("resource:failed")) == 2)
+            failed = lines.of("resource:failed")[0]
+    assert (failed["resource"], failed["why"]) == ("open_fragile", "ResourceBroken: its check returned False")
+
+
 async def test_boxed_tasks_get_replaced_resources_in_the_process_of_the_test(
     app: App, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

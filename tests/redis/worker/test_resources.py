@@ -283,7 +283,7 @@ async def test_a_check_that_hangs_has_failed(
 async def test_failures_of_a_resource_that_was_open_for_long_do_not_count(
     url: str, app_name: str, monkeypatch: pytest.MonkeyPatch, stable: float, delays: set[float]
 ) -> None:
-    monkeypatch.setattr(resources_module, "STABLE_SECONDS", stable)
+    monkeypatch.setattr("celery5.runners.open_resources.STABLE_SECONDS", stable)
     policy = RetryPolicy(max_retries=2, backoff=0.01, cap=0.04, jitter=False)
     resource = Resource(open_value, check=lambda _bank: False, check_interval=0.01, retry=policy)
     app = App(app_name, broker=url)
