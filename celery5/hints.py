@@ -53,6 +53,10 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
         "chunks": "task.chunks(items, n)",
         "crontab": 'cron("0 3 * * *"), or the line alone: @app.task(schedule="0 3 * * *")',
         "Ignore": 'Reject("why")',
+        **dict.fromkeys(
+            ("ResultSet", "GroupResult"), "a list of results, with gather and wait, or the run of a workflow"
+        ),
+        "allow_join_result": "nothing: a job can wait for another one, but should not",
         "bootsteps": "App(bootsteps=[BootStep(name, start)], services=[...])",
         "schedules": "cron, every, calendar and at: from celery5.scheduling import cron, calendar",
         "beat": "celery5 scheduler start, and from celery5 import cron, every",
@@ -85,6 +89,8 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
         "si": "task.s(...), and a >> b, which passes no value to b",
         "Task": "a function and @app.task; what a base class did is middleware (App(middleware=[...]))",
         "update_state": "progress(done, total, note)",
+        "max_retries": "the number itself",
+        "backend": "nothing: results are where the jobs are; app.result(id) has them",
     },
     "result": {
         "ready": "wait([result], timeout=0), or result.status()",
@@ -100,6 +106,9 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
         "children": "nothing: a job does not know its children; run.graph() shows those of a workflow",
         "parent": "nothing: a job does not know who sent it; run.graph() shows those of a workflow",
         "date_done": "app.find(result.id).finished",
+        "name": "app.find(result.id).task",
+        **dict.fromkeys(("save", "restore", "as_tuple", "as_list"), "result.id, and app.result(id)"),
+        **dict.fromkeys(("completed_count", "waiting"), "wait(results, timeout=0), which returns both lists"),
     },
     "app": {
         "conf": 'App("shop", concurrency=200), app.configure(...) and app.settings',
@@ -117,7 +126,16 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
             "nothing: a task knows its application, and a worker is given it",
         ),
         **dict.fromkeys(
-            ("connection", "pool", "amqp", "backend", "loader", "log"),
+            (
+                "connection",
+                "connection_for_read",
+                "connection_for_write",
+                "pool",
+                "amqp",
+                "backend",
+                "loader",
+                "log",
+            ),
             "nothing: internals of Celery; app.find(id) knows a job, app.queue(name) a queue",
         ),
     },
@@ -233,8 +251,8 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
         "broker_heartbeat*": "nothing: a silent connection is pinged",
         "broker_use_ssl": "the broker's URL: rediss://host:6380/0?ssl_ca_certs=/etc/ca.pem",
         "redis_backend_use_ssl": "the broker's URL: rediss://host:6380/0?ssl_ca_certs=/etc/ca.pem",
-        "task_eager_propagates": "recorded(app) of celery5.testing, whose run() raises the first error; with "
-        "in_memory(app) get() of the result raises it",
+        "task_eager_propagates": "celery5.testing: run() of in_memory(app) and recorded(app) raises the error of a job "
+        "that has failed",
         "task_store_eager_result": "celery5.testing: recorded(app)",
         "task_publish_retry*": "nothing: a lost connection is retried, and the backlog keeps jobs meanwhile",
         "task_store_errors_even_if_ignored": "nothing: a job that finally failed is in the dead-letter queue",

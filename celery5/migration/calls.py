@@ -58,8 +58,12 @@ def _change_method(context: FileContext, call: ast.Call, method: str, receiver: 
         _change_apply_async(context, call, receiver, method="delay_on_commit")
     elif method in ("signature", "subtask") and context.find_task(receiver) is not None:
         _change_signature(context, call, receiver)
-    elif method == "set" and kind == "signature" and isinstance(receiver, ast.Call):
+    elif method == "set" and kind == "signature":
         _change_set(context, call, receiver)
+    elif method == "delay" and kind == "signature" and (call.args or call.keywords):
+        context.by_hand(
+            call, "delay(...) of a signature", "give all arguments to task.delay(...): delay() takes none"
+        )
     elif kind in _BY_KIND:
         _BY_KIND[kind](context, call, method, receiver)
 
@@ -348,11 +352,13 @@ def _change_signature(context: FileContext, call: ast.Call, receiver: ast.expr) 
     context.changed(call, "signature", f"{task}.s(...)")
 
 
-def _change_set(context: FileContext, call: ast.Call, receiver: ast.Call) -> None:
+def _change_set(context: FileContext, call: ast.Call, receiver: ast.expr) -> None:
     new = expand_arguments(context, call, positional=())
-    if new.problems or new.arguments or not _is_call_of_task(context, receiver) or not new.options:
+    is_simple = isinstance(receiver, ast.Call) and _is_call_of_task(context, receiver)
+    if not is_simple or new.problems or new.arguments or not new.options:
         context.report(call, "signature", "set")
         return
+    assert isinstance(receiver, ast.Call)
     assert isinstance(receiver.func, ast.Attribute)
     if id(receiver) in context.immutable:
         context.immutable.add(id(call))
@@ -509,6 +515,12 @@ _BY_KIND: dict[str, Callable[[FileContext, ast.Call, str, ast.expr], None]] = {
     "task": _check_task_call,
 }
 """What changes the calls of methods, by what they are methods of."""
+
+
+def check_task_attribute(context: FileContext, node: ast.Attribute) -> None:
+    """Keep what is to be written instead of an attribute of a task: `charge.request`."""
+    if node.attr in ("request", "max_retries", "backend") and context.find_task(node.value) is not None:
+        context.report(node, "task", node.attr, f"{context.render(node.value)}.{node.attr}")
 
 
 def check_result_attribute(context: FileContext, node: ast.Attribute) -> None:

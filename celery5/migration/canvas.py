@@ -11,6 +11,8 @@ def change_canvas(context: FileContext, call: ast.Call) -> bool:
     """Change a call that composes or starts a workflow. Returns whether it is one."""
     called, name = call.func, context.celery_name(call.func)
     if name in _CANVAS:
+        if isinstance(called, ast.Attribute):
+            context.replace(called, context.local_name(called))
         _change_composition(context, call, name)
         return True
     if context.new_name(called) in _CANVAS:
@@ -46,7 +48,8 @@ def _change_start(context: FileContext, call: ast.Call) -> None:
     """Change `chain(...)()` to `chain(...).start()`, and `chord(header)(body)` likewise."""
     called = call.func
     is_chord = isinstance(called, ast.Call) and context.celery_name(called.func) == "chord"
-    if is_chord and isinstance(called, ast.Call) and len(called.args) == 1 and len(call.args) == 1:
+    is_plain = len(call.args) == 1 and not call.keywords
+    if is_chord and is_plain and isinstance(called, ast.Call) and len(called.args) == 1:
         body = call.args[0]
         text = _make_chord(context, context.local_name(called.func), called.args[0], body)
         context.replace(call, f"{text}.start()")

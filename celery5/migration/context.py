@@ -193,9 +193,7 @@ class FileContext:
         if not advice:
             advice = "see docs/guide/from-celery.md"
         if advice.startswith("nothing"):
-            self.note(
-                node, "nothing", shown or name, advice.removeprefix("nothing").removeprefix(": ") or "none"
-            )
+            self.note(node, "nothing", shown or name, advice.removeprefix("nothing").lstrip(":; ") or "none")
         else:
             self.by_hand(node, shown or name, f"write {advice}" if advice.isidentifier() else advice)
 

@@ -24,6 +24,7 @@ RENAMED = {
     "NotRegistered": ("celery5.errors", "UnknownTask"),
     "AlreadyRegistered": ("celery5.errors", "DuplicateTask"),
     "MaxRetriesExceededError": ("celery5", "TaskFailed"),
+    "TimeoutError": ("celery5", "ResultTimeout"),
     "TimeLimitExceeded": ("celery5", "TimeLimitExceeded"),
 }
 """Names that are another word in celery5, wherever they are read."""

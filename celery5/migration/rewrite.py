@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from celery5.migration.calls import change_call, check_result_attribute
+from celery5.migration.calls import change_call, check_result_attribute, check_task_attribute
 from celery5.migration.canvas import change_operator
 from celery5.migration.command_lines import find_command_lines
 from celery5.migration.context import FileContext
@@ -147,10 +147,21 @@ class _Rewriter(ast.NodeVisitor):
         self.generic_visit(node)
         change_operator(self.context, node)
 
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> None:
+        self.generic_visit(node)
+        if isinstance(node.op, ast.Invert) and self.context.kind_of(node.operand) in (
+            "signature",
+            "workflow",
+        ):
+            self.context.by_hand(
+                node, "~ of a signature", "task.delay(...).get(), or start().get() of a workflow"
+            )
+
     def visit_Attribute(self, node: ast.Attribute) -> None:
         self.generic_visit(node)
         rename(self.context, node)
         check_result_attribute(self.context, node)
+        check_task_attribute(self.context, node)
         if (
             node.attr == "conf"
             and id(node) not in self.context.handled

@@ -10,6 +10,7 @@ from celery5.migration.findings import FileReport
 from celery5.migration.rewrite import migrate_project
 
 HEAD = """
+import celery
 from celery import chain, chord, group, shared_task
 from shop.celery import app
 
@@ -71,6 +72,7 @@ CALLS = [
         "group(add.si(i) for i in range(3))().get()",
         "group(add.s(i) for i in range(3)).start().get(timeout=None)",
     ),
+    ("celery.chain(add.s(1), total.s()).delay()", "chain(add.s(1), total.s()).start()"),
     ("chord([add.s(1)])(total.s())", "chord([add.s(1)], total.s()).start()"),
     ("chord([add.s(1)], total.si([])).delay()", "(group([add.s(1)]) >> total.s([])).start()"),
     ("chord(group(add.s(1)), total.si([]))()", "(group(add.s(1)) >> total.s([])).start()"),
