@@ -36,10 +36,10 @@ NameKind = Literal[
 
 RESOURCE = (
     "what it kept is a Resource, a parameter such as client: Annotated[Client, Resource(open_client)] "
-    "(docs/guide/django.md, Signals and base classes)"
+    "(celery5 docs django, Signals and base classes)"
 )
 """What becomes of the attributes of a base class of tasks."""
-_HANDLER = "(docs/guide/django.md, Signals and base classes, also for handlers that use the ORM)"
+_HANDLER = "(celery5 docs django, Signals and base classes, also for handlers that use the ORM)"
 
 CELERY: Mapping[NameKind, Mapping[str, str]] = {
     "module": {
@@ -306,6 +306,9 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
         "inspect memsample": "celery5 worker stats",
         "inspect conf": "celery5 config show",
         "inspect report": "celery5 doctor",
+        "inspect clock": "nothing: workers have no logical clock",
+        "inspect memdump": "nothing; celery5 worker stats has the memory of each worker",
+        "inspect objgraph": "nothing; celery5 worker stats has the memory of each worker",
         "control": "celery5 worker, whose commands tell workers what to do",
         "control revoke": "celery5 task revoke ID",
         "control terminate": "celery5 task revoke ID",
@@ -317,6 +320,12 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
         "control pool_shrink": "celery5 worker budget thread --maximum 2",
         "control autoscale": "celery5 worker budget thread --minimum 2 --maximum 8",
         "control pool_restart": "celery5 worker reload",
+        "control time_limit": "time_limit of the task, or of the configuration",
+        "control enable_events": "nothing: the log has a line for each job",
+        "control disable_events": "nothing: the log has a line for each job",
+        "control heartbeat": "nothing: each worker renews its lease by itself, which celery5 worker list shows",
+        "control election": "nothing: workers need no leader",
+        "control revoke_by_stamped_headers": "nothing: revoke(results) in Python",
         "purge": "celery5 queue purge QUEUE, and celery5 dlq purge, which removes dead jobs",
         "call": "celery5 task send TASK --args JSON, or celery5 worker run TASK --to NAME on one worker",
         "status": "celery5 worker list, celery5 info and celery5 controller status",
@@ -528,9 +537,9 @@ RUNNEL: Mapping[NameKind, Mapping[str, str]] = {
     },
 }
 _LIBRARIES = (
-    ("Celery", CELERY, "docs/guide/from-celery.md"),
-    ("Fennel", FENNEL, "docs/guide/from-fennel.md"),
-    ("Runnel", RUNNEL, "docs/guide/from-runnel.md"),
+    ("Celery", CELERY, "celery5 docs from-celery"),
+    ("Fennel", FENNEL, "celery5 docs from-fennel"),
+    ("Runnel", RUNNEL, "celery5 docs from-runnel"),
 )
 """The libraries, their names, and the pages of the guide that explain them."""
 
@@ -583,14 +592,23 @@ def describe_option(thing: NameKind, option: str, known: Sequence[str]) -> str:
     return f"{option} is no option{hint}"
 
 
-def find_command_hint(words: Sequence[str]) -> str:
+def find_command_hint(words: Sequence[str], group: str = "") -> str:
     """Return what to write instead of the command that these words begin, as the end of a message.
 
     The first two words, `inspect active`, count before the first alone. '' if no other library has such a command.
+
+    Args:
+        words: The words from the first one that celery5 does not know.
+        group: The group of commands before them; '' for none. After `worker` Celery's commands to workers are found
+            without their first word, too: `worker registered`.
     """
     if words[0] == "worker":  # Runnel's comes with the application, and celery5 has a command of this name
         return find_hint("command", "worker APP") if ":" in "".join(words[1:2]) else ""
-    return find_hint("command", " ".join(words[:2])) or find_hint("command", "".join(words[:1]))
+    names = [word for word in words if not word.startswith("-")][:2] or words[:1]
+    commands = [" ".join(names), names[0]]
+    if group == "worker":
+        commands += [f"inspect {names[0]}", f"control {names[0]}"]
+    return next(filter(None, (find_hint("command", command) for command in commands)), "")
 
 
 def make_attribute_error(thing: NameKind, of: Any, name: str) -> AttributeError:

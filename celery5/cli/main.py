@@ -31,7 +31,7 @@ COMMANDS: Mapping[str, str] = {
     "dashboard": "The dashboard shows an application in a browser, and does what commands do.",
     "demo": "Index the files of FOLDER with real jobs, by default those of Python's standard library.",
     "dlq": "Dead-letter queues keep the jobs that failed for good.",
-    "docs": "Print PAGE of the documentation of this version, such as docs/guide/tasks.md; without PAGE list all.",
+    "docs": "Print PAGE of the documentation of this version, such as tasks; without PAGE list all.",
     "doctor": "Look at the application, its settings, broker, keys and workers, at systemd's units, and at Python.",
     "event": "An event says that something happened; tasks subscribe to events.",
     "health": "Say whether workers do well; exit with 0 if they do, with 1 if not.",
@@ -132,10 +132,16 @@ class CommandTree(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find a command as click does. The error for a command of another library's names that of celery5."""
-        is_runnels = args[:1] == ["worker"] and ":" in "".join(args[1:2])
+        second = "".join(args[1:2])
+        is_runnels = args[:1] == ["worker"] and ":" in second
         if args and (is_runnels or args[0] not in COMMANDS) and (hint := _find_hint(args)):
             raise click.UsageError(f"No such command {args[is_runnels]!r}{hint}", ctx)
-        return super().resolve_command(ctx, args)
+        name, command, rest = super().resolve_command(ctx, args)
+        if isinstance(command, click.Group) and second and not second.startswith("-"):
+            is_known = command.get_command(ctx, second) is not None
+            if not is_known and (hint := _find_hint(rest, args[0])):
+                raise click.UsageError(f"No such command {second!r}{hint}", ctx)
+        return name, command, rest
 
 
 def _list_nouns() -> Mapping[str, str]:
@@ -149,10 +155,10 @@ def _list_nouns() -> Mapping[str, str]:
     }
 
 
-def _find_hint(words: list[str]) -> str:
+def _find_hint(words: list[str], group: str = "") -> str:
     from celery5.hints import find_command_hint
 
-    return find_command_hint(words)
+    return find_command_hint(words, group)
 
 
 @click.group(

@@ -154,7 +154,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     autoscale: Annotated[
         str | dict[str, Any],
         Meta(
-            description="workers that come and go with the load: minimum=1 maximum=10; see docs/guide/autoscaling.md",
+            description="workers that come and go with the load: minimum=1 maximum=10; see celery5 docs autoscaling",
             extra=_IN_HASH | {"check": parse_autoscale},
         ),
     ] = ""
@@ -411,7 +411,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = "UTC"
     schedules: Annotated[
         dict[str, dict[str, Any]],
-        Meta(description="periodic tasks, by name: see docs/guide/periodic.md", extra=_IN_HASH),
+        Meta(description="periodic tasks, by name: see celery5 docs periodic", extra=_IN_HASH),
     ] = msgspec.field(default_factory=dict[str, dict[str, Any]])
     schedules_version: Annotated[
         int,
@@ -494,7 +494,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     alerts: Annotated[
         dict[str, str],
         Meta(
-            description="further rules of alerts, by name: oldest queue=mail above=5m for=2m; see docs/guide/alerts.md",
+            description="further rules of alerts, by name: oldest queue=mail above=5m for=2m; see celery5 docs alerts",
             extra={"check": parse_rules},
         ),
     ] = msgspec.field(default_factory=dict[str, str])

@@ -4,10 +4,9 @@ Jobs are handled in batches, so memory use does not depend on how many there are
 after an interruption some jobs are done and the rest are unchanged.
 """
 
-import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import msgspec
 
@@ -22,8 +21,9 @@ from celery5.connections.batches import Batches, ReadBatch
 from celery5.connections.long_operations import persist
 from celery5.dead_letters.reading import BATCH_SIZE, DeadJobReader, make_dead
 from celery5.dead_letters.run_members import find_jobs_of_ended_runs
-from celery5.errors import Corrupt, Misconfigured
+from celery5.errors import Corrupt
 from celery5.protocol.audit import join_names
+from celery5.protocol.bulk import check_rate
 from celery5.protocol.job.dead_letters import (
     DeadJob,
     DeadJobFilter,
@@ -37,7 +37,6 @@ from celery5.protocol.job.dead_letters import (
 from celery5.protocol.job.failure_groups import DeadJobGrouping, DeadJobGroups, apply_causes
 from celery5.protocol.job.messages import make_replay, read_command
 from celery5.protocol.job.states import get_lane
-from celery5.protocol.text_values import RATE
 from celery5.sending.publisher import split_into_trips
 
 if TYPE_CHECKING:
@@ -383,15 +382,3 @@ class Pace:
         if self._due > now:
             await sleep(self._due - now)
         self._due = max(self._due, now) + jobs / self._rate
-
-
-def check_rate(rate: float | str | None) -> float | None:
-    """Return a rate as a number per second. Raises Misconfigured."""
-    if isinstance(rate, str):
-        return RATE.parse(rate).per_second
-    number = isinstance(cast("object", rate), int | float) and not isinstance(rate, bool)
-    if rate is not None and (not number or not 0 < rate < math.inf):
-        raise Misconfigured(
-            f"rate is {rate!r}: give a number of jobs per second, more than 0, or a text such as 50/s"
-        )
-    return rate

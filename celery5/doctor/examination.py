@@ -140,7 +140,7 @@ def _run_safely(check: DoctorCheck) -> Finding:
     except _SkippedCheck as error:
         return Finding(check.name, "warn", str(error), "see above")
     except CeleryError as error:
-        return Finding(check.name, "fail", get_error_text(error), "see docs/guide/doctor.md")
+        return Finding(check.name, "fail", get_error_text(error), "see celery5 docs doctor")
     except Exception as error:  # a defect of one check must not end the others
         why = f"the check itself failed: {type(error).__name__}: {error}"
         return Finding(check.name, "fail", why, "please report it")

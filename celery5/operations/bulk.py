@@ -76,16 +76,14 @@ class RevokeMany(msgspec.Struct, frozen=True):
 
     queue: Annotated[Text, about("The queue whose waiting jobs are revoked.")]
     task: Annotated[Pattern, about("Of this task alone, with wildcards: `shop.*`.", metavar="TASK")] = ""
-    rate: Annotated[
-        Rate, about("At most so many per second, such as 50/s; default: no limit.", metavar="N/s")
-    ] = ""
+    rate: Rate = None
     dry_run: Annotated[bool, about("Say what would be done, and do nothing.")] = False
 
 
 async def revoke_many(app: "App", asked: RevokeMany) -> Changed:
     """Revoke the jobs of a task that wait on a queue."""
     selection = {"queue": asked.queue} | ({"task": asked.task} if asked.task else {})
-    request = BulkRequest(verb="task:revoke", filter=selection, rate=asked.rate or None)
+    request = BulkRequest(verb="task:revoke", filter=selection, rate=asked.rate)
     return await count_and_begin(app, request, "jobs", "revoked", is_dry=asked.dry_run)
 
 
@@ -94,16 +92,14 @@ class RetryMany(msgspec.Struct, frozen=True):
 
     queue: Annotated[Pattern, about("The queue where the runs live; default: all.", metavar="QUEUE")] = ""
     workflow: Annotated[Pattern, about("Of this workflow alone, with wildcards.", metavar="WORKFLOW")] = ""
-    rate: Annotated[
-        Rate, about("At most so many per second, such as 50/s; default: no limit.", metavar="N/s")
-    ] = ""
+    rate: Rate = None
     dry_run: Annotated[bool, about("Say what would be done, and do nothing.")] = False
 
 
 async def retry_many(app: "App", asked: RetryMany) -> Changed:
     """Start what has failed in many runs of workflows again."""
     selection = {name: value for name in ("queue", "workflow") if (value := getattr(asked, name))}
-    request = BulkRequest(verb="workflow:retry", filter=selection, rate=asked.rate or None)
+    request = BulkRequest(verb="workflow:retry", filter=selection, rate=asked.rate)
     return await count_and_begin(app, request, "runs", "started again", is_dry=asked.dry_run)
 
 

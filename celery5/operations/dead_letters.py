@@ -139,9 +139,7 @@ async def group_dead(app: "App", asked: DeadGrouping) -> DeadJobGroups:
 class Replay(DeadFilter, frozen=True, kw_only=True):
     """Which dead jobs to send again."""
 
-    rate: Annotated[
-        Rate | None, about("No more jobs than this: 50/s, 100/m; default: no limit.", metavar="N/s")
-    ] = None
+    rate: Rate = None
     limit: Annotated[
         Annotated[int, Meta(ge=1)] | None, about("Jobs at most, the oldest of each queue first.")
     ] = None
@@ -218,7 +216,7 @@ READ = Operation(
         ResultColumn("queue", "queue"),
         ResultColumn("entry", "entry"),
         ResultColumn("died", "died", "time"),
-        ResultColumn("job", "id"),
+        ResultColumn("id", "id"),
         ResultColumn("task", "task"),
         ResultColumn("attempt", "attempt"),
         ResultColumn("reason", lambda job: f"{job.reason} ({job.sink})" if job.sink else job.reason),

@@ -56,8 +56,11 @@ Seconds = Annotated[float, as_duration(at_most=90 * 86400)]
 """A time span that history is kept for."""
 Span = Annotated[float, as_duration(at_most=36_500 * 86400)]
 """A time span of any length that means something: dead letters are kept until somebody deletes them."""
-Rate = Annotated[str, Meta(max_length=20)]
-"""A rate, such as 50/s; '' for no limit."""
+Rate = Annotated[
+    Annotated[str, Meta(max_length=20)] | None,
+    about("At most so many per second, such as 50/s; default: no limit.", metavar="N/s"),
+]
+"""How fast many things are changed; '' is no limit, too."""
 
 
 class Nothing(msgspec.Struct, frozen=True):

@@ -298,7 +298,7 @@ READ_DEAD_RECORDS = Operation(
         ResultColumn("entry", "entry"),
         ResultColumn("died", "died", "time"),
         ResultColumn("partition", "partition"),
-        ResultColumn("record", "id"),
+        ResultColumn("id", "id"),
         ResultColumn("attempts", "attempts"),
         ResultColumn("error", "error"),
         ResultColumn("value", "record"),

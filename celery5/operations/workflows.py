@@ -93,7 +93,7 @@ async def _find(app: "App", run_id: str) -> "WorkflowRun[Any]":
 
 
 LISTED = (
-    ResultColumn("run", "id"),
+    ResultColumn("id", "id"),
     ResultColumn("workflow", "name"),
     ResultColumn("state", lambda run: run.state.value),
     ResultColumn("done", lambda run: f"{run.done} of {run.total}"),

@@ -118,7 +118,7 @@ def check_bulk_action(action: BulkRequest) -> BulkRequest:
     for name in ("queue", "task", "workflow"):
         if name in words:
             list_texts(words, name)
-    return msgspec.structs.replace(action, filter=words, rate=_check_rate(action.rate))
+    return msgspec.structs.replace(action, filter=words, rate=check_rate(action.rate))
 
 
 def list_texts(words: Mapping[str, Any], name: str) -> list[str]:
@@ -131,11 +131,12 @@ def list_texts(words: Mapping[str, Any], name: str) -> list[str]:
     return texts
 
 
-def _check_rate(rate: object) -> float | None:
+def check_rate(rate: object) -> float | None:
+    """Return a rate as a number per second; None, or '', is no limit. Raises Misconfigured."""
+    if rate is None or rate == "":
+        return None
     if isinstance(rate, str):
         return RATE.parse(rate).per_second
-    if rate is None:
-        return None
     if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < math.inf:
         raise Misconfigured(
             f"rate is {rate!r}: give a number per second, more than 0, or a text such as 50/s"

@@ -77,7 +77,7 @@ class CurrentJob(msgspec.Struct, frozen=True, omit_defaults=True):
         def __getattr__(self, name: str) -> Any:
             equivalent = CELERY_EQUIVALENTS.get(name)
             hint = (
-                f"; for Celery's {name} there is {equivalent} (see docs/guide/from-celery.md)"
+                f"; for Celery's {name} there is {equivalent} (see celery5 docs from-celery)"
                 if equivalent
                 else ""
             )

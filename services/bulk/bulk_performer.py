@@ -13,7 +13,7 @@ from celery5.broker.drivers.retrying import RetryingConnections, RetryingDriver
 from celery5.broker.transient_errors import is_outage
 from celery5.bulk.actions import BulkCount, count_selected, read_statuses, record_outcome
 from celery5.bulk.operations import make_operation
-from celery5.dead_letters.queues import Pace, check_rate
+from celery5.dead_letters.queues import Pace
 from celery5.errors import BulkActionRefused, CeleryError
 from celery5.logs.log import Log
 from celery5.protocol.bulk import (
@@ -25,6 +25,7 @@ from celery5.protocol.bulk import (
     BulkRequest,
     BulkStatus,
     check_bulk_action,
+    check_rate,
     encode_action,
     encode_progress,
 )

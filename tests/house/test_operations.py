@@ -30,3 +30,10 @@ def test_no_exception_has_become_a_command() -> None:
 def test_each_parameter_says_what_it_is_in_forms_help_and_openapi(operation: Operation) -> None:
     assert [parameter.name for parameter in list_parameters(operation.parameters) if not parameter.help] == []
     assert operation.summary.endswith(".")
+
+
+def test_what_a_command_takes_as_id_is_called_so_in_every_table() -> None:
+    columns = [(name, column) for name, operation in OPERATIONS.items() for column in operation.columns]
+    assert [
+        (name, column.name) for name, column in columns if column.of == "id" and column.name != "id"
+    ] == []

@@ -118,7 +118,15 @@ def _fields(job: "DeadJob") -> dict[str, object]:
     """Return all fields of a job but the raw message, which may not be text."""
     names = [name for name in job.__struct_fields__ if name not in ("id", "raw", "queue", "entry")]
     fields = {name: getattr(job, name) for name in names}
-    return {"queue": job.queue, "entry": job.entry, "job": job.id, **fields, "error": job.error}
+    # `job` is what the id was called here first: programs have relied on it.
+    return {
+        "queue": job.queue,
+        "entry": job.entry,
+        "id": job.id,
+        "job": job.id,
+        **fields,
+        "error": job.error,
+    }
 
 
 def _show_counts(finished: Finished) -> None:
@@ -142,7 +150,7 @@ def _show_groups(finished: Finished) -> None:
 
 def _make_group_row(group: "DeadJobGroup") -> dict[str, object]:
     return {
-        "group": group.id,
+        "error group": group.id,
         "count": group.count,
         "task": group.task,
         "error": f"{group.type}: {group.pattern}" if group.pattern else group.type,
@@ -170,7 +178,7 @@ def _explain_groups(finished: Finished) -> None:
 
 def _replay(started: Started) -> None:
     """Replay here, and not as a bulk action: what a person has begun is shown, and ends with Ctrl-C."""
-    from celery5.dead_letters.queues import check_rate
+    from celery5.protocol.bulk import check_rate
 
     rate = check_rate(started.asked.rate)
     _change(started, "replayed", partial(started.app.dlq.replay, rate=rate))

@@ -137,7 +137,7 @@ to an idle worker, takes about a millisecond.
 
 What next
   read the five tasks that ran     python -m pydoc celery5.examples.index_files.tasks
-  an application of your own       write shop.py: docs/tour.md, in ten minutes
+  an application of your own       write shop.py: celery5 docs tour, in ten minutes
   run it, with nothing to install  celery5 -A shop controller start --development
   see its queues and dead jobs     celery5 -A shop info; celery5 -A shop dlq read; celery5 -A shop doctor"""
 WAIT_LIMIT = 10.0

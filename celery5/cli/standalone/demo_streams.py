@@ -31,7 +31,7 @@ _WHAT_NEXT = """\
 What next
   read the two processors that ran   python -m pydoc celery5.examples.log_lines.processors
   kill what you like                 python -m celery5.examples.log_lines --help; each process is one command
-  streams of your own                docs/guide/streams.md"""
+  streams of your own                celery5 docs streams"""
 
 
 class TotalsDiffer(CeleryError):

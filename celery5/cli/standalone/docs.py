@@ -28,9 +28,9 @@ class Section(NamedTuple):
 @click.command()
 @click.argument("page", required=False, nargs=-1)
 def docs(page: tuple[str, ...]) -> None:
-    """Print PAGE of the documentation of this version, such as docs/guide/tasks.md; without PAGE list all.
+    """Print PAGE of the documentation of this version, such as tasks; without PAGE list all.
 
-    Errors name pages by these paths. The end of a path is enough, `tasks` for example; pages of the guide go first.
+    The end of a path is enough, `tasks` for example; pages of the guide go first. Errors name pages by this command.
     Where no page has that name, the sections with these words are listed: `celery5 docs acks_late`.
     """
     pages = _list_pages()
@@ -50,7 +50,7 @@ def docs(page: tuple[str, ...]) -> None:
         echo(format_table(sections, empty=""))
     else:
         names = [path.removesuffix(".md").rpartition("/")[2] for path in pages]
-        similar = did_you_mean(wanted.rpartition("/")[2], names, otherwise="celery5 docs lists all")
+        similar = did_you_mean(wanted.rpartition("/")[2], names, otherwise="celery5 docs alone lists all")
         raise click.UsageError(f"no page {words!r}; {similar}")
 
 

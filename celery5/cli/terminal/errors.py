@@ -133,8 +133,13 @@ def _iterate_leaves(error: BaseException) -> Iterator[BaseException]:
 
 def _get_hint(error: click.ClickException) -> str:
     """Return what to write instead, or how to show the usage, for an error that click raised."""
-    if isinstance(error, click.NoSuchOption) and error.option_name in CELERY_FLAG_HINTS:
-        return f"; {CELERY_FLAG_HINTS[error.option_name]}"
+    if isinstance(error, click.NoSuchOption):
+        hint = CELERY_FLAG_HINTS.get(error.option_name, "")
+        is_workers = error.ctx is not None and error.ctx.command.name == "worker" and hint != _BEFORE_COMMAND
+        if is_workers:  # Celery's `worker` takes them by itself
+            return f"; {hint or 'options of a worker come'} after celery5 worker start"
+        if hint:
+            return f"; {hint}"
     if isinstance(error, click.UsageError) and error.ctx is not None:
         return f"; try '{error.ctx.command_path} --help'"
     return ""

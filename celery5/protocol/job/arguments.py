@@ -537,7 +537,7 @@ class Parameters:
         return annotation
 
 
-_INSTEAD = "is neither a dataclass nor another type that JSON can carry (see docs/guide/types.md)"
+_INSTEAD = "is neither a dataclass nor another type that JSON can carry (see celery5 docs types)"
 _NEVER: tuple[Any, ...] = (Never, NoReturn)
 _SIMPLE: tuple[Any, ...] = (Any, int, str, float, bool, bytes, None)
 _SAMPLES: tuple[Any, ...] = ({}, [], "", 0, 0.0, True, None)

@@ -140,7 +140,7 @@ def _start_workers(group: GroupHealth) -> str:
     """Return the remedy for a group that is not read. How to forget a group is for the guide: it cannot be undone."""
     return (
         f"celery5 worker start; celery5 stream show {shlex.quote(group.stream)} says what each group has not done; "
-        "docs/guide/streams-operating.md, for a group that nobody needs any more"
+        "celery5 docs streams-operating, for a group that nobody needs any more"
     )
 
 

@@ -67,7 +67,9 @@ def test_the_running_job_knows_what_celery_calls_it(name: str) -> None:
     assert name not in CurrentJob.__struct_fields__
     with pytest.raises(
         AttributeError,
-        match=re.escape(f"for Celery's {name} there is {CELERY_EQUIVALENTS[name]} (see docs/guide"),
+        match=re.escape(
+            f"for Celery's {name} there is {CELERY_EQUIVALENTS[name]} (see celery5 docs from-celery"
+        ),
     ):
         getattr(job, name)
     with pytest.raises(AttributeError, match=r"^'CurrentJob' object has no attribute 'colour'$"):
@@ -130,6 +132,58 @@ def test_a_command_of_old_is_refused_with_its_name_today(
     assert code == EXIT_USAGE
     assert printed.startswith(f"Error: No such command {words.split()[0]!r}; for Celery's {words} there is ")
     assert find_hint("command", words) in printed
+
+
+@pytest.mark.parametrize(
+    ("typed", "theirs"),
+    [
+        ("worker inspect", "inspect"),
+        ("worker inspect active", "inspect active"),
+        ("worker registered", "inspect registered"),
+        ("worker rate_limit shop.add 10/m", "control rate_limit"),
+        ("worker status", "status"),
+        ("queue inspect", "inspect"),
+        ("inspect --json active", "inspect active"),
+        ("inspect -d active", "inspect active"),
+        ("multi start w1", "multi"),
+        ("purge -f", "purge"),
+        ("list bindings", "list"),
+        ("amqp queue.purge mail", "amqp"),
+    ],
+)
+def test_a_command_of_old_is_found_after_a_group_and_beside_options(
+    typed: str, theirs: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = run_reporting_errors(lambda: cli.main(typed.split(), "celery5", standalone_mode=False))
+    printed = capsys.readouterr().err
+    assert (code, printed.count("\n")) == (EXIT_USAGE, 1)
+    assert find_hint("command", theirs) in printed
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("worker -l info", "here it is --log-level after celery5 worker start"),
+        ("worker --log-level info", "options of a worker come after celery5 worker start"),
+        ("worker -A shop", "it comes before the command: celery5 -A module[:app] COMMAND"),
+        ("worker start -l info", "here it is --log-level\n"),
+    ],
+)
+def test_the_options_of_celerys_worker_are_answered_with_their_place(
+    typed: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_reporting_errors(lambda: cli.main(typed.split(), "celery5", standalone_mode=False))
+    assert said in capsys.readouterr().err
+
+
+def test_every_group_and_command_of_celery_is_answered() -> None:
+    names = "active reserved scheduled registered stats ping revoked active_queues conf report query_task"
+    control = (
+        "revoke rate_limit time_limit shutdown add_consumer cancel_consumer pool_grow pool_shrink autoscale"
+    )
+    alone = "inspect control purge events beat flower multi result call status shell list amqp logtool graph upgrade"
+    typed = [f"inspect {name}" for name in names.split()] + [f"control {name}" for name in control.split()]
+    assert [words for words in (*typed, *alone.split()) if words not in CELERY["command"]] == []
 
 
 def test_every_command_that_is_named_instead_takes_its_words() -> None:

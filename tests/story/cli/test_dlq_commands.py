@@ -64,14 +64,14 @@ def test_dead_jobs_are_read_and_counted(desk: Desk, redis_client: "redis.Redis")
         desk.app, redis_client, "p", task="bank.pay", error="OSError", reason="poisoned", queue="slow"
     )
     head, *rows = desk("dlq", "read").splitlines()
-    assert head.split() == ["queue", "entry", "died", "job", "task", "attempt", "reason", "error"]
+    assert head.split() == ["queue", "entry", "died", "id", "task", "attempt", "reason", "error"]
     assert len(rows) == 4
     assert re.search(
         rf"slow +{entry} +\d{{4}}-\S+ \S+Z +p +bank\.pay +4 +poisoned +OSError: OSError of bank", rows[-1]
     )
     (one,) = json.loads(desk("dlq", "read", "--task", "bank.*", "--json"))
     assert (one["job"], one["entry"], one["error"], one["type"], one["args"], one["failures"][0]["type"]) == (
-        *("p", entry, "OSError: OSError of bank.pay", "OSError", [], "OSError"),
+        *(one["id"], entry, "OSError: OSError of bank.pay", "OSError", [], "OSError"),
     )
     assert [entry["job"] for entry in json.loads(desk("dlq", "read", "--json"))] == ["j0", "j1", "j2", "p"]
     assert json.loads(desk("dlq", "read", "--older-than", "1h", "--json")) == []
@@ -203,6 +203,7 @@ def test_dead_jobs_are_replayed(desk: Desk, redis_client: "redis.Redis") -> None
         "unreachable": [],
     }
     assert sent(redis_client, desk.app) == []
+    assert desk("dlq", "replay", "--dry-run", "--rate", "") == desk("dlq", "replay", "--dry-run")
     assert desk("dlq", "replay", "--task", "shop.*", "--limit", "1", "--rate", "100/s") == (
         "1 dead job:\n  1  shop.t exhausted ValueError\n"
         "1 dead job replayed:\n  1  shop.t exhausted ValueError\n"

@@ -14,7 +14,7 @@ def read(folder: Path) -> dict[str, str]:
     return {file.name: file.read_text() for file in folder.iterdir()}
 
 
-def test_a_page_is_printed_by_the_path_that_errors_name(tmp_path: Path) -> None:
+def test_a_page_is_printed_by_its_path_or_the_end_of_it(tmp_path: Path) -> None:
     page = (HERE / "docs" / "guide" / "types.md").read_text()
     for name in ("docs/guide/types.md", "guide/types", "types"):
         ended = celery5("docs", name, cwd=tmp_path)
