@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 async def list_schedules(app: "App", _: Nothing) -> "list[ScheduleState]":
     """Show each schedule: when it fired last, when it fires next, and how often it did, and did not."""
-    return await app.schedule.alist()
+    return await app.schedule.alist(with_declared=True)
 
 
 class OneSchedule(msgspec.Struct, frozen=True):

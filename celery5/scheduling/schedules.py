@@ -2,7 +2,7 @@
 
 import builtins
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, ClassVar, cast
 
@@ -19,7 +19,7 @@ from celery5.broker.driver import AsyncDriver
 from celery5.broker.routing.unreachable import not_found_error, retry_without_unreachable, skip_unreachable
 from celery5.broker.wall_clock import wall_time
 from celery5.config.settings import Settings
-from celery5.errors import Misconfigured
+from celery5.errors import CeleryError, Misconfigured
 from celery5.middleware.middleware import ObservedApplication
 from celery5.protocol.job.job import Job, new_id, to_seconds
 from celery5.protocol.job.messages import read_command
@@ -51,7 +51,8 @@ class ScheduleState(msgspec.Struct, frozen=True):
     task: str
     queue: str
     when: str
-    # `active`, `paused`, `retired` (no code declares it any more) or `done` (it will not fire again).
+    # `active`, `paused`, `retired` (no code declares it any more), `done` (it will not fire again), or `declared` (by
+    # the code here, and no Scheduler has taken it up).
     state: str
     last: float | None
     next: float | None
@@ -243,6 +244,13 @@ def to_schedule_state(schedule: Schedule) -> ScheduleState:
     )
 
 
+def make_declared_state(app: TaskApplication, declared: DeclaredSchedule) -> ScheduleState:
+    """Return the state of a schedule that no Scheduler has taken up. Raises as `make_definition`."""
+    of = make_definition(app, declared.call, declared.periodic)
+    schedule = Schedule(declared.name, of, origin=declared.origin)
+    return msgspec.structs.replace(to_schedule_state(schedule), state="declared")
+
+
 async def read_schedules(app: TaskApplication, redis: AsyncDriver) -> list[tuple[Schedule, bytes]]:
     """Return all schedules in Redis that this version can read, each with its record."""
     return await retry_without_unreachable(lambda: _read_all(app, redis))
@@ -290,7 +298,11 @@ async def find_schedule(app: TaskApplication, redis: AsyncDriver, name: str) -> 
         if unreachable:
             raise not_found_error(f"schedule {name!r}", unreachable)
         names = [state.name for state in await list_states(app, redis)]
-    raise Misconfigured(f"no schedule {name!r}; there are: {', '.join(names[:20]) or 'none'}")
+    raise _NoSchedule(f"no schedule {name!r}; there are: {', '.join(names[:20]) or 'none'}")
+
+
+class _NoSchedule(Misconfigured):
+    """There is no schedule of this name in Redis."""
 
 
 async def _look_up(app: TaskApplication, redis: AsyncDriver, name: str) -> tuple[Schedule, bytes] | None:
@@ -487,18 +499,52 @@ class Schedules:
         tasks = self._app.tasks.values()
         return bool(self._declared or self._app.settings.schedules or any(task.schedule for task in tasks))
 
-    async def alist(self) -> builtins.list[ScheduleState]:
-        """Return all schedules, by name."""
+    async def alist(self, *, with_declared: bool = False) -> builtins.list[ScheduleState]:
+        """Return all schedules in Redis, by name.
+
+        Args:
+            with_declared: Whether those that are declared here, and that no Scheduler has taken up, are there, too.
+        """
         redis = await self._app.connections.get_async_driver()
-        return await list_states(self._app, redis)
+        states = await list_states(self._app, redis)
+        if with_declared:
+            existing = {state.name for state in states}
+            states += [state for name, state in self._make_declared_states().items() if name not in existing]
+        return sorted(states, key=lambda state: state.name)
 
     @blocking(alist)
     def list(self) -> None: ...
 
+    def _make_declared_states(self) -> dict[str, ScheduleState]:
+        """Return the state of each declared schedule, as long as no Scheduler has it; without those that are wrong."""
+        states: dict[str, ScheduleState] = {}
+        with suppress(CeleryError, TypeError):
+            for name, declared in self.list_declared().items():
+                with suppress(CeleryError, TypeError):
+                    states[name] = make_declared_state(self._app, declared)
+        return states
+
+    @contextmanager
+    def _explaining_declared(self, name: str) -> Generator[None, None, None]:
+        """Say of a schedule that is declared, and not in Redis, who puts it there."""
+        try:
+            yield
+        except _NoSchedule:
+            if name not in self._make_declared_states():
+                raise
+            raise Misconfigured(
+                f"schedule {name!r} is declared, and no Scheduler has taken it up: celery5 scheduler start"
+            ) from None
+
     async def ashow(self, name: str) -> ScheduleState:
-        """Return one schedule."""
+        """Return one schedule, also one that is declared here and that no Scheduler has taken up."""
         redis = await self._app.connections.get_async_driver()
-        return await get_schedule_state(self._app, redis, name)
+        try:
+            return await get_schedule_state(self._app, redis, name)
+        except _NoSchedule:
+            if (declared := self._make_declared_states().get(name)) is None:
+                raise
+            return declared
 
     @blocking(ashow)
     def show(self) -> None: ...
@@ -515,7 +561,8 @@ class Schedules:
     async def apause(self, name: str) -> ScheduleState:
         """Pause a schedule. Fire times in the pause count neither as fired nor as missed."""
         redis = await self._app.connections.get_async_driver()
-        return await change_schedule(self._app, redis, name, "schedule:pause", paused_schedule)
+        with self._explaining_declared(name):
+            return await change_schedule(self._app, redis, name, "schedule:pause", paused_schedule)
 
     @blocking(apause)
     def pause(self) -> None: ...
@@ -523,7 +570,8 @@ class Schedules:
     async def aresume(self, name: str) -> ScheduleState:
         """Resume a schedule, at its next fire time in the future."""
         redis = await self._app.connections.get_async_driver()
-        return await change_schedule(self._app, redis, name, "schedule:resume", resumed_schedule)
+        with self._explaining_declared(name):
+            return await change_schedule(self._app, redis, name, "schedule:resume", resumed_schedule)
 
     @blocking(aresume)
     def resume(self) -> None: ...
@@ -531,7 +579,8 @@ class Schedules:
     async def aremove(self, name: str) -> ScheduleState:
         """Remove a schedule; return it as it was. Jobs that it has sent stay."""
         redis = await self._app.connections.get_async_driver()
-        return await change_schedule(self._app, redis, name, "schedule:remove", removed_schedule)
+        with self._explaining_declared(name):
+            return await change_schedule(self._app, redis, name, "schedule:remove", removed_schedule)
 
     @blocking(aremove)
     def remove(self) -> None: ...
@@ -542,7 +591,8 @@ class Schedules:
         The overlap policy is ignored, and the fire times stay as they are.
         """
         redis = await self._app.connections.get_async_driver()
-        return await trigger_schedule(self._app, redis, name)
+        with self._explaining_declared(name):
+            return await trigger_schedule(self._app, redis, name)
 
     @blocking(atrigger)
     def trigger(self) -> None: ...

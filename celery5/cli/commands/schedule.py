@@ -71,11 +71,17 @@ def _format_removed(changed: Changed) -> str:
 
 
 def _warn_without_scheduler(finished: Finished) -> None:
-    if finished.wants_json or not any(state.state == "active" for state in finished.result):
+    states = {state.state for state in finished.result}
+    if finished.wants_json or not states & {"active", "declared"}:
         return
     app = finished.app
     if not app.schedule.schedulers() and DEFAULT_BROKER not in finished.unreachable:
         echo(f"no Scheduler of {app.name} is running: nothing fires until celery5 scheduler start", err=True)
+    elif "declared" in states:
+        echo(
+            "those that are declared fire when a Scheduler with this code begins",
+            err=True,
+        )
 
 
 schedule = make_group(
@@ -85,7 +91,7 @@ schedule = make_group(
     {
         "list": CommandView(
             row=_make_row,
-            empty="no schedules: none was added, and no Scheduler has declared any",
+            empty="no schedules: none was added, and none is declared",
             after=_warn_without_scheduler,
             skips_unreachable=True,
         ),

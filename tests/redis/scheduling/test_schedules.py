@@ -46,6 +46,23 @@ async def akept(app: App) -> dict[str, ScheduleState]:
     return {schedule.name: schedule for schedule in await app.schedule.alist()}
 
 
+def test_a_declared_schedule_that_nobody_has_taken_up_is_listed_if_asked_for(app: App) -> None:
+    nothing(app, schedule="0 3 * * *")
+    app.schedule(app.tasks["nothing"].s(1, 2, 3), every(60), name="often")
+    assert app.schedule.list() == []
+    app.schedule.add(app.tasks["nothing"].s(), every(3600), name="often")
+    listed = app.schedule.list(with_declared=True)
+    assert [(one.name, one.state, one.origin) for one in listed] == [
+        ("nothing", "declared", "code"),
+        ("often", "active", "runtime"),
+    ]
+    assert app.schedule.show("nothing") == listed[0]
+    with pytest.raises(Misconfigured, match="no schedule 'nobody'; there are: often"):
+        app.schedule.show("nobody")
+    app.schedule(app.tasks["nothing"].s(at="x"), every(60), name="wrong")
+    assert app.schedule.list(with_declared=True) == listed, "one that is wrong hides no other"
+
+
 # ---- I6
 
 

@@ -51,6 +51,28 @@ def test_schedules_that_nobody_fires_are_told_of(desk: Desk) -> None:
     assert "overdue" in desk("schedule", "show", "often")
 
 
+def test_declared_schedules_are_shown_before_a_scheduler_takes_them_up(desk: Desk) -> None:
+    with (desk.folder / "shop.py").open("a") as file:
+        file.write("\napp.schedule(add.s(1, 2), '0 3 * * *', name='nightly')\n")
+    ended = celery5("-A", "shop", "schedule", "list", cwd=desk.folder)
+    assert ended.out.splitlines()[1].split() == [
+        *("nightly", "cron", "hour=3", "minute=0", "UTC", "declared", "0", "0", "0")
+    ]
+    assert (
+        ended.err
+        == f"no Scheduler of {desk.app.name} is running: nothing fires until celery5 scheduler start\n"
+    )
+    assert json.loads(desk("schedule", "list", "--json"))[0]["state"] == "declared"
+    assert "state        declared" in desk("schedule", "show", "nightly")
+    for verb in ("trigger", "pause", "resume", "remove"):
+        refused = celery5("-A", "shop", "schedule", verb, "nightly", cwd=desk.folder)
+        said = "schedule 'nightly' is declared, and no Scheduler has taken it up: celery5 scheduler start"
+        assert (refused.code, refused.error) == (2, f"Error: {said}")
+    with Serving("-A", "shop", "scheduler", "start", cwd=desk.folder):
+        until(lambda: "active" in celery5("-A", "shop", "schedule", "list", cwd=desk.folder).out)
+        assert "declared by  code" in desk("schedule", "show", "nightly")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
