@@ -1,7 +1,7 @@
 """The time of day by which jobs go: that of this machine and of the server, or one that a test sets.
 
-Leases, timeouts of connections and limits of rates always go by real time: a test that lets a day pass must not take
-its worker for dead.
+Leases and timeouts of connections always go by real time: a test that lets a day pass must not take its worker for
+dead. The starts of rates are noted in real time; when time passes, they become that much older.
 """
 
 import time

@@ -155,12 +155,15 @@ def _remove(server: EmbeddedServer) -> None:
 
 @asynccontextmanager
 async def run_in_background(
-    app: App, options: ServeOptions, *, with_schedules: bool = True
+    app: App, options: ServeOptions, *, with_schedules: bool | None = None, with_router: bool = True
 ) -> AsyncGenerator[trio.Event, None]:
     """Run a worker for `app` in this Trio run: it is up when the block begins, and stops in order when it ends.
 
-    The application must have a broker (`provide_broker`). Yields the event that a burst sets when all is done. Without
-    schedules there is no Scheduler.
+    The application must have a broker (`provide_broker`). Yields the event that a burst sets when all is done.
+
+    Args:
+        with_schedules: Whether there is a Scheduler; None: if the application has work for one.
+        with_router: Whether there may be a Router.
     """
     worker_options = WorkerOptions(
         queues=options.queues,
@@ -172,9 +175,12 @@ async def run_in_background(
     log = Log(worker=worker_options.incarnation, app=app.name)
     done = trio.Event()
     async with trio.open_nursery() as nursery:
-        for companion in find_companions(app):
-            if companion is SCHEDULER and not with_schedules:
-                continue
+        needs_scheduler = scheduler.is_needed(app) if with_schedules is None else with_schedules
+        companions = (
+            *((ROUTER,) if with_router and router.is_needed(app) else ()),
+            *((SCHEDULER,) if needs_scheduler else ()),
+        )
+        for companion in companions:
             await nursery.start(partial(run_companion, companion, app, None, lambda: None))
         await nursery.start(partial(worker.run, app, worker_options, log=log, done=done))
         try:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 from celery5.app import App
 from celery5.broker.calls import queues as queue_calls
+from celery5.broker.calls import scheduling as scheduling_calls
 from celery5.broker.calls import virtual_time as calls
 from celery5.broker.calls.health import get_server_time, scan_keys
 from celery5.broker.calls.virtual_time import RemainingWork
@@ -19,6 +20,7 @@ from celery5.broker.keys import EVENTS, QueueKeys
 from celery5.broker.wall_clock import WALL_CLOCK
 from celery5.errors import CeleryError, Misconfigured
 from celery5.protocol.job.messages import read_command
+from celery5.testing.rate_waits import RateWaits
 
 STEP_LIMIT = 30.0
 """Real seconds that what is due at one time may take."""
@@ -43,13 +45,14 @@ class VirtualClock:
         self._redis = redis
         self._now = now
         self._pause = pause
+        self._rates = RateWaits(app, redis)
 
     @property
     def now(self) -> float:
         """The virtual time in seconds since 1970."""
         return self._now / 1000
 
-    def advance(self, seconds: float) -> None:
+    def advance(self, seconds: float, *, with_schedules: bool = True) -> None:
         """Let time pass, and everything happen in its time: one after another, as it falls due.
 
         Before each step in time, and at the end, everything that can happen has happened: it ends like
@@ -57,6 +60,7 @@ class VirtualClock:
 
         Args:
             seconds: How many, from 0 on.
+            with_schedules: Whether there is a Scheduler, which makes schedules fire.
 
         Raises:
             ValueError: It is negative, no number, or more than MOST_SECONDS.
@@ -65,7 +69,7 @@ class VirtualClock:
         _check_seconds("advance", seconds)
         end = self._now + round(seconds * 1000)
         for _ in range(MAX_STEPS):
-            next_due = self._wait_until_idle().next_due
+            next_due = self._wait_until_idle(with_schedules=with_schedules).next_due
             if next_due is None or next_due > end:
                 break
             self._set(next_due)
@@ -74,7 +78,7 @@ class VirtualClock:
                 f"something fell due {MAX_STEPS} times: advance in shorter steps, or look at what repeats itself"
             )
         self._set(end)
-        self._wait_until_idle()
+        self._wait_until_idle(with_schedules=with_schedules)
 
     def advance_to_end(self, check: Callable[[int], None]) -> None:
         """Let time pass until nothing is left that falls due, but schedules, which have no end.
@@ -95,19 +99,26 @@ class VirtualClock:
             f"something fell due {MAX_STEPS} times: does a task send itself again, or does a run wait in a loop?"
         )
 
-    def wait_until_idle(self) -> None:
+    def wait_until_idle(self, *, with_schedules: bool = True) -> None:
         """Wait until no job is on a queue or runs, and nothing else is left to do at this time.
 
         Raises:
             TimeoutError: That has not come within 30 real seconds. The error names what is left.
         """
-        self._wait_until_idle()
+        self._wait_until_idle(with_schedules=with_schedules)
 
     def _wait_until_idle(self, *, with_schedules: bool = True) -> RemainingWork:
         """Wait until nothing is left, and return when something falls due next."""
         end = time.monotonic() + STEP_LIMIT
         next_wake = time.monotonic() + WAKE_INTERVAL
         while (remaining := self._measure(with_schedules=with_schedules)).queue:
+            if remaining.what == calls.WAITS_AT_LIMIT:
+                wait = self._rates.find_next(self._list_queues())
+                if wait is not None:
+                    dues = [remaining.next_due, self._now + wait if wait > 0 else None]
+                    return RemainingWork(
+                        "", "", b"", min((due for due in dues if due is not None), default=None)
+                    )
             now = time.monotonic()
             if now > end:
                 raise TimeoutError(_describe(remaining))
@@ -125,7 +136,8 @@ class VirtualClock:
 
     def _list_queues(self) -> list[QueueKeys]:
         names = self._redis.perform(queue_calls.list_queues(self._app.keys))
-        return [self._app.queue(name) for name in (*names, EVENTS)]
+        scheduled = self._redis.perform(scheduling_calls.list_schedule_queues(self._app.keys))
+        return [self._app.queue(name) for name in (*dict.fromkeys((*names, *scheduled)), EVENTS)]
 
     def _set(self, now: int) -> None:
         """Set the time: what it outlives is gone first, then the worker looks at what is due."""
@@ -140,19 +152,23 @@ class VirtualClock:
         if passed <= 0:
             return
         prefixes, cursor = calls.list_expiring_prefixes(self._app.keys, queues), 0
+        start_prefixes = calls.list_start_prefixes(self._app.keys, queues)
         names = set[str]()  # a scan may return a key twice, and its life is shortened once
         while True:
             cursor, found = self._redis.perform(scan_keys(cursor, self._app.keys.pattern, count=PAGE))
-            names.update(name for name in found if name.startswith(prefixes))
+            names.update(name for name in found if name.startswith((*prefixes, *start_prefixes)))
             if cursor == 0:
                 break
-        ordered = sorted(names)
-        for first in range(0, len(ordered), PAGE):
-            self._redis.perform(calls.reduce_ttls(ordered[first : first + PAGE], passed))
+        starts = sorted(name for name in names if name.startswith(start_prefixes))
+        for ordered in (starts, sorted(names.difference(starts))):
+            for first in range(0, len(ordered), PAGE):
+                page = ordered[first : first + PAGE]
+                self._redis.perform(calls.reduce_ttls(page, passed, are_starts=ordered is starts))
 
     def _wake(self, queues: list[QueueKeys]) -> None:
         channels = [*[queue.wake for queue in queues], self._app.keys.schedule_changes]
         self._redis.perform_all([calls.wake(channel) for channel in channels])
+        self._rates.wake(queues)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from contextlib import (
     asynccontextmanager,
     contextmanager,
 )
+from functools import partial
 from inspect import Parameter, Signature
 from typing import Any
 
@@ -88,14 +89,24 @@ def running_worker(app: App, *, broker: str = "", queues: tuple[str, ...] = ()) 
     end, and the application's keys are removed from the broker. Raises Misconfigured, and ServerNotFound where there
     is no server to start.
     """
+    with _serving(app, broker, queues) as url:
+        yield url
+
+
+@contextmanager
+def _serving(
+    app: App, broker: str, queues: tuple[str, ...], *, with_schedules: bool | None = None
+) -> Generator[str, None, None]:
+    """Do what `running_worker` does. `with_schedules`: whether there is a Scheduler; None: where one is needed."""
     if app.brokers.is_multi_broker:
         raise Misconfigured("running_worker works with one broker, and this application has several")
+    serve = partial(run_in_background, app, ServeOptions(queues=queues), with_schedules=with_schedules)
     previous_url = app.settings.broker
     with _provide_server(broker) as url:
         app.use_broker(url)
         try:
             app.load()
-            with in_thread(lambda: run_in_background(app, ServeOptions(queues=queues)), "worker"):
+            with in_thread(serve, "worker"):
                 yield url
             _erase(app)
         finally:
@@ -124,7 +135,7 @@ def virtual_time(
     with (
         _provide_server(broker) as url,
         set_clock(app, url, start_time) as clock,
-        running_worker(app, broker=url, queues=queues),
+        _serving(app, url, queues, with_schedules=True),
     ):
         yield clock
 

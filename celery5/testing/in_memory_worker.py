@@ -18,6 +18,7 @@ from celery5.middleware.middleware import Middleware
 from celery5.middleware.outcomes import Dead, Released, Retrying
 from celery5.processes.development import run_in_background
 from celery5.processes.foreground import ServeOptions
+from celery5.processes.worker import WorkerOptions, list_queues
 from celery5.protocol.job.messages import Failure
 from celery5.protocol.workflows.status import NodeState
 from celery5.runners.surrounding import FunctionCall
@@ -76,11 +77,11 @@ class InMemoryWorker(SentMessages):
         self._calls = CallQueue()
         self._errors: list[BaseException] = []
         self._called = set[str]()
-        self._is_started = False
+        # The queues that a worker reads, and those that jobs were sent to.
+        self._read_queues = set[str]()
+        self._sent_queues = set[str]()
         self._running = threading.Lock()
-        self._clock: VirtualClock = stack.enter_context(
-            set_clock(app, server.url, None, self._calls.make_next)
-        )
+        self._clock: VirtualClock = stack.enter_context(set_clock(app, server.url, None, self._wait_for_call))
 
     @property
     def now(self) -> float:
@@ -107,11 +108,13 @@ class InMemoryWorker(SentMessages):
 
     def run_due(self, *, raise_errors: bool = True) -> list[RanJob]:
         """Run what is due now, and what it sends. No time passes: retries, countdowns and sleeps stay. See `run`."""
-        return self._run(self._clock.wait_until_idle, raise_errors=raise_errors)
+        wait = partial(self._clock.wait_until_idle, with_schedules=self._schedules)
+        return self._run(wait, raise_errors=raise_errors)
 
     def advance(self, seconds: float, *, raise_errors: bool = True) -> list[RanJob]:
         """Let time pass, and run what falls due, in its order. See `run`; schedules fire, too, if there are any."""
-        return self._run(partial(self._clock.advance, seconds), raise_errors=raise_errors)
+        advance = partial(self._clock.advance, seconds, with_schedules=self._schedules)
+        return self._run(advance, raise_errors=raise_errors)
 
     async def arun(self, *, raise_errors: bool = True) -> list[RanJob]:
         """`run`, for tests on Trio and asyncio. `def` tasks run in another thread."""
@@ -156,6 +159,8 @@ class InMemoryWorker(SentMessages):
             describe_call(job.task, job.arguments, values if job.task == task.name else None) for job in jobs
         ]
         waiting = "" if self.ran else "; it runs when the test calls run()" if self.jobs_of(task) else ""
+        if task.schedule and not self._schedules:
+            waiting += "; its schedule fires in advance() with in_memory(app, schedules=True) only"
         raise AssertionError(f"{wanted} did not run; {describe_calls(others, 'ran')}{waiting}")
 
     def assert_not_ran(self, task: Task[..., Any], *args: Any, **kwargs: Any) -> None:
@@ -195,14 +200,27 @@ class InMemoryWorker(SentMessages):
 
     def _start(self) -> None:
         """Start the worker, when it is first needed."""
-        if self._is_started:
+        if self._read_queues:
             return
-        self._is_started = True
         self._app.load()
         self._stack.enter_context(lent_thread(self._calls.execute))
-        serve = partial(run_in_background, self._app, ServeOptions(), with_schedules=self._schedules)
+        self._read_queues.update(list_queues(self._app, WorkerOptions()), self._sent_queues)
+        self._start_worker(
+            ServeOptions(queues=tuple(sorted(self._read_queues))), with_schedules=self._schedules
+        )
+
+    def _start_worker(self, options: ServeOptions, **companions: bool) -> None:
+        serve = partial(run_in_background, self._app, options, **companions)
         self._stack.enter_context(in_thread(serve, "worker", self._calls.fail))
         self._stack.callback(self._calls.close)
+
+    def _wait_for_call(self, timeout: float) -> None:
+        """Make the next call of a worker. A queue that only a call has named gets a worker of its own first."""
+        if new_queues := frozenset(self._sent_queues) - self._read_queues:
+            self._read_queues |= new_queues
+            options = ServeOptions(queues=tuple(sorted(new_queues)), name=f"reader-{len(self._read_queues)}")
+            self._start_worker(options, with_schedules=False, with_router=False)
+        self._calls.make_next(timeout)
 
     def _take_error(self) -> BaseException:
         error = self._errors[0]
@@ -267,6 +285,11 @@ class InMemoryWorker(SentMessages):
             error = ran.error if ran is not None else None
             self._errors.append(error or _make_error(job, outcome.error, outcome.reason))
 
+    def note_sent(self, batch: SendingBatch) -> None:
+        """Note what was sent, and where to."""
+        self._sent_queues.update(job.queue for job in batch.jobs)
+        self.record([get_sent_job(job) for job in batch.jobs if job.kind != "run"])
+
     def make_middleware(self) -> Middleware:
         """Return what watches the jobs of the application."""
         return _JobWatch(self)
@@ -289,7 +312,7 @@ class _JobWatch(Middleware):
     def sending(self, batch: SendingBatch) -> Generator[None, None, None]:
         yield
         if batch.error is None:
-            self._worker.record([get_sent_job(job) for job in batch.jobs if job.kind != "run"])
+            self._worker.note_sent(batch)
 
     def running(self, job: IncomingJob) -> Any:
         return self._worker.watch_job(job)

@@ -58,8 +58,8 @@ def celery5_in_memory() -> "Generator[Callable[[App], InMemoryWorker], None, Non
 
     with ExitStack() as stack:
 
-        def start(app: "App") -> "InMemoryWorker":
-            return stack.enter_context(in_memory(app))
+        def start(app: "App", *, schedules: bool = False) -> "InMemoryWorker":
+            return stack.enter_context(in_memory(app, schedules=schedules))
 
         yield start
 

@@ -7,10 +7,12 @@ import msgspec
 
 from celery5.broker.call import Call, Script, decode_text, script_call
 from celery5.broker.keys import VIRTUAL_TIME, Keys, QueueKeys
+from celery5.protocol.limits import unescape_word
 
 FIND_REMAINING_WORK = Script.load("diagnosis/find_remaining_work")
 REDUCE_TTLS = Script.load("diagnosis/reduce_ttls")
 
+WAITS_AT_LIMIT = "jobs that wait at a limit"
 _PARTS = (
     "jobs on it or running",
     "jobs of high priority on it or running",
@@ -18,7 +20,7 @@ _PARTS = (
     "jobs that a limit has admitted",
     "ends of jobs that are not counted in their run",
     "jobs of runs that are not sent",
-    "jobs that wait at a limit (rates go by real time)",
+    WAITS_AT_LIMIT,
     "scheduled jobs that are due",
     "schedules that are due",
     "runs that are due",
@@ -83,10 +85,10 @@ def _list_parts(keys: Keys, queue: QueueKeys, *, with_schedules: bool) -> tuple[
     )
 
 
-def reduce_ttls(names: Sequence[str], passed: int) -> Call[int]:
-    """Let `passed` ms pass for keys with a time to live. Return how many are gone."""
+def reduce_ttls(names: Sequence[str], passed: int, *, are_starts: bool = False) -> Call[int]:
+    """Let `passed` ms pass for keys with a time to live, and for the starts of rates. Return how many are gone."""
     named = tuple(names)
-    return script_call(REDUCE_TTLS, named, (passed,), int)
+    return script_call(REDUCE_TTLS, named, (passed, int(are_starts)), int)
 
 
 def list_expiring_prefixes(keys: Keys, queues: Sequence[QueueKeys]) -> tuple[str, ...]:
@@ -111,6 +113,30 @@ def list_expiring_prefixes(keys: Keys, queues: Sequence[QueueKeys]) -> tuple[str
     )
 
 
-def wake(channel: str) -> Call[int]:
+def get_starts_key(queue: QueueKeys, task: str) -> str:
+    """Return the key of the last starts by the rate of a task: see admission.lua."""
+    return f"{queue.waiting_list_prefix}starts {task}"
+
+
+def list_starts(key: str) -> Call[list[int]]:
+    """Return the last starts by a rate, in ms since 1970."""
+    return Call(("LRANGE", key, 0, -1), lambda raw: [int(start) for start in raw], repeatable=True)
+
+
+def list_limited_tasks(queue: QueueKeys) -> Call[list[str]]:
+    """Return the tasks of a queue that have jobs which wait at a limit."""
+
+    def read(raw: Any) -> list[str]:
+        return [unescape_word(word) for word in map(decode_text, raw) if not word.startswith(" ")]
+
+    return Call(("HKEYS", queue.limited_counts), read, repeatable=True)
+
+
+def list_start_prefixes(keys: Keys, queues: Sequence[QueueKeys]) -> tuple[str, ...]:
+    """Return what the keys of the last starts by rates begin with."""
+    return (keys.kind_starts(""), *[get_starts_key(queue, "") for queue in queues])
+
+
+def wake(channel: str, message: str = "") -> Call[int]:
     """Have the listeners of a channel look at what is due."""
-    return Call(("PUBLISH", channel, ""), int, repeatable=True)
+    return Call(("PUBLISH", channel, message), int, repeatable=True)

@@ -238,6 +238,90 @@ def test_schedules_fire_only_where_asked_for_and_time_passes(bank: Bank) -> None
         assert bank.notes == ["hour"] * 3
 
 
+@pytest.mark.parametrize("schedules", [True, False])
+def test_a_schedule_that_is_added_while_all_runs_never_blocks_a_test(bank: Bank, schedules: bool) -> None:
+    with in_memory(bank.app, schedules=schedules) as jobs:
+        jobs.run()
+        bank.app.schedule.add(bank.note.s("tick"), every(60), name="ticks")
+        jobs.run()
+        jobs.advance(130)
+        assert bank.notes == (["tick"] * 2 if schedules else [])
+
+
+def test_a_schedule_may_name_a_queue_of_its_own(bank: Bank) -> None:
+    bank.app.schedule(bank.note.options(queue="odd").s("tick"), every(60), name="ticks")
+    with in_memory(bank.app, schedules=True) as jobs:
+        jobs.advance(130)
+        assert [(job.queue, job.task) for job in jobs.ran] == [("odd", bank.note.name)] * 2
+
+
+def test_an_assertion_says_how_a_schedule_fires(bank: Bank, jobs: InMemoryWorker) -> None:
+    @bank.app.task(schedule="0 3 * * *")
+    def nightly() -> None: ...
+
+    jobs.advance(DAY)
+    with pytest.raises(AssertionError, match=r"with in_memory\(app, schedules=True\) only"):
+        jobs.assert_ran(nightly)
+
+
+def test_a_queue_that_only_a_call_names_is_read(bank: Bank, jobs: InMemoryWorker) -> None:
+    @bank.app.task
+    async def forward(what: str) -> None:
+        await bank.note.options(queue="third").adelay(what)
+
+    bank.note.options(queue="first").delay("first")
+    jobs.run()
+    sent = bank.note.options(queue="second").delay("second")
+    forward.delay("third")
+    jobs.run()
+    assert sorted(bank.notes) == ["first", "second", "third"]
+    assert sent.get(timeout=0) == "second"
+    assert [job.queue for job in jobs.ran_of(bank.note)] == ["first", *sorted(("second", "third"))]
+
+
+def test_rates_go_by_the_time_of_the_test(bank: Bank, jobs: InMemoryWorker) -> None:
+    @bank.app.task(rate_limit="2/m")
+    def rare(number: int) -> None:
+        bank.times.append(jobs.now - start)
+
+    start, began = jobs.now, time.monotonic()
+    for number in range(5):
+        rare.delay(number)
+    jobs.run_due()
+    assert bank.times == [0, 0]
+    jobs.advance(59)
+    assert len(bank.times) == 2
+    jobs.run()
+    # A start counts a little longer than its minute: its job may begin that much later.
+    assert [60 <= passed <= 63 for passed in bank.times[2:4]] == [True, True]
+    assert 120 <= bank.times[4] <= 126
+    assert time.monotonic() - began < 20, "the rate passed by the clock of the test"
+
+
+def test_the_rate_of_a_kind_and_one_set_by_hand_go_by_the_time_of_the_test(
+    bank: Bank, jobs: InMemoryWorker
+) -> None:
+    bank.app.limits.set(bank.note.name, "1/h")
+    bank.app.limits.set_kind_rate("thread", "1/h")
+    start = jobs.now
+    for number in range(2):
+        bank.note.delay(f"{number}")
+        bank.charge.delay(number)
+    jobs.run()
+    assert len(jobs.ran_of(bank.note)) == len(jobs.ran_of(bank.charge)) == 2
+    assert HOUR <= jobs.now - start < HOUR + 60
+
+
+def test_jobs_of_a_suspended_task_stay_until_it_is_resumed(bank: Bank, jobs: InMemoryWorker) -> None:
+    bank.app.limits.suspend(bank.note.name)
+    bank.note.delay("held")
+    jobs.run()
+    assert bank.notes == []
+    bank.app.limits.resume(bank.note.name)
+    jobs.run()
+    assert bank.notes == ["held"]
+
+
 def test_assertions_say_what_was_sent_and_what_ran_instead(bank: Bank, jobs: InMemoryWorker) -> None:
     name = bank.charge.name.removesuffix(".charge")
 

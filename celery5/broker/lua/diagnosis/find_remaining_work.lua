@@ -32,7 +32,9 @@ for n = 1, #KEYS do -- bound: the queues of a test
       next_due = earliest
     end
   end
-  if count > 0 and busy == 0 then
+  -- What waits at a limit may wait for time: it is left only when nothing else is.
+  local is_limited = busy > 0 and (busy - 1) % PARTS + 1 == 7 and part ~= 7
+  if count > 0 and (busy == 0 or is_limited) then
     busy = n
     local entry = part <= 4 and redis.call('XRANGE', key, '-', '+', 'COUNT', 1)[1]
     if entry then first = entry[2][2] end
