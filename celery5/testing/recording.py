@@ -11,11 +11,15 @@ import trio
 
 from celery5.app import App
 from celery5.broker.colour import current_colour
-from celery5.errors import Misconfigured, NotRecorded
+from celery5.errors import Misconfigured, NotRecorded, Reject, Retry
 from celery5.protocol.events.messages import make_event_job
 from celery5.protocol.job.arguments import encode_value
-from celery5.protocol.job.messages import read_command
+from celery5.protocol.job.failure_call import make_failure_job
+from celery5.protocol.job.job import new_id
+from celery5.protocol.job.messages import VERSION, Document, encode, read_command
+from celery5.protocol.job.verdict import Reason
 from celery5.runners.context import CURRENT_JOB, CurrentJob
+from celery5.runners.outcome import make_failure
 from celery5.testing.sent_messages import SentJob, SentMessages, make_sent_job
 
 PACKAGE = __name__.partition(".")[0]
@@ -40,7 +44,8 @@ class Recorded(SentMessages):
         """Run the jobs that have not run yet, and those that they send, one by one in order. Return their results.
 
         Arguments and results are encoded as JSON and decoded, as with a broker; subscribers of events run, too. Jobs
-        with a countdown run at once. The first error is raised unchanged, without a retry. Limits, keys and other
+        with a countdown run at once. The first error is raised unchanged, without a retry, when the `on_failure` job
+        of that one has run. Limits, keys and other
         functions of workers and brokers are left out. For plain Python; from Trio, call it in a thread.
         """
         values: list[Any] = []
@@ -49,8 +54,28 @@ class Recorded(SentMessages):
                 raise Misconfigured(
                     f"{MAX_JOBS} jobs have run, and more are recorded: do their tasks send each other without end?"
                 )
-            values.append(_run_job(self._app, job))
+            try:
+                values.append(_run_job(self._app, job))
+            except Exception as error:
+                self._call_on_failure(job, error)
+                raise
         return values
+
+    def _call_on_failure(self, sent: SentJob, error: Exception) -> None:
+        """Send and run the `on_failure` job of one that has failed: here every failure is the last one."""
+        command = read_command(sent.job.message)
+        if command.on_failure is None or isinstance(error, Retry):
+            return
+        reason = Reason.NOT_RETRIED if isinstance(error, Reject) else Reason.EXHAUSTED
+        document = Document(VERSION, sent.id, sent.task, "DEAD", failure=make_failure(error), reason=reason)
+        job = make_failure_job(new_id(), sent.job.message, encode(document), now=time.time())
+        failure_job = make_sent_job(self._app, job)
+        self.jobs.insert(self._run_count, failure_job)
+        self._run_count += 1
+        try:
+            _run_job(self._app, failure_job)
+        except Exception as other:
+            error.add_note(f"its on_failure job of {job.task} failed, too: {type(other).__name__}: {other}")
 
     def _next(self) -> SentJob | None:
         self._route()

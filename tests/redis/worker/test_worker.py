@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -15,9 +16,22 @@ import trio.lowlevel
 
 from celery5 import App, JobState, TaskFailed, agather, current_job
 from celery5.errors import ResultsDisabled
+from celery5.services.worker.burst import Burst
 from celery5.services.worker.result_publisher import ResultPublisher
+from celery5.services.workflows.run_progress import RunRelay
 from celery5.tasks import CurrentJob
-from tests.redis.worker.workers import LEASE, Lines, held, leftovers, of_kind, start, until_async, working
+from celery5.workflows import StepFailure
+from tests.redis.worker.workers import (
+    LEASE,
+    Lines,
+    held,
+    leftovers,
+    of_kind,
+    start,
+    until,
+    until_async,
+    working,
+)
 
 
 async def test_each_kind_of_task_runs_where_it_belongs(app: App) -> None:
@@ -194,6 +208,41 @@ async def test_a_burst_ends_when_all_is_done_scheduled_jobs_and_retries_included
             await one.done.wait()
     assert runs == ["more", "retry", "retry"]
     assert redis_client.xlen(app.queue("default").stream) == 0
+
+
+async def test_a_burst_ends_when_the_failure_task_of_a_dead_job_was_sent_and_has_run(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[str] = []
+    looks = 0
+
+    @app.task
+    async def notify(failures: list[StepFailure]) -> None:
+        called.append(failures[0].message)
+
+    @app.task(max_retries=0, on_failure=notify)
+    async def fail() -> None:
+        raise LookupError("no such order")
+
+    is_done, send = Burst.is_done, RunRelay._send_for_failure
+
+    async def look(burst: Burst) -> bool:
+        nonlocal looks
+        looks += 1
+        return await is_done(burst)
+
+    async def send_later(progress: RunRelay, fields: Mapping[str, bytes]) -> None:
+        first = looks
+        await until(lambda: looks > first + 2)
+        await send(progress, fields)
+
+    monkeypatch.setattr(Burst, "is_done", look)
+    monkeypatch.setattr(RunRelay, "_send_for_failure", send_later)
+    await fail.adelay()
+    async with working(app, burst=True) as one:
+        with trio.fail_after(30):
+            await one.done.wait()
+    assert called == ["no such order"]
 
 
 async def test_jobs_send_jobs_in_every_kind_of_task(app: App) -> None:

@@ -13,10 +13,21 @@ from pathlib import Path
 import pytest
 import trio
 
-from celery5 import App, BootStep, BrokerUnavailable, Event, Misconfigured, Retry, current_job, service
+from celery5 import (
+    App,
+    BootStep,
+    BrokerUnavailable,
+    Event,
+    Misconfigured,
+    Reject,
+    Retry,
+    current_job,
+    service,
+)
 from celery5.errors import BadArguments, BadResult, BlockingInEventLoop, BootStepFailed
 from celery5.tasks import CurrentJob
 from celery5.testing import Recorded, arunning_steps, as_job, recorded, running_steps, running_worker
+from celery5.workflows import StepFailure
 from tests.story.cli.commands import environment
 
 NOBODY = "redis://127.0.0.1:1/0"
@@ -130,6 +141,43 @@ def test_a_job_that_runs_here_fails_as_it_is_and_its_result_is_checked() -> None
         forever.delay()
         with pytest.raises(Misconfigured, match="do their tasks send each other"):
             sent.run()
+
+
+def test_a_job_that_fails_here_has_its_failure_task_called_before_the_error_is_raised() -> None:
+    shop = Shop()
+    told: list[tuple[str, StepFailure]] = []
+
+    @shop.app.task
+    def notify(failures: list[StepFailure], team: str) -> None:
+        told.append((team, failures[0]))
+
+    @shop.app.task
+    def broken(failures: list[StepFailure]) -> None:
+        raise OSError("no mail")
+
+    @shop.app.task(on_failure=notify.partial("ops"))
+    def fail(how: str) -> None:
+        raise Reject("no card") if how == "rejected" else Retry() if how == "retried" else LookupError(how)
+
+    with recorded(shop.app) as sent:
+        ids = [fail.delay(how).id for how in ("unknown", "rejected", "retried")]
+        shop.pack.delay(1)
+        with pytest.raises(LookupError, match="unknown"):
+            sent.run()
+        with pytest.raises(Reject):
+            sent.run()
+        assert [(team, one.id, one.type, one.message, one.reason) for team, one in told] == [
+            ("ops", ids[0], "LookupError", "unknown", "exhausted"),
+            ("ops", ids[1], "Reject", "no card", "not-retried"),
+        ]
+        with pytest.raises(Retry):
+            sent.run()
+        assert sent.run() == ["1 by test"]
+        assert len(told) == len(sent.jobs_of(notify)) == 2, "one that asks for a retry is not dead"
+        fail.options(on_failure=broken).delay("twice")
+        with pytest.raises(LookupError, match="twice") as caught:
+            sent.run()
+        assert "its on_failure job of" in caught.value.__notes__[0]
 
 
 async def test_a_bound_task_is_called_as_any_attempt() -> None:
