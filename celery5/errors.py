@@ -93,6 +93,10 @@ class Corrupt(CeleryError, ValueError):
 # Raised inside tasks
 
 
+ASKED_FOR = "asked for"
+"""What a `Retry` says that was raised without a message."""
+
+
 class Retry(CeleryError):
     """Raise it in a task to have the job tried again, after `countdown` seconds or as the retry policy says.
 
@@ -107,7 +111,7 @@ class Retry(CeleryError):
 
     def __init__(
         self,
-        message: str = "asked for",
+        message: str = ASKED_FOR,
         *,
         countdown: float | timedelta | None = None,
         max_retries: int | None = None,

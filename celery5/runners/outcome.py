@@ -7,7 +7,15 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from celery5.errors import BrokerLoading, BrokerReadOnly, BrokerUnavailable, CircuitOpen, Reject, Retry
+from celery5.errors import (
+    ASKED_FOR,
+    BrokerLoading,
+    BrokerReadOnly,
+    BrokerUnavailable,
+    CircuitOpen,
+    Reject,
+    Retry,
+)
 from celery5.protocol.job.arguments import encode_value
 from celery5.protocol.job.json_values import REPETITION, SHORT
 from celery5.protocol.job.messages import Failure
@@ -43,7 +51,7 @@ NOT_AWAITED = (
     "plain wrapper; write the wrapper as async def, so that it is called in an event loop"
 )
 _PACKAGE = Path(__file__).parent.parent
-_CALLER_FOLDERS = tuple(f"{_PACKAGE / layer}/" for layer in ("runners", "services", "protocol"))
+_CALLER_FOLDERS = tuple(f"{_PACKAGE / layer}/" for layer in ("runners", "services", "protocol", "tasks"))
 """Folders of the code that calls a task: left out of tracebacks."""
 _OUTAGES = (BrokerUnavailable, CircuitOpen, BrokerLoading, BrokerReadOnly)
 
@@ -103,15 +111,22 @@ def _get_error_outcome(error: BaseException) -> Raised | RetryRequested | JobRej
 
 def _make_retry_request(error: BaseException, retry: Retry) -> RetryRequested:
     """Return the request for another attempt. The error that caused it, if any, is the failure that is kept."""
-    failure = make_failure(error)
     cause = _find_cause(error)
-    if cause is not None:
-        failure = replace(make_failure(cause), traceback=failure.traceback)
+    failure = make_failure(error) if cause is None else _make_cause_failure(error, cause)
     policy = retry.retry_policy if isinstance(retry.retry_policy, RetryPolicy) else None
     # A subclass in user code may have set anything.
     countdown = retry.countdown if _is_number(retry.countdown, LONGEST) else None
     max_retries = retry.max_retries if _is_number(retry.max_retries, inf) else None
     return RetryRequested(failure, countdown, policy, max_retries)
+
+
+def _make_cause_failure(error: BaseException, cause: BaseException) -> Failure:
+    """Return the failure that is kept of a retry for a cause, which stands at the end of the traceback."""
+    # One that was never raised, but made for the retry, shows where that was asked for.
+    text = _format_traceback(cause, get_traceback(cause) or get_traceback(error))
+    said = _get_text(error)
+    why = "" if said == ASKED_FOR else f"celery5.errors.Retry: {said}\n\nIt was for this error:\n\n"
+    return replace(make_failure(cause), traceback=why + text)
 
 
 def _find_cause(error: BaseException) -> BaseException | None:
@@ -138,8 +153,12 @@ def make_failure(error: BaseException) -> Failure:
         type=_get_class_name(error),
         message=_get_text(error),
         args=_get_arguments(error),
-        traceback=format_traceback(error, _skip_callers(get_traceback(error)))[-TRACEBACK_LIMIT:],
+        traceback=_format_traceback(error, get_traceback(error)),
     )
+
+
+def _format_traceback(error: BaseException, steps: TracebackType | None) -> str:
+    return format_traceback(error, _skip_callers(steps))[-TRACEBACK_LIMIT:]
 
 
 def _get_class_name(error: BaseException) -> str:

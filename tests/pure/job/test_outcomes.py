@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from celery5.errors import Retry
 from celery5.protocol.job.tracebacks import format_traceback
-from celery5.protocol.job.verdict import PermanentFailure, Reason, Returned
+from celery5.protocol.job.verdict import PermanentFailure, Reason, RetryRequested, Returned
 from celery5.runners.outcome import get_error_outcome, get_result_outcome
 from tests.pure.job.hostile_errors import ERRORS
 from tests.pure.job.hostile_errors import __file__ as script
@@ -31,6 +32,27 @@ def test_an_error_that_has_no_end_is_an_outcome_in_a_bound_of_time_and_memory(na
     assert len(traceback) <= 8_000
     if "group" in name:
         assert "ValueError: " in traceback, "its first members are shown"
+
+
+@pytest.mark.parametrize("was_raised", [True, False])
+def test_the_traceback_of_a_retry_ends_with_the_error_that_it_was_for(was_raised: bool) -> None:
+    def charge() -> None:
+        error: Exception = LookupError("made")
+        try:
+            if was_raised:
+                raise ConnectionError("busy")
+        except ConnectionError as busy:
+            error = busy
+        raise Retry(countdown=5) from error
+
+    with pytest.raises(Retry) as caught:
+        charge()
+    outcome = get_error_outcome(caught.value)
+    assert isinstance(outcome, RetryRequested)
+    traceback = outcome.failure.traceback
+    assert "Retry" not in traceback.replace("raise Retry", "")
+    assert "in charge" in traceback
+    assert traceback.endswith("ConnectionError: busy\n" if was_raised else "LookupError: made\n")
 
 
 @pytest.mark.parametrize("name", REPEATED)

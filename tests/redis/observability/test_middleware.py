@@ -242,6 +242,12 @@ async def test_requested_retry_ends_with_the_error_that_it_was_for(
         with pytest.raises(TaskFailed) as failed:
             await (await task.adelay()).aget()
     assert (failed.value.type, failed.value.message) == ("ConnectionError", "busy")
+    *_, place, last = failed.value.traceback.strip().splitlines()
+    assert last == "ConnectionError: busy", "what the user has raised is at the end, and not Retry"
+    assert "in ask" in failed.value.traceback
+    assert ("raise retry from exc" in place) is is_given, (
+        "an error that was never raised shows where it was given"
+    )
     assert [type(outcome) for _, outcome in notes.outcomes] == [Retrying, Dead]
     assert [repr(error) for error in notes.exceptions] == ["ConnectionError('busy')"] * 2
 
