@@ -65,6 +65,12 @@ def is_journal_stream(named: str, stream: TextIO) -> bool:
     return named == f"{status.st_dev}:{status.st_ino}"
 
 
+def has_journal(environ: Mapping[str, str]) -> bool:
+    """Return whether systemd's journal is on this host, so that `journalctl` may find something."""
+    socket = environ.get("CELERY5_JOURNAL_SOCKET") or JOURNAL_SOCKET
+    return bool(environ.get("JOURNAL_STREAM")) or os.path.exists(socket)
+
+
 BUILT_IN_DETECTORS: tuple[Detector, ...] = (detect_journal,)
 
 

@@ -111,7 +111,8 @@ class ProcessNews(NamedTuple):
     # When it came, by the clock of Redis.
     at: float
     host: str
-    # The name of its inbox; '' when it has not said it.
+    # Its full name, and that of its inbox; '' when it has not said it.
+    incarnation: str
     name: str
     # When it started, in seconds since 1970; 0: not known.
     started: float
@@ -204,12 +205,29 @@ class WorkerReader:
             for worker in queue.workers:
                 if worker.alive:
                     found[self._get_name(worker.name)].append((queue.queue, worker))
-        news = {process.name: process for process in self._processes.values()}
+        # Of a name that began again, what its incarnation before has said last, when it ended, means nothing any more.
+        by_start = sorted(self._processes.values(), key=lambda process: (process.started, process.at))
+        news = {process.name: process for process in by_start}
         settings = self._app.settings
         return [
-            _make_worker(name, on_queues, news.get(name), now, settings.lease, settings.metrics_interval)
+            _make_worker(
+                name,
+                on_queues,
+                self._check_news(news.get(name), on_queues),
+                now,
+                settings.lease,
+                settings.metrics_interval,
+            )
             for name, on_queues in found.items()
         ]
+
+    def _check_news(
+        self, news: ProcessNews | None, on_queues: Sequence[tuple[str, WorkerState]]
+    ) -> ProcessNews | None:
+        """Return what a live worker has reported; None if that was its incarnation before."""
+        is_its_own = news is not None and any(worker.name == news.incarnation for _, worker in on_queues)
+        # On several brokers a worker has an incarnation for each, and reports under one of them.
+        return news if is_its_own or self._app.brokers.is_multi_broker else None
 
     async def read_lost(self, redis: AsyncDriver, state: AppState, now: float) -> list[LostWorker]:
         """Return the workers and Routers that were lost, the last ones first, with what Controllers know of them."""
@@ -563,6 +581,7 @@ def _read_news(at: float, report: MetricsReport) -> ProcessNews:
     return ProcessNews(
         at=at,
         host=report.process.rsplit(":", 2)[0],
+        incarnation=origin.name,
         name=get_inbox_name(origin.name),
         started=origin.started,
         code=f"{report.kind} {origin.code}",

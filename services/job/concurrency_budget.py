@@ -426,7 +426,7 @@ class MaximalConcurrencyBudget:
         if slots != before:
             fields = {"before": before, "queued": demand.queued, "executing": demand.executing}
             self._log.event(
-                "budget:changed", "info", kind=meter.kind, slots=slots, **meter.log_fields, **fields
+                "budget:changed", "debug", kind=meter.kind, slots=slots, **meter.log_fields, **fields
             )
             if demand.kind == "thread" and not demand.task:
                 self._thread_load.set_slots(slots)

@@ -385,6 +385,7 @@ REFUSED_WHEN_FULL = frozenset(
         "publish",
         "publish_unique",
         "redeliver_documents",
+        "reduce_ttls",
         "replay",
         "reshard",
         "save_action",

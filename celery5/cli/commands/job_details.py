@@ -1,5 +1,6 @@
 """Show all that is known of a job, and its attempts (`task show`)."""
 
+import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from celery5.cli.terminal.output import (
     format_time,
     to_json,
 )
+from celery5.logs.destination import has_journal
 from celery5.protocol.durations import format_age, format_duration
 from celery5.protocol.job.story import describe_deaths, explain_awaited_code
 from celery5.protocol.workflows.member_ids import parse_member_id
@@ -75,7 +77,8 @@ def _fields(details: "JobDetails", now: float) -> Iterator[tuple[str, object]]:
     yield "value", format_cell(to_json(details.value)) if details.has_result else None
     yield "arguments", format_arguments(details.attempts[-1]) if details.is_from_history else ""
     yield "trace", details.trace
-    yield "log", f"journalctl CELERY5_JOB={details.id}" if details.attempts else ""
+    shows_log = details.attempts and has_journal(os.environ)
+    yield "log", f"journalctl CELERY5_JOB={details.id}" if shows_log else ""
 
 
 def _explain_end(details: "JobDetails") -> str:

@@ -1,6 +1,7 @@
 """The pages of jobs: search them, and read the story of one."""
 
 import math
+import os
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -9,6 +10,7 @@ import msgspec
 
 from celery5.dashboard.page import Page, PageRequest
 from celery5.errors import Misconfigured, UnknownQueue
+from celery5.logs.destination import has_journal
 from celery5.observability.job_search import JobPage
 from celery5.protocol.commands.definitions import get_inbox_name
 from celery5.protocol.durations import format_duration
@@ -55,6 +57,7 @@ async def load_job(request: PageRequest) -> Mapping[str, Any]:
         "stack": (await request.read("worker:stack", job=job.id, to=[worker]))[0] if wants_stack else None,
         "can_revoke": not job.has_ended and not job.revoked,
         "can_repeat": bool(job.task) and has_all_arguments(job),
+        "has_journal": has_journal(os.environ),
         "is_dead": job.state is JobState.DEAD and not job.is_from_history,
     }
 

@@ -77,7 +77,7 @@ async def test_three_clicks_show_which_task_fails_since_when_and_why(app: App) -
         assert "/do/" not in task  # a viewer has no buttons
 
 
-async def test_a_job_tells_its_story(app: App) -> None:
+async def test_a_job_tells_its_story(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     declare(app)
     job = await app.tasks["shop.fail"].adelay(7)
     async with working(app, name="one"):
@@ -86,6 +86,10 @@ async def test_a_job_tells_its_story(app: App) -> None:
         found = await client.load("jobs", id=job.id)
         (link,) = set(find_links(found, f"/jobs/{job.id}"))
         assert link.endswith("?queue=till")
+        monkeypatch.setenv("CELERY5_JOURNAL_SOCKET", "/nowhere")
+        monkeypatch.delenv("JOURNAL_STREAM", raising=False)
+        assert "journalctl" not in await client.look(f"jobs/{job.id}", queue="till")
+        monkeypatch.setenv("CELERY5_JOURNAL_SOCKET", __file__)
         text = await client.look(f"jobs/{job.id}", queue="till")
     for words in (
         "sent to queue till",

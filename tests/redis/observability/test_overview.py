@@ -155,6 +155,34 @@ async def test_overview_knows_all_workers_over_many_pages_of_reports(
         )  # fmt: skip
 
 
+async def test_a_worker_that_began_again_is_not_what_it_was_when_it_ended(app: App) -> None:
+    """As after the restart of a Controller, whose members keep their names."""
+    driver = await app.connections.get_async_driver()
+    await driver.perform(queue_calls.register_queue(app.keys, "mail"))
+
+    async def report(word: str, started: float, ready: float) -> None:
+        gauges: dict[Series, float] = {("celery5_process_ready",): ready}
+        sent = MetricsReport(
+            f"host:1:{word}",
+            "worker",
+            1,
+            Measurements({}, gauges),
+            origin=ReportOrigin(f"worker-1:{word}", started, 0),
+        )
+        await driver.perform(report_calls.send_report(app.keys, sent.process, 1, sent.pack()))
+
+    async def read_health(reader: overview_module.WorkerReader) -> list[str]:
+        return [worker.health for worker in (await reader.read()).workers]
+
+    reader = overview_module.WorkerReader(app)
+    await report("old", 1.0, 0.0)
+    await driver.perform(lease_calls.join_queue(app.queue("mail"), "worker-1:new", lease=60))
+    assert await read_health(reader) == ["no report yet"]
+    await report("new", 2.0, 1.0)
+    assert await read_health(reader) == ["ok"]
+    assert await read_health(overview_module.WorkerReader(app)) == ["ok"], "whoever has read nothing before"
+
+
 def test_all_lost_workers_are_counted_and_the_state_is_read_once(
     app: App, redis_client: "redis.Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:

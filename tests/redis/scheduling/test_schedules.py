@@ -52,7 +52,7 @@ def test_a_declared_schedule_that_nobody_has_taken_up_is_listed_if_asked_for(app
     assert app.schedule.list() == []
     app.schedule.add(app.tasks["nothing"].s(), every(3600), name="often")
     listed = app.schedule.list(with_declared=True)
-    assert [(one.name, one.state, one.origin) for one in listed] == [
+    assert [(schedule.name, schedule.state, schedule.origin) for schedule in listed] == [
         ("nothing", "declared", "code"),
         ("often", "active", "runtime"),
     ]

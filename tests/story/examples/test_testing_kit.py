@@ -166,7 +166,9 @@ def test_a_job_that_fails_here_has_its_failure_task_called_before_the_error_is_r
             sent.run()
         with pytest.raises(Reject):
             sent.run()
-        assert [(team, one.id, one.type, one.message, one.reason) for team, one in told] == [
+        assert [
+            (team, failure.id, failure.type, failure.message, failure.reason) for team, failure in told
+        ] == [
             ("ops", ids[0], "LookupError", "unknown", "exhausted"),
             ("ops", ids[1], "Reject", "no card", "not-retried"),
         ]
