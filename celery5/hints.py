@@ -221,7 +221,7 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
         "worker_max_tasks_per_child": "max_jobs",
         "worker_max_memory_per_child": "max_memory",
         "task_always_eager": "celery5.testing: in_memory(app) as jobs keeps what a test sends, and jobs.run() runs it "
-        "without a server (docs/guide/testing.md)",
+        "without a server (celery5 docs testing)",
         "enable_utc": "timezone; datetimes carry their time zone",
         **dict.fromkeys(
             (

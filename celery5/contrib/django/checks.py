@@ -37,7 +37,7 @@ def _warn(file: Path, lines: list[int]) -> checks.CheckMessage:
     return checks.Warning(
         f"{shown} imports from Celery (line {', '.join(map(str, lines))}): what it declares does not run here",
         hint=f"celery5 migrate {shown} shows what to write instead. To keep Celery beside celery5, use CeleryBridge "
-        "(docs/guide/beside-celery.md), or SILENCED_SYSTEM_CHECKS.",
+        "(celery5 docs beside-celery), or SILENCED_SYSTEM_CHECKS.",
         id="celery5.W001",
     )
 
