@@ -218,7 +218,7 @@ def test_a_rate_is_kept_and_progress_is_told(app: App, redis_client: "redis.Redi
     assert tally.done == 12
     assert told == [4, 8, 10, 12]  # batches of ten, then of the rest
     for rate in (0, -1, float("nan"), float("inf"), True):
-        with pytest.raises(Misconfigured, match="give a number of jobs per second"):
+        with pytest.raises(Misconfigured, match="give a number per second"):
             app.dlq.replay(rate=rate)
 
 
