@@ -263,6 +263,11 @@ class AdmissionState:
             else:
                 self._isolated_jobs.add(delivery)
 
+    def assume_slot(self, delivery: Delivery, task: str) -> None:
+        """Note a slot that a lost reply may have taken for this job: settled with its rule, the job frees it."""
+        delivery.take_slot(self.get_rule(task))
+        self.admitted[delivery.kind] += 1
+
     def on_settled(self, deliveries: Iterable[Delivery]) -> None:
         """Note that jobs were settled."""
         for delivery in deliveries:

@@ -131,7 +131,7 @@ class AdmissionControl:
         while self._admission.awaiting_admission:
             delivery = self._admission.awaiting_admission.popleft()
             if delivery.rule is None:
-                self._assume_slot(delivery)
+                self._admission.assume_slot(delivery, _get_task(delivery))
                 self._unstarted.settle(delivery, Release())
 
     async def request_admission(self) -> None:
@@ -259,13 +259,8 @@ class AdmissionControl:
 
     def _end(self, delivery: Delivery, outcome: JobExpired | JobRevoked) -> None:
         delivery.finish(wall_time())
-        self._assume_slot(delivery)
+        self._admission.assume_slot(delivery, _get_task(delivery))
         self._outcome_handler.handle_outcome(delivery, outcome)
-
-    def _assume_slot(self, delivery: Delivery) -> None:
-        """Note a slot that a lost reply may have taken for this job: settled with its rule, the job frees it."""
-        delivery.take_slot(self._admission.get_rule(_get_task(delivery)))
-        self._admission.admitted[delivery.kind] += 1
 
     async def _take_waiting(self, keys: QueueKeys) -> None:
         """Take jobs from the waiting lists of one queue, as long as there are some and capacity for them."""

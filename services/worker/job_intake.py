@@ -7,7 +7,7 @@ from typing import Any
 from celery5.broker.calls.jobs import Entry
 from celery5.errors import Corrupt
 from celery5.protocol.job.delivery import Delivery
-from celery5.protocol.job.messages import read_command
+from celery5.protocol.job.messages import Command, read_command
 from celery5.protocol.job.verdict import Reason
 from celery5.services.job.concurrency_budget import MaximalConcurrencyBudget
 from celery5.services.job.in_flight import InFlightJobs, IsolatedJobs, RecentJobs
@@ -66,16 +66,20 @@ class JobIntake:
         duplicate of the job.
         """
         new = [entry for entry in entries if (entry.queue, entry.id) not in self._in_flight]
-        self.accept(new)
+        self.accept(new, may_hold_slots=self._admission.is_used)
         return len(new)
 
-    def accept(self, entries: Sequence[Entry]) -> None:
-        """Take entries that were read for this worker."""
-        accepted = self._accept(entries)
+    def accept(self, entries: Sequence[Entry], *, may_hold_slots: bool = False) -> None:
+        """Take entries that were read for this worker.
+
+        One that an audit finds may hold a slot although its task has no limit now: Redis has lost its outcome, or the
+        reply that admitted it.
+        """
+        accepted = self._accept(entries, may_hold_slots)
         if self._job_middleware.receives:
             self._job_middleware.note_received(accepted)
 
-    def _accept(self, entries: Sequence[Entry]) -> Sequence[Delivery]:
+    def _accept(self, entries: Sequence[Entry], may_hold_slots: bool) -> Sequence[Delivery]:
         """Take entries; return the jobs that may run here."""
         now, accepted = time.time(), list[Delivery]()
         counts_by_queue: dict[str, dict[str, int]] = {}
@@ -87,10 +91,7 @@ class JobIntake:
                 self._refuse(delivery, Reason.CORRUPT, "Corrupt", str(error))
                 continue
             if self._recent.check_and_add(delivery, command):
-                delivery.set_command(command)
-                self._in_flight.add(delivery)
-                self.duplicate_count += 1
-                self._unstarted.drop_duplicate(delivery, command)
+                self._drop_duplicate(delivery, command)
                 continue
             if command.task not in self._tasks or command.task in self._lacking:
                 delivery.set_command(command)
@@ -113,16 +114,30 @@ class JobIntake:
                 self._to_admission(delivery, command.task, counts)
                 continue
             counts[kind] = counts.get(kind, 0) + 1
-            self._in_flight.add(delivery)
-            if entry.deliveries < self._isolated.min_deaths:
-                self._queues[kind].put(delivery)
-            else:
-                self._isolated.add(delivery)
+            self._put(delivery, command, may_hold_slots)
         self._capacity.record_read(counts_by_queue)
         if self._preferences.tasks:
             for queue_of_kind in self._queues.values():
                 self._preferences.sort_queue(queue_of_kind)
         return accepted
+
+    def _put(self, delivery: Delivery, command: Command, may_hold_slot: bool) -> None:
+        """Queue a job that needs no admission."""
+        if may_hold_slot:
+            self._admission.assume_slot(delivery, command.task)
+        self._in_flight.add(delivery)
+        if delivery.deliveries < self._isolated.min_deaths:
+            self._queues[delivery.kind].put(delivery)
+        else:
+            self._isolated.add(delivery)
+
+    def _drop_duplicate(self, delivery: Delivery, command: Command) -> None:
+        delivery.set_command(command)
+        if self._admission.is_used:  # if Redis has lost its outcome, it has its slot still
+            delivery.take_slot(self._admission.get_rule(command.task))
+        self._in_flight.add(delivery)
+        self.duplicate_count += 1
+        self._unstarted.drop_duplicate(delivery, command)
 
     def _describe_foreign(self, task: str) -> str:
         if task in self._lacking:

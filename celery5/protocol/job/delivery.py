@@ -386,8 +386,8 @@ def make_drop(delivery: Delivery) -> Settlement:
         delivery.entry,
         job_id,
         delivery.message_to_move,
-        delivery.deliveries + 1,
         int(MIN_DOCUMENT_TTL * 1000),
+        delivery.deliveries + 1,
     )
 
 

@@ -25,7 +25,7 @@
 --           hold:     Command; delay in ms: waits as it is, with the deliveries that it had
 --           foreign:  Command; {delay in ms, list: of the foreign jobs that it is in (lib/foreign.lua)}
 --           drop:     Command; deliveries and this one: takes the entry off the stream and touches nothing else; but if the
---                     job's place is this very entry, it is a release
+--                     job's place is this very entry, it is a release, or a hold without delay on the lane `handed`
 --           and after all of them, for each document that sinks get: its stream entry, the names of the sinks, the
 --           document, or '' for the outcome's own
 -- Returns how many outcomes this worker still owned, or -1 when it has lost its lease: then nothing was done.
@@ -242,7 +242,9 @@ if others[1] then
       if job.id ~= '' then move(job.id, 'S' .. again .. lane) end
     end
     function verbs.drop(job)
-      if job.id ~= '' and places[job.id] and is_job(job) then verbs.release(job) end
+      if job.id == '' or not places[job.id] or not is_job(job) then return end
+      if lane ~= 'g' then return verbs.release(job) end
+      if goes_on(job) then keep_until_due(job, 'H' .. job.terms .. home_of(job.payload), 0) end
     end
     return verbs
   end
