@@ -366,6 +366,7 @@ def floor(session: nox.Session) -> None:
 
 
 CLUSTER_TESTS = (
+    "tests/faults/worker/test_failover_nemesis.py",
     "tests/redis/redis_cluster",
     "tests/redis/events/test_events.py",
     "tests/redis/limits/test_limits.py",
@@ -382,7 +383,10 @@ CLUSTER_TESTS = (
 
 @nox.session
 def cluster(session: nox.Session) -> None:
-    """Run the tests of each subject on a Redis Cluster of three primaries, in place of the one server."""
+    """Run the tests of each subject on a Redis Cluster of three primaries, in place of the one server.
+
+    And random faults on a cluster of their own with replicas, and with sentinels: `.ci/run` runs these.
+    """
     session.env["CELERY5_TEST_CLUSTER"] = "1"
     _test(session, *(session.posargs or CLUSTER_TESTS))
 

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import redis
+from redis.crc import key_slot
 
 from celery5.broker.servers.embedded import find_binary
 from tests.tls_files import make_tls_options
@@ -42,6 +44,7 @@ class ClusterNode:
             "save": "",
             "appendonly": "no",
             "logfile": str(folder / "server.log"),
+            "pidfile": str(folder / "server.pid"),
         }
         tls: dict[str, Any] = {}
         if certificates:
@@ -77,6 +80,26 @@ class ClusterNode:
         if self._process is not None:
             self._process.communicate()
             self._process = None
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal to the server, if it runs."""
+        if self._process is not None:
+            os.kill(int((self.folder / "server.pid").read_text()), number)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has been started and not been killed."""
+        return self._process is not None
+
+    @property
+    def is_in_its_place(self) -> bool:
+        """Whether it is a primary with a replica that follows, or a replica that does."""
+        with suppress(redis.RedisError):
+            state: dict[str, Any] = self.client.info("replication")
+            return bool(
+                state.get("master_link_status") == "up" or state.get("slave0", {}).get("state") == "online"
+            )
+        return False
 
     @property
     def node_id(self) -> str:
@@ -167,14 +190,42 @@ class TestCluster:
     def find_owner(self, key: str) -> ClusterNode:
         """Return the primary that has a key."""
         slot = self.find_slot(key)
-        for entry in self._ask_slots():
-            if entry[0] <= slot <= entry[1]:
-                return next(node for node in self.nodes if node.port == entry[2][1])
+        for first, last, (_host, port, *_) in (entry[:3] for entry in self._ask_slots()):
+            if first <= slot <= last:
+                return next(node for node in self.nodes if node.port == port)
         raise LookupError(key)
+
+    def find_owners(self) -> list[ClusterNode]:
+        """Return the primaries that have slots: others than `primaries` after a failover."""
+        ports = {entry[2][1] for entry in self._ask_slots()}
+        return [node for node in self.nodes if node.port in ports]
 
     def find_slot(self, key: str) -> int:
         """Return the slot of a key."""
-        return int(self.primaries[0].client.execute_command("CLUSTER", "KEYSLOT", key))
+        return key_slot(key.encode())
+
+    def wait_for_another_owner(self, key: str, before: ClusterNode) -> None:
+        """Wait until all other nodes that run name another primary for a key."""
+        slot = self.find_slot(key)
+        others = [node for node in self.nodes if node.is_running and node is not before]
+
+        def is_another() -> bool:
+            ports = [_find_ports(node, slot) for node in others]
+            return all(found and before.port not in found for found in ports)
+
+        wait_until(is_another, "another primary")
+
+    def revive(self) -> None:
+        """Start again what has been killed, wake what is frozen, and wait until each primary has its replica."""
+        for node in self.nodes:
+            if node.is_running:
+                node.send_signal(signal.SIGCONT)
+            else:
+                node.start()
+                wait_until(node.answers, f"node {node.port} answers")
+        self.wait_until_whole()
+        for node in self.nodes:
+            wait_until(lambda node=node: node.is_in_its_place, f"node {node.port} is in its place")  # type: ignore[misc]
 
     def migrate(self, key: str, target: ClusterNode) -> None:
         """Move the slot of a key to another primary, key by key, as `redis-cli --cluster reshard` does."""
@@ -182,8 +233,20 @@ class TestCluster:
         self.begin_migration(key, target)
         while keys := source.client.execute_command("CLUSTER", "GETKEYSINSLOT", slot, 10):
             self.migrate_keys(keys, source, target)
-        for node in (target, source, *self.primaries):
+        for node in (target, source, *self.find_owners()):
             node.client.execute_command("CLUSTER", "SETSLOT", slot, "NODE", target.node_id)
+
+    def migrate_at_once(self, key: str, target: ClusterNode) -> None:
+        """Move the slot of a key to another primary at once, as Valkey 9 can."""
+        slot = self.find_slot(key)
+        command = ("CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", target.node_id)
+        self.find_owner(key).client.execute_command(*command)
+        wait_until(lambda: self.find_owner(key) is target, "the slot has moved")
+
+    @property
+    def can_migrate_at_once(self) -> bool:
+        """Whether the servers move slots at once."""
+        return "MIGRATESLOTS" in str(self.nodes[0].client.execute_command("CLUSTER", "HELP"))
 
     def begin_migration(self, key: str, target: ClusterNode) -> None:
         """Declare that the slot of a key is on its way to another primary. All of its keys are where they were."""
@@ -217,9 +280,8 @@ class TestCluster:
 
     def _ask_slots(self) -> Sequence[Any]:
         for node in self.nodes:
-            with suppress(redis.RedisError):
-                found: Any = node.client.execute_command("CLUSTER", "SLOTS")
-                return _as_entries(found) if hasattr(found, "items") else found
+            if entries := _ask_slots(node):
+                return entries
         return []
 
 
@@ -228,10 +290,13 @@ def running_cluster(
     binary: str | None,
     *,
     primaries: int = 3,
+    has_replicas: bool = False,
     node_timeout_ms: int = 1000,
     certificates: Path | None = None,
 ) -> Generator[TestCluster, None, None]:
-    """Run a cluster during the block; with TLS alone if there are `certificates`."""
+    """Run a cluster during the block: with a replica for each primary if that is wanted, with TLS alone if there are
+    `certificates`.
+    """
     folder = Path(tempfile.mkdtemp(prefix="c5-cluster-", dir="/tmp"))
     cluster = TestCluster(
         find_binary(binary),
@@ -242,6 +307,8 @@ def running_cluster(
     )
     try:
         cluster.start()
+        for primary in cluster.primaries if has_replicas else ():
+            cluster.add_replica(primary)
         yield cluster
     finally:
         cluster.stop()
@@ -264,6 +331,19 @@ def _find_free_ports() -> tuple[int, int]:
             with suppress(OSError, OverflowError):
                 second.bind(("127.0.0.1", port + 10_000))
                 return port, port + 10_000
+
+
+def _ask_slots(node: ClusterNode) -> Sequence[Any]:
+    """Return what a node says of the slots: first, last, and the address of the primary; nothing when it is down."""
+    with suppress(redis.RedisError):
+        found: Any = node.client.execute_command("CLUSTER", "SLOTS")
+        return _as_entries(found) if hasattr(found, "items") else found
+    return []
+
+
+def _find_ports(node: ClusterNode, slot: int) -> list[int]:
+    """Return the port of a slot's primary, as a node says it; it may know of none."""
+    return [entry[2][1] for entry in _ask_slots(node) if entry[0] <= slot <= entry[1]]
 
 
 def _parse_info(text: str) -> dict[str, str]:

@@ -153,6 +153,14 @@ class WatchedServers:
         port = _name_primary(next(sentinel for sentinel in self.sentinels if sentinel.process is not None))
         return next(server for server in self.servers if server.port == port)
 
+    def find_owner(self, _key: str) -> Server:
+        """Return the server that has a key: the primary."""
+        return self.primary
+
+    def wait_for_another_owner(self, _key: str, before: Server) -> None:
+        """Wait until all sentinels name another primary."""
+        self.wait_for_another(before)
+
     @property
     def replicas(self) -> list[Server]:
         """The other servers."""

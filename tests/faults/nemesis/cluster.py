@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import redis
 import trio
@@ -40,16 +41,28 @@ STOP_LIMIT = 30.0
 class Cluster:
     """Three workers, two Routers, two Schedulers and the proxies before them."""
 
-    def __init__(self, server: EmbeddedServer, staff: Staff, record: Record) -> None:
-        self.server = server
+    def __init__(self, server: EmbeddedServer | None, staff: Staff, record: Record) -> None:
+        self._server = server
         self.staff = staff
         self.record = record
-        self.proxies = {name: FaultyProxy(str(server.socket)) for name in (*MEMBERS, *PRODUCERS)}
+        self.proxies = {
+            name: FaultyProxy(str(server.socket)) for name in (*MEMBERS, *PRODUCERS) if server is not None
+        }
         self.stopping = False
         self._running: dict[str, Employee] = {}
         # How many faults hold somebody in a state, by the name of that and of the state.
         self._holds: Counter[tuple[str, str]] = Counter()
         self._reviving = trio.Lock()
+
+    @property
+    def server(self) -> EmbeddedServer:
+        """The one server."""
+        assert self._server is not None
+        return self._server
+
+    def find_url(self, name: str) -> str:
+        """Return the broker URL of a member or a producer."""
+        return self.proxies[name].url
 
     # ---- processes
 
@@ -101,7 +114,7 @@ class Cluster:
         command = [sys.executable, *TARGET, kind_of(name), "start", "--name", name]
         return self.staff.launch(
             command,
-            broker=self.proxies[name].url,
+            broker=self.find_url(name),
             lease=self.record.lease,
             cpu_slots=4,
             concurrency=20,
@@ -260,6 +273,12 @@ class Cluster:
     def client(self) -> "redis.Redis":
         """Return what reaches Redis without a proxy."""
         return redis.Redis.from_url(self.server.url, socket_timeout=0.5)
+
+    def count_commands(self) -> int:
+        """Return how many commands Redis has carried out, those within scripts included."""
+        with self.client() as client:
+            stats: Mapping[str, Any] = cast("Any", client).info("commandstats")
+        return sum(stat["calls"] for stat in stats.values())
 
     async def heal(self) -> None:
         """Make sure that nothing is left of any fault, and wait until all members run."""

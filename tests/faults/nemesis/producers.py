@@ -51,8 +51,10 @@ class Order:
 class Producer:
     """Decides what is sent, and keeps account of it."""
 
-    def __init__(self, name: str, url: str, record: Record, *, app: str, seed: int, until: float) -> None:
-        self.app: App = built(app, broker=url)
+    def __init__(
+        self, name: str, url: str, record: Record, *, app: str, seed: int, until: float, replicas: int = 0
+    ) -> None:
+        self.app: App = built(app, broker=url, replicas=replicas)
         self._payments = self.app.streams["payments"]
         self.over = threading.Event()
         self._record = record
@@ -144,7 +146,7 @@ class Producer:
         for at, entry in enumerate(order.sent):
             handle = handles[at] if handles else None
             job = handle.id if isinstance(handle, AsyncResult) else ""
-            self._record.sent.append(replace(entry, outcome=outcome, id=job))
+            self._record.sent.append(replace(entry, outcome=outcome, id=job, at=time.monotonic()))
 
     def revoked(self, done: bool | None) -> None:
         """Write down that the last job was revoked; None when nobody knows."""

@@ -22,9 +22,20 @@ from celery5.protocol.scheduling.periodic import make_fire_job_id
 from celery5.protocol.workflows.status import ENDED
 from tests.faults.nemesis.application import GROUP, PARTITIONS, TICK, built
 from tests.faults.nemesis.cluster import Cluster
+from tests.faults.nemesis.failovers import CONSUMING_AGAIN, FailoverCluster, Servers, running_servers
 from tests.faults.nemesis.producers import LAST, Producer
-from tests.faults.nemesis.schedule import PRODUCERS, ROUTERS, SCHEDULERS, WORKERS, Fault, schedule
-from tests.faults.nemesis.verdict import TERMINAL, Output, Record, Sent, runs_of, violations
+from tests.faults.nemesis.schedule import KINDS_ON, PRODUCERS, ROUTERS, SCHEDULERS, WORKERS, Fault, schedule
+from tests.faults.nemesis.verdict import (
+    FAILOVERS,
+    TERMINAL,
+    Output,
+    Record,
+    Sent,
+    find_restarts,
+    list_pauses,
+    runs_of,
+    violations,
+)
 from tests.leaks import leaks
 from tests.redis.commands.staff import Staff
 
@@ -34,8 +45,8 @@ BOOT_LIMIT = 60.0
 """Seconds until all processes are up."""
 WORKS_AGAIN = 25.0
 """Seconds after healing until each worker has begun a job. One that was killed has to start first."""
-QUIET_LIMIT = 60.0
-"""Seconds after healing until all that was accepted has ended."""
+QUIET_LIMIT = 90.0
+"""Seconds after healing until all that was accepted has ended. Jobs whose workers died often run one at a time."""
 FIRST = 9_000_000
 """The number of the first job of the run itself: no producer comes so far."""
 BURST, BURST_KEYS = 120, 12
@@ -58,12 +69,13 @@ class Outcome:
     seconds: float
     faults: tuple[Fault, ...]
     folder: Path
+    on: str = "server"
     wrong: list[str] = field(default_factory=list)
     excuses: list[str] = field(default_factory=list)
     numbers: dict[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        lines = [f"nemesis --seed {self.seed} --seconds {self.seconds:g}"]
+        lines = [f"nemesis --seed {self.seed} --seconds {self.seconds:g} --on {self.on}"]
         lines += [f"  {fault}" for fault in self.faults]
         lines += ["numbers: " + ", ".join(f"{name} {value}" for name, value in self.numbers.items())]
         lines += [f"excused: {excuse}" for excuse in self.excuses[:SHOWN]]
@@ -72,14 +84,17 @@ class Outcome:
         return "\n".join([*lines, f"logs and history: {self.folder}"])
 
 
-def run(seed: int, seconds: float, folder: Path, *, binary: str | None = None) -> Outcome:
-    """Make one run on a Redis of its own, whose logs go to `folder`."""
+def run(seed: int, seconds: float, folder: Path, *, on: str = "server", binary: str | None = None) -> Outcome:
+    """Make one run on servers of its own, whose logs go to `folder`.
+
+    `on` is what they are: one `server`, a `cluster` with replicas, or servers that `sentinel`s watch.
+    """
     record = Record(LEASE)
-    outcome = Outcome(seed, seconds, schedule(seed, seconds, lease=LEASE), folder)
-    with EmbeddedServer.start(binary, save=True) as server:
-        app = built(f"nemesis-{uuid4().hex[:8]}", broker=server.url)
+    outcome = Outcome(seed, seconds, schedule(seed, seconds, lease=LEASE, kinds=KINDS_ON[on]), folder, on)
+    with running_servers(on, binary) as servers:
+        app = built(f"nemesis-{uuid4().hex[:8]}", broker=servers.url)
         try:
-            trio.run(_Run(app, server, record, outcome).whole)
+            trio.run(_Run(app, servers, record, outcome).whole)
         finally:
             app.close()
     outcome.excuses = record.excuses
@@ -89,12 +104,18 @@ def run(seed: int, seconds: float, folder: Path, *, binary: str | None = None) -
 class _Run:
     """One run, step by step."""
 
-    def __init__(self, app: App, server: EmbeddedServer, record: Record, outcome: Outcome) -> None:
+    def __init__(self, app: App, servers: EmbeddedServer | Servers, record: Record, outcome: Outcome) -> None:
         self.app = app
         self.record = record
         self.outcome = outcome
         self.staff = Staff(app, outcome.folder)
-        self.cluster = Cluster(server, self.staff, record)
+        self.fails_over = not isinstance(servers, EmbeddedServer)
+        self.cluster = (
+            Cluster(servers, self.staff, record)
+            if isinstance(servers, EmbeddedServer)
+            else FailoverCluster(servers, self.staff, record)
+        )
+        self._began = self._over = 0.0
 
     async def whole(self) -> None:
         """Boot, strike, heal, wait, measure, stop, judge."""
@@ -121,16 +142,17 @@ class _Run:
 
     async def _strike(self) -> None:
         """Let producers send, and the faults strike."""
-        began = time.monotonic()
+        began = self._began = time.monotonic()
         over = began + self.outcome.seconds
         producers = [
             Producer(
                 name,
-                self.cluster.proxies[name].url,
+                self.cluster.find_url(name),
                 self.record,
                 app=self.app.name,
                 seed=self.outcome.seed,
                 until=over,
+                replicas=int(self.fails_over),
             )
             for name in PRODUCERS
         ]
@@ -146,6 +168,7 @@ class _Run:
                 finally:
                     for producer in producers:
                         producer.over.set()
+        self._over = time.monotonic()
         if scope.cancelled_caught:
             self.outcome.wrong.append(f"a producer did not come back within {LAST:g} s")
 
@@ -211,7 +234,9 @@ class _Run:
             places: Mapping[bytes, bytes] = cast("Any", client).hgetall(self.app.queue("default").jobs)
             found += [f"{job.decode()} is at {place.decode()}" for job, place in places.items() if place[:1] != b"X"
                       and job.decode() not in self._ticks()]  # fmt: skip
-            if self._count_records(client, "payments") != self._count_records(client, "totals"):
+            if self.fails_over:  # some records or outputs may be lost
+                found += ["records wait"] * self._count_waiting_records(client)
+            elif self._count_records(client, "payments") != self._count_records(client, "totals"):
                 found.append("records wait")
             found += ["an event waits"] * int(cast("Any", client).xlen(self.app.queue(EVENTS).stream))
         return found
@@ -229,6 +254,14 @@ class _Run:
         keys = self.app.keys.for_stream(stream)
         return sum(cast("Any", client).xlen(keys.log(partition)) for partition in range(PARTITIONS))
 
+    def _count_waiting_records(self, client: "redis.Redis") -> int:
+        """Return how many records are not done, and how many outputs are not delivered."""
+        keys = self.app.keys.for_stream("payments")
+        outboxes: list[int] = [
+            cast("Any", client).xlen(keys.outbox(GROUP, number)) for number in range(PARTITIONS)
+        ]
+        return sum(outboxes) + sum(group.lag for group in self.app.streams.info("payments")[0].groups)
+
     def _read_outputs(self) -> None:
         """Note what the processor has made of the records."""
         totals, payments = self.app.keys.for_stream("totals"), self.app.keys.for_stream("payments")
@@ -244,7 +277,7 @@ class _Run:
 
     async def _burst(self) -> None:
         """Run jobs behind a limit with a key: how long they take, and how many commands Redis carries out for them."""
-        before, began = self._commands(), time.monotonic()
+        before, began = self.cluster.count_commands(), time.monotonic()
         calls = [
             self.app.signature("keyed", f"keyed:{FIRST + n}", f"k{n % BURST_KEYS}", 0.002)
             for n in range(BURST)
@@ -257,7 +290,7 @@ class _Run:
         with trio.move_on_after(BURST_LIMIT) as scope:
             while wanted - {finished_run.job for finished_run in self._runs() if finished_run.whole}:
                 await trio.sleep(0.02)
-        took, commands = time.monotonic() - began, (self._commands() - before) / BURST
+        took, commands = time.monotonic() - began, (self.cluster.count_commands() - before) / BURST
         self.outcome.numbers["gated jobs"] = f"{BURST / took:.0f}/s with {commands:.0f} commands each"
         if scope.cancelled_caught:
             self.outcome.wrong.append(f"gated: {BURST} jobs behind a limit took more than {BURST_LIMIT:g} s")
@@ -265,12 +298,6 @@ class _Run:
             self.outcome.wrong.append(
                 f"gated: {commands:.0f} commands for each job behind a limit, {BURST_COMMANDS} may be"
             )
-
-    def _commands(self) -> int:
-        """Return how many commands Redis has carried out, those within scripts included."""
-        with self.cluster.client() as client:
-            stats: Mapping[str, Any] = cast("Any", client).info("commandstats")
-        return sum(stat["calls"] for stat in stats.values())
 
     async def _stop(self) -> None:
         """Stop the Schedulers first, let what they have sent end, then stop the others; look at what is left."""
@@ -315,5 +342,27 @@ class _Run:
         for word in ("accepted", "maybe", "refused"):
             outcome.numbers[word] = sum(entry.outcome == word for entry in sent)
         outcome.numbers["runs"] = len(self.record.runs)
+        if self.fails_over:
+            self._judge_pauses()
+        outcome.numbers["excused by failovers"] = sum(
+            ": " + kind in excuse for excuse in self.record.excuses for kind in FAILOVERS
+        )
         outcome.numbers["outputs"] = len(self.record.outputs)
         outcome.numbers["workflows"] = sum(state != "UNKNOWN" for state in self.record.run_states.values())
+
+    def _judge_pauses(self) -> None:
+        """Report how long no job ended, and how soon jobs ended again after the death of the queue's primary."""
+        outcome, numbers = self.outcome, self.outcome.numbers
+        pauses = sorted(list_pauses(self.record, self._began, self._over))
+        numbers["no job ended for"] = (
+            f"{pauses[-1]:.2f} s at most, {pauses[99 * len(pauses) // 100]:.3f} s at p99"
+        )
+        limit, name = CONSUMING_AGAIN[outcome.on], "queue" if outcome.on == "cluster" else "redis"
+        for kind in FAILOVERS:
+            restarts = find_restarts(self.record, kind, name)
+            if restarts:
+                numbers[f"jobs again after {kind}"] = " ".join(f"{restart:.2f} s" for restart in restarts)
+            if kind == "kill primary":
+                outcome.wrong += [
+                    f"restart: {restart:.2f} s, {limit:g} s may be" for restart in restarts if restart > limit
+                ]

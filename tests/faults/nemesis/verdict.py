@@ -4,14 +4,19 @@ Which doubles are allowed: a job may run again when the worker of its earlier ru
 was stopped or cut off from Redis by itself, for so long that its lease may have lapsed. What struck Redis, and so all
 workers alike, excuses nothing, but for a job with a limit: a worker cancels that when its own clock says that its lease
 is over. Each excuse is kept with its reason.
+
+A failover excuses more, for Redis replicates after it has answered: what was written in the moment before it may be
+lost. So a job whose outcome was written then may run again, and what was sent then without waiting for a replica may be
+missing. Jobs are sent with `replicas=1`, so one that was accepted is never lost.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 from tests.faults.nemesis.application import MEMBERS, RATE
+from tests.faults.nemesis.schedule import SERVERS
 
 RECONNECT = 2.0
 """Seconds that a connection may take to be there again after a fault has ended."""
@@ -30,6 +35,12 @@ CUTS = (
     "slow network",
     "lose a reply of a member",
 )
+FAILOVERS = ("kill primary", "freeze primary", "change primary")
+"""What makes a replica a primary."""
+LAG = 1.0
+"""Seconds by which a replica may be behind its primary, on a busy machine."""
+RESTART_LIMIT = 10.0
+"""Seconds after a failover within which jobs must have ended again."""
 LIMITS = {"one": 1, "two": 2, "keyed": 1}
 TAKEN = ("first", "second")
 """The steps of a workflow that are undone when it fails."""
@@ -48,6 +59,8 @@ class Sent:
     states: frozenset[str] = frozenset({"SUCCESS"})
     not_before: float = 0.0
     revoked: bool = False
+    at: float = 0.0
+    """When its sending returned."""
 
 
 @dataclass(frozen=True)
@@ -160,6 +173,12 @@ def lost(record: Record) -> Iterator[str]:
         if entry.outcome != "accepted" or not entry.id:
             continue
         state = record.states.get(entry.id, "UNKNOWN")
+        if (
+            entry.revoked
+            and state == "SUCCESS"
+            and excused(record, f"{entry.label} ran though revoked", entry.at)
+        ):
+            continue
         if state not in entry.states:
             yield f"lost: {entry.label} ({entry.kind}, {entry.id}) is {state}, not {' or '.join(sorted(entry.states))}"
 
@@ -205,7 +224,23 @@ def excuse(record: Record, run: Run, again: float) -> str:
     for began, ended in record.stalls:
         if began <= again and ended >= run.began:
             return f"the machine stood still from {began:.2f} to {ended:.2f}"
+    return failover_between(record, run.began, again if run.ended is None else run.ended)
+
+
+def failover_between(record: Record, first: float, last: float) -> str:
+    """Return which failover may have lost what was written between these times; '' for none."""
+    for blow in record.struck:
+        if blow.kind in FAILOVERS and blow.began - LAG <= last and blow.ended + RECONNECT >= first:
+            return f"{blow.kind} {blow.name} from {blow.began:.2f} to {blow.ended:.2f}"
     return ""
+
+
+def excused(record: Record, text: str, first: float, last: float | None = None) -> bool:
+    """Whether a failover excuses what was lost of what was written at that time, or between two; keep the excuse."""
+    why = failover_between(record, first, first if last is None else last)
+    if why:
+        record.excuses.append(f"{text}: {why}")
+    return bool(why)
 
 
 def excuse_of_late(record: Record, run: Run, later: Run) -> str:
@@ -238,7 +273,7 @@ def cut_off(record: Record, pid: int) -> list[tuple[float, float, float]]:
 
 def outages(record: Record) -> list[tuple[float, float]]:
     """Return when nobody could use Redis, with the time that new connections take."""
-    return merged((blow.began, blow.ended + RECONNECT) for blow in record.struck if blow.name == "redis")
+    return merged((blow.began, blow.ended + RECONNECT) for blow in record.struck if blow.name in SERVERS)
 
 
 def merged(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -274,7 +309,7 @@ def early(record: Record) -> Iterator[str]:
     for entry in record.sent:
         if entry.label in began and began[entry.label] < entry.not_before - MOMENT:
             yield f"early: {entry.label} began {entry.not_before - began[entry.label]:.2f} s before its time"
-        if entry.label in began and entry.revoked:
+        if entry.label in began and entry.revoked and not failover_between(record, entry.at, entry.at):
             yield f"revoked: {entry.label} ran although it was revoked before its time"
 
 
@@ -291,7 +326,10 @@ def beyond_limits(record: Record) -> Iterator[str]:
         for at, together in crowds(spans):
             if len({run.job for run in together}) > limit or len(together) > limit:
                 who = ", ".join(f"{run.label} in {name_of(record, run.pid)}" for run in together)
-                yield f"limit: {len(together)} of {gate} ran at {at:.2f}, {limit} may: {who}"
+                text = f"limit: {len(together)} of {gate} ran at {at:.2f}, {limit} may: {who}"
+                if excused(record, text, min(run.began for run in together), at):
+                    continue
+                yield text
                 break
 
 
@@ -328,8 +366,9 @@ def too_fast(record: Record) -> Iterator[str]:
     """No more jobs with a rate begin in one second than the rate says."""
     begins = sorted(run.began for run in record.runs if run.label.startswith("paced:"))
     for first, later in zip(begins, begins[RATE:], strict=False):
-        if later - first < 1.0:
-            yield f"rate: {RATE + 1} of paced began between {first:.2f} and {later:.2f}"
+        text = f"rate: {RATE + 1} of paced began between {first:.2f} and {later:.2f}"
+        if later - first < 1.0 and not excused(record, text, first, later):
+            yield text
             return
 
 
@@ -344,8 +383,9 @@ def events(record: Record) -> Iterator[str]:
             continue
         counts = [len(jobs[f"{entry.label}/{task}"]) for task in ("smell", "taste")]
         right = {"accepted": ([1, 1],), "refused": ([0, 0],)}.get(entry.outcome, ([0, 0], [1, 1]))
-        if counts not in right:
-            yield f"event: {entry.label} ({entry.outcome}) came {counts[0]} and {counts[1]} times to its subscribers"
+        text = f"event: {entry.label} ({entry.outcome}) came {counts[0]} and {counts[1]} times to its subscribers"
+        if counts not in right and not excused(record, text, entry.at):
+            yield text
 
 
 def fire_times(record: Record) -> Iterator[str]:
@@ -373,6 +413,8 @@ def workflows(record: Record) -> Iterator[str]:
         state = record.run_states.get(entry.label, "UNKNOWN")
         if entry.kind != "run" or (state == "UNKNOWN" and entry.outcome != "accepted"):
             continue
+        if state == "UNKNOWN" and excused(record, f"run: {entry.label} is not there", entry.at):
+            continue
         if state not in entry.states:
             yield f"run: {entry.label} is {state}, not {' or '.join(sorted(entry.states))}"
         steps = {*STEPS, *(f"{step}/undo" for step in TAKEN if state == "FAILED")}
@@ -396,32 +438,54 @@ def outputs(record: Record) -> Iterator[str]:
     found: dict[str, list[Output]] = defaultdict(list)
     for output in record.outputs:
         found[output.customer].append(output)
-    sent: dict[str, dict[int, str]] = defaultdict(dict)
+    sent: dict[str, dict[int, Sent]] = defaultdict(dict)
     for entry in record.sent:
         if entry.kind == "record":
             name, _, customer = entry.label.partition("/")
-            sent[customer][int(name.partition("-")[2])] = entry.outcome
+            sent[customer][int(name.partition("-")[2])] = entry
     for customer in sorted({*found, *sent}):
-        numbers = [output.number for output in found[customer]]
-        accepted = [number for number, outcome in sent[customer].items() if outcome == "accepted"]
-        known = {number for number, outcome in sent[customer].items() if outcome != "refused"}
-        yield from (
-            f"record: {customer} {number} has no output" for number in sorted({*accepted} - {*numbers})
-        )
-        yield from (f"record: {customer} {number} was not sent" for number in sorted({*numbers} - known))
-        if len(numbers) > len(set(numbers)):
-            yield f"record: {len(numbers) - len(set(numbers))} of {customer} have several outputs"
-        ordered = [number for number in accepted if number in set(numbers)]
-        if [number for number in dict.fromkeys(numbers) if number in set(accepted)] != ordered:
-            yield f"record: the outputs of {customer} are not in the order in which they were sent"
-        total = 0
-        for output in found[customer]:
-            total += output.number
-            if output.total != total:
-                yield f"record: {customer} {output.number} has the sum {output.total}, not {total}"
+        yield from wrong_numbers(record, customer, found[customer], sent[customer])
+        yield from wrong_sums(record, customer, found[customer], sent[customer])
+
+
+def wrong_numbers(
+    record: Record, customer: str, found: Sequence[Output], sent: Mapping[int, Sent]
+) -> Iterator[str]:
+    """Yield which records of a customer have no output, or several, or in another order."""
+    numbers = [output.number for output in found]
+    accepted = [number for number, entry in sent.items() if entry.outcome == "accepted"]
+    known = {number for number, entry in sent.items() if entry.outcome != "refused"}
+    for number in sorted({*accepted} - {*numbers}):
+        text = f"record: {customer} {number} has no output"
+        if not excused(record, text, sent[number].at):
+            yield text
+    yield from (f"record: {customer} {number} was not sent" for number in sorted({*numbers} - known))
+    several = [number for number, count in Counter(numbers).items() if count > 1]
+    text = f"record: {len(several)} of {customer} have several outputs"
+    if not all(excused(record, text, sent[number].at) for number in several):
+        yield text
+    ordered = [number for number in accepted if number in set(numbers)]
+    if [number for number in dict.fromkeys(numbers) if number in set(accepted)] != ordered:
+        yield f"record: the outputs of {customer} are not in the order in which they were sent"
+
+
+def wrong_sums(
+    record: Record, customer: str, found: Sequence[Output], sent: Mapping[int, Sent]
+) -> Iterator[str]:
+    """Yield where the sum of a customer is not that of the numbers before it, and whether it is so in the end."""
+    total = 0
+    for output in found:
+        total += output.number
+        if output.total != total:
+            text = f"record: {customer} {output.number} has the sum {output.total}, not {total}"
+            if not excused(record, text, sent[output.number].at):
+                yield text
                 break
-        if record.sums.get(customer, 0) != total:
-            yield f"record: {customer} has the sum {record.sums.get(customer)} in the end, not {total}"
+            total = output.total  # an output before it was lost, or came twice
+    text = f"record: {customer} has the sum {record.sums.get(customer)} in the end, not {total}"
+    last = max((entry.at for entry in sent.values()), default=0.0)
+    if record.sums.get(customer, 0) != total and not excused(record, text, last):
+        yield text
 
 
 def ended_by_themselves(record: Record) -> Iterator[str]:
@@ -435,7 +499,7 @@ def ended_by_themselves(record: Record) -> Iterator[str]:
                 yield f"stop: {life.name} ({life.pid}) was stopped in order and ended with {life.code}"
             continue
         near = any(
-            struck.name in ("redis", life.name)
+            struck.name in (*SERVERS, life.name)
             and struck.began <= ended
             and struck.ended + RECONNECT >= life.began
             for struck in record.struck
@@ -445,6 +509,26 @@ def ended_by_themselves(record: Record) -> Iterator[str]:
             record.excuses.append(f"{text}: it was starting, and Redis could not be used")
         else:
             yield f"process: {text}"
+
+
+def list_pauses(record: Record, first: float, last: float) -> list[float]:
+    """Return the seconds between two jobs that ended, between these times, in order of time."""
+    ends = sorted(run.ended for run in record.runs if run.whole and run.ended and first <= run.ended <= last)
+    return [after - before for before, after in pairwise([first, *ends])]
+
+
+def find_restarts(record: Record, kind: str, name: str) -> list[float]:
+    """Return how many seconds after each such fault jobs ended again: when the longest pause from then on was over."""
+    found: list[float] = []
+    for blow in record.struck:
+        if blow.kind == kind and blow.name == name:
+            last = blow.ended + RESTART_LIMIT
+            ends = sorted(
+                run.ended for run in record.runs if run.whole and run.ended and blow.began < run.ended <= last
+            )
+            pauses = [(after - before, after) for before, after in pairwise([blow.began, *ends, last])]
+            found.append(max(pauses)[1] - blow.began)
+    return found
 
 
 def life_of(record: Record, pid: int) -> Life | None:
