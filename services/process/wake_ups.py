@@ -5,7 +5,7 @@ from random import random
 
 from celery5.broker.calls.leases import HeartbeatReply
 from celery5.broker.keys import QueueKeys
-from celery5.protocol.process.wake_ups import does_answer
+from celery5.protocol.process.wake_ups import does_answer, get_spread
 
 
 class WakeUps:
@@ -22,3 +22,11 @@ class WakeUps:
     def does_answer(self, queue: str) -> bool:
         """Return whether this worker acts on a message for all workers of a queue. Each call decides at random."""
         return does_answer(self._workers.get(queue, 1), self._draw())
+
+    def get_delay(self, queue: str) -> float:
+        """Return the seconds after which this worker acts on a message that every worker of a queue must look into.
+
+        About as many as `does_answer` act at once. If these cannot help, as when they have no capacity, the others do.
+        """
+        workers = self._workers.get(queue, 1)
+        return 0.0 if does_answer(workers, self._draw()) else get_spread(workers, self._draw())

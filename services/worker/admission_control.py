@@ -30,6 +30,7 @@ from celery5.services.limits.admission_state import AdmissionState, is_expired
 from celery5.services.limits.waiting_tasks import QueueTask
 from celery5.services.process.broker_outages import SHORT_RETRY_INTERVAL, OutageLog, retry_until_available
 from celery5.services.process.lease import Lease
+from celery5.services.process.wake_ups import WakeUps
 from celery5.services.worker.job_intake import JobIntake
 from celery5.tasks.task import Task
 
@@ -61,6 +62,7 @@ class AdmissionControl:
         unstarted: UnstartedJobs,
         reading: ReadingState,
         outcome_handler: OutcomeHandler,
+        wake_ups: WakeUps,
         log: Log,
     ) -> None:
         self._redis = redis
@@ -75,6 +77,7 @@ class AdmissionControl:
         self._unstarted = unstarted
         self._reading = reading
         self._outcome_handler = outcome_handler
+        self._wake_ups = wake_ups
         self._lease = lease
         self._log = log
         self._worker = worker
@@ -89,8 +92,19 @@ class AdmissionControl:
         return [keys.slots_freed for keys in self._consumed.values()]
 
     def on_message(self, channel: bytes, payload: bytes) -> None:
-        """Request waiting jobs of the task that `payload` names: a slot of its limit was freed."""
-        self._request(self._channels[channel], payload.decode(errors="replace"))
+        """Request waiting jobs of the task that `payload` names: a slot of its limit was freed.
+
+        Every worker of the queue is told. A few of many request at once. The others do so a little later, since those
+        few may have no capacity; further messages until then make no further request.
+        """
+        queue, task = self._channels[channel], payload.decode(errors="replace")
+        delay, name = self._wake_ups.get_delay(queue), unescape_word(task)
+        if not delay:
+            self._request(queue, task)
+        elif name in self._tasks:
+            when = trio.current_time() + delay
+            self._due[queue, name] = min(when, self._due.get((queue, name), when))
+            self._admission.notify()
 
     def on_heartbeat(self, keys: QueueKeys, pulse: HeartbeatReply) -> None:
         """Request jobs of the tasks that have waiting ones, in case a message was lost, and compute limits again."""

@@ -3,6 +3,9 @@
 A message on a channel reaches every worker of a queue, and so does the time at which a job is due. One worker is
 enough to act. Each decides at random, without asking the others, so that about `ANSWERING` of them act. If none does,
 the next heartbeat of any worker finds the work: the more workers there are, the sooner that is.
+
+Where a worker must have capacity to act, as for jobs that wait at a limit, those that do not act at once do so within
+`MAX_SPREAD`.
 """
 
 ANSWERING = 8
