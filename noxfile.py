@@ -25,6 +25,7 @@ NIGHTLY = ["floor", "debian", "cluster", "scale", "nemesis", "mutants"]
 HERE = Path(__file__).parent
 GROUPS = nox.project.load_toml(HERE / "pyproject.toml")
 SUPPORTED = ("3.11", "3.12", "3.13", "3.14")
+RUNNING = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 # Neither nox nor uv downloads interpreters: they use those that are installed.
 os.environ["UV_PYTHON_DOWNLOADS"] = "never"
@@ -48,11 +49,10 @@ def _others() -> list[str]:
 
     Searches beside the running Python, on PATH, and among pyenv's versions.
     """
-    running = f"{sys.version_info.major}.{sys.version_info.minor}"
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     versions: list[str] = []
     for version in SUPPORTED:
-        if version == running:
+        if version == RUNNING:
             continue
         name = f"python{version}"
         candidates = [Path(sys.executable).with_name(name), *map(Path, filter(None, [shutil.which(name)]))]
@@ -65,6 +65,7 @@ def _others() -> list[str]:
 
 
 OTHERS = _others()
+MISSING = [version for version in SUPPORTED if version not in (RUNNING, *OTHERS)]
 
 
 def _install(session: nox.Session, *groups: str, project: bool = False) -> None:
@@ -317,6 +318,8 @@ def compatibility(session: nox.Session) -> None:
     Tests of the source, or of whole processes from outside, have the same result on every Python. With a larger share
     `.ci/run` takes more than half an hour.
     """
+    if MISSING:
+        session.warn(f"not tried: CPython {', '.join(MISSING)}, of which no interpreter is here")
     files = sorted(str(path.relative_to(HERE)) for path in (HERE / "tests").glob("*/**/test_*.py"))
     with_server = [
         path

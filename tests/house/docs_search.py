@@ -61,7 +61,7 @@ def main(site: Path) -> int:
     """Ask the search of a built site; return the exit code."""
     node = shutil.which("node")
     if node is None:
-        print("node is not installed: the search was not asked")
+        print("not tried: the search of the documentation, since node is not installed")
         return 0
     asked = json.dumps({"site": str(site.resolve()), "queries": [*read_words(), *TASKS]})
     done = subprocess.run([node, str(SCRIPT)], input=asked, capture_output=True, text=True, check=False)
