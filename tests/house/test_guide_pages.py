@@ -15,6 +15,8 @@ FIRST_LINES = 15
 """Lines of the source in which the first code begins."""
 FIRST_WORDS = 100
 """Words before it, at most."""
+MOST_PAGES = 6
+"""Pages of the path of one kind of reader; where it has a choice of two pages, both count."""
 PARTS = "worker|Controller|Router|Scheduler|Publisher|broker|queue|job|task|stream|event|workflow|lease|page"
 """A page that begins with one of these as its subject says what it is, not what a reader does with it."""
 WORDS = (
@@ -58,6 +60,28 @@ def test_a_page_of_the_guide_begins_with_the_task_of_its_reader(page: Path) -> N
     assert not re.match(rf"(?:This|It|celery5)\b|(?:An?|The) (?:{PARTS})s?\b", sentence), sentence
 
 
+def test_the_tour_shows_code_on_its_first_screen() -> None:
+    start = read_start(HERE / "docs" / "tour.md")
+    assert len(start) < FIRST_LINES
+    assert len(" ".join(start).split()) <= FIRST_WORDS
+
+
+OTHER_PAGES = [
+    *(HERE / "docs" / name for name in ("tour.md", "faults.md", "internals.md")),
+    *sorted((HERE / "docs").glob("reference/*.md")),
+    *sorted((HERE / "docs").glob("internals/*.md")),
+]
+
+
+@pytest.mark.parametrize("page", OTHER_PAGES, ids=lambda page: page.relative_to(HERE / "docs").as_posix())
+def test_a_page_beside_the_guide_says_in_its_first_sentence_what_it_lists_or_explains(page: Path) -> None:
+    title, _, first, *_ = page.read_text().split("\n", 3)
+    assert title.startswith("# ")
+    assert re.match(r"[A-Z`]", first), f"a sentence is to stand below {title!r}, not {first!r}"
+    sentence = re.split(r"(?<=[.:])\s", first)[0]
+    assert len(sentence.split()) <= 40
+
+
 def test_the_pages_of_the_documentation_use_plain_words() -> None:
     pattern = re.compile(rf"\b({'|'.join(WORDS)})\b", re.IGNORECASE)
     found = [
@@ -87,9 +111,10 @@ def test_the_pages_that_a_search_must_find_exist() -> None:
 
 def test_the_path_of_each_kind_of_reader_has_at_most_six_pages() -> None:
     text = (GUIDE / "index.md").read_text().partition("\n## Four paths\n")[2].partition("\n## ")[0]
-    paths = [row.split("|")[2].split(", ") for row in text.splitlines() if row.startswith("| ")][1:]
-    assert len(paths) == 4
-    assert [len(path) for path in paths if len(path) > 6] == []
+    rows = [row for row in text.splitlines() if row.startswith("| ")][1:]
+    assert len(rows) == 4
+    rows += [row for row in (HERE / "docs" / "index.md").read_text().splitlines() if "in this order" in row]
+    assert [row for row in rows if len(set(re.findall(r"\]\(([^)#]+\.md)\)", row))) > MOST_PAGES] == []
 
 
 def test_every_cluster_description_on_a_page_can_be_used() -> None:
