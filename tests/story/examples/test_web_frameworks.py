@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -74,31 +74,37 @@ def connected(port: int) -> Iterator[httpx.Client]:
         yield client
 
 
-@pytest.fixture(params=["uvicorn", "gunicorn"])
+SITES = {
+    "fastapi": ("fastapi", "uvicorn", "api:api"),
+    "starlette": ("fastapi", "uvicorn", "starlette_api:api"),
+    "litestar": ("fastapi", "uvicorn", "litestar_api:api"),
+    "flask": ("flask", "gunicorn", "web:web"),
+}
+"""For each framework the page of the guide, the server, and the application there."""
+GUNICORN = ("--threads", "4", "--no-control-socket", "--graceful-timeout", "3")
+
+
+@contextmanager
+def serving(folder: Path, url: str, server: str, application: str) -> Iterator[httpx.Client]:
+    """Run an application on a free port while the block lasts; yield a client of it."""
+    port = find_port()
+    words: dict[str, tuple[str, ...]] = {
+        "uvicorn": ("--port", str(port)),
+        "gunicorn": (*GUNICORN, "--bind", f"127.0.0.1:{port}"),
+    }
+    with running(folder, url, server, *words[server], application), connected(port) as client:
+        yield client
+
+
+@pytest.fixture(params=SITES)
 def site(
     request: pytest.FixtureRequest, own_server: EmbeddedServer, tmp_path: Path
 ) -> Iterator[tuple[httpx.Client, Path]]:
-    """A client of the guide's application, and its folder: FastAPI under uvicorn, Flask under gunicorn."""
-    port, stack = find_port(), ExitStack()
-    write_page("fastapi" if request.param == "uvicorn" else "flask", tmp_path)
-    words: list[str] = (
-        ["uvicorn", "api:api", "--port", str(port)]
-        if request.param == "uvicorn"
-        else [
-            "gunicorn",
-            "--threads",
-            "4",
-            "--bind",
-            f"127.0.0.1:{port}",
-            "--no-control-socket",
-            "--graceful-timeout",
-            "3",
-            "web:web",
-        ]
-    )
-    with stack:
-        stack.enter_context(running(tmp_path, own_server.url, *words))
-        yield stack.enter_context(connected(port)), tmp_path
+    """A client of the guide's application in each framework, and its folder."""
+    page, server, application = SITES[request.param]
+    write_page(page, tmp_path)
+    with serving(tmp_path, own_server.url, server, application) as client:
+        yield client, tmp_path
 
 
 def read_events(lines: Iterator[str]) -> Iterator[str]:
@@ -141,6 +147,57 @@ def test_views_answer_soon_while_redis_is_down(
 
     until(works_again)
     assert "ResourceWarning" not in (folder / "server.log").read_text()
+
+
+THREADS = """
+from threading import Thread
+
+from shop import charge
+from starlette.applications import Starlette
+from starlette.background import BackgroundTask
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+
+def send(name):
+    charge.options(id=name).delay(7)
+
+
+async def ask(request):
+    way = request.path_params["way"]
+    if way == "pool":
+        await run_in_threadpool(send, way)
+    elif way == "thread":
+        Thread(target=send, args=[way]).start()
+    return JSONResponse({}, background=BackgroundTask(send, way) if way == "background" else None)
+
+
+def ask_in_thread(request):
+    send("view")
+    return JSONResponse({})
+
+
+api = Starlette(routes=[Route("/view", ask_in_thread), Route("/{way}", ask)])
+"""
+
+
+def test_jobs_are_sent_from_every_thread_of_a_web_application(
+    own_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    write_page("fastapi", tmp_path)
+    (tmp_path / "threads.py").write_text(THREADS)
+    app = App("shop", broker=own_server.url)
+    ways = ["background", "pool", "thread", "view"]
+    with (
+        serving(tmp_path, own_server.url, "uvicorn", "threads:api") as client,
+        running(tmp_path, own_server.url, "celery5", "-A", "shop", "worker", "start"),
+    ):
+        assert [client.get(f"/{way}").status_code for way in ways] == [200] * len(ways)
+        results = gather([app.result(way) for way in ways], timeout=LIMIT)
+    assert list(map(str, results)) == ["order 7 is paid"] * len(ways)
+    assert "Traceback" not in (tmp_path / "server.log").read_text()
+    app.close()
 
 
 FORKED = """
