@@ -449,6 +449,9 @@ def render_app(context: FileContext, receiver: ast.expr) -> str:
     return (context.find_app() if context.celery_name(receiver) else "") or context.render(receiver)
 
 
+_OF_OUR_CONTROL = {"ping", "aping", "send", "asend", "run", "arun", "stack", "astack", "workers", "aworkers"}
+
+
 def _change_control(context: FileContext, call: ast.Call, method: str, receiver: ast.expr) -> None:
     app = render_app(context, receiver.value) if isinstance(receiver, ast.Attribute) else "app"
     if (
@@ -462,7 +465,7 @@ def _change_control(context: FileContext, call: ast.Call, method: str, receiver:
             context.replace(call, text)
             context.changed(call, "control.revoke", text)
             return
-    if method == "ping":
+    if method in _OF_OUR_CONTROL:
         return
     context.report(call, "control", method, f"control.{method}")
 

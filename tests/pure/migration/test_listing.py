@@ -62,7 +62,7 @@ def test_second_run_lists_all_that_the_first_one_left(project: str, tmp_path: Pa
     assert again.notes == first.notes == []
 
 
-LEFT = [
+LEFT: list[tuple[str, list[str]]] = [
     (
         "from celery import Task\nclass Own(Task):\n    client = None\n\n@app.task(base=Own)\ndef a(): ...\n",
         ["base", "class Own(Task)"],
@@ -119,6 +119,7 @@ def add(self, x):
 def total(x): ...
 
 print(add.delay(1).get(), app.result("x").status(), chain(add.s(1), total.s()).start().get())
+app.control.send("stats")
 celery = "the word"
 """
     (tmp_path / "tasks.py").write_text(text)
