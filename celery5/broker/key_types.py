@@ -21,7 +21,7 @@ _NAMES_BY_TYPE: Mapping[str, str] = {
     ),
     "string": (
         "alert_logged consumers_checked imposed_limits limit_rules_turn metrics_turn recycling replication_mark "
-        "scaling scaling_turn timer_leader"
+        "scaling scaling_turn steady_since timer_leader"
     ),
     "zset": (
         "audit_entries bulk_actions code_versions due leases live_runs lost_workers past_runs revoked_jobs "

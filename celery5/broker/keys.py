@@ -69,6 +69,8 @@ class QueueKeys:
     lost_work: Expiring
     leases: str
     consumers_checked: Expiring
+    idle_leases: Expiring
+    steady_since: Expiring
     unique: str
     wake: Expiring
     revoke: Expiring
@@ -584,6 +586,8 @@ class Keys(msgspec.Struct, frozen=True):
             lost_work=f"{tag}:dead:lost-work",  # HASH    what they had begun, and what became of it
             leases=f"{tag}:leases",  # ZSET    live workers, by the end of their lease in ms
             consumers_checked=f"{tag}:leases:checked",  # STRING  nothing, after a worker has looked for strays
+            idle_leases=f"{tag}:leases:idle",  # ZSET    leases of workers that hold no job
+            steady_since=f"{tag}:leases:steady",  # STRING  since when heartbeats come without a gap
             unique=f"{tag}:unique",  # HASH    the live job of each task and key
             wake=f"{tag}:wake",  # channel: a job became due earlier than all others
             revoke=f"{tag}:revoke",  # channel: a job was revoked while a worker had it

@@ -88,6 +88,7 @@ class RouterValues(msgspec.Struct, frozen=True, kw_only=True):
     lease: Lease
     # A Router has none: see the same fields of a worker.
     sidecar: None
+    counted_jobs: None
     max_deliveries: int
     # Returns the broker of an application's queue.
     find_broker: BrokerLookup
@@ -132,6 +133,7 @@ def make_values(
         consumed=(app.queue(EVENTS),),
         lease=lease,
         sidecar=None,
+        counted_jobs=None,
         max_deliveries=UNLIMITED_DELIVERIES,
         find_broker=find_broker,
         queue_names=sorted({settings.default_queue, *(task.queue for task in tasks)}),

@@ -481,6 +481,13 @@ def make_heartbeat_listeners(
     )
 
 
+def make_counted_jobs(
+    in_flight: InFlightJobs, processors: "Sequence[processor.Processor[Any]]"
+) -> InFlightJobs | None:
+    """Return the jobs without which the worker is idle; None if it never is, since it runs processors of streams."""
+    return None if processors else in_flight
+
+
 def make_handlers(
     app: App,
     worker_commands: WorkerCommands,
@@ -557,6 +564,7 @@ class WorkerParts(ProcessParts):
     redis_clock = part(RedisClock)
     wake_ups = part(WakeUps)
     heartbeat_listeners = part(make_heartbeat_listeners)
+    counted_jobs = part(make_counted_jobs)
     join = step(QueueMembership, after=(redis,))
     heartbeat = step(Heartbeat, after=(join,))
     recoverer = step(Recoverer, after=(heartbeat,))

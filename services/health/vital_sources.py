@@ -153,12 +153,12 @@ class LeaseStatus:
         """Return the problem, if the lease was lost or has expired."""
         if self._lease.is_lost:
             return {"lease": "others have taken this worker for dead"}
-        return {"lease": "" if self._lease.is_valid() else "it has run out, and is not renewed"}
+        return {"lease": "" if self._lease.is_held else "it has run out, and is not renewed"}
 
     def metric_families(self) -> Iterable[MetricFamily]:
         """Yield whether the lease is held."""
-        held = not self._lease.is_lost and self._lease.is_valid()
-        yield make_gauge("celery5_lease_held", "1 if the worker counts as alive.", float(held))
+        held = float(self._lease.is_held)
+        yield make_gauge("celery5_lease_held", "1 if the worker counts as alive.", held)
 
 
 class CountsHeldJobs(Protocol):

@@ -23,6 +23,7 @@ from celery5.protocol.task_kinds import TASK_KINDS
 from celery5.services.health.circuits import BreakerTrip, CircuitBreakers
 from celery5.services.limits.admission_state import AdmissionState
 from celery5.services.process.broker_outages import retry_until_available
+from celery5.services.process.lease import Lease
 from celery5.tasks.task import Task
 
 CORRUPT_KEY_DELAY = 5.0
@@ -49,8 +50,10 @@ class LimitOverrides:
         circuit_breakers: CircuitBreakers,
         log: Log,
         breaker_suspends: bool,
+        lease: Lease,
     ) -> None:
         self._redis = redis
+        self._lease = lease
         self._keys = keys
         self._first_queue = consumed[0].queue if consumed else ""
         self._tasks = tasks
@@ -79,10 +82,13 @@ class LimitOverrides:
         self._changed.set()
 
     def on_heartbeat(self, keys: QueueKeys, _pulse: HeartbeatReply) -> None:
-        """Read the overrides at each third heartbeat, once for all queues, in case a message was lost."""
+        """Read the overrides once in a lease, once for all queues, in case a message was lost.
+
+        That is at every third heartbeat; an idle worker, one of many, sends few and does it at each.
+        """
         if keys.queue == self._first_queue:
             self._heartbeat_count += 1
-            if self._heartbeat_count % HEARTBEATS_PER_CHECK == 0:
+            if self._heartbeat_count % HEARTBEATS_PER_CHECK == 0 or self._lease.idle_interval:
                 self._changed.set()
 
     async def _receive_trips(self, trips: trio.MemoryReceiveChannel[BreakerTrip]) -> None:

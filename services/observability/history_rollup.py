@@ -118,7 +118,7 @@ class HistoryRollup:
         self._look_interval = max(SHORTEST_WINDOW, min(LOOK_INTERVAL, metrics_interval))
         self._log = log
         self._outages = OutageLog(log, "metrics:rollup-interrupted")
-        self._has_failed = False
+        self._has_failed = self._is_others_turn = False
         self._pause_at = 0.0
         self._send, self.counted = trio.open_memory_channel[CountedCluster](1)
         self._forget()
@@ -143,7 +143,8 @@ class HistoryRollup:
             await trio.sleep_forever()
         try:
             while True:
-                await trio.sleep(self._interval)
+                # A turn that is not renewed lasts for as long.
+                await trio.sleep(self._interval * (TURN_FACTOR if self._is_others_turn else 1))
                 await self._try_to_roll_up()
         finally:
             if self._cursor is not None:
@@ -151,10 +152,12 @@ class HistoryRollup:
                     await self._redis.perform(calls.claim_rollup(self._keys, self._worker, seconds=0))
 
     async def _try_to_roll_up(self) -> None:
+        self._is_others_turn = False
         try:
             turn = await self._redis.perform(
                 calls.claim_rollup(self._keys, self._worker, seconds=TURN_FACTOR * self._interval)
             )
+            self._is_others_turn = not turn.is_own
             if turn.is_own:
                 await self._roll_up(turn)
             else:

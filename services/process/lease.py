@@ -1,4 +1,8 @@
-"""Renew this worker's leases by heartbeats.
+"""Renew this worker's leases by heartbeats: three in each lease, and fewer while it is idle and one of many.
+
+An idle worker sends them up to 30 s apart on average, and Redis keeps its lease for three of them. By its own clock it
+has no valid lease then: before it begins a job it renews its lease, for the usual time. So a lease is long in Redis
+only while no job depends on it.
 
 While a job blocks the loop or holds the interpreter's lock there are no heartbeats, and the sidecar process renews the
 lease instead (`processes/watch/sidecar.py`). So a long job on a live worker is never given to another worker.
@@ -21,7 +25,7 @@ from celery5.broker.keys import QueueKeys
 from celery5.errors import LeaseLost
 from celery5.logs.log import Log
 from celery5.protocol.job.delivery import Delivery
-from celery5.protocol.process.wake_ups import get_spread
+from celery5.protocol.process.wake_ups import HEARTBEATS_PER_LEASE, get_heartbeat_interval, get_spread
 from celery5.services.process.broker_outages import SHORT_RETRY_INTERVAL, OutageLog, retry_until_available
 from celery5.services.process.shared_memory import SidecarMemory
 
@@ -43,18 +47,43 @@ class Lease:
 
     `expires_at` is when it ends unless it is renewed, on the clock of `now()`. A worker that was frozen for longer
     holds jobs that others may have finished long ago: it starts none before its lease is valid again.
+    `idle_interval` is how far apart its renewals are in seconds, while it is idle and one of many workers; else 0.
     """
 
     def __init__(self, *, seconds: float, sidecar_memory: SidecarMemory | None = None) -> None:
         self.seconds = seconds
         self.is_lost = False
         self.expires_at = 0.0
+        self.idle_interval = 0.0
         self._sidecar_memory = sidecar_memory
+        self._idle_until = 0.0
         self._renewed = trio.Event()
+        self._requested = trio.Event()
+
+    def request_renewal(self) -> None:
+        """Have the lease renewed now."""
+        self._requested.set()
+
+    async def wait_until_requested(self) -> None:
+        """Wait until a renewal is requested."""
+        await self._requested.wait()
+        self._requested = trio.Event()
+
+    def mark_idle(self, requested_at: float, interval: float) -> None:
+        """Note that Redis keeps the lease for three such intervals, but that no job may begin before the next renewal.
+
+        Args:
+            requested_at: When the call was sent (`now()`).
+            interval: Seconds until it is renewed again, on average.
+        """
+        self.expires_at = requested_at
+        self.idle_interval = interval
+        self._idle_until = requested_at + HEARTBEATS_PER_LEASE * interval
 
     def mark_renewed(self, requested_at: float) -> None:
         """Note that Redis has renewed the lease, by a call that was sent at `requested_at` (`now()`)."""
         self.expires_at = max(self.expires_at, requested_at + self.seconds)
+        self.idle_interval = self._idle_until = 0.0
         self._renewed.set()
         self._renewed = trio.Event()
 
@@ -62,6 +91,17 @@ class Lease:
         """Wait until the lease is known to be valid; for ever in a worker that has lost it."""
         while self.is_lost or not self.is_valid():
             await self._renewed.wait()
+
+    async def confirm(self) -> None:
+        """Wait until the lease is known to be valid, and have it renewed if it is not."""
+        if not self.is_valid():
+            self.request_renewal()
+        await self.wait_until_valid()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the lease lasts in Redis, as far as this worker knows. That of an idle worker is not valid here."""
+        return not self.is_lost and (self.is_valid() or now() < self._idle_until)
 
     def is_valid(self) -> bool:
         """Return whether the lease is valid. The sidecar may have renewed it while a job blocked the loop."""
@@ -81,8 +121,8 @@ class Lease:
         return LeaseLost(why)
 
 
-HEARTBEATS_PER_LEASE = 3
-"""Heartbeats in one lease."""
+IDLE_LEASES = 3
+"""Leases without a job after which a worker is idle."""
 LAPSE_DELAY = 0.02
 """Seconds after the end of another worker's lease at which a heartbeat checks it."""
 MIN_INTERVAL = 0.05
@@ -92,8 +132,21 @@ MIN_INTERVAL = 0.05
 class SidecarBeats(Protocol):
     """Renews the leases when there are no heartbeats."""
 
-    def report_beat(self, worker: str, queues: tuple[str, ...], /) -> bool:
-        """Report a renewal. Return False, once, when there is no sidecar process any more."""
+    def report_beat(self, worker: str, queues: tuple[str, ...], interval: float, /) -> bool:
+        """Report a renewal; the next one comes in `interval` seconds.
+
+        Return False, once, when there is no sidecar process any more.
+        """
+        ...
+
+
+class CountsJobs(Protocol):
+    """Counts the jobs of a worker."""
+
+    settled_count: int
+
+    def __len__(self) -> int:
+        """Return how many it holds."""
         ...
 
 
@@ -127,7 +180,12 @@ HeartbeatListener = Callable[[QueueKeys, HeartbeatReply], float | None]
 
 
 class Heartbeat:
-    """Renews the leases of one worker on all of its queues, three times in each lease."""
+    """Renews the leases of one worker on all of its queues.
+
+    Args:
+        counted_jobs: The jobs of this worker: while it has none, fewer heartbeats do. None: something else depends on
+            its heartbeats, so there are always three in a lease.
+    """
 
     def __init__(
         self,
@@ -139,6 +197,7 @@ class Heartbeat:
         log: Log,
         worker: str,
         heartbeat_listeners: Sequence[HeartbeatListener],
+        counted_jobs: CountsJobs | None,
     ) -> None:
         self._redis = redis
         self._sidecar = sidecar
@@ -150,13 +209,16 @@ class Heartbeat:
         self._listeners = heartbeat_listeners
         self._outages = OutageLog(log, "heartbeat:missed", logs_repeats=True)
         self._lapse_in = self._requested_in = math.inf
-        self._workers = 1
+        self._workers = self._fewest_workers = 1
         self._draw = random()
-        self._requested = trio.Event()
+        self._jobs = counted_jobs
+        self._settled_count = 0
+        self._busy_at = now()
+        self._interval = lease.seconds / HEARTBEATS_PER_LEASE
 
     def beat_now(self) -> None:
         """Send a heartbeat now: its reply has news."""
-        self._requested.set()
+        self._lease.request_renewal()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Send heartbeats until cancelled.
@@ -168,19 +230,22 @@ class Heartbeat:
         task_status.started()
         while True:
             with trio.move_on_after(self._get_interval()):
-                await self._requested.wait()
-            self._requested = trio.Event()
+                await self._lease.wait_until_requested()
             retry_interval = min(SHORT_RETRY_INTERVAL, self._lease.seconds / HEARTBEATS_PER_LEASE)
             await retry_until_available(self.beat, self._outages, retry_interval)
 
     async def beat(self) -> None:
         """Renew every lease, and pass the replies to the listeners."""
-        sent_at = now()
-        replies = await self._redis.perform_all(self._make_calls())
+        sent_at, idle_interval = now(), self._get_idle_interval()
+        usual = self._lease.seconds / HEARTBEATS_PER_LEASE
+        # By chance, or many workers would keep time with each other after an outage.
+        self._interval = usual + 2 * random() * max(idle_interval - usual, 0.0)
+        replies = await self._redis.perform_all(self._make_calls(idle_interval))
         self._lapse_in = min(
             [reply.lapse_in for reply in replies if reply.lapse_in is not None], default=math.inf
         )
         self._workers = max((reply.workers for reply in replies), default=1)
+        self._fewest_workers = min((reply.workers for reply in replies), default=1)
         self._requested_in = math.inf
         for keys, reply in zip(self._consumed, replies, strict=True):
             if not reply.alive:
@@ -190,9 +255,28 @@ class Heartbeat:
             for listener in self._listeners:
                 delay = listener(keys, reply)
                 self._requested_in = self._requested_in if delay is None else min(self._requested_in, delay)
-        self._lease.mark_renewed(sent_at)
-        if self._sidecar is not None and not self._sidecar.report_beat(self._worker, self._queues):
+        if not idle_interval:
+            self._lease.mark_renewed(sent_at)
+        elif not self._jobs:
+            self._lease.mark_idle(sent_at, idle_interval)
+        else:  # a job has come meanwhile: Redis must not keep the lease for longer than this worker does
+            self._lease.request_renewal()
+        if self._sidecar is not None and not self._sidecar.report_beat(
+            self._worker, self._queues, self._interval
+        ):
             self._log.event("sidecar:lost", "warning", hint=_HINT)
+
+    def _get_idle_interval(self) -> float:
+        """Return the seconds until the next heartbeat if this worker is idle and one of many; else 0."""
+        if self._jobs is None:
+            return 0.0
+        settled_count = self._jobs.settled_count
+        if len(self._jobs) or settled_count != self._settled_count:
+            self._settled_count, self._busy_at = settled_count, now()
+        if now() < self._busy_at + IDLE_LEASES * self._lease.seconds:
+            return 0.0
+        interval = get_heartbeat_interval(self._fewest_workers, lease=self._lease.seconds, is_idle=True)
+        return interval if interval > self._lease.seconds / HEARTBEATS_PER_LEASE else 0.0
 
     def _get_interval(self) -> float:
         """Return the seconds until the next heartbeat.
@@ -201,11 +285,17 @@ class Heartbeat:
         worker never does. So a death is noticed at once, and not up to a third of a lease later. All workers notice it,
         so they spread their heartbeats.
         """
-        sooner = min(self._lapse_in + LAPSE_DELAY, self._requested_in) + get_spread(self._workers, self._draw)
-        return min(self._lease.seconds / HEARTBEATS_PER_LEASE, max(sooner, MIN_INTERVAL))
+        # Of many idle workers another one notices it: together they send thirty heartbeats in a lease.
+        lapse_in = math.inf if self._lease.idle_interval else self._lapse_in + LAPSE_DELAY
+        sooner = min(lapse_in, self._requested_in) + get_spread(self._workers, self._draw)
+        return min(self._interval, max(sooner, MIN_INTERVAL))
 
-    def _make_calls(self) -> list[Call[HeartbeatReply]]:
-        return [leases.renew_lease(keys, self._worker, lease=self._lease.seconds) for keys in self._consumed]
+    def _make_calls(self, idle_interval: float) -> list[Call[HeartbeatReply]]:
+        lease, idle_lease = self._lease.seconds, HEARTBEATS_PER_LEASE * idle_interval or None
+        return [
+            leases.renew_lease(keys, self._worker, lease=lease, idle_lease=idle_lease)
+            for keys in self._consumed
+        ]
 
 
 _HINT = "a job that blocks the loop for longer than the lease is given to others, until this process is started again"

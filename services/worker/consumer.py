@@ -48,6 +48,7 @@ class Consumer:
     """Reads for one worker. When stopped it releases the jobs that have not been started."""
 
     _connects = 1
+    _last_block = 0.0
     _audit_at = math.inf
     _stopped_reading = False
 
@@ -117,7 +118,7 @@ class Consumer:
             # the server has not noticed the end of the old connection; so a second audit follows when that read ends.
             await self._audit()
             self._connects = connects
-            self._audit_at = trio.current_time() + self._read_block + REREAD_GRACE
+            self._audit_at = trio.current_time() + max(self._read_block, self._last_block) + REREAD_GRACE
         elif trio.current_time() >= self._audit_at:
             await self._audit()
             self._audit_at = math.inf
@@ -225,7 +226,8 @@ class Consumer:
             return received
         lanes = self._read_order.get_lanes(open_queues)
         count = max(min(shares) * len(open_queues) // len(lanes), 1)
-        block = 0.0 if self._foreign_jobs.is_wanted(capacity_by_queue) else self._read_block
+        self._last_block = max(self._read_block, self._lease.idle_interval)
+        block = 0.0 if self._foreign_jobs.is_wanted(capacity_by_queue) else self._last_block
         call = jobs.read_jobs(lanes, self._worker, count=count, block_seconds=block)
         received, failure = 0, None
         if not closed_queues:
@@ -264,6 +266,8 @@ class Consumer:
     async def _receive(self, call: Call[list[Entry]]) -> Sequence[Entry]:
         # No checkpoint between the read and the intake: an audit would take the jobs for lost.
         entries = await self._reader.perform(call, self._intake.accept)
+        if entries and self._lease.idle_interval:
+            self._lease.request_renewal()
         self._budget.update()
         return entries
 
@@ -295,6 +299,7 @@ class Consumer:
                     break
                 after = entries[-1].id
         if lost:
+            self._lease.request_renewal()
             why = "their delivery was lost with a connection"
             self._log.event("consumer:jobs-recovered", "warning", count=lost, why=why)
         if unsettled:

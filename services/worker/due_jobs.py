@@ -16,8 +16,9 @@ from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import QueueKeys
 from celery5.errors import BrokerReplied, BrokerUnavailable
 from celery5.logs.log import Log
+from celery5.protocol.process.wake_ups import HEARTBEATS_PER_LEASE
 from celery5.services.process.broker_outages import RETRY_INTERVAL, OutageLog
-from celery5.services.process.lease import HEARTBEATS_PER_LEASE, Lease
+from celery5.services.process.lease import Lease
 from celery5.services.process.wake_ups import WakeUps
 from celery5.services.workflows.run_progress import RunProgress
 

@@ -159,7 +159,8 @@ class ForeignJobs:
 
     async def announce(self) -> None:
         """Announce what this worker's code knows, and ask whether there are foreign jobs."""
-        call = partial(leases.announce_code, code=self._code, lease=ANNOUNCED_LEASES * self._lease.seconds)
+        lease = self._get_interval() + (ANNOUNCED_LEASES - 1) * self._lease.seconds
+        call = partial(leases.announce_code, code=self._code, lease=lease)
         replies = dict(
             zip(
                 self._queues.values(),
@@ -176,8 +177,12 @@ class ForeignJobs:
 
     async def _announce_forever(self) -> None:
         while True:
-            await trio.sleep(self._lease.seconds)
+            await trio.sleep(self._get_interval())
             await retry_until_available(self.announce, self._outages, even_refused=True)
+
+    def _get_interval(self) -> float:
+        """Return the seconds until the next announcement: an idle worker, one of many, makes fewer."""
+        return max(self._lease.seconds, self._lease.idle_interval)
 
     def on_message(self, channel: bytes, payload: bytes) -> None:
         """Handle a message: foreign jobs of a task are kept."""

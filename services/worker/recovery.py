@@ -56,7 +56,8 @@ class Recoverer:
     def on_heartbeat(self, keys: QueueKeys, reply: HeartbeatReply) -> float | None:
         """Take the reply for one queue. Return the seconds until this worker may judge those that have lapsed."""
         now = trio.current_time()
-        heartbeats = self._heartbeats[keys.queue].with_answer(now, at=reply.at / 1000)
+        steady_for = reply.steady_for if self._lease.idle_interval else 0.0
+        heartbeats = self._heartbeats[keys.queue].with_answer(now, at=reply.at / 1000, steady_for=steady_for)
         self._heartbeats[keys.queue], self._replies[keys.queue] = heartbeats, reply
         if self._make_evidence(keys) is not None:
             self._lapsed.set()

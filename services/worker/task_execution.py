@@ -395,7 +395,7 @@ class TaskExecution:
             running_job.set_delivery(delivery)
             self._running[delivery] = running_job
             if now() >= lease.expires_at:
-                await lease.wait_until_valid()
+                await lease.confirm()
             self._begin_or_hand_over(running_job, delivery, executor)
             executor.began = began = clock()
             command = delivery.command

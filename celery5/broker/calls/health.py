@@ -264,6 +264,8 @@ def _all_of(keys: Keys, queue: QueueKeys, sinks: Collection[str]) -> Iterator[st
         queue.lost_work,
         queue.leases,
         queue.consumers_checked,
+        queue.idle_leases,
+        queue.steady_since,
         queue.unique,
         queue.replication_mark,
         queue.run_records,

@@ -45,6 +45,8 @@ class HeartbeatReply(msgspec.Struct, frozen=True):
     strays: int = 0
     # How many workers the queue has.
     workers: int = 1
+    # Seconds for which heartbeats of its workers have come without a gap.
+    steady_for: float = 0.0
 
 
 class HeartbeatEvidence(msgspec.Struct, frozen=True):
@@ -73,17 +75,29 @@ def join_queue(keys: QueueKeys, worker: str, *, lease: float) -> Call[int]:
 
 
 def renew_lease(
-    keys: QueueKeys, worker: str, *, lease: float, silent_for: float | None = None
+    keys: QueueKeys,
+    worker: str,
+    *,
+    lease: float,
+    silent_for: float | None = None,
+    idle_lease: float | None = None,
 ) -> Call[HeartbeatReply]:
     """Renew the lease for this many seconds.
 
+    `idle_lease`: seconds for which it is renewed instead, since the worker holds no job. It begins none before it has
+    renewed it again; if one was given to it and it does not, half of `lease` remains.
     `silent_for`: seconds for which the event loop has not renewed it, where its sidecar does; it is a part of a
     millisecond in the lease, which `read_silence` reads.
     """
     return script_call(
         RENEW_LEASE,
         (keys.leases, keys.due, keys.limited_counts, keys.jobs, *keys.streams),
-        (worker, to_ms(lease) + pack_silence(silent_for), GROUP),
+        (
+            worker,
+            to_ms(lease) + pack_silence(silent_for),
+            GROUP,
+            0 if idle_lease is None else to_ms(idle_lease),
+        ),
         _heartbeat_reply,
         repeatable=True,
     )
@@ -192,6 +206,7 @@ def _heartbeat_reply(raw: Any) -> HeartbeatReply:
         raw[8],
         raw[9],
         raw[10],
+        raw[11] / 1000,
     )
 
 

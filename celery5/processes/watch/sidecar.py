@@ -45,10 +45,11 @@ from celery5.protocol.process.liveness import (
     observe_heartbeat,
     parse_stat,
 )
+from celery5.protocol.process.wake_ups import HEARTBEATS_PER_LEASE
 from celery5.protocol.scaling.budget import get_max_slots
 from celery5.protocol.streams.groups import GroupMembership
 from celery5.runners.process_group import get_start_ticks
-from celery5.services.process.lease import HEARTBEATS_PER_LEASE, now
+from celery5.services.process.lease import now
 from celery5.services.process.shared_memory import SidecarMemory
 from celery5.services.worker.recovery import RECOVERY_BATCH
 
@@ -76,6 +77,9 @@ class BeatReport(msgspec.Struct, array_like=True, frozen=True):
     left: bool = False  # whether it has left the queues, or tried to: then it has no lease to renew
     # What had begun when an error ended the worker, by queue; None: the shared memory says what had.
     begun_entries: dict[str, list[str]] | None = None
+    interval: float = (
+        0.0  # seconds until the next heartbeat: a third of a lease, or more while the worker is idle
+    )
 
 
 class Sidecar:
@@ -110,10 +114,13 @@ class Sidecar:
         self._memory.reset()
         return self._memory
 
-    def report_beat(self, worker: str, queues: tuple[str, ...]) -> bool:
-        """Report that the leases of `worker` were renewed. Return False, once, when the sidecar has ended."""
+    def report_beat(self, worker: str, queues: tuple[str, ...], interval: float = 0.0) -> bool:
+        """Report that the leases of `worker` were renewed. Return False, once, when the sidecar has ended.
+
+        The next report comes in `interval` seconds; 0: in a third of a lease.
+        """
         endpoint = self._app.brokers.get(self._broker).endpoint
-        self._last = BeatReport(worker, queues, endpoint, self._memberships)
+        self._last = BeatReport(worker, queues, endpoint, self._memberships, interval=interval)
         return self._send(self._last)
 
     def report_left(self, *, holding: bool) -> None:
@@ -387,9 +394,12 @@ class _Watch:
             self._report = msgspec.json.decode(lines[-1], type=BeatReport)
             self._observation, self._hung, self._renewal_failed = observe_heartbeat(now()), False, False
             self._beat_at = now()
-            self._next_step_at = now() + MISSED_BEATS * self._interval
+            # An idle worker runs no job before it has sent another heartbeat.
+            idle = max(self._report.interval - self._interval, 0.0)
+            silence = MISSED_BEATS * self._interval
+            self._next_step_at = now() + idle + silence
             if self._freeze is not None and not self._freeze.is_looking:
-                self._next_look_at = now() + min(MISSED_BEATS * self._interval, MAX_SILENCE)
+                self._next_look_at = now() + idle + min(silence, MAX_SILENCE)
 
     def _renew_leases(self) -> Liveness:
         """Renew the worker's leases if it lives, and return its liveness. Lost leases are never renewed."""

@@ -168,12 +168,16 @@ class Heartbeats(msgspec.Struct, frozen=True, kw_only=True):
         """Return the seconds after an outage before others are judged."""
         return min(max(self.lease, RECONNECT_TIME), LONGEST_WAIT)
 
-    def with_answer(self, now: float, *, at: float) -> "Heartbeats":
+    def with_answer(self, now: float, *, at: float, steady_for: float = 0.0) -> "Heartbeats":
         """Return what is known after an answer that arrived `now`; `at` is its time by the clock of Redis.
 
         Both clocks count. Only that of Redis shows that its time was set forward, which ends all leases at once.
+
+        Args:
+            steady_for: Seconds for which Redis has had heartbeats of others without a gap, where this worker sends few.
         """
         gap = now - self.heard > self.outage_after or at - self.at > self.outage_after
+        gap = gap and steady_for < self.wait
         since = now if gap else self.steady_since
         return msgspec.structs.replace(self, steady_since=since, heard=now, at=at)
 

@@ -6,6 +6,8 @@ the next heartbeat of any worker finds the work: the more workers there are, the
 
 Where a worker must have capacity to act, as for jobs that wait at a limit, those that do not act at once do so within
 `MAX_SPREAD`.
+
+For the same reason the idle workers of a queue with many send fewer heartbeats each, and together as many.
 """
 
 ANSWERING = 8
@@ -14,6 +16,18 @@ SPREAD_PER_WORKER = 0.001
 """Seconds over which the workers of a queue spread what all of them will do, multiplied by their number."""
 MAX_SPREAD = 1.0
 """The most seconds over which they spread it."""
+HEARTBEATS_PER_LEASE = 3
+"""Heartbeats in one lease of a worker that has jobs, or is one of few."""
+IDLE_HEARTBEATS = 30
+"""Heartbeats in one lease of all idle workers of a queue together, where they are many."""
+MAX_IDLE_INTERVAL = 30.0
+"""The most seconds between two heartbeats of an idle worker whose lease is not so long that it needs no more."""
+
+
+def get_heartbeat_interval(workers: int, *, lease: float, is_idle: bool) -> float:
+    """Return the seconds between two heartbeats of one of the `workers` of a queue, with a lease of `lease` seconds."""
+    usual = lease / HEARTBEATS_PER_LEASE
+    return max(usual, min(workers * lease / IDLE_HEARTBEATS, MAX_IDLE_INTERVAL)) if is_idle else usual
 
 
 def does_answer(workers: int, draw: float) -> bool:

@@ -85,7 +85,7 @@ def test_a_script_goes_by_its_hash_and_in_full_when_the_server_does_not_know_it(
 def test_times_go_as_whole_milliseconds_and_come_back_as_seconds() -> None:
     beat = leases.renew_lease(MAIL, "w", lease=2.5)
     assert 2500 in beat.words
-    assert beat.decode([1, 2, 1500, 700, b"hl", [b"t"], 12, 3, 4, 5, 6]) == leases.HeartbeatReply(
+    assert beat.decode([1, 2, 1500, 700, b"hl", [b"t"], 12, 3, 4, 5, 6, 7000]) == leases.HeartbeatReply(
         alive=True,
         lapsed=2,
         due_in=1.5,
@@ -97,8 +97,9 @@ def test_times_go_as_whole_milliseconds_and_come_back_as_seconds() -> None:
         run_outbox=4,
         strays=5,
         workers=6,
+        steady_for=7.0,
     )
-    assert beat.decode([0, 0, -1, -1, b"", [], 12, 0, 0, 0, 1]) == leases.HeartbeatReply(
+    assert beat.decode([0, 0, -1, -1, b"", [], 12, 0, 0, 0, 1, 0]) == leases.HeartbeatReply(
         alive=False, lapsed=0, due_in=None, at=12
     )
     assert jobs.promote_due_jobs(MAIL, limit=3).decode([3, 0, 2]) == (3, 0.0, 2)

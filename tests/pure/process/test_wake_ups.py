@@ -4,7 +4,13 @@ import random
 
 import pytest
 
-from celery5.protocol.process.wake_ups import ANSWERING, MAX_SPREAD, does_answer, get_spread
+from celery5.protocol.process.wake_ups import (
+    ANSWERING,
+    MAX_SPREAD,
+    does_answer,
+    get_heartbeat_interval,
+    get_spread,
+)
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2, ANSWERING])
@@ -25,3 +31,16 @@ def test_many_workers_spread_what_all_of_them_do_over_a_second_at_most() -> None
     assert get_spread(1, 0.5) < 0.001
     assert get_spread(500, 0.5) == 0.25
     assert {get_spread(workers, 1.0) for workers in (1000, 100_000)} == {MAX_SPREAD}
+
+
+@pytest.mark.parametrize("lease", [1.0, 10.0, 60.0, 600.0])
+def test_idle_workers_of_a_queue_send_enough_heartbeats_together(lease: float) -> None:
+    for workers in range(1, 10_000):
+        interval = get_heartbeat_interval(workers, lease=lease, is_idle=True)
+        assert workers / interval >= min(workers * 3, 30) / lease * 0.999, "a lapsed lease is noticed as soon"
+        assert interval >= get_heartbeat_interval(workers, lease=lease, is_idle=False) == lease / 3
+
+
+def test_a_thousand_idle_workers_send_each_a_heartbeat_in_half_a_minute() -> None:
+    assert get_heartbeat_interval(1000, lease=10.0, is_idle=True) == 30.0
+    assert get_heartbeat_interval(1000, lease=120.0, is_idle=True) == 40.0, "a long lease needs no more"

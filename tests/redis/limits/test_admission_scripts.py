@@ -548,7 +548,7 @@ def disperse(gate: Gated) -> None:
 def test_a_beat_makes_few_commands_however_many_workers_there_are(gate: Gated) -> None:
     crowd(gate)
     # One of them in a while looks at each worker and lane.
-    for most in (4 * WORKERS + 30, 30, 30):
+    for most in (4 * WORKERS + 40, 30, 30):
         gate.client.config_resetstat()
         pulse = gate(lease_calls.renew_lease(gate.keys, "w", lease=30))
         assert (pulse.alive, pulse.lapsed, pulse.strays, pulse.lanes) == (True, 0, 0, "hlg")

@@ -234,7 +234,7 @@ def test_a_burst_that_is_done_ends_with_success(staff: Staff, redis_client: "red
     assert worker.wait() == 0
     assert {job.status() for job in sent} == {JobState.SUCCESS}
     left = leftovers(redis_client, staff.app)
-    expiring = (":result:", ":metrics:", ":history:", ":code", ":flow", ":checked")
+    expiring = (":result:", ":metrics:", ":history:", ":code", ":flow", ":checked", ":steady")
     kept = {key for key in left if not any(part in key for part in expiring)}
     assert {key.rpartition(":")[2] for key in kept} == {"stream", "queues"}
 

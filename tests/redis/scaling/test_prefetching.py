@@ -144,6 +144,8 @@ def test_an_idle_worker_sends_less_than_one_command_a_second(
         "time",
         "zscore",
         "zadd",
+        "zrem",
+        "set",
         "zcount",
         "zrange",
         "exists",

@@ -400,3 +400,111 @@ def test_a_job_read_in_the_name_of_a_worker_already_recovered_is_found(queue: Qu
     assert queue.recover().worker == ""
     # Nobody begins a job without a lease, so it counts for nothing.
     assert [entry.deliveries for entry in queue.read("other")] == [0, 0]
+
+
+def renew(queue: Queue, worker: str, *, idle_lease: float | None = None) -> leases.HeartbeatReply:
+    """Renew a lease of 8 seconds; that of an idle worker for as long as it says."""
+    reply = queue(leases.renew_lease(queue.keys, worker, lease=8, idle_lease=idle_lease))
+    assert isinstance(reply, leases.HeartbeatReply)
+    return reply
+
+
+def lease_left(queue: Queue, worker: str) -> float:
+    """Return the seconds that a lease still lasts."""
+    return (queue.client.zscore(queue.keys.leases, worker) or 0) / 1000 - time.time()
+
+
+def check_again(queue: Queue) -> None:
+    """Have the next heartbeat look at all consumers."""
+    queue.client.delete(queue.keys.consumers_checked)
+
+
+@pytest.mark.plants
+def test_the_lease_of_an_idle_worker_is_short_as_soon_as_a_job_is_given_to_it(queue: Queue) -> None:
+    for worker in ("dead", "idle", "busy"):
+        queue.join(worker, lease=8)
+    for worker in ("dead", "idle"):
+        renew(queue, worker, idle_lease=90)
+    check_again(queue)
+    renew(queue, "busy")
+    assert min(lease_left(queue, worker) for worker in ("dead", "idle")) > 80, "neither has a job"
+    queue.publish("a")
+    assert len(queue.read("dead")) == 1
+    check_again(queue)
+    renew(queue, "busy")
+    assert 2 < lease_left(queue, "dead") <= 4.1, "half of a usual lease, until it renews it"
+    assert lease_left(queue, "idle") > 80
+    renew(queue, "dead")
+    check_again(queue)
+    renew(queue, "busy")
+    assert 6 < lease_left(queue, "dead") <= 8.1, "it was alive"
+
+
+def test_a_busy_worker_keeps_its_lease_whatever_it_was_before(queue: Queue) -> None:
+    for worker in ("w", "other"):
+        queue.join(worker, lease=8)
+    renew(queue, "w", idle_lease=90)
+    renew(queue, "w")
+    queue.publish("a")
+    assert len(queue.read("w")) == 1
+    check_again(queue)
+    renew(queue, "other")
+    assert 6 < lease_left(queue, "w") <= 8.1
+
+
+@pytest.mark.plants
+def test_idle_workers_that_are_gone_are_forgotten(queue: Queue) -> None:
+    queue.join("w", lease=8)
+    renew(queue, "w", idle_lease=90)
+    queue.client.zadd(queue.keys.idle_leases, {"gone": 1})
+    check_again(queue)
+    renew(queue, "w", idle_lease=90)
+    assert queue.client.zrange(queue.keys.idle_leases, 0, -1) == [b"w"]
+    assert 80_000 < queue.client.pttl(queue.keys.idle_leases) <= 90_000
+
+
+def test_a_beat_says_for_how_long_beats_have_come_without_a_gap(queue: Queue) -> None:
+    queue.join("w", lease=8)
+    assert renew(queue, "w").steady_for == 0
+    assert 0 < queue.client.pttl(queue.keys.steady_since) <= 4800, "a gap of 0.6 of a lease ends it"
+    queue.client.set(queue.keys.steady_since, int(time.time() * 1000) - 7000, px=60_000)
+    assert 6 < renew(queue, "w", idle_lease=90).steady_for < 9
+    queue.client.set(
+        queue.keys.steady_since, int(time.time() * 1000) + 7000, px=60_000
+    )  # the clock was set back
+    assert renew(queue, "w").steady_for == 0
+
+
+@pytest.mark.plants
+def test_a_beat_renews_the_lease_whatever_is_in_the_keys_beside_it(queue: Queue) -> None:
+    queue.join("w", lease=8)
+    for idle_lease in (None, 90):
+        queue.client.set(queue.keys.idle_leases, "x", px=60_000)
+        queue.client.delete(queue.keys.steady_since)
+        queue.client.rpush(queue.keys.steady_since, "x")
+        check_again(queue)
+        assert renew(queue, "w", idle_lease=idle_lease).alive
+        assert lease_left(queue, "w") > 6
+
+
+def test_what_many_workers_look_for_costs_as_much_as_what_few_do(queue: Queue) -> None:
+    def count_calls() -> int:
+        stats = queue.client.info("commandstats")
+        return sum(
+            stat["calls"] for name, stat in stats.items() if name not in ("cmdstat_info", "cmdstat_del")
+        )
+
+    queue.publish("a", "b")
+    for number in range(200):
+        queue.join(f"w{number}", lease=60)
+    assert len(queue.read("w7", count=1)) == 1
+    check_again(queue)
+    before = count_calls()
+    renew(queue, "w0")
+    assert count_calls() - before < 40
+    queue.client.xgroup_createconsumer(queue.keys.stream, GROUP, "gone")
+    check_again(queue)
+    renew(queue, "w0")
+    names = {consumer["name"] for consumer in queue.client.xinfo_consumers(queue.keys.stream, GROUP)}
+    assert b"gone" not in names
+    assert len(names) == 200

@@ -399,7 +399,7 @@ async def test_a_clean_stop_leaves_no_consumer_no_lease_and_nothing_pending(
         await agather(await app.asend_many([nothing.s() for _ in range(50)]))
     assert held(redis_client, app) == {}
     left = leftovers(redis_client, app)
-    kinds = (":result:", ":metrics:", ":history:", ":code", ":flow", ":checked")
+    kinds = (":result:", ":metrics:", ":history:", ":code", ":flow", ":checked", ":steady")
     expiring = {key for key in left if any(kind in key for kind in kinds)}
     assert {key.rpartition(":")[2] for key in left if key not in expiring} == {"stream", "queues"}
     assert redis_client.xlen(app.queue("default").stream) == 0

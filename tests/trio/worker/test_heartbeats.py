@@ -1,8 +1,12 @@
-"""Heartbeats: all workers of a queue notice that a lease has lapsed, and not all of them at the same time."""
+"""Heartbeats: all workers of a queue notice that a lease has lapsed, and not all of them at the same time.
+
+Idle workers of a queue with many send few heartbeats, and are as soon to begin a job.
+"""
 
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 import trio
 from trio.testing import MockClock
 
@@ -50,6 +54,7 @@ async def run_heartbeats(count: int) -> list[float]:
                 log=NullLog(),
                 worker=f"w{number}",
                 heartbeat_listeners=[],
+                counted_jobs=None,
             )
             nursery.start_soon(heartbeat.run)
         await trio.sleep(10)
@@ -69,3 +74,140 @@ async def test_a_thousand_workers_spread_what_they_do_about_a_lapsed_lease(autoj
     assert noticed[-1] < LAPSE_IN + LAPSE_DELAY + 1.1
     in_a_tenth = [sum(begin <= time < begin + 0.1 for time in noticed) for begin in noticed[::50]]
     assert max(in_a_tenth) < 200
+
+
+LEASE = 9.0
+
+
+class Jobs:
+    """The jobs of a worker."""
+
+    def __init__(self) -> None:
+        self.held = self.settled_count = 0
+
+    def __len__(self) -> int:
+        return self.held
+
+
+class Redis:
+    """A Redis that notes when heartbeats come, and for how long they renew the lease."""
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+        self.beats: list[tuple[float, float]] = []
+        # Who gets a job while the call of an idle worker is under way.
+        self.comes_with_idle: Jobs | None = None
+
+    async def perform(self, _call: Call[Any], /) -> Any:
+        raise NotImplementedError
+
+    async def perform_all(self, calls: Sequence[Call[Any]], /) -> list[Any]:
+        await trio.lowlevel.checkpoint()
+        *_, usual, _group, idle = calls[0].words
+        self.beats.append((trio.current_time(), float(idle or usual) / 1000))
+        if idle and self.comes_with_idle is not None:
+            self.comes_with_idle.held = 1
+        return [HeartbeatReply(alive=True, lapsed=0, due_in=None, workers=self.workers)]
+
+
+class Worker:
+    """A worker of a queue with so many, whose clock is Trio's; its jobs count unless it is said otherwise."""
+
+    def __init__(self, workers: int, monkeypatch: pytest.MonkeyPatch, *, counts_jobs: bool = True) -> None:
+        monkeypatch.setattr("celery5.services.process.lease.now", trio.current_time)
+        self.redis, self.lease, self.jobs = Redis(workers), Lease(seconds=LEASE), Jobs()
+        self.heartbeat = Heartbeat(
+            redis=self.redis,
+            sidecar=None,
+            consumed=[Keys("shop").for_queue("mail")],
+            lease=self.lease,
+            log=NullLog(),
+            worker="w",
+            heartbeat_listeners=[],
+            counted_jobs=self.jobs if counts_jobs else None,
+        )
+
+    async def count_beats(self, seconds: float) -> int:
+        """Return how many heartbeats it sends in this time."""
+        before = len(self.redis.beats)
+        await trio.sleep(seconds)
+        return len(self.redis.beats) - before
+
+
+async def test_an_idle_worker_of_many_sends_few_heartbeats(
+    autojump_clock: MockClock, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = Worker(1000, monkeypatch)
+    await nursery.start(worker.heartbeat.run)
+    await trio.sleep(LEASE * 3 + 1)
+    assert worker.lease.idle_interval == 30
+    assert 90 <= await worker.count_beats(3000) <= 110
+    assert worker.redis.beats[-1][1] == 90
+    gaps = [
+        after[0] - before[0]
+        for before, after in zip(worker.redis.beats, worker.redis.beats[1:], strict=False)
+    ]
+    assert max(gaps) < 60, "its lease in Redis lasts for longer"
+    assert len({round(gap) for gap in gaps}) > 10, "many workers do not keep time with each other"
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(("workers", "counts_jobs"), [(1, True), (10, True), (1000, False)])
+async def test_few_workers_and_those_with_processors_send_three_heartbeats_a_lease(
+    autojump_clock: MockClock,
+    nursery: trio.Nursery,
+    monkeypatch: pytest.MonkeyPatch,
+    workers: int,
+    counts_jobs: bool,
+) -> None:
+    worker = Worker(workers, monkeypatch, counts_jobs=counts_jobs)
+    await nursery.start(worker.heartbeat.run)
+    await trio.sleep(LEASE * 4)
+    assert await worker.count_beats(100 * LEASE) >= 299
+    assert {seconds for _, seconds in worker.redis.beats} == {LEASE}
+    assert worker.lease.is_valid()
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("has_job", [True, False])
+async def test_a_worker_with_jobs_sends_three_heartbeats_a_lease(
+    autojump_clock: MockClock, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch, has_job: bool
+) -> None:
+    worker = Worker(1000, monkeypatch)
+    worker.jobs.held = int(has_job)
+    await nursery.start(worker.heartbeat.run)
+    for _ in range(20):
+        worker.jobs.settled_count += not has_job  # one has come and gone
+        assert 2 <= await worker.count_beats(LEASE) <= 4
+    assert {seconds for _, seconds in worker.redis.beats} == {LEASE}
+    nursery.cancel_scope.cancel()
+
+
+async def test_an_idle_worker_renews_its_lease_at_once_before_it_begins_a_job(
+    autojump_clock: MockClock, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = Worker(1000, monkeypatch)
+    await nursery.start(worker.heartbeat.run)
+    await trio.sleep(LEASE * 4)
+    assert not worker.lease.is_valid(), "what it may not rely on"
+    assert worker.lease.is_held, "what others see"
+    worker.jobs.held, came_at = 1, trio.current_time()
+    await worker.lease.confirm()
+    assert worker.redis.beats[-1] == (came_at, LEASE)
+    assert trio.current_time() - came_at < 0.001
+    assert worker.lease.is_valid()
+    assert worker.lease.idle_interval == 0
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_job_that_comes_during_an_idle_heartbeat_has_the_lease_shortened_at_once(
+    autojump_clock: MockClock, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = Worker(1000, monkeypatch)
+    worker.redis.comes_with_idle = worker.jobs
+    await nursery.start(worker.heartbeat.run)
+    await trio.sleep(LEASE * 4)
+    (long_at,) = [at for at, seconds in worker.redis.beats if seconds > LEASE]
+    after = next((at, seconds) for at, seconds in worker.redis.beats if at >= long_at and seconds == LEASE)
+    assert after[0] - long_at < 0.001
+    nursery.cancel_scope.cancel()

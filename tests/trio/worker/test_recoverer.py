@@ -182,3 +182,25 @@ async def test_each_queue_is_judged_by_the_answers_on_that_queue(
         await trio.sleep(1.0)
     assert {call.words[3] for call in server.calls} == {NEWS.normal}
     nursery.cancel_scope.cancel()
+
+
+async def test_an_idle_worker_judges_by_the_heartbeats_of_others(
+    autojump_clock: MockClock, nursery: trio.Nursery
+) -> None:
+    recoverer, server = await judging(nursery, lease=9.0)
+
+    def hear_of_others(steady_for: float) -> float | None:
+        at = int(trio.current_time() * 1000)
+        reply = HeartbeatReply(alive=True, lapsed=1, due_in=None, at=at, steady_for=steady_for)
+        return recoverer.on_heartbeat(MAIL, reply)
+
+    hear(recoverer, lapsed=0)
+    for interval, judges in ((0.0, False), (30.0, True)):
+        recoverer._lease.idle_interval = interval
+        await trio.sleep(30.0)
+        assert hear_of_others(1.0) == LONGEST_WAIT, "there was an outage, for all that Redis knows"
+        await trio.sleep(30.0)
+        assert (hear_of_others(LONGEST_WAIT) is None) is judges
+        await trio.testing.wait_all_tasks_blocked()
+        assert bool(server.at) is judges
+    nursery.cancel_scope.cancel()
