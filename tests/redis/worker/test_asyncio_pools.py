@@ -14,9 +14,11 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from celery5 import App, BootStep
 from celery5.tasks import INJECTED, Resource
+from tests.postgres import find_missing, running_postgres
 from tests.redis.worker.workers import working
 
 aiohttp: Any = pytest.importorskip("aiohttp", reason="aiohttp is in the group test of pyproject.toml")
+asyncpg: Any = pytest.importorskip("asyncpg", reason="asyncpg is in the group test of pyproject.toml")
 JOBS = 20
 
 
@@ -141,5 +143,32 @@ async def test_an_engine_of_sqlalchemy_is_opened_once_on_the_loop_of_its_tasks(
         for result in results:
             await result.aget()
         assert await (await count_rows.adelay()).aget() == JOBS
+    assert notes == ["opened", "closed"]
+    app.close()
+
+
+@pytest.mark.skipif(find_missing() != "", reason=find_missing())
+async def test_a_pool_of_asyncpg_is_opened_once_on_the_loop_of_its_tasks(url: str, app_name: str) -> None:
+    notes: list[str] = []
+    app = App(app_name, broker=url, loop="asyncio")
+
+    with running_postgres() as folder:
+
+        async def open_pool() -> AsyncIterator[Any]:
+            notes.append("opened")
+            async with asyncpg.create_pool(host=folder, user="postgres", min_size=1, max_size=2) as pool:
+                yield pool
+            notes.append("closed")
+
+        @app.task
+        async def double(n: int, pool: Annotated[Any, Resource(open_pool)] = INJECTED) -> tuple[int, int]:
+            rows = await pool.fetchrow("select $1::int * 2, pg_backend_pid()", n)
+            return tuple(rows)
+
+        async with working(app):
+            results = [await double.adelay(n) for n in range(JOBS)]
+            rows = [await result.aget() for result in results]
+    assert [number for number, _ in rows] == [2 * n for n in range(JOBS)]
+    assert len({process for _, process in rows}) <= 2
     assert notes == ["opened", "closed"]
     app.close()
