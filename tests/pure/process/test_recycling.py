@@ -26,6 +26,14 @@ def _chance(value: float) -> Callable[[], float]:
     return lambda: value
 
 
+@given(memory=st.integers(100, 2**45), chance=st.floats(0, 1, exclude_max=True))
+def test_a_process_is_recycled_a_tenth_below_the_limit_of_its_memory_at_least(
+    memory: int, chance: float
+) -> None:
+    own = jitter_limits(RecyclingLimits(0, memory), lambda: chance)
+    assert 0.8 * memory <= own.memory <= 0.9 * memory + 1
+
+
 def test_processes_that_began_together_have_limits_of_their_own() -> None:
     found = {jitter_limits(RecyclingLimits(1000, 0), _chance(number / 10)).jobs for number in range(10)}
     assert len(found) == 10

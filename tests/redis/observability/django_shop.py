@@ -13,10 +13,17 @@ if not settings.configured:
     database = {"ENGINE": engine, "NAME": os.environ["DJANGO_DB"], "CONN_MAX_AGE": None}
     if engine.endswith("postgresql"):
         database |= {"HOST": os.environ["DJANGO_HOST"], "USER": "postgres"}
-    settings.configure(DATABASES={"default": database}, INSTALLED_APPS=[], DEBUG=True)
+    databases: dict[str, dict[str, Any]] = {
+        "default": database,
+        "checked": {**database, "CONN_HEALTH_CHECKS": True},
+        "short": {**database, "CONN_MAX_AGE": 0},
+    }
+    if engine.endswith("postgresql"):
+        databases["short"]["OPTIONS"] = {"application_name": "short"}
+    settings.configure(DATABASES=databases, INSTALLED_APPS=[], DEBUG=True)
     django.setup()
 
-from django.db import connection, transaction
+from django.db import connection, connections, transaction
 
 from celery5 import App
 
@@ -24,15 +31,16 @@ app = App(os.environ["DJANGO_APP"], cpu_slots=1, box_slots=1, retry_policy={"max
 orders = app.stream("orders", partitions=1)
 
 
-def query() -> int:
-    """Ask the database."""
-    with connection.cursor() as cursor:
+def query(alias: str = "default") -> int:
+    """Ask a database."""
+    with connections[alias].cursor() as cursor:
         cursor.execute("select 7")
         return int(cursor.fetchone()[0])
 
 
-def break_connection() -> None:
+def break_connection(alias: str = "default") -> None:
     """Do what a restart of the database does, or its limit for idle connections."""
+    connection = connections[alias]
     connection.ensure_connection()
     if connection.vendor == "postgresql":
         with connection.cursor() as cursor:
@@ -51,6 +59,13 @@ def leave_transaction() -> None:
     transaction.atomic().__enter__()
 
 
+def count_short() -> int:
+    """Return how many connections there are, of all processes, that are not to stay open."""
+    with connection.cursor() as cursor:
+        cursor.execute("select count(*) from pg_stat_activity where application_name = 'short'")
+        return int(cursor.fetchone()[0])
+
+
 def describe() -> tuple[int, bool, int]:
     """Queries that are remembered, whether there is an open transaction, and the thread."""
     return len(connection.queries_log), connection.in_atomic_block, threading.get_ident()
@@ -61,6 +76,10 @@ ACTIONS: dict[str, Any] = {
     "break": break_connection,
     "leave": leave_transaction,
     "describe": describe,
+    "query checked": lambda: query("checked"),
+    "break checked": lambda: break_connection("checked"),
+    "query short": lambda: query("short"),
+    "count short": count_short,
 }
 
 

@@ -59,6 +59,8 @@ def shop(
             def act(action: str = "") -> Any: ...
 
         app.stream("orders", partitions=1)
+        # Then it has begun: before that, the signal to stop would just end it.
+        app.tasks["thread"].delay("query").get(timeout=LIMIT)
         yield app
         worker.terminate()
         assert worker.wait(LIMIT) == 0, (folder / "log").read_text()
@@ -83,6 +85,27 @@ def test_no_later_job_fails_after_a_connection_broke(shop: App, kind: str) -> No
             outcomes.append(error.type)
     # A connection shows that it is broken by failing once, where it may stay open between jobs, as it does here.
     assert outcomes[1:] == [7, 7, 7]
+
+
+@pytest.mark.parametrize("kind", ["thread", "boxed", "asyncio"])
+def test_no_job_fails_after_a_connection_broke_whose_health_is_checked(
+    shop: App, database: dict[str, str], kind: str
+) -> None:
+    if "DJANGO_HOST" not in database:
+        pytest.skip("sqlite says of every connection that it is usable")
+    assert act(shop, kind, "query checked") == 7
+    act(shop, kind, "break checked")
+    assert [act(shop, kind, "query checked") for _ in range(2)] == [7, 7]
+
+
+@pytest.mark.parametrize(("kind", "other"), [("thread", "boxed"), ("boxed", "thread"), ("asyncio", "thread")])
+def test_no_connection_without_an_age_stays_open_after_a_job(
+    shop: App, database: dict[str, str], kind: str, other: str
+) -> None:
+    if "DJANGO_HOST" not in database:
+        pytest.skip("sqlite has no list of connections")
+    assert act(shop, kind, "query short") == 7
+    wait_until(lambda: act(shop, other, "count short") == 0)
 
 
 @pytest.mark.parametrize("kind", ["thread", "boxed", "asyncio"])

@@ -220,6 +220,28 @@ def test_a_fleet_starts_the_next_process_before_one_stops_reading(staff: Staff, 
     assert stopped(fleet) == 0
 
 
+def test_a_fleet_starts_the_next_process_before_one_exceeds_its_memory(staff: Staff) -> None:
+    fleet = staff.start("--processes", "2", ready=2, max_memory="150 MiB")
+    sent = list[AsyncResult[int]]()
+
+    def is_limit_reached() -> bool:
+        rows = [reply.answer for reply in staff.app.control.send("stats")]
+        return any(row["memory"] >= row["max_memory"] for row in rows)
+
+    while not is_limit_reached():
+        sent += send(staff, "hoard", 4 * 2**20)
+        assert sent[-1].get(timeout=30)
+    wait_until(lambda: len(recycled(fleet)) >= 1, within=30)
+    line = fleet.lines("worker:recycle-requested")[0]
+    assert "(max_memory)" in line["why"]
+    assert float(line["memory"].split()[0]) < 150
+    wait_until(lambda: len(fleet.lines("worker:started")) >= 3)
+    started = [started_line["timestamp"] for started_line in fleet.lines("worker:started")]
+    assert sum(at <= line["timestamp"] + 0.1 for at in started) >= 3
+    assert each_ran_once(staff, sent)
+    assert stopped(fleet) == 0
+
+
 def test_a_worker_with_capacity_ends_before_the_next_one_takes_it(staff: Staff) -> None:
     fleet = staff.start("--processes", "2", ready=2, max_jobs=10, capacity="gpu=2")
     sent = send(staff, "nap", 0.01, count=40)
