@@ -27,7 +27,7 @@ from celery5.app import DEFAULT_APP, App, default_app
 from celery5.errors import BadArguments, CeleryError
 from celery5.logs.stdlib_log import captured_logging
 from celery5.middleware.django_connections import guard_event_loop, set_up_django
-from celery5.processes.box_databases import BoxConnections
+from celery5.processes.box_django import BoxSettings
 from celery5.protocol.boxes.frames import (
     VERSION,
     BoxEliotMessage,
@@ -283,10 +283,10 @@ def _kill_group() -> None:
 def _load_app(home: BoxHome) -> App:
     """Import and configure the worker's application. Exits if there is none of that name."""
     sys.path[:] = [*home.path, *(path for path in sys.path if path not in home.path)]
-    connections = BoxConnections(home.databases)
-    set_up_django(connections.configure)
+    settings = BoxSettings(home.django)
+    set_up_django(settings.configure)
     importlib.import_module(home.module)
-    connections.configure()  # the module may have set Django up
+    settings.configure()  # the module may have set Django up
     app = next(_find_apps(home), None)
     if app is None:
         sys.exit(

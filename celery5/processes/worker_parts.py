@@ -231,12 +231,12 @@ class WorkerValues(msgspec.Struct, frozen=True, kw_only=True):
 
 def make_box_home(app: App) -> "BoxHome":
     """Return where a box finds the tasks of `app`, and the settings of this worker, however it got them."""
-    from celery5.processes.box_databases import read_databases
+    from celery5.processes.box_django import read_django
     from celery5.protocol.boxes.frames import BoxHome
 
     path = tuple(os.path.abspath(entry) for entry in sys.path)  # '' is the working directory
     settings = msgspec.to_builtins(app.settings)
-    return BoxHome(resolve_module_name(app.module), app.name, path, settings, read_databases())
+    return BoxHome(resolve_module_name(app.module), app.name, path, settings, read_django())
 
 
 def make_thread_load(slots: SharedSlots | None) -> ThreadLoad:

@@ -41,10 +41,11 @@ class _Frame(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="type"):
     """One line."""
 
 
-class BoxDatabases(msgspec.Struct, frozen=True):
-    """The databases of Django as the worker has them: in a test others than those of the settings."""
+class BoxDjango(msgspec.Struct, frozen=True):
+    """What Django reaches from the worker: in a test something else than by the settings."""
 
-    connections: dict[str, dict[str, str]]  # where they are, by alias
+    databases: dict[str, dict[str, str]]  # where they are, by alias
+    email_backend: str
     is_test: bool  # whether Django's test runner is at work in the worker's process
 
 
@@ -55,7 +56,7 @@ class BoxHome(msgspec.Struct, frozen=True):
     app: str  # the application's name
     path: tuple[str, ...]  # sys.path
     settings: dict[str, Any]
-    databases: BoxDatabases | None = None  # None where the worker does not use Django
+    django: BoxDjango | None = None  # None where the worker does not use its databases
 
 
 class BoxHello(_Frame, frozen=True, tag="hello"):

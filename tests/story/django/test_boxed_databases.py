@@ -1,4 +1,4 @@
-"""Boxed tasks in the tests of a Django project: no box queries a database that is not one of the test."""
+"""Boxed tasks in the tests of a Django project: no box reaches a database, or sends a mail, outside of the test."""
 
 import sqlite3
 from contextlib import closing
@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.story.django import projects
 from tests.story.django.projects import Project
 
 DATABASES = """
 DATABASES["default"] = {{"ENGINE": "django.db.backends.sqlite3", "NAME": "shop.db", "TEST": {test}}}
 DATABASES["replica"] = {{**DATABASES["default"], "TEST": {{"MIRROR": "default"}}}}
+EMAIL_BACKEND, EMAIL_FILE_PATH = "django.core.mail.backends.filebased.EmailBackend", "mails"
 DATABASES["archive"] = {{"ENGINE": "django.db.backends.sqlite3", "NAME": "archive.db"}}
 """
 MODELS = """
@@ -23,12 +25,17 @@ class Order(models.Model):
         app_label = "orders"
 """
 TASKS = """
+from django.core.mail import send_mail
 from celery5 import task
 from orders.models import Order
 
 @task(boxed=True, max_retries=0)
 def purge(database: str = "default") -> int:
     return Order.objects.using(database).all().delete()[0]
+
+@task(boxed=True)
+def write() -> int:
+    return send_mail("subject", "text", "shop@example.com", ["ada@example.com"])
 
 @task(boxed=True, loop="asyncio", max_retries=0)
 async def apurge(database: str = "default") -> int:
@@ -40,13 +47,12 @@ from celery5 import TaskFailed
 from celery5.contrib.django import get_app
 from celery5.testing import in_memory, running_worker
 from orders.models import Order
-from orders.tasks import apurge, purge
+from orders.tasks import apurge, purge, write
 
-def refuse(case, task, database, reason):
-    with in_memory(get_app()) as jobs:
-        task.delay(database)
-        with case.assertRaisesRegex(TaskFailed, reason):
-            jobs.run()
+def refuse(case, jobs, task, database, reason):
+    task.delay(database)
+    with case.assertRaisesRegex(TaskFailed, reason):
+        jobs.run()
 
 """
 IN_MEMORY = """
@@ -55,23 +61,23 @@ REASON = "'default' is in the memory of another process.* give .* a file for tes
 class Inside(TestCase):
     def test_it(self):
         Order.objects.create(customer="ada")
-        refuse(self, purge, "default", REASON)
+        with in_memory(get_app()) as jobs:
+            refuse(self, jobs, purge, "default", REASON)
+            refuse(self, jobs, apurge, "default", REASON)
+            sent = write.delay()
+            jobs.run()
+            assert sent.get() == 1
         assert Order.objects.count() == 1
 
 class Outside(TransactionTestCase):
     def test_it(self):
         Order.objects.create(customer="ada")
-        refuse(self, apurge, "default", REASON)
         with running_worker(get_app()):
             with self.assertRaisesRegex(TaskFailed, REASON):
                 purge.delay().get()
         assert Order.objects.count() == 1
 """
 IN_FILE = """
-class Inside(TestCase):
-    def test_it(self):
-        refuse(self, purge, "archive", "'archive' is the real one, for which this test has none")
-
 class Outside(TransactionTestCase):
     databases = {"default", "replica"}
 
@@ -80,6 +86,7 @@ class Outside(TransactionTestCase):
 
     def test_it(self):
         with in_memory(get_app()) as jobs:
+            refuse(self, jobs, purge, "archive", "'archive' is the real one, for which this test has none")
             for task in (purge, apurge):
                 for database in ("default", "replica"):
                     self.add()
@@ -95,9 +102,10 @@ class Outside(TransactionTestCase):
 @pytest.mark.parametrize(
     ("test", "cases"), [({}, IN_MEMORY), ({"NAME": "test.db"}, IN_FILE)], ids=["memory", "file"]
 )
-def test_boxed_tasks_in_tests_leave_the_database_of_the_project_alone(
-    tmp_path: Path, test: dict[str, str], cases: str
+def test_boxed_tasks_in_tests_leave_the_databases_and_mail_of_the_project_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, test: dict[str, str], cases: str
 ) -> None:
+    monkeypatch.setattr(projects, "LIMIT", 120.0)  # it starts four processes, one after another
     project = Project(tmp_path)
     project.configure('"orders"')
     settings = tmp_path / "shop/settings.py"
@@ -112,6 +120,7 @@ def test_boxed_tasks_in_tests_leave_the_database_of_the_project_alone(
             database.executemany("INSERT INTO orders_order (customer) VALUES (?)", ["x"] * 5)
     ended = project.manage("test", "orders", CELERY5_BROKER="")
     assert ended.code == 0, ended.err
+    assert not (tmp_path / "mails").exists()
     for file in files:
         with closing(sqlite3.connect(file)) as database:
             assert database.execute("SELECT count(*) FROM orders_order").fetchone() == (5,), file

@@ -1,7 +1,7 @@
-"""The databases of Django in a box: those of its worker, which in a test are not those of the settings.
+"""Django in a box: it reaches what its worker does, which in a test is not what the settings say.
 
-Django's test runner changes the connections of its own process. A box is another one, which reads the settings of the
-project: left alone, it would query the real databases.
+Django's test runner changes the databases and the mail of its own process. A box is another one, which reads the
+settings of the project: left alone, it would query the real databases, and send real mail.
 """
 
 import sys
@@ -11,14 +11,14 @@ from typing import Any
 
 from celery5.errors import Misconfigured
 from celery5.middleware.django_connections import is_django_configured
-from celery5.protocol.boxes.frames import BoxDatabases
+from celery5.protocol.boxes.frames import BoxDjango
 
 FIELDS = ("ENGINE", "NAME", "USER", "PASSWORD", "HOST", "PORT")
 """What says where a database is."""
 
 
-def read_databases() -> BoxDatabases | None:
-    """Return the databases of this process; None where it has not imported Django's."""
+def read_django() -> BoxDjango | None:
+    """Return what Django reaches from this process; None where nobody has imported its databases."""
     database: Any = sys.modules.get("django.db")
     if database is None or not is_django_configured():
         return None
@@ -27,33 +27,37 @@ def read_databases() -> BoxDatabases | None:
         configured: Mapping[str, Any] = database.connections.settings
     except Exception:  # the settings cannot be read: whoever uses a database is told
         return None
-    return BoxDatabases(
-        {alias: _read_fields(options) for alias, options in configured.items()}, hasattr(state, "saved_data")
+    return BoxDjango(
+        databases={alias: _read_fields(options) for alias, options in configured.items()},
+        email_backend=str(import_module("django.conf").settings.EMAIL_BACKEND),
+        is_test=hasattr(state, "saved_data"),
     )
 
 
-class BoxConnections:
-    """Has this process connect to the databases of its worker.
+class BoxSettings:
+    """Changes the settings of Django in this process to what its worker has.
 
     Args:
-        databases: Those of the worker; None to leave the settings as they are.
+        worker: What the worker has; None to leave the settings as they are.
     """
 
-    def __init__(self, databases: BoxDatabases | None) -> None:
-        self._databases = databases
+    def __init__(self, worker: BoxDjango | None) -> None:
+        self._worker = worker
 
     def configure(self) -> None:
-        """Change the settings of the connections, once, if Django is configured. Nothing is connected before."""
-        databases = self._databases
-        if databases is None or not is_django_configured():
+        """Change the settings, once, if Django is configured. Nothing is connected before."""
+        worker = self._worker
+        if worker is None or not is_django_configured():
             return
-        self._databases = None
+        self._worker = None
+        if worker.is_test:
+            import_module("django.conf").settings.EMAIL_BACKEND = worker.email_backend
         configured: Mapping[str, Any] = import_module("django.db").connections.settings
         refused = dict[str, str]()
         for alias, options in configured.items():
             own = _read_fields(options)
-            wanted = databases.connections.get(alias, own)
-            if why := find_refusal(alias, own, wanted) if databases.is_test else "":
+            wanted = worker.databases.get(alias, own)
+            if why := find_refusal(alias, own, wanted) if worker.is_test else "":
                 refused[alias] = why
             options.update({field: value for field, value in wanted.items() if value != own[field]})
         if refused:
