@@ -72,9 +72,10 @@ class BrokerChecks:
 
     def check_memory(self) -> Finding:
         """Check what the server does when its memory is full."""
-        memory = read_server_memory("", self._get_info())
+        info = self._redis.perform(health_calls.get_memory_info())
+        memory = read_server_memory("", info)
         filled_by = self._find_filling() if memory is not None and memory.is_almost_full else ""
-        return broker_diagnosis.diagnose_eviction(self._get_info(), self._get_config(), filled_by)
+        return broker_diagnosis.diagnose_eviction(info, self._get_config(), filled_by)
 
     def check_replication(self) -> Finding:
         """Check that a failover has where to go, and what it may lose."""

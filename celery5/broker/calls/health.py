@@ -19,6 +19,7 @@ from celery5.broker.translate import ASK_MEMORY, parse_info
 from celery5.errors import BrokerError
 from celery5.protocol.health.broker_diagnosis import SentinelView
 from celery5.protocol.health.readings import CheckReading
+from celery5.protocol.health.server_memory import find_fullest
 from celery5.protocol.observability.rollup import CLUSTER
 
 TURN_SHARE = 0.9
@@ -88,8 +89,8 @@ def get_server_info() -> Call[dict[str, str]]:
 
 
 def get_memory_info() -> Call[dict[str, str]]:
-    """Return what the server's INFO says of its memory."""
-    return Call(ASK_MEMORY, parse_info, repeatable=True)
+    """Return what the server's INFO says of its memory: on a cluster, that of the primary with the least left."""
+    return Call(ASK_MEMORY, parse_info, repeatable=True, merge=find_fullest)
 
 
 def get_replication_info() -> Call[dict[str, str]]:

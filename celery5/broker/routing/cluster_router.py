@@ -179,6 +179,8 @@ class ClusterRouter:
             return await self._perform_split(call)
         if call.words[0] == "SCAN":
             return await self._scan(call)
+        if call.merge is not None and not slots:
+            return await self._perform_on_all(call)
         slot = slots[0] if slots else None
         node: NodeAddress | None = None
         try:
@@ -213,6 +215,9 @@ class ClusterRouter:
             try:
                 if len(slots) > 1:
                     replies[index] = await self._perform_split(call)
+                    continue
+                if call.merge is not None and not slots:
+                    replies[index] = await self._perform_on_all(call)
                     continue
                 if slots or node is None:
                     node = await self.map.find_node(slots[0] if slots else None)
@@ -341,6 +346,21 @@ class ClusterRouter:
             for words in split_words(call.words).values()
         ]
         return call.decode(join_replies(call.words[0], keys, parts, await self.perform_all(parts)))
+
+    async def _perform_on_all(self, call: Call[T]) -> T:
+        """Perform a call without keys on each primary, and return the value of all replies together."""
+        assert call.merge is not None
+        await self.map.find_node(None)
+        outcomes = await run_all_async(
+            [partial(self._perform_part, node, [call]) for node in self.map.slots.nodes]
+        )
+        replies: list[T] = []
+        for outcome in outcomes:
+            reply = outcome if isinstance(outcome, BrokerError) else outcome[0]
+            if isinstance(reply, BrokerError):
+                raise reply
+            replies.append(reply)
+        return call.merge(replies)
 
     async def _scan(self, call: Call[T]) -> T:
         """Perform SCAN on one node after the other: the cursor contains the number of the node."""

@@ -84,18 +84,16 @@ def _make_server_rows(servers: Sequence["PrimaryView"]) -> list[dict[str, object
     for primary in servers:
         address = primary.address or "the primary"
         state = "cannot be asked" if primary.error else ""
-        slots = " ".join(primary.slots)
-        rows.append({"server": address, "is": "primary", "slots": slots, "lag": state})
+        rows.append(_make_server_row(address, "primary", " ".join(primary.slots), state))
         rows += [
-            {
-                "server": replica.address,
-                "is": f"replica of {address}",
-                "slots": "",
-                "lag": replica.describe_lag(),
-            }
+            _make_server_row(replica.address, f"replica of {address}", "", replica.describe_lag())
             for replica in primary.replicas
         ]
     return rows
+
+
+def _make_server_row(address: str, role: str, slots: str, lag: str) -> dict[str, object]:
+    return {"server": address, "is": role, "slots": slots, "lag": lag}
 
 
 def _to_json_fields(app: "App", state: "AppState", reached: ReachedBrokers) -> dict[str, object]:

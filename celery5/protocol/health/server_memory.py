@@ -1,6 +1,6 @@
 """The one definition of how full a server's memory is, and whether it takes writes: what all surfaces show."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -80,6 +80,17 @@ def read_server_memory(
         limit=_count(info.get("maxmemory")) or None,
         policy=policy or info.get("maxmemory_policy", ""),
     )
+
+
+def find_fullest(infos: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Return the `INFO` of the server of which the largest share of its memory is used."""
+
+    def get_share(info: Mapping[str, str]) -> float:
+        memory = read_server_memory("", info)
+        return memory.share if memory is not None else 0.0
+
+    fullest = max(infos, key=get_share)
+    return dict(fullest)
 
 
 def _count(text: str | None) -> int:

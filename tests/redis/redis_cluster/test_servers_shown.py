@@ -49,6 +49,23 @@ def test_the_doctor_finds_that_a_user_of_a_cluster_may_do_all(redis_cluster: Tes
     redis_cluster.wait_until_whole()
 
 
+def test_the_memory_that_is_shown_is_that_of_the_fullest_primary(
+    redis_cluster: TestCluster, app: App
+) -> None:
+    (plain,) = app.metrics.memory()
+    assert not plain.is_almost_full
+    client = redis_cluster.primaries[1].client
+    used = int(client.info("memory")["used_memory"])
+    client.config_set("maxmemory-policy", "noeviction")
+    client.config_set("maxmemory", int(used / 0.95))
+    try:
+        (memory,) = app.metrics.memory()
+        assert memory.is_almost_full
+        assert run_check(app, "memory").state in ("warn", "fail")
+    finally:
+        client.config_set("maxmemory", 0)
+
+
 def test_a_cluster_is_as_replicated_as_the_setting_demands() -> None:
     online = ReplicaView("b:1", "online", 0, 0)
     whole = PrimaryView(address="a:1", slots=("0-16383",), replicas=(online,))
