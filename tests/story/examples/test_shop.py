@@ -12,7 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -67,16 +67,19 @@ class Shop:
             return error.code
 
 
-@pytest.fixture
-def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_modules: None) -> Iterator[Shop]:
-    """The shop in its own process, and this process as its page."""
-    shop = Shop(tmp_path)
+@contextmanager
+def open_shop(folder: Path, monkeypatch: pytest.MonkeyPatch, *, broker: str = "") -> Iterator[Shop]:
+    """Open the shop in its own process, on a private server or on that broker, with this process as its page."""
+    shop = Shop(folder)
+    if broker:
+        shop.env["CELERY5_BROKER"] = broker
     words = ("-A", TARGET, "controller", "start", "--development")
-    with Serving(*words, cwd=tmp_path, env=shop.env) as serving:
+    with Serving(*words, cwd=folder, env=shop.env) as serving:
         serving.ready()
-        broker = re.search(r"CELERY5_BROKER='([^']+)'", serving.err)
-        assert broker is not None
-        shop.env["CELERY5_BROKER"] = broker[1]
+        if not broker:
+            shown = re.search(r"CELERY5_BROKER='([^']+)'", serving.err)
+            assert shown is not None
+            shop.env["CELERY5_BROKER"] = shown[1]
         for name, value in shop.env.items():
             monkeypatch.setenv(name, value)
         for name in [name for name in sys.modules if name.startswith(TARGET)]:
@@ -86,7 +89,13 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_modules: None) -
         yield shop
 
 
-def test_a_day_in_the_shop(shop: Shop) -> None:
+def test_a_day_in_the_shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_modules: None) -> None:
+    with open_shop(tmp_path, monkeypatch) as shop:
+        spend_a_day(shop)
+
+
+def spend_a_day(shop: Shop) -> None:
+    """Place orders, and check that all that is promised happens."""
     orders = importlib.import_module(f"{TARGET}.orders")
     since = time.time()
     for order in range(12):
