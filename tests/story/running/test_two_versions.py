@@ -121,7 +121,7 @@ async def approve(n: str, by: str) -> str:
 
 @app.workflow
 def approval(flow: Flow, n: str) -> str:
-    return flow.call(approve, n, flow.wait_for("answer", timeout=60))
+    return flow.call(approve, n, flow.wait_for("answer", timeout=600))
 
 
 @app.task
