@@ -66,6 +66,7 @@ from celery5.protocol.job.retry_policy import (
 )
 from celery5.protocol.job.story import JobDetails
 from celery5.protocol.scaling.budget import Budget, check_budgets
+from celery5.protocol.shards import choose_shard
 from celery5.protocol.task_kinds import EventLoop, check_loop
 from celery5.results.async_result import ANY_RESULT, AsyncResult
 from celery5.results.job_details import AppState, empty_queue, find_job, read_app_state
@@ -742,6 +743,8 @@ class App:
         if task is not None and not isinstance(cast("object", task), Task):
             raise TypeError(f"task is {task!r}: give the task itself, not its name")
         likely = queue or (self.settings.default_queue if task is None else task.queue)
+        if shards := self.brokers.shards.get(likely):  # where a job without a unique key is
+            likely, queue = choose_shard(likely, shards, job_id), None
         return AsyncResult(
             self,
             job_id,

@@ -105,7 +105,8 @@ class RevokeOperation:
     def __init__(self, app: Application, redis: AsyncDriver, action: BulkRequest) -> None:
         self._app = app
         self._redis = redis
-        self._queues = [app.queue(name) for name in list_texts(action.filter, "queue")]
+        self._names = list_texts(action.filter, "queue")
+        self._queues: list[QueueKeys] = []
         self._tasks = list_texts(action.filter, "task")
         self._cursor = "0"
         self._is_checked = False
@@ -115,9 +116,11 @@ class RevokeOperation:
         """Return the waiting jobs of the next page; None at the end. Raises UnknownQueue."""
         if not self._is_checked:
             names = await self._redis.perform(queue_calls.list_queues(self._app.keys))
-            for keys in self._queues:
-                if keys.queue not in names:
-                    raise UnknownQueue(keys.queue, names)
+            for name in self._names:
+                shards = self._app.brokers.list_shards(name, names)
+                if not set(shards).intersection(names):
+                    raise UnknownQueue(name, names)
+                self._queues += map(self._app.queue, shards)
             self._is_checked = True
         if not self._queues:
             return None
@@ -173,7 +176,9 @@ class RetryOperation:
     async def read_page(self) -> Sequence[tuple[str, str]] | None:
         """Return the failed runs of the next page, with their queues; None at the end."""
         if self._runs is None:
-            queues = self._queues or await self._redis.perform(queue_calls.list_queues(self._app.keys))
+            known = await self._redis.perform(queue_calls.list_queues(self._app.keys))
+            list_shards = self._app.brokers.list_shards
+            queues = [shard for name in self._queues for shard in list_shards(name, known)] or known
             self._runs = [
                 (queue, run_id)
                 for queue in queues

@@ -39,6 +39,7 @@ from celery5.protocol.commands.definitions import (
 )
 from celery5.protocol.commands.signing import ControlCommand, format_audience, sign_command
 from celery5.protocol.job.job import new_id
+from celery5.protocol.shards import get_queue_of_shard
 from celery5.results.async_result import AsyncResult
 from celery5.results.job_details import read_app_state
 
@@ -322,7 +323,7 @@ async def _set_paused(app: "Application", redis: AsyncDriver, request: "_Request
     queue = definition.parse(request.parameters).queue
     used = await redis.perform(queue_calls.list_queues(app.keys))
     paused = await redis.perform(command_calls.list_paused_queues(app.keys))
-    queues = {*used, *paused, *(task.queue for task in app.tasks.values())}
+    queues = {*map(get_queue_of_shard, used), *paused, *(task.queue for task in app.tasks.values())}
     if queue not in queues:
         raise UnknownQueue(queue, queues)
     await redis.perform(calls[request.command](app.keys, queue))

@@ -16,6 +16,7 @@ class SettingOptions(TypedDict, total=False):
     routes: Mapping[str, str] | None
     queue_routes: Mapping[str, str] | None
     default_queue: str | None
+    shards: str | Mapping[str, Any] | None
     results_ttl: float | None
     message_limit: int | None
     workflow_nesting_limit: int | None

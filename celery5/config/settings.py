@@ -27,6 +27,7 @@ from celery5.protocol.scaling.prioritisation import parse_strategy
 from celery5.protocol.scaling.read_order import parse_priorities, parse_queue_order
 from celery5.protocol.scaling.resource_budget import parse_capacity
 from celery5.protocol.scheduling.zones import check_zone
+from celery5.protocol.shards import parse_shards
 from celery5.protocol.text_values import DURATION, HOST_AND_PORT, SIZE, TextKind, parse_json_object
 from celery5.similar_names import did_you_mean, find_similar
 
@@ -80,8 +81,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = msgspec.field(default_factory=dict[str, str])
     default_queue: Annotated[
-        str, Meta(description="queue of tasks that name none", extra=_IN_HASH, pattern=r"^[^\s{},]{1,200}\Z")
+        str, Meta(description="queue of tasks that name none", extra=_IN_HASH, pattern=r"^[^\s{},#]{1,200}\Z")
     ] = "default"
+    shards: Annotated[
+        str | dict[str, Any],
+        Meta(
+            description="shards of queues, which are spread over a Redis Cluster: mails=8 reports=4",
+            extra=_IN_HASH | {"check": parse_shards},
+        ),
+    ] = ""
     results_ttl: Annotated[
         float,
         Meta(

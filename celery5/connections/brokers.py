@@ -1,6 +1,6 @@
 """The brokers of an application, and which of them each queue is on: `app.brokers`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING, Protocol
 
@@ -18,6 +18,7 @@ from celery5.protocol.brokers import (
     match_queue_route,
 )
 from celery5.protocol.job.job import Job, Options
+from celery5.protocol.shards import find_shards, get_queue_of_shard, parse_shards
 from celery5.runners.context import LOG_EVENT
 from celery5.similar_names import find_similar
 
@@ -77,6 +78,8 @@ class Brokers:
         self._used: frozenset[str] = frozenset()
         self._used_key: object = None
         self._doubted: set[str] = set()
+        self._shards: Mapping[str, int] = {}
+        self._shards_of: object = None
 
     def __repr__(self) -> str:
         return f"<Brokers {', '.join(self.names)}>"
@@ -140,6 +143,23 @@ class Brokers:
         if not settings.brokers and options.broker is None:
             return options.queue or match_queue_route(task, settings.queue_routes) or settings.default_queue
         return self.get_routes().get_queue(self._declared(task, options))
+
+    @property
+    def shards(self) -> Mapping[str, int]:
+        """The numbers of shards of queues that have more than one."""
+        settings = self._app.settings
+        if self._shards_of is not settings:
+            self._shards, self._shards_of = parse_shards(settings.shards), settings
+        return self._shards
+
+    def list_shards(self, queue: str, names: Iterable[str] = ()) -> list[str]:
+        """Return the names of a queue's shards; after them those of an earlier number of shards among `names`.
+
+        For a queue without shards that is the queue; for the name of a single shard it is that one.
+        """
+        if get_queue_of_shard(queue) != queue:
+            return [queue]
+        return find_shards(queue, self.shards.get(queue, 1), names)
 
     def used_queues(self) -> frozenset[str]:
         """Return the queues that the tasks, the queue routes and the default queue name."""

@@ -23,6 +23,7 @@ from celery5.operations.dead_letters import MAX_GROUPED, DeadGrouping, group_dea
 from celery5.protocol.job.dead_letters import DeadJobQuery, parse_filter
 from celery5.protocol.job.error_text import normalise_message
 from celery5.protocol.job.failure_groups import MAX_GROUPS, SAMPLES, DeadJobGroup, DeadJobGroups
+from celery5.protocol.shards import get_queue_of_shard
 
 MAX_LETTERS = 100_000
 """Dead jobs that are kept, the newest ones: about 200 bytes each."""
@@ -186,7 +187,7 @@ class DeadLetterIndex:
                 await self._update(redis)
                 self._updated = began
             await self._fill(redis, float("inf") if within is None else asked + within)
-            if not all(name in self._queues for name in query.queues):
+            if not set(query.queues) <= {*self._queues, *map(get_queue_of_shard, self._queues)}:
                 return None
             return await self._collect(redis, query)
 
@@ -365,7 +366,11 @@ class DeadLetterIndex:
 
     async def _collect(self, redis: AsyncDriver, query: DeadJobQuery) -> DeadJobGroups:
         first, last = await DeadJobReader(self._app, redis, query).get_ms_range()
-        queues = [self._queues[name] for name in sorted(query.queues or self._queues)]
+        queues = [
+            self._queues[name]
+            for name in sorted(self._queues)
+            if not query.queues or name in query.queues or get_queue_of_shard(name) in query.queues
+        ]
         kinds: list[_CountedKind] = []
         looked_at = 0
         for held in queues:
@@ -428,7 +433,7 @@ class DeadLetterIndex:
             count=sum(kind.count for kind in kinds),
             first_died=min(_parse(kind.oldest.entry)[0] for kind in kinds) / 1000,
             last_died=_parse(newest.newest.entry)[0] / 1000,
-            queues=tuple(sorted({kind.kind.queue for kind in kinds})),
+            queues=tuple(sorted({get_queue_of_shard(kind.kind.queue) for kind in kinds})),
             reasons=tuple(sorted({kind.kind.reason for kind in kinds})),
             message="" if job is None else job.message,
             traceback="" if job is None else job.traceback,

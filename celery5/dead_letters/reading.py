@@ -125,12 +125,15 @@ class DeadJobReader:
             return await self._redis.perform(queue_calls.list_queues(self._app.keys))
         with skip_unreachable():  # an unreachable broker matters only when it has a queue that was named
             queues = await self._redis.perform(queue_calls.list_queues(self._app.keys))
+        shards: dict[str, None] = {}
         for name in self._query.queues:
-            if name not in queues and not await self._redis.perform(
+            of_queue = self._app.brokers.list_shards(name, queues)
+            if not set(of_queue).intersection(queues) and not await self._redis.perform(
                 dead_letter_calls.queue_exists(self._app.queue(name))
             ):
                 raise UnknownQueue(name, queues)
-        return self._query.queues
+            shards |= dict.fromkeys(of_queue)
+        return tuple(shards)
 
     async def get_ms_range(self) -> tuple[int, float]:
         """Return the first and the last ms in which the jobs of the query died."""

@@ -23,6 +23,7 @@ from celery5.health.health_check import HealthCheck
 from celery5.limits.rules import DeclareLimitRule
 from celery5.protocol.limit_rules import TimeWindow, get_rules_of_task
 from celery5.protocol.limits import KIND_PREFIX, LimitOverride, Suspension, make_kind_rate
+from celery5.protocol.shards import check_override, get_placement
 
 if TYPE_CHECKING:
     from celery5.application import Application, DeclaredTask
@@ -133,7 +134,7 @@ class Limits:
     async def aset_kind_rate(self, kind: str, rate: str, *, by: str = "") -> bool:
         """Let jobs of a kind of task (`trio`, `asyncio`, `thread`, `boxed`) begin at a rate, on all workers together.
 
-        It is counted on each queue, and holds beside the limits of the tasks, in place of the setting `rate_limits`.
+        It holds for all queues together, and beside the limits of the tasks, in place of the setting `rate_limits`.
         Returns whether that changes anything. Raises Misconfigured and BrokerError.
         """
         call = self._set_kind_rate(kind, rate, by)
@@ -189,13 +190,18 @@ class Limits:
 
     def _set_override(self, task: "str | DeclaredTask", limit: int | str, by: str) -> Call[bool]:
         name = self._name(task)
+        declared = self._app.tasks.get(name)
+        is_sharded = declared is not None and declared.queue in self._app.brokers.shards
         if isinstance(limit, str):
             override = LimitOverride(rate=limit, by=by or get_actor_name(), since=_now())
         elif isinstance(limit, bool) or not isinstance(limit, int):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise Misconfigured(f"task {name}: limit is {limit!r}: give a number, or a rate such as '200/m'")
         else:
             override = LimitOverride(limit=limit, by=by or get_actor_name(), since=_now())
-        return limits.set_override(self._app.keys, name, override.validate(name))
+        override = override.validate(name)
+        if declared is not None and is_sharded:
+            check_override(name, get_placement(declared.declared_limits), override)
+        return limits.set_override(self._app.keys, name, override)
 
     def _set_kind_rate(self, kind: str, rate: str, by: str) -> Call[bool]:
         override = LimitOverride(

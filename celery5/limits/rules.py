@@ -13,6 +13,7 @@ from celery5.health.health_check import HealthCheck
 from celery5.protocol.limit_rules import LimitRule, TimeWindow, check_rule_name
 from celery5.protocol.limits import LimitOverride
 from celery5.protocol.scheduling.zones import load_zone
+from celery5.protocol.shards import Placement, check_override, get_placement
 from celery5.protocol.task_kinds import EventLoop, FunctionKind, choose_kind
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ class DeclaredRules(msgspec.Struct, frozen=True):
     zones: Mapping[str, tzinfo] = msgspec.field(default_factory=dict[str, tzinfo])
     # The names of all tasks.
     tasks: frozenset[str] = frozenset()
+    # Which shards the jobs of tasks of sharded queues go to.
+    placements: Mapping[str, Placement] = msgspec.field(default_factory=dict[str, Placement])
 
     def get_local_time(self, rule: LimitRule, now: float) -> datetime | None:
         """Return the time `now`, in seconds since 1970, in the zone of a rule's window; None if it has none."""
@@ -63,6 +66,7 @@ class DeclaredRules(msgspec.Struct, frozen=True):
                 raise Misconfigured(f"limit rule {rule} returned a limit for {name!r}, which is no task")
             if limit is not None:
                 limits[name] = _make_override(rule, limit).validate(name)
+                check_override(name, self.placements.get(name), limits[name])
         return limits
 
 
@@ -165,9 +169,15 @@ class DeclareLimitRule:
     ) -> DeclaredRules:
         """Return all rules for a Scheduler. Raises Misconfigured for a task, a check or a time zone that is unknown."""
         zones: dict[str, tzinfo] = {}
+        placements: dict[str, Placement] = {
+            name: get_placement(task.declared_limits)
+            for name, task in tasks.items()
+            if task.queue in task.app.brokers.shards
+        }
         for rule in self._rules.values():
             if rule.task not in tasks:
                 raise Misconfigured(f"limit rule {rule.name}: {rule.task!r} is no task of this application")
+            check_override(rule.task, placements.get(rule.task), rule.override)
             if rule.check and checks.get(rule.check) is not self._checks[rule.name]:
                 raise Misconfigured(
                     f"limit rule {rule.name}: no worker runs the health check {rule.check!r}: declare it with "
@@ -176,7 +186,7 @@ class DeclareLimitRule:
             if rule.during is not None:
                 zones[rule.name] = load_zone(rule.during.timezone or timezone)
         return DeclaredRules(
-            tuple(self._rules.values()), tuple(self._computed.values()), zones, frozenset(tasks)
+            tuple(self._rules.values()), tuple(self._computed.values()), zones, frozenset(tasks), placements
         )
 
     def _check_new(self, name: str) -> None:

@@ -156,7 +156,8 @@ async def _tell_story(
     query = make_job_query(id=job_id, queue=queue or "", since=since)
     queues: Sequence[str] = ()
     if details is None:  # it may have been revoked while it waited
-        queues = [queue] if queue else await redis.perform(queue_calls.list_queues(app.keys))
+        known = await redis.perform(queue_calls.list_queues(app.keys))
+        queues = app.brokers.list_shards(queue, known) if queue else known
     elif details.state is JobState.REVOKED:
         queues = [details.queue]
     records: list[JobRecord] = []
@@ -178,14 +179,15 @@ async def _search(
     position = read_cursor(cursor, query) if cursor else None
     with skip_unreachable() as unreachable:
         queues = await retry_without_unreachable(lambda: redis.perform(queue_calls.list_queues(app.keys)))
-        is_known = not query.queue or query.queue in queues
+        shards = app.brokers.list_shards(query.queue, queues) if query.queue else queues
+        is_known = not query.queue or not set(shards).isdisjoint(queues)
         if not is_known:  # a raw producer may have sent to a queue that is not listed
             try:
                 is_known = await redis.perform(queue_exists(app.queue(query.queue)))
             except UNREACHABLE:
                 is_known = True  # it may be there
         search = _Search(app, redis, query, limit, position, skips_live=not is_known)
-        page = await search.run([query.queue] if query.queue else queues, sorted(unreachable))
+        page = await search.run(shards, sorted(unreachable))
         if query.id and is_known and cursor is None and page.cursor is None:
             page = await _add_last_attempt(app, redis, query, page)
     if not is_known and not page.jobs and page.cursor is None:

@@ -389,26 +389,33 @@ class OverviewReader:
             or known.dead != queue.dead
             or known.at < now - DEAD_KEPT
         ]
+        of_shards = [
+            (queue, shard) for queue in wanted for shard in self._app.brokers.list_shards(queue.queue)
+        ]
         reads = [
             dead_letter_calls.list_entries_backwards(
-                self._app.queue(queue.queue), first="-", last="+", count=DEAD_READ
+                self._app.queue(shard), first="-", last="+", count=DEAD_READ
             )
-            for queue in wanted
+            for _, shard in of_shards
         ]
         try:
             replies = await redis.perform_all(reads) if reads else []
         except UNREACHABLE:
             replies = []
         kept = {queue.queue: self._dead[queue.queue] for queue in with_dead if queue.queue in self._dead}
-        for queue, entries in zip(wanted, replies, strict=False):
+        found: dict[str, dict[str, LastError]] = {}
+        for (queue, shard), entries in zip(of_shards, replies, strict=False):
             jobs = [
                 make_dead_job(
-                    queue.queue, entry.entry, entry.message, entry.document, self._app.settings.message_limit
+                    shard, entry.entry, entry.message, entry.document, self._app.settings.message_limit
                 )
                 for entry in reversed(entries)
                 if not entry.sink
             ]
-            errors = {job.task: self._make_last_error(job) for job in jobs}
+            errors = found.setdefault(queue.queue, {})
+            for job in jobs:
+                if job.task not in errors or job.died >= errors[job.task].at:
+                    errors[job.task] = self._make_last_error(job)
             kept[queue.queue] = DeadNews(now, queue.dead, errors)
         self._dead = await self._add_onsets(redis, kept)
         last: dict[str, LastError] = {}
@@ -440,7 +447,8 @@ class OverviewReader:
         first = {error.group: error.first for news in before.values() for error in news.errors.values()}
         if any(first.get(error.group) is None for news in kept.values() for error in news.errors.values()):
             with suppress(*UNREACHABLE):
-                reads = [dead_letter_calls.read_causes(self._app.queue(name)) for name in kept]
+                shards = [shard for name in kept for shard in self._app.brokers.list_shards(name)]
+                reads = [dead_letter_calls.read_causes(self._app.queue(shard)) for shard in shards]
                 causes = sum_causes(await redis.perform_all(reads))
                 first |= {group: cause.first_died for group, cause in causes.items()}
         return {

@@ -23,6 +23,7 @@ from celery5.protocol.observability.storage import (
     StreamStorage,
     describe_storage,
     estimate_bytes,
+    merge_shards,
 )
 
 MAX_COUNTED = 2000
@@ -82,7 +83,7 @@ async def read_storage(app: Application, get_driver: GetDriver) -> Storage:
             found.append(BrokerStorage(ServerStorage(broker=name, unreachable=get_error_text(reason))))
     if error is not None and all(broker.server.unreachable for broker in found):
         raise error
-    queues = sorted((row for broker in found for row in broker.queues), key=_weigh)
+    queues = sorted(merge_shards(row for broker in found for row in broker.queues), key=_weigh)
     return Storage(
         servers=tuple(broker.server for broker in found),
         queues=tuple(queues[:MAX_QUEUES]),

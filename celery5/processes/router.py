@@ -136,7 +136,11 @@ def make_values(
         counted_jobs=None,
         max_deliveries=UNLIMITED_DELIVERIES,
         find_broker=find_broker,
-        queue_names=sorted({settings.default_queue, *(task.queue for task in tasks)}),
+        queue_names=sorted(
+            shard
+            for queue in {settings.default_queue, *(task.queue for task in tasks)}
+            for shard in app.brokers.list_shards(queue)
+        ),
         sink_options=get_all_sink_options(tasks),
         recipients=get_all_recipients(tasks),
         subscriptions=group_by_source(tasks),

@@ -77,6 +77,8 @@ class WorkerOptions(ProcessOptions, frozen=True, kw_only=True):
     burst: bool = False
     # The queues that are paused: kept over incarnations.
     paused_queues: set[str] = msgspec.field(default_factory=set[str])
+    # The shards of an earlier number of shards that it reads, too: kept over incarnations.
+    earlier_shards: set[str] = msgspec.field(default_factory=set[str])
     # What this process knows of the leader of the timers: kept over incarnations.
     timer_standing: TimerStanding = msgspec.field(default_factory=TimerStanding)
     # A Router runs in the same process: a burst waits for its events.
@@ -199,6 +201,7 @@ class _BrokerWorkers:
             process_status=self._status.add_incarnation(broker),
             incarnation="",
             paused_queues=set[str](),
+            earlier_shards=set[str](),
             performed_commands=dict[str, float](),
             reload=False,
             shares_process=True,
@@ -301,7 +304,11 @@ def make_incarnation_values(
     )
     if options.is_secondary:  # the first one reports the jobs of all
         process_values = replace(process_values, metrics_interval=0.0)
-    queues = list_queues(app, options)
+    queues = [
+        shard
+        for queue in list_queues(app, options)
+        for shard in app.brokers.list_shards(queue, options.earlier_shards)
+    ]
     resource_slots = options.slots.resource_slots if options.slots else _make_resource_slots(app, options)
     needs = find_needs(app, options.broker)
     lacking = {name: lack for name, need in needs.items() if (lack := resource_slots.find_lacking(need))}
@@ -326,6 +333,8 @@ def make_incarnation_values(
         code_version=code,
         consumed=tuple(app.queue(name) for name in queues),
         measured_queues=queues,
+        earlier_shards=options.earlier_shards,
+        has_shards=bool(app.brokers.shards),
         find_broker=app.brokers.broker_of_queue,
         used=_used(app),
         awaited=(app.queue(EVENTS),) if options.has_router else (),

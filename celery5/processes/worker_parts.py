@@ -138,6 +138,7 @@ from celery5.services.worker.burst import Burst
 from celery5.services.worker.capacity import QueueCapacity
 from celery5.services.worker.consumer import Consumer
 from celery5.services.worker.due_jobs import Mover
+from celery5.services.worker.earlier_shards import EarlierShards
 from celery5.services.worker.foreign_jobs import NEW_FOREIGN, ForeignJobs
 from celery5.services.worker.job_intake import JobIntake
 from celery5.services.worker.paused_queues import PausedQueues
@@ -176,6 +177,9 @@ class WorkerValues(msgspec.Struct, frozen=True, kw_only=True):
     code_version: CodeVersion
     # The queues that it measures: those that it consumes.
     measured_queues: Sequence[str]
+    # The shards of an earlier number that it found to hold jobs, kept over incarnations; whether any queue has shards.
+    earlier_shards: set[str]
+    has_shards: bool
     # Returns the broker of a queue.
     find_broker: Callable[[str], str]
     # The queues that the application uses, consumed here or not.
@@ -576,6 +580,7 @@ class WorkerParts(ProcessParts):
     on_expired = part(make_recheck)
     inbox = step(Inbox, after=(listen, asyncio_runner))
     pauses = step(PausedQueues, after=(listen,))
+    earlier_shards_watch = step(EarlierShards, name="shards", after=(listen,))
     limit_overrides = step(LimitOverrides, name="limits", after=(listen,))
     # what jobs run with
     runners = part(make_runners)

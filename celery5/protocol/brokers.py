@@ -18,6 +18,7 @@ import msgspec
 from celery5.errors import BadBrokerURL, Misconfigured
 from celery5.protocol.job.names import is_queue_name
 from celery5.protocol.masking import mask_passwords
+from celery5.protocol.shards import get_queue_of_shard
 from celery5.similar_names import did_you_mean
 
 EXPECTED = (
@@ -210,7 +211,8 @@ class Routes(msgspec.Struct, frozen=True):
         return next((broker for pattern, broker in self.rules if fnmatchcase(name, pattern)), None)
 
     def get_broker(self, queue: str) -> str:
-        """Return the broker that a queue is on."""
+        """Return the broker that a queue is on. Its shards are there, too."""
+        queue = get_queue_of_shard(queue)
         broker = self.match_rule(queue)
         if broker is not None:
             return broker
@@ -284,7 +286,7 @@ def check_queue_routes(queue_routes: Mapping[str, str]) -> None:
         if not is_queue_name(queue):
             raise Misconfigured(
                 f"{pattern!r}: {queue!r} is not the name of a queue: "
-                "use 1 to 200 characters without spaces, commas or braces"
+                "use 1 to 200 characters without spaces, commas, braces or #"
             )
 
 

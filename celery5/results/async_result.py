@@ -30,6 +30,7 @@ from celery5.protocol.job.arguments import ResultType
 from celery5.protocol.job.messages import RESULT_IGNORED, Document, Failure, read_document
 from celery5.protocol.job.progress import Progress
 from celery5.protocol.job.states import JobState
+from celery5.protocol.shards import get_queue_of_shard
 from celery5.results.job_location import JobHandle, locate_jobs, locate_unknown
 from celery5.results.waiting import wait_for_documents
 
@@ -239,7 +240,7 @@ class AsyncResult(JobHandle, Generic[R_co]):
             return ""  # the job's state was read; the reason is an extra
         suspension = overrides.suspended.get(self.task)
         reasons = (
-            "the queue is paused" if self.queue in paused else "",
+            "the queue is paused" if get_queue_of_shard(self.queue) in paused else "",
             "no worker reads it" if not overview.live_workers else "",
             f"the task is suspended{suspension.why and f' ({suspension.why})'}" if suspension else "",
         )
@@ -340,7 +341,7 @@ async def arevoke(results: Iterable[AsyncResult[Any]]) -> list[bool]:
     await locate_unknown(redis, handles)
     trips = _plan_revocations(handles)
     ids = join_names(handle.id for handle in handles)
-    queues = {"queue": sorted({handle.queue for handle in handles})}
+    queues = {"queue": sorted({get_queue_of_shard(handle.queue) for handle in handles})}
     routine = len(handles) == 1
     async with AuditedAction(app, redis, "task:revoke", ids, queues, is_routine=routine) as action:
         revoked = _revoked(handles, await redis.perform_all([call for call, _ in trips]), trips)

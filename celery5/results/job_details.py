@@ -14,7 +14,7 @@ from celery5.broker.calls import dead_letters as dead_letter_calls
 from celery5.broker.calls import events as events_calls
 from celery5.broker.calls import queues as queue_calls
 from celery5.broker.calls import scaling as scaling_calls
-from celery5.broker.calls.queues import QueueState
+from celery5.broker.calls.queues import QueueState, merge_queue_states
 from celery5.broker.calls.scaling import Scaling
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import EVENTS, QueueKeys
@@ -35,6 +35,7 @@ from celery5.protocol.job.history import redact_call
 from celery5.protocol.job.states import JobState
 from celery5.protocol.job.story import JobDetails, JobInspection, make_job_details
 from celery5.protocol.scaling.resource_budget import describe_lacking
+from celery5.protocol.shards import get_queue_of_shard
 
 if TYPE_CHECKING:
     from celery5.application import Application
@@ -108,10 +109,12 @@ async def _state_of_app(
 ) -> AppState:
     used = await redis.perform(queue_calls.list_queues(app.keys))
     paused = await redis.perform(commands.list_paused_queues(app.keys))
-    known_queues = sorted({*used, *paused})  # a queue may be paused before its first job was sent
-    if queue is not None and queue not in known_queues:
+    # A queue may be paused before its first job was sent.
+    known_queues = sorted({*map(get_queue_of_shard, used), *paused})
+    if queue is not None and queue not in (*known_queues, *used):
         await _refuse_unknown(app, redis, queue, known_queues)
-    names = known_queues[:most] if queue is None else [queue]
+    queue_names = known_queues[:most] if queue is None else [queue]
+    names = [shard for name in queue_names for shard in app.brokers.list_shards(name, used)]
     calls: list[Call[Any]] = [queue_calls.get_queue_state(app.queue(name)) for name in names]
     calls += [workflows.count_live_runs(app.queue(name)) for name in names]
     replies: list[Any] = await redis.perform_all(calls) if calls else []
@@ -120,20 +123,23 @@ async def _state_of_app(
     events, schedulers, controllers, publishers, record, *lost, scaled = await _beside(app, redis)
     leader = record.leader if record.leader in controllers else ""  # the record outlives its Controller
     documents = await _documents(app, redis, names)
+    states = [
+        replace(state, documents=documents.get(state.queue, {}), runs=runs[state.queue]) for state in states
+    ]
+    if queue is None or get_queue_of_shard(queue) == queue:  # else of one shard alone
+        states = merge_queue_states(states)
     held_by = await LimitHolds(app).describe(redis, {state.queue: state.held_tasks for state in states})
     known = [
         replace(
             state,
-            paused=state.queue in paused,
-            documents=documents.get(state.queue, {}),
-            runs=runs[state.queue],
+            paused=get_queue_of_shard(state.queue) in paused,
             held_by=held_by.get(state.queue, ""),
             lacks=describe_lacking(state.lacking, partial(_find_needs, app)),
         )
         for state in states
     ]
     queues = {state.queue: replace(state, verdict=state.judge()) for state in known}
-    left_out = len(known_queues) - len(names) if queue is None else 0
+    left_out = len(known_queues) - len(queue_names) if queue is None else 0
     return AppState(
         app.name,
         queues,
@@ -215,9 +221,9 @@ async def _story_of(
     app: "Application", redis: AsyncDriver, job_id: str, queue: str | None
 ) -> JobDetails | None:
     known_queues = await redis.perform(queue_calls.list_queues(app.keys))
-    if queue is not None and queue not in known_queues:
+    names = known_queues if queue is None else app.brokers.list_shards(queue, known_queues)
+    if queue is not None and not set(names).intersection(known_queues):
         await _refuse_unknown(app, redis, queue, known_queues)
-    names = known_queues if queue is None else [queue]
     inspections = (
         await redis.perform_all([jobs.inspect_job(app.queue(name), job_id) for name in names])
         if names
@@ -263,18 +269,22 @@ async def empty_queue(app: "Application", redis: AsyncDriver, queue: str) -> int
     """
     redis = persist(redis, "queue:purge")
     queues = await redis.perform(queue_calls.list_queues(app.keys))
-    if queue not in queues:
+    shards = app.brokers.list_shards(queue, queues)
+    if not set(shards).intersection(queues):
         raise UnknownQueue(queue, queues)
-    keys, cursor, count = app.queue(queue), "0", 0
     async with AuditedAction(app, redis, "queue:purge", queue) as action:
-        while True:
-            cursor, ids = await redis.perform(jobs.scan_jobs(keys, cursor))
-            for start in range(0, len(ids), jobs.REVOCATION_BATCH):
-                count += await _revoke_waiting(app, redis, keys, ids[start : start + jobs.REVOCATION_BATCH])
-                action.set_count(count)
-            if cursor == "0":
-                action.set_count(count)
-                return count
+        count = 0
+        for keys in map(app.queue, shards):
+            cursor, is_first = "0", True
+            while is_first or cursor != "0":
+                cursor, ids = await redis.perform(jobs.scan_jobs(keys, cursor))
+                is_first = False
+                for start in range(0, len(ids), jobs.REVOCATION_BATCH):
+                    batch = ids[start : start + jobs.REVOCATION_BATCH]
+                    count += await _revoke_waiting(app, redis, keys, batch)
+                    action.set_count(count)
+        action.set_count(count)
+        return count
 
 
 async def _revoke_waiting(app: "Application", redis: AsyncDriver, keys: QueueKeys, ids: list[str]) -> int:

@@ -34,6 +34,7 @@ from celery5.protocol.scheduling.periodic import (
     ScheduleOrigin,
 )
 from celery5.protocol.scheduling.triggers import describe_trigger, with_zone
+from celery5.protocol.shards import choose_shard, get_queue_of_shard
 from celery5.results.async_result import AsyncResult
 from celery5.scheduling.fire_times import get_next_fire_time, validate_trigger
 from celery5.tasks.task import Signature, Task, TaskApplication
@@ -99,9 +100,13 @@ def make_definition(app: TaskApplication, call: Signature[Any], declared: Period
     expires = call.task.send_options.expires
     is_moment = hasattr(expires, "utcoffset")
     lifetime = None if is_moment else to_seconds(cast("float | timedelta | None", expires))
+    fields = call.task.get_shared_fields()
+    is_placed = bool(job.lock) or fields.is_sharded_by_key  # on the shard of its key
     return ScheduleDefinition(
         task=job.task,
-        queue=job.queue,
+        queue=job.queue
+        if is_placed
+        else choose_shard(fields.queue, fields.shards, declared.name or job.task),
         trigger=with_zone(trigger, app.settings.timezone),
         message=msgspec.json.encode(template).decode(),
         expires=lifetime,
@@ -226,7 +231,7 @@ def to_schedule_state(schedule: Schedule) -> ScheduleState:
     return ScheduleState(
         name=schedule.name,
         task=schedule.of.task,
-        queue=schedule.of.queue,
+        queue=get_queue_of_shard(schedule.of.queue),
         when=describe_trigger(schedule.of.trigger),
         state=state,
         last=_seconds(schedule.last),

@@ -18,6 +18,7 @@ from typing import (
     overload,
 )
 
+import msgspec
 from msgspec import UNSET, Raw
 
 from celery5.broker.colour import blocking
@@ -37,13 +38,22 @@ from celery5.protocol.health.breaker import BreakerPolicy
 from celery5.protocol.job.arguments import Parameters, ResultType
 from celery5.protocol.job.failure_call import make_failure_call
 from celery5.protocol.job.history import CallShape
-from celery5.protocol.job.job import Job, Options, SendOptions, SharedFields, hash_call, new_id
+from celery5.protocol.job.job import (
+    Job,
+    Options,
+    SendOptions,
+    SharedFields,
+    check_not_by_key,
+    hash_call,
+    new_id,
+)
 from celery5.protocol.job.messages import VERSION, Command, FailureCall, encode
 from celery5.protocol.job.names import get_module_name
 from celery5.protocol.job.retry_policy import CustomBackoff, RetryPolicy
 from celery5.protocol.limits import DeclaredLimits, format_expiry
 from celery5.protocol.scaling.resource_budget import NOTHING, Amounts, parse_needs, to_numbers
 from celery5.protocol.scheduling.declaration import Periodic, parse_schedule
+from celery5.protocol.shards import choose_shard, get_placement
 from celery5.protocol.task_kinds import TASK_KINDS, EventLoop, FunctionKind, TaskKind, choose_kind
 from celery5.protocol.workflows.plan import OnError, check_on_error
 from celery5.protocol.workflows.status import Outcome
@@ -328,8 +338,14 @@ class Task(Generic[P, R_co]):
         return self._job_of(*self.parameters.encode(args, kwargs), *self.limits.make_keys(args, kwargs))
 
     def make_template(self) -> Job:
-        """Return a job without arguments, for those who send jobs and have only the task's name."""
-        return self._job_of(Raw(b"[]"), NO_ARGUMENTS)
+        """Return a job without arguments, for those who send jobs and have only the task's name.
+
+        Its `shards` are those of its queue: each job chooses by its id. Raises Misconfigured.
+        """
+        fields = self.get_shared_fields()
+        check_not_by_key(self.name, fields, "the job of an event")
+        template = self._job_of(Raw(b"[]"), NO_ARGUMENTS)
+        return msgspec.structs.replace(template, queue=fields.queue, shards=fields.shards)
 
     def make_failure_call(
         self, args: Sequence[Raw], kwargs: Mapping[str, Raw], *, takes_failures: bool
@@ -341,7 +357,10 @@ class Task(Generic[P, R_co]):
             changes["unique_for"] = None
         task = self.options(**changes)
         raw_args = Raw(b"[" + b",".join(args) + b"]")
+        fields = task.get_shared_fields()
+        check_not_by_key(self.name, fields, "on_failure")
         job = task._job_of(raw_args, Raw(encode(kwargs)) if kwargs else NO_ARGUMENTS)
+        job = msgspec.structs.replace(job, queue=fields.queue)  # the first shard: it has no id yet
         return make_failure_call(job, takes_failures=takes_failures)
 
     @property
@@ -371,10 +390,14 @@ class Task(Generic[P, R_co]):
         if not is_queued:
             fields["sent"] = now
         command = Command(VERSION, job_id, self.name, raw_args, raw_kwargs, **fields)
+        queue = shared_fields.queue
+        if shared_fields.shards > 1:
+            word = concurrency_key if shared_fields.is_sharded_by_key else command.lock or job_id
+            queue = choose_shard(queue, shared_fields.shards, word)
         return Job(
             job_id,
             self.name,
-            shared_fields.queue,
+            queue,
             app.check_message_size(encode(command), self.name),
             options.format_start() if shared_fields.is_delayed else "",
             command.ignore_result,
@@ -404,10 +427,25 @@ class Task(Generic[P, R_co]):
             ignore_result=settings.ignore_result,
             results_ttl=settings.results_ttl,
         )
+        if shards := self.app.brokers.shards.get(shared_fields.queue):
+            shared_fields = self._spread(shared_fields, shards)
         if self.send_options.on_failure is not None:
             shared_fields.fields["on_failure"] = encode_on_failure(self.send_options.on_failure)
         self._shared_fields, self._settings = shared_fields, settings
         return shared_fields
+
+    def _spread(self, fields: SharedFields, shards: int) -> SharedFields:
+        """Return the shared fields of jobs of a queue with so many shards. Raises Misconfigured."""
+        placement = get_placement(self.declared_limits)
+        if placement == "first":
+            return fields
+        # Who sends a job with an id of its own sends it with the same arguments each time.
+        if placement == "keyed" and self.send_options.key is not None and self.send_options.id is None:
+            raise Misconfigured(
+                f"task {self.name}: its limit is counted by concurrency key, and so its jobs on the shards of queue "
+                f"{fields.queue!r} have no key of their own: leave out key, or send it to a queue without shards"
+            )
+        return msgspec.structs.replace(fields, shards=shards, is_sharded_by_key=placement == "keyed")
 
     if TYPE_CHECKING:  # its two kinds define it
 

@@ -20,6 +20,7 @@ from celery5.processes.development import run_in_background
 from celery5.processes.foreground import ServeOptions
 from celery5.processes.worker import WorkerOptions, list_queues
 from celery5.protocol.job.messages import Failure
+from celery5.protocol.shards import get_queue_of_shard
 from celery5.protocol.workflows.status import NodeState
 from celery5.runners.surrounding import FunctionCall
 from celery5.runners.thread_pool import lent_thread
@@ -255,7 +256,7 @@ class InMemoryWorker(SentMessages):
         for ran in self.ran:
             if ran.id == job.id:
                 return ran
-        ran = RanJob(job.id, job.task, job.queue, {})
+        ran = RanJob(job.id, job.task, get_queue_of_shard(job.queue), {})
         with suppress(Exception):  # those of a run may be elsewhere: `note_call` gets them
             ran.arguments = decode_arguments(self._app, command)
         self.ran.append(ran)

@@ -13,6 +13,7 @@ from celery5.events.event import Event, get_event_declaration
 from celery5.protocol.events.messages import EventMessage, parse_event
 from celery5.protocol.job.job import Job
 from celery5.protocol.job.messages import Command, read_command
+from celery5.protocol.shards import get_queue_of_shard
 from celery5.tasks.task import Task
 
 SHOWN = 20
@@ -121,7 +122,9 @@ def make_sent_job(app: App, job: Job) -> SentJob:
     if job.at:
         due = int(job.at) / 1000 - (0.0 if job.at.startswith("+") else command.sent)
     arguments = decode_arguments(app, command)
-    return SentJob(job.id, job.task, job.queue, arguments, due, command.priority, command.key, job)
+    return SentJob(
+        job.id, job.task, get_queue_of_shard(job.queue), arguments, due, command.priority, command.key, job
+    )
 
 
 def decode_arguments(app: App, command: Command) -> dict[str, Any]:

@@ -13,8 +13,9 @@ from msgspec import Raw
 from celery5.errors import Misconfigured
 from celery5.limits.declaration import LimitDeclaration
 from celery5.protocol.job.arguments import Parameters
-from celery5.protocol.job.job import Options, SharedFields, to_seconds
+from celery5.protocol.job.job import Options, SharedFields, check_not_by_key, to_seconds
 from celery5.protocol.job.messages import VERSION, Command, encode, format_lock
+from celery5.protocol.shards import name_shard
 from celery5.protocol.workflows.plan import (
     MAX_FEEDS,
     MAX_INLINE,
@@ -135,8 +136,10 @@ class Compiler:
         check_event: Callable[[Any, Mapping[str, Any]], str] | None = None,
         has_constants: bool = False,
         on_failure: Any = None,
+        shard: int = 0,
     ) -> None:
         self._check_event = check_event
+        self._shard = shard
         self._on_failure = on_failure
         self.nodes: list[Node] = []
         self._sources: list[MapSource] = []
@@ -443,7 +446,14 @@ class Compiler:
     def _make_node(self, kind: NodeKind, task: NodeTask, context: _Context) -> Node:
         options = task.send_options
         fields = task.get_shared_fields()
-        node = Node(kind=kind, task=task.name, queue=fields.queue, lane=fields.lane)
+        check_not_by_key(task.name, fields, "a step of a workflow")
+        if options.key is not None and fields.shards > 1:
+            raise Misconfigured(
+                f"task {task.name}: a step of a workflow on the shards of queue {fields.queue!r} has no key: leave it "
+                "out, or give the task a queue without shards"
+            )
+        queue = name_shard(fields.queue, self._shard % fields.shards)
+        node = Node(kind=kind, task=task.name, queue=queue, lane=fields.lane)
         node.on_error = context.policy_of(options.on_error)
         node.ignore = frozenset(options.ignore or ())
         if not isinstance(options.expires, datetime):
@@ -457,7 +467,7 @@ class Compiler:
         lock = format_lock(task.name, options.key) if options.key else ""
         if lock or options.countdown is not None:
             node.elsewhere = Elsewhere(
-                queue=fields.queue,
+                queue=queue,
                 lane=fields.lane,
                 lock=lock,
                 unique_for=fields.unique_for,
@@ -581,7 +591,12 @@ class Compiler:
 
 
 def compile_workflow(
-    tree: Tree, *, on_error: OnError | None = None, home: str | None = None, on_failure: Any = None
+    tree: Tree,
+    *,
+    on_error: OnError | None = None,
+    home: str | None = None,
+    on_failure: Any = None,
+    shard: int = 0,
 ) -> Compiled:
     """Return the plan of a tree.
 
@@ -589,6 +604,7 @@ def compile_workflow(
         on_error: What becomes of the run when a node fails that does not say it.
         home: The queue where its runs live; None for the best one.
         on_failure: The task, or the call of one, that is called when a run fails.
+        shard: The number of the shards on which its steps are, for queues that have more than one.
 
     Raises:
         Misconfigured: It cannot be a workflow.
@@ -596,7 +612,7 @@ def compile_workflow(
     """
 
     def compile_tree() -> Compiled:
-        compiler = Compiler(on_error=on_error, home=home, on_failure=on_failure)
+        compiler = Compiler(on_error=on_error, home=home, on_failure=on_failure, shard=shard)
         return compiler.finish(compiler.add_tree(tree).value)
 
     return walk_deeply(compile_tree)

@@ -454,7 +454,7 @@ class DeclaredWorkflow(Generic[P, R_co]):
         self.id: str | None = None
         # The task whose jobs start runs: subscribe it to events.
         self.task: Any = None
-        self._compiled: Compiled | None = None
+        self._compiled: dict[int, Compiled] = {}
         functools.update_wrapper(cast("Any", self), function)
 
     def _make_stub(self) -> Callable[..., Any]:
@@ -485,7 +485,6 @@ class DeclaredWorkflow(Generic[P, R_co]):
         """Return a copy with the id of its run, or with another deadline in seconds."""
         copy = cast("DeclaredWorkflow[P, R_co]", object.__new__(type(self)))
         copy.__dict__.update(self.__dict__)
-        copy._compiled = self.compiled
         copy.id = self.id if id is None else id
         copy.deadline = self.deadline if deadline is None else deadline
         return copy
@@ -506,12 +505,17 @@ class DeclaredWorkflow(Generic[P, R_co]):
     @property
     def compiled(self) -> Compiled:
         """The plan. The first access runs the function. Raises Misconfigured."""
-        if self._compiled is None:
-            self._compiled = self._trace()
-        return self._compiled
+        return self.compile_on(0)
 
-    def _trace(self) -> Compiled:
+    def compile_on(self, shard: int) -> Compiled:
+        """Return the plan of runs whose steps are on the shards of that number, where queues have several."""
+        if shard not in self._compiled:
+            self._compiled[shard] = self._trace(shard)
+        return self._compiled[shard]
+
+    def _trace(self, shard: int) -> Compiled:
         compiler = Compiler(
+            shard=shard,
             on_error=self.on_error,
             check_event=self.app.workflows.check_event,
             has_constants=True,

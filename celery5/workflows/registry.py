@@ -20,6 +20,7 @@ from celery5.logs.trace import get_current_trace
 from celery5.middleware.middleware import ObservedApplication
 from celery5.protocol.job.job import Job, derive_job_id, new_id
 from celery5.protocol.job.messages import TRACEPARENT, add_headers, read_headers
+from celery5.protocol.shards import choose_number
 from celery5.protocol.workflows.member_ids import check_run_id
 from celery5.protocol.workflows.plan import DEFAULT_LIFE, OnError, check_on_error, check_on_failure
 from celery5.protocol.workflows.status import RunStatus, make_status
@@ -91,16 +92,18 @@ class Workflows:
         life = DEFAULT_LIFE if deadline is None else deadline
         first = get_first_call(tree)
 
-        def compile_at(home: str | None) -> Compiled:
-            home = home or (None if first else self._app.settings.default_queue)
-            return compile_workflow(tree, on_error=on_error, home=home, on_failure=on_failure)
-
         new_run = NewRun(
             run_id=new_id() if id is None else check_run_id(id),
             name=describe_tree(tree),
             life=check_life(life),
             trace=get_current_trace() or "",
         )
+        shard = choose_number(self._app.brokers.shards, new_run.run_id)
+
+        def compile_at(home: str | None) -> Compiled:
+            home = home or (None if first else self._app.settings.default_queue)
+            return compile_workflow(tree, on_error=on_error, home=home, on_failure=on_failure, shard=shard)
+
         redis = await self._app.connections.get_async_driver()
         compiled = compile_at(None)
         with self._calls.token_for(id) if id is not None else nullcontext() as token:
@@ -156,7 +159,6 @@ class Workflows:
         self, declared: "DeclaredWorkflow[..., R]", args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> WorkflowRun[R]:
         """Start a run of a declared workflow."""
-        compiled = declared.compiled
         life = DEFAULT_LIFE if declared.deadline is None else check_life(declared.deadline)
         new_run = NewRun(
             run_id=new_id() if declared.id is None else check_run_id(declared.id),
@@ -166,6 +168,7 @@ class Workflows:
             inputs=declared.encode_inputs(args, kwargs),
         )
         redis = await self._app.connections.get_async_driver()
+        compiled = declared.compile_on(choose_number(self._app.brokers.shards, new_run.run_id))
         home = compiled.plan.home
         with self._calls.token_for(declared.id) if declared.id is not None else nullcontext() as token:
             if token is not None:

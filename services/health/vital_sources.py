@@ -15,9 +15,10 @@ from celery5.logs.log import Log
 from celery5.observability.storage import read_broker_memory
 from celery5.protocol.health.breaker import CONNECTION_PREFIX, STATE_NUMBERS, BreakerState
 from celery5.protocol.observability.families import MetricFamily, make_counter, make_gauge
-from celery5.protocol.observability.queue_depth import QueueDepth
+from celery5.protocol.observability.queue_depth import QueueDepth, merge_depths
 from celery5.protocol.scaling.resource_budget import ResourceUse
 from celery5.protocol.scheduling.timers import TimerCounts
+from celery5.protocol.shards import take_queues
 from celery5.services.health.circuits import CircuitBreakers
 from celery5.services.health.vitals import ProcessStatus
 from celery5.services.process.broker_outages import OutageLog
@@ -445,14 +446,14 @@ class QueueDepths:
         if names is None:
             used = await redis.perform(queue_calls.list_queues(self._keys))
             names = [name for name in used if self._find_broker(name) == broker]
-        names = sorted(names)
-        self._warn_of(names[MAX_MEASURED_QUEUES:], broker)
-        names = names[:MAX_MEASURED_QUEUES]
+        measured = take_queues(sorted(names), MAX_MEASURED_QUEUES)
+        self._warn_of(sorted(set(names).difference(measured)), broker)
+        names = measured
         queues = [self._queues.setdefault(name, self._keys.for_queue(name)) for name in names]
         calls = [queue_calls.get_queue_depth(queue) for queue in queues]
         depths = await redis.perform_all(calls) if calls else []
         self._process_status.set_memory(broker, await read_broker_memory(broker, redis))
-        self._publish(broker, dict(zip(names, depths, strict=True)))
+        self._publish(broker, merge_depths(dict(zip(names, depths, strict=True))))
         return len(names)
 
     def _warn_of(self, left_out: Sequence[str], broker: str) -> None:

@@ -28,6 +28,7 @@ from celery5.protocol.limits import (
 )
 from celery5.protocol.masking import MAX_ERROR_LENGTH, get_error_text, get_type_name
 from celery5.protocol.scaling.prefetch import HORIZON, DurationEstimate, count_ahead
+from celery5.protocol.shards import get_queue_of_shard
 from celery5.runners.user_errors import guard_scopes, reraise_cancellation
 from celery5.services.job.concurrency_budget import MaximalConcurrencyBudget
 from celery5.services.job.in_flight import InFlightJobs, IsolatedJobs, RunningJobs
@@ -246,9 +247,14 @@ class AdmissionState:
         )
 
     def _is_on_counting_queue(self, delivery: Delivery, rule: AdmissionRule) -> bool:
-        """Return whether the limit is counted on the queue of the job. An imposed limit is counted on each queue."""
+        """Return whether the limit is counted on the queue of the job. An imposed limit is counted on each queue.
+
+        On the shards of a queue a limit is counted apart: jobs are sent to the shard where theirs is counted.
+        """
         limits = self._tasks[rule.task].limits
-        return limits is None or rule.suspended or delivery.queue == self.get_queue(rule.task)
+        if limits is None or rule.suspended or delivery.queue == self.get_queue(rule.task):
+            return True
+        return get_queue_of_shard(delivery.queue) == self.get_queue(rule.task)
 
     def admit(self, deliveries: Iterable[Delivery]) -> None:
         """Queue jobs that have slots: those whose slots are scarce before all others."""

@@ -34,7 +34,8 @@ from celery5.protocol.observability.alert_rules import (
     read_conditions,
 )
 from celery5.protocol.observability.alerting import AlertRule, Measure, decide_alerts
-from celery5.protocol.observability.queue_depth import QueueDepth
+from celery5.protocol.observability.queue_depth import QueueDepth, merge_depths
+from celery5.protocol.shards import get_queue_of_shard, take_queues
 from celery5.protocol.workflows.status import make_status
 from celery5.results.job_details import LEASED_PROCESS_KINDS
 from celery5.services.observability.history_rollup import CountedCluster, HistoryRollup
@@ -174,10 +175,10 @@ class AlertEvaluator:
     async def _measure_broker(self, name: str, redis: AsyncDriver, now: float) -> MeasuredCluster:
         queues: dict[str, MeasuredQueue] = {}
         if self._measures & OF_QUEUES:
-            names = sorted(await redis.perform(queue_calls.list_queues(self._keys)))[:MAX_SUBJECTS]
+            names = await redis.perform(queue_calls.list_queues(self._keys))
+            names = take_queues(sorted(names), MAX_SUBJECTS)
             paused = await redis.perform(command_calls.list_paused_queues(self._keys))
-            for start in range(0, len(names), QUEUES_AT_ONCE):
-                queues |= await self._measure_queues(redis, names[start : start + QUEUES_AT_ONCE], paused)
+            queues = await self._measure_queues(redis, names, paused)
         lags: dict[tuple[str, str], float] = {}
         if "stream-lag" in self._measures:
             lags = await self._measure_groups(redis)
@@ -212,12 +213,20 @@ class AlertEvaluator:
     async def _measure_queues(
         self, redis: AsyncDriver, names: Sequence[str], paused: Collection[str]
     ) -> dict[str, MeasuredQueue]:
-        keys = [self._keys.for_queue(name) for name in names]
-        depth_calls: list[Call[QueueDepth]] = [queue_calls.get_queue_depth(key) for key in keys]
-        depths = await redis.perform_all(depth_calls)
-        held = {name: depth.held_tasks for name, depth in zip(names, depths, strict=True)}
+        of_shards: dict[str, QueueDepth] = {}
+        stopping: dict[str, tuple[StoppingRun, ...]] = {}
+        for start in range(0, len(names), QUEUES_AT_ONCE):
+            part = names[start : start + QUEUES_AT_ONCE]
+            keys = [self._keys.for_queue(name) for name in part]
+            depth_calls: list[Call[QueueDepth]] = [queue_calls.get_queue_depth(key) for key in keys]
+            of_shards |= zip(part, await redis.perform_all(depth_calls), strict=True)
+            if "not-undone" in self._measures:
+                for name, runs in (await self._measure_stopping(redis, keys)).items():
+                    queue = get_queue_of_shard(name)
+                    stopping[queue] = stopping.get(queue, ()) + runs
+        depths = merge_depths(of_shards)
+        held = {name: depth.held_tasks for name, depth in depths.items()}
         held_by = await self._limit_holds.describe(redis, held)
-        stopping = await self._measure_stopping(redis, keys) if "not-undone" in self._measures else {}
         return {
             name: MeasuredQueue(
                 depth=depth,
@@ -225,7 +234,7 @@ class AlertEvaluator:
                 is_paused=name in paused,
                 stopping_runs=stopping.get(name, ()),
             )
-            for name, depth in zip(names, depths, strict=True)
+            for name, depth in depths.items()
         }
 
     async def _measure_stopping(

@@ -20,7 +20,7 @@ from celery5.observability.storage import read_broker_memory
 from celery5.protocol.health.server_memory import ServerMemory
 from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
 from celery5.protocol.observability.alert_rules import TaskCount, count_tasks
-from celery5.protocol.observability.queue_depth import list_gauges
+from celery5.protocol.observability.queue_depth import QueueDepth, list_gauges, merge_depths
 from celery5.protocol.observability.queue_flow import LOOK_INTERVAL, SHORTEST_WINDOW, FlowReading, add_look
 from celery5.protocol.observability.report import Measurements, Series, compress, make_series, unpack_report
 from celery5.protocol.observability.rollup import (
@@ -41,6 +41,7 @@ from celery5.protocol.observability.rollup import (
     unpack_point,
 )
 from celery5.protocol.observability.storage import make_memory_metrics
+from celery5.protocol.shards import take_queues
 from celery5.services.process.broker_outages import OutageLog, last_try
 
 TURN_FACTOR = 3.0
@@ -295,18 +296,18 @@ class HistoryRollup:
                 self._rollup.add_gauges(now, queue if queue in self._rollup.groups else CLUSTER, gauges)
 
     async def _measure_broker(self, redis: AsyncDriver) -> dict[str, dict[Series, float]]:
-        queues = sorted(await redis.perform(queue_calls.list_queues(self._keys)))[:MAX_DEPTHS]
-        measured: dict[str, dict[Series, float]] = {}
+        queues = take_queues(sorted(await redis.perform(queue_calls.list_queues(self._keys))), MAX_DEPTHS)
+        measured: dict[str, QueueDepth] = {}
         for start in range(0, len(queues), QUEUES_AT_ONCE):
             part = queues[start : start + QUEUES_AT_ONCE]
             keys = [self._keys.for_queue(queue) for queue in part]
             found = await redis.perform_all([queue_calls.measure_depth_and_flow(key) for key in keys])
             await self._keep_looks(redis, keys, [flow for _, flow in found])
-            for queue, (depth, _) in zip(part, found, strict=True):
-                measured[queue] = {
-                    make_series(gauge.name, gauge.labels): float(gauge.value) for gauge in list_gauges(depth)
-                }
-        return measured
+            measured |= zip(part, (depth for depth, _ in found), strict=True)
+        return {
+            queue: {make_series(gauge.name, gauge.labels): float(gauge.value) for gauge in list_gauges(depth)}
+            for queue, depth in merge_depths(measured).items()
+        }
 
     async def _keep_looks(
         self, redis: AsyncDriver, keys: Sequence[QueueKeys], readings: Sequence[FlowReading]

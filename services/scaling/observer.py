@@ -29,6 +29,7 @@ from celery5.protocol.scaling.snapshot import (
     merge_snapshots,
     update_visibility,
 )
+from celery5.protocol.shards import get_queue_of_shard, take_queues
 
 REPLY_TIMEOUT = 2.0
 """Seconds in which a broker must answer."""
@@ -173,8 +174,9 @@ class ClusterObserver:
         A queue that has moved is read only where it is served.
         """
         here = [name for name in names if self._find_broker(name) == broker]
-        looked_at = sorted(here, key=lambda name: name not in self._known_queues)[:MAX_QUEUES]
-        if len(here) > MAX_QUEUES and self._too_many.get(broker) != len(here):
+        known = sorted(here, key=lambda name: get_queue_of_shard(name) not in self._known_queues)
+        looked_at = take_queues(known, MAX_QUEUES)
+        if len(here) > len(looked_at) and self._too_many.get(broker) != len(here):
             why = f"{len(here)} queues: only {MAX_QUEUES} of them are looked at"
             self._log.event("autoscale:failed", "warning", of="queues", broker=broker, why=why)
         self._too_many[broker], self._looked_at[broker] = len(here), len(looked_at)

@@ -12,6 +12,7 @@ from celery5.logs.log import Log
 from celery5.protocol.commands.definitions import PreferParameters
 from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.scaling.prioritisation import MAX_WEIGHT, Preference
+from celery5.protocol.shards import get_queue_of_shard
 from celery5.services.job.internal_queues import InternalTasksQueue
 
 
@@ -57,7 +58,10 @@ class Preferences:
     def get_weight(self, job: Delivery) -> float:
         """Return the weight of a job: its task's or its queue's, whichever is less."""
         now = self._current()
-        return min(now.tasks.get(_task_of(job), MAX_WEIGHT), now.queues.get(job.queue, MAX_WEIGHT))
+        return min(
+            now.tasks.get(_task_of(job), MAX_WEIGHT),
+            now.queues.get(get_queue_of_shard(job.queue), MAX_WEIGHT),
+        )
 
     def sort_queue(self, queue: InternalTasksQueue) -> None:
         """Sort the jobs that wait in `queue` by when they should start: tasks take turns by their weights, and

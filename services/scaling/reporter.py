@@ -13,6 +13,7 @@ from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys, QueueKeys
 from celery5.logs.log import Log
 from celery5.protocol.scaling.snapshot import WorkerReport
+from celery5.protocol.shards import get_queue_of_shard
 from celery5.services.health.vitals import ProcessStatus
 from celery5.services.job.concurrency_budget import MaximalConcurrencyBudget
 from celery5.services.job.in_flight import InFlightJobs
@@ -48,7 +49,7 @@ class Reporter:
     ) -> None:
         self._redis = redis
         self._keys = keys
-        self._queues = tuple(queue.queue for queue in consumed)
+        self._queues = tuple(dict.fromkeys(get_queue_of_shard(queue.queue) for queue in consumed))
         self._kinds = sorted({task.kind for task in tasks.values()})
         self._budget = budget
         self._in_flight = in_flight
@@ -96,7 +97,7 @@ class Reporter:
         found: dict[str, dict[str, int]] = {}
         for delivery in self._in_flight:
             if delivery.command is not None and delivery.kind:
-                tasks = found.setdefault(delivery.queue, {})
+                tasks = found.setdefault(get_queue_of_shard(delivery.queue), {})
                 tasks[delivery.command.task] = tasks.get(delivery.command.task, 0) + 1
         return found
 

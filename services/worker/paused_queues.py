@@ -13,6 +13,7 @@ from celery5.broker.keys import Keys, QueueKeys
 from celery5.errors import NotConcerned
 from celery5.logs.log import Log
 from celery5.protocol.commands.definitions import QueueParameters
+from celery5.protocol.shards import get_queue_of_shard
 from celery5.services.process.broker_outages import OutageLog, retry_until_available
 from celery5.services.worker.consumer import Consumer
 
@@ -32,7 +33,10 @@ class PausedQueues:
     ) -> None:
         self._redis = redis
         self._keys = keys
-        self._queues = tuple(keys.queue for keys in consumed)
+        self._shards: dict[str, list[str]] = {}
+        for shard in consumed:
+            self._shards.setdefault(get_queue_of_shard(shard.queue), []).append(shard.queue)
+        self._queues = tuple(self._shards)
         self._consumer = consumer
         self._paused_for_this = paused
         self._paused_for_all: set[str] = set()
@@ -100,10 +104,11 @@ class PausedQueues:
 
     def _apply(self, queue: str) -> None:
         is_paused = queue in self._paused_for_this or queue in self._paused_for_all
-        if is_paused and queue not in self._consumer.paused_queues:
-            self._consumer.pause(queue)
-        elif not is_paused and queue in self._consumer.paused_queues:
-            self._consumer.resume(queue)
+        for shard in self._shards[queue]:
+            if is_paused and shard not in self._consumer.paused_queues:
+                self._consumer.pause(shard)
+            elif not is_paused and shard in self._consumer.paused_queues:
+                self._consumer.resume(shard)
 
     def _state(self, queue: str) -> str:
         if queue in self._paused_for_all:

@@ -4,6 +4,7 @@ Queues with equal shares are read in one call. Queues with an order or weights, 
 preferences of a Scheduler, are read one after the other; so is a queue that has several lanes.
 """
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
@@ -14,6 +15,7 @@ from celery5.broker.calls.leases import HeartbeatReply
 from celery5.broker.keys import QueueKeys
 from celery5.protocol.job.states import HIGH, LOW, NORMAL
 from celery5.protocol.scaling.read_order import FairSplit, parse_priorities, parse_queue_order
+from celery5.protocol.shards import get_queue_of_shard
 from celery5.services.job.reading_state import ReadingState
 from celery5.services.scaling.preferences import Preferences
 
@@ -70,6 +72,9 @@ class ReadOrder:
         self._worker = worker
         self._levels = parse_priorities(priorities)
         self._order = parse_queue_order(queue_order)
+        self._shard_counts = Counter(get_queue_of_shard(keys.queue) for keys in consumed)
+        # Without weights, reads of several queues are divided only where one of them has more parts than another.
+        self._divides_shards = len(self._shard_counts) > 1 and max(self._shard_counts.values()) > 1
         self._split = FairSplit()
         self._splits = {keys.queue: FairSplit() for keys in consumed}
 
@@ -93,7 +98,7 @@ class ReadOrder:
         if len(queues) > 1:
             if self._order.names:
                 return await self._read_by_order(queues, capacity, receive)
-            if self._order.weights or self._preferences.queues:
+            if self._order.weights or self._preferences.queues or self._divides_shards:
                 return await self._read_by_weight(queues, capacity, receive)
         shares = capacity.group_by_share(queues)
         if len(shares) > 1 or 0 in shares or len(self.get_lanes(queues)) > len(queues):
@@ -120,9 +125,11 @@ class ReadOrder:
         self, queues: Sequence[QueueKeys], capacity: "PassCapacity", receive: ReceiveFunction
     ) -> int:
         preferred, configured = self._preferences.queues, self._order.weights
-        weights = {
-            keys.queue: configured.get(keys.queue, 1.0) * preferred.get(keys.queue, 1.0) for keys in queues
-        }
+        weights: dict[str, float] = {}
+        for keys in queues:
+            name = get_queue_of_shard(keys.queue)
+            weight = configured.get(name, 1.0) * preferred.get(name, 1.0)
+            weights[keys.queue] = weight / self._shard_counts[name]
         total, read_total = max(capacity.get_remaining(keys.queue) for keys in queues), 0
         shares_by_queue = self._split.divide(total, weights)
         full_queues: list[QueueKeys] = []

@@ -21,6 +21,7 @@ from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.job.job import derive_job_id
 from celery5.protocol.job.messages import Command, Failure
 from celery5.protocol.job.verdict import BrokerLost, Outcome, PermanentFailure, Raised, Reason, Returned
+from celery5.protocol.shards import get_shard_number
 from celery5.protocol.workflows.member_ids import MemberId, parse_member_id
 from celery5.protocol.workflows.plan import DEFAULT_LIFE, Expression, Known, Ref
 from celery5.runners.outcome import get_error_outcome
@@ -174,7 +175,10 @@ class MemberJobs:
         # What holds at its failures is a job, whose dead letter can be replayed: a workflow has none.
         policy = (await run_values.RunValues(redis, keys).read_node(member.run, member.node)).get("o")
         compiled = compiler.compile_workflow(
-            tree, on_error="hold" if policy == "hold" else None, home=keys.queue
+            tree,
+            on_error="hold" if policy == "hold" else None,
+            home=keys.queue,
+            shard=get_shard_number(keys.queue),
         )
         run_id = derive_job_id(member.frame, delivery.queue, delivery.entry.decode())
         # Its deadline is that of the run that it is a part of: `advance.lua` sees to that.

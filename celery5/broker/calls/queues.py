@@ -18,16 +18,18 @@ from celery5.broker.call import (
 from celery5.broker.keys import GROUP, Keys, QueueKeys
 from celery5.protocol.limits import unescape_word
 from celery5.protocol.observability.overview import QueueVerdict, judge_queue
-from celery5.protocol.observability.queue_depth import QueueDepth
+from celery5.protocol.observability.queue_depth import QueueDepth, merge_latest
 from celery5.protocol.observability.queue_flow import (
     LOOKS_KEPT,
     FlowReading,
     QueueFlow,
     QueueLook,
+    merge_flows,
     pack_looks,
     read_flow,
 )
 from celery5.protocol.process.standing import LostRecord, read_lost, read_silence
+from celery5.protocol.shards import get_largest, get_smallest, group_shards, sum_counts
 
 MEASURE = Script.load("scaling/measure", "clock", "lane")
 GET_QUEUE_STATE = Script.load("scaling/get_queue_state", "clock", "lane")
@@ -255,6 +257,62 @@ class QueueState(msgspec.Struct, frozen=True):
     def count_unbegun(self) -> int:
         """Return how many jobs no worker has, whether or not their time has come."""
         return self.waiting + self.held + self.scheduled
+
+
+def merge_queue_states(states: Sequence[QueueState]) -> list[QueueState]:
+    """Return the counts of queues, and their workers: shards count for the queue that they belong to."""
+    groups = group_shards({state.queue: state for state in states})
+    return [
+        parts[0] if len(parts) == 1 and parts[0].queue == queue else _merge_states(queue, parts)
+        for queue, parts in groups.items()
+    ]
+
+
+def _merge_states(queue: str, parts: Sequence[QueueState]) -> QueueState:
+    """Return the counts of all shards of a queue together."""
+    workers: dict[str, list[WorkerState]] = {}
+    for worker in (worker for part in parts for worker in part.workers):
+        workers.setdefault(worker.name, []).append(worker)
+    return QueueState(
+        queue=queue,
+        waiting=sum(part.waiting for part in parts),
+        running=sum(part.running for part in parts),
+        scheduled=sum(part.scheduled for part in parts),
+        next_due=get_smallest(part.next_due for part in parts),
+        dead=sum(part.dead for part in parts),
+        oldest_dead=get_largest(part.oldest_dead for part in parts),
+        keys=sum(part.keys for part in parts),
+        workers=tuple(_merge_workers(of_name) for _, of_name in sorted(workers.items())),
+        high=sum(part.high for part in parts),
+        low=sum(part.low for part in parts),
+        held=sum(part.held for part in parts),
+        oldest_waiting=get_largest(part.oldest_waiting for part in parts),
+        runs=sum(part.runs for part in parts),
+        overdue=sum(part.overdue for part in parts),
+        backlog=sum(part.backlog for part in parts),
+        held_tasks=sum_counts(part.held_tasks for part in parts),
+        flow=merge_flows(part.flow for part in parts),
+        idle=get_smallest(part.idle for part in parts),
+        deaths=sum_counts(part.deaths for part in parts),
+        poisoned=sum_counts(part.poisoned for part in parts),
+        last_deaths=merge_latest(part.last_deaths for part in parts),
+        lost=tuple(record for part in parts for record in part.lost),
+        lost_count=sum(part.lost_count for part in parts),
+        lacking=sum_counts(part.lacking for part in parts),
+        documents=sum_counts(part.documents for part in parts),
+    )
+
+
+def _merge_workers(parts: Sequence[WorkerState]) -> WorkerState:
+    """Return what is known of one worker on several shards: it has a lease on each."""
+    return WorkerState(
+        parts[0].name,
+        lease=min(part.lease for part in parts),
+        running=sum(part.running for part in parts),
+        lapsed=get_largest(part.lapsed for part in parts),
+        is_blocked=any(part.is_blocked for part in parts),
+        silent_for=get_largest(part.silent_for for part in parts),
+    )
 
 
 def get_queue_state(keys: QueueKeys) -> Call[QueueState]:

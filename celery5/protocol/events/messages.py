@@ -12,6 +12,7 @@ from msgspec import Meta, Raw
 from celery5.errors import Corrupt
 from celery5.protocol.job.job import DEDUPLICATION_WINDOW, Job, derive_job_id
 from celery5.protocol.job.messages import MAX_DEPTH, format_lock, is_nested_deeper, refuse_oversized
+from celery5.protocol.shards import choose_shard
 
 VERSION = 1
 
@@ -141,6 +142,8 @@ def make_event_job(event: EventMessage, subscription: Subscription, *, now: floa
     return msgspec.structs.replace(
         job,
         id=job_id,
+        queue=choose_shard(job.queue, job.shards, job_id),
+        shards=1,
         message=_ENCODER.encode(fields),
         lock=format_lock(job.task, job_id),
         unique_for=DEDUPLICATION_WINDOW,

@@ -22,6 +22,7 @@ from celery5.protocol.job.messages import (
     try_read_failure,
 )
 from celery5.protocol.job.verdict import Reason
+from celery5.protocol.shards import get_queue_of_shard
 from celery5.similar_names import did_you_mean
 
 GroupBy = Literal["reason", "task", "error", "queue", "cause"]
@@ -306,7 +307,7 @@ _GROUPS: Mapping[GroupBy, Callable[[DeadJob], str]] = {
     "reason": lambda job: job.reason,
     "task": lambda job: job.task,
     "error": lambda job: job.type,
-    "queue": lambda job: job.queue,
+    "queue": lambda job: get_queue_of_shard(job.queue),
     "cause": lambda job: " ".join(filter(None, (job.task, job.reason, job.sink, job.type))),
 }
 

@@ -7,6 +7,7 @@ import msgspec
 
 from celery5.protocol.job.dead_letters import DeadJob, format_position
 from celery5.protocol.job.error_text import make_group_id, normalise_message
+from celery5.protocol.shards import get_queue_of_shard
 
 SAMPLES = 5
 """Ids of jobs that a group names."""
@@ -125,7 +126,7 @@ class _GroupedJobs:
         self.first_died = min(self.first_died, job.died)
         if job.died >= self.newest.died:
             self.newest = job
-        self.queues.add(job.queue)
+        self.queues.add(get_queue_of_shard(job.queue))
         self.reasons.add(job.reason)
         self.ids.append((job.died, job.id or job.entry))
         if len(self.ids) > 2 * SAMPLES:

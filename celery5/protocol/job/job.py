@@ -57,6 +57,8 @@ class Job(msgspec.Struct, frozen=True, gc=False):
     sent: float | UnsetType = UNSET
     # How many replicas must have it before sending returns; UNSET: as many as the setting `replicas` says.
     replicas: Annotated[int, msgspec.Meta(ge=0)] | UnsetType = UNSET
+    # Of a template: the number of shards of its queue, of which each job chooses one by its id.
+    shards: Annotated[int, msgspec.Meta(ge=1, le=256)] = 1
 
     def to_bytes(self) -> bytes:
         """Return the job as JSON, to be stored until it is sent, such as in an outbox."""
@@ -137,7 +139,7 @@ class Options(msgspec.Struct, frozen=True):
             _check_span("expires", self.expires)
         if self.queue is not None and not is_queue_name(self.queue):
             raise Misconfigured(
-                f"queue {self.queue!r}: a queue's name is 1 to 200 characters without spaces, commas or braces"
+                f"queue {self.queue!r}: a queue's name is 1 to 200 characters without spaces, commas, braces or #"
             )
         if self.broker is not None and not is_queue_name(self.broker):
             raise Misconfigured(f"broker is {self.broker!r}: give the name of one")
@@ -301,6 +303,18 @@ class SharedFields(msgspec.Struct, frozen=True, gc=False):
     is_delayed: bool  # by `countdown` or `eta`
     lane: str
     replicas: int | UnsetType
+    # The number of shards of the queue that its jobs go to, and whether their concurrency keys choose.
+    shards: int = 1
+    is_sharded_by_key: bool = False
+
+
+def check_not_by_key(task: str, fields: SharedFields, what: str) -> None:
+    """Raise Misconfigured if the limit of the jobs' task is counted by concurrency key, which `what` does not know."""
+    if fields.is_sharded_by_key:
+        raise Misconfigured(
+            f"task {task}: its limit is counted by concurrency key on the shards of queue {fields.queue!r}, and {what} "
+            "has no key when its shard is chosen: give the task a queue without shards"
+        )
 
 
 def new_id() -> str:

@@ -28,12 +28,16 @@ def get_module_file(module: str) -> str:
     return getattr(sys.modules.get(module), "__file__", None) or ""
 
 
+SHARD_MARK = "#"
+"""What stands between the name of a queue and the number of one of its shards: no queue has it in its name."""
+
+
 def is_queue_name(name: object) -> bool:
-    """Return whether a queue may have this name: 1 to 200 characters without spaces, commas or braces."""
+    """Return whether a queue may have this name: 1 to 200 characters without spaces, commas, braces or #."""
     return (
         isinstance(name, str)
         and 0 < len(name) <= 200
-        and not any(character.isspace() or character in "{}," for character in name)
+        and not any(character.isspace() or character in "{},#" for character in name)
     )
 
 

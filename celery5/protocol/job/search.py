@@ -14,6 +14,7 @@ from celery5.errors import Misconfigured
 from celery5.protocol.bounded_decoding import decode_msgpack
 from celery5.protocol.job.history import CUT, JobRecord
 from celery5.protocol.job.states import JobState
+from celery5.protocol.shards import get_queue_of_shard
 from celery5.similar_names import did_you_mean
 
 Moment = float | datetime
@@ -87,7 +88,7 @@ class JobQuery(msgspec.Struct, frozen=True, kw_only=True):
         """
         return (
             (not self.id or record.id == self.id)
-            and (not self.queue or record.queue == self.queue)
+            and (not self.queue or self.queue in (record.queue, get_queue_of_shard(record.queue)))
             and (self.state is None or record.state == self.state.value)
             and (not self.task or fnmatchcase(record.task, self.task))
             and (not self.worker or fnmatchcase(record.worker, self.worker))

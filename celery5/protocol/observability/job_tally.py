@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from celery5.protocol.observability.ended_jobs import SuccessWatch
 from celery5.protocol.observability.families import Exemplar, MetricFamily, make_counter, make_histogram
 from celery5.protocol.observability.sketch import Sketch
+from celery5.protocol.shards import get_queue_of_shard
 
 UNKNOWN_TASK = "(unknown)"
 """Stands for tasks that are not declared here: the names in messages could be any number."""
@@ -33,6 +34,13 @@ class TaskTally:
             self.exemplar = Exemplar(traceparent, seconds, at)
 
 
+class _Tallies(dict[tuple[str, str], TaskTally]):
+    def __missing__(self, place: tuple[str, str]) -> TaskTally:
+        queue = get_queue_of_shard(place[0])
+        tally = self[place] = TaskTally() if queue == place[0] else self[queue, place[1]]
+        return tally
+
+
 class JobTally:
     """How often jobs have ended in each state, how long they ran and waited, by queue and task.
 
@@ -40,8 +48,8 @@ class JobTally:
     """
 
     def __init__(self) -> None:
-        self.tallies: defaultdict[tuple[str, str], TaskTally] = defaultdict(TaskTally)
-        """The tallies by queue and task. A missing one is created on access."""
+        self.tallies: dict[tuple[str, str], TaskTally] = _Tallies()
+        """The tallies by queue and task; a shard has that of its queue. A missing one is created on access."""
 
     def count_unstarted(self, queue: str, task: str, state: str, count: int = 1) -> None:
         """Count jobs that have ended in this process without having begun."""
@@ -50,7 +58,8 @@ class JobTally:
     def items(self) -> Iterator[tuple[str, str, TaskTally]]:
         """Yield queue, task and tally."""
         for (queue, task), tally in list(self.tallies.items()):
-            yield queue, task, tally
+            if get_queue_of_shard(queue) == queue:
+                yield queue, task, tally
 
     def count_jobs(self) -> dict[tuple[str, str], int]:
         """Return how many attempts have ended, by task and state."""

@@ -1,11 +1,12 @@
 """How far behind a queue is: the one definition of its backlog, and of its metrics."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
 
-from celery5.protocol.observability.queue_flow import QueueFlow
+from celery5.protocol.observability.queue_flow import QueueFlow, merge_flows
+from celery5.protocol.shards import get_largest, get_smallest, group_shards, sum_counts
 
 
 class QueueDepth(msgspec.Struct, frozen=True):
@@ -56,6 +57,46 @@ class QueueDepth(msgspec.Struct, frozen=True):
     def unfinished(self) -> int:
         """Return how many jobs have not ended."""
         return self.waiting + self.running + self.held + self.scheduled
+
+
+def merge_depths(depths: Mapping[str, QueueDepth]) -> dict[str, QueueDepth]:
+    """Return how far behind queues are, by name: shards count for the queue that they belong to."""
+    groups = group_shards(depths)
+    return {queue: parts[0] if len(parts) == 1 else _merge(parts) for queue, parts in groups.items()}
+
+
+def _merge(parts: Sequence[QueueDepth]) -> QueueDepth:
+    """Return how far behind all shards of a queue are together. Each of its workers reads all of them."""
+    return QueueDepth(
+        waiting=sum(part.waiting for part in parts),
+        oldest=get_largest(part.oldest for part in parts),
+        dead=sum(part.dead for part in parts),
+        held=sum(part.held for part in parts),
+        scheduled=sum(part.scheduled for part in parts),
+        runs=sum(part.runs for part in parts),
+        overdue=sum(part.overdue for part in parts),
+        backlog=sum(part.backlog for part in parts),
+        held_tasks=sum_counts(part.held_tasks for part in parts),
+        workers=max(part.workers for part in parts),
+        deaths=sum_counts(part.deaths for part in parts),
+        poisoned=sum_counts(part.poisoned for part in parts),
+        flow=merge_flows(part.flow for part in parts),
+        idle=get_smallest(part.idle for part in parts),
+        last_deaths=merge_latest(part.last_deaths for part in parts),
+        lost=max(part.lost for part in parts),
+        lost_workers=merge_latest(part.lost_workers for part in parts),
+        silent_workers=merge_latest(part.silent_workers for part in parts),
+        running=sum(part.running for part in parts),
+    )
+
+
+def merge_latest(times: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return the largest number of each name."""
+    latest: dict[str, float] = {}
+    for part in times:
+        for name, time in part.items():
+            latest[name] = max(time, latest.get(name, time))
+    return latest
 
 
 class CountedDeaths(Protocol):

@@ -1,6 +1,6 @@
 """The one definition of a queue's flow, how fast jobs come and leave: by differences of looks at its counters."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from operator import attrgetter
 
@@ -44,6 +44,19 @@ class QueueFlow(msgspec.Struct, frozen=True):
     growth: float
     # How long the window is that all of this was measured over: it ends with the look.
     seconds: float = 60.0
+
+
+def merge_flows(flows: Iterable[QueueFlow | None]) -> QueueFlow | None:
+    """Return how fast jobs come to several shards and leave them together; None while none was looked at before."""
+    known = [flow for flow in flows if flow is not None]
+    if not known:
+        return None
+    return QueueFlow(
+        incoming=sum(flow.incoming for flow in known),
+        outgoing=sum(flow.outgoing for flow in known),
+        growth=sum(flow.growth for flow in known),
+        seconds=min(flow.seconds for flow in known),
+    )
 
 
 class FlowReading(msgspec.Struct, frozen=True):

@@ -13,6 +13,7 @@ from celery5.protocol.health.broker_diagnosis import (
 )
 from celery5.protocol.health.server_memory import ServerMemory, read_server_memory
 from celery5.protocol.observability.families import MetricFamily, make_gauge
+from celery5.protocol.shards import get_queue_of_shard
 
 
 class ServerStorage(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +71,38 @@ class QueueStorage(msgspec.Struct, frozen=True, kw_only=True):
     dead_bytes: int | None = None
     # Where each job is, leases, slots, keys of unique jobs, and the lists of runs.
     index_bytes: int | None = None
+
+
+def merge_shards(rows: Iterable[QueueStorage]) -> list[QueueStorage]:
+    """Return what queues take: shards count for the queue that they belong to. What is not known of one is of none."""
+    groups: dict[str, list[QueueStorage]] = {}
+    for row in rows:
+        groups.setdefault(get_queue_of_shard(row.queue), []).append(row)
+    return [
+        QueueStorage(
+            queue=queue,
+            broker=parts[0].broker,
+            jobs=sum(part.jobs for part in parts),
+            scheduled=sum(part.scheduled for part in parts),
+            held=sum(part.held for part in parts),
+            dead=sum(part.dead for part in parts),
+            total_bytes=_add(part.total_bytes for part in parts),
+            stream_bytes=_add(part.stream_bytes for part in parts),
+            waiting_bytes=_add(part.waiting_bytes for part in parts),
+            dead_bytes=_add(part.dead_bytes for part in parts),
+            index_bytes=_add(part.index_bytes for part in parts),
+        )
+        for queue, parts in groups.items()
+    ]
+
+
+def _add(numbers: Iterable[int | None]) -> int | None:
+    total = 0
+    for number in numbers:
+        if number is None:
+            return None
+        total += number
+    return total
 
 
 class StreamStorage(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ import msgspec
 
 from celery5.errors import Misconfigured
 from celery5.protocol.job.states import HIGH, LOW, NORMAL
+from celery5.protocol.shards import get_queue_of_shard
 from celery5.protocol.text_values import parse_assignments
 
 Weights = Mapping[str, float]
@@ -31,7 +32,7 @@ class PriorityWeights(msgspec.Struct, frozen=True):
 
     def get_weights(self, queue: str) -> Weights | None:
         """Return the weights of a queue's lanes, by their letters; None for a strict order."""
-        return self.by_queue.get(queue, self.by_queue.get(""))
+        return self.by_queue.get(get_queue_of_shard(queue), self.by_queue.get(""))
 
 
 class QueueOrder(msgspec.Struct, frozen=True):
@@ -44,7 +45,8 @@ class QueueOrder(msgspec.Struct, frozen=True):
     weights: Weights = {}
 
     def get_rank(self, queue: str) -> int:
-        """Return the place of a queue in a strict order."""
+        """Return the place of a queue in a strict order. Its shards have the same."""
+        queue = get_queue_of_shard(queue)
         return self.names.index(queue) if queue in self.names else len(self.names)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import msgspec
 
 from celery5.protocol.limits import DeclaredLimits, LimitOverride, make_admission_rule
+from celery5.protocol.shards import get_queue_of_shard, group_shards, sum_counts
 
 
 class BrokerVisibility(msgspec.Struct, frozen=True):
@@ -249,7 +250,13 @@ def make_task_constraints(
 def make_snapshot(
     queue_loads: Sequence[QueueLoad], reports: Mapping[str, WorkerReport], constraints: TaskConstraints
 ) -> ClusterSnapshot:
-    """Return the snapshot from the reports of live workers, by name. Undeclared tasks are left out."""
+    """Return the snapshot from the reports of live workers, by name. Undeclared tasks are left out.
+
+    Shards count for the queue that they belong to.
+    """
+    queue_loads = [
+        _merge_loads(parts) for parts in group_shards({load.queue: load for load in queue_loads}).values()
+    ]
     waiting: dict[tuple[str, str], int] = {}
     running: dict[tuple[str, str], int] = {}
     upcoming: dict[tuple[str, str], int] = {}
@@ -284,6 +291,21 @@ def make_snapshot(
     ]
     return ClusterSnapshot(
         task_loads=tuple(task_loads), workers=tuple(_member(*item) for item in sorted(reports.items()))
+    )
+
+
+def _merge_loads(parts: Sequence[QueueLoad]) -> QueueLoad:
+    """Return the jobs and workers of all shards of a queue together."""
+    if len(parts) == 1 and parts[0].queue == get_queue_of_shard(parts[0].queue):
+        return parts[0]
+    return QueueLoad(
+        queue=get_queue_of_shard(parts[0].queue),
+        waiting=sum(part.waiting for part in parts),
+        in_flight=sum(part.in_flight for part in parts),
+        sample=sum_counts(part.sample for part in parts),
+        workers=tuple(sorted({worker for part in parts for worker in part.workers})),
+        upcoming=sum_counts(part.upcoming for part in parts),
+        waiting_at_limit=sum_counts(part.waiting_at_limit for part in parts),
     )
 
 

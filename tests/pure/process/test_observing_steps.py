@@ -36,7 +36,7 @@ ACT = {
         "subscriptions",
         "burst",
     ),
-    *("archives",),
+    *("archives", "shards"),
     *("events", "sinks", "sources"),
     # schedules and scaling
     *("declarations", "timetable", "expirations", "schedules", "autoscaler"),

@@ -1,0 +1,209 @@
+"""Sharded queues on a real server: who sends to them and who reads them sees one queue."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import trio
+
+from celery5 import App, Misconfigured
+from celery5.errors import TaskFailed
+from celery5.processes.scheduler import resolve_rules
+from celery5.protocol.job.states import JobState
+from celery5.protocol.scheduling.declaration import Periodic
+from celery5.scheduling.schedules import make_definition
+from tests.redis.sharding.declaring import QUEUE, SHARDS, declare
+from tests.redis.worker.workers import until_async, working
+
+
+@pytest.fixture
+def sharded(app: App) -> App:
+    """The application, with a queue of four shards."""
+    app.configure(shards={QUEUE: 4})
+    return app
+
+
+def make_push() -> Any:
+    async def push(customer: str = "", order: int = 0) -> str:
+        return f"{customer} {order}"
+
+    return push
+
+
+async def test_jobs_are_spread_over_the_shards_and_run(sharded: App) -> None:
+    push = declare(sharded, make_push())
+    results = await sharded.asend_many([push.s("ann", n) for n in range(60)])
+    assert Counter(result.queue for result in results).keys() == set(SHARDS)
+    async with working(sharded, queues=(QUEUE,)):
+        assert [await result.aget() for result in results] == [f"ann {n}" for n in range(60)]
+
+
+async def test_a_result_is_found_by_its_id_alone_and_by_its_queue(sharded: App) -> None:
+    push = declare(sharded, make_push())
+    sent = [
+        *(await sharded.asend_many([push.s("ann", n) for n in range(8)])),
+        await push.options(key="x").adelay("bo"),
+    ]
+    async with working(sharded):
+        values = [await result.aget() for result in sent]
+    for result, value in zip(sent, values, strict=True):
+        assert await sharded.result(result.id, queue=QUEUE).aget() == value
+        assert await sharded.result(result.id).aget() == value
+        assert await sharded.result(result.id, task=push).aget() == value
+
+
+async def test_waiting_jobs_are_revoked_by_id_alone(sharded: App) -> None:
+    push = declare(sharded, make_push())
+    sent = await sharded.asend_many([push.s("ann", n) for n in range(8)])
+    assert all([await sharded.result(result.id, queue=QUEUE).arevoke() for result in sent])
+
+
+async def test_a_unique_key_holds_over_all_shards(sharded: App) -> None:
+    push = declare(sharded, make_push())
+    sent = [await push.options(key="nightly").adelay("ann", n) for n in range(12)]
+    assert [result.duplicate for result in sent] == [False] + [True] * 11
+    assert len({result.id for result in sent}) == 1
+
+
+async def test_a_limit_and_one_by_key_hold_over_all_shards(sharded: App) -> None:
+    running, most = Counter[str](), Counter[str]()
+
+    async def enter(name: str) -> None:
+        running[name] += 1
+        most[name] = max(most[name], running[name])
+        await trio.sleep(0.01)
+        running[name] -= 1
+
+    @sharded.task(queue=QUEUE, name="narrow", limit=2)
+    async def narrow(n: int) -> None:
+        await enter("narrow")
+
+    @sharded.task(queue=QUEUE, name="keyed", limit=1, concurrency_key="customer")
+    async def keyed(customer: str) -> None:
+        await enter(customer)
+
+    customers = [f"c{n}" for n in range(10)]
+    jobs = [narrow.s(n) for n in range(30)] + [keyed.s(customer) for customer in customers * 3]
+    results = await sharded.asend_many(jobs)
+    async with working(sharded), working(sharded):
+        for result in results:
+            await result.aget()
+    assert most.pop("narrow") == 2
+    assert most == dict.fromkeys(customers, 1)
+
+
+async def test_a_paused_queue_is_paused_with_all_its_shards(sharded: App) -> None:
+    push = declare(sharded, make_push())
+    async with working(sharded):
+        assert [reply.ok for reply in await sharded.control.asend("pause-queue", {"queue": QUEUE})] == [True]
+        sent = await sharded.asend_many([push.s("ann", n) for n in range(12)])
+        await trio.sleep(0.1)
+        states: list[Any] = [await result.astatus() for result in sent]
+        assert states == [JobState.SENT] * 12
+        await sharded.control.asend("resume-queue", {"queue": QUEUE})
+        for result in sent:
+            await result.aget()
+
+
+async def test_dead_jobs_of_all_shards_are_replayed_on_their_shards(sharded: App) -> None:
+    fails = [True]
+
+    @sharded.task(queue=QUEUE, name="fail", max_retries=0)
+    async def fail(n: int) -> int:
+        if fails[0]:
+            raise ValueError(n)
+        return n
+
+    results = await sharded.asend_many([fail.s(n) for n in range(12)])
+    async with working(sharded):
+        for result in results:
+            with pytest.raises(Exception, match="ValueError"):
+                await result.aget()
+        fails[0] = False
+        assert (await sharded.dlq.areplay(queue=QUEUE)).done == 12
+        for n, result in enumerate(results):
+            assert await sharded.result(result.id, queue=QUEUE).aget() == n
+
+
+async def test_a_worker_reads_shards_of_an_earlier_number_and_new_ones(sharded: App) -> None:
+    push = declare(sharded, make_push())
+    before = await sharded.asend_many([push.s("ann", n) for n in range(24)])
+    sharded.configure(shards={QUEUE: 2})
+    after = await sharded.asend_many([push.s("bo", n) for n in range(24)])
+    assert {result.queue for result in after} == set(SHARDS[:2])
+    async with working(sharded):
+        for result in before + after:
+            await result.aget()
+
+
+async def test_operators_see_one_queue(sharded: App) -> None:
+    @sharded.task(queue=QUEUE, name="fail", max_retries=0)
+    async def fail(n: int) -> int:
+        raise ValueError(n)
+
+    push = declare(sharded, make_push())
+    dead = await sharded.asend_many([fail.s(n) for n in range(8)])
+    async with working(sharded):
+        for result in dead:
+            with pytest.raises(TaskFailed):
+                await result.aget()
+        state = (await sharded.ainfo()).queues
+        assert [worker.alive for worker in state[QUEUE].workers] == [True]
+    await sharded.asend_many([push.s("ann", n) for n in range(10)])
+    await sharded.asend_many([push.options(countdown=60).s("ann", n) for n in range(10)])
+    for state in ((await sharded.ainfo()).queues, (await sharded.ainfo(QUEUE)).queues):
+        assert {name for name in state if name.startswith(QUEUE)} == {QUEUE}
+        assert (state[QUEUE].waiting, state[QUEUE].scheduled, state[QUEUE].dead) == (10, 10, 8)
+    shard = (await sharded.ainfo(SHARDS[1])).queues[SHARDS[1]]
+    assert 0 < shard.dead + shard.waiting + shard.scheduled < 28
+    assert await sharded.dlq.acount(by="queue", queue=QUEUE) == {QUEUE: 8}
+    (group,) = (await sharded.dlq.agroups(queue=QUEUE)).groups
+    assert (group.queues, group.count) == ((QUEUE,), 8)
+    assert len((await sharded.jobs.asearch(queue=QUEUE, task="push")).jobs) == 20
+    assert await sharded.aempty(QUEUE) == 20
+    assert (await sharded.dlq.apurge(queue=QUEUE)).done == 8
+
+
+async def test_a_limit_from_outside_is_refused_where_it_would_count_on_each_shard(sharded: App) -> None:
+    push = declare(sharded, make_push())
+
+    async def narrow() -> None: ...
+
+    narrow_task = declare(sharded, narrow, limit=2)
+    for limit in (3, "5/s"):
+        with pytest.raises(Misconfigured, match="declare a limit or a rate"):
+            await sharded.limits.aset(push, limit)
+        assert await sharded.limits.aset(narrow_task, limit)
+    assert await sharded.limits.aset(push, 0)
+    assert await sharded.limits.asuspend(push)
+    sharded.limits.rule("night", task=push, limit=1)
+    with pytest.raises(Misconfigured, match="declare a limit or a rate"):
+        resolve_rules(sharded)
+    for task in (push, narrow_task):
+        await sharded.limits.alift(task)
+    await sharded.limits.aresume(push)
+
+
+async def test_a_suspended_task_is_held_on_all_shards(sharded: App) -> None:
+    push = declare(sharded, make_push())
+    await sharded.limits.asuspend(push)
+    async with working(sharded):
+        sent = await sharded.asend_many([push.s("ann", n) for n in range(12)])
+        await until_async(lambda: _are_held(sharded, 12))
+        await sharded.limits.aresume(push)
+        for result in sent:
+            await result.aget()
+
+
+async def _are_held(app: App, count: int) -> bool:
+    state = (await app.ainfo(QUEUE)).queues[QUEUE]
+    return state.held_tasks == {"push": count} and "suspended" in state.held_by
+
+
+async def test_a_job_of_an_event_and_of_a_schedule_have_a_shard(sharded: App) -> None:
+    push = declare(sharded, make_push())
+    template = push.make_template()
+    assert (template.queue, template.shards) == (QUEUE, 4)
+    queues = {make_definition(sharded, push.s("ann"), Periodic(60.0, f"s{n}")).queue for n in range(40)}
+    assert queues == set(SHARDS)
+    assert len({make_definition(sharded, push.s("ann"), Periodic(60.0, "s")).queue for _ in range(20)}) == 1
