@@ -92,7 +92,6 @@ def _unfold(function: Any) -> list[Any]:
             getattr(function, name) for name in ("__init__", "run", "__call__") if hasattr(function, name)
         ]
     if not hasattr(function, "__code__") and not inspect.isroutine(function):
-        return [
-            getattr(type(function), name) for name in ("run", "__call__") if hasattr(type(function), name)
-        ]
+        kind = cast("Any", type(function))
+        return [getattr(kind, name) for name in ("run", "__call__") if hasattr(kind, name)]
     return [function]
