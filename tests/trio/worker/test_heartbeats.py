@@ -141,7 +141,7 @@ async def test_an_idle_worker_of_many_sends_few_heartbeats(
     await nursery.start(worker.heartbeat.run)
     await trio.sleep(LEASE * 3 + 1)
     assert worker.lease.idle_interval == 30
-    assert 90 <= await worker.count_beats(3000) <= 110
+    assert 70 <= await worker.count_beats(3000) <= 130
     assert worker.redis.beats[-1][1] == 90
     gaps = [
         after[0] - before[0]
