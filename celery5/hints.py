@@ -119,7 +119,6 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
         "worker_main": "celery5 -A shop worker start",
         "add_periodic_task": "app.schedule(task.s(...), when), or @app.task(schedule=...)",
         "steps": "App(bootsteps=[BootStep(name, start)], services=[...])",
-        "events": "the log, which has a line for each job, and celery5 worker active",
         "user_options": "@app.command for a command of your own",
         **dict.fromkeys(
             ("set_default", "set_current", "finalize"),

@@ -46,7 +46,7 @@ _MARKS = (
 """A file without any of these has nothing of Celery's."""
 
 
-_OF_THE_APP = {"steps", "user_options", "pool", "amqp", "backend", "loader", "log", "events"}
+_OF_THE_APP = {"steps", "user_options", "pool", "amqp", "backend", "loader", "log"}
 """Attributes of Celery's application that ours does not have."""
 
 
@@ -171,6 +171,8 @@ class _Rewriter(ast.NodeVisitor):
         is_call = id(node) in self.context.handled
         if node.attr in _OF_THE_APP and not is_call and self.context.kind_of(node.value) == "app":
             self.context.report(node, "app", node.attr, f"app.{node.attr}")
+        if node.attr == "events" and not is_call and self.context.kind_of(node.value) == "app":
+            self.context.report(node, "command", "events", "app.events")  # ours has events of its own
         if node.attr == "Task" and self.context.kind_of(node.value) == "app":
             self.context.report(node, "module", "Task", "app.Task")
 

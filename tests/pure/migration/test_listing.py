@@ -90,6 +90,7 @@ LEFT: list[tuple[str, list[str]]] = [
     ("from celery import chord\nchord([add.s(1)])(add.s(), countdown=3)\n", ["a signature that is called"]),
     ("with app.connection_for_write(): ...\n", []),
     ("app.steps['worker'].add(Step)\n", ["app.steps"]),
+    ("with app.events.State() as state: ...\n", ["app.events"]),
     ("async def view(): add.apply_async((1,), countdown=3)\n", ["delay in async def"]),
     ("app.send_task('other.task', (1,))\n", ['the task "other.task"']),
     (
