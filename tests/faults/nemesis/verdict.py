@@ -473,18 +473,19 @@ def wrong_sums(
     record: Record, customer: str, found: Sequence[Output], sent: Mapping[int, Sent]
 ) -> Iterator[str]:
     """Yield where the sum of a customer is not that of the numbers before it, and whether it is so in the end."""
-    total = 0
+    total, before = 0, 0.0
     for output in found:
         total += output.number
         if output.total != total:
             text = f"record: {customer} {output.number} has the sum {output.total}, not {total}"
-            if not excused(record, text, sent[output.number].at):
+            if not excused(record, text, before, sent[output.number].at):
                 yield text
                 break
-            total = output.total  # an output before it was lost, or came twice
+            total = output.total  # an output between these two was lost, or came twice
+        before = sent[output.number].at
     text = f"record: {customer} has the sum {record.sums.get(customer)} in the end, not {total}"
     last = max((entry.at for entry in sent.values()), default=0.0)
-    if record.sums.get(customer, 0) != total and not excused(record, text, last):
+    if record.sums.get(customer, 0) != total and not excused(record, text, before, last):
         yield text
 
 

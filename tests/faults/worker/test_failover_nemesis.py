@@ -14,7 +14,7 @@ import pytest
 
 from tests.faults.nemesis.run import LEASE, run
 from tests.faults.nemesis.schedule import KINDS_ON, SERVERS, schedule
-from tests.faults.nemesis.verdict import LAG, Record, Run, Sent, Struck, find_restarts, violations
+from tests.faults.nemesis.verdict import LAG, Output, Record, Run, Sent, Struck, find_restarts, violations
 from tests.faults.worker.test_nemesis import good
 
 NIGHTLY = "CELERY5_NIGHTLY" in os.environ
@@ -93,6 +93,16 @@ def test_what_is_sent_without_waiting_may_be_missing_only_near_a_failover(
     record.sent.append(Sent(label, kind, "accepted", at=at))
     assert (violations(record) == []) is excused
     assert bool(record.excuses) is excused
+
+
+@pytest.mark.parametrize(("at", "excused"), [(1.5, True), (50.0, False)])
+def test_a_sum_may_have_an_output_that_a_failover_lost_and_no_other(at: float, excused: bool) -> None:
+    record = good()
+    failed_over(record)
+    record.sent += [Sent(f"record-{n}/ann", "record", "accepted", at=at) for n, at in ((9, at), (10, 60.0))]
+    record.outputs.append(Output("ann", 10, 34))
+    record.sums = {"ann": 34}
+    assert (violations(record) == []) is excused
 
 
 def test_a_slot_that_moves_excuses_nothing() -> None:
