@@ -207,3 +207,32 @@ async def test_a_job_of_an_event_and_of_a_schedule_have_a_shard(sharded: App) ->
     queues = {make_definition(sharded, push.s("ann"), Periodic(60.0, f"s{n}")).queue for n in range(40)}
     assert queues == set(SHARDS)
     assert len({make_definition(sharded, push.s("ann"), Periodic(60.0, "s")).queue for _ in range(20)}) == 1
+
+
+async def note_order(app: App, count: int, **settings: Any) -> list[str]:
+    """Return the queues of so many jobs of a sharded queue and as many of another, in the order in which they began."""
+    app.configure(concurrency=1, **settings)
+    begun: list[str] = []
+
+    async def note(queue: str) -> None:
+        begun.append(queue)
+        await trio.sleep(0.001)
+
+    jobs = [declare(app, note, name=queue, queue=queue).s(queue) for queue in (QUEUE, "reports")]
+    results = await app.asend_many([job for job in jobs for _ in range(count)])
+    async with working(app, queues=(QUEUE, "reports")):
+        for result in results:
+            await result.aget()
+    return begun
+
+
+async def test_a_sharded_queue_has_the_share_of_one_queue(sharded: App) -> None:
+    begun = await note_order(sharded, 160)
+    assert 45 <= begun[:160].count("reports") <= 115
+
+
+@pytest.mark.parametrize("order", ["reports > mails", "mails > reports"])
+async def test_an_order_of_queues_holds_for_all_shards(sharded: App, order: str) -> None:
+    first = order.split()[0]
+    begun = await note_order(sharded, 40, queue_order=order)
+    assert begun[:40].count(first) >= 38
