@@ -4,6 +4,7 @@ Written by `python -m tests.house.setting_options` from `Settings`: do not edit.
 """
 
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any, Literal, TypedDict
 
 from celery5.protocol.publisher.own_backlog import OwnBacklog
@@ -17,7 +18,7 @@ class SettingOptions(TypedDict, total=False):
     queue_routes: Mapping[str, str] | None
     default_queue: str | None
     shards: str | Mapping[str, Any] | None
-    results_ttl: float | None
+    results_ttl: float | timedelta | None
     message_limit: int | None
     workflow_nesting_limit: int | None
     processes: int | None
@@ -29,16 +30,16 @@ class SettingOptions(TypedDict, total=False):
     autoscale: str | Mapping[str, Any] | None
     prioritise: str | None
     box_jobs: int | None
-    box_idle: float | None
+    box_idle: float | timedelta | None
     max_jobs: int | None
     max_memory: str | None
-    grace_period: float | None
-    lease: float | None
+    grace_period: float | timedelta | None
+    lease: float | timedelta | None
     max_deliveries: int | None
-    unknown_task_grace: float | None
+    unknown_task_grace: float | timedelta | None
     ignore_result: bool | None
-    time_limit: float | None
-    soft_time_limit: float | None
+    time_limit: float | timedelta | None
+    soft_time_limit: float | timedelta | None
     recent_jobs: int | None
     backlog: int | OwnBacklog | None
     backlog_bytes: int | None
@@ -62,7 +63,7 @@ class SettingOptions(TypedDict, total=False):
     opentelemetry: Literal["off", "traces", "metrics", "all"] | None
     trace_relation: Literal["link", "parent"] | None
     sentry: bool | None
-    loop_block_warning: float | None
+    loop_block_warning: float | timedelta | None
     own_checks: bool | None
     inbox: bool | None
     inbox_signatures: bool | None
@@ -73,27 +74,27 @@ class SettingOptions(TypedDict, total=False):
     timezone: str | None
     schedules: Mapping[str, Any] | None
     schedules_version: int | None
-    event_retention: float | None
+    event_retention: float | timedelta | None
     event_catch_up: bool | None
-    subscription_ttl: float | None
+    subscription_ttl: float | timedelta | None
     breaker_suspends: bool | None
-    read_block: float | None
+    read_block: float | timedelta | None
     status_port: int | None
     status_host: str | None
-    metrics_interval: float | None
+    metrics_interval: float | timedelta | None
     job_history: int | None
     show_raw_values: bool | None
     statsd: str | None
     alerts: Mapping[str, str] | None
-    alert_oldest: float | None
+    alert_oldest: float | timedelta | None
     alert_failures: float | None
-    alert_no_workers: float | None
+    alert_no_workers: float | timedelta | None
     alert_dead: int | None
     alert_worker_deaths: int | None
-    alert_worker_lost: float | None
-    alert_undo: float | None
-    alert_stream_lag: float | None
-    alert_loop_lag: float | None
+    alert_worker_lost: float | timedelta | None
+    alert_undo: float | timedelta | None
+    alert_stream_lag: float | timedelta | None
+    alert_loop_lag: float | timedelta | None
     alert_memory: float | None
     alert_webhook: str | None
     alert_webhook_secret: str | None

@@ -6,6 +6,7 @@ Services do not read settings: wiring passes them values.
 
 import os
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Annotated, Any, Literal, Protocol, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -41,7 +42,7 @@ def count_cores() -> int:
 
 _DAY = 86400
 _SECONDS: dict[str, Any] = {"unit": DURATION}
-"""Mark of a number that may be written as a duration, too: `5m`."""
+"""Mark of a number that may be a duration, too: `5m`, and `timedelta(minutes=5)` in Python."""
 _BYTES: dict[str, Any] = {"unit": SIZE}
 """Mark of a number that may be written as a size, too: `64 MiB`."""
 _IN_HASH: dict[str, Any] = {"in_hash": True}
@@ -705,10 +706,14 @@ def read_settings(
 
 def parse_value(name: str, raw: object) -> Any:
     """Return `raw` converted to the type of the setting `name`. Raises Misconfigured."""
+    unit: TextKind[Any] | None = _get_marks(name).get("unit")
+    if unit is DURATION and isinstance(raw, timedelta):
+        raw = raw.total_seconds()
     try:
         value: Any = msgspec.convert(_parse_text(name, raw), _TYPES[name], strict=False)
     except msgspec.ValidationError as error:
-        raise Misconfigured(str(error)) from None
+        is_of_wrong_type = unit is not None and ", got " in str(error)
+        raise Misconfigured(f"{error}{f'; write {unit.examples}' if is_of_wrong_type else ''}") from None
     if check := _get_marks(name).get("check"):
         check(value)
     return value

@@ -20,6 +20,7 @@ Written by `python -m tests.house.setting_options` from `Settings`: do not edit.
 """
 
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any, Literal, TypedDict
 
 from celery5.protocol.publisher.own_backlog import OwnBacklog
@@ -49,9 +50,10 @@ def format_options() -> str:
 
 
 def _format_type(annotation: ast.expr) -> str:
-    """Return the type inside `Annotated`, None aside, and with Mapping for dict."""
+    """Return the type inside `Annotated`, None aside, with Mapping for dict, and timedelta for a span of seconds."""
+    is_span = "_SECONDS" in ast.unparse(annotation)
     plain = ast.unparse(_WithoutMeta().visit(annotation)).removesuffix(" | None")
-    return re.sub(r"\bdict\b", "Mapping", plain).replace("'", '"')
+    return re.sub(r"\bdict\b", "Mapping", plain).replace("'", '"') + (" | timedelta" if is_span else "")
 
 
 class _WithoutMeta(ast.NodeTransformer):

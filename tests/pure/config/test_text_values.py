@@ -1,12 +1,13 @@
 """Text values: durations, sizes, rates, ranges and lists are written in one way everywhere, and have one error."""
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, get_type_hints
 
 import pytest
 
 from celery5 import App, Misconfigured
-from celery5.config.settings import Settings, parse_value, read_settings
+from celery5.config.settings import LoadedConfiguration, Settings, parse_value, read_settings
 from celery5.protocol.cluster.description import parse_cluster
 from celery5.protocol.scaling.autoscale import parse_autoscale
 from celery5.protocol.text_values import (
@@ -112,12 +113,33 @@ def test_durations_have_one_spelling_in_all_settings(
 def test_every_setting_in_seconds_takes_a_unit_and_its_bounds_hold() -> None:
     for name, kind in get_type_hints(Settings).items():
         if kind in (float, float | None) and name not in ("alert_failures", "alert_memory"):  # shares
-            assert parse_value(name, "20s") == 20.0
+            assert parse_value(name, "20s") == parse_value(name, timedelta(seconds=20)) == 20.0
     assert parse_value("message_limit", "2 MiB") == 2 * 2**20
     assert parse_value("publisher_backlog_bytes", "2GiB") == 2 * 2**30
     assert parse_value("time_limit", "null") is None
     with pytest.raises(Misconfigured, match="Expected `float` <= 30"):
         parse_value("read_block", "5m")
+
+
+def test_a_span_of_seconds_is_a_timedelta_wherever_python_sets_it() -> None:
+    configured = LoadedConfiguration("CELERY5 of Django's settings", {"results_ttl": timedelta(hours=6)})
+    assert read_settings({}, {}, configured).results_ttl == 21600.0
+    app = App("shop", results_ttl=timedelta(hours=6), lease=timedelta(seconds=5))
+    app.configure(time_limit=timedelta(minutes=1))
+    assert (app.settings.results_ttl, app.settings.lease, app.settings.time_limit) == (21600.0, 5.0, 60.0)
+    for name, value in (("lease", timedelta(0)), ("max_jobs", timedelta(hours=1))):
+        with pytest.raises(Misconfigured, match=f"{name}.*: Expected `"):
+            read_settings({name: value}, {})
+
+
+def test_a_value_of_the_wrong_type_is_refused_with_how_to_write_one() -> None:
+    for name, error in (
+        ("lease", "Expected `float`, got `array`; write 30s, 15m, 2h, 1d12h or a number of seconds"),
+        ("message_limit", "Expected `int`, got `array`; write 500 MiB, 2 GiB or a number of bytes"),
+    ):
+        with pytest.raises(Misconfigured) as refused:
+            parse_value(name, [6])
+        assert str(refused.value) == error
 
 
 def test_assignments_are_parted_by_spaces_or_commas_and_each_name_stands_once() -> None:
