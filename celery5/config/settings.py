@@ -712,8 +712,8 @@ def parse_value(name: str, raw: object) -> Any:
     try:
         value: Any = msgspec.convert(_parse_text(name, raw), _TYPES[name], strict=False)
     except msgspec.ValidationError as error:
-        is_of_wrong_type = unit is not None and ", got " in str(error)
-        raise Misconfigured(f"{error}{f'; write {unit.examples}' if is_of_wrong_type else ''}") from None
+        remedy = "" if unit is None or ", got " not in str(error) else f"; write {unit.examples}"
+        raise Misconfigured(f"{error}{remedy}") from None
     if check := _get_marks(name).get("check"):
         check(value)
     return value

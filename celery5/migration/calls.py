@@ -9,6 +9,7 @@ from celery5.hints import CELERY, find_equivalent
 from celery5.migration.canvas import change_canvas
 from celery5.migration.context import FileContext
 from celery5.migration.index import get_dotted
+from celery5.migration.project_tests import is_test_module
 from celery5.migration.schedules import parse_crontab_call
 
 _KEPT = {
@@ -440,7 +441,7 @@ def _check_declared(context: FileContext, name: ast.expr) -> None:
 
 _ELSEWHERE = (
     "no file that was read declares it, and this application must: import its module, or send it to Celery's workers "
-    "by @celery_task (docs/guide/beside-celery.md)"
+    "by @celery_task (celery5 docs beside-celery)"
 )
 
 
@@ -475,7 +476,7 @@ def _change_result(context: FileContext, call: ast.Call, method: str, receiver: 
         for option in call.keywords:
             if option.arg and option.arg != "timeout":
                 context.report(option, "result option", option.arg, f"get({option.arg}=)")
-        if not call.args and not call.keywords and not context.is_written:
+        if not (call.args or call.keywords or context.is_written or is_test_module(context)):
             text = f"{_shown(context, receiver)}.get(timeout=None)"
             context.replace(call, text)
             context.changed(call, "get()", "get(timeout=None), since get() waits 10 s")

@@ -109,7 +109,7 @@ def _translate(words: list[str], index: ProjectIndex) -> str:
     hint = find_command_hint([command, *rest[:1]])
     return (
         hint.removeprefix("; ").partition(" there is ")[2].rpartition(" (see ")[0]
-        or "see docs/guide/from-celery.md"
+        or "see celery5 docs from-celery"
     )
 
 

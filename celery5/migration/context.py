@@ -191,7 +191,7 @@ class FileContext:
         """Keep what the tables have for a name of Celery's: what to write, or that there is no such thing."""
         advice = find_equivalent(thing, name) or default
         if not advice:
-            advice = "see docs/guide/from-celery.md"
+            advice = "see celery5 docs from-celery"
         if advice.startswith("nothing"):
             self.note(node, "nothing", shown or name, advice.removeprefix("nothing").lstrip(":; ") or "none")
         else:

@@ -154,7 +154,7 @@ def _report_left(context: FileContext, node: ast.ImportFrom, module: str, alias:
         context.report(node, "module", name, f"import of {name}")
         return
     part = module.split(".")[1] if "." in module else ""
-    context.report(node, "module", part, f"import of {name}", default="see docs/guide/from-celery.md")
+    context.report(node, "module", part, f"import of {name}", default="see celery5 docs from-celery")
 
 
 def _has_class_of(context: FileContext, name: str) -> bool:

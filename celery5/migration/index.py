@@ -2,7 +2,7 @@
 
 import ast
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from celery5.migration.source import SourceFile
@@ -31,6 +31,7 @@ class ProjectIndex:
     tasks: dict[str, list[KnownTask]] = field(default_factory=lambda: defaultdict(list))
     apps: dict[str, list[tuple[str, ...]]] = field(default_factory=lambda: defaultdict(list))
     modules: set[tuple[str, ...]] = field(default_factory=set)
+    packages: set[tuple[str, ...]] = field(default_factory=set)
     names: Counter[str] = field(default_factory=Counter)  # how often each name and attribute is read
     is_django: bool = False
     task_modules: set[tuple[str, ...]] = field(default_factory=set)
@@ -61,6 +62,10 @@ class ProjectIndex:
         *module, name = origin.lstrip(".").split(".")
         return any(not module or _ends_alike(defined, module) for defined in self.apps.get(name, ()))
 
+    def has_module(self, name: str) -> bool:
+        """Return whether a dotted name is that of a module of the project, and not of a package."""
+        return tuple(name.split(".")) in self.modules - self.packages
+
     def find_celery_module(self, package: str) -> str:
         """Return the dotted name of the module that `-A package` means: Celery looks for `package.celery`."""
         parts = tuple(package.partition(":")[0].split("."))
@@ -76,9 +81,9 @@ def _ends_alike(one: tuple[str, ...], other: Iterable[str]) -> bool:
     return not ends or one[-1:] == ends or ends[0] in one
 
 
-def make_index(files: Iterable[SourceFile]) -> ProjectIndex:
+def make_index(files: Sequence[SourceFile]) -> ProjectIndex:
     """Return the names of the files of a project."""
-    index = ProjectIndex()
+    index = ProjectIndex(packages={file.module for file in files if file.name.endswith("__init__.py")})
     for file in files:
         if file.tree is None:
             continue

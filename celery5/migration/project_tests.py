@@ -1,6 +1,7 @@
 """Find what the tests of a project use of Celery: its plugin for pytest, and stand-ins for its methods."""
 
 import ast
+import re
 
 from celery5.migration.context import FileContext
 from celery5.migration.index import Function, get_dotted
@@ -19,14 +20,24 @@ _FIXTURES = {
             "celery_includes",
             "celery_worker_parameters",
         ),
-        "leave it out: with in_memory(app) as jobs: ... jobs.run() needs no settings (docs/guide/testing.md)",
+        "leave it out: with in_memory(app) as jobs: ... jobs.run() needs no settings (celery5 docs testing)",
     ),
 }
 """The fixtures of Celery's plugin for pytest."""
+_TEST_FILE = re.compile(r"(^|/)(tests?/.*|tests?\w*|\w+_tests?|conftest)\.py$")
 _METHODS = {"apply_async", "si", "apply", "retry"}
 _STAND_IN = (
     "no method has this name: with in_memory(app) as jobs: ... jobs.assert_sent(task, 7) (celery5.testing)"
 )
+
+
+def is_test_module(context: FileContext) -> bool:
+    """Return whether a module has tests, which must not wait for ever where no worker runs."""
+    packages = {origin.partition(".")[0] for origin in context.origins.values()}
+    is_of_django = any(origin.startswith("django.test") for origin in context.origins.values())
+    return (
+        is_of_django or bool(packages & {"unittest", "pytest"}) or bool(_TEST_FILE.search(context.file.name))
+    )
 
 
 def check_fixtures(context: FileContext, function: Function) -> None:

@@ -28,6 +28,7 @@ from celery5.migration.settings import (
     change_settings_module,
     check_app,
     check_settings_call,
+    leave_beat_schedule,
     mark_conf,
 )
 from celery5.migration.source import SourceFile, is_whole, read_project
@@ -180,6 +181,8 @@ class _Rewriter(ast.NodeVisitor):
         rename(self.context, node)
 
     def visit_Assign(self, node: ast.Assign) -> None:
+        if leave_beat_schedule(self.context, node):
+            return
         mark_conf(self.context, node)
         self.generic_visit(node)
         if change_conf_statement(self.context, node):
@@ -193,6 +196,8 @@ class _Rewriter(ast.NodeVisitor):
                 )
 
     def visit_Expr(self, node: ast.Expr) -> None:
+        if leave_beat_schedule(self.context, node):
+            return
         mark_conf(self.context, node)
         self.generic_visit(node)
         change_conf_statement(self.context, node)

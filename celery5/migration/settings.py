@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from celery5.config.settings import Settings
 from celery5.hints import find_equivalent
@@ -265,12 +266,79 @@ def change_conf_statement(context: FileContext, statement: ast.stmt) -> bool:
             value=value,
         ):
             return context.kind_of(app) == "app" and _write_settings(context, statement, app, [(name, value)])
+        case ast.Expr(
+            value=ast.Call(
+                func=ast.Attribute(
+                    attr="update",
+                    value=ast.Attribute(
+                        attr="beat_schedule" as name, value=ast.Attribute(attr="conf", value=app)
+                    ),
+                ),
+                args=[value],
+            )
+        ):
+            return context.kind_of(app) == "app" and _write_settings(context, statement, app, [(name, value)])
         case ast.Expr(value=ast.Call(func=ast.Attribute(attr="config_from_object", value=app)) as call):
             return context.kind_of(app) == "app" and _change_config_object(context, statement, call, app)
         case ast.Expr(value=ast.Call(func=ast.Attribute(attr="autodiscover_tasks", value=app)) as call):
             return context.kind_of(app) == "app" and _change_discovery(context, statement, call, app)
         case _:
             return False
+
+
+def leave_beat_schedule(context: FileContext, statement: ast.stmt) -> bool:
+    """Keep that entries are added to `app.conf.beat_schedule`, and leave them whole. Returns whether this is done.
+
+    A single `beat_schedule.update({...})` of a file is changed as `beat_schedule = {...}` is: where there are several,
+    each `app.configure(schedules=...)` would replace the one before.
+    """
+    match statement:
+        case ast.Expr(
+            value=ast.Call(
+                func=ast.Attribute(
+                    value=ast.Attribute(attr="beat_schedule", value=ast.Attribute(attr="conf") as conf)
+                )
+            )
+        ):
+            pass
+        case ast.Assign(
+            targets=[
+                ast.Subscript(
+                    value=ast.Attribute(attr="beat_schedule", value=ast.Attribute(attr="conf") as conf)
+                )
+            ]
+        ):
+            pass
+        case _:
+            return False
+    if context.kind_of(conf.value) != "app":
+        return False
+    context.handled.add(id(conf))
+    if _find_added(context, statement) is not None:
+        return False
+    context.by_hand(
+        statement,
+        "beat_schedule",
+        f'{context.render(conf.value)}.configure(schedules={{name: {{"task": ..., "cron": "0 3 * * *"}}}}), once with '
+        'all entries, "every" for seconds; or schedule= of the tasks',
+    )
+    return True
+
+
+def _find_added(context: FileContext, statement: ast.stmt) -> ast.Dict | None:
+    """Return what `beat_schedule.update({...})` adds, if the file has no other entries and these can be changed."""
+    match statement:
+        case ast.Expr(
+            value=ast.Call(func=ast.Attribute(attr="update"), args=[ast.Dict() as value], keywords=[])
+        ):
+            places = sum(
+                isinstance(node, ast.Attribute) and node.attr == "beat_schedule"
+                for node in ast.walk(context.tree)
+            )
+            is_changed = places == 1 and change_beat_schedule(value, context.render) is not None
+            return value if is_changed else None
+        case _:
+            return None
 
 
 def _change_update(context: FileContext, statement: ast.stmt, call: ast.Call, app: ast.expr) -> bool:
@@ -334,11 +402,21 @@ def _change_discovery(context: FileContext, statement: ast.stmt, call: ast.Call,
     given = {option.arg: option.value for option in call.keywords}
     packages = call.args[0] if call.args else given.get("packages")
     if isinstance(packages, ast.List | ast.Tuple) and packages.elts:
-        module = f", module={context.render(given['related_name'])}" if "related_name" in given else ""
-        context.replace(
-            statement, f"{render_app(context, app)}.autodiscover({context.render(packages)}{module})"
-        )
-        context.changed(statement, "autodiscover_tasks", "autodiscover([...])")
+        app_name = render_app(context, app)
+        modules = [element for element in packages.elts if _is_module(context, element)]
+        others = [context.render(element) for element in packages.elts if element not in modules]
+        lines: list[str] = []
+        if modules:
+            names = ", ".join(context.render(element) for element in modules)
+            lines.append(f"{app_name}.extend_include([{names}])")
+        if others:
+            listed = f"[{', '.join(others)}]" if modules else context.render(packages)
+            module = f", module={context.render(given['related_name'])}" if "related_name" in given else ""
+            lines.append(f"{app_name}.autodiscover({listed}{module})")
+        indentation = context.source.indentation_at(context.source.start_of(statement))
+        context.replace(statement, f"\n{indentation}".join(lines))
+        advice = "extend_include([...]): these are modules" if modules else "autodiscover([...])"
+        context.changed(statement, "autodiscover_tasks", advice)
     elif context.index.is_django:
         context.remove_statement(statement)
         context.changed(
@@ -347,6 +425,15 @@ def _change_discovery(context: FileContext, statement: ast.stmt, call: ast.Call,
     else:
         context.report(statement, "app", "autodiscover_tasks")
     return True
+
+
+def _is_module(context: FileContext, element: ast.expr) -> bool:
+    """Return whether what is to be discovered is a module of the project: Celery imports it itself, then."""
+    return (
+        isinstance(element, ast.Constant)
+        and isinstance(element.value, str)
+        and context.index.has_module(element.value)
+    )
 
 
 def change_settings_module(context: FileContext) -> None:
@@ -358,7 +445,8 @@ def change_settings_module(context: FileContext) -> None:
     has_star = any(
         isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in context.tree.body
     )
-    made = has_star
+    written = _find_written(context.tree)
+    made = has_star or written.line > 0
     for statement in context.tree.body:
         match statement:
             case ast.Assign(targets=[ast.Name(id=name) as target], value=value):
@@ -376,7 +464,8 @@ def change_settings_module(context: FileContext) -> None:
         elif own and not name.startswith("_"):
             _change_own(context, statement, target, name, value)
         elif _UPPER.fullmatch(name):
-            made = _change_django(context, statement, name, value, made, has_star)
+            in_place = has_star or statement.lineno < written.line
+            made = _change_django(context, statement, name, value, made, in_place, written.names)
     _report_upper(context)
 
 
@@ -405,22 +494,67 @@ def _change_own(
         context.replace(statement, f"{new[0]} = {new[1]}")
 
 
+@dataclass(frozen=True)
+class _Written:
+    """What a module has in `CELERY5`: an earlier run has written it, or its authors."""
+
+    line: int = 0  # where it is assigned; 0 for nowhere
+    names: frozenset[str] = frozenset()  # the settings in it
+
+
+def _find_written(tree: ast.Module) -> _Written:
+    """Return what a module of settings has in `CELERY5`."""
+    line, names = 0, set[str]()
+    for node in ast.walk(tree):
+        match node:
+            case (
+                ast.Assign(targets=[ast.Name(id="CELERY5")], value=value)
+                | ast.AnnAssign(target=ast.Name(id="CELERY5"), value=value)
+            ):
+                line = max(line, node.lineno)
+                keys = value.keys if isinstance(value, ast.Dict) else []
+                names |= {str(key.value) for key in keys if isinstance(key, ast.Constant)}
+            case ast.Subscript(
+                value=ast.Name(id="CELERY5"), slice=ast.Constant(value=str(name)), ctx=ast.Store()
+            ):
+                names.add(name)
+            case _:
+                pass
+    return _Written(line, frozenset(names))
+
+
 def _change_django(
-    context: FileContext, statement: ast.stmt, name: str, value: ast.expr, made: bool, has_star: bool
+    context: FileContext,
+    statement: ast.stmt,
+    name: str,
+    value: ast.expr,
+    made: bool,
+    is_elsewhere: bool,
+    written: frozenset[str],
 ) -> bool:
-    """Change a setting of Django's to an item of `CELERY5`. Returns whether that is there now."""
+    """Change a setting of Django's to an item of `CELERY5`. Returns whether that is there now.
+
+    Args:
+        made: Whether `CELERY5` is there already.
+        is_elsewhere: Whether it may be in another module, or is assigned further below, where an item would be lost.
+        written: The settings that it has: what is kept for others is not written twice.
+    """
     context.handled.add(id(statement))
+    found = len(context.findings)
     new = _rename(context, statement, name, value)
     if new is None:
         return made
     is_read_elsewhere = context.index.names[name] > 0
-    if not new[0]:
-        if not is_read_elsewhere:
-            context.remove_statement(statement)
+    if is_read_elsewhere and (not new[0] or new[0] in written):
+        del context.findings[found:]
         return made
-    if has_star:
+    if not new[0]:
+        context.remove_statement(statement)
+        return made
+    if is_elsewhere:
+        del context.findings[found:]
         context.by_hand(
-            statement, name, f'CELERY5["{new[0]}"] = ..., if a module that is imported by * has CELERY5'
+            statement, name, f'CELERY5["{new[0]}"] = ..., behind the CELERY5 = of this or another module'
         )
         return made
     text = name if is_read_elsewhere else new[1]

@@ -40,8 +40,6 @@ FOREIGN = (
     *("gunicorn ", "uvicorn "),
 )
 """How commands of other programs begin."""
-WITH_PATHS = "celery5/migration/"
-"""Where hints still name pages by their paths in the repository."""
 ENDS_OF_COMMAND = {"|", ">", "&&", "&", ";", ">>", "<"}
 
 
@@ -205,7 +203,7 @@ def test_every_command_that_an_error_or_a_hint_names_is_there() -> None:
 def test_every_page_that_an_error_or_a_hint_names_is_named_by_the_command_that_prints_it() -> None:
     texts = list(texts_of_code())
     paths = [(where, page) for where, text in texts for page in re.findall(r"\bdocs/[\w/-]+\.md", text)]
-    assert [path for path in paths if not path[0].startswith(WITH_PATHS)] == []
+    assert paths == []
     pages = {path.stem for path in PAGES}
     named = [
         (where, page)

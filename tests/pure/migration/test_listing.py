@@ -62,6 +62,34 @@ def test_second_run_lists_all_that_the_first_one_left(project: str, tmp_path: Pa
     assert again.notes == first.notes == []
 
 
+KEPT = """
+INSTALLED_APPS = ["shop", "celery5.contrib.django"]
+CELERY_BROKER_URL = "redis://localhost:1/0"
+CHANNELS = {"hosts": [CELERY_BROKER_URL]}
+CELERY_TASK_ALWAYS_EAGER = False
+SHOWN = CELERY_TASK_ALWAYS_EAGER
+CELERY_TASK_TIME_LIMIT = 20
+"""
+
+
+def test_setting_that_another_one_uses_is_written_once_however_often_it_runs(tmp_path: Path) -> None:
+    names = find_names(tmp_path, KEPT, head="", name="settings.py")
+    text = (tmp_path / "settings.py").read_text()
+    assert names == []
+    assert text.count('CELERY5 = {"broker": CELERY_BROKER_URL}\n') == 1
+    assert text.endswith('\nSHOWN = CELERY_TASK_ALWAYS_EAGER\nCELERY5["time_limit"] = 20\n')
+    (tmp_path / "settings.py").write_text(f"{text}CELERY_RESULT_EXPIRES = 60\n")
+    report = migrate_project(tmp_path).report
+    write(tmp_path, report)
+    assert (tmp_path / "settings.py").read_text() == f'{text}CELERY5["results_ttl"] = 60\n'
+
+
+def test_setting_above_the_dictionary_of_settings_is_named_as_an_item_would_be_lost(tmp_path: Path) -> None:
+    text = 'INSTALLED_APPS = []\nCELERY_TASK_TIME_LIMIT = 20\nCELERY5 = {"broker": "redis://localhost:1/0"}\n'
+    assert find_names(tmp_path, text, head="", name="settings.py") == ["CELERY_TASK_TIME_LIMIT"]
+    assert (tmp_path / "settings.py").read_text() == text
+
+
 LEFT: list[tuple[str, list[str]]] = [
     (
         "from celery import Task\nclass Own(Task):\n    client = None\n\n@app.task(base=Own)\ndef a(): ...\n",
@@ -82,6 +110,11 @@ LEFT: list[tuple[str, list[str]]] = [
     ("from celery import chain\nchain(add.s(1), queue='q')\n", ["chain(queue=)"]),
     ("app.conf.task_always_eager = True\n", ["task_always_eager"]),
     ("app.conf.beat_schedule = {'a': make()}\n", ["beat_schedule"]),
+    (
+        "from celery.schedules import crontab\napp.conf.beat_schedule.update({'a': entry, 'b': crontab()})\n",
+        ["beat_schedule", "import of crontab"],
+    ),
+    ("app.conf.beat_schedule['x'] = {'task': 't', 'schedule': 3}\n", ["beat_schedule"]),
     ("app.conf.beat_scheduler = 'django_celery_beat.schedulers:DatabaseScheduler'\n", ["beat_scheduler"]),
     ("add.s(1).delay(2)\n", ["delay(...) of a signature"]),
     ("~add.s(1)\n", ["~ of a signature"]),

@@ -195,25 +195,59 @@ def test_setting_is_rewritten(tmp_path: Path, before: str, after: str) -> None:
     assert f"{after}\n" in migrate(tmp_path, f"{before}\n").text
 
 
+def test_module_that_is_discovered_is_included_as_celery_imports_it_itself(tmp_path: Path) -> None:
+    for name in ("proj/__init__.py", "proj/jobs.py", "plain/__init__.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    report = migrate(tmp_path, "app.autodiscover_tasks(['proj.jobs', 'plain'])\n")
+    assert "\napp.extend_include(['proj.jobs'])\napp.autodiscover(['plain'])\n" in report.text
+
+
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [
+        ("test_shop.py", HEAD),
+        ("tests.py", HEAD),
+        ("conftest.py", HEAD),
+        ("checks.py", f"from django.test import override_settings\n{HEAD}"),
+        ("checks.py", f"import unittest\n{HEAD}"),
+    ],
+)
+def test_wait_in_a_test_is_not_made_one_without_end(tmp_path: Path, name: str, head: str) -> None:
+    report = migrate(tmp_path, "value = add.delay(1).get()\n", head=head, name=name)
+    assert "value = add.delay(1).get()\n" in report.text
+
+
 def test_variable_that_holds_an_immutable_signature_stands_behind_the_other_operator(tmp_path: Path) -> None:
     report = migrate(tmp_path, "last = add.si(2)\nvalue = add.s(1) | last\n")
     assert "last = add.s(2)\nvalue = add.s(1) >> last\n" in report.text
 
 
-def test_part_of_the_configuration_that_is_changed_in_place_is_named(tmp_path: Path) -> None:
-    report = migrate(tmp_path, "app.conf.beat_schedule['x'] = {'task': 't', 'schedule': 3}\n")
-    assert [found.name for found in report.of_kind("by hand")] == ["app.conf"]
-
-
-def test_beat_schedule_becomes_schedules(tmp_path: Path) -> None:
-    text = """
-from celery.schedules import crontab
-app.conf.beat_schedule = {
-    "a": {"task": "t", "schedule": crontab(minute="*/5", hour=[1, 2], day_of_week="mon"), "args": (1,)},
-    "b": {"task": "t", "schedule": 30.0, "relative": True, "options": {"queue": "q", "expires": 3}},
-}
+def test_part_of_the_configuration_that_is_changed_in_place_is_left_whole_and_named(tmp_path: Path) -> None:
+    text = """from celery.schedules import crontab
+app.conf.beat_schedule['x'] = {'task': 't', 'schedule': crontab()}
+app.conf.beat_schedule.update({'y': {'task': 't', 'schedule': crontab()}})
 """
     report = migrate(tmp_path, text)
+    assert text in report.text
+    first, second = (found for found in report.of_kind("by hand") if found.name == "beat_schedule")
+    assert first.advice == second.advice
+    assert first.advice.startswith(
+        'app.configure(schedules={name: {"task": ..., "cron": "0 3 * * *"}}), once'
+    )
+
+
+@pytest.mark.parametrize(
+    "call", ["app.conf.beat_schedule = {ENTRIES}\n", "app.conf.beat_schedule.update({ENTRIES})\n"]
+)
+def test_beat_schedule_becomes_schedules(tmp_path: Path, call: str) -> None:
+    entries = """
+    "a": {"task": "t", "schedule": crontab(minute="*/5", hour=[1, 2], day_of_week="mon"), "args": (1,)},
+    "b": {"task": "t", "schedule": 30.0, "relative": True, "options": {"queue": "q", "expires": 3}},
+"""
+    text = "from celery.schedules import crontab\n" + call.replace("ENTRIES", entries)
+    report = migrate(tmp_path, text)
+    assert "app.configure(schedules={" in report.text
     assert '"cron": "*/5 1,2 * * mon"' in report.text
     assert '"every": 30.0' in report.text
     assert '"options": {"queue": "q", "expires": 3}' in report.text

@@ -119,7 +119,7 @@ def test_project_is_written_and_the_rest_is_named(name: str, tmp_path: Path) -> 
     assert NAMED[name] - named == set()
     for file in report["files"]:
         for use in file["by_hand"]:
-            assert use["advice"] != "see docs/guide/from-celery.md", use
+            assert use["advice"] != "see celery5 docs from-celery", use
 
 
 def test_second_run_finds_nothing_more_to_write(tmp_path: Path) -> None:
