@@ -8,6 +8,20 @@ import pytest
 
 from tests.house.sources import HERE, LINKED_FOLDERS
 
+AT_THE_TOP = {
+    *(
+        ".ci",
+        ".gitignore",
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+        "LICENSE",
+        "MANIFEST.in",
+        "README.md",
+        "SECURITY.md",
+    ),
+    *("benchmarks", "bootsteps", "celery5", "docs", "examples", "mkdocs.yml", "noxfile.py", "pyproject.toml"),
+    *("services", "systemd", "tests", "typings"),
+}
 TOOLS = tomllib.loads((HERE / "pyproject.toml").read_text())["tool"]
 
 
@@ -101,3 +115,14 @@ def test_every_module_belongs_to_a_layer() -> None:
 def test_the_contract_against_circles_has_no_exception() -> None:
     (contract,) = [contract for contract in CONTRACTS if contract["type"] == "acyclic_siblings"]
     assert contract == {"name": contract["name"], "type": "acyclic_siblings", "ancestors": ["celery5"]}
+
+
+def test_at_the_top_is_what_is_known() -> None:
+    """A file that a test or an example writes into its working directory is easily committed."""
+    try:
+        listed = subprocess.run(
+            ["git", "ls-files"], cwd=HERE, capture_output=True, text=True, timeout=30, check=True
+        ).stdout
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("this is no checkout")
+    assert {name.partition("/")[0] for name in listed.splitlines()} <= AT_THE_TOP
