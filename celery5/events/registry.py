@@ -20,6 +20,7 @@ from celery5.events.event import (
     get_event_declaration,
     list_event_declarations,
 )
+from celery5.protocol.bounded_decoding import read_whole
 from celery5.protocol.events.messages import (
     Subscription,
     format_subject,
@@ -282,7 +283,7 @@ def _make_state(
     withdrawn: Iterable[list[str]],
 ) -> EventState:
     name, _, number = subject.rpartition(" ")
-    version = int(number) if number.isdigit() else 0
+    version = read_whole(number)
     declaration = own.get((name, version))
     subscribers = [
         Subscriber(subscription.job.app, subscription.job.task, subscription.job.queue, subscription.takes)

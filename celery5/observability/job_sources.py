@@ -16,6 +16,7 @@ from celery5.broker.calls import jobs as job_calls
 from celery5.broker.calls import queues as queue_calls
 from celery5.broker.driver import AsyncDriver
 from celery5.errors import BrokerReplied
+from celery5.protocol.bounded_decoding import read_whole
 from celery5.protocol.job.history import (
     NO_SHAPE,
     CallShape,
@@ -570,7 +571,7 @@ def _format(moment: float) -> str:
 def parse_entry(entry: str) -> tuple[int, int]:
     """Return the id of an entry as numbers, which can be compared; zeros for what is none."""
     ms, _, number = entry.partition("-")
-    return (int(ms), int(number or 0)) if ms.isdigit() else (0, 0)
+    return (read_whole(ms), read_whole(number))
 
 
 async def read_held(

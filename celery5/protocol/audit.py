@@ -6,6 +6,7 @@ from typing import Any, Literal, cast, get_args
 
 import msgspec
 
+from celery5.protocol.bounded_decoding import read_whole
 from celery5.protocol.masking import mask_shown
 
 AuditSource = Literal["cli", "python", "dashboard"]
@@ -80,8 +81,7 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def at(self) -> float:
         """When it ended, in seconds since 1970, by the clock of Redis."""
-        ms = self.id.partition("-")[0]
-        return int(ms) / 1000 if ms.isdigit() else 0.0
+        return read_whole(self.id.partition("-")[0]) / 1000
 
 
 def encode_entry(entry: AuditEntry) -> list[str]:

@@ -24,6 +24,15 @@ _STRINGS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*\\?(?:"|\Z)', re.DOTALL)
 _BZ2_MAGIC = b"BZh"
 
 
+_MOST_DIGITS = 18
+"""Of a whole number: one with more is no count, and no time."""
+
+
+def read_whole(text: bytes | str, default: int = 0) -> int:
+    """Return the whole number in a text, from 0 to 10**18 - 1; `default` for any other text."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS else default
+
+
 class TooCostly(ValueError):
     """A value would take too much memory."""
 

@@ -8,6 +8,7 @@ from typing import Any, Literal, cast, get_args
 import msgspec
 
 from celery5.errors import Misconfigured
+from celery5.protocol.bounded_decoding import read_whole
 from celery5.protocol.job.dead_letters import CONDITION_WORDS, parse_filter
 from celery5.protocol.text_values import RATE
 from celery5.similar_names import did_you_mean
@@ -180,7 +181,7 @@ def parse_status(action_id: str, fields: Mapping[str, str], *, has_lease: bool) 
 
 
 def _seconds(ms: str) -> float:
-    return int(ms) / 1000 if ms.isdigit() and len(ms) < 20 else 0.0
+    return read_whole(ms) / 1000
 
 
 def shift_ages(words: Mapping[str, Any], elapsed: float) -> dict[str, Any]:

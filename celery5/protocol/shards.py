@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 from zlib import crc32
 
 from celery5.errors import Misconfigured
+from celery5.protocol.bounded_decoding import read_whole
 from celery5.protocol.job.names import SHARD_MARK, is_queue_name
 from celery5.protocol.limits import DeclaredLimits, LimitOverride
 from celery5.protocol.text_values import parse_assignments
@@ -57,7 +58,7 @@ def name_shard(queue: str, number: int) -> str:
 def get_shard_number(name: str) -> int:
     """Return the number of a shard, from 0; that of any other queue is 0."""
     number = name.partition(SHARD_MARK)[2]
-    return int(number) if number.isdecimal() else 0
+    return read_whole(number)
 
 
 def list_shards(queue: str, count: int) -> list[str]:

@@ -10,7 +10,7 @@ from celery5.broker.call import Call
 from celery5.broker.calls import workflows as calls
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import QueueKeys
-from celery5.protocol.bounded_decoding import decode_msgpack
+from celery5.protocol.bounded_decoding import decode_msgpack, read_whole
 from celery5.protocol.workflows.member_ids import MemberId
 from celery5.protocol.workflows.status import ENDED, NODE_STATES, RUN_STATES, NodeState
 
@@ -101,7 +101,9 @@ async def read_graph(redis: AsyncDriver, keys: QueueKeys, run_id: str) -> RunGra
     digest = get_plan_digest(fields)
     stored = await scan_all(redis, partial(calls.scan_plan, keys, digest))
     plan = {
-        int(name): node for name, raw in stored.items() if name.isdigit() and (node := try_decode_node(raw))
+        number: node
+        for name, raw in stored.items()
+        if (number := read_whole(name, -1)) >= 0 and (node := try_decode_node(raw))
     }
     hidden_jobs = _find_hidden_jobs(plan, fields)
     return RunGraph(
@@ -220,8 +222,7 @@ def _has_stopped(fields: Mapping[str, bytes], number: int) -> bool:
 
 
 def _count(fields: Mapping[str, bytes], name: str, number: int) -> int:
-    digits = fields.get(f"{name}:{number}", b"0")
-    return int(digits) if digits.isdigit() else 0
+    return read_whole(fields.get(f"{name}:{number}", b""))
 
 
 def _make_node(
@@ -236,7 +237,7 @@ def _make_node(
     is_single = is_one_job(node, fields, number)
     has_job = is_single and state not in _WITHOUT_JOB
     job = member._replace(
-        generation=int(generation) if generation.isdigit() else 0,
+        generation=read_whole(generation),
         home=member.home if goes_by_outbox(node, member.home) else "",
     )
 

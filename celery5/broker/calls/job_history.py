@@ -7,6 +7,7 @@ import msgspec
 
 from celery5.broker.call import Call, Script, Word, decode_scores, decode_text, script_call, to_ms
 from celery5.broker.keys import GROUP, Keys, QueueKeys
+from celery5.protocol.bounded_decoding import read_whole
 from celery5.protocol.observability.ended_jobs import HistoryBatch
 
 ADD_HISTORY = Script.load("observability/add_history")
@@ -171,9 +172,7 @@ def _history(raw: Any) -> list[HistoryEntry]:
     for entry_id, flat in raw or ():
         fields = _fields(flat)
         lost = fields.get(b"lost", b"")
-        entries.append(
-            HistoryEntry(decode_text(entry_id), fields.get(b"job", b""), int(lost) if lost.isdigit() else 0)
-        )
+        entries.append(HistoryEntry(decode_text(entry_id), fields.get(b"job", b""), read_whole(lost)))
     return entries
 
 
@@ -182,11 +181,7 @@ def _waiting(raw: Any) -> list[WaitingEntry]:
     for entry_id, flat in raw or ():
         fields = _fields(flat)
         deaths = fields.get(b"deliveries", b"")
-        entries.append(
-            WaitingEntry(
-                decode_text(entry_id), fields.get(b"job", b""), int(deaths) if deaths.isdigit() else 0
-            )
-        )
+        entries.append(WaitingEntry(decode_text(entry_id), fields.get(b"job", b""), read_whole(deaths)))
     return entries
 
 

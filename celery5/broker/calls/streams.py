@@ -17,6 +17,7 @@ from celery5.broker.call import (
     to_ms,
 )
 from celery5.broker.keys import Keys, StreamKeys
+from celery5.protocol.bounded_decoding import read_whole
 from celery5.protocol.streams.groups import (
     Appended,
     ArchiveClaim,
@@ -575,7 +576,8 @@ def _read_partition(row: _PartitionRow) -> PartitionState:
 def _parse_run(raw: bytes | None) -> tuple[int, int]:
     """Return the numbers of the first and the last record that were archived; (0, -1) for none."""
     first, _, last = (raw or b"").partition(b" ")
-    return (int(first), int(last)) if first.isdigit() and last.isdigit() else (0, -1)
+    whole = read_whole(first, -1), read_whole(last, -1)
+    return whole if min(whole) >= 0 else (0, -1)
 
 
 def get_archived_run(keys: StreamKeys, partition: int) -> Call[tuple[int, int]]:

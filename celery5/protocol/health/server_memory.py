@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from celery5.protocol.bounded_decoding import read_whole
 from celery5.protocol.byte_counts import format_bytes
 
 OUT_OF_MEMORY = "OOM"
@@ -94,4 +95,4 @@ def find_fullest(infos: Sequence[Mapping[str, str]]) -> dict[str, str]:
 
 
 def _count(text: str | None) -> int:
-    return int(text) if text and text.isdigit() else 0
+    return read_whole(text or "")

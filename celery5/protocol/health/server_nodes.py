@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from celery5.protocol.bounded_decoding import read_whole
 from celery5.protocol.byte_counts import format_bytes
 from celery5.protocol.hash_slots import NodeAddress, read_node_address
 
@@ -107,4 +108,5 @@ def _find_ip(node: Any, asked: NodeAddress) -> str:
 
 
 def _count(text: str | None) -> int | None:
-    return int(text) if text and text.isdigit() else None
+    number = read_whole(text or "", -1)
+    return number if number >= 0 else None

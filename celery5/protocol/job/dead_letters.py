@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol, TypedDict, cast, get_args
 import msgspec
 
 from celery5.errors import Misconfigured
+from celery5.protocol.bounded_decoding import read_whole
 from celery5.protocol.job.error_text import is_group_id, make_group_id, normalise_message
 from celery5.protocol.job.job import to_seconds
 from celery5.protocol.job.messages import (
@@ -274,8 +275,7 @@ def make_dead_document(
 
 def get_death_time(entry: str) -> float:
     """Return when the job in that entry died, in seconds since 1970."""
-    ms, _, _ = entry.partition("-")
-    return int(ms) / 1000 if ms.isascii() and ms.isdigit() else 0.0
+    return read_whole(entry.partition("-")[0]) / 1000
 
 
 def is_entry_id(text: str) -> bool:

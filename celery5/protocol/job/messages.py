@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Meta, Raw, json
 
 from celery5.errors import Corrupt
+from celery5.protocol.bounded_decoding import read_whole
 from celery5.protocol.job.json_values import to_json
 from celery5.protocol.job.retry_policy import RetryPolicy
 
@@ -304,7 +305,7 @@ def get_sent(command: Command, entry: bytes | str) -> float:
 def get_entry_time(entry: bytes | str) -> float:
     """Return when an entry was added to its stream, in seconds since 1970; 0.0 where its id was made by hand."""
     moment = entry[:13]  # ms: it has 13 digits until the year 2286
-    return int(moment) / 1000 if moment.isdigit() else 0.0
+    return read_whole(moment) / 1000
 
 
 def add_headers(raw: bytes, headers: Mapping[str, str]) -> bytes:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 
+from celery5.protocol.bounded_decoding import read_whole
 from celery5.protocol.observability.report import (
     Measurements,
     MetricsReport,
@@ -69,7 +70,8 @@ HOURS = Tier("hours", HOUR, DAY, is_reduced=False)
 def read_report_id(text: str) -> ReportId:
     """Return an id of the stream as numbers, which are in the order of the stream; (0, 0) for what is none."""
     ms, _, number = text.partition("-")
-    return (int(ms), int(number)) if ms.isdecimal() and number.isdecimal() else (0, 0)
+    whole = read_whole(ms, -1), read_whole(number, -1)
+    return whole if min(whole) >= 0 else (0, 0)
 
 
 class MetricsGroup(msgspec.Struct):

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from celery5.protocol.bounded_decoding import read_whole
 from celery5.protocol.byte_counts import format_bytes
 from celery5.protocol.health.broker_diagnosis import (
     Finding,
@@ -192,7 +193,7 @@ def estimate_bytes(measured: int, measured_records: int, records: int) -> int:
 
 
 def _count(text: str | None) -> int:
-    return int(text) if text and text.isdigit() else 0
+    return read_whole(text or "")
 
 
 def make_memory_metrics(memories: Iterable[ServerMemory]) -> list[MetricFamily]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from celery5.protocol.bounded_decoding import read_whole
 from celery5.protocol.streams.parking import ParkedRecord, ReleasedRecord
 
 
@@ -18,7 +19,8 @@ def split_id(record_id: str) -> tuple[int, int]:
     Text that is no id counts as 0-0: other programs write, too.
     """
     ms, _, number = record_id.partition("-")
-    return (int(ms), int(number)) if ms.isdigit() and number.isdigit() else (0, 0)
+    whole = read_whole(ms, -1), read_whole(number, -1)
+    return whole if min(whole) >= 0 else (0, 0)
 
 
 class StreamMap(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from celery5.protocol.bounded_decoding import decode_msgpack
+from celery5.protocol.bounded_decoding import decode_msgpack, read_whole
 
 MAX_PARKED_KEYS = 1_000
 """The most keys that a group may have parked: beyond that a failure quarantines its partition."""
@@ -39,7 +39,7 @@ class ParkedKey(msgspec.Struct, frozen=True):
         """Return what a text says; other programs write, too."""
         action, since, why = [*text.split(" ", 2), "", ""][:3]
         known: dict[str, ParkedAction] = {"release": "release", "discard": "discard"}
-        return ParkedKey(why, int(since) if since.isdigit() else 0, known.get(action, ""), tries)
+        return ParkedKey(why, read_whole(since), known.get(action, ""), tries)
 
 
 class ParkedKeysFound(msgspec.Struct, frozen=True):

@@ -6,6 +6,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
+from celery5.protocol.bounded_decoding import read_whole
 from celery5.protocol.masking import mask_lines
 
 T = TypeVar("T")
@@ -164,7 +165,7 @@ def make_status(run_id: str, home: str, fields: Mapping[str, bytes]) -> RunStatu
 
     def number(name: str) -> int:
         digits = fields.get(name, b"0")
-        return int(digits) if digits.lstrip(b"-").isdigit() else 0
+        return -read_whole(digits[1:]) if digits[:1] == b"-" else read_whole(digits)
 
     def text(name: str) -> str:
         return fields.get(name, b"").decode(errors="replace")
