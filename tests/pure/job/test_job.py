@@ -72,7 +72,10 @@ def test_when_a_job_expires(expires: Any, moment: float | None) -> None:
         ),
         ({"expires": math.nan}, "expires is nan: give seconds or a timedelta"),
         ({"expires": "tomorrow"}, "expires is 'tomorrow': give seconds"),
-        ({"queue": ""}, "queue '': a queue's name is 1 to 200 characters without spaces, commas or braces"),
+        (
+            {"queue": ""},
+            "queue '': a queue's name is 1 to 200 characters without spaces, commas, braces or #",
+        ),
         ({"queue": "a b"}, "queue 'a b': a queue's name"),
         ({"queue": "a,b"}, "queue 'a,b': a queue's name"),
         ({"countdown": -5}, "countdown is -5: give 0 seconds or more"),

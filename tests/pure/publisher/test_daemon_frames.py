@@ -155,6 +155,7 @@ def test_a_job_is_the_same_when_it_comes_out_again() -> None:
     assert make_job(out, sent.at) == Job("id", "", "mail", b"message", "1700000000000", **more)
     lost = {"task", "ignore_result", "lock", "unique_for", "app"}  # of which publishing makes nothing
     lost.add("sent")  # the message has it
+    lost.add("shards")  # of a template: a job has chosen its shard
     lost.add("replicas")  # a job that waits for replicas does not go by the daemon
     assert set(Job.__struct_fields__) - lost == set(JobMessage.__struct_fields__)
     with pytest.raises(Corrupt):
