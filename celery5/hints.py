@@ -611,11 +611,14 @@ def find_command_hint(words: Sequence[str], group: str = "") -> str:
 
 
 def make_attribute_error(thing: NameKind, of: Any, name: str) -> AttributeError:
-    """Return the error for a missing attribute, with a hint."""
-    kind = type(of).__name__
-    return AttributeError(
-        f"{kind!r} object has no attribute {name!r}{find_hint(thing, name)}", name=name, obj=of
-    )
+    """Return the error for a missing attribute, with a hint.
+
+    Without a hint it has `obj`, among whose attributes a traceback looks for a similar name. With a hint it has none:
+    for `app.conf`, Python's second guess would be `app.config`, which is another thing.
+    """
+    hint = find_hint(thing, name)
+    text = f"{type(of).__name__!r} object has no attribute {name!r}{hint}"
+    return AttributeError(text, name=name, obj=None if hint else of)
 
 
 def make_import_error(name: str, package: str = "celery5") -> Exception:

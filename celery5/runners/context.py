@@ -81,7 +81,8 @@ class CurrentJob(msgspec.Struct, frozen=True, omit_defaults=True):
                 if equivalent
                 else ""
             )
-            raise AttributeError(f"'CurrentJob' object has no attribute {name!r}{hint}", name=name, obj=self)
+            text = f"'CurrentJob' object has no attribute {name!r}{hint}"
+            raise AttributeError(text, name=name, obj=None if hint else self)
 
 
 CELERY_EQUIVALENTS = {
