@@ -15,7 +15,7 @@ import click
 
 import celery5
 from celery5.cli.terminal.errors import EXIT_USAGE, run_reporting_errors
-from celery5.cli.terminal.output import echo
+from celery5.cli.terminal.output import INVOCATION, Invocation, echo
 from celery5.cli.terminal.target import Target
 from celery5.lazy_modules import without_garbage_collection
 
@@ -98,7 +98,7 @@ class CommandTree(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands, sorted."""
-        return sorted({*COMMANDS, *_list_nouns()})
+        return list_all_commands()
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return the command of this name, or None.
@@ -142,6 +142,11 @@ class CommandTree(click.Group):
             if not is_known and (hint := _find_hint(rest, args[0])):
                 raise click.UsageError(f"No such command {second!r}{hint}", ctx)
         return name, command, rest
+
+
+def list_all_commands() -> list[str]:
+    """Return the names of all commands, sorted."""
+    return sorted({*COMMANDS, *_list_nouns()})
 
 
 def _list_nouns() -> Mapping[str, str]:
@@ -194,6 +199,11 @@ def cli(context: click.Context, target: str, app_name: str) -> None:
         )
     without_code = bool(app_name) and (not target or source("app_name") is by_flag)
     context.obj = Target("", app_name) if without_code else Target(target)
+    named = ("--app-name", app_name) if without_code else ("-A", target)
+    by_flags = by_flag in (source("target"), source("app_name")) and not INVOCATION.get().has_application
+    INVOCATION.set(
+        INVOCATION.get()._replace(flags=named if by_flags else (), list_commands=list_all_commands)
+    )
     if context.invoked_subcommand is None:
         echo(context.get_help(), err=True)
         context.exit(EXIT_USAGE)
@@ -210,7 +220,13 @@ def _report_failure(error: str) -> None:
         )
 
 
-def main(arguments: Sequence[str] | None = None, program: str = "celery5") -> None:
+def main(
+    arguments: Sequence[str] | None = None,
+    program: str = "celery5",
+    *,
+    shown_program: str = "",
+    has_application: bool = False,
+) -> None:
     """Run one command and exit with its code. As the first process of a container, run it in a child.
 
     Threads that jobs have left behind, with `asyncio.to_thread` for example, cannot be ended, and the interpreter
@@ -219,7 +235,10 @@ def main(arguments: Sequence[str] | None = None, program: str = "celery5") -> No
     Args:
         arguments: The words of the command; default: those of this process.
         program: What help calls the program.
+        shown_program: What shown commands begin with; default: `program`.
+        has_application: Whether the program has put the application's flag into `arguments` itself.
     """
+    INVOCATION.set(Invocation(shown_program or program, (), has_application, list_all_commands))
     if os.getpid() == 1:
         import_module("celery5.processes.lifecycle.first_process").stand_above()
     if CHILD in os.environ:

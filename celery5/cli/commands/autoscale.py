@@ -5,7 +5,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from celery5.cli.terminal.operation_commands import CommandView, Finished, make_group
-from celery5.cli.terminal.output import echo, format_fields, format_time, to_json
+from celery5.cli.terminal.output import echo, echo_hint, format_fields, format_time, to_json
 from celery5.operations.processes import PROCESS_OPERATIONS
 from celery5.protocol.durations import format_age, format_duration
 
@@ -20,7 +20,7 @@ def _show_status(finished: Finished) -> None:
     if finished.wants_json:
         echo(to_json(scaling))
     elif scaling is None:
-        echo(_UNSCALED)
+        echo_hint(_UNSCALED)
     else:
         with app.brokers.reachable():  # Schedulers are registered on the broker that has the scaling
             echo(format_fields(format_scaling(scaling, app.schedule.schedulers())))

@@ -8,7 +8,7 @@ import click
 
 from celery5.cli.terminal.errors import EXIT_FAILED, interrupted_by_sigterm
 from celery5.cli.terminal.operation_commands import CommandView, Finished, make_group
-from celery5.cli.terminal.output import echo, format_cell, format_time
+from celery5.cli.terminal.output import echo_hint, format_cell, format_time
 from celery5.operations.bulk import BULK_OPERATIONS
 from celery5.operations.operation import Changed
 from celery5.protocol.bulk import DONE, INTERRUPTED, BulkStatus
@@ -54,7 +54,7 @@ def _follow(app: "App", changed: Changed) -> Changed | BulkStatus | None:
             get_bulk_thread(app).wait_until_idle()  # this process ends: all must be in the audit trail
             return status
     except KeyboardInterrupt:
-        echo(f"interrupted; to go on: celery5 bulk resume {changed.bulk}", err=True)
+        echo_hint(f"interrupted; to go on: celery5 bulk resume {changed.bulk}", err=True)
         raise
 
 

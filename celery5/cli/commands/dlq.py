@@ -25,6 +25,7 @@ from celery5.cli.terminal.operation_commands import (
     make_row,
 )
 from celery5.cli.terminal.output import (
+    as_called,
     echo,
     format_cell,
     format_details,
@@ -319,7 +320,11 @@ def _describe_none(choice: "DeadJobFilter") -> str:
     """Return what is said when no dead job was found: a condition may be misspelt."""
     conditions = ("task", "error", "message", "group", "reason")
     has_some = any(value for name, value in choice.items() if name in conditions)
-    return "no dead jobs match; celery5 dlq count shows those that there are" if has_some else "no dead jobs"
+    return (
+        as_called("no dead jobs match; celery5 dlq count shows those that there are")
+        if has_some
+        else "no dead jobs"
+    )
 
 
 def _find_unknown_ids(app: "App", choice: "DeadJobFilter") -> list[str]:

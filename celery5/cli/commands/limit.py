@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from celery5.cli.terminal.output import format_cell, format_time
+from celery5.cli.terminal.output import as_called, format_cell, format_time
 from celery5.protocol.durations import format_age
 
 if TYPE_CHECKING:
@@ -43,4 +43,5 @@ def format_suspension(limits: "TaskLimits | None", now: float) -> str:
         limits.suspended_by and f"by {limits.suspended_by}",
     )
     why = f": {limits.why}" if limits.why else ""
-    return f"{' '.join(filter(None, ('its task is', *details)))}{why}; to go on: celery5 task resume {limits.task}"
+    resume = as_called(f"celery5 task resume {limits.task}")
+    return f"{' '.join(filter(None, ('its task is', *details)))}{why}; to go on: {resume}"

@@ -4,7 +4,7 @@ import time
 from typing import TYPE_CHECKING
 
 from celery5.cli.terminal.operation_commands import CommandView, Finished, make_group
-from celery5.cli.terminal.output import echo, format_fields, format_time, to_one_line
+from celery5.cli.terminal.output import echo, echo_hint, format_fields, format_time, to_one_line
 from celery5.operations.operation import Changed
 from celery5.operations.schedules import SCHEDULE_OPERATIONS
 from celery5.protocol.brokers import DEFAULT_BROKER
@@ -76,7 +76,9 @@ def _warn_without_scheduler(finished: Finished) -> None:
         return
     app = finished.app
     if not app.schedule.schedulers() and DEFAULT_BROKER not in finished.unreachable:
-        echo(f"no Scheduler of {app.name} is running: nothing fires until celery5 scheduler start", err=True)
+        echo_hint(
+            f"no Scheduler of {app.name} is running: nothing fires until celery5 scheduler start", err=True
+        )
     elif "declared" in states:
         echo(
             "those that are declared fire when a Scheduler with this code begins",

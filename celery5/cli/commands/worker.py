@@ -10,7 +10,15 @@ import click
 from celery5.cli.terminal.errors import skip_unreachable
 from celery5.cli.terminal.flags import Duration
 from celery5.cli.terminal.operation_commands import CommandView, Finished, make_group
-from celery5.cli.terminal.output import clean_lines, echo, format_cell, format_progress, format_table, to_json
+from celery5.cli.terminal.output import (
+    as_called,
+    clean_lines,
+    echo,
+    format_cell,
+    format_progress,
+    format_table,
+    to_json,
+)
 from celery5.cli.terminal.target import Target
 from celery5.errors import CeleryError
 from celery5.operations.answers import OTHER_VERSION
@@ -341,7 +349,7 @@ def list_workers(target: Target, /, *, wants_json: bool, timeout: float) -> None
         rows += [_make_lost_row(process, wants_json=wants_json) for process in found.lost]
         if not wants_json and not any(row["resources"] for row in rows):
             rows = [{name: cell for name, cell in row.items() if name != "resources"} for row in rows]
-        echo(to_json(rows) if wants_json else format_table(rows, empty=NO_WORKER))
+        echo(to_json(rows) if wants_json else format_table(rows, empty=as_called(NO_WORKER)))
 
 
 def _is_worker(reply: "Reply") -> bool:

@@ -1,11 +1,9 @@
 """Show an application's queues and who works on them (`info`), and look for faults (`doctor`)."""
 
-import re
-import shlex
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import click
 from msgspec.structs import replace
@@ -17,7 +15,7 @@ from celery5.cli.commands.queue import format_flow, format_unread_warning
 from celery5.cli.commands.stream import make_rows, make_summaries
 from celery5.cli.terminal.errors import EXIT_FAILED, ReachedBrokers, skip_unreachable
 from celery5.cli.terminal.flags import Duration
-from celery5.cli.terminal.output import echo, format_fields, format_table, to_json, to_one_line
+from celery5.cli.terminal.output import as_called, echo, format_fields, format_table, to_json, to_one_line
 from celery5.cli.terminal.target import Target
 from celery5.errors import BrokerError, Misconfigured
 from celery5.observability.alerts import summarize_alerts
@@ -135,7 +133,7 @@ def _format_state(app: "App", state: "AppState") -> dict[str, object]:
     fields = _format_processes(state, events=app.events.has_own_events)
     if state.runs:
         fields["workflows"] = (
-            f"{state.runs} live {'run' if state.runs == 1 else 'runs'}: celery5 workflow list"
+            f"{state.runs} live {'run' if state.runs == 1 else 'runs'}: {as_called('celery5 workflow list')}"
         )
     alerts = summarize_alerts(app.alerts.list())
     full = [memory for memory in app.metrics.memory() if memory.is_almost_full]
@@ -144,7 +142,7 @@ def _format_state(app: "App", state: "AppState") -> dict[str, object]:
         "suspended": format_suspensions(app),
         "limited": format_rule_limits(app),
         "resources": "; ".join(queue.lacks for queue in state.queues.values() if queue.lacks),
-        "alerts": f"{alerts}: celery5 alert list" if alerts else "",
+        "alerts": f"{alerts}: {as_called('celery5 alert list')}" if alerts else "",
         "unread": format_unread_warning(app, list(state.queues.values())),
     }
     return fields | {name: text for name, text in texts.items() if text}
@@ -153,7 +151,7 @@ def _format_state(app: "App", state: "AppState") -> dict[str, object]:
 def _format_memory(memory: "ServerMemory", brokers: Sequence[str]) -> str:
     """Return how full the memory of a broker is, with its name when there are several."""
     broker = f"broker {memory.broker} is " if len(brokers) > 1 else ""
-    return f"{broker}{memory.describe()}: celery5 doctor"
+    return f"{broker}{memory.describe()}: {as_called('celery5 doctor')}"
 
 
 def _make_lost_rows(standings: "WorkersOverview") -> list[dict[str, object]]:
@@ -168,7 +166,9 @@ def _make_lost_rows(standings: "WorkersOverview") -> list[dict[str, object]]:
         for process in lost[:LOST_LISTED]
     ]
     if more := len(lost) - len(rows) + standings.further_lost:
-        rows.append({"lost": f"{more} more", "when": "", "what it held": "celery5 worker list shows all"})
+        rows.append(
+            {"lost": f"{more} more", "when": "", "what it held": as_called("celery5 worker list shows all")}
+        )
     return rows
 
 
@@ -285,7 +285,7 @@ def doctor(target: Target, *, wants_json: bool, limit: float) -> int:
     for finding in findings:
         _show_finding(finding, wants_json)
     for checked in run_checks(checks, limit=limit):
-        finding = replace(checked, remedy=_name_app(checked.remedy))
+        finding = replace(checked, remedy=as_called(checked.remedy))
         _show_finding(finding, wants_json)
         findings.append(finding)
     if wants_json:
@@ -294,16 +294,6 @@ def doctor(target: Target, *, wants_json: bool, limit: float) -> int:
         counts = Counter(finding.state for finding in findings)
         echo(f"\n{counts['ok']} ok, {counts['warn']} warn, {counts['fail']} fail")
     return EXIT_FAILED if any(finding.state == "fail" for finding in findings) else 0
-
-
-def _name_app(remedy: str) -> str:
-    """Return a remedy whose commands name the application as this one did by its flag, so that they work as printed."""
-    context = click.get_current_context().find_root()
-    if context.get_parameter_source("target") is not click.core.ParameterSource.COMMANDLINE:
-        return remedy
-    commands = "|".join(cast("click.Group", context.command).list_commands(context))
-    flag = shlex.join(("-A", context.params["target"]))
-    return re.sub(rf"\bcelery5 (?=(?:{commands})\b)", lambda _: f"celery5 {flag} ", remedy)
 
 
 def _show_finding(finding: "Finding", wants_json: bool) -> None:

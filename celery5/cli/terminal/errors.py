@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import click
 
-from celery5.cli.terminal.output import echo, format_cell, to_json
+from celery5.cli.terminal.output import echo, echo_hint, format_cell, to_json
 from celery5.errors import (
     EXIT_ALREADY_IN_USE,
     AlreadyInUse,
@@ -86,7 +86,7 @@ def run_reporting_errors(
         if _is_unwritable(error):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         line, code = explanation
-        echo(line, err=True)
+        echo_hint(line, err=True)
     return code if isinstance(code, int) else 0
 
 

@@ -1,14 +1,19 @@
 """Write values as text, for people and for programs."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 import click
 
 from celery5.protocol.masking import escape_json, escape_text
 
 _ENDS = re.compile(r"[\r\n\t]+")
+_COMMAND = re.compile(r"(?<![\w./-])(?<!\.py )(?<!django-admin )celery5 (?=([a-z][a-z0-9-]*)\b)")
+_USAGE = re.compile(r"(?<![\w./-])celery5 (?=-A module|--app-name NAME)")
+
 
 MAX_CELL_WIDTH = 200
 """Characters of a long value that a cell shows."""
@@ -102,3 +107,40 @@ def format_progress(done: float, total: float | None, note: str) -> str:
         else f"{done:.12g} of {total:.12g} ({int(fraction * 100)} %)"
     )
     return f"{text}: {note}" if note else text
+
+
+class Invocation(NamedTuple):
+    """How the user called celery5."""
+
+    # The program: `celery5`, or `python manage.py celery5`.
+    program: str = "celery5"
+    # The flags before the command, which name the application.
+    flags: tuple[str, ...] = ()
+    # Whether the program knows the application without flags.
+    has_application: bool = False
+    # Returns the names of all commands: other words after `celery5` are prose.
+    list_commands: Callable[[], Collection[str]] = tuple
+
+
+INVOCATION: ContextVar[Invocation] = ContextVar("how the user called celery5", default=Invocation())  # noqa: B039  it is frozen
+
+
+def as_called(text: str) -> str:
+    """Return a text for people with its commands as the user would call them.
+
+    A command that names an application itself is an example and stays; `-A module` is still to be filled in.
+    """
+    call = INVOCATION.get()
+    if call.program == "celery5" and not call.flags:
+        return text
+    import shlex  # a probe does without it
+
+    commands = call.list_commands()
+    begin = f"{call.program} {shlex.join(call.flags)}".rstrip()
+    text = _COMMAND.sub(lambda found: f"{begin} " if found[1] in commands else found[0], text)
+    return _USAGE.sub(lambda _: f"{call.program} ", text)
+
+
+def echo_hint(text: str, *, err: bool = False) -> None:
+    """Write a text for people with its commands as the user would call them."""
+    echo(as_called(text), err=err)

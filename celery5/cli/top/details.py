@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, TypeVar
 
-from celery5.cli.terminal.output import format_time, to_one_line
+from celery5.cli.terminal.output import as_called, format_time, to_one_line
 from celery5.cli.top.layout import Line
 from celery5.cli.top.readings import ActiveJob, Reading
 from celery5.cli.top.tables import Style, View, make_sparkline
@@ -213,8 +213,8 @@ def _describe_job(job: ActiveJob) -> list[Line]:
         _field("arguments", job.arguments),
         _field("progress", job.progress or "none reported"),
         (),
-        _plain(f"celery5 task show {job.id}   the whole story", "dim"),
-        _plain(f"celery5 task revoke {job.id}   stops it", "dim"),
+        _plain(f"{as_called(f'celery5 task show {job.id}')}   the whole story", "dim"),
+        _plain(f"{as_called(f'celery5 task revoke {job.id}')}   stops it", "dim"),
     ]
 
 

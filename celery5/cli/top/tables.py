@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
-from celery5.cli.terminal.output import to_one_line
+from celery5.cli.terminal.output import as_called, to_one_line
 from celery5.cli.top.readings import ActiveJob
 from celery5.protocol.durations import format_age, format_duration
 from celery5.protocol.job.failure_groups import DeadJobGroup
@@ -225,7 +225,7 @@ def make_worker_table(overview: Overview) -> TopTable:
     return TopTable(
         columns,
         (*map(_make_lost_row, overview.lost), *map(_make_worker_row, workers)),
-        empty="no worker is running; celery5 worker start starts one",
+        empty=as_called("no worker is running; celery5 worker start starts one"),
         note=_note_left_out(overview.left_out.workers, "worker"),
     )
 

@@ -21,8 +21,10 @@ class DjangoCommand(BaseCommand):
 
     def run_from_argv(self, argv: list[str]) -> None:
         """Run the command and exit with its code: `manage.py` leaves `argv` from the third word on to celery5."""
-        words = add_application(drop_django_options(argv[2:]))
-        run_command(words, f"{os.path.basename(argv[0])} {argv[1]}")
+        words = drop_django_options(argv[2:])
+        run_command(
+            add_application(words), f"{os.path.basename(argv[0])} {argv[1]}", name_program(argv), words
+        )
 
     def print_help(self, prog_name: str, subcommand: str) -> None:
         """Print the help of celery5's command line, for `manage.py help celery5`."""
@@ -63,9 +65,28 @@ def add_application(words: list[str]) -> list[str]:
     return ["-A", name_target(get_app()), *words]
 
 
-def run_command(words: list[str], program: str = "celery5") -> Never:
-    """Run a command of celery5 and exit with its code. The command line stands above this package: it is a program."""
-    import_module("celery5.cli.main").main(words, program)
+def name_program(argv: list[str]) -> str:
+    """Return what the user has written before the words of celery5: `python manage.py celery5`."""
+    program = os.path.relpath(argv[0]) if os.sep in argv[0] and argv[0].endswith(".py") else argv[0]
+    is_script = program.endswith(".py")
+    return f"{'python ' if is_script else ''}{program if is_script else os.path.basename(program)} {argv[1]}"
+
+
+def run_command(
+    words: list[str], program: str = "celery5", shown_program: str = "", typed: list[str] | None = None
+) -> Never:
+    """Run a command of celery5 and exit with its code. The command line stands above this package: it is a program.
+
+    Args:
+        words: The words of the command.
+        program: What help calls the program.
+        shown_program: What shown commands begin with; default: `program`.
+        typed: The words without the application that was added to them; default: `words`.
+    """
+    has_application = typed is not None and typed != words
+    import_module("celery5.cli.main").main(
+        words, program, shown_program=shown_program, has_application=has_application
+    )
     raise AssertionError("the command line exits")
 
 
