@@ -303,10 +303,10 @@ async def find_schedule(app: TaskApplication, redis: AsyncDriver, name: str) -> 
         if unreachable:
             raise not_found_error(f"schedule {name!r}", unreachable)
         names = [state.name for state in await list_states(app, redis)]
-    raise _NoSchedule(f"no schedule {name!r}; there are: {', '.join(names[:20]) or 'none'}")
+    raise NoSuchSchedule(f"no schedule {name!r}; there are: {', '.join(names[:20]) or 'none'}")
 
 
-class _NoSchedule(Misconfigured):
+class NoSuchSchedule(Misconfigured):
     """There is no schedule of this name in Redis."""
 
 
@@ -534,7 +534,7 @@ class Schedules:
         """Say of a schedule that is declared, and not in Redis, who puts it there."""
         try:
             yield
-        except _NoSchedule:
+        except NoSuchSchedule:
             if name not in self._make_declared_states():
                 raise
             raise Misconfigured(
@@ -546,7 +546,7 @@ class Schedules:
         redis = await self._app.connections.get_async_driver()
         try:
             return await get_schedule_state(self._app, redis, name)
-        except _NoSchedule:
+        except NoSuchSchedule:
             if (declared := self._make_declared_states().get(name)) is None:
                 raise
             return declared

@@ -89,7 +89,7 @@ def test_an_error_is_the_outcome(app: App) -> None:
     with pytest.raises(Misconfigured):
         app.schedule.pause("nightly")
     (entry,) = app.audit.list()
-    assert entry.outcome == "failed: Misconfigured: no schedule 'nightly'; there are: none"
+    assert entry.outcome == "failed: NoSuchSchedule: no schedule 'nightly'; there are: none"
 
 
 def test_an_entry_that_cannot_be_written_is_one_warning_and_the_action_stands(
