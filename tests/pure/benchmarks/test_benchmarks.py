@@ -115,6 +115,17 @@ def test_an_empty_cell_of_the_table_says_why(benchmarks: dict[str, Any]) -> None
     assert "(1) tarsk, asyncio: failed: 80 of 1,000 jobs not done" in text
 
 
+def test_the_readme_compares_with_peers_and_links_to_the_goals(benchmarks: dict[str, Any]) -> None:
+    record = benchmarks["record"].Record()
+    record.runs["1"] = dict.fromkeys(("CPU", "Python", "server", "date", "rounds"), "x")
+    record.keep("1", "mayu, def", "drain1", {"drain1": 9.0})
+    text = benchmarks["report"].excerpt(record)
+    assert "| drain, 1 process, jobs/s | **9.00** | - |" in text
+    assert "0 of 23 are met: [benchmarks/results.md](benchmarks/results.md)" in text
+    assert "missed" not in text
+    assert "not measured" not in text
+
+
 def test_contestants_are_chosen_by_group_module_or_name_with_a_comma(benchmarks: dict[str, Any]) -> None:
     run = benchmarks["run"]
     assert [contestant.name for contestant in run.chosen("celery5, def, mayu")] == [
