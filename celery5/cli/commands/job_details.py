@@ -16,6 +16,7 @@ from celery5.cli.terminal.output import (
 from celery5.logs.destination import has_journal
 from celery5.protocol.durations import format_age, format_duration
 from celery5.protocol.job.story import describe_deaths, explain_awaited_code
+from celery5.protocol.job.verdict import FOREIGN_REASONS
 from celery5.protocol.workflows.member_ids import parse_member_id
 
 if TYPE_CHECKING:
@@ -142,8 +143,8 @@ def format_attempts(attempts: "Sequence[JobRecord]") -> Iterator[str]:
             "attempt": job.attempt,
             "ended": format_time(job.ended),
             "state": job.state,
-            "waited": format_seconds(job.waited),
-            "ran": format_seconds(job.ran),
+            "waited": format_seconds(job.waited) or "-",
+            "ran": "never" if job.reason in FOREIGN_REASONS else format_seconds(job.ran) or "-",
             "worker": job.worker,
             "limit": job.limit,
             "error": format_cell(job.error or job.reason),

@@ -18,6 +18,7 @@ from celery5.protocol.job.history import JobRecord
 from celery5.protocol.job.messages import Failure
 from celery5.protocol.job.states import JobState
 from celery5.protocol.job.story import JobDetails, describe_deaths, explain_awaited_code
+from celery5.protocol.job.verdict import FOREIGN_REASONS
 from celery5.protocol.masking import MASK
 from celery5.protocol.workflows.member_ids import parse_member_id
 
@@ -118,6 +119,9 @@ def _tell_attempt(attempt: JobRecord, traceback: str) -> Iterator[StoryLine]:
         limit = f", within the limit of {attempt.limit}" if attempt.limit else ""
         yield StoryLine(attempt.ended - attempt.ran, f"{name} began on {attempt.worker}{waited}{limit}")
     ran = "" if attempt.ran is None else f" after {format_duration(attempt.ran)}"
+    if attempt.reason in FOREIGN_REASONS:
+        ran = " without having run"
+        ran += "" if attempt.waited is None else f", after {format_duration(attempt.waited)} for other code"
     why = f": {attempt.error or attempt.reason}" if attempt.error or attempt.reason else ""
     verb, tone = _ENDS.get(attempt.state, (f"ended as {attempt.state}", ""))
     yield StoryLine(attempt.ended, f"{name} {verb}{ran}{why}", tone, traceback)

@@ -11,6 +11,7 @@ from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.job.messages import Command, Failure, try_decode_value
 from celery5.protocol.job.states import JobState
 from celery5.protocol.job.verdict import (
+    FOREIGN_REASONS,
     Complete,
     Expire,
     FailForGood,
@@ -234,13 +235,19 @@ def make_attempt_record(
         verdict: What became of it.
         shape: What is known of its task.
         worker: The name of the worker.
-        waited: Seconds that it waited; None when it has not run.
+        waited: Seconds that it waited; None when it has not run. A foreign job has waited for other code.
         kept: Why it is kept.
     """
     command = delivery.command
     failure: Failure | None = getattr(verdict, "failure", None)
     reason = getattr(verdict, "reason", "")
-    has_run = delivery.started > 0
+    is_foreign = (
+        reason in FOREIGN_REASONS
+    )  # its function was never called, though an executor may have had it
+    has_run = delivery.started > 0 and not is_foreign
+    if is_foreign:
+        since = command.refused.since if command is not None and command.refused is not None else 0.0
+        waited = max(delivery.finished - since, 0.0) if since else None
     fields: dict[str, Any] = _read_command(command, shape, delivery.sent) if command else {"id": ""}
     return JobRecord(
         queue=delivery.queue,
@@ -248,7 +255,7 @@ def make_attempt_record(
         worker=_cut(worker, MAX_NAME),
         deliveries=delivery.deliveries,
         ended=round(delivery.finished, 3),
-        waited=round(waited, 6) if has_run and waited is not None else None,
+        waited=round(waited, 6) if (has_run or is_foreign) and waited is not None else None,
         ran=round(max(delivery.finished - delivery.started, 0.0), 6) if has_run else None,
         reason=_tidy(str(reason), MAX_MESSAGE),
         limit=delivery.rule.task if delivery.rule is not None else "",

@@ -20,7 +20,7 @@ from celery5.protocol.job.messages import (
 )
 from celery5.protocol.job.progress import Progress
 from celery5.protocol.job.states import FINISHED, LANES, JobState, Place, get_entry, get_state
-from celery5.protocol.job.verdict import Reason
+from celery5.protocol.job.verdict import FOREIGN_REASONS, Reason
 from celery5.protocol.limits import unescape_word
 
 
@@ -293,6 +293,9 @@ def _with_message(story: JobDetails, command: Command, sent: float) -> JobDetail
 
 
 def _with_end(story: JobDetails, end: Document) -> JobDetails:
+    never_ran = (
+        end.state == JobState.EXPIRED or end.reason in FOREIGN_REASONS
+    )  # a worker looked at it, and no more
     return msgspec.structs.replace(
         story,
         task=end.task or story.task,
@@ -300,7 +303,7 @@ def _with_end(story: JobDetails, end: Document) -> JobDetails:
         replays=end.replays,
         worker=end.worker,
         sent=end.sent or story.sent,
-        started=end.started if end.state != JobState.EXPIRED else 0.0,  # a worker looked at it, and no more
+        started=0.0 if never_ran else end.started,
         finished=end.finished,
         value=try_decode_value(end.value),
         reason=end.reason,

@@ -11,6 +11,8 @@ import trio
 from celery5 import App, current_job
 from celery5.broker.calls.job_history import add_history
 from celery5.broker.servers.embedded import EmbeddedServer
+from celery5.cli.commands.job_details import format_attempts
+from celery5.dashboard.pages.jobs import tell_story
 from celery5.errors import BrokerUnavailable
 from celery5.protocol.job.history import JobRecord, pack_record
 from celery5.protocol.observability import ended_jobs
@@ -154,6 +156,32 @@ async def test_a_job_that_no_worker_can_run_and_one_that_expires_are_in_the_hist
     assert (job.id, job.reason, job.error_type, job.ran) == (lost.id, "unknown-task", "UnknownTask", None)
     assert job.arguments == {"0": 1}
     assert [job.id for job in await find(app, state="EXPIRED")] == [expired.id]
+    stranger.close()
+
+
+async def test_a_foreign_job_is_shown_as_never_run_with_its_wait_for_other_code(app: App) -> None:
+    app.configure(**{**FAST, "unknown_task_grace": 0.2})
+    declare(app)
+    stranger = App(app.name, broker=app.settings.broker)
+    unknown = await stranger.task(name="shop.unknown", queue="till")(lambda _number: None).adelay(1)
+    wrong = await stranger.task(name="shop.fail", queue="till")(lambda _a, _b: None).adelay(1, 2)
+    async with working(app):
+        await until_found(app, 2, state="DEAD")
+    for job in (unknown, wrong):
+        story = await app.jobs.astory(job.id)
+        assert story is not None
+        assert story.started == 0.0
+        (attempt,) = story.attempts
+        assert attempt.ran is None
+        assert attempt.waited is not None
+        assert 0.2 <= attempt.waited < 10
+        (row,) = [line.split() for line in format_attempts(story.attempts)][1:]
+        assert "never" in row
+        (line,) = [line.text for line in tell_story(story, time.time()) if "without having run" in line.text]
+        assert "for other code: " in line
+    blank = JobRecord(id="a", queue="q", state="RETRY", attempt=1, error_type="E")
+    (row,) = [line.split() for line in format_attempts([blank])][1:]
+    assert row == ["1", "RETRY", "-", "-", "E"]
     stranger.close()
 
 
