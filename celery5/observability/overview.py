@@ -323,7 +323,15 @@ class OverviewReader:
             since=now - since,
             lost=lost,
             tasks=add_deaths(
-                make_task_overviews(histories, errors, now, earlier), sum_deaths(state.queues), now
+                make_task_overviews(
+                    histories,
+                    errors,
+                    now,
+                    earlier,
+                    {queue.queue: queue.dead for queue in state.queues.values()},
+                ),
+                sum_deaths(state.queues),
+                now,
             ),
             schedules=schedules,
             memory=memory,

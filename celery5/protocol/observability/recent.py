@@ -6,7 +6,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from celery5.protocol.observability.job_tally import UNKNOWN_TASK
 from celery5.protocol.observability.overview import (
+    FailureOnset,
     LastError,
     TaskMinute,
     TaskOverview,
@@ -104,8 +106,25 @@ class _Task:
         """Return its minutes, the oldest first."""
         return [make_task_minute(at, by_state) for at, by_state in sorted(self.minutes.items())]
 
+    def is_dealt_with(self, onset: FailureOnset, dead: Mapping[str, int]) -> bool:
+        """Return whether nothing is left to be done: each failure made a dead letter, and its queues have none now.
+
+        They were replayed or purged. A retry leaves none, so a task that was retried fails until it has healed.
+        """
+        since = [by_state for at, by_state in self.minutes.items() if at >= onset.at]
+        failed = count_attempts(_add_up(since)).failed
+        made_dead = sum(by_state.get("DEAD", 0) for by_state in since)
+        is_known = min(self.minutes, default=onset.at + 1) <= onset.at
+        return is_known and failed == made_dead and all(dead.get(queue) == 0 for queue in self.queues)
+
     def make_overview(
-        self, name: str, error: LastError | None, first: int, now: float, earlier: Sequence[TaskMinute]
+        self,
+        name: str,
+        error: LastError | None,
+        first: int,
+        now: float,
+        earlier: Sequence[TaskMinute],
+        dead: Mapping[str, int],
     ) -> TaskOverview:
         """Return what the overview says of it. Rates are measured from the minute `first` on, at the earliest."""
         attempts = count_attempts(_add_up(self.minutes.values()))
@@ -115,6 +134,7 @@ class _Task:
         )
         minutes = self.list_minutes()
         onset = find_onset([*earlier, *minutes])
+        fails = onset is not None and fails_now(onset, now) and not self.is_dealt_with(onset, dead)
         return TaskOverview(
             name=name,
             queues=tuple(sorted(self.queues)),
@@ -125,7 +145,7 @@ class _Task:
             failed_per_minute=lately.failed / (end - begin) * MINUTE,
             run=_get_percentiles(self.durations["run"]),
             wait=_get_percentiles(self.durations["wait"]),
-            failing_since=onset.at if onset is not None and fails_now(onset, now) else None,
+            failing_since=onset.at if onset is not None and fails else None,
             last_error=error,
         )
 
@@ -162,6 +182,7 @@ def make_task_overviews(
     errors: Mapping[str, LastError],
     now: float,
     earlier: Mapping[str, Sequence[TaskMinute]] | None = None,
+    dead: Mapping[str, int] | None = None,
 ) -> list[TaskOverview]:
     """Return what the overview says of tasks: first those that fail, then the busiest.
 
@@ -170,15 +191,26 @@ def make_task_overviews(
         errors: The last error of each task.
         now: The time.
         earlier: What came before, of the tasks that fail since their first minute.
+        dead: How many dead letters each queue has, as far as that is known.
     """
     tasks = _read_tasks(histories)
     first = find_first_minute(histories, now)
     overviews = [
-        task.make_overview(name, errors.get(name), first, now, (earlier or {}).get(name, ()))
+        task.make_overview(
+            name, _find_error(errors, name), first, now, (earlier or {}).get(name, ()), dead or {}
+        )
         for name, task in tasks.items()
         if task.minutes
     ]
     return sorted(overviews, key=lambda task: (task.failing_since is None, -task.ended, task.name))
+
+
+def _find_error(errors: Mapping[str, LastError], task: str) -> LastError | None:
+    """Return the last error of a task. That of unknown tasks is the newest that names one."""
+    if task != UNKNOWN_TASK:
+        return errors.get(task)
+    unknown = (error for error in errors.values() if error.type == "UnknownTask")
+    return max(unknown, key=lambda error: error.at, default=None)
 
 
 def find_first_minute(histories: Mapping[str, RecentHistory], now: float) -> int:

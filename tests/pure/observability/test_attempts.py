@@ -1,9 +1,13 @@
 """How many attempts of a task ended and failed is the same in the overview, the history, charts and alerts."""
 
+import pytest
+
 from celery5.cli.top.details import count_of
 from celery5.dashboard.pages.tasks import sum_task
 from celery5.observability.metrics import HistoryPoint, TaskNumbers
 from celery5.protocol.observability.alert_rules import TaskCount, count_tasks
+from celery5.protocol.observability.job_tally import UNKNOWN_TASK
+from celery5.protocol.observability.overview import LastError
 from celery5.protocol.observability.recent import RecentHistory, RecentPoint, make_task_overviews
 from celery5.protocol.observability.report import Measurements, make_series
 from celery5.protocol.observability.rollup import MetricsGroup, count_attempts
@@ -36,6 +40,39 @@ def test_overview_history_charts_and_alerts_count_attempts_alike() -> None:
     }
     assert found == dict.fromkeys(found, (21, 5))
     assert count_for_alerts() == TaskCount(failed=5, ended=10)
+
+
+@pytest.mark.parametrize(
+    ("by_state", "dead", "fails"),
+    [
+        ({"DEAD": 3}, {"mail": 1}, True),
+        ({"DEAD": 3}, {"mail": 0}, False),  # all were replayed or purged
+        ({"DEAD": 3, "SUCCESS": 3}, {"mail": 0}, False),
+        ({"DEAD": 3}, {}, True),  # its broker is unreachable, so nobody knows
+        ({"DEAD": 3}, {"mail": 0, "post": 1}, False),
+        ({"DEAD": 3, "RETRY": 1}, {"mail": 0}, True),  # retries leave no dead letter
+        ({"RETRY": 4}, {"mail": 0}, True),
+        ({"SUCCESS": 4}, {"mail": 1}, False),
+    ],
+)
+def test_a_task_fails_only_while_something_is_left_to_be_done(
+    by_state: dict[str, int], dead: dict[str, int], fails: bool
+) -> None:
+    counts = {(UNKNOWN_TASK, state): count for state, count in by_state.items()}
+    history = RecentHistory([RecentPoint(MINUTE, counts, None)], {})
+    errors = {
+        "pay": make_error("OSError", 3.0),
+        "shop.old": make_error("UnknownTask", 1.0),
+        "shop.new": make_error("UnknownTask", 2.0),
+    }
+    (shown,) = make_task_overviews({"mail": history}, errors, MINUTE + 60.0, dead=dead)
+    assert (shown.failing_since is not None, shown.needs_attention) == (fails, fails)
+    assert shown.last_error == errors["shop.new"], "it names the last task that nobody knows"
+
+
+def make_error(kind: str, at: float) -> LastError:
+    """The last error of a task."""
+    return LastError(type=kind, message="of a test", at=at, queue="mail", job="1")
 
 
 def count_for_alerts() -> TaskCount:
