@@ -664,8 +664,8 @@ def find_source(
 
 
 def _suggest_setting(name: str) -> str:
-    """Return the setting with a similar name, or else all settings, as the end of a message."""
-    return "; " + did_you_mean(name, _TYPES, otherwise=f"known: {', '.join(sorted(_TYPES))}")
+    """Return the setting with a similar name, or else where all settings are, as the end of a message."""
+    return "; " + did_you_mean(name, _TYPES, otherwise="all settings: celery5 docs settings")
 
 
 def read_settings(

@@ -744,11 +744,10 @@ def _options(options: dict[str, Any], base: Options) -> Options:
 
 
 def describe_unknown_option(name: str, known: Sequence[str]) -> str:
-    """Return the message for an unknown option."""
-    suggestion = f"; {did_you_mean(name, known)}".rstrip()
-    return (
-        f"task option {name!r} is not known{find_hint('option', name)}{suggestion} known: {', '.join(known)}"
-    )
+    """Return the message for an unknown option, with the most similar one, and where all are."""
+    suggestion = f"{did_you_mean(name, known)} ".lstrip()
+    hint = find_hint("option", name)
+    return f"task option {name!r} is not known{hint}; {suggestion}all options: celery5 docs tasks"
 
 
 def _find_kind(

@@ -95,7 +95,7 @@ async def asynchronous_generator() -> AsyncIterator[int]:
         (
             {"quue": "a"},
             add,
-            "task option 'quue' is not known; did you mean 'queue'[?] known: name, loop, bind",
+            "task option 'quue' is not known; did you mean 'queue'[?] all options: celery5 docs tasks",
         ),
         ({"queue": "a b"}, add, "queue 'a b'"),
         ({"max_retries": -1}, add, "max_retries is -1"),
