@@ -149,6 +149,7 @@ class App:
     alert: DeclareAlert
     module: str
     _is_recorded = False
+    _broker_check: Callable[[], None] | None = None
 
     def __init__(
         self,
@@ -273,7 +274,7 @@ class App:
     @lazy_property
     def connections(self) -> Connections:
         """The connections to the broker, or to all brokers, which are opened when they are used."""
-        return self.brokers.connect(self.settings.broker)
+        return self._connect(self.settings.broker)
 
     @lazy_property
     def middleware(self) -> MiddlewareStack:
@@ -569,8 +570,26 @@ class App:
             )
         if "connections" in self.__dict__:
             self.connections.close()
-        self.__dict__["connections"] = self.brokers.connect(url)
+        self.__dict__["connections"] = self._connect(url)
         self._sender.reset()
+
+    def guard_broker(self, check: Callable[[], None]) -> None:
+        """Call `check` before each use of the broker of the settings: it raises where that must not be used.
+
+        A broker that `use_broker` chooses instead, as the testing kit does, is not checked.
+        """
+        self._broker_check = check
+        if "connections" in self.__dict__:
+            self.connections.close()
+            del self.__dict__["connections"]
+
+    def _connect(self, url: str) -> Connections:
+        connections, check = self.brokers.connect(url), self._broker_check
+        return (
+            connections
+            if check is None or url != self.settings.broker
+            else GuardedConnections(connections, check)
+        )
 
     def _check_outside_of_jobs(
         self,
@@ -831,6 +850,9 @@ class App:
 
     def _check_sendable(self, jobs: Sequence[Job]) -> None:
         """Raise Misconfigured when this application must not send."""
+        check = self._broker_check
+        if check is not None and not self._is_recorded and isinstance(self.connections, GuardedConnections):
+            check()
 
     @contextmanager
     def redirect(self, receiver: JobReceiver, check: Callable[[], None]) -> Generator[None, None, None]:

@@ -44,6 +44,12 @@ def is_django_configured() -> bool:
     return bool(os.environ.get(SETTINGS_VARIABLE)) and find_spec("django") is not None
 
 
+def is_django_tested() -> bool:
+    """Return whether this process runs the tests of a Django project, by Django's test runner or by pytest-django."""
+    state = getattr(sys.modules.get("django.test.utils"), "_TestState", None)  # as Django itself asks
+    return hasattr(state, "saved_data")
+
+
 def set_up_django(prepare: Callable[[], None] = lambda: None) -> None:
     """Call `django.setup()`, where the environment names Django's settings and nobody has called it yet.
 

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any
 
 from celery5.errors import Misconfigured
-from celery5.middleware.django_connections import is_django_configured
+from celery5.middleware.django_connections import is_django_configured, is_django_tested
 from celery5.protocol.boxes.frames import BoxDjango
 
 FIELDS = ("ENGINE", "NAME", "USER", "PASSWORD", "HOST", "PORT")
@@ -22,7 +22,6 @@ def read_django() -> BoxDjango | None:
     database: Any = sys.modules.get("django.db")
     if database is None or not is_django_configured():
         return None
-    state = getattr(sys.modules.get("django.test.utils"), "_TestState", None)  # as Django itself asks
     try:
         configured: Mapping[str, Any] = database.connections.settings
     except Exception:  # the settings cannot be read: whoever uses a database is told
@@ -30,7 +29,7 @@ def read_django() -> BoxDjango | None:
     return BoxDjango(
         databases={alias: _read_fields(options) for alias, options in configured.items()},
         email_backend=str(import_module("django.conf").settings.EMAIL_BACKEND),
-        is_test=hasattr(state, "saved_data"),
+        is_test=is_django_tested(),
     )
 
 

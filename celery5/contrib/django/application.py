@@ -16,6 +16,7 @@ from celery5.contrib.django.project_settings import (
     read_project_settings,
 )
 from celery5.errors import Misconfigured
+from celery5.middleware.django_connections import is_django_tested
 from celery5.protocol.masking import describe_error
 
 MODULE = "celery5"
@@ -56,7 +57,18 @@ def connect_application() -> App:
             )
         app.use_config(configuration)
     app.extend_include(find_task_modules(read_project_settings().get("ignored_apps", ())))
+    app.guard_broker(refuse_in_tests)
     return app
+
+
+def refuse_in_tests() -> None:
+    """Raise Misconfigured in a test of the project, which must not send to the broker of its settings."""
+    if is_django_tested() and not read_project_settings().get("broker_in_tests"):
+        raise Misconfigured(
+            "a test must not use the broker of Django's settings: send inside of `with in_memory(get_app()) as jobs:`, "
+            "or of recorded or running_worker (from celery5.testing; celery5 docs django); or let tests use it: "
+            f'"broker_in_tests": True in {SETTING}'
+        )
 
 
 def find_task_modules(ignored_apps: Iterable[str]) -> list[str]:

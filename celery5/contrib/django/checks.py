@@ -1,4 +1,4 @@
-"""Warn, as a system check of Django, of imports of Celery that are left in the task modules of the project."""
+"""Warn, as a system check of Django, of what is left of Celery in the project: imports, and eager mode."""
 
 import ast
 import re
@@ -6,30 +6,67 @@ import sys
 import warnings
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from django.apps import apps
+from django.conf import settings
 from django.core import checks
 
 from celery5.contrib.django.application import find_task_specs
-from celery5.contrib.django.project_settings import read_project_settings
+from celery5.contrib.django.project_settings import get_project_package, read_project_settings
 
 _BRIDGE = "celery5.contrib.celery"
 _MARK = re.compile(rb"\bcelery\b")
 _INSTALLED = {"site-packages", "dist-packages"}
 """Folders of packages that are not the project's own."""
+_USUAL = ("signals", "apps", "celery")
+"""Modules of an app that use Celery besides its tasks, also where nothing has imported them yet."""
+_EAGER = ("CELERY_TASK_ALWAYS_EAGER", "CELERY_ALWAYS_EAGER")
 
 
 def check_imports_of_celery(**_options: Any) -> list[checks.CheckMessage]:
-    """Return a warning for each task module that imports from Celery, whose tasks do not run on celery5.
+    """Return a warning for each module that imports from Celery, and for eager mode: neither does anything on celery5.
 
-    The files are read, not imported. A project that has loaded the bridge keeps Celery on purpose, and gets no warning.
+    These are the task modules of the project, and the modules of its apps that are loaded or usually there. The files
+    are read, not imported. A project that has loaded the bridge keeps Celery on purpose, and gets no warning.
     """
     if any(name == _BRIDGE or name.startswith(f"{_BRIDGE}.") for name in sys.modules):
         return []
-    specs = find_task_specs(read_project_settings().get("ignored_apps", ()))
-    found = {file: _find_imports(file) for spec in specs.values() for file in _find_files(spec)}
-    return [_warn(file, lines) for file, lines in found.items() if lines]
+    ignored = read_project_settings().get("ignored_apps", ())
+    specs = [*find_task_specs(ignored).values(), *_find_others(ignored)]
+    found = {file: _find_imports(file) for spec in specs for file in _find_files(spec)}
+    eager = [_warn_of_eager_mode(name) for name in _EAGER if hasattr(settings, name)]
+    return [*(_warn(file, lines) for file, lines in found.items() if lines), *eager]
+
+
+def _find_others(ignored_apps: Any) -> Iterator[ModuleSpec]:
+    """Yield the specs of the modules of the project's apps, and of its own package, that may use Celery."""
+    ignored = [ignored_apps] if isinstance(ignored_apps, str) else list(ignored_apps)
+    installed = [config.name for config in apps.get_app_configs() if not _is_installed(config.path)]
+    packages = {*installed, get_project_package()} - {*ignored, ""}
+    for name, module in sorted(sys.modules.items()):
+        spec = getattr(module, "__spec__", None)
+        if spec is not None and any(name.startswith(f"{package}.") for package in packages):
+            yield ModuleSpec(name, None, origin=spec.origin)  # without the other files of a package
+    for package in sorted(packages):
+        for name in _USUAL:
+            spec = find_spec(f"{package}.{name}") if hasattr(sys.modules.get(package), "__path__") else None
+            if spec is not None:
+                yield spec
+
+
+def _is_installed(path: str) -> bool:
+    return bool(_INSTALLED & {*Path(path).parts})
+
+
+def _warn_of_eager_mode(name: str) -> checks.CheckMessage:
+    return checks.Warning(
+        f"{name} in Django's settings has no effect: jobs are sent, also in tests",
+        hint="Leave it out. In tests: with in_memory(get_app()) as jobs: ... jobs.run() (celery5 docs django, Tests).",
+        id="celery5.W002",
+    )
 
 
 def _warn(file: Path, lines: list[int]) -> checks.CheckMessage:
@@ -46,8 +83,8 @@ def _find_files(spec: ModuleSpec) -> Iterator[Path]:
     """Yield the files of a module, or of a package; none where it is installed and not the project's own."""
     if spec.submodule_search_locations:
         for folder in spec.submodule_search_locations:
-            yield from (path for path in sorted(Path(folder).rglob("*.py")) if not _INSTALLED & {*path.parts})
-    elif spec.origin and spec.origin.endswith(".py") and not _INSTALLED & {*Path(spec.origin).parts}:
+            yield from (path for path in sorted(Path(folder).rglob("*.py")) if not _is_installed(str(path)))
+    elif spec.origin and spec.origin.endswith(".py") and not _is_installed(spec.origin):
         yield Path(spec.origin)
 
 

@@ -12,7 +12,7 @@ from celery5.middleware.django_connections import SETTINGS_VARIABLE
 
 SETTING = "CELERY5"
 """The name of the setting in Django's settings."""
-OWN_KEYS = ("app", "dashboard_url", "ignored_apps", "name")
+OWN_KEYS = ("app", "broker_in_tests", "dashboard_url", "ignored_apps", "name")
 """The keys in it that say something of the project, and are no settings of an application."""
 UNNAMED = "django"
 """The name of an application of a project whose settings are in no package."""

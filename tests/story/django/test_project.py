@@ -315,6 +315,24 @@ def test_check_warns_of_task_modules_that_import_from_celery(project: Project) -
     assert "no issues" in project.manage("check").out
 
 
+def test_check_names_what_is_left_of_celery_outside_of_task_modules(project: Project) -> None:
+    project.configure('"orders", "plain"', '"name": "shop"}; CELERY_TASK_ALWAYS_EAGER = True  #')
+    project.write("plain/signals.py", "from celery.signals import task_failure\n")
+    project.write("plain/loaded.py", "try:\n    import celery\nexcept ImportError: ...\n")
+    project.write("plain/other.py", "import celery\n")
+    project.write("plain/models.py", "import plain.loaded\n")
+    project.write("shop/celery.py", "from celery import Celery\n")
+    checked = project.manage("check").err
+    for place in (
+        "plain/signals.py imports from Celery (line 1)",
+        "plain/loaded.py imports from Celery (line 2)",
+    ):
+        assert f"(celery5.W001) {place}" in checked
+    assert "(celery5.W001) shop/celery.py imports from Celery (line 1)" in checked
+    assert "(celery5.W002) CELERY_TASK_ALWAYS_EAGER in Django's settings has no effect" in checked
+    assert (checked.count("W001"), checked.count("W002")) == (3, 1)
+
+
 def test_check_says_nothing_where_celery_is_kept_on_purpose(project: Project) -> None:
     project.write("plain/tasks.py", FROM_CELERY)
     project.configure('"orders", "plain"', '"ignored_apps": ["plain"]')
