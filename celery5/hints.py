@@ -89,7 +89,7 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
         "si": "task.s(...), and a >> b, which passes no value to b",
         "Task": "a function and @app.task; what a base class did is middleware (App(middleware=[...]))",
         "update_state": "progress(done, total, note)",
-        "max_retries": "the number itself",
+        "max_retries": "task.policy.max_retries",
         "backend": "nothing: results are where the jobs are; app.result(id) has them",
     },
     "result": {

@@ -75,6 +75,25 @@ def find_command_lines(text: str, index: ProjectIndex) -> Iterator[CeleryUse]:
                 yield CeleryUse(number, "by hand", f"celery {' '.join(match['rest'].split())}"[:200], advice)
 
 
+_REQUIREMENT = re.compile(
+    r"""(?:^[\s"']*|["'](?=celery\s*[\[<>=!~]))(celery(?:\[[\w,\s-]*\])?)(?=\s*(?:[<>=!~;"',#@]|$))"""
+)
+"""Celery among the packages that a project needs, in `requirements.txt` or a list of `pyproject.toml`."""
+
+
+def find_requirements(text: str) -> Iterator[CeleryUse]:
+    """Yield a finding for each line that requires Celery, with what celery5 has for its extras."""
+    for number, line in enumerate(text.split("\n"), 1):
+        match = _REQUIREMENT.search(line) if len(line) <= MAX_LINE else None
+        if match:
+            yield CeleryUse(
+                number,
+                "by hand",
+                match[1],
+                "celery5, which needs no extra for Redis: celery5 docs install lists those that there are",
+            )
+
+
 def _split(text: str) -> list[str]:
     try:
         return shlex.split(text)
@@ -102,15 +121,17 @@ def _translate(words: list[str], index: ProjectIndex) -> str:
     if not command:
         return ""
     begin = f"celery5 -A {index.find_celery_module(app)}" if app else "celery5"
+    if index.is_django:
+        begin = "python manage.py celery5"
     if command == "worker":
         return _translate_worker(begin, rest)
     if command == "beat":
         return f"{begin} scheduler start, twice or more"
     hint = find_command_hint([command, *rest[:1]])
-    return (
-        hint.removeprefix("; ").partition(" there is ")[2].rpartition(" (see ")[0]
-        or "see celery5 docs from-celery"
-    )
+    advice = hint.removeprefix("; ").partition(" there is ")[2].rpartition(" (see ")[0]
+    if index.is_django:
+        advice = re.sub(r"\bcelery5 (?=[a-z])", "python manage.py celery5 ", advice)
+    return advice or "see celery5 docs from-celery"
 
 
 def _translate_worker(begin: str, words: list[str]) -> str:

@@ -358,7 +358,7 @@ def _change_self(context: FileContext, function: Function, name: str) -> None:
 _OPTION_OF_SELF = "the value itself: a job does not know the options of its task"
 _SELF = {
     "request": "SELF itself is the job: SELF.id, SELF.attempt, SELF.queue",
-    "max_retries": "the number itself: a job does not know its retry policy",
+    "max_retries": "TASK.policy.max_retries; the last attempt is where SELF.attempt > TASK.policy.max_retries",
     "update_state": "progress(done, total, note): from celery5 import progress",
     "replace": "return the workflow, from a task with dynamic=True",
     "add_to_chord": "return the workflow, from a task with dynamic=True",
@@ -454,7 +454,7 @@ def check_made_task(context: FileContext, function: Function) -> None:
 
 
 def check_class(context: FileContext, node: ast.ClassDef) -> None:
-    """Keep what a base class of tasks does, method by method."""
+    """Keep what becomes of a base class of tasks, in one finding: what it keeps, its methods, and its options."""
     if not any(
         context.celery_name(base) == "Task"
         or (isinstance(base, ast.Attribute) and base.attr == "Task" and context.kind_of(base.value) == "app")
@@ -462,21 +462,26 @@ def check_class(context: FileContext, node: ast.ClassDef) -> None:
     ):
         return
     own: list[str] = []
+    parts: dict[str, list[str]] = {}  # the members that an advice is for
     for member in node.body:
         names = [member.name] if isinstance(member, ast.FunctionDef | ast.AsyncFunctionDef) else []
         targets = [*getattr(member, "targets", ()), getattr(member, "target", None)]
         names += [target.id for target in targets if isinstance(target, ast.Name)]
         for name in names:
             if find_equivalent("task class", name):
-                context.report(member, "task class", name, f"{node.name}.{name}")
+                advice = find_equivalent("task class", name)
+                left_out = f"leave it out{advice.removeprefix('nothing')}"
+                parts.setdefault(left_out if advice.startswith("nothing") else advice, []).append(name)
             elif isinstance(member, ast.Assign | ast.AnnAssign) and (
                 name in _OPTIONS - {"name"} or find_equivalent("option", name)
             ):
-                context.by_hand(member, f"{node.name}.{name}", _OPTION_OF_CLASS)
+                parts.setdefault(_OPTION_OF_CLASS, []).append(name)
             else:
                 own.append(name)
     advice = find_equivalent("module", "Task")
-    context.by_hand(node, f"class {node.name}(Task)", f"{advice}; here: {', '.join(own)}" if own else advice)
+    kept = [f"here: {', '.join(own)}"] if own else []
+    members = [f"{', '.join(names)}: {what}" for what, names in parts.items()]
+    context.by_hand(node, f"class {node.name}(Task)", "; ".join([advice, *kept, *members]))
 
 
 def check_signal(context: FileContext, decorator: ast.expr, node: Function) -> None:

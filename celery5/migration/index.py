@@ -99,7 +99,7 @@ def make_index(files: Sequence[SourceFile]) -> ProjectIndex:
                     index.is_django |= name == "INSTALLED_APPS"
                 case ast.Constant(value=str(text)):
                     index.names[text] += text.isidentifier()
-                    index.is_django |= text.startswith("django.conf:settings")
+                    index.is_django |= text.startswith(("django.conf:settings", "celery5.contrib.django"))
                 case ast.FunctionDef() | ast.AsyncFunctionDef() if find_task_decorator(node) is not None:
                     index.tasks[node.name].append(_describe_task(node, file.module))
                     index.task_modules.add(file.module)

@@ -1,6 +1,7 @@
 """Read a project, and say file by file what becomes of it."""
 
 import ast
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import msgspec
 
 from celery5.migration.calls import change_call, check_result_attribute, check_task_attribute
 from celery5.migration.canvas import change_operator
-from celery5.migration.command_lines import find_command_lines
+from celery5.migration.command_lines import find_command_lines, find_requirements
 from celery5.migration.context import FileContext
 from celery5.migration.declarations import (
     change_decorator,
@@ -47,6 +48,7 @@ _MARKS = (
 """A file without any of these has nothing of Celery's."""
 
 
+_REQUIREMENTS = re.compile(r"requirements|pyproject\.toml$")
 _OF_THE_APP = {"steps", "user_options", "pool", "amqp", "backend", "loader", "log"}
 """Attributes of Celery's application that ours does not have."""
 
@@ -86,7 +88,8 @@ def migrate_project(source: Path) -> Migration:
 def migrate_file(file: SourceFile, index: ProjectIndex) -> FileReport:
     """Return what is to be changed in a file."""
     if file.tree is None:
-        return FileReport(file.name, tuple(find_command_lines(file.text, index)))
+        requirements = find_requirements(file.text) if _REQUIREMENTS.search(file.name) else ()
+        return FileReport(file.name, (*find_command_lines(file.text, index), *requirements))
     has_mark = any(mark in file.text for mark in _MARKS) and (index.tasks or "celery" in file.text.lower())
     if not has_mark and not (index.tasks and "INSTALLED_APPS" in file.text):
         return FileReport(file.name, ())

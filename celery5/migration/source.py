@@ -19,7 +19,8 @@ MAX_DEPTH = 32
 """How deep folders are searched."""
 _SKIPPED = {"__pycache__", "node_modules", "site-packages", "venv", "env", "build", "dist"}
 _COMMAND_FILE = re.compile(
-    r"(?i)(procfile.*|makefile|gnumakefile|justfile|.*dockerfile.*|.*\.(ya?ml|service|sh|conf|ini|toml|mk))"
+    r"(?i)(procfile.*|makefile|gnumakefile|justfile|.*dockerfile.*|.*\.(ya?ml|service|sh|conf|ini|toml|mk)"
+    r"|.*requirements.*\.(txt|in))"
 )
 
 
@@ -106,7 +107,9 @@ def _find_paths(folder: Path, unreadable: dict[str, str]) -> Iterator[Path]:
             folders.clear()
         for name in sorted(names):
             path = here / name
-            if (name.endswith(".py") or _COMMAND_FILE.fullmatch(name)) and not path.is_symlink():
+            is_required = here.name == "requirements" and name.endswith((".txt", ".in"))
+            is_read = name.endswith(".py") or _COMMAND_FILE.fullmatch(name) or is_required
+            if is_read and not path.is_symlink():
                 yield path
 
 

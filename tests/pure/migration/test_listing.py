@@ -259,7 +259,9 @@ def test_options_that_a_base_class_gives_its_tasks_are_named_as_options(tmp_path
     text = (
         "from celery import Task\nclass Own(Task):\n    autoretry_for = (OSError,)\n    retry_kwargs = {}\n"
     )
-    assert find_names(tmp_path, text)[1:] == ["Own.autoretry_for", "Own.retry_kwargs"]
+    assert find_names(tmp_path, text) == ["class Own(Task)"]
+    (found,) = (use for file in migrate_project(tmp_path).report.files for use in file.of_kind("by hand"))
+    assert "; autoretry_for, retry_kwargs: an option of each task: keep those" in found.advice
 
 
 @pytest.mark.parametrize(

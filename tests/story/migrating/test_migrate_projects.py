@@ -66,7 +66,6 @@ NAMED = {
         ("commerce/settings.py", "django_celery_beat"),
         ("commerce/settings.py", "CELERY_TASK_ALWAYS_EAGER"),
         ("commerce/order/tasks.py", "class TrackedTask(Task)"),
-        ("commerce/order/tasks.py", "TrackedTask.on_failure"),
         ("commerce/order/tasks.py", "base"),
         ("commerce/order/tasks.py", "self.request.delivery_info"),
         ("commerce/order/tasks.py", "self.max_retries"),
