@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from celery5.cli.terminal.output import echo, format_table, to_json
+from celery5.cli.terminal.output import echo, echo_hint, format_table, to_json
 from celery5.cli.terminal.target import Target
 
 
@@ -70,6 +70,6 @@ def revoke(target: Target, what: str) -> None:
     for fingerprint in keyring.revoke(what):
         echo(f"revoked: {fingerprint}")
     if remedy := keyring.get_remedy():
-        echo(
+        echo_hint(
             f"commands signed with {keyring.folder / 'mine.pem'} are refused here from now on, until: {remedy}"
         )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from celery5.cli.terminal.output import echo
+from celery5.cli.terminal.output import echo, echo_hint
 from celery5.errors import Misconfigured
 
 
@@ -42,7 +42,7 @@ def install(folder: Path | None, *, yes: bool) -> None:
     except OSError as error:
         raise Misconfigured(f"{target}: the units cannot be written there: {error.strerror}") from None
     user = "" if folder else "--user "
-    echo(f"Next: systemctl {user}daemon-reload; celery5 docs systemd has the rest", err=True)
+    echo_hint(f"Next: systemctl {user}daemon-reload; celery5 docs systemd has the rest", err=True)
 
 
 def _folder() -> Path:

@@ -47,7 +47,7 @@ def test_an_alert_that_fires_is_listed_and_fails_a_check(desk: Desk, redis_clien
     assert "12 jobs wait on queue mail, and no worker reads it" in row
     states = json.loads(desk("alert", "list", "--json"))
     assert [state["name"] for state in states if state["status"] == "firing"] == ["no-workers"]
-    assert "no-workers (queue mail): celery5 alert list" in desk("info")
+    assert "no-workers (queue mail): celery5 -A shop alert list" in desk("info")
     doctor = celery5("-A", "shop", "doctor", cwd=desk.folder).out
     assert next(line for line in doctor.splitlines() if " alerts " in line).startswith("warn")
 

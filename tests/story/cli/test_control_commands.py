@@ -81,7 +81,7 @@ def test_workers_are_asked_paused_and_ended(desk: Desk) -> None:
         assert list(answers(desk, "ping")) == ["w1"]
     gone = told(desk, "worker", "ping")
     assert (gone.code, gone.out) == (1, "")
-    assert "celery5 worker start" in gone.error
+    assert "celery5 -A shop worker start" in gone.error
 
 
 def test_a_queue_is_paused_and_resumed_while_no_worker_lives(desk: Desk) -> None:
@@ -169,7 +169,7 @@ def test_a_sender_whom_nobody_knows_is_told_what_to_do_and_then_trusted(desk: De
         refused = told(desk, "worker", "ping", **theirs)
         assert refused.code == 1
         assert refused.error.startswith("Error: w1 did not do it (unknown-issuer): ")
-        assert "celery5 keys trust" in refused.error
+        assert "celery5 -A shop keys trust" in refused.error
         assert until(lambda: one.logged("inbox:command-refused"))
         run_checks = told(desk, "doctor", **theirs)
         assert (run_checks.code, "fail  workers" in run_checks.out) == (1, True), run_checks.out
@@ -187,7 +187,7 @@ def test_a_sender_whom_nobody_knows_is_told_what_to_do_and_then_trusted(desk: De
         assert lifted.out.endswith("(it was revoked: that is lifted)\n")
         assert told(desk, "worker", "ping", **theirs).code == 0
         own = told(desk, "keys", "revoke", tmp_path / "ours" / "mine.pem", **ours)
-        assert own.out.endswith("are refused here from now on, until: celery5 keys new\n")
+        assert own.out.endswith("are refused here from now on, until: celery5 -A shop keys new\n")
 
 
 def test_keys_are_for_their_user_alone(desk: Desk, tmp_path: Path) -> None:

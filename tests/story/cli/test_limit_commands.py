@@ -41,7 +41,8 @@ def test_running_and_held_mean_the_same_wherever_queues_are_told_of(desk: Desk) 
     assert "gated" not in told[0]
     row, *_ = json.loads(told[2])
     assert (row["running"], row["held"], row["waiting"]) == (1, 2, 0)
-    why = r"since [-\d]+ [:\d]+Z \((just now|.* ago)\) by ann: the bank is down; to go on: celery5 task resume shop.add"
+    resume = "celery5 -A shop task resume shop.add"
+    why = rf"since [-\d]+ [:\d]+Z \((just now|.* ago)\) by ann: the bank is down; to go on: {resume}"
     assert re.search(rf"(?m)^suspended +its task is {why}$", shown)
     assert re.search(r"(?m)^waits at +the limit of shop.add; jobs ahead of it: 0", shown)
     for shown in (told[1], told[3]):

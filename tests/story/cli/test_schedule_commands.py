@@ -42,7 +42,7 @@ def test_schedules_that_nobody_fires_are_told_of(desk: Desk) -> None:
         ended = celery5("-A", "shop", "schedule", "list", cwd=desk.folder)
         assert (ended.code, ended.err) == (
             0,
-            f"no Scheduler of {desk.app.name} is running: nothing fires until celery5 scheduler start\n",
+            f"no Scheduler of {desk.app.name} is running: nothing fires until celery5 -A shop scheduler start\n",
         )
         return {line.split()[0]: line for line in ended.out.splitlines()}
 
@@ -60,13 +60,13 @@ def test_declared_schedules_are_shown_before_a_scheduler_takes_them_up(desk: Des
     ]
     assert (
         ended.err
-        == f"no Scheduler of {desk.app.name} is running: nothing fires until celery5 scheduler start\n"
+        == f"no Scheduler of {desk.app.name} is running: nothing fires until celery5 -A shop scheduler start\n"
     )
     assert json.loads(desk("schedule", "list", "--json"))[0]["state"] == "declared"
     assert "state        declared" in desk("schedule", "show", "nightly")
     for verb in ("trigger", "pause", "resume", "remove"):
         refused = celery5("-A", "shop", "schedule", verb, "nightly", cwd=desk.folder)
-        said = "schedule 'nightly' is declared, and no Scheduler has taken it up: celery5 scheduler start"
+        said = "schedule 'nightly' is declared, and no Scheduler has taken it up: celery5 -A shop scheduler start"
         assert (refused.code, refused.error) == (2, f"Error: {said}")
     with Serving("-A", "shop", "scheduler", "start", cwd=desk.folder):
         until(lambda: "active" in celery5("-A", "shop", "schedule", "list", cwd=desk.folder).out)
