@@ -573,15 +573,17 @@ class App:
         self.__dict__["connections"] = self._connect(url)
         self._sender.reset()
 
-    def guard_broker(self, check: Callable[[], None]) -> None:
+    def guard_broker(self, check: Callable[[], None] | None) -> Callable[[], None] | None:
         """Call `check` before each use of the broker of the settings: it raises where that must not be used.
 
-        A broker that `use_broker` chooses instead, as the testing kit does, is not checked.
+        A broker that `use_broker` chooses instead, as the testing kit does, is not checked. With None none is. Returns
+        the previous check.
         """
-        self._broker_check = check
+        previous, self._broker_check = self._broker_check, check
         if "connections" in self.__dict__:
             self.connections.close()
             del self.__dict__["connections"]
+        return previous
 
     def _connect(self, url: str) -> Connections:
         connections, check = self.brokers.connect(url), self._broker_check

@@ -2,6 +2,12 @@
 
 from pathlib import Path
 
+import pytest
+
+from celery5 import App, Misconfigured
+from celery5.broker.servers.embedded import EmbeddedServer
+from celery5.protocol.job.job import new_id
+from celery5.testing import running_worker
 from tests.story.django.projects import Project
 
 TASKS = """
@@ -55,3 +61,20 @@ def test_what_a_test_sends_outside_of_the_testing_kit_is_refused_in_one_line(tmp
     project.write("orders/tests.py", TESTS.replace("REFUSED", REFUSED.strip()))
     ended = project.manage("test", "orders")
     assert ended.code == 0, ended.err
+
+
+def test_worker_of_a_test_may_have_the_broker_of_the_settings_on_purpose(server: EmbeddedServer) -> None:
+    app = App(f"chosen-{new_id()}", broker=server.url)
+
+    @app.task
+    def add(a: int) -> int:
+        return a + 1
+
+    def refuse() -> None:
+        raise Misconfigured("not here")
+
+    app.guard_broker(refuse)
+    with running_worker(app, broker=server.url):
+        assert add.delay(1).get() == 2
+    with pytest.raises(Misconfigured, match="not here"):
+        add.delay(1)
