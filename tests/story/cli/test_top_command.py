@@ -234,7 +234,7 @@ def test_without_a_terminal_it_says_what_to_add(desk: Desk) -> None:
     ended = celery5("-A", "shop", "top", cwd=desk.folder)
     assert (ended.code, ended.error) == (
         2,
-        "Error: celery5 top needs a terminal: add --once for one screen, or --json",
+        "Error: celery5 -A shop top needs a terminal: add --once for one screen, or --json",
     )
 
 
@@ -248,7 +248,10 @@ def test_without_rich_it_says_what_to_install(desk: Desk) -> None:
         ended = celery5(*flags, cwd=desk.folder, command=(sys.executable, "-c", run))
         assert ended.code == code
         if code:
-            assert ended.error == "Error: celery5 top needs rich: pip install 'celery5[top]', or use --json"
+            assert (
+                ended.error
+                == "Error: celery5 -A shop top needs rich: pip install 'celery5[top]', or use --json"
+            )
 
 
 def test_a_wrong_time_is_refused_in_one_line(desk: Desk) -> None:
