@@ -17,10 +17,10 @@ from celery5.errors import BootStepFailed, BrokerDenied, BrokerReplied, BrokerUn
 from celery5.health.circuit_breaker import CircuitBreaker
 from celery5.logs.log import Log
 from celery5.protocol.commands.definitions import RETRY_BOOT_STEP
-from celery5.protocol.job.names import get_class_names
 from celery5.protocol.job.tracebacks import format_traceback
 from celery5.protocol.job.verdict import iterate_leaves
 from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
+from celery5.protocol.names import get_class_names
 from celery5.protocol.process.supervision import (
     STABLE_AFTER,
     FailurePhase,

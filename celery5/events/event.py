@@ -35,7 +35,7 @@ from celery5.logs.trace import get_current_trace
 from celery5.protocol.events.messages import VERSION, EventMessage, Subscription, encode, make_job_template
 from celery5.protocol.job.arguments import Parameters, encode_value
 from celery5.protocol.job.job import Job, SendOptions, new_id
-from celery5.protocol.job.names import get_module_name
+from celery5.protocol.names import get_module_name
 from celery5.similar_names import did_you_mean
 
 

@@ -62,9 +62,9 @@ from celery5.protocol.commands.definitions import (
 )
 from celery5.protocol.events.messages import Subscription
 from celery5.protocol.job.foreign import CodeVersion
-from celery5.protocol.job.names import resolve_module_name
 from celery5.protocol.job.retry_policy import UnpublishableChoice, UnpublishableFallback
 from celery5.protocol.limits import Rate
+from celery5.protocol.names import resolve_module_name
 from celery5.protocol.observability.ended_jobs import EndedJobs
 from celery5.protocol.observability.job_tally import JobTally
 from celery5.protocol.process.recycling import RecyclingLimits

@@ -16,8 +16,8 @@ from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 import msgspec
 
 from celery5.errors import BadBrokerURL, Misconfigured
-from celery5.protocol.job.names import is_queue_name
 from celery5.protocol.masking import mask_passwords
+from celery5.protocol.names import is_queue_name
 from celery5.protocol.shards import get_queue_of_shard
 from celery5.similar_names import did_you_mean
 

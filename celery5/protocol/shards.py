@@ -11,8 +11,8 @@ from zlib import crc32
 
 from celery5.errors import Misconfigured
 from celery5.protocol.bounded_decoding import read_whole
-from celery5.protocol.job.names import SHARD_MARK, is_queue_name
 from celery5.protocol.limits import DeclaredLimits, LimitOverride
+from celery5.protocol.names import SHARD_MARK, is_queue_name
 from celery5.protocol.text_values import parse_assignments
 
 T = TypeVar("T")

@@ -19,7 +19,6 @@ from celery5.errors import (
 from celery5.protocol.job.arguments import encode_value
 from celery5.protocol.job.json_values import REPETITION, SHORT
 from celery5.protocol.job.messages import Failure
-from celery5.protocol.job.names import get_qualified_name
 from celery5.protocol.job.retry_policy import LONGEST, RetryPolicy
 from celery5.protocol.job.tracebacks import can_show_others, format_traceback, get_traceback
 from celery5.protocol.job.verdict import (
@@ -35,6 +34,7 @@ from celery5.protocol.job.verdict import (
     iterate_leaves,
 )
 from celery5.protocol.masking import MAX_ERROR_TYPE, describe_error, get_type_name, mask_passwords
+from celery5.protocol.names import get_qualified_name
 from celery5.runners.context import CURRENT_JOB, JOB_ERRORS
 
 TRACEBACK_LIMIT = 8_000

@@ -18,10 +18,10 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 from celery5.broker.colour import current_colour
 from celery5.errors import BlockingInEventLoop, Misconfigured, TimeLimitExceeded
-from celery5.protocol.job.names import get_module_name
 from celery5.protocol.job.retry_policy import RetryPolicy
 from celery5.protocol.job.verdict import ErrorLeaf, Reason, Ruling, get_leaf_errors, make_ruling, set_ruling
 from celery5.protocol.masking import get_type_name
+from celery5.protocol.names import get_module_name
 from celery5.runners.context import CURRENT_JOB, LOG_EVENT
 from celery5.runners.outcome import make_failure
 

@@ -48,9 +48,9 @@ from celery5.protocol.job.job import (
     new_id,
 )
 from celery5.protocol.job.messages import VERSION, Command, FailureCall, encode
-from celery5.protocol.job.names import get_module_name
 from celery5.protocol.job.retry_policy import CustomBackoff, RetryPolicy
 from celery5.protocol.limits import DeclaredLimits, format_expiry
+from celery5.protocol.names import get_module_name
 from celery5.protocol.scaling.resource_budget import NOTHING, Amounts, parse_needs, to_numbers
 from celery5.protocol.scheduling.declaration import Periodic, parse_schedule
 from celery5.protocol.shards import choose_shard, get_placement

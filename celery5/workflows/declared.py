@@ -31,7 +31,7 @@ from celery5.broker.colour import blocking
 from celery5.errors import Misconfigured
 from celery5.protocol.annotations import refuse_injected
 from celery5.protocol.job.arguments import Parameters, ResultType, encode_value
-from celery5.protocol.job.names import get_module_name
+from celery5.protocol.names import get_module_name
 from celery5.protocol.workflows.plan import (
     Expression,
     Fields,

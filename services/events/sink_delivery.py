@@ -26,8 +26,8 @@ from celery5.logs.log import Log
 from celery5.protocol.events.documents import DeliveryPacing, ResultDocument, parse_result_document
 from celery5.protocol.events.sinks import SinkOptions
 from celery5.protocol.job.messages import Failure
-from celery5.protocol.job.names import get_class_names
 from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error, get_error_text, get_type_name
+from celery5.protocol.names import get_class_names
 from celery5.protocol.task_kinds import EventLoop, FunctionKind
 from celery5.runners.on_asyncio import AsyncioRunner
 from celery5.runners.operations import operating

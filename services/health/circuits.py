@@ -19,8 +19,8 @@ from celery5.logs.log import Log
 from celery5.protocol.health.breaker import SERVICE_PREFIX, BreakerPolicy, BreakerState
 from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.job.messages import Failure
-from celery5.protocol.job.names import get_class_names
 from celery5.protocol.job.verdict import CircuitBlocked, Outcome, Raised, is_task_healthy
+from celery5.protocol.names import get_class_names
 from celery5.tasks.task import Task
 
 _ERROR_CLASSES = get_class_names(CircuitOpen("open"))

@@ -10,8 +10,8 @@ import trio
 
 from celery5.broker.calls.streams import RawEntry
 from celery5.logs.log import Log
-from celery5.protocol.job.names import get_class_names
 from celery5.protocol.masking import show_error
+from celery5.protocol.names import get_class_names
 from celery5.protocol.streams.failure import (
     MAX_ERROR_TEXT,
     Decision,

@@ -4,7 +4,7 @@ import os
 
 from celery5.app import App
 from celery5.middleware.django_connections import SETTINGS_VARIABLE
-from celery5.protocol.job.names import get_module_file
+from celery5.protocol.names import get_module_file
 
 
 def find_code_file(app: App) -> str:

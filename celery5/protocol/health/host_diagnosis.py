@@ -9,7 +9,7 @@ from types import MappingProxyType
 import msgspec
 
 from celery5.protocol.health.broker_diagnosis import Finding
-from celery5.protocol.job.names import is_queue_name
+from celery5.protocol.names import is_queue_name
 
 EXPIRY_WARNING_DAYS = 30
 """Days before the end of a certificate from which on there is a warning."""

@@ -13,9 +13,9 @@ from msgspec import UNSET, UnsetType
 
 from celery5.errors import Corrupt, Misconfigured
 from celery5.protocol.job.messages import add_sent, encode
-from celery5.protocol.job.names import is_queue_name
 from celery5.protocol.job.retry_policy import LONGEST, Errors, RetryPolicy
 from celery5.protocol.job.states import LANES, Priority, get_lane
+from celery5.protocol.names import is_queue_name
 from celery5.protocol.text_values import NAMES
 from celery5.protocol.workflows.plan import OnError, check_ignore, check_on_error, check_on_failure
 

@@ -9,8 +9,8 @@ from msgspec.structs import force_setattr
 
 from celery5.errors import Misconfigured
 from celery5.protocol.annotations import refuse_injected
-from celery5.protocol.job.names import get_error_names
 from celery5.protocol.masking import describe_error
+from celery5.protocol.names import get_error_names
 
 UnpublishableChoice = Literal["backlog", "local", "abandon"]
 

@@ -13,8 +13,8 @@ import msgspec
 
 from celery5.errors import Reject, Retry
 from celery5.protocol.job.messages import Failure, Refusal
-from celery5.protocol.job.names import get_class_names
 from celery5.protocol.job.retry_policy import RetryPolicy
+from celery5.protocol.names import get_class_names
 
 
 class Reason(StrEnum):

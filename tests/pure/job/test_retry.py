@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery5 import Misconfigured, RetryPolicy
-from celery5.protocol.job.names import get_class_names
 from celery5.protocol.job.retry_policy import LONGEST
+from celery5.protocol.names import get_class_names
 
 ENVIRON = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
 chances = st.floats(0, 1, exclude_max=True)

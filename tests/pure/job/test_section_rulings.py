@@ -8,7 +8,6 @@ import pytest
 
 from celery5 import Misconfigured, RetryPolicy
 from celery5.errors import BrokerUnavailable, Reject, Retry
-from celery5.protocol.job.names import get_class_names
 from celery5.protocol.job.verdict import (
     BrokerLost,
     JobRejected,
@@ -21,6 +20,7 @@ from celery5.protocol.job.verdict import (
     get_ruling,
     set_ruling,
 )
+from celery5.protocol.names import get_class_names
 from celery5.runners.context import CURRENT_JOB, CurrentJob
 from celery5.runners.outcome import get_error_outcome
 

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from celery5.protocol.job.names import get_class_names, get_qualified_name
 from celery5.protocol.job.tracebacks import format_traceback
 from celery5.protocol.masking import describe_error, get_error_text, get_type_name, show_error
+from celery5.protocol.names import get_class_names, get_qualified_name
 from celery5.runners.outcome import make_failure
 from tests.odd_errors import ERRORS
 
