@@ -94,8 +94,8 @@ CALLS = [
 NO_ACTIONS = {
     "Alerts": "history list rules test",
     "App": "add_middleware autodiscover extend_include find info result signature check_message_size close configure "
-    "dispatch load make_handle perform processor queue redirect read_configuration reload_configuration send_jobs "
-    "send_many stream use_broker use_config with_middleware workflow",
+    "dispatch guard_broker load make_handle perform processor queue redirect read_configuration reload_configuration "
+    "send_jobs send_many stream use_broker use_config with_middleware workflow",
     "AsyncResult": "forget get outcome progress status watch",
     "Audit": "acting_as list",
     # A stop is told of in the entry of the action that it stops.
