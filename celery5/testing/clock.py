@@ -114,7 +114,8 @@ class VirtualClock:
         while (remaining := self._measure(with_schedules=with_schedules)).queue:
             if remaining.what == calls.WAITS_AT_LIMIT:
                 wait = self._rates.find_next(self._list_queues())
-                if wait is not None:
+                # A job that was admitted before the starts were read is seen now.
+                if wait is not None and self._measure(with_schedules=with_schedules) == remaining:
                     dues = [remaining.next_due, self._now + wait if wait > 0 else None]
                     return RemainingWork(
                         "", "", b"", min((due for due in dues if due is not None), default=None)

@@ -245,14 +245,16 @@ def test_a_schedule_that_is_added_while_all_runs_never_blocks_a_test(bank: Bank,
         bank.app.schedule.add(bank.note.s("tick"), every(60), name="ticks")
         jobs.run()
         jobs.advance(130)
-        assert bank.notes == (["tick"] * 2 if schedules else [])
+        # It fires at whole minutes, two or three of which are in 130 seconds.
+        assert bank.notes in ([["tick"] * 2, ["tick"] * 3] if schedules else [[]])
 
 
 def test_a_schedule_may_name_a_queue_of_its_own(bank: Bank) -> None:
     bank.app.schedule(bank.note.options(queue="odd").s("tick"), every(60), name="ticks")
     with in_memory(bank.app, schedules=True) as jobs:
         jobs.advance(130)
-        assert [(job.queue, job.task) for job in jobs.ran] == [("odd", bank.note.name)] * 2
+        ran = [(job.queue, job.task) for job in jobs.ran]
+        assert ran in [[("odd", bank.note.name)] * count for count in (2, 3)]
 
 
 def test_an_assertion_says_how_a_schedule_fires(bank: Bank, jobs: InMemoryWorker) -> None:
