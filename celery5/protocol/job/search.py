@@ -72,7 +72,7 @@ class JobQuery(msgspec.Struct, frozen=True, kw_only=True):
     state: JobState | None = None
     # The class of the error, with wildcards, or a part of its message.
     error: str = ""
-    # With wildcards.
+    # With wildcards; without them a name stands for all incarnations of its worker, too.
     worker: str = ""
     arguments: tuple[ArgumentMatch, ...] = ()
     # Seconds since 1970.
@@ -91,7 +91,7 @@ class JobQuery(msgspec.Struct, frozen=True, kw_only=True):
             and (not self.queue or self.queue in (record.queue, get_queue_of_shard(record.queue)))
             and (self.state is None or record.state == self.state.value)
             and (not self.task or fnmatchcase(record.task, self.task))
-            and (not self.worker or fnmatchcase(record.worker, self.worker))
+            and (not self.worker or self._has_worker(record))
             and (not self.error or self._has_error(record))
             and self.since <= record.at <= self.until
             and all(
@@ -99,6 +99,12 @@ class JobQuery(msgspec.Struct, frozen=True, kw_only=True):
                 for argument in self.arguments
             )
         )
+
+    def _has_worker(self, record: JobRecord) -> bool:
+        # Records have the name of an incarnation, `NAME:WORD`; `controller status` and `--name` say NAME.
+        if _WILDCARDS & set(self.worker):
+            return fnmatchcase(record.worker, self.worker)
+        return f"{record.worker}:".startswith(f"{self.worker}:")
 
     def _has_error(self, record: JobRecord) -> bool:
         name = record.error_type

@@ -84,6 +84,24 @@ def test_a_record_is_read_as_it_was_packed() -> None:
     assert unpack_record(pack_record(record)) == record
 
 
+@pytest.mark.parametrize(
+    ("worker", "is_found"),
+    [
+        ("web-1", True),
+        ("web-1:Op3GcP", True),
+        ("web-*", True),
+        ("web", False),
+        ("web-1:Op", False),
+        ("web-[2]", False),
+    ],
+)
+def test_a_worker_name_finds_the_jobs_of_all_its_incarnations(worker: str, is_found: bool) -> None:
+    record = JobRecord(id="j", queue="default", state="DEAD", task="t", worker="web-1:Op3GcP")
+    query = make_job_query(worker=worker)
+    assert query.matches(record) is is_found
+    assert not is_found or all(needle in pack_record(record) for needle in query.needles)
+
+
 def test_parameters_are_named_masked_and_redacted() -> None:
     shape = CallShape(("order", "card"), {"card", "pin"})
     read = read_arguments(shape, Raw(b'[7,"4111","more"]'), Raw(b'{"pin":1,"api_key":"k","note":"n"}'))
