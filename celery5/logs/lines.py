@@ -252,8 +252,8 @@ def _fields(message: Message, hidden: set[str]) -> list[str]:
 def _console(message: Message, coloured: bool, process: str) -> str:
     """Return a line for people: time, level, process, event and its fields; below it a stack or a traceback."""
     name = str(message.get("worker") or process)
-    logged_at = datetime.fromtimestamp(message.get("timestamp", 0.0), UTC).astimezone()
-    time_text = logged_at.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+    logged_at = datetime.fromtimestamp(message.get("timestamp", 0.0), UTC)
+    time_text = f"{logged_at.strftime('%Y-%m-%d %H:%M:%S.%f')[:-3]}Z"  # as all commands show times
     kind, level = get_message_kind(message), str(message.get("level", "info"))
     if kind == "celery5:log":  # from the standard library: its text first
         text = escape_text(str(message.get("message")), keep="\n\t").replace("\n", "\n    ")

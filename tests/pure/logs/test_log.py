@@ -10,7 +10,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -109,9 +110,27 @@ def test_people_get_a_time_a_level_a_name_and_the_fields() -> None:
         log.log_job("warning", job="j1", state="RETRY")
     line = stream.getvalue().splitlines()[1]
     date, clock, level, who, what, *fields = line.split()
-    assert time.strptime(f"{date} {clock.split('.')[0]}", "%Y-%m-%d %H:%M:%S")
+    assert datetime.strptime(f"{date} {clock}", "%Y-%m-%d %H:%M:%S.%f%z")
     assert (level, who, what, fields) == ("warning", "w1", "job", ["job=j1", "state=RETRY"])
     assert "task_uuid" not in line
+
+
+@pytest.fixture
+def far_zone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A process whose time zone is far from UTC, as Django sets it for its `TIME_ZONE`."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "Asia/Tokyo")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("far_zone")
+def test_people_read_times_in_utc_whatever_the_zone_of_the_process_is() -> None:
+    stream = io.StringIO()
+    with LogWriter(stream, line_format="console") as journal:
+        journal(message(job="j1"))
+    assert stream.getvalue().splitlines()[-1].startswith("2023-11-14 22:13:20.250Z info")
 
 
 def test_people_see_on_every_line_which_process_it_is_from() -> None:
