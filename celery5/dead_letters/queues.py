@@ -56,7 +56,8 @@ class DeadLetterTally(msgspec.Struct):
     causes: dict[str, int] = msgspec.field(default_factory=dict[str, int])
     # Jobs that were left alone, by reason: `gone` (already replayed or purged), `key-taken` (a live job has the key),
     # `alive` (a job with this id is alive again), `corrupt` (there is no message to replay), `run-ended` (it belongs to
-    # a run of a workflow that has ended: `run.retry()` runs it again, with what depends on it).
+    # a run of a workflow that has ended: `run.retry()` runs it again, with what depends on it), `run-succeeded` (its
+    # run has succeeded, after a retry or without it: a purge removes it).
     left: dict[str, int] = msgspec.field(default_factory=dict[str, int])
 
     def leave(self, reason: str) -> None:
@@ -343,8 +344,8 @@ async def _make_replays(
     for job in jobs:
         if job.sink:
             continue
-        if job.id in ended:
-            tally.leave("run-ended")
+        if reason := ended.get(job.id):
+            tally.leave(reason)
             continue
         try:
             replays.append((job, make_replay(job.raw, app.settings.message_limit)))

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 async def find_jobs_of_ended_runs(
     app: "Application", redis: AsyncDriver, jobs: Sequence[DeadJob]
-) -> frozenset[str]:
-    """Return the ids of those jobs whose run has ended: no step would follow them, and nothing would undo them.
+) -> Mapping[str, str]:
+    """Return why jobs are not replayed, by id, of those whose run has ended: `run-ended` or `run-succeeded`.
+
+    No step would follow them, and nothing would undo them.
 
     An `undo` or `on_failure` job is none of them: it is needed most when its run has ended.
     """
@@ -28,13 +30,13 @@ async def find_jobs_of_ended_runs(
         [calls.read_run(app.queue(home), run, ["state", "def"]) for home, run in places]
     )
     runs = dict(zip(places, replies, strict=True))
-    found: set[str] = set()
+    found: dict[str, str] = {}
     for member, job in members.values():
         home = member.home or job.queue
         run = runs[home, member.run]
         if run.get("state") != b"live" and not await _outlasts_run(app, redis, home, member, job, run):
-            found.add(job.id)
-    return frozenset(found)
+            found[job.id] = "run-succeeded" if run.get("state") == b"success" else "run-ended"
+    return found
 
 
 async def _outlasts_run(

@@ -53,6 +53,7 @@ LEFT_REASONS = {
     "corrupt": "there is no message to replay",
     "gone": "somebody else was first",
     "run-ended": "its run has ended: if the run failed, celery5 workflow retry RUN; else start a new run",
+    "run-succeeded": "its run has succeeded, so none is needed; to remove it: celery5 dlq purge --id ID",
 }
 """The reasons for which a job is left unchanged, in words."""
 
@@ -296,10 +297,11 @@ class _Change:
             reasons = ", ".join(
                 f"{number} {reason} ({LEFT_REASONS[reason]})" for reason, number in unchanged.items()
             )
-            would = "would not be" if self._is_dry else "were not"
+            count = sum(unchanged.values())
+            would = "would not be" if self._is_dry else f"{'was' if count == 1 else 'were'} not"
             also = f"; {_format_unknown_ids(self._unknown)}" if self._unknown else ""
             raise IncompleteOperation(
-                f"{sum(unchanged.values())} of {self.selected} {would} {self._participle}: {reasons}{also}"
+                f"{count} of {self.selected} {would} {self._participle}: {reasons}{also}"
             )
         _raise_for_unknown(self._unknown)
 

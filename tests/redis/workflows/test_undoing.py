@@ -294,6 +294,19 @@ async def test_a_dead_step_of_a_run_that_has_ended_is_not_replayed_alone(app: Ap
     assert [number for name, number in tasks.done if name == "fail"].count(2) == 1
 
 
+async def test_a_dead_step_of_a_run_that_succeeded_when_retried_is_purged(app: App, tasks: Charges) -> None:
+    async with working(app, queues=QUEUES):
+        run = await (tasks.add.s(1, 2) >> tasks.fail.s(2)).astart()
+        assert await until_ended(run) is RunState.FAILED
+        tasks.is_broken = False
+        await run.aretry()
+        await run.aget(30)
+        tally = await app.dlq.areplay()
+        assert (tally.matched, tally.done, tally.left) == (1, 0, {"run-succeeded": 1})
+        (letter,) = [job async for job in app.dlq.aread()]
+        assert (await app.dlq.apurge(ids=letter.id)).done == 1
+
+
 async def test_a_run_whose_jobs_wait_on_a_queue_without_workers_is_cancelled(
     app: App, tasks: Charges
 ) -> None:

@@ -225,6 +225,7 @@ def test_what_cannot_be_replayed_is_an_error(desk: Desk, redis_client: Any) -> N
     )
     assert "1 dead job replayed:" in ended.out
     both = celery5("-A", "shop", "dlq", "replay", "--id", "b", "--id", "nobody", cwd=desk.folder)
+    assert both.error.startswith("Error: 1 of 1 dead job was not replayed: 1 key-taken (")
     assert both.error.endswith(
         "has its key); no dead job has the id nobody (an entry's id needs its --queue)"
     )
