@@ -16,6 +16,7 @@ NameKind = Literal[
     "module",
     "task",
     "signature",
+    "workflow",
     "result",
     "app",
     "control",
@@ -40,6 +41,12 @@ RESOURCE = (
 )
 """What becomes of the attributes of a base class of tasks."""
 _HANDLER = "(celery5 docs django, Signals and base classes, also for handlers that use the ORM)"
+
+_RUN_OPTIONS = (
+    "which takes id, deadline, on_error and on_failure; countdown and queue are options of the tasks in it: "
+    "task.options(countdown=5).s(...)"
+)
+"""What is chosen for a run of a workflow, and what for the tasks in it."""
 
 CELERY: Mapping[NameKind, Mapping[str, str]] = {
     "module": {
@@ -72,6 +79,7 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
     },
     "signature": {
         "apply_async": "task.options(countdown=5).s(...), then delay() or app.send_many([...])",
+        "apply": "task(...), which runs the function here",
         "set": "task.options(queue=...).s(...)",
         "link": "a | b, which passes the value of a to b",
         **dict.fromkeys(
@@ -80,9 +88,20 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
             "list of StepFailure",
         ),
     },
+    "workflow": {
+        "apply_async": f"start(), {_RUN_OPTIONS}",
+        "delay": "start(), or await astart()",
+        "apply": "start(), and get() of the run that it returns",
+        "set": f"start(), {_RUN_OPTIONS}",
+        "link": "a | b, which passes the value of a to b",
+        **dict.fromkeys(
+            ("link_error", "on_error"),
+            "start(on_failure=task); that task is called with a list of StepFailure",
+        ),
+    },
     "task": {
         "apply_async": "task.options(countdown=5).delay(...)",
-        "apply": "task(...), which runs the function here",
+        **dict.fromkeys(("apply", "run"), "task(...), which runs the function here"),
         "retry": "raise Retry(countdown=5)",
         "request": "current_job()",
         "signature": "task.s(...)",

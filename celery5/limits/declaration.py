@@ -61,7 +61,8 @@ class LimitDeclaration:
         """Raise Misconfigured if jobs would go to a queue on which they are not counted."""
         if queue != self._queue:
             raise Misconfigured(
-                f"task {self._task} has a limit, which is counted on its own queue: send it nowhere else"
+                f"task {self._task} has a limit, which is counted on its own queue: send it nowhere else; "
+                "name its queue in its declaration, @app.task(queue=...) (see celery5 docs limits)"
             )
 
     def make_keys(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from celery5.hints import CELERY, find_equivalent
 from celery5.migration.canvas import change_canvas
 from celery5.migration.context import FileContext
-from celery5.migration.index import get_dotted
+from celery5.migration.index import KnownTask, get_dotted
 from celery5.migration.project_tests import is_test_module
 from celery5.migration.schedules import parse_crontab_call
 
@@ -52,7 +52,7 @@ def _change_method(context: FileContext, call: ast.Call, method: str, receiver: 
     if method in _BY_METHOD:
         _BY_METHOD[method](context, call, receiver)
     elif method in ("on_error", "link_error", "link") and _is_linked(context, call, kind):
-        context.report(call, "signature", method)
+        context.report(call, "workflow" if kind == "workflow" else "signature", method)
         for value in call.args:
             context.keep_immutable(value)
     elif method == "apply_async_on_commit" and kind == "task":
@@ -190,6 +190,22 @@ def expand_arguments(
     return new
 
 
+def _check_queue(new: NewCall, task: KnownTask | None) -> None:
+    """Add the problem that a task with a rate is sent to another queue, which is refused; its own is not named."""
+    if task is None or not task.is_limited:
+        return
+    for option in [option for option in new.options if option.startswith("queue=")]:
+        new.options.remove(option)
+        if not task.queue or option[len("queue=") :].strip("'\"") != task.queue:
+            new.problems.append(
+                (
+                    f"{option} of {task.name}, which has a rate_limit",
+                    "a rate is counted on the queue of the task, and no job of it goes to another: name the queue in "
+                    "the declaration, @app.task(queue=...), and leave it out here (celery5 docs limits)",
+                )
+            )
+
+
 def _spread(context: FileContext, value: ast.expr) -> list[str]:
     if isinstance(value, ast.Constant) and value.value is None:
         return []
@@ -277,15 +293,12 @@ def _change_apply_async(
             context.report(call, "task", "apply_async")
         return
     new = expand_arguments(context, call)
+    called = _find_called_task(context, receiver)
+    _check_queue(new, context.find_task(called or receiver))
     for name, advice in new.problems:
-        is_run = name == "link_error" and kind == "workflow"
-        context.by_hand(call, name, f"start(on_failure=...) of the workflow: {advice}" if is_run else advice)
-    if (
-        kind in ("workflow", "signature")
-        and isinstance(receiver, ast.Call)
-        and _is_call_of_task(context, receiver)
-    ):
-        task = context.render(receiver.func.value)  # type: ignore[attr-defined]
+        context.by_hand(call, name, (kind == "workflow" and find_equivalent("workflow", name)) or advice)
+    if called is not None and isinstance(receiver, ast.Call):
+        task = context.render(called)
         arguments = _arguments_of(context, receiver)
         if not new.arguments and not new.problems:
             _write_sending(context, call, task, arguments, new.options)
@@ -296,18 +309,19 @@ def _change_apply_async(
             context.replace(call, text)
             context.changed(call, "apply_async", text)
         elif not new.problems:
-            context.report(call, "signature", "apply_async")
+            context.report(call, kind, "apply_async")
         return
     if kind == "task" and not new.problems:
         _write_sending(context, call, context.render(receiver), new.arguments, new.options, method=method)
 
 
-def _is_call_of_task(context: FileContext, node: ast.Call) -> bool:
-    return (
-        isinstance(node.func, ast.Attribute)
-        and node.func.attr in ("s", "si")
-        and context.kind_of(node.func.value) == "task"
-    )
+def _find_called_task(context: FileContext, node: ast.expr) -> ast.expr | None:
+    """Return the task of a signature, `add` of `add.s(1)`; None for another expression."""
+    match node:
+        case ast.Call(func=ast.Attribute(attr="s" | "si", value=task)) if context.kind_of(task) == "task":
+            return task
+        case _:
+            return None
 
 
 def _arguments_of(context: FileContext, call: ast.Call) -> list[str]:
@@ -340,10 +354,12 @@ def _write_sending(
 
 def _change_signature(context: FileContext, call: ast.Call, receiver: ast.expr) -> None:
     new = expand_arguments(context, call, positional=("args", "kwargs"))
+    _check_queue(new, context.find_task(receiver))
     is_immutable = [option for option in call.keywords if option.arg == "immutable"]
-    if new.problems and not is_immutable:
+    if new.problems and (not is_immutable or len(new.problems) > 1):
         for name, advice in new.problems:
-            context.by_hand(call, name, advice)
+            if name != "immutable":
+                context.by_hand(call, name, advice)
         return
     if is_immutable:
         context.immutable.add(id(call))
@@ -355,17 +371,21 @@ def _change_signature(context: FileContext, call: ast.Call, receiver: ast.expr) 
 
 def _change_set(context: FileContext, call: ast.Call, receiver: ast.expr) -> None:
     new = expand_arguments(context, call, positional=())
-    is_simple = isinstance(receiver, ast.Call) and _is_call_of_task(context, receiver)
-    if not is_simple or new.problems or new.arguments or not new.options:
-        context.report(call, "signature", "set")
+    called = _find_called_task(context, receiver)
+    others = len(new.problems)
+    _check_queue(new, context.find_task(called or receiver))
+    is_simple = called is not None and call.keywords and not (new.problems or new.arguments)
+    if called is None or not isinstance(receiver, ast.Call) or not is_simple:
+        for name, advice in new.problems[others:]:
+            context.by_hand(call, name, advice)
+        if others == len(new.problems):
+            context.report(call, "signature", "set")
         return
-    assert isinstance(receiver, ast.Call)
-    assert isinstance(receiver.func, ast.Attribute)
     if id(receiver) in context.immutable:
         context.immutable.add(id(call))
-    task, arguments = context.render(receiver.func.value), ", ".join(_arguments_of(context, receiver))
-    text = f"{task}.options({', '.join(new.options)}).s({arguments})"
-    context.replace(call, text)
+    task, arguments = context.render(called), ", ".join(_arguments_of(context, receiver))
+    chosen = f".options({', '.join(new.options)})" if new.options else ""
+    context.replace(call, f"{task}{chosen}.s({arguments})")
     context.changed(call, "set", f"{task}.options(...).s(...)")
 
 
@@ -410,6 +430,11 @@ def _is_celerys(call: ast.Call) -> bool:
 def _change_by_name(context: FileContext, call: ast.Call, app: str, *, is_sent: bool) -> None:
     """Change `app.send_task("shop.add", args=(1,))`, or `app.signature(...)`."""
     new = expand_arguments(context, call, positional=("name", "args", "kwargs"))
+    match call.args[0]:
+        case ast.Constant(value=str(name)):
+            _check_queue(new, context.index.find_task(name))
+        case _:
+            pass
     immutable = [option for option in call.keywords if option.arg == "immutable"]
     problems = [(name, advice) for name, advice in new.problems if name != "immutable"]
     for name, advice in problems:
@@ -501,10 +526,15 @@ def _check_task_call(context: FileContext, call: ast.Call, method: str, receiver
             "chunks",
             "task.chunks(items, n) passes each item as the first argument; starmap has several",
         )
-    elif method in ("apply", "retry", "update_state") and context.find_task(receiver) is not None:
+    elif method in ("apply", "run", "retry", "update_state") and context.find_task(receiver) is not None:
         context.report(call, "task", method, f"{method}()")
     elif method == "delay" and context.is_async and context.find_task(receiver) is not None:
         context.by_hand(call, "delay in async def", f"await {context.render(receiver)}.adelay(...)")
+
+
+def _check_workflow_call(context: FileContext, call: ast.Call, method: str, _receiver: ast.expr) -> None:
+    if method in CELERY["workflow"]:
+        context.report(call, "workflow", method, f"{method}() of a workflow")
 
 
 _BY_METHOD: dict[str, Callable[[FileContext, ast.Call, ast.expr], None]] = {
@@ -517,6 +547,7 @@ _BY_KIND: dict[str, Callable[[FileContext, ast.Call, str, ast.expr], None]] = {
     "control": _change_control,
     "result": _change_result,
     "task": _check_task_call,
+    "workflow": _check_workflow_call,
 }
 """What changes the calls of methods, by what they are methods of."""
 

@@ -244,14 +244,25 @@ def _change_max_retries(
 def _change_rate_limit(
     context: FileContext, option: ast.keyword, _given: dict[str, ast.keyword]
 ) -> list[str]:
-    constant = _constant(option)
-    if constant is None:
+    """Return a rate for each worker, as Celery counts it."""
+    constant, value = _constant(option), context.render(option.value)
+    if constant is None or constant == 0:
         return []
-    return [
-        f'rate_limit="{constant}/s"'
-        if isinstance(constant, int)
-        else f"rate_limit={context.render(option.value)}"
-    ]
+    is_known = isinstance(constant, int | str)
+    if not is_known:
+        context.by_hand(
+            option,
+            "rate_limit",
+            f'Rate({value}, per="worker"), which counts as Celery does (celery5 docs limits)',
+        )
+        return [f"rate_limit={value}"]
+    if "/" not in str(constant):
+        value = f'"{constant}/s"'
+    rate = f'{context.need("Rate", "celery5.limits")}({value}, per="worker")'
+    context.changed(
+        option, "rate_limit", f"{rate}: for each worker, as with Celery; {value} is for all together"
+    )
+    return [f"rate_limit={rate}"]
 
 
 def _change_expires(context: FileContext, option: ast.keyword, _given: dict[str, ast.keyword]) -> list[str]:

@@ -22,6 +22,8 @@ class KnownTask:
     module: tuple[str, ...]
     required: tuple[str, ...]  # the parameters without a default, without `self`
     is_flexible: bool  # it has *args, or the parameters cannot be known
+    is_limited: bool = False  # it has a rate, which is counted on its own queue
+    queue: str = ""  # the queue of its declaration; '' for none, or where that is no text
 
 
 @dataclass
@@ -229,7 +231,19 @@ def _describe_task(function: Function, module: tuple[str, ...]) -> KnownTask:
         for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
         if default is None
     ]
-    return KnownTask(function.name, module, (*required, *only), bool(arguments.vararg))
+    options = {
+        option.arg: option.value.value if isinstance(option.value, ast.Constant) else ...
+        for option in (decorator.keywords if isinstance(decorator, ast.Call) else ())
+    }
+    queue = options.get("queue")
+    return KnownTask(
+        function.name,
+        module,
+        (*required, *only),
+        bool(arguments.vararg),
+        is_limited=bool(options.get("rate_limit")),
+        queue=queue if isinstance(queue, str) else "",
+    )
 
 
 def get_dotted(node: ast.AST) -> str:

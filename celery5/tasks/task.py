@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from typing import (
     TYPE_CHECKING,
     Any,
+    ClassVar,
     Concatenate,
     Generic,
     ParamSpec,
@@ -27,7 +28,7 @@ from celery5.config.settings import Settings
 from celery5.errors import Misconfigured
 from celery5.events.sources import Source, parse_sources
 from celery5.health.health_check import HealthCheck, validate_checks
-from celery5.hints import find_hint, make_attribute_error
+from celery5.hints import NameKind, find_hint, make_attribute_error
 from celery5.limits.declaration import LimitDeclaration, LimitOptions, declare_limits
 from celery5.logs.trace import get_current_trace
 from celery5.middleware.middleware import ObservedApplication
@@ -600,6 +601,8 @@ class Signature(Workflow[R_co]):
 
     __slots__ = ("_args", "_kwargs", "task")
 
+    hints: ClassVar[NameKind] = "signature"
+
     def __init__(self, task: "Task[..., R_co]", args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.task: Task[..., R_co] = task
         self._args = args
@@ -652,6 +655,8 @@ class PartialSignature(Partial[A_contra, R_co]):
     """A task without its first argument, which is the value of the step before it in a workflow. Immutable."""
 
     __slots__ = ("_args", "_kwargs", "task")
+
+    hints: ClassVar[NameKind] = "signature"
 
     def __init__(self, task: "Task[..., R_co]", args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.task: Task[..., R_co] = task

@@ -4,11 +4,11 @@ A `Workflow` has all that it needs and can be started. A `Partial` lacks the val
 """
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast, overload
 
 from celery5.broker.colour import blocking
 from celery5.errors import Misconfigured
-from celery5.hints import make_attribute_error
+from celery5.hints import NameKind, make_attribute_error
 from celery5.protocol.workflows.plan import OnError, check_on_error
 from celery5.workflows.tree import (
     GroupOptions,
@@ -42,6 +42,8 @@ class Composed:
 
     __slots__ = ()
 
+    hints: ClassVar[NameKind] = "workflow"  # which of Celery's names it is asked for
+
     @property
     def tree(self) -> Tree:
         """The calls that it is composed of."""
@@ -53,9 +55,11 @@ class Composed:
     if not TYPE_CHECKING:  # a type checker knows the attributes
 
         def __getattr__(self, name: str) -> Any:
-            raise make_attribute_error("signature", self, name)
+            raise make_attribute_error(self.hints, self, name)
 
         def __call__(self, *_args: object, **_kwargs: object) -> Any:
+            if self.hints == "workflow":
+                raise TypeError("a workflow is started, not called: write .start()")
             raise TypeError(
                 "a signature is sent, not called: write .delay(), .start(), or app.send_many([...])"
             )
@@ -149,7 +153,7 @@ class Partial(Composed, Generic[A_contra, R_co]):
                     f"{self!r} lacks {self.describe_missing()}: give it, or put this behind another step: "
                     f"other.s(...) | {self!r}"
                 )
-            raise make_attribute_error("signature", self, name)
+            raise make_attribute_error(self.hints, self, name)
 
     def describe_missing(self) -> str:
         """Return what it lacks, for an error."""

@@ -33,6 +33,7 @@ def add(a: int, b: int) -> int:
 THINGS: Mapping[NameKind, Any] = {
     "task": add,
     "signature": add.s(1, 2),
+    "workflow": add.s(1, 2) | add.s(3),
     "result": app.result("x"),
     "app": app,
     "control": app.control,
@@ -64,6 +65,17 @@ def test_any_other_attribute_is_just_not_there(thing: NameKind) -> None:
 def test_a_signature_is_not_called() -> None:
     with pytest.raises(TypeError, match=r"a signature is sent, not called: write .delay\(\), .start\(\), or"):
         add.s(1, 2)()  # type: ignore[operator]
+    with pytest.raises(TypeError, match=r"^a workflow is started, not called: write .start\(\)$"):
+        (add.s(1, 2) | add.s(3))()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("thing", "name"), [item for item in ATTRIBUTES if item[0] in ("signature", "workflow")]
+)
+def test_what_is_named_instead_of_a_method_is_one_of_the_object(thing: NameKind, name: str) -> None:
+    hint = CELERY[thing][name]
+    for method in re.findall(r"(?<![.\w])(\w+)\(", hint.replace("task(", "").replace("get()", "")):
+        assert callable(getattr(THINGS[thing], method)), hint
 
 
 @pytest.mark.parametrize("name", CELERY_EQUIVALENTS)

@@ -163,5 +163,7 @@ def test_a_task_with_a_limit_is_sent_to_its_own_queue_only() -> None:
     def charge() -> None: ...
 
     assert charge.options(countdown=1).send_options.queue == "bank"
-    with pytest.raises(Misconfigured, match="its own queue"):
+    with pytest.raises(
+        Misconfigured, match="its own queue: send it nowhere else; name its queue in its declaration"
+    ):
         charge.options(queue="other")

@@ -91,7 +91,17 @@ BY_HAND = [
     ("add.apply_async((1,), link_error=total.s())", "link_error", "on_failure"),
     ("add.apply_async((1,), priority=3)", "priority", "high"),
     ("add.apply_async((1,), **options)", "apply_async(**options)", "task.options"),
-    ("chain(add.s(1), total.s()).apply_async(link_error=total.s())", "link_error", "start(on_failure=...)"),
+    ("chain(add.s(1), total.s()).apply_async(link_error=total.s())", "link_error", "start(on_failure=task)"),
+    (
+        "chain(add.s(1), total.s()).apply_async(queue='q', countdown=3)",
+        "apply_async",
+        "start(), which takes id",
+    ),
+    ("(add.s(1) | total.s()).apply_async(link=total.s())", "link", "a | b"),
+    ("(add.s(1) | total.s()).set(queue='q')", "set() of a workflow", "start(), which takes id"),
+    ("(add.s(1) | total.s()).delay(3)", "delay() of a workflow", "start()"),
+    ("(add.s(1) | total.s()).apply()", "apply() of a workflow", "start(), and get()"),
+    ("add.run(1)", "run()", "task(...)"),
     ("chain(*[add.si(1), add.si(2)])", "si in a list", ">>"),
     ("chain(add.s(1), total.s())(3)", "a signature that is called", "start()"),
     ("add.chunks(zip(a, b), 10)", "chunks", "starmap"),
@@ -129,8 +139,9 @@ DECORATORS = [
     ),
     ("@app.task(max_retries=0)", "@app.task(max_retries=0)"),
     ("@app.task(max_retries=5)", "@app.task(max_retries=5, dont_autoretry_for=[Exception])"),
-    ("@app.task(rate_limit='10/m')", "@app.task(rate_limit='10/m')"),
-    ("@app.task(rate_limit=10)", '@app.task(rate_limit="10/s")'),
+    ("@app.task(rate_limit='10/m')", "@app.task(rate_limit=Rate('10/m', per=\"worker\"))"),
+    ("@app.task(rate_limit=10)", '@app.task(rate_limit=Rate("10/s", per="worker"))'),
+    ("@app.task(rate_limit=None)", "@app.task"),
     ("@app.task(throws=(KeyError,))", "@app.task(dont_autoretry_for=(KeyError,))"),
     (
         "@app.task(default_retry_delay=9, max_retries=0)",
@@ -148,6 +159,30 @@ DECORATORS = [
 def test_declaration_is_rewritten(tmp_path: Path, before: str, after: str) -> None:
     report = migrate(tmp_path, f"{before}\ndef one(): ...\n")
     assert f"{after}\ndef one(): ...\n" in (report.text or HEAD)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "sms.apply_async((1,), queue='urgent')",
+        "sms.s(1).apply_async(queue='urgent')",
+        "sms.s(1).set(queue=QUEUE)",
+        "sms.signature((1,), queue='urgent')",
+        "app.send_task('shop.tasks.sms', (1,), queue='urgent')",
+    ],
+)
+def test_call_that_sends_a_task_with_a_rate_to_another_queue_stays_and_is_named(
+    tmp_path: Path, call: str
+) -> None:
+    text = f"@app.task(rate_limit='5/s', queue='mail')\ndef sms(x): ...\n\nvalue = {call}\n"
+    report = migrate(tmp_path, text)
+    (found,) = report.of_kind("by hand")
+    assert "of sms, which has a rate_limit" in found.name
+    assert "@app.task(queue=...)" in found.advice
+    assert f"value = {call}\n" in report.text
+    report = migrate(tmp_path, text.replace("'urgent'", "'mail'").replace("QUEUE", "'mail'"))
+    assert not report.of_kind("by hand")
+    assert "queue" not in report.text.rpartition("value = ")[2]
 
 
 @pytest.mark.parametrize("option", ["priority=3", "base=Own", "serializer='pickle'", "ignored=1"])

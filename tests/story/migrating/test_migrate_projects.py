@@ -42,7 +42,7 @@ WRITTEN = {
             "from celery5 import SoftTimeLimitExceeded, chain, task",
             "@app.task(ignore_result=True, autoretry_for=(Exception,), max_retries=3)",
             'chain(gather_usage.s(7), send_report.s("team")).start()',
-            '@task(rate_limit="5/s", time_limit=60)',
+            '@task(rate_limit=Rate("5/s", per="worker"), time_limit=60)',
             'app.signature("analytics.other").task.options(queue="slow").delay(team, usage=usage)',
             'app.signature("analytics.other", team).delay()',
         ],
