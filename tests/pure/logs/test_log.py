@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +110,7 @@ def test_people_get_a_time_a_level_a_name_and_the_fields() -> None:
         log.log_job("warning", job="j1", state="RETRY")
     line = stream.getvalue().splitlines()[1]
     date, clock, level, who, what, *fields = line.split()
-    assert datetime.strptime(f"{date} {clock}", "%Y-%m-%d %H:%M:%S.%f%z")
+    assert datetime.strptime(f"{date} {clock}", "%Y-%m-%d %H:%M:%S.%f%z").utcoffset() == timedelta(0)
     assert (level, who, what, fields) == ("warning", "w1", "job", ["job=j1", "state=RETRY"])
     assert "task_uuid" not in line
 
