@@ -33,7 +33,7 @@ PROGRESS_WORDS = {
     "started": "starting",
     "stopped": "stopping",
     "restarted": "restarting",
-    "settings": "changed",
+    "settings": "changed in the description",
     "canaries": "trying, before the others follow",
 }
 """Words for people for what has only begun when a Controller answers."""

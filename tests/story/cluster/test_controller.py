@@ -172,6 +172,8 @@ def test_a_reload_that_shrinks_and_breaks_a_group_ends_one_member_only_and_says_
         assert controller.tell("reload").code == 0
         until(lambda: sorted(controller.pids()) == ["worker-default-1", "worker-default-2"])
         assert controller.pids()["worker-default-2"] == before["worker-default-2"]
+        file.write_text(whole.replace("4", "2").replace("restart_limit = 2", "restart_limit = 3"))
+        assert controller.tell("reload").out.endswith("  changed in the description: restart_limit\n")
 
 
 BROKEN = """
