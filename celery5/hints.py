@@ -223,7 +223,8 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
         "task_ignore_result": "ignore_result",
         "task_time_limit": "time_limit",
         "task_soft_time_limit": "soft_time_limit",
-        "worker_concurrency": "concurrency and cpu_slots",
+        "worker_concurrency": "cpu_slots for a fixed number of threads for def tasks, concurrency for async def tasks; "
+        "without cpu_slots a worker finds out how many threads its tasks can use",
         "worker_prefetch_multiplier": "nothing: it is learnt",
         "visibility_timeout": "nothing: there is none",
         "broker_transport_options": "nothing: there is no visibility timeout; Sentinel's master_name is in the URL",

@@ -81,8 +81,9 @@ _REQUIREMENT = re.compile(
 """Celery among the packages that a project needs, in `requirements.txt` or a list of `pyproject.toml`."""
 
 
-def find_requirements(text: str) -> Iterator[CeleryUse]:
+def find_requirements(text: str, index: ProjectIndex) -> Iterator[CeleryUse]:
     """Yield a finding for each line that requires Celery, with what celery5 has for its extras."""
+    package = "celery5[django]" if index.is_django else "celery5"
     for number, line in enumerate(text.split("\n"), 1):
         match = _REQUIREMENT.search(line) if len(line) <= MAX_LINE else None
         if match:
@@ -90,7 +91,8 @@ def find_requirements(text: str) -> Iterator[CeleryUse]:
                 number,
                 "by hand",
                 match[1],
-                "celery5, which needs no extra for Redis: celery5 docs install lists those that there are",
+                f"{package}, which needs no extra for Redis, and celery5[testing] where tests run, for in_memory(app): "
+                "celery5 docs install lists all extras",
             )
 
 

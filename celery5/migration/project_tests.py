@@ -26,6 +26,7 @@ _FIXTURES = {
 """The fixtures of Celery's plugin for pytest."""
 _TEST_FILE = re.compile(r"(^|/)(tests?/.*|tests?\w*|\w+_tests?|conftest)\.py$")
 _METHODS = {"apply_async", "si", "apply", "retry"}
+_OF_A_TASK = {*_METHODS, "run"}
 _STAND_IN = (
     "no method has this name: with in_memory(app) as jobs: ... jobs.assert_sent(task, 7) (celery5.testing)"
 )
@@ -58,6 +59,13 @@ def check_fixtures(context: FileContext, function: Function) -> None:
 def check_stand_in(context: FileContext, call: ast.Call) -> None:
     """Keep what a test replaces of Celery's methods: `patch("shop.tasks.charge.apply_async")`."""
     called = get_dotted(call.func)
+    match call.args:
+        case [task, ast.Constant(value=str(name)), *_] if context.find_task(task) is not None:
+            if called.rpartition(".")[2] in ("object", "setattr") and name in _OF_A_TASK:
+                context.by_hand(call, f'{called}({get_dotted(task)}, "{name}")', _STAND_IN)
+                return
+        case _:
+            pass
     if called.endswith("mark.celery"):
         context.by_hand(call, "pytest.mark.celery", _FIXTURES["celery_config"])
         return
@@ -67,6 +75,18 @@ def check_stand_in(context: FileContext, call: ast.Call) -> None:
         match argument:
             case ast.Constant(value=str(name)) if name.rpartition(".")[2] in _METHODS and _is_of_task(name):
                 context.by_hand(call, f'{called}("{name}")', _STAND_IN)
+            case _:
+                pass
+
+
+def check_replaced(context: FileContext, node: ast.Assign) -> None:
+    """Keep what a test assigns to a method of Celery's: `charge.retry = MagicMock()`."""
+    for target in node.targets:
+        match target:
+            case ast.Attribute(attr=name, value=task) if (
+                name in _OF_A_TASK and context.find_task(task) is not None
+            ):
+                context.by_hand(node, f"{get_dotted(target)} = ...", _STAND_IN)
             case _:
                 pass
 

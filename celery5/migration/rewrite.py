@@ -22,7 +22,7 @@ from celery5.migration.edits import make_diff
 from celery5.migration.findings import FileReport, ProjectReport
 from celery5.migration.imports import change_imports, rename
 from celery5.migration.index import Function, ProjectIndex, make_index
-from celery5.migration.project_tests import check_fixtures, check_stand_in
+from celery5.migration.project_tests import check_fixtures, check_replaced, check_stand_in
 from celery5.migration.settings import (
     change_app,
     change_conf_statement,
@@ -88,7 +88,7 @@ def migrate_project(source: Path) -> Migration:
 def migrate_file(file: SourceFile, index: ProjectIndex) -> FileReport:
     """Return what is to be changed in a file."""
     if file.tree is None:
-        requirements = find_requirements(file.text) if _REQUIREMENTS.search(file.name) else ()
+        requirements = find_requirements(file.text, index) if _REQUIREMENTS.search(file.name) else ()
         return FileReport(file.name, (*find_command_lines(file.text, index), *requirements))
     has_mark = any(mark in file.text for mark in _MARKS) and (index.tasks or "celery" in file.text.lower())
     if not has_mark and not (index.tasks and "INSTALLED_APPS" in file.text):
@@ -190,6 +190,7 @@ class _Rewriter(ast.NodeVisitor):
         self.generic_visit(node)
         if change_conf_statement(self.context, node):
             return
+        check_replaced(self.context, node)
         for target in node.targets:
             if isinstance(target, ast.Name):
                 self.context.scopes[-1][target.id] = self.context.kind_of(node.value)

@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from celery5.migration.index import get_dotted
 
@@ -11,7 +12,8 @@ _FIELDS = ("minute", "hour", "day_of_week", "day_of_month", "month_of_year")
 _LINE = ("minute", "hour", "day_of_month", "month_of_year", "day_of_week")
 """The fields of a line of a crontab, in their order."""
 
-
+MAX_SHOWN = 60
+"""The longest part of the source that an advice repeats."""
 _WEEKDAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _RANGES: Mapping[str, tuple[int, int, tuple[str, ...]]] = {
@@ -132,23 +134,37 @@ def _read_field(value: ast.expr) -> str | None:
             return None
 
 
-def change_beat_schedule(value: ast.expr, render: Callable[[ast.expr], str]) -> str | None:
-    """Return the setting `schedules` for `beat_schedule`, as source; None where an entry cannot be changed."""
+@dataclass(frozen=True)
+class Entries:
+    """What becomes of the entries of a setting."""
+
+    changed: tuple[str, ...]  # the source of those that can be changed
+    left: Mapping[
+        ast.expr, tuple[str, str]
+    ]  # the keys of the others, with their source, and what is to be done
+
+
+def change_beat_schedule(value: ast.expr, render: Callable[[ast.expr], str]) -> Entries | None:
+    """Return the entries of `schedules` for those of `beat_schedule`; None where they cannot be read."""
     if not isinstance(value, ast.Dict):
         return None
     entries: list[str] = []
+    left: dict[ast.expr, tuple[str, str]] = {}
     for key, entry in zip(value.keys, value.values, strict=True):
         if key is None or not isinstance(entry, ast.Dict):
             return None
-        fields = _change_entry(entry, render)
-        if fields is None:
-            return None
+        try:
+            fields = _change_entry(entry, render)
+        except ValueError as error:
+            left[key] = f"{render(key)}: {render(entry)}", str(error)
+            continue
         lines = "".join(f"\n        {field}," for field in fields)
-        entries.append(f"\n    {render(key)}: {{{lines}\n    }},")
-    return f"{{{''.join(entries)}\n}}" if entries else "{}"
+        entries.append(f"\n    {render(key)}: {{{lines}\n    }}")
+    return Entries(tuple(entries), left)
 
 
-def _change_entry(entry: ast.Dict, render: Callable[[ast.expr], str]) -> list[str] | None:
+def _change_entry(entry: ast.Dict, render: Callable[[ast.expr], str]) -> list[str]:
+    """Return the fields of an entry. Raises ValueError with what is to be done by hand."""
     fields: list[str] = []
     for key, value in zip(entry.keys, entry.values, strict=True):
         name = key.value if isinstance(key, ast.Constant) else None
@@ -160,16 +176,27 @@ def _change_entry(entry: ast.Dict, render: Callable[[ast.expr], str]) -> list[st
         elif name == "schedule":
             when = _change_when(value, render)
             if when is None:
-                return None
+                raise ValueError(
+                    f'it stays in the old setting, as {_shorten(render(value))} has no counterpart: "cron", "every" or '
+                    '"at" in the setting schedules; what the clock does not know, the task itself asks for (celery5 '
+                    "docs periodic)"
+                )
             fields.append(when)
         elif name == "options":
             options = _change_options(value, render)
             if options is None:
-                return None
+                raise ValueError(
+                    f"it stays in the old setting, as its options are {_shorten(render(value))}: queue, expires, "
+                    "time_limit, soft_time_limit and ignore_result may be there; the others are options of the task"
+                )
             fields += options
         elif name != "relative":
-            return None
+            raise ValueError(f"it stays in the old setting, as an entry of schedules has no field {name!r}")
     return fields
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 def _is_literal(value: ast.expr) -> bool:

@@ -11,7 +11,7 @@ from celery5.migration.calls import render_app
 from celery5.migration.context import FileContext
 from celery5.migration.edits import Located
 from celery5.migration.index import get_dotted
-from celery5.migration.schedules import change_beat_schedule
+from celery5.migration.schedules import Entries, change_beat_schedule
 
 OLD_NAMES = {
     "broker_url": "broker_url",
@@ -112,31 +112,45 @@ def _change_app_option(context: FileContext, option: ast.keyword) -> list[str]:
         context.report(option, "option", "base", "Celery(task_cls=)")
         return [f"task_cls={value}"]
     new = _rename(context, option, name, option.value)
-    if new is None:
-        return [f"{name}={value}"]
-    return [f"{new[0]}={new[1]}"] if new[0] else []
+    return [f"{name}={value}"] if new is None else new.write(name)
 
 
-def _rename(context: FileContext, node: Located, name: str, value: ast.expr) -> tuple[str, str] | None:
-    """Return the new name and value of a setting; ('', '') if it is dropped, None if it is to be changed by hand."""
+@dataclass(frozen=True)
+class _NewSetting:
+    """What becomes of a setting."""
+
+    name: str = ""  # '' if it is dropped
+    value: str = ""
+    left: str = (
+        ""  # the value that the old setting keeps: entries that are to be changed by hand; '' for none
+    )
+
+    def write(self, old: str) -> list[str]:
+        """Return the arguments of a call in place of the old setting."""
+        arguments = [f"{self.name}={self.value}"] if self.name else []
+        return [*arguments, f"{old}={self.left}"] if self.left else arguments
+
+
+def _rename(context: FileContext, node: Located, name: str, value: ast.expr) -> _NewSetting | None:
+    """Return what becomes of a setting; None if all of it is to be changed by hand."""
     setting, text = normalize(name), context.render(value)
     equivalent = find_equivalent("setting", setting)
     if setting in _VALUES and (new := _VALUES[setting](context, value)) is not None:
-        context.changed(node, name, new[0])
+        context.changed(node, name, new.name)
         return new
     why = _find_obstacle(setting, text)
     if why:
         context.by_hand(node, name, why)
         return None
     if setting in Settings.__struct_fields__:
-        return setting, text
+        return _NewSetting(setting, text)
     if equivalent.isidentifier():
         context.changed(node, name, equivalent)
-        return equivalent, text
+        return _NewSetting(equivalent, text)
     is_off = setting.startswith("task_") and "eager" in setting and text == "False"
     if equivalent.startswith("nothing") or setting == "enable_utc" or is_off:
         context.changed(node, name, f"dropped: {equivalent.removeprefix('nothing: ')}")
-        return "", ""
+        return _NewSetting()
     context.report(node, "setting", setting, name)
     return None
 
@@ -189,35 +203,95 @@ def _find_obstacle(setting: str, text: str) -> str:
     return ""
 
 
-def _change_schedules(context: FileContext, value: ast.expr) -> tuple[str, str] | None:
-    schedules = change_beat_schedule(value, context.render)
-    return None if schedules is None else ("schedules", schedules)
+def _change_schedules(context: FileContext, value: ast.expr) -> _NewSetting | None:
+    entries = change_beat_schedule(value, context.render)
+    if entries is None or (entries.left and not entries.changed):
+        return None
+    inner = "".join(f"{entry}," for entry in entries.changed)
+    text = f"{{{inner}\n}}" if inner else "{}"
+    return _NewSetting("schedules", text, _report_left(context, "beat_schedule", entries))
 
 
-def _change_memory(context: FileContext, value: ast.expr) -> tuple[str, str]:
-    return "max_memory", f"{context.render(value)} * 1024"
+def _report_left(context: FileContext, setting: str, entries: Entries) -> str:
+    """Keep which entries are to be changed by hand. Returns them, as source; '' for none."""
+    for key, (_, advice) in entries.left.items():
+        context.by_hand(key, f"{setting}[{context.render(key)}]", advice)
+    return f"{{{', '.join(text for text, _ in entries.left.values())}}}" if entries.left else ""
 
 
-def _change_routes(context: FileContext, value: ast.expr) -> tuple[str, str] | None:
-    """Return `queue_routes` for `task_routes` whose values name a queue and nothing else."""
-    if not isinstance(value, ast.Dict):
+def _change_memory(context: FileContext, value: ast.expr) -> _NewSetting:
+    return _NewSetting("max_memory", f"{context.render(value)} * 1024")
+
+
+_OF_AMQP = {"exchange", "exchange_type", "routing_key"}
+"""What a route has beside its queue that is not needed."""
+_ROUTE_LEFT = (
+    "it stays in the old setting: queue_routes has the queue alone; a priority is an option of the task: "
+    'priority="high", normal or low'
+)
+
+
+def _change_routes(context: FileContext, value: ast.expr) -> _NewSetting | None:
+    """Return `queue_routes` for the routes of `task_routes` that name a queue and nothing else."""
+    routes = _list_routes(value)
+    if routes is None:
         return None
     pairs: list[str] = []
-    for key, route in zip(value.keys, value.values, strict=True):
-        match route:
-            case ast.Dict(keys=[ast.Constant(value="queue")], values=[queue]):
-                pass
-            case ast.Constant(value=str()):
-                queue = route
-            case _:
-                return None
-        if key is None:
+    left: dict[ast.expr, tuple[str, str]] = {}
+    for key, route in routes:
+        queue = _find_queue(route)
+        if queue is None or not isinstance(key, ast.Constant):
+            left[key] = f"{context.render(key)}: {context.render(route)}", _ROUTE_LEFT
+        else:
+            pairs.append(f"{context.render(key)}: {context.render(queue)}")
+    entries = Entries(tuple(pairs), left)
+    if left and not pairs:
+        return None
+    return _NewSetting(
+        "queue_routes", f"{{{', '.join(pairs)}}}", _report_left(context, "task_routes", entries)
+    )
+
+
+def _list_routes(value: ast.expr) -> list[tuple[ast.expr, ast.expr]] | None:
+    """Return the patterns of `task_routes` with their routes, in order; None where they cannot be read."""
+    found: list[tuple[ast.expr, ast.expr]] = []
+    match value:
+        case ast.Dict():
+            for key, route in zip(value.keys, value.values, strict=True):
+                if key is None:
+                    return None
+                found.append((key, route))
+        case ast.List(elts=members) | ast.Tuple(elts=members):
+            for member in members:
+                match member:
+                    case ast.Tuple(elts=[key, ast.Dict() | ast.Constant() as route]):
+                        found.append((key, route))
+                    case _:
+                        inner = _list_routes(member)
+                        if inner is None:
+                            return None
+                        found += inner
+        case _:
             return None
-        pairs.append(f"{context.render(key)}: {context.render(queue)}")
-    return "queue_routes", f"{{{', '.join(pairs)}}}"
+    return found
 
 
-_VALUES: dict[str, Callable[[FileContext, ast.expr], tuple[str, str] | None]] = {
+def _find_queue(route: ast.expr) -> ast.expr | None:
+    """Return the queue of a route that has nothing else which counts; None for another route."""
+    match route:
+        case ast.Constant(value=str()):
+            return route
+        case ast.Dict():
+            fields = {
+                key.value if isinstance(key, ast.Constant) else None: field
+                for key, field in zip(route.keys, route.values, strict=True)
+            }
+            return fields.get("queue") if set(fields) <= {"queue", *_OF_AMQP} else None
+        case _:
+            return None
+
+
+_VALUES: dict[str, Callable[[FileContext, ast.expr], _NewSetting | None]] = {
     "beat_schedule": _change_schedules,
     "task_routes": _change_routes,
     "worker_max_memory_per_child": _change_memory,
@@ -335,7 +409,8 @@ def _find_added(context: FileContext, statement: ast.stmt) -> ast.Dict | None:
                 isinstance(node, ast.Attribute) and node.attr == "beat_schedule"
                 for node in ast.walk(context.tree)
             )
-            is_changed = places == 1 and change_beat_schedule(value, context.render) is not None
+            entries = change_beat_schedule(value, context.render)
+            is_changed = places == 1 and entries is not None and (entries.changed or not entries.left)
             return value if is_changed else None
         case _:
             return None
@@ -366,10 +441,10 @@ def _write_settings(
         new = _rename(context, value, name, value)
         if new is None:
             arguments.append(f"{name}={context.render(value)}")
-        elif new[0] in ("include", "imports"):
-            arguments.append(f"{name}={new[1]}")
-        elif new[0]:
-            arguments.append(f"{new[0]}={new[1]}")
+        elif new.name in ("include", "imports"):
+            arguments.append(f"{name}={new.value}")
+        else:
+            arguments += new.write(name)
     if arguments:
         context.replace(statement, f"{render_app(context, app)}.configure({', '.join(arguments)})")
         context.changed(statement, "conf", "configure(...)")
@@ -488,10 +563,11 @@ def _change_own(
     new = _rename(context, statement, name, value)
     if new is None:
         return
-    if not new[0]:
+    if not new.name:
         context.remove_statement(statement)
     else:
-        context.replace(statement, f"{new[0]} = {new[1]}")
+        rest = f"\n{name} = {new.left}" if new.left else ""
+        context.replace(statement, f"{new.name} = {new.value}{rest}")
 
 
 @dataclass(frozen=True)
@@ -545,25 +621,25 @@ def _change_django(
     if new is None:
         return made
     is_read_elsewhere = context.index.names[name] > 0
-    if is_read_elsewhere and (not new[0] or new[0] in written):
+    if is_read_elsewhere and (not new.name or new.name in written):
         del context.findings[found:]
         return made
-    if not new[0]:
+    if not new.name:
         context.remove_statement(statement)
         return made
     if is_elsewhere:
         del context.findings[found:]
         context.by_hand(
-            statement, name, f'CELERY5["{new[0]}"] = ..., behind the CELERY5 = of this or another module'
+            statement, name, f'CELERY5["{new.name}"] = ..., behind the CELERY5 = of this or another module'
         )
         return made
-    text = name if is_read_elsewhere else new[1]
-    line = f'CELERY5["{new[0]}"] = {text}' if made else f'CELERY5 = {{"{new[0]}": {text}}}'
+    text = name if is_read_elsewhere and new.value == context.render(value) else new.value
+    line = f'CELERY5["{new.name}"] = {text}' if made else f'CELERY5 = {{"{new.name}": {text}}}'
     if is_read_elsewhere:
         end = context.source.end_of(statement)
         context.source.replace(end, end, f"\n{line}")
     else:
-        context.replace(statement, line)
+        context.replace(statement, f"{line}\n{name} = {new.left}" if new.left else line)
     return True
 
 

@@ -134,6 +134,10 @@ def _print_report(report: ProjectReport, written: list[str]) -> None:
         echo(f"{to_one_line(name)}: not read: {to_one_line(why)}")
     for note in report.notes:
         echo(_wrap(f"note: {note}", "", "  "))
+    if not (report.count("change") or report.count("by hand") or report.unreadable):
+        left = report.count("nothing")
+        echo("nothing left to do" + (f", {left} without a counterpart" if left else ""))
+        return
     echo(
         f"{report.count('change')} changes {'are written' if written else 'in the diffs above'}, "
         f"{report.count('by hand')} to make by hand, {report.count('nothing')} without a counterpart"

@@ -206,6 +206,9 @@ TESTS = [
     ("def test_a(celery_worker): ...\n", "fixture celery_worker"),
     ("@pytest.fixture\ndef celery_config(): ...\n", "fixture celery_config"),
     ("@pytest.mark.celery(result_backend='x')\ndef test_a(): ...\n", "pytest.mark.celery"),
+    ("@patch.object(add, 'run')\ndef test_a(): ...\n", 'patch.object(add, "run")'),
+    ("monkeypatch.setattr(add, 'retry', None)\n", 'monkeypatch.setattr(add, "retry")'),
+    ("def test_a():\n    add.retry = MagicMock()\n", "add.retry = ..."),
     ("@patch('shop.tasks.add.apply_async')\ndef test_a(): ...\n", 'patch("shop.tasks.add.apply_async")'),
 ]
 
@@ -323,3 +326,15 @@ def test_project_whose_app_is_written_already_has_no_note_of_a_missing_one(tmp_p
     (tmp_path / "main.py").write_text('from celery5 import App\n\nshop: App = App("shop")\n')
     (tmp_path / "tasks.py").write_text("from celery import shared_task\n\n@shared_task\ndef a(): ...\n")
     assert migrate_project(tmp_path).report.notes == []
+
+
+def test_requirements_of_a_django_project_name_the_extra_and_the_end_says_that_nothing_is_left(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "requirements.txt").write_text("celery>=5\n")
+    (tmp_path / "manage.py").write_text("INSTALLED_APPS = []\n")
+    done = CliRunner(env={"COLUMNS": "120"}).invoke(migrate_command, [str(tmp_path)])
+    assert "celery5[django], which needs no extra for Redis, and celery5[testing] where tests" in done.output
+    (tmp_path / "requirements.txt").write_text("celery5[django]\n")
+    done = CliRunner().invoke(migrate_command, [str(tmp_path)])
+    assert done.output == "nothing left to do\n"

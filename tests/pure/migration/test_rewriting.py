@@ -298,6 +298,31 @@ def test_beat_schedule_that_has_no_counterpart_stays_and_is_named(tmp_path: Path
     assert [found.advice for found in report.of_kind("by hand") if found.name == "beat_schedule"]
 
 
+SETTINGS_MODULE = """from celery.schedules import crontab, solar
+CELERY_BEAT_SCHEDULE = {
+    "night": {"task": "t", "schedule": crontab(hour=3, minute=0)},
+    "dusk": {"task": "t", "schedule": solar("sunset", 1, 2)},
+}
+CELERY_TASK_ROUTES = [("a.*", {"queue": "q", "routing_key": "q"}), ("b", {"queue": "r", "priority": 3}), {"c": "d"}]
+"""
+
+
+def test_entry_without_a_counterpart_stays_in_the_old_setting_and_is_named_alone(tmp_path: Path) -> None:
+    report = migrate(tmp_path, SETTINGS_MODULE, head="", name="settings.py")
+    names = ['beat_schedule["dusk"]', 'task_routes["b"]']
+    assert [found.name for found in report.of_kind("by hand") if "[" in found.name] == names
+    assert '"night": {\n        "task": "t",\n        "cron": "0 3 * * *",\n    },\n}}' in report.text
+    assert (
+        '\nCELERY_BEAT_SCHEDULE = {"dusk": {"task": "t", "schedule": solar("sunset", 1, 2)}}\n' in report.text
+    )
+    assert '\nCELERY5["queue_routes"] = {"a.*": "q", "c": "d"}\n' in report.text
+    assert '\nCELERY_TASK_ROUTES = {"b": {"queue": "r", "priority": 3}}\n' in report.text
+    again = migrate(tmp_path, report.text, head="", name="settings.py")
+    assert again.diff == ""
+    left = {found.name for found in again.of_kind("by hand")}
+    assert left >= {"CELERY_BEAT_SCHEDULE", "CELERY_TASK_ROUTES"}
+
+
 def test_name_that_means_something_else_in_the_file_is_imported_under_the_old_one(tmp_path: Path) -> None:
     text = "from celery import shared_task\n\n\n@shared_task\ndef one(task): ...\n"
     report = migrate(tmp_path, text, head="")
