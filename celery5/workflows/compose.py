@@ -148,7 +148,7 @@ class Partial(Composed, Generic[A_contra, R_co]):
     if not TYPE_CHECKING:  # a type checker knows the attributes
 
         def __getattr__(self, name: str) -> Any:
-            if name in ("delay", "adelay", "job", "start", "astart"):
+            if name in ("delay", "adelay", "job", "start", "astart", "apply_async"):
                 raise Misconfigured(
                     f"{self!r} lacks {self.describe_missing()}: give it, or put this behind another step: "
                     f"other.s(...) | {self!r}"

@@ -78,6 +78,12 @@ def test_what_is_named_instead_of_a_method_is_one_of_the_object(thing: NameKind,
         assert callable(getattr(THINGS[thing], method)), hint
 
 
+def test_partial_that_celery_would_send_says_what_it_lacks() -> None:
+    for partial in (add.s(b=2), add.s(b=2) | add.s(b=3)):
+        with pytest.raises(Misconfigured, match=r"lacks .*: give it, or put this behind another step"):
+            partial.apply_async()  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("name", CELERY_EQUIVALENTS)
 def test_the_running_job_knows_what_celery_calls_it(name: str) -> None:
     job = CurrentJob("id", "shop.t", "default", 2, "worker")
