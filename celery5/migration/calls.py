@@ -516,7 +516,15 @@ def _change_result(context: FileContext, call: ast.Call, method: str, receiver: 
 
 
 def _check_task_call(context: FileContext, call: ast.Call, method: str, receiver: ast.expr) -> None:
-    if method == "AsyncResult" and call.args:
+    if method == "options":
+        options = [
+            f"queue={context.render(option.value)}" for option in call.keywords if option.arg == "queue"
+        ]
+        new = NewCall(options=options)
+        _check_queue(new, context.find_task(receiver))
+        for name, advice in new.problems:
+            context.by_hand(call, name, advice)
+    elif method == "AsyncResult" and call.args:
         task = context.render(receiver)
         context.replace(call, f"{task}.app.result({context.render(call.args[0])}, task={task})")
         context.changed(call, "AsyncResult", f"{task}.app.result(..., task={task})")
