@@ -30,8 +30,9 @@ TEXTS = {
 
 
 @pytest.fixture(autouse=True)
-def restored() -> Iterator[None]:
-    """Leave how celery5 was called as it was."""
+def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Leave how celery5 was called as it was, and let this process go on: beside other threads `main` would end it."""
+    monkeypatch.setattr("threading.active_count", lambda: 1)
     token = INVOCATION.set(Invocation())
     yield
     INVOCATION.reset(token)
