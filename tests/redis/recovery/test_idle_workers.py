@@ -1,6 +1,7 @@
 """Idle workers, one of many: they send Redis little, begin a job at once, and one that is dead keeps none for long."""
 
 import time
+from typing import Any
 
 import pytest
 import redis
@@ -8,6 +9,7 @@ import redis
 from celery5 import App
 from celery5.broker.keys import GROUP
 from celery5.broker.servers.embedded import EmbeddedServer
+from celery5.tasks import Task
 from tests.redis.worker.workers import until, working
 
 LEASE = 0.3
@@ -15,16 +17,21 @@ WORKERS = 60
 """So the interval between two heartbeats of an idle worker is two leases."""
 
 
-@pytest.mark.plants
-async def test_an_idle_worker_of_many_sends_little_and_begins_a_job_at_once(
-    own_server: EmbeddedServer, app_name: str
-) -> None:
-    app = App(app_name, broker=own_server.url, lease=LEASE, metrics_interval=0)
+def make_app(name: str, server: EmbeddedServer) -> tuple[App, Task[Any, int]]:
+    app = App(name, broker=server.url, lease=LEASE, metrics_interval=0)
 
     @app.task
     async def add(a: int, b: int) -> int:
         return a + b
 
+    return app, add
+
+
+@pytest.mark.plants
+async def test_an_idle_worker_of_many_sends_little_and_begins_a_job_at_once(
+    own_server: EmbeddedServer, app_name: str
+) -> None:
+    app, add = make_app(app_name, own_server)
     keys = app.queue("default")
     with redis.Redis.from_url(own_server.url) as client:
         client.zadd(keys.leases, {f"other-{n}": time.time() * 1000 + 60_000 for n in range(WORKERS)})
@@ -42,12 +49,7 @@ async def test_an_idle_worker_of_many_sends_little_and_begins_a_job_at_once(
 async def test_a_job_that_a_dead_idle_worker_was_given_runs_elsewhere_as_soon_as_ever(
     own_server: EmbeddedServer, app_name: str
 ) -> None:
-    app = App(app_name, broker=own_server.url, lease=LEASE, metrics_interval=0)
-
-    @app.task
-    async def add(a: int, b: int) -> int:
-        return a + b
-
+    app, add = make_app(app_name, own_server)
     keys = app.queue("default")
     with redis.Redis.from_url(own_server.url) as client:
         # Its host was lost while it waited for a job; Redis does not know, and gives it one.
