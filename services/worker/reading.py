@@ -112,7 +112,7 @@ class ReadOrder:
         total = 0
         for keys in sorted(queues, key=lambda keys: self._order.get_rank(keys.queue)):
             count = capacity.get_remaining(keys.queue)
-            if count and keys.queue not in self._order.names:
+            if count:  # queues without a name here take turns, and so do the shards of one
                 self._move_to_end(keys)
             read_count = await self._read(keys, count, receive) if count else 0
             total += read_count

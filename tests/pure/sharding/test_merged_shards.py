@@ -38,6 +38,29 @@ def test_a_worker_of_several_shards_is_one_worker() -> None:
     assert merged.workers == (WorkerState("w1", 3.0, 6), WorkerState("w2", 5.0, 0))
 
 
+def test_the_most_urgent_shard_says_how_a_queue_is() -> None:
+    workers = (
+        WorkerState("w1", 4.0, 0, lapsed=1.0, is_blocked=True, silent_for=9.0),
+        WorkerState("w1", 4.0, 0, lapsed=2.0, is_blocked=False, silent_for=8.0),
+    )
+    parts = [
+        QueueState(
+            name, 0, 0, 0, None, 1, dead, 1, (worker,), oldest_waiting=waiting, idle=idle
+        )
+        for name, dead, worker, waiting, idle in (
+            ("mails", 5.0, workers[0], 7.0, 3.0), ("mails#1", 6.0, workers[1], 4.0, 2.0),
+        )
+    ]  # fmt: skip
+    (merged,) = merge_queue_states(parts)
+    assert (merged.oldest_dead, merged.oldest_waiting, merged.idle) == (6.0, 7.0, 2.0)
+    assert merged.workers == (WorkerState("w1", 4.0, 0, lapsed=2.0, is_blocked=True, silent_for=9.0),)
+
+
+def test_a_shard_that_alone_is_known_counts_for_its_queue() -> None:
+    (merged,) = merge_queue_states([QueueState("mails#1", 1, 0, 0, None, 0, None, 1, ())])
+    assert (merged.queue, merged.waiting) == ("mails", 1)
+
+
 def test_the_autoscaler_sees_one_queue() -> None:
     loads = [
         QueueLoad("mails", 10, 2, {"push": 4}, ("w1",)),

@@ -111,7 +111,7 @@ def test_jobs_with_one_unique_key_go_to_one_shard() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"limit": 3}, {"rate_limit": "5/s"}, {"limit": 3, "fair_key": "customer"}]
+    "options", [{"limit": 3}, {"limit": 1}, {"rate_limit": "5/s"}, {"limit": 3, "fair_key": "customer"}]
 )
 def test_jobs_of_a_task_with_a_limit_of_all_workers_go_to_the_first_shard(options: Any) -> None:
     assert Shop(**options).queues() == {"mails"}
@@ -136,6 +136,8 @@ def test_jobs_with_one_concurrency_key_go_to_one_shard() -> None:
     assert len(shop.queues(customers=50)) == 8
     with pytest.raises(Misconfigured, match="counted by concurrency key"):
         shop.push.options(key="nightly").job("ann")
+    shards = {shop.push.options(key="nightly", id=f"job-{n}").job("ann").queue for n in range(8)}
+    assert shards == {shop.push.job("ann").queue}, "one with an id has the same arguments each time"
 
 
 def test_a_queue_without_shards_is_as_before() -> None:

@@ -81,7 +81,7 @@ def sharded(staff: Staff) -> Staff:
 def test_jobs_of_a_killed_worker_are_put_back_on_all_shards(sharded: Staff) -> None:
     app = sharded.app
     first = sharded.start(lease=1.0, concurrency=40, shards="default=4")
-    sent = app.send_many([app.signature("nap", 0.3) for _ in range(24)])
+    sent = app.send_many([app.signature("nap", 0.3) for _ in range(39)])
     key = app.tasks["nap"].options(key="nightly")
     unique = key.delay(0.3)
     wait_until(lambda: len(sharded.notes()) >= 12)

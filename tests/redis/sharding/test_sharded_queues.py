@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import trio
 
-from celery5 import App, Misconfigured
+from celery5 import App, Misconfigured, current_job
 from celery5.errors import TaskFailed
 from celery5.processes.scheduler import resolve_rules
 from celery5.protocol.job.states import JobState
@@ -50,6 +50,9 @@ async def test_a_result_is_found_by_its_id_alone_and_by_its_queue(sharded: App) 
         assert await sharded.result(result.id, queue=QUEUE).aget() == value
         assert await sharded.result(result.id).aget() == value
         assert await sharded.result(result.id, task=push).aget() == value
+        story = await sharded.jobs.astory(result.id, queue=QUEUE)
+        assert story is not None
+        assert story.queue == result.queue
 
 
 async def test_waiting_jobs_are_revoked_by_id_alone(sharded: App) -> None:
@@ -100,6 +103,8 @@ async def test_a_paused_queue_is_paused_with_all_its_shards(sharded: App) -> Non
         await trio.sleep(0.1)
         states: list[Any] = [await result.astatus() for result in sent]
         assert states == [JobState.SENT] * 12
+        for name in (QUEUE, SHARDS[1]):
+            assert (await sharded.ainfo(name)).queues[name].paused
         await sharded.control.asend("resume-queue", {"queue": QUEUE})
         for result in sent:
             await result.aget()
@@ -169,7 +174,13 @@ async def test_a_limit_from_outside_is_refused_where_it_would_count_on_each_shar
 
     async def narrow() -> None: ...
 
+    async def keyed(customer: str) -> None: ...
+
     narrow_task = declare(sharded, narrow, limit=2)
+    by_key = declare(sharded, keyed, limit=1, concurrency_key="customer")
+    assert await sharded.limits.aset(by_key, 3)
+    with pytest.raises(Misconfigured, match="declare a limit or a rate"):
+        await sharded.limits.aset(by_key, "5/s")
     for limit in (3, "5/s"):
         with pytest.raises(Misconfigured, match="declare a limit or a rate"):
             await sharded.limits.aset(push, limit)
@@ -179,7 +190,7 @@ async def test_a_limit_from_outside_is_refused_where_it_would_count_on_each_shar
     sharded.limits.rule("night", task=push, limit=1)
     with pytest.raises(Misconfigured, match="declare a limit or a rate"):
         resolve_rules(sharded)
-    for task in (push, narrow_task):
+    for task in (push, narrow_task, by_key):
         await sharded.limits.alift(task)
     await sharded.limits.aresume(push)
 
@@ -209,6 +220,16 @@ async def test_a_job_of_an_event_and_of_a_schedule_have_a_shard(sharded: App) ->
     assert len({make_definition(sharded, push.s("ann"), Periodic(60.0, "s")).queue for _ in range(20)}) == 1
 
 
+async def test_a_schedule_with_a_key_has_the_shard_of_its_key(sharded: App) -> None:
+    async def keyed(customer: str) -> None: ...
+
+    push = declare(sharded, make_push()).options(key="nightly")
+    by_key = declare(sharded, keyed, limit=1, concurrency_key="customer")
+    for task in (push, by_key):
+        queues = {make_definition(sharded, task.s("ann"), Periodic(60.0, f"s{n}")).queue for n in range(20)}
+        assert queues == {task.job("ann").queue}
+
+
 async def note_order(app: App, count: int, **settings: Any) -> list[str]:
     """Return the queues of so many jobs of a sharded queue and as many of another, in the order in which they began."""
     app.configure(concurrency=1, **settings)
@@ -236,3 +257,46 @@ async def test_an_order_of_queues_holds_for_all_shards(sharded: App, order: str)
     first = order.split()[0]
     begun = await note_order(sharded, 40, queue_order=order)
     assert begun[:40].count(first) >= 38
+
+
+async def test_a_rate_holds_over_all_shards(sharded: App) -> None:
+    ran: list[int] = []
+
+    async def mail(n: int) -> None:
+        ran.append(n)
+
+    mail_task = declare(sharded, mail, rate_limit="3/h")
+    results = await sharded.asend_many([mail_task.s(n) for n in range(12)])
+    async with working(sharded), working(sharded):
+        await until_async(lambda: _are_held_by_rate(sharded, 9))
+        assert len(ran) == 3
+        for result in results:
+            await result.arevoke()
+
+
+async def _are_held_by_rate(app: App, count: int) -> bool:
+    return (await app.ainfo(QUEUE)).queues[QUEUE].held_tasks == {"mail": count}
+
+
+async def test_priorities_hold_within_a_shard(sharded: App) -> None:
+    sharded.configure(concurrency=1, priorities="strict")
+    begun: list[tuple[str, str]] = []
+
+    async def note(priority: str) -> None:
+        job = current_job()
+        assert job is not None
+        begun.append((priority, job.queue))
+
+    note_task = declare(sharded, note)
+    results = [
+        await note_task.options(priority=priority, id=f"{priority}-{n}").adelay(priority)
+        for priority in ("low", "normal", "high")
+        for n in range(20)
+    ]
+    assert {result.queue for result in results} == set(SHARDS)
+    async with working(sharded):
+        for result in results:
+            await result.aget()
+    for shard in SHARDS:
+        of_shard = [priority for priority, queue in begun if queue == shard]
+        assert of_shard == sorted(of_shard, key=["high", "normal", "low"].index)

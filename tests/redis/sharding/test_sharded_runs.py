@@ -1,11 +1,12 @@
 """Runs of workflows on sharded queues: each on one shard, and together on all."""
 
+from collections import Counter
 from typing import Any
 
 import pytest
 import trio
 
-from celery5 import App, Misconfigured
+from celery5 import App, Misconfigured, current_job
 from tests.redis.sharding.declaring import QUEUE, SHARDS, chain, declare
 from tests.redis.worker.workers import working
 
@@ -28,7 +29,7 @@ async def total(numbers: list[int]) -> int:
 async def test_runs_are_spread_and_each_is_on_one_shard(sharded: App) -> None:
     step, last = declare(sharded, double), declare(sharded, total)
     workflow = chain(step.map(range(20)), last.partial())
-    runs: list[Any] = [await workflow.astart() for _ in range(16)]
+    runs: list[Any] = [await workflow.astart(id=f"run-{n}") for n in range(16)]
     assert {run.queue for run in runs} == set(SHARDS)
     async with working(sharded):
         with trio.fail_after(30):
@@ -45,7 +46,7 @@ async def test_declared_runs_are_spread_over_the_shards(sharded: App) -> None:
     def twice(flow: Any, n: int) -> Any:
         return flow.call(step, flow.call(step, n))
 
-    runs: list[Any] = [await twice.astart(n) for n in range(16)]
+    runs: list[Any] = [await twice.options(id=f"run-{n}").astart(n) for n in range(16)]
     assert {run.queue for run in runs} == set(SHARDS)
     async with working(sharded):
         with trio.fail_after(30):
@@ -114,3 +115,28 @@ async def test_steps_whose_shard_cannot_be_known_are_refused(sharded: App) -> No
         await chain(step.options(key="nightly").s(1), step.partial()).astart()
     with pytest.raises(Misconfigured, match="counted by concurrency key"):
         by_key.make_template()
+
+
+async def test_a_step_with_a_countdown_is_on_the_shard_of_its_run(sharded: App) -> None:
+    async def note(_last: Any) -> str:
+        job = current_job()
+        assert job is not None
+        return job.queue
+
+    step = declare(sharded, note)
+    workflow = chain(step.s(1), step.options(countdown=0.01).partial())
+    runs: list[Any] = [await workflow.astart(id=f"run-{n}") for n in range(8)]
+    async with working(sharded):
+        with trio.fail_after(30):
+            assert [await run.aget() for run in runs] == [run.queue for run in runs]
+
+
+async def test_runs_are_spread_over_the_shards_of_each_queue_alike(app: App) -> None:
+    app.configure(shards={QUEUE: 4, "reports": 2})
+
+    steps = [declare(app, double, name=queue, queue=queue) for queue in (QUEUE, "reports")]
+    for step, most in zip(steps, (16, 26), strict=True):
+        runs: list[Any] = [await chain(step.s(1)).astart(id=f"{step.name}-{n}") for n in range(40)]
+        counts = Counter(run.queue for run in runs)
+        assert len(counts) == app.brokers.shards[step.name]
+        assert max(counts.values()) <= most

@@ -211,3 +211,21 @@ async def test_a_job_that_comes_during_an_idle_heartbeat_has_the_lease_shortened
     after = next((at, seconds) for at, seconds in worker.redis.beats if at >= long_at and seconds == LEASE)
     assert after[0] - long_at < 0.001
     nursery.cancel_scope.cancel()
+
+
+async def test_an_idle_lease_is_held_for_three_intervals_and_no_longer(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = Worker(1000, monkeypatch).lease
+    lease.mark_idle(trio.current_time(), 30)
+    await trio.sleep(89)
+    assert lease.is_held
+    await trio.sleep(2)
+    assert not lease.is_held
+    lease.mark_idle(trio.current_time(), 30)
+    lease.mark_renewed(trio.current_time())
+    await trio.sleep(LEASE + 1)
+    assert not lease.is_held, "the renewal has shortened it in Redis"
+    lease.mark_idle(trio.current_time(), 30)
+    lease.mark_lost("others have taken its jobs")
+    assert not lease.is_held
