@@ -574,10 +574,10 @@ class App:
         self._sender.reset()
 
     def guard_broker(self, check: Callable[[], None] | None) -> Callable[[], None] | None:
-        """Call `check` before each use of the broker of the settings: it raises where that must not be used.
+        """Call `check` before each use of the settings' broker. It raises an error if that broker must not be used.
 
-        A broker that `use_broker` chooses instead, as the testing kit does, is not checked. With None none is. Returns
-        the previous check.
+        A broker that `use_broker` sets, as the testing kit does, is not checked. None removes the check. Returns the
+        previous check.
         """
         previous, self._broker_check = self._broker_check, check
         if "connections" in self.__dict__:
@@ -764,7 +764,7 @@ class App:
         if task is not None and not isinstance(cast("object", task), Task):
             raise TypeError(f"task is {task!r}: give the task itself, not its name")
         likely = queue or (self.settings.default_queue if task is None else task.queue)
-        if shards := self.brokers.shards.get(likely):  # where a job without a unique key is
+        if shards := self.brokers.shards.get(likely):  # the shard of a job without a unique key
             likely, queue = choose_shard(likely, shards, job_id), None
         return AsyncResult(
             self,

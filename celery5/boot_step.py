@@ -178,7 +178,7 @@ def _check_process_kinds(name: str, kinds: Any) -> tuple[str, ...]:
 
 
 def _guard(step: BootStep) -> tuple[HealthCheck, ...]:
-    """Return the health checks of a step. Raises Misconfigured if they, its breaker or its code do not fit it."""
+    """Return the health checks of a step. Raises Misconfigured for an invalid check, breaker or function."""
     checks = validate_checks(step.checks, step.breaker, f"boot step {step.name!r}")
     for function in (step.run, step.undo):
         refuse_injected(function, f"boot step {step.name!r}")

@@ -94,7 +94,7 @@ class Corrupt(CeleryError, ValueError):
 
 
 ASKED_FOR = "asked for"
-"""What a `Retry` says that was raised without a message."""
+"""The message of a `Retry` that was raised without one."""
 
 
 class Retry(CeleryError):

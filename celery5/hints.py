@@ -46,7 +46,7 @@ _RUN_OPTIONS = (
     "which takes id, deadline, on_error and on_failure; countdown and queue are options of the tasks in it: "
     "task.options(countdown=5).s(...)"
 )
-"""What is chosen for a run of a workflow, and what for the tasks in it."""
+"""The options of a run of a workflow, and the options of the tasks in it."""
 
 CELERY: Mapping[NameKind, Mapping[str, str]] = {
     "module": {
@@ -633,8 +633,8 @@ def find_command_hint(words: Sequence[str], group: str = "") -> str:
 def make_attribute_error(thing: NameKind, of: Any, name: str) -> AttributeError:
     """Return the error for a missing attribute, with a hint.
 
-    Without a hint it has `obj`, among whose attributes a traceback looks for a similar name. With a hint it has none:
-    for `app.conf`, Python's second guess would be `app.config`, which is another thing.
+    Without a hint the error has `obj`, so that Python suggests a similar attribute. With a hint it has no `obj`: for
+    `app.conf` Python would also suggest `app.config`, which is something else.
     """
     hint = find_hint(thing, name)
     text = f"{type(of).__name__!r} object has no attribute {name!r}{hint}"

@@ -28,10 +28,10 @@ def get_absent_key(key: str) -> str:
     return f"{key[: key.find('}') + 1]}:absent"
 
 
-def is_heard_on_all_nodes(channel: bytes) -> bool:
-    """Return whether messages on a channel go to all nodes of a cluster: only that of changed schedules.
+def is_broadcast(channel: bytes) -> bool:
+    """Return whether messages on a channel go to all nodes of a cluster: only the channel of changed schedules does.
 
-    The scripts that publish them are those of the schedule's queue, in another slot, and people change schedules.
+    Its messages are published by scripts on the schedule's queue, in another slot. They are rare: people send them.
     """
     return channel.endswith(b"}:schedule-news")
 

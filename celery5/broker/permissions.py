@@ -32,7 +32,7 @@ _CONNECTING = _words(
 )
 """What every role needs: to log in, to find the slots of a cluster, to call scripts, to wait for what is announced."""
 _ON_CLUSTERS = _words("ssubscribe sunsubscribe")
-"""Beside these, on clusters from 7.0: older servers do not know them. Who may PUBLISH may SPUBLISH there, too."""
+"""More of these, on clusters from 7.0; older servers do not know them. A role with PUBLISH also gets SPUBLISH there."""
 _PLAIN = _words("del hdel sadd set srem unlink wait xautoclaim xdel xgroup|create xreadgroup xtrim")
 """Commands beside the reading ones that calls make without a script."""
 _INSPECTING = _words("info memory|usage")

@@ -1,7 +1,7 @@
 """The time of day by which jobs go: that of this machine and of the server, or one that a test sets.
 
-Leases and timeouts of connections always go by real time: a test that lets a day pass must not take its worker for
-dead. The starts of rates are noted in real time; when time passes, they become that much older.
+Leases and timeouts of connections always use real time: when a test lets a day pass, its worker must not count as
+dead. The starts of rates are stored in real time; when virtual time passes, they are moved back by as much.
 """
 
 import time

@@ -153,9 +153,9 @@ class Brokers:
         return self._shards
 
     def list_shards(self, queue: str, names: Iterable[str] = ()) -> list[str]:
-        """Return the names of a queue's shards; after them those of an earlier number of shards among `names`.
+        """Return the names of a queue's shards, then those in `names` from an earlier, larger number.
 
-        For a queue without shards that is the queue; for the name of a single shard it is that one.
+        For a queue without shards, returns its own name; for the name of one shard, that name.
         """
         if get_queue_of_shard(queue) != queue:
             return [queue]

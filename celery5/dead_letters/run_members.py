@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 async def find_jobs_of_ended_runs(
     app: "Application", redis: AsyncDriver, jobs: Sequence[DeadJob]
 ) -> Mapping[str, str]:
-    """Return why jobs are not replayed, by id, of those whose run has ended: `run-ended` or `run-succeeded`.
+    """Return by id why jobs whose run has ended are not replayed: `run-ended` or `run-succeeded`.
 
     No step would follow them, and nothing would undo them.
 

@@ -92,7 +92,7 @@ class BrokerChecks:
 
     @property
     def has_replicas(self) -> bool:
-        """Whether there must be replicas: of a cluster, where sentinels watch, or as the setting `replicas` demands."""
+        """Whether replicas are expected: on a cluster, with sentinels, or by the setting `replicas`."""
         return self._endpoint.topology != "server" or self._replicas > 0
 
     def check_clock(self) -> Finding:

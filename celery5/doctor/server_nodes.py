@@ -42,7 +42,7 @@ def _find_address(endpoint: Endpoint) -> str:
 
 
 def _ask(endpoint: Endpoint, view: PrimaryView) -> PrimaryView:
-    """Return what a primary of a cluster says of its replicas."""
+    """Return a primary of a cluster with the replicas that it reports."""
     host, _, port = view.address.rpartition(":")
     node = endpoint.at_node(host.strip("[]"), int(port))
     try:

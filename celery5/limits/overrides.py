@@ -134,7 +134,7 @@ class Limits:
     async def aset_kind_rate(self, kind: str, rate: str, *, by: str = "") -> bool:
         """Let jobs of a kind of task (`trio`, `asyncio`, `thread`, `boxed`) begin at a rate, on all workers together.
 
-        It holds for all queues together, and beside the limits of the tasks, in place of the setting `rate_limits`.
+        It counts all queues together and replaces the setting `rate_limits`. The limits of tasks still hold.
         Returns whether that changes anything. Raises Misconfigured and BrokerError.
         """
         call = self._set_kind_rate(kind, rate, by)

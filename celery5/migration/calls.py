@@ -47,7 +47,7 @@ def change_call(context: FileContext, call: ast.Call) -> None:
 
 
 def _change_method(context: FileContext, call: ast.Call, method: str, receiver: ast.expr) -> None:
-    """Change a call of a method, by its name and by what it is a method of."""
+    """Change a call of a method, by the names of the method and of its object."""
     kind = context.kind_of(receiver)
     if method in _BY_METHOD:
         _BY_METHOD[method](context, call, receiver)
@@ -86,7 +86,7 @@ _MADE_IN_A_FUNCTION = (
 
 
 def _check_connection(context: FileContext, call: ast.Call, receiver: ast.expr) -> None:
-    """Keep what is to be written instead of `task_success.connect(note_success)`; decorators are reported elsewhere."""
+    """Report the replacement of `task_success.connect(note_success)`; decorators are reported elsewhere."""
     if id(call) not in context.decorators and context.origin_of(receiver).startswith("celery.signals"):
         signal = get_dotted(receiver).rpartition(".")[2]
         of = context.render(call.args[0]) if call.args else "..."
@@ -94,7 +94,7 @@ def _check_connection(context: FileContext, call: ast.Call, receiver: ast.expr) 
 
 
 def _is_linked(context: FileContext, call: ast.Call, kind: str) -> bool:
-    """Return whether a call of `link` or `on_error` is that of a signature: it is one, or it is given one."""
+    """Return whether `link` or `on_error` is called on a signature, or with one."""
     return kind in ("signature", "workflow") or (
         len(call.args) == 1 and context.kind_of(call.args[0]) == "signature"
     )
@@ -191,7 +191,7 @@ def expand_arguments(
 
 
 def _check_queue(new: NewCall, task: KnownTask | None) -> None:
-    """Add the problem that a task with a rate is sent to another queue, which is refused; its own is not named."""
+    """Report a task with a rate that is sent to another queue: celery5 refuses that. Its own queue is fine."""
     if task is None or not task.is_limited:
         return
     for option in [option for option in new.options if option.startswith("queue=")]:
@@ -455,7 +455,7 @@ def _change_by_name(context: FileContext, call: ast.Call, app: str, *, is_sent: 
 
 
 def _check_declared(context: FileContext, name: ast.expr) -> None:
-    """Keep that a task which is called by its name is declared in no file of the project."""
+    """Report a task that is called by its name, and that no file of the project declares."""
     match name:
         case ast.Constant(value=str(text)) if text.rpartition(".")[2] not in context.index.tasks:
             if text not in context.index.task_names:
@@ -561,7 +561,7 @@ _BY_KIND: dict[str, Callable[[FileContext, ast.Call, str, ast.expr], None]] = {
 
 
 def check_task_attribute(context: FileContext, node: ast.Attribute) -> None:
-    """Keep what is to be written instead of an attribute of a task: `charge.request`."""
+    """Report the replacement of an attribute of a task: `charge.request`."""
     if node.attr in ("request", "max_retries", "backend") and context.find_task(node.value) is not None:
         context.report(node, "task", node.attr, f"{context.render(node.value)}.{node.attr}")
 

@@ -113,11 +113,11 @@ def _change_chain(context: FileContext, call: ast.Call) -> None:
     context.changed(call, "chain with si", "a >> b, which passes no value")
 
 
-_BEHIND = "a.s(1) >> b.s(2): a step that takes no value stands behind >>"
+_BEHIND = "a.s(1) >> b.s(2): a step that takes no value comes after >>"
 
 
 def _check_starred(context: FileContext, call: ast.Call) -> None:
-    """Keep that a list of steps has some that take no value: `chain(*[a.s(1), b.si(2)])`."""
+    """Report a list in which some steps take no value: `chain(*[a.s(1), b.si(2)])`."""
     starred = [step for step in call.args if isinstance(step, ast.Starred)]
     inner = (node for step in starred for node in ast.walk(step) if isinstance(node, ast.expr))
     if starred and any(_is_immutable(context, node) for node in (*inner, *call.args)):

@@ -46,7 +46,7 @@ class FileContext:
             for decorator in node.decorator_list
         }
         self.is_async = False
-        self.is_written = imports_celery5(tree)  # by an earlier run, or by its authors
+        self.is_written = imports_celery5(tree)  # changed by an earlier run, or written so
         self._bound = set(iterate_bound_names(tree))
         self._blocks: dict[int, list[ast.stmt]] = {}
         self._removed: set[int] = set()
@@ -82,13 +82,13 @@ class FileContext:
         return rest.rpartition(".")[2] if package == "celery" and rest and not is_of_app else ""
 
     def new_name(self, node: ast.AST) -> str:
-        """Return the name of celery5's that an expression is, `task`; '' for all else."""
+        """Return the name in celery5 that an expression refers to, such as `task`; '' for others."""
         origin = self.origin_of(node)
         package, _, rest = origin.partition(".")
         return rest.rpartition(".")[2] if package == "celery5" else ""
 
     def find_task(self, node: ast.AST) -> KnownTask | None:
-        """Return the task of the project that an expression is, also with options: `add.options(queue="q")`."""
+        """Return the task of the project that an expression refers to, also with options: `add.options(queue="q")`."""
         if (
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Attribute)

@@ -33,7 +33,9 @@ _ERRBACK = (
     "celery5.workflows import StepFailure), each with id, task, type and message of the error, state and reason; the "
     "traceback is in the dead letter: celery5 dlq read"
 )
-_GIVEN_ON = "what is given self gets the running job: id, task, queue, attempt, worker, retry(), no options of the task"
+_GIVEN_ON = (
+    "the function gets the running job: id, task, queue, attempt, worker, retry(), no options of the task"
+)
 _OPTION_OF_CLASS = "an option of each task: keep those of the class in a dict, and write @app.task(**OPTIONS)"
 _CHECK_OPTIONS = "check that celery5 has these options"
 _UNKNOWN_OPTION = "middleware, or a decorator below @app.task"
@@ -75,7 +77,7 @@ def change_decorator(context: FileContext, function: Function, decorator: ast.ex
 
 
 def _change_bound(context: FileContext, function: Function) -> None:
-    """Change the first parameter of a bound task, and what is done with it."""
+    """Change the first parameter of a bound task, and its uses."""
     first = [*function.args.posonlyargs, *function.args.args][0]
     if first.annotation is not None and context.celery_name(first.annotation) == "Task":
         context.replace(first.annotation, context.need("CurrentJob", "celery5.tasks"))
@@ -83,7 +85,7 @@ def _change_bound(context: FileContext, function: Function) -> None:
 
 
 def is_written(context: FileContext, decorator: ast.expr) -> bool:
-    """Return whether a task is declared by celery5 already: an earlier run has written it, or its authors."""
+    """Return whether a task is already declared by celery5, by an earlier run or by its authors."""
     called = decorator.func if isinstance(decorator, ast.Call) else decorator
     if not isinstance(called, ast.Attribute):
         return context.new_name(called) == "task"
@@ -92,7 +94,7 @@ def is_written(context: FileContext, decorator: ast.expr) -> bool:
 
 
 def _check_declaration(context: FileContext, function: Function, call: ast.Call | None) -> None:
-    """Keep what is left to do in the declaration of a task that is written already."""
+    """Report what is left to do in a task that celery5 already declares."""
     for option in call.keywords if call else ():
         if option.arg is None:
             context.by_hand(option, "**options", _CHECK_OPTIONS)
@@ -107,7 +109,7 @@ def _check_declaration(context: FileContext, function: Function, call: ast.Call 
 
 
 def _check_errback(context: FileContext, function: Function, call: ast.Call | None) -> None:
-    """Keep that a task which is called when a job fails gets other arguments than with Celery."""
+    """Report that a task called for failed jobs gets other arguments than with Celery."""
     parameters = [*function.args.posonlyargs, *function.args.args][1 if _bound_name(function, call) else 0 :]
     if function.name not in context.index.errbacks or not parameters:
         return
@@ -378,11 +380,11 @@ _SELF = {
     "apply_async": "TASK.options(...).delay(...): the job is not the task",
     **{attribute: f"TASK.{attribute}: the job is not the task" for attribute in ("delay", "s", "si")},
 }
-"""What is to be written instead of an attribute of a bound task."""
+"""The replacements of the attributes of a bound task."""
 
 
 def _check_given_on(context: FileContext, call: ast.Call, name: str) -> None:
-    """Keep that a bound task gives itself to a function, which gets the job."""
+    """Report that a bound task passes itself to a function, which gets the job."""
     called = get_dotted(call.func).rpartition(".")[2]
     if called in ("print", "repr", "str", "isinstance"):
         return
@@ -444,7 +446,7 @@ def _check_retry(context: FileContext, call: ast.AST | None) -> None:
 
 
 def check_made_task(context: FileContext, function: Function) -> None:
-    """Keep which options of a task that a function of the project makes are those of Celery."""
+    """Report the options of Celery on a task that a function of the project makes."""
     maker = find_maker(function, context.index)
     if maker is None:
         return
@@ -465,7 +467,7 @@ def check_made_task(context: FileContext, function: Function) -> None:
 
 
 def check_class(context: FileContext, node: ast.ClassDef) -> None:
-    """Keep what becomes of a base class of tasks, in one finding: what it keeps, its methods, and its options."""
+    """Report what to do with a base class of tasks, in one finding: what stays, its methods and its options."""
     if not any(
         context.celery_name(base) == "Task"
         or (isinstance(base, ast.Attribute) and base.attr == "Task" and context.kind_of(base.value) == "app")
@@ -473,7 +475,7 @@ def check_class(context: FileContext, node: ast.ClassDef) -> None:
     ):
         return
     own: list[str] = []
-    parts: dict[str, list[str]] = {}  # the members that an advice is for
+    parts: dict[str, list[str]] = {}  # the members for each advice
     for member in node.body:
         names = [member.name] if isinstance(member, ast.FunctionDef | ast.AsyncFunctionDef) else []
         targets = [*getattr(member, "targets", ()), getattr(member, "target", None)]

@@ -45,8 +45,8 @@ def rename(context: FileContext, node: ast.Name | ast.Attribute) -> None:
 
 
 _RETRY_RAISES_NOTHING = (
-    "self.retry() of the last attempt raises nothing that a task can catch: what is to be done then is on_failure= of "
-    "the task, or comes before retry() when self.attempt is the last one. Callers of get() catch TaskFailed"
+    "self.retry() of the last attempt raises nothing that a task can catch: put that code into on_failure= of "
+    "the task, or before retry() where self.attempt is the last one. Callers of get() catch TaskFailed"
 )
 
 
@@ -168,7 +168,7 @@ _COMPANIONS = {
     "celery5 schedule, and app.schedule",
     "django_celery_results": "app.find(id) and app.result(id); a Data Sink keeps results in a database",
 }
-"""Packages that come with Celery, and what is to be done with what a file imports from them."""
+"""Packages that come with Celery, with advice for a file that imports from them."""
 
 
 def _change_companions(context: FileContext, used: set[str]) -> None:

@@ -65,7 +65,7 @@ class ProjectIndex:
         return any(not module or _ends_alike(defined, module) for defined in self.apps.get(name, ()))
 
     def has_module(self, name: str) -> bool:
-        """Return whether a dotted name is that of a module of the project, and not of a package."""
+        """Return whether a dotted name is a module of the project, and no package."""
         return tuple(name.split(".")) in self.modules - self.packages
 
     def find_celery_module(self, package: str) -> str:
@@ -137,7 +137,7 @@ def find_maker(function: Function, index: ProjectIndex) -> ast.Call | None:
 
 
 def imports_celery5(tree: ast.Module) -> bool:
-    """Return whether a module imports names of celery5: it is written already, as a whole or in part."""
+    """Return whether a module imports names of celery5: it is already changed, as a whole or in part."""
     return any(
         name.partition(".")[0] == "celery5"
         for node in ast.walk(tree)
@@ -171,7 +171,7 @@ def _find_makers(tree: ast.Module) -> dict[str, set[str]]:
 
 
 def _find_errbacks(tree: ast.Module) -> set[str]:
-    """Return the names of the tasks that a module has called when a job fails, by Celery's words or by ours."""
+    """Return the names of the tasks that a module has called when a job fails, with Celery's API or celery5's."""
     values: list[ast.expr] = []
     variables: dict[str, ast.expr] = {}
     for node in ast.walk(tree):
@@ -193,7 +193,7 @@ def _find_errbacks(tree: ast.Module) -> set[str]:
 
 
 def _name_of_called(value: ast.expr) -> str:
-    """Return the name of the task that a signature calls, or of the task itself; '' for what takes no failure."""
+    """Return the name of the task that a signature calls, or of the task itself; '' for other expressions."""
     match value:
         case ast.Call(
             func=ast.Name(id="signature" | "subtask") | ast.Attribute(attr="signature" | "subtask"),

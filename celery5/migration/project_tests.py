@@ -42,7 +42,7 @@ def is_test_module(context: FileContext) -> bool:
 
 
 def check_fixtures(context: FileContext, function: Function) -> None:
-    """Keep what replaces the fixtures of Celery that a test has, or defines."""
+    """Report the replacements of Celery's fixtures that a test uses or defines."""
     is_fixture = any(
         get_dotted(decorator.func if isinstance(decorator, ast.Call) else decorator).endswith("fixture")
         for decorator in function.decorator_list
@@ -57,7 +57,7 @@ def check_fixtures(context: FileContext, function: Function) -> None:
 
 
 def check_stand_in(context: FileContext, call: ast.Call) -> None:
-    """Keep what a test replaces of Celery's methods: `patch("shop.tasks.charge.apply_async")`."""
+    """Report a method of Celery that a test patches: `patch("shop.tasks.charge.apply_async")`."""
     called = get_dotted(call.func)
     match call.args:
         case [task, ast.Constant(value=str(name)), *_] if context.find_task(task) is not None:
@@ -80,7 +80,7 @@ def check_stand_in(context: FileContext, call: ast.Call) -> None:
 
 
 def check_replaced(context: FileContext, node: ast.Assign) -> None:
-    """Keep what a test assigns to a method of Celery's: `charge.retry = MagicMock()`."""
+    """Report a method of Celery that a test replaces by assignment: `charge.retry = MagicMock()`."""
     for target in node.targets:
         match target:
             case ast.Attribute(attr=name, value=task) if (
@@ -92,6 +92,6 @@ def check_replaced(context: FileContext, node: ast.Assign) -> None:
 
 
 def _is_of_task(name: str) -> bool:
-    """Return whether a name is that of a method of a task: `apply` and `retry` alone are methods of much else."""
+    """Return whether a name is a method of a task. Other classes have methods `apply` and `retry`, too."""
     method = name.rpartition(".")[2]
     return method in ("apply_async", "si") or ".tasks." in name

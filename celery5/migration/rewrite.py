@@ -176,7 +176,7 @@ class _Rewriter(ast.NodeVisitor):
         if node.attr in _OF_THE_APP and not is_call and self.context.kind_of(node.value) == "app":
             self.context.report(node, "app", node.attr, f"app.{node.attr}")
         if node.attr == "events" and not is_call and self.context.kind_of(node.value) == "app":
-            self.context.report(node, "command", "events", "app.events")  # ours has events of its own
+            self.context.report(node, "command", "events", "app.events")  # celery5's App has other `events`
         if node.attr == "Task" and self.context.kind_of(node.value) == "app":
             self.context.report(node, "module", "Task", "app.Task")
 

@@ -139,9 +139,7 @@ class Entries:
     """What becomes of the entries of a setting."""
 
     changed: tuple[str, ...]  # the source of those that can be changed
-    left: Mapping[
-        ast.expr, tuple[str, str]
-    ]  # the keys of the others, with their source, and what is to be done
+    left: Mapping[ast.expr, tuple[str, str]]  # the keys of the others, with their source and advice
 
 
 def change_beat_schedule(value: ast.expr, render: Callable[[ast.expr], str]) -> Entries | None:
@@ -164,7 +162,7 @@ def change_beat_schedule(value: ast.expr, render: Callable[[ast.expr], str]) -> 
 
 
 def _change_entry(entry: ast.Dict, render: Callable[[ast.expr], str]) -> list[str]:
-    """Return the fields of an entry. Raises ValueError with what is to be done by hand."""
+    """Return the fields of an entry. Raises ValueError with advice for a change by hand."""
     fields: list[str] = []
     for key, value in zip(entry.keys, entry.values, strict=True):
         name = key.value if isinstance(key, ast.Constant) else None
@@ -178,7 +176,7 @@ def _change_entry(entry: ast.Dict, render: Callable[[ast.expr], str]) -> list[st
             if when is None:
                 raise ValueError(
                     f'it stays in the old setting, as {_shorten(render(value))} has no counterpart: "cron", "every" or '
-                    '"at" in the setting schedules; what the clock does not know, the task itself asks for (celery5 '
+                    '"at" in the setting schedules; a task checks other conditions itself (celery5 '
                     "docs periodic)"
                 )
             fields.append(when)

@@ -156,7 +156,7 @@ def _rename(context: FileContext, node: Located, name: str, value: ast.expr) -> 
 
 
 def check_app(context: FileContext, call: ast.Call) -> None:
-    """Keep what is left to do in a call of `App`."""
+    """Report what is left to do in a call of `App`."""
     if len(call.args) > 1:
         context.by_hand(call, "Celery(...)", "keywords of App, such as broker=")
     for option in call.keywords:
@@ -213,7 +213,7 @@ def _change_schedules(context: FileContext, value: ast.expr) -> _NewSetting | No
 
 
 def _report_left(context: FileContext, setting: str, entries: Entries) -> str:
-    """Keep which entries are to be changed by hand. Returns them, as source; '' for none."""
+    """Report the entries to change by hand. Returns them, as source; '' for none."""
     for key, (_, advice) in entries.left.items():
         context.by_hand(key, f"{setting}[{context.render(key)}]", advice)
     return f"{{{', '.join(text for text, _ in entries.left.values())}}}" if entries.left else ""
@@ -224,7 +224,7 @@ def _change_memory(context: FileContext, value: ast.expr) -> _NewSetting:
 
 
 _OF_AMQP = {"exchange", "exchange_type", "routing_key"}
-"""What a route has beside its queue that is not needed."""
+"""The fields of a route, beside its queue, that are not needed."""
 _ROUTE_LEFT = (
     "it stays in the old setting: queue_routes has the queue alone; a priority is an option of the task: "
     'priority="high", normal or low'
@@ -277,7 +277,7 @@ def _list_routes(value: ast.expr) -> list[tuple[ast.expr, ast.expr]] | None:
 
 
 def _find_queue(route: ast.expr) -> ast.expr | None:
-    """Return the queue of a route that has nothing else which counts; None for another route."""
+    """Return the queue of a route without other needed fields; None for other routes."""
     match route:
         case ast.Constant(value=str()):
             return route
@@ -361,7 +361,7 @@ def change_conf_statement(context: FileContext, statement: ast.stmt) -> bool:
 
 
 def leave_beat_schedule(context: FileContext, statement: ast.stmt) -> bool:
-    """Keep that entries are added to `app.conf.beat_schedule`, and leave them whole. Returns whether this is done.
+    """Report entries added to `app.conf.beat_schedule`, and leave them unchanged. Returns whether it did.
 
     A single `beat_schedule.update({...})` of a file is changed as `beat_schedule = {...}` is: where there are several,
     each `app.configure(schedules=...)` would replace the one before.
@@ -503,7 +503,7 @@ def _change_discovery(context: FileContext, statement: ast.stmt, call: ast.Call,
 
 
 def _is_module(context: FileContext, element: ast.expr) -> bool:
-    """Return whether what is to be discovered is a module of the project: Celery imports it itself, then."""
+    """Return whether the name to discover is a module of the project, which Celery itself imports."""
     return (
         isinstance(element, ast.Constant)
         and isinstance(element.value, str)
@@ -572,14 +572,14 @@ def _change_own(
 
 @dataclass(frozen=True)
 class _Written:
-    """What a module has in `CELERY5`: an earlier run has written it, or its authors."""
+    """The assignment to `CELERY5` in a module, by an earlier run or by its authors."""
 
     line: int = 0  # where it is assigned; 0 for nowhere
     names: frozenset[str] = frozenset()  # the settings in it
 
 
 def _find_written(tree: ast.Module) -> _Written:
-    """Return what a module of settings has in `CELERY5`."""
+    """Return the `CELERY5` of a module of settings."""
     line, names = 0, set[str]()
     for node in ast.walk(tree):
         match node:
@@ -608,12 +608,12 @@ def _change_django(
     is_elsewhere: bool,
     written: frozenset[str],
 ) -> bool:
-    """Change a setting of Django's to an item of `CELERY5`. Returns whether that is there now.
+    """Change a setting of Django's to an item of `CELERY5`. Returns whether `CELERY5` exists now.
 
     Args:
-        made: Whether `CELERY5` is there already.
+        made: Whether `CELERY5` exists already.
         is_elsewhere: Whether it may be in another module, or is assigned further below, where an item would be lost.
-        written: The settings that it has: what is kept for others is not written twice.
+        written: The settings in it, which are not written twice.
     """
     context.handled.add(id(statement))
     found = len(context.findings)

@@ -111,7 +111,7 @@ class ProcessNews(NamedTuple):
     # When it came, by the clock of Redis.
     at: float
     host: str
-    # Its full name, and that of its inbox; '' when it has not said it.
+    # Its full name, and the name of its inbox; '' if it has not reported them.
     incarnation: str
     name: str
     # When it started, in seconds since 1970; 0: not known.
@@ -205,7 +205,7 @@ class WorkerReader:
             for worker in queue.workers:
                 if worker.alive:
                     found[self._get_name(worker.name)].append((queue.queue, worker))
-        # Of a name that began again, what its incarnation before has said last, when it ended, means nothing any more.
+        # If a worker has started again under its name, the last report of its previous incarnation does not count.
         by_start = sorted(self._processes.values(), key=lambda process: (process.started, process.at))
         news = {process.name: process for process in by_start}
         settings = self._app.settings
@@ -224,7 +224,7 @@ class WorkerReader:
     def _check_news(
         self, news: ProcessNews | None, on_queues: Sequence[tuple[str, WorkerState]]
     ) -> ProcessNews | None:
-        """Return what a live worker has reported; None if that was its incarnation before."""
+        """Return the report of a live worker; None if its previous incarnation sent it."""
         is_its_own = news is not None and any(worker.name == news.incarnation for _, worker in on_queues)
         # On several brokers a worker has an incarnation for each, and reports under one of them.
         return news if is_its_own or self._app.brokers.is_multi_broker else None

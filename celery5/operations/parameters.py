@@ -60,7 +60,7 @@ Rate = Annotated[
     Annotated[str, Meta(max_length=20)] | None,
     about("At most so many per second, such as 50/s; default: no limit.", metavar="N/s"),
 ]
-"""How fast many things are changed; '' is no limit, too."""
+"""The rate of a change of many things; '' also means no limit."""
 
 
 class Nothing(msgspec.Struct, frozen=True):

@@ -1,7 +1,7 @@
-"""Django in a box: it reaches what its worker does, which in a test is not what the settings say.
+"""Give Django in a box process the databases and mail backend of its worker, which a test may have changed.
 
-Django's test runner changes the databases and the mail of its own process. A box is another one, which reads the
-settings of the project: left alone, it would query the real databases, and send real mail.
+Django's test runner changes the databases and the mail backend of its own process only. A box process reads the
+settings of the project: without this module it would query the real databases and send real mail.
 """
 
 import sys
@@ -14,17 +14,17 @@ from celery5.middleware.django_connections import is_django_configured, is_djang
 from celery5.protocol.boxes.frames import BoxDjango
 
 FIELDS = ("ENGINE", "NAME", "USER", "PASSWORD", "HOST", "PORT")
-"""What says where a database is."""
+"""The settings that say where a database is."""
 
 
 def read_django() -> BoxDjango | None:
-    """Return what Django reaches from this process; None where nobody has imported its databases."""
+    """Return the databases and mail backend of Django in this process; None if `django.db` is not imported."""
     database: Any = sys.modules.get("django.db")
     if database is None or not is_django_configured():
         return None
     try:
         configured: Mapping[str, Any] = database.connections.settings
-    except Exception:  # the settings cannot be read: whoever uses a database is told
+    except Exception:  # invalid settings: the first use of a database raises this
         return None
     return BoxDjango(
         databases={alias: _read_fields(options) for alias, options in configured.items()},
@@ -34,17 +34,17 @@ def read_django() -> BoxDjango | None:
 
 
 class BoxSettings:
-    """Changes the settings of Django in this process to what its worker has.
+    """Changes the settings of Django in this process to those of its worker.
 
     Args:
-        worker: What the worker has; None to leave the settings as they are.
+        worker: The settings of the worker; None to change nothing.
     """
 
     def __init__(self, worker: BoxDjango | None) -> None:
         self._worker = worker
 
     def configure(self) -> None:
-        """Change the settings, once, if Django is configured. Nothing is connected before."""
+        """Change the settings, once, if Django is configured. Call this before any connection is opened."""
         worker = self._worker
         if worker is None or not is_django_configured():
             return
@@ -68,8 +68,8 @@ def find_refusal(alias: str, own: Mapping[str, str], wanted: Mapping[str, str]) 
 
     Args:
         alias: The database.
-        own: Where it is by the settings of the project.
-        wanted: Where it is for the test.
+        own: Where it is in the settings of the project.
+        wanted: Where it is in the test.
     """
     name = wanted["NAME"]
     if name == ":memory:" or "mode=memory" in name:
@@ -79,14 +79,14 @@ def find_refusal(alias: str, own: Mapping[str, str], wanted: Mapping[str, str]) 
         )
     if own == wanted:
         return (
-            f"database {alias!r} is the real one, for which this test has none, so a boxed task must not use it: name "
-            "it in the attribute `databases` of the test"
+            f"database {alias!r} is the real one: this test has no test database for it, so a boxed task must not use "
+            "it. Name it in the attribute `databases` of the test"
         )
     return ""
 
 
 def _refuse_to_connect(refused: Mapping[str, str]) -> None:
-    """Refuse connections to some databases, in all threads, as Django refuses those that a test does not name."""
+    """Refuse connections to some databases in all threads, as Django does for databases that a test does not name."""
     base: Any = import_module("django.db.backends.base.base").BaseDatabaseWrapper
     connect = base.connect
 

@@ -77,7 +77,7 @@ class WorkerOptions(ProcessOptions, frozen=True, kw_only=True):
     burst: bool = False
     # The queues that are paused: kept over incarnations.
     paused_queues: set[str] = msgspec.field(default_factory=set[str])
-    # The shards of an earlier number of shards that it reads, too: kept over incarnations.
+    # Shards that remain from an earlier, larger number and that it reads, too; kept over incarnations.
     earlier_shards: set[str] = msgspec.field(default_factory=set[str])
     # What this process knows of the leader of the timers: kept over incarnations.
     timer_standing: TimerStanding = msgspec.field(default_factory=TimerStanding)

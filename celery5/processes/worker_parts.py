@@ -177,7 +177,7 @@ class WorkerValues(msgspec.Struct, frozen=True, kw_only=True):
     code_version: CodeVersion
     # The queues that it measures: those that it consumes.
     measured_queues: Sequence[str]
-    # The shards of an earlier number that it found to hold jobs, kept over incarnations; whether any queue has shards.
+    # Shards from an earlier, larger number that still hold jobs, kept over incarnations; whether any queue has shards.
     earlier_shards: set[str]
     has_shards: bool
     # Returns the broker of a queue.
@@ -488,7 +488,7 @@ def make_heartbeat_listeners(
 def make_counted_jobs(
     in_flight: InFlightJobs, processors: "Sequence[processor.Processor[Any]]"
 ) -> InFlightJobs | None:
-    """Return the jobs without which the worker is idle; None if it never is, since it runs processors of streams."""
+    """Return the jobs that keep the worker from being idle; None if it is never idle, since it processes streams."""
     return None if processors else in_flight
 
 

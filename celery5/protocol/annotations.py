@@ -1,4 +1,4 @@
-"""The annotations of functions: the types that they name, and what is passed to a task in place of an argument."""
+"""Read the annotations of functions: the types that they name, and the parameters that get a resource."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -19,9 +19,9 @@ def resolve_hint(annotation: object, function: Callable[..., Any]) -> Any:
 
 
 def contradicts(given: Any, wanted: Any) -> bool:
-    """Return whether no value of one type is plainly one of the other. It is decided for two classes alone.
+    """Return whether no value can have both types. Only two classes can contradict each other.
 
-    Of generic classes the arguments do not count. Protocols, unions, `Any` and the like contradict nothing.
+    The arguments of generic classes are ignored. Protocols, unions, `Any` and the like contradict nothing.
     """
     classes = [get_origin(kind) or kind for kind in (given, wanted)]
     if not all(map(_is_plain_class, classes)):
@@ -44,22 +44,22 @@ def _is_plain_class(kind: Any) -> bool:
 
 
 _PROMOTED: Mapping[type, tuple[type, ...]] = {int: (float, complex), float: (complex,), bytearray: (bytes,)}
-"""The classes that type checkers take for others."""
+"""Classes, and those in whose place type checkers accept them."""
 
 
 class Injectable:
-    """What the annotation of a parameter names, to have something passed to a task: a resource."""
+    """The base of resources: named in the annotation of a parameter, it is passed to the task."""
 
 
 class InjectedParameter(NamedTuple):
-    """A parameter to which something is passed."""
+    """A parameter that gets an `Injectable`."""
 
-    type: Any  # of what the function expects there, as it is annotated
+    type: Any  # the type that the function expects, from the annotation
     item: Injectable
 
 
 def find_injected(function: Callable[..., Any]) -> dict[str, InjectedParameter]:
-    """Return such parameters of a function, by name. An annotation whose text names no type yet is left out."""
+    """Return the injected parameters of a function, by name. Annotations that cannot be resolved yet are left out."""
     found: dict[str, InjectedParameter] = {}
     for name, annotation in getattr(function, "__annotations__", {}).items():
         hint = resolve_hint(annotation, function) if isinstance(annotation, str) else annotation
@@ -70,10 +70,10 @@ def find_injected(function: Callable[..., Any]) -> dict[str, InjectedParameter]:
 
 
 def refuse_injected(function: object, where: str) -> None:
-    """Raise Misconfigured when a function that is no task takes a resource: it would get the default in its place.
+    """Raise Misconfigured if a function that is no task takes a resource: it would get the default value instead.
 
     Args:
-        function: What is called. Of a task, a bound method, a `partial` or a class, that is what is behind it.
+        function: A callable. For a task, bound method, `partial` or class, its own function is checked.
         where: The beginning of the message.
     """
     for called in _unfold(function):
@@ -85,7 +85,7 @@ def refuse_injected(function: object, where: str) -> None:
 
 
 def _unfold(function: Any) -> list[Any]:
-    """Return the functions whose annotations count: those of what is called, and what it stands for."""
+    """Return the functions behind a callable, whose annotations count."""
     function = inspect.unwrap(function.func if isinstance(function, partial) else function)
     if isinstance(function, type):
         return [

@@ -25,7 +25,7 @@ _BZ2_MAGIC = b"BZh"
 
 
 _MOST_DIGITS = 18
-"""Of a whole number: one with more is no count, and no time."""
+"""The most digits of a whole number: no count and no time has more."""
 
 
 def read_whole(text: bytes | str, default: int = 0) -> int:

@@ -211,7 +211,7 @@ class Routes(msgspec.Struct, frozen=True):
         return next((broker for pattern, broker in self.rules if fnmatchcase(name, pattern)), None)
 
     def get_broker(self, queue: str) -> str:
-        """Return the broker that a queue is on. Its shards are there, too."""
+        """Return the broker of a queue and of its shards."""
         queue = get_queue_of_shard(queue)
         broker = self.match_rule(queue)
         if broker is not None:

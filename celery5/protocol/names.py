@@ -29,7 +29,7 @@ def get_module_file(module: str) -> str:
 
 
 SHARD_MARK = "#"
-"""What stands between the name of a queue and the number of one of its shards: no queue has it in its name."""
+"""Separates the name of a queue and the number of a shard. No name of a queue contains it."""
 
 
 def is_queue_name(name: object) -> bool:

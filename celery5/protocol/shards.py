@@ -30,7 +30,7 @@ limit holds for each key. first: the first one alone, where the task's limit or 
 
 
 def parse_shards(setting: str | Mapping[str, Any]) -> dict[str, int]:
-    """Return the numbers of shards of the setting `shards`, by queue, without those of one. Raises Misconfigured."""
+    """Return the numbers of shards in the setting `shards`, by queue, without numbers of 1. Raises Misconfigured."""
     if isinstance(setting, str):
         setting = {queue: _to_number(text) for queue, text in parse_assignments(setting, _HINT).items()}
     for queue, number in setting.items():
@@ -79,7 +79,7 @@ def find_shards(queue: str, count: int, names: Iterable[str]) -> list[str]:
 
 
 def group_shards(named: Mapping[str, T]) -> dict[str, list[T]]:
-    """Return what is known of queues and shards by name, by the queues that they belong to."""
+    """Group values of queues and shards by the queues that these belong to."""
     groups: dict[str, list[T]] = {}
     for name, value in named.items():
         groups.setdefault(get_queue_of_shard(name), []).append(value)
@@ -116,7 +116,7 @@ def choose_shard(queue: str, count: int, word: str) -> str:
 
 
 def choose_number(shards: Mapping[str, int], run_id: str) -> int:
-    """Return the number of the shards on which the steps of a run are, from 0; fewer shards than that begin again."""
+    """Return the shard number of a run's steps, from 0. A queue with fewer shards takes it modulo their number."""
     most = max(shards.values(), default=1)
     return crc32(run_id.encode(errors="replace")) % most if most > 1 else 0
 
@@ -138,7 +138,7 @@ def check_override(task: str, placement: Placement | None, override: LimitOverri
     Args:
         task: The name of the task.
         placement: Which shards its jobs go to; None if its queue has no shards.
-        override: The limit. That of a keyed task counts by key; a rate does not. 0 rejects all jobs anywhere.
+        override: The limit. For a keyed task it is counted by key; a rate is not. 0 rejects all jobs on any shard.
     """
     holds = placement in (None, "first") or (placement == "keyed" and not override.rate)
     if not holds and (override.rate or override.limit):

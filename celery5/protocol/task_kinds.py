@@ -42,8 +42,8 @@ def choose_kind(
         is_task: Whether it may take resources.
 
     Raises:
-        Misconfigured: There is no such loop, a `def` names one that it cannot run in, or what is no task takes a
-            resource.
+        Misconfigured: The loop is unknown or does not run `def` functions, or a function that is no
+            task takes a resource.
     """
     if not is_task:
         refuse_injected(function, where)

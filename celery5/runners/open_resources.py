@@ -22,14 +22,14 @@ from celery5.runners.context import LOG_EVENT
 T = TypeVar("T")
 
 INTERRUPTIONS = (SoftTimeLimitExceeded, TimeLimitExceeded)
-"""The errors of a job that are raised in the middle of whatever its thread does: no failures of a resource."""
+"""Errors that interrupt a job at any point in its thread. They are no failures of a resource."""
 
 WAIT_LIMIT = 30.0
 """Seconds for which a job waits for a resource that is being opened."""
 STABLE_SECONDS = 60.0
-"""Seconds for which a resource was open after which earlier failures no longer count."""
+"""Seconds that a resource must be open before its earlier failures no longer count."""
 MAX_FAILURES = 20
-"""Failures that make the delay longer."""
+"""The number of failures after which the delay does not grow further."""
 
 
 class OpenableResource(Protocol):
@@ -52,7 +52,7 @@ class OpenableResource(Protocol):
 
     @property
     def check(self) -> Callable[[Any], Any] | None:
-        """What finds out whether it is still of use: it returns False or raises."""
+        """The check of an open resource: it returns False or raises if the resource is unusable."""
         ...
 
     @property
@@ -71,7 +71,7 @@ class OpenableResource(Protocol):
 
 
 class ResourceBroken(Exception):
-    """The check of a resource says that it is of no use any more."""
+    """The check of a resource has failed."""
 
 
 def judge_check(answer: object) -> None:
@@ -81,7 +81,7 @@ def judge_check(answer: object) -> None:
 
 
 class ResourceFailures:
-    """The failures in a row of one resource: they decide whether it is opened again, and when.
+    """Counts the failures of one resource in a row, which decide whether and when it is opened again.
 
     Times are in seconds, of any one clock.
     """
@@ -93,7 +93,7 @@ class ResourceFailures:
 
     @property
     def allow_start(self) -> bool:
-        """Whether one that has never been open is tried again."""
+        """Whether a resource that has never been open is tried again."""
         return self._policy.allows(self._count)
 
     def note_opened(self, now: float) -> None:
@@ -237,16 +237,16 @@ class BoxResources:
         self._kept: dict[OpenableResource, _KeptInBox] = {}
 
     def find(self, resource: OpenableResource) -> Any:
-        """Return what is open, since now or an earlier job; block for it within a limit. Raises ResourceUnavailable."""
+        """Return the open resource. Open it if needed, and block for a limited time. Raises ResourceUnavailable."""
         kept = self._get_kept(resource)
         for delay in kept.open():
             time.sleep(delay)
         return kept.value
 
     async def find_async(self, resource: OpenableResource, stack: AsyncExitStack) -> Any:
-        """Return what is open, for this job alone if it belongs to an event loop.
+        """Return the open resource; if it belongs to an event loop, it is opened for this job alone.
 
-        Raises ResourceUnavailable, and for this job alone what opening it raises.
+        Raises ResourceUnavailable, or the error of opening it for this job alone.
         """
         if resource.is_async:
             return await stack.enter_async_context(resource.enter())
@@ -261,14 +261,14 @@ class BoxResources:
         return self._kept[resource]
 
     def close(self) -> None:
-        """Close all of them, the last one first. Raises what that raises."""
+        """Close all of them, the last one first. Raises the errors of closing."""
         with ExitStack() as stack:
             for kept in self._kept.values():
                 stack.callback(kept.close)
 
 
 class _KeptInBox:
-    """One resource of a box, from job to job."""
+    """One resource of a box, kept open between jobs."""
 
     def __init__(self, resource: OpenableResource) -> None:
         self._resource = resource
@@ -315,7 +315,7 @@ class _KeptInBox:
         self._failures.note_opened(self._checked_at)
 
     def _is_usable(self) -> bool:
-        """Return whether it is open; check that when the interval has passed, and close it if it is of no use."""
+        """Return whether it is open. When the interval has passed, check it, and close it if the check fails."""
         resource = self._resource
         if self._stack is None:
             return False

@@ -121,8 +121,8 @@ def _make_retry_request(error: BaseException, retry: Retry) -> RetryRequested:
 
 
 def _make_cause_failure(error: BaseException, cause: BaseException) -> Failure:
-    """Return the failure that is kept of a retry for a cause, which stands at the end of the traceback."""
-    # One that was never raised, but made for the retry, shows where that was asked for.
+    """Return the failure to store for a retry with a cause. Its traceback ends with the cause."""
+    # A cause that was never raised has no traceback: show where the retry was requested.
     text = _format_traceback(cause, get_traceback(cause) or get_traceback(error))
     said = _get_text(error)
     why = "" if said == ASKED_FOR else f"celery5.errors.Retry: {said}\n\nIt was for this error:\n\n"

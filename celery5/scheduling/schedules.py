@@ -531,7 +531,7 @@ class Schedules:
 
     @contextmanager
     def _explaining_declared(self, name: str) -> Generator[None, None, None]:
-        """Say of a schedule that is declared, and not in Redis, who puts it there."""
+        """For a declared schedule that is not in Redis, raise an error with the command that stores it."""
         try:
             yield
         except NoSuchSchedule:

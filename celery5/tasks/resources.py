@@ -109,7 +109,7 @@ class Resource(Injectable):
         return (self.loop or task_kind) if self.is_async else "thread"
 
     def find_type(self) -> Any:
-        """Return the type of what is opened, by the annotations of `open`; Any where they do not tell."""
+        """Return the type of the opened resource, from the annotations of `open`; Any if they do not say."""
         opener: Any = inspect.unwrap(self.open)
         if isinstance(opener, type):
             is_context = hasattr(opener, "__enter__") or hasattr(opener, "__aenter__")

@@ -440,7 +440,7 @@ class Task(Generic[P, R_co]):
         placement = get_placement(self.declared_limits)
         if placement == "first":
             return fields
-        # Who sends a job with an id of its own sends it with the same arguments each time.
+        # A sender that chooses the id sends the same arguments each time.
         if placement == "keyed" and self.send_options.key is not None and self.send_options.id is None:
             raise Misconfigured(
                 f"task {self.name}: its limit is counted by concurrency key, and so its jobs on the shards of queue "

@@ -103,7 +103,7 @@ def _serving(
     serve = partial(run_in_background, app, ServeOptions(queues=queues), with_schedules=with_schedules)
     previous_url = app.settings.broker
     with _provide_server(broker) as url:
-        check = app.guard_broker(None)  # it may be the broker of the settings, on purpose
+        check = app.guard_broker(None)  # running_worker may use the settings' broker
         app.use_broker(url)
         try:
             app.load()

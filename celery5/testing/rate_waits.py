@@ -1,4 +1,4 @@
-"""Say when the rate of a task lets its next job begin, for clocks that a test sets."""
+"""Compute when the rate of a task lets its next job begin, for tests in virtual time."""
 
 from celery5.app import App
 from celery5.broker.calls import limits as limit_calls
@@ -17,16 +17,16 @@ from celery5.protocol.limits import (
 
 
 class RateWaits:
-    """The waits of the jobs of an application at the rates of their tasks, and of the kinds of these."""
+    """The waits of an application's jobs at the rates of tasks and of kinds of tasks."""
 
     def __init__(self, app: App, redis: BlockingRedis) -> None:
         self._app = app
         self._redis = redis
 
     def find_next(self, queues: list[QueueKeys]) -> int | None:
-        """Return in how many ms a job that waits at a limit may begin; -1 when only suspended tasks have such jobs.
+        """Return the ms until a job that waits at a limit may begin; -1 if only suspended tasks have such jobs.
 
-        None: one waits for something else than a rate, or is about to begin.
+        Returns None if a job waits for something else than a rate, or is about to begin.
         """
         waits = list[int]()
         stored = self._redis.perform(limit_calls.list_overrides(self._app.keys))
@@ -58,7 +58,7 @@ class RateWaits:
         )
 
     def _find_wait(self, queue: QueueKeys, rule: AdmissionRule) -> int:
-        """Return for how many ms no job of a task may begin by its rates; 0 or less when one may."""
+        """Return the ms until a job of a task may begin by its rates; 0 or less if one may begin now."""
         waits = [0]
         if rule.rate is not None and rule.rate.per == "all":
             waits.append(self._read_wait(calls.get_starts_key(queue, escape_word(rule.task)), rule.rate))
@@ -73,7 +73,7 @@ class RateWaits:
         return starts[-rate.count] + rate.window - int(self._redis.perform(get_server_time()) * 1000)
 
     def wake(self, queues: list[QueueKeys]) -> None:
-        """Have workers ask for the jobs that wait at limits."""
+        """Make workers request the jobs that wait at limits."""
         for queue in queues:
             tasks = self._redis.perform(calls.list_limited_tasks(queue))
             self._redis.perform_all([calls.wake(queue.slots_freed, escape_word(task)) for task in tasks])

@@ -44,9 +44,9 @@ class Recorded(SentMessages):
         """Run the jobs that have not run yet, and those that they send, one by one in order. Return their results.
 
         Arguments and results are encoded as JSON and decoded, as with a broker; subscribers of events run, too. Jobs
-        with a countdown run at once. The first error is raised unchanged, without a retry, when the `on_failure` job
-        of that one has run. Limits, keys and other
-        functions of workers and brokers are left out. For plain Python; from Trio, call it in a thread.
+        with a countdown run at once. The first error is raised unchanged and without a retry, after the `on_failure`
+        job of the failed job. Limits, keys and other functions of workers and brokers are left out. For plain Python;
+        from Trio, call it in a thread.
         """
         values: list[Any] = []
         while (job := self._next()) is not None:

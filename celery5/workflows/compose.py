@@ -42,7 +42,7 @@ class Composed:
 
     __slots__ = ()
 
-    hints: ClassVar[NameKind] = "workflow"  # which of Celery's names it is asked for
+    hints: ClassVar[NameKind] = "workflow"  # the group of Celery's names for which it gives hints
 
     @property
     def tree(self) -> Tree:

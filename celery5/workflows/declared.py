@@ -508,7 +508,7 @@ class DeclaredWorkflow(Generic[P, R_co]):
         return self.compile_on(0)
 
     def compile_on(self, shard: int) -> Compiled:
-        """Return the plan of runs whose steps are on the shards of that number, where queues have several."""
+        """Return the plan of runs with their steps on the shard of this number, for queues with several."""
         if shard not in self._compiled:
             self._compiled[shard] = self._trace(shard)
         return self._compiled[shard]

@@ -249,7 +249,7 @@ class AdmissionState:
     def _is_on_counting_queue(self, delivery: Delivery, rule: AdmissionRule) -> bool:
         """Return whether the limit is counted on the queue of the job. An imposed limit is counted on each queue.
 
-        On the shards of a queue a limit is counted apart: jobs are sent to the shard where theirs is counted.
+        Each shard counts a limit separately: a job is sent to the shard that counts its limit.
         """
         limits = self._tasks[rule.task].limits
         if limits is None or rule.suspended or delivery.queue == self.get_queue(rule.task):
@@ -270,7 +270,7 @@ class AdmissionState:
                 self._isolated_jobs.add(delivery)
 
     def assume_slot(self, delivery: Delivery, task: str) -> None:
-        """Note a slot that a lost reply may have taken for this job: settled with its rule, the job frees it."""
+        """Record a slot that a call with a lost reply may have taken for this job. Settling the job frees it."""
         delivery.take_slot(self.get_rule(task))
         self.admitted[delivery.kind] += 1
 

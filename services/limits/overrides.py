@@ -84,7 +84,7 @@ class LimitOverrides:
     def on_heartbeat(self, keys: QueueKeys, _pulse: HeartbeatReply) -> None:
         """Read the overrides once in a lease, once for all queues, in case a message was lost.
 
-        That is at every third heartbeat; an idle worker, one of many, sends few and does it at each.
+        That is at every third heartbeat. An idle worker, one of many, sends few heartbeats and reads at each.
         """
         if keys.queue == self._first_queue:
             self._heartbeat_count += 1

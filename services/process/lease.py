@@ -1,8 +1,8 @@
 """Renew this worker's leases by heartbeats: three in each lease, and fewer while it is idle and one of many.
 
-An idle worker sends them up to 30 s apart on average, and Redis keeps its lease for three of them. By its own clock it
-has no valid lease then: before it begins a job it renews its lease, for the usual time. So a lease is long in Redis
-only while no job depends on it.
+An idle worker sends them up to 30 s apart on average, and its lease in Redis lasts for three of these intervals. The
+worker itself treats this lease as not valid: before it begins a job, it renews the lease for the usual time. So a
+lease in Redis is long only while no job depends on it.
 
 While a job blocks the loop or holds the interpreter's lock there are no heartbeats, and the sidecar process renews the
 lease instead (`processes/watch/sidecar.py`). So a long job on a live worker is never given to another worker.
@@ -47,7 +47,7 @@ class Lease:
 
     `expires_at` is when it ends unless it is renewed, on the clock of `now()`. A worker that was frozen for longer
     holds jobs that others may have finished long ago: it starts none before its lease is valid again.
-    `idle_interval` is how far apart its renewals are in seconds, while it is idle and one of many workers; else 0.
+    `idle_interval`: the seconds between its renewals while it is idle and one of many workers; else 0.
     """
 
     def __init__(self, *, seconds: float, sidecar_memory: SidecarMemory | None = None) -> None:
@@ -100,7 +100,7 @@ class Lease:
 
     @property
     def is_held(self) -> bool:
-        """Whether the lease lasts in Redis, as far as this worker knows. That of an idle worker is not valid here."""
+        """Whether Redis has the lease, as far as this worker knows. An idle worker's lease is held, but not valid."""
         return not self.is_lost and (self.is_valid() or now() < self._idle_until)
 
     def is_valid(self) -> bool:
@@ -122,7 +122,7 @@ class Lease:
 
 
 IDLE_LEASES = 3
-"""Leases without a job after which a worker is idle."""
+"""A worker is idle after so many leases without a job."""
 LAPSE_DELAY = 0.02
 """Seconds after the end of another worker's lease at which a heartbeat checks it."""
 MIN_INTERVAL = 0.05
@@ -183,8 +183,8 @@ class Heartbeat:
     """Renews the leases of one worker on all of its queues.
 
     Args:
-        counted_jobs: The jobs of this worker: while it has none, fewer heartbeats do. None: something else depends on
-            its heartbeats, so there are always three in a lease.
+        counted_jobs: The jobs of this worker: without any it sends fewer heartbeats. None: something else needs its
+            heartbeats, so it always sends three in a lease.
     """
 
     def __init__(
@@ -238,7 +238,7 @@ class Heartbeat:
         """Renew every lease, and pass the replies to the listeners."""
         sent_at, idle_interval = now(), self._get_idle_interval()
         usual = self._lease.seconds / HEARTBEATS_PER_LEASE
-        # By chance, or many workers would keep time with each other after an outage.
+        # At random, or many workers would send at the same times after an outage.
         self._interval = usual + 2 * random() * max(idle_interval - usual, 0.0)
         replies = await self._redis.perform_all(self._make_calls(idle_interval))
         self._lapse_in = min(
@@ -285,7 +285,7 @@ class Heartbeat:
         worker never does. So a death is noticed at once, and not up to a third of a lease later. All workers notice it,
         so they spread their heartbeats.
         """
-        # Of many idle workers another one notices it: together they send thirty heartbeats in a lease.
+        # Another idle worker notices it: together they send thirty heartbeats in a lease.
         lapse_in = math.inf if self._lease.idle_interval else self._lapse_in + LAPSE_DELAY
         sooner = min(lapse_in, self._requested_in) + get_spread(self._workers, self._draw)
         return min(self._interval, max(sooner, MIN_INTERVAL))

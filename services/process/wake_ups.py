@@ -24,9 +24,9 @@ class WakeUps:
         return does_answer(self._workers.get(queue, 1), self._draw())
 
     def get_delay(self, queue: str) -> float:
-        """Return the seconds after which this worker acts on a message that every worker of a queue must look into.
+        """Return the seconds until this worker acts on a message that all workers of a queue act on in the end.
 
-        About as many as `does_answer` act at once. If these cannot help, as when they have no capacity, the others do.
+        About as many as with `does_answer` act at once. If these cannot help, for lack of capacity, others do later.
         """
         workers = self._workers.get(queue, 1)
         return 0.0 if does_answer(workers, self._draw()) else get_spread(workers, self._draw())

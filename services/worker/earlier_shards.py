@@ -1,4 +1,4 @@
-"""Have the shards of an earlier number read for as long as they hold jobs: after a queue has got fewer of them."""
+"""Read the shards from an earlier, larger number of shards for as long as they hold jobs."""
 
 from collections.abc import Collection, Sequence
 
@@ -13,11 +13,11 @@ from celery5.services.process.broker_outages import OutageLog, retry_until_avail
 from celery5.services.process.reloader import ConfigurationChanged, NextIncarnation
 
 LEASES_BETWEEN_LOOKS = 3.0
-"""Leases of a worker between two looks."""
+"""Leases of a worker between two checks."""
 
 
 class EarlierShards:
-    """Looks at the start, and from time to time while there are shards. What it finds the next incarnation reads.
+    """Checks at the start, and at intervals while there are shards. The next incarnation reads what it finds.
 
     Args:
         earlier_shards: What was found, kept over incarnations.
@@ -49,7 +49,7 @@ class EarlierShards:
         self._found: Collection[str] = ()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Look until cancelled. Raises ConfigurationChanged when there are more queues to read."""
+        """Check until cancelled. Raises ConfigurationChanged when there are more queues to read."""
         task_status.started()
         while True:
             await retry_until_available(self._look, self._outages, even_refused=True)

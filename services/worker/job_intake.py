@@ -72,8 +72,8 @@ class JobIntake:
     def accept(self, entries: Sequence[Entry], *, may_hold_slots: bool = False) -> None:
         """Take entries that were read for this worker.
 
-        One that an audit finds may hold a slot although its task has no limit now: Redis has lost its outcome, or the
-        reply that admitted it.
+        An entry that an audit finds may hold a slot although its task has no limit now: its outcome, or the reply that
+        admitted it, was lost.
         """
         accepted = self._accept(entries, may_hold_slots)
         if self._job_middleware.receives:
@@ -133,7 +133,7 @@ class JobIntake:
 
     def _drop_duplicate(self, delivery: Delivery, command: Command) -> None:
         delivery.set_command(command)
-        if self._admission.is_used:  # if Redis has lost its outcome, it has its slot still
+        if self._admission.is_used:  # it may still have its slot if its outcome was lost
             delivery.take_slot(self._admission.get_rule(command.task))
         self._in_flight.add(delivery)
         self.duplicate_count += 1

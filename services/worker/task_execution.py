@@ -738,7 +738,7 @@ class TaskExecution:
 
 
 def _leaves_box(task: Task[..., Any]) -> bool:
-    """Return whether a boxed task runs in this process: what a test has in place of its resources is here alone."""
+    """Return whether a boxed task runs in this process: only here are a test's replacements of its resources."""
     return (
         bool(REPLACED_RESOURCES)
         and task.box is not None

@@ -89,12 +89,12 @@ def get_server_info() -> Call[dict[str, str]]:
 
 
 def get_memory_info() -> Call[dict[str, str]]:
-    """Return what the server's INFO says of its memory: on a cluster, that of the primary with the least left."""
+    """Return the server's INFO on memory; on a cluster, the INFO of the primary with the least memory left."""
     return Call(ASK_MEMORY, parse_info, repeatable=True, merge=find_fullest)
 
 
 def get_replication_info() -> Call[dict[str, str]]:
-    """Return what the server's INFO says of its replicas."""
+    """Return the server's INFO on replication."""
     return Call(("INFO", "replication"), parse_info, repeatable=True)
 
 

@@ -45,7 +45,7 @@ class HeartbeatReply(msgspec.Struct, frozen=True):
     strays: int = 0
     # How many workers the queue has.
     workers: int = 1
-    # Seconds for which heartbeats of its workers have come without a gap.
+    # Seconds since the heartbeats of its workers last had a gap.
     steady_for: float = 0.0
 
 
@@ -84,8 +84,8 @@ def renew_lease(
 ) -> Call[HeartbeatReply]:
     """Renew the lease for this many seconds.
 
-    `idle_lease`: seconds for which it is renewed instead, since the worker holds no job. It begins none before it has
-    renewed it again; if one was given to it and it does not, half of `lease` remains.
+    `idle_lease`: the length in seconds instead of `lease`, for a worker that holds no job. The worker must renew the
+    lease again before it begins a job. If Redis gives it a job and it does not renew, half of `lease` remains.
     `silent_for`: seconds for which the event loop has not renewed it, where its sidecar does; it is a part of a
     millisecond in the lease, which `read_silence` reads.
     """

@@ -260,7 +260,7 @@ class QueueState(msgspec.Struct, frozen=True):
 
 
 def merge_queue_states(states: Sequence[QueueState]) -> list[QueueState]:
-    """Return the counts of queues, and their workers: shards count for the queue that they belong to."""
+    """Return the states of queues. The shards of a queue are merged into one state."""
     groups = group_shards({state.queue: state for state in states})
     return [
         parts[0] if len(parts) == 1 and parts[0].queue == queue else _merge_states(queue, parts)
@@ -269,7 +269,7 @@ def merge_queue_states(states: Sequence[QueueState]) -> list[QueueState]:
 
 
 def _merge_states(queue: str, parts: Sequence[QueueState]) -> QueueState:
-    """Return the counts of all shards of a queue together."""
+    """Return the state of a queue, merged from all of its shards."""
     workers: dict[str, list[WorkerState]] = {}
     for worker in (worker for part in parts for worker in part.workers):
         workers.setdefault(worker.name, []).append(worker)
@@ -304,7 +304,7 @@ def _merge_states(queue: str, parts: Sequence[QueueState]) -> QueueState:
 
 
 def _merge_workers(parts: Sequence[WorkerState]) -> WorkerState:
-    """Return what is known of one worker on several shards: it has a lease on each."""
+    """Return the state of one worker, merged from several shards: it has a lease on each."""
     return WorkerState(
         parts[0].name,
         lease=min(part.lease for part in parts),

@@ -86,7 +86,10 @@ def _list_parts(keys: Keys, queue: QueueKeys, *, with_schedules: bool) -> tuple[
 
 
 def reduce_ttls(names: Sequence[str], passed: int, *, are_starts: bool = False) -> Call[int]:
-    """Let `passed` ms pass for keys with a time to live, and for the starts of rates. Return how many are gone."""
+    """Let `passed` ms pass for keys with a time to live. Return how many have expired.
+
+    `are_starts`: the keys hold the starts of rates, which are moved back by `passed` ms.
+    """
     named = tuple(names)
     return script_call(REDUCE_TTLS, named, (passed, int(are_starts)), int)
 
@@ -114,12 +117,12 @@ def list_expiring_prefixes(keys: Keys, queues: Sequence[QueueKeys]) -> tuple[str
 
 
 def get_starts_key(queue: QueueKeys, task: str) -> str:
-    """Return the key of the last starts by the rate of a task: see admission.lua."""
+    """Return the key of the last starts that the rate of a task counts: see admission.lua."""
     return f"{queue.waiting_list_prefix}starts {task}"
 
 
 def list_starts(key: str) -> Call[list[int]]:
-    """Return the last starts by a rate, in ms since 1970."""
+    """Return the last starts that a rate counts, in ms since 1970."""
     return Call(("LRANGE", key, 0, -1), lambda raw: [int(start) for start in raw], repeatable=True)
 
 
@@ -133,7 +136,7 @@ def list_limited_tasks(queue: QueueKeys) -> Call[list[str]]:
 
 
 def list_start_prefixes(keys: Keys, queues: Sequence[QueueKeys]) -> tuple[str, ...]:
-    """Return what the keys of the last starts by rates begin with."""
+    """Return the prefixes of the keys of the last starts that rates count."""
     return (keys.kind_starts(""), *[get_starts_key(queue, "") for queue in queues])
 
 

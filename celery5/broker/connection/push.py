@@ -130,5 +130,5 @@ class PushRedis(SingleConnection):
 
 
 def name_channel(channel: str | bytes) -> bytes:
-    """Return the name of a channel as Redis has it."""
+    """Return the name of a channel as bytes."""
     return channel.encode() if isinstance(channel, str) else channel

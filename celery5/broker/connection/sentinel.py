@@ -220,7 +220,7 @@ def _make_single(endpoint: Endpoint) -> Endpoint:
 
 
 def _explain_refusal(error: BrokerUnavailable, answer: PrimaryAnswer, sentinel: Endpoint) -> BrokerError:
-    """Return the error of a primary that cannot be used, with the reason why no other will follow, if there is one."""
+    """Return the error for an unusable primary. It says why no failover will follow, if that is known."""
     if not answer.no_quorum:
         return error
     return BrokerUnavailable(

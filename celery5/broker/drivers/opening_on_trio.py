@@ -52,7 +52,7 @@ def open_push(
     name: str = "celery5-push",
     watch: Callable[[LinkEvent], None] = ignore_event,
 ) -> PushRedis:
-    """Return the connection that listens to channels of a server, or those of a cluster."""
+    """Return a connection that listens to channels of a server or a cluster."""
     if endpoint.topology == "cluster":
         from celery5.broker.drivers.cluster_on_trio import ClusterRedis
         from celery5.broker.drivers.cluster_push import ClusterPush

@@ -9,9 +9,9 @@ refuses a call with several keys if one of them is missing there. So such a scri
 that began could fail in the middle, at the first computed key that its node does not have. Or it could create that key
 a second time, while the original is still on the other node.
 
-Scripts publish by SPUBLISH here where the node knows it, which is since 7.0: a message of PUBLISH goes to all nodes.
-The channel must be in the slot of the script's keys. Where it is in another one, the script writes "PUBLISH" in double
-quotes (`keys.is_heard_on_all_nodes`).
+On nodes from 7.0 scripts publish by SPUBLISH, since PUBLISH sends a message to all nodes. The channel must be in the
+slot of the script's keys. For a channel in another slot, the script writes "PUBLISH" in double
+quotes (`keys.is_broadcast`).
 """
 
 import random

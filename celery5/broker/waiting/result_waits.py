@@ -160,7 +160,7 @@ class ResultWaitProtocol:
 
     def __init__(self, *, by_slot: bool = False) -> None:
         self._by_slot = by_slot
-        # Whether the channels are those of a slot: SSUBSCRIBE in place of SUBSCRIBE.
+        # Whether the server has sharded channels: SSUBSCRIBE in place of SUBSCRIBE.
         self._is_sharded = False
         self._waiting = ResultWaits()
         # Dicts for their order: the order of a set of strings differs from process to process.
@@ -237,7 +237,7 @@ class ResultWaitProtocol:
         self._unread = dict.fromkeys(self._waiting.keys)
 
     def reset(self, *, has_sharded_channels: bool = False) -> None:
-        """Subscribe to and read all missing documents, on a new connection, whose server may have sharded channels."""
+        """Subscribe to and read all missing documents on a new connection. Its server may have sharded channels."""
         self._is_sharded = self._by_slot and has_sharded_channels
         self._unsubscribed = dict.fromkeys(self._waiting.keys)
         self._unread = dict(self._unsubscribed)
@@ -266,9 +266,9 @@ class ResultWaitProtocol:
                 yield group[start : start + READ_AT_ONCE]
 
     def _note_unsubscribed(self, key: bytes) -> None:
-        """Subscribe again where somebody waits: the slot has moved, and the node says where to, when it is asked.
+        """Subscribe again to a channel that somebody waits for: its slot has moved, and the reply names the new node.
 
-        If we have asked for this, and a wait has come since, it does no harm.
+        After an unsubscription of our own, with a new wait since, this does no harm.
         """
         if key in self._waiting:
             self._unsubscribed[key] = None

@@ -120,7 +120,7 @@ def _fields(job: "DeadJob") -> dict[str, object]:
     """Return all fields of a job but the raw message, which may not be text."""
     names = [name for name in job.__struct_fields__ if name not in ("id", "raw", "queue", "entry")]
     fields = {name: getattr(job, name) for name in names}
-    # `job` is what the id was called here first: programs have relied on it.
+    # `job` is the earlier name of the id: programs rely on it.
     return {
         "queue": job.queue,
         "entry": job.entry,
@@ -323,9 +323,7 @@ def _describe_none(choice: "DeadJobFilter") -> str:
     conditions = ("task", "error", "message", "group", "reason")
     has_some = any(value for name, value in choice.items() if name in conditions)
     return (
-        as_called("no dead jobs match; celery5 dlq count shows those that there are")
-        if has_some
-        else "no dead jobs"
+        as_called("no dead jobs match; celery5 dlq count shows all dead jobs") if has_some else "no dead jobs"
     )
 
 

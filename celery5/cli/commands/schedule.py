@@ -81,7 +81,7 @@ def _warn_without_scheduler(finished: Finished) -> None:
         )
     elif "declared" in states:
         echo(
-            "those that are declared fire when a Scheduler with this code begins",
+            "declared schedules fire when a Scheduler with this code starts",
             err=True,
         )
 

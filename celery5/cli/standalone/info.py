@@ -64,7 +64,7 @@ def info(target: Target, queue: str | None, *, wants_json: bool) -> None:
 
 
 def _read_servers(app: "App") -> list["PrimaryView"]:
-    """Return the servers of the brokers that are clusters, or are named by sentinels, as far as they can be asked."""
+    """Return the servers of brokers that are clusters or have sentinels, as far as they answer."""
     found: list[PrimaryView] = []
     for name in app.brokers.names:
         endpoint = app.brokers.get(name).endpoint

@@ -114,9 +114,9 @@ def _describe_file(file: FileReport, written: list[str]) -> dict[str, object]:
 
 _SHOWN: dict[FindingKind, str] = {"by hand": "by hand", "nothing": "no counterpart"}
 WIDTH_OF_PIPE = 120
-"""Columns of a line where the output is no terminal, and at most."""
+"""The most columns of a line; also used if the output is no terminal."""
 MIN_WIDTH = 40
-"""Columns of a line where the terminal has fewer."""
+"""The fewest columns of a line, even if the terminal has fewer."""
 
 
 def _print_report(report: ProjectReport, written: list[str]) -> None:

@@ -128,7 +128,7 @@ INVOCATION: ContextVar[Invocation] = ContextVar("how the user called celery5", d
 def as_called(text: str) -> str:
     """Return a text for people with its commands as the user would call them.
 
-    A command that names an application itself is an example and stays; `-A module` is still to be filled in.
+    A command that names an application stays unchanged: it is an example. Only the placeholder `-A module` is replaced.
     """
     call = INVOCATION.get()
     if call.program == "celery5" and not call.flags:

@@ -1,4 +1,4 @@
-"""Warn, as a system check of Django, of what is left of Celery in the project: imports, and eager mode."""
+"""Warn about imports of Celery and eager mode in a project: a system check of Django."""
 
 import ast
 import re
@@ -20,17 +20,17 @@ from celery5.contrib.django.project_settings import get_project_package, read_pr
 _BRIDGE = "celery5.contrib.celery"
 _MARK = re.compile(rb"\bcelery\b")
 _INSTALLED = {"site-packages", "dist-packages"}
-"""Folders of packages that are not the project's own."""
+"""Folders of installed packages."""
 _USUAL = ("signals", "apps", "celery")
-"""Modules of an app that use Celery besides its tasks, also where nothing has imported them yet."""
+"""Modules of an app that often use Celery, besides its tasks. They are checked even if nothing has imported them."""
 _EAGER = ("CELERY_TASK_ALWAYS_EAGER", "CELERY_ALWAYS_EAGER")
 
 
 def check_imports_of_celery(**_options: Any) -> list[checks.CheckMessage]:
-    """Return a warning for each module that imports from Celery, and for eager mode: neither does anything on celery5.
+    """Return a warning for each module that imports from Celery, and for eager mode: celery5 ignores both.
 
-    These are the task modules of the project, and the modules of its apps that are loaded or usually there. The files
-    are read, not imported. A project that has loaded the bridge keeps Celery on purpose, and gets no warning.
+    Checks the task modules of the project, and the modules of its apps that are loaded or have a usual name. Reads the
+    files and imports none. A project that has loaded the bridge keeps Celery on purpose, and gets no warning.
     """
     if any(name == _BRIDGE or name.startswith(f"{_BRIDGE}.") for name in sys.modules):
         return []

@@ -42,7 +42,7 @@ class _Frame(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="type"):
 
 
 class BoxDjango(msgspec.Struct, frozen=True):
-    """What Django reaches from the worker: in a test something else than by the settings."""
+    """The databases and mail backend of Django in the worker. A test may have changed them."""
 
     databases: dict[str, dict[str, str]]  # where they are, by alias
     email_backend: str

@@ -1,4 +1,4 @@
-"""Decide whether a change of the Workers goes on or is taken back, by one worker of the new version, the canary."""
+"""Decide by one worker of the new version, the canary, whether a change goes on or is taken back."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

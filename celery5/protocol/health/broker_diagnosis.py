@@ -23,7 +23,7 @@ OTHER_SERVERS: Mapping[str, tuple[FindingState, str]] = {
     "kvrocks": ("warn", "celery5 is not tested on it"),
     "keydb": ("warn", "celery5 is not tested on it"),
 }
-"""Servers that speak the protocol of Redis, and what is to be said of each."""
+"""Servers that speak the protocol of Redis, with the state and text of the finding for each."""
 WARNED_SKEW, REFUSED_SKEW = 1.0, 5.0
 """Seconds that two clocks may differ before there is a warning, and before signed commands are refused."""
 SLOW_MEDIAN, SLOW_WORST = 0.01, 0.25
@@ -291,7 +291,7 @@ def diagnose_cluster(
 
 
 def _diagnose_cut_off(summary: str, config: Mapping[str, str] | None) -> Finding:
-    """Diagnose what becomes of jobs that a primary takes which is cut off from its replicas."""
+    """Diagnose whether a primary without its replicas accepts jobs: a failover would lose them."""
     if config is not None and config.get("min-replicas-to-write") == "0":
         remedy = (
             "CONFIG SET min-replicas-to-write 1 on each server, and say so in redis.conf: a primary that is cut off "

@@ -84,7 +84,7 @@ def read_server_memory(
 
 
 def find_fullest(infos: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """Return the `INFO` of the server of which the largest share of its memory is used."""
+    """Return the `INFO` of the server that uses the largest share of its memory."""
 
     def get_share(info: Mapping[str, str]) -> float:
         memory = read_server_memory("", info)

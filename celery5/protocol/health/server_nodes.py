@@ -14,15 +14,15 @@ class ReplicaView(msgspec.Struct, frozen=True):
     """A replica, as its primary sees it."""
 
     address: str
-    # `online`, or what comes before that; '' when it is not connected.
+    # `online`, or an earlier state; '' if it is not connected.
     state: str = ""
-    # Seconds since it has last confirmed what it has, and the bytes that it has not confirmed; None for not known.
+    # Seconds since its last confirmation, and the bytes that it has not confirmed; None if unknown.
     lag: float | None = None
     behind: int | None = None
 
     @property
     def is_online(self) -> bool:
-        """Whether it is connected, and has all but the last writes."""
+        """Whether it is connected, and lacks the last writes at most."""
         return self.state == "online"
 
     def describe_lag(self) -> str:
@@ -40,7 +40,7 @@ class PrimaryView(msgspec.Struct, frozen=True, kw_only=True):
     """A primary and its replicas."""
 
     broker: str = ""
-    # '' where nothing names it.
+    # '' if unknown.
     address: str
     # The ranges of its hash slots, as `0-5460`; none outside of a cluster.
     slots: tuple[str, ...] = ()
@@ -101,7 +101,7 @@ def merge_replicas(known: Sequence[ReplicaView], connected: Sequence[ReplicaView
 
 
 def _find_ip(node: Any, asked: NodeAddress) -> str:
-    """Return the IP address of a node that may be named by its host name: its primary knows no other."""
+    """Return the IP address of a node, also if the reply has its host name: primaries list replicas by IP address."""
     words = [word.decode() for word in node[3]] if len(node) > 3 else []
     others = dict(zip(words[::2], words[1::2], strict=False))
     return others.get("ip") or read_node_address(node, asked).host

@@ -57,7 +57,7 @@ class Job(msgspec.Struct, frozen=True, gc=False):
     sent: float | UnsetType = UNSET
     # How many replicas must have it before sending returns; UNSET: as many as the setting `replicas` says.
     replicas: Annotated[int, msgspec.Meta(ge=0)] | UnsetType = UNSET
-    # Of a template: the number of shards of its queue, of which each job chooses one by its id.
+    # In a template: the number of shards of its queue. Each job chooses one by its id.
     shards: Annotated[int, msgspec.Meta(ge=1, le=256)] = 1
 
     def to_bytes(self) -> bytes:

@@ -49,7 +49,7 @@ class JobTally:
 
     def __init__(self) -> None:
         self.tallies: dict[tuple[str, str], TaskTally] = _Tallies()
-        """The tallies by queue and task; a shard has that of its queue. A missing one is created on access."""
+        """The tallies by queue and task; a shard counts for its queue. A missing one is created on access."""
 
     def count_unstarted(self, queue: str, task: str, state: str, count: int = 1) -> None:
         """Count jobs that have ended in this process without having begun."""

@@ -60,7 +60,7 @@ class QueueDepth(msgspec.Struct, frozen=True):
 
 
 def merge_depths(depths: Mapping[str, QueueDepth]) -> dict[str, QueueDepth]:
-    """Return how far behind queues are, by name: shards count for the queue that they belong to."""
+    """Return how far behind queues are, by name, with the shards of a queue merged."""
     groups = group_shards(depths)
     return {queue: parts[0] if len(parts) == 1 else _merge(parts) for queue, parts in groups.items()}
 

@@ -47,7 +47,7 @@ class QueueFlow(msgspec.Struct, frozen=True):
 
 
 def merge_flows(flows: Iterable[QueueFlow | None]) -> QueueFlow | None:
-    """Return how fast jobs come to several shards and leave them together; None while none was looked at before."""
+    """Return how fast jobs arrive at several shards and leave them, together; None if none was measured before."""
     known = [flow for flow in flows if flow is not None]
     if not known:
         return None

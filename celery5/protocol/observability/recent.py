@@ -107,9 +107,9 @@ class _Task:
         return [make_task_minute(at, by_state) for at, by_state in sorted(self.minutes.items())]
 
     def is_dealt_with(self, onset: FailureOnset, dead: Mapping[str, int]) -> bool:
-        """Return whether nothing is left to be done: each failure made a dead letter, and its queues have none now.
+        """Return whether nothing is left to do: each failure became a dead letter, and its queues have none now.
 
-        They were replayed or purged. A retry leaves none, so a task that was retried fails until it has healed.
+        The dead letters were replayed or purged. A retried attempt leaves none, so it counts until the task succeeds.
         """
         since = [by_state for at, by_state in self.minutes.items() if at >= onset.at]
         failed = count_attempts(_add_up(since)).failed
@@ -206,7 +206,7 @@ def make_task_overviews(
 
 
 def _find_error(errors: Mapping[str, LastError], task: str) -> LastError | None:
-    """Return the last error of a task. That of unknown tasks is the newest that names one."""
+    """Return the last error of a task; for unknown tasks together, the newest error of any of them."""
     if task != UNKNOWN_TASK:
         return errors.get(task)
     unknown = (error for error in errors.values() if error.type == "UnknownTask")

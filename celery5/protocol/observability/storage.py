@@ -75,7 +75,7 @@ class QueueStorage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def merge_shards(rows: Iterable[QueueStorage]) -> list[QueueStorage]:
-    """Return what queues take: shards count for the queue that they belong to. What is not known of one is of none."""
+    """Return the storage of queues, with shards merged. A value that one shard lacks is unknown for its queue."""
     groups: dict[str, list[QueueStorage]] = {}
     for row in rows:
         groups.setdefault(get_queue_of_shard(row.queue), []).append(row)

@@ -174,7 +174,7 @@ class Heartbeats(msgspec.Struct, frozen=True, kw_only=True):
         Both clocks count. Only that of Redis shows that its time was set forward, which ends all leases at once.
 
         Args:
-            steady_for: Seconds for which Redis has had heartbeats of others without a gap, where this worker sends few.
+            steady_for: Seconds since the heartbeats of all workers last had a gap, if this worker itself sends few.
         """
         gap = now - self.heard > self.outage_after or at - self.at > self.outage_after
         gap = gap and steady_for < self.wait

@@ -7,7 +7,7 @@ the next heartbeat of any worker finds the work: the more workers there are, the
 Where a worker must have capacity to act, as for jobs that wait at a limit, those that do not act at once do so within
 `MAX_SPREAD`.
 
-For the same reason the idle workers of a queue with many send fewer heartbeats each, and together as many.
+For the same reason each idle worker of a large queue sends fewer heartbeats: together they send as many as before.
 """
 
 ANSWERING = 8
@@ -21,7 +21,7 @@ HEARTBEATS_PER_LEASE = 3
 IDLE_HEARTBEATS = 30
 """Heartbeats in one lease of all idle workers of a queue together, where they are many."""
 MAX_IDLE_INTERVAL = 30.0
-"""The most seconds between two heartbeats of an idle worker whose lease is not so long that it needs no more."""
+"""The most seconds between two heartbeats of an idle worker, unless the usual interval of its lease is longer."""
 
 
 def get_heartbeat_interval(workers: int, *, lease: float, is_idle: bool) -> float:

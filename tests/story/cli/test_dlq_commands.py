@@ -235,7 +235,7 @@ def test_what_cannot_be_replayed_is_an_error(desk: Desk, redis_client: Any) -> N
 def test_missing_id_is_an_error_but_an_empty_filter_is_not(desk: Desk, redis_client: Any, verb: str) -> None:
     add_dead_letters(desk.app, redis_client, "a", "b")
     words = ("--task", "nobody.*") if verb in ("read", "purge") else ("--id", "a", "--error", "KeyError")
-    said = "no dead jobs match; celery5 -A shop dlq count shows those that there are\n"
+    said = "no dead jobs match; celery5 -A shop dlq count shows all dead jobs\n"
     assert desk("dlq", verb, *words) == said
     missing = celery5("-A", "shop", "dlq", verb, "--id", "c", "--id", "a", "--id", "d", cwd=desk.folder)
     assert (missing.code, missing.error) == (

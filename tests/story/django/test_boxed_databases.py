@@ -86,7 +86,7 @@ class Outside(TransactionTestCase):
 
     def test_it(self):
         with in_memory(get_app()) as jobs:
-            refuse(self, jobs, purge, "archive", "'archive' is the real one, for which this test has none")
+            refuse(self, jobs, purge, "archive", "'archive' is the real one: this test has no test database for it")
             for task in (purge, apurge):
                 for database in ("default", "replica"):
                     self.add()

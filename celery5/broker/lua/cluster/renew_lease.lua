@@ -7,7 +7,7 @@
 -- ARGV  1 this worker's name
 --       2 lease in ms; when its sidecar renews it, since its event loop does not, with a part of a ms that says for how long
 --       3 consumer group
---       4 ms of the lease of a worker that holds no job and will begin none before the next renewal; 0 when it may hold some
+--       4 ms of the lease of an idle worker, which renews it again before it begins a job; 0 if the worker may hold jobs
 -- Returns whether the worker still had its lease, how many others have let theirs lapse, in how
 -- many ms the next scheduled job falls due (-1 when none waits), and in how many ms the next lease of another would
 -- lapse (-1 when there is none), and the letters of the lanes beside the normal one that have ever had a job. These can be
@@ -16,7 +16,7 @@
 -- wait for advance.lua, and how many entries are in the outbox of runs; how many hold jobs without a lease, as far as this
 -- call has looked for them; how many workers the queue has; and for how many ms heartbeats of its workers have come
 -- without a gap.
--- Beside the leases stand `:idle`, those that were renewed by ARGV 4, and `:steady`, since when there has been no gap.
+-- Two keys beside the leases: `:idle`, the leases renewed by ARGV 4, and `:steady`, the time since which there is no gap.
 local leases, due, lanes = KEYS[1], KEYS[2], ''
 local now = now_ms()
 local mine = redis.call('ZSCORE', leases, ARGV[1])
@@ -32,7 +32,7 @@ else
   redis.call('ZADD', leases, string.format('%.4f', now + ARGV[2]), ARGV[1])
   redis.pcall('ZREM', idle, ARGV[1])
 end
--- While Redis was away, or its clock was set, leases have ended of workers that live. It expires then.
+-- It expires in an outage of Redis, or when its clock is set: leases of live workers have ended then.
 local since = redis.pcall('GET', leases .. ':steady')
 local steady = math.min(type(since) == 'string' and tonumber(since) or now, now)
 redis.call('SET', leases .. ':steady', string.format('%.0f', steady), 'PX', math.ceil(ARGV[2] * 0.6))
@@ -60,8 +60,8 @@ local function look(stream)
     members = math.max(members, to_table(one).consumers)
   end
   consumers = consumers + members
-  -- Valkey makes a consumer again, empty, when a read in the name of a worker ends that others have recovered. To look at
-  -- each takes 10 us, so of many that is done when there are more of them than workers.
+  -- Valkey creates an empty consumer again when a blocked read ends whose worker others have recovered. Each consumer
+  -- takes 10 us to check. If there are many, they are checked only when there are more of them than workers.
   if members <= 50 or members > redis.call('ZCARD', leases) then
     for _, consumer in ipairs(consumers_of(stream, ARGV[3])) do -- bound: the workers of the queue
       if consumer.pending == 0 and not redis.call('ZSCORE', leases, consumer.name) then

@@ -32,7 +32,7 @@ for n = 1, #KEYS do -- bound: the queues of a test
       next_due = earliest
     end
   end
-  -- What waits at a limit may wait for time: it is left only when nothing else is.
+  -- Jobs at a limit may wait for time to pass: they are reported only if nothing else remains.
   local is_limited = busy > 0 and (busy - 1) % PARTS + 1 == 7 and part ~= 7
   if count > 0 and (busy == 0 or is_limited) then
     busy = n

@@ -1,7 +1,7 @@
 -- Let time pass for keys with a time to live: for tests with virtual time, since Redis goes by real time.
 -- KEYS  1.. any keys
 -- ARGV  1 how many ms have passed
---       2 1: the keys are lists of times in ms, the starts of rates, which are that much longer ago
+--       2 1: the keys are lists of the starts of rates, in ms; ARGV 1 is subtracted from each
 -- Returns how many keys are gone.
 local passed, gone = tonumber(ARGV[1]), 0
 for n = 1, #KEYS do -- bound: a page of SCAN
