@@ -92,7 +92,7 @@ def _change_chain(context: FileContext, call: ast.Call) -> None:
     is_step = len(steps) == 1 and context.kind_of(steps[0]) in ("signature", "workflow")
     if len(steps) == 1 and not is_step and not isinstance(steps[0], ast.Starred):
         if any(_is_immutable(context, node) for node in ast.walk(steps[0]) if isinstance(node, ast.expr)):
-            context.by_hand(call, "si in a list", _BEHIND)
+            context.by_hand(call, "si in a list", _NO_VALUE_ADVICE)
             context.keep_immutable(steps[0])
         text = f"{context.local_name(call.func)}(*{context.render(steps[0])})"
         context.replace(call, text)
@@ -113,7 +113,7 @@ def _change_chain(context: FileContext, call: ast.Call) -> None:
     context.changed(call, "chain with si", "a >> b, which passes no value")
 
 
-_BEHIND = "a.s(1) >> b.s(2): a step that takes no value comes after >>"
+_NO_VALUE_ADVICE = "a.s(1) >> b.s(2): a step that takes no value comes after >>"
 
 
 def _check_starred(context: FileContext, call: ast.Call) -> None:
@@ -121,7 +121,7 @@ def _check_starred(context: FileContext, call: ast.Call) -> None:
     starred = [step for step in call.args if isinstance(step, ast.Starred)]
     inner = (node for step in starred for node in ast.walk(step) if isinstance(node, ast.expr))
     if starred and any(_is_immutable(context, node) for node in (*inner, *call.args)):
-        context.by_hand(call, "si in a list", _BEHIND)
+        context.by_hand(call, "si in a list", _NO_VALUE_ADVICE)
         for step in call.args:
             context.keep_immutable(step)
 

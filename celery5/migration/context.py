@@ -1,4 +1,4 @@
-"""Keep what is known and decided of the file that is read: its imports, its variables, its changes and findings."""
+"""Keep the state of the file that is read: its imports, its variables, its changes and findings."""
 
 import ast
 from collections import defaultdict
@@ -174,21 +174,21 @@ class FileContext:
     # What becomes of it
 
     def note(self, node: Located, kind: FindingKind, name: str, advice: str) -> None:
-        """Keep a finding at the line of a node."""
+        """Report a finding at the line of a node."""
         self.findings.append(CeleryUse(node.lineno, kind, name, advice))
 
     def changed(self, node: Located, name: str, advice: str) -> None:
-        """Keep that something is changed."""
+        """Report a change."""
         self.note(node, "change", name, advice)
 
     def by_hand(self, node: Located, name: str, advice: str) -> None:
-        """Keep what is to be changed by hand."""
+        """Report advice for a change by hand."""
         self.note(node, "by hand", name, advice)
 
     def report(
         self, node: Located, thing: NameKind, name: str, shown: str = "", *, default: str = ""
     ) -> None:
-        """Keep what the tables have for a name of Celery's: what to write, or that there is no such thing."""
+        """Report the tables' advice for a name of Celery's: its replacement, or that it has no counterpart."""
         advice = find_equivalent(thing, name) or default
         if not advice:
             advice = "see celery5 docs from-celery"

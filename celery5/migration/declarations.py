@@ -33,7 +33,7 @@ _ERRBACK = (
     "celery5.workflows import StepFailure), each with id, task, type and message of the error, state and reason; the "
     "traceback is in the dead letter: celery5 dlq read"
 )
-_GIVEN_ON = (
+_PASSED_SELF = (
     "the function gets the running job: id, task, queue, attempt, worker, retry(), no options of the task"
 )
 _OPTION_OF_CLASS = "an option of each task: keep those of the class in a dict, and write @app.task(**OPTIONS)"
@@ -345,7 +345,7 @@ def _change_self(context: FileContext, function: Function, name: str) -> None:
     kept: set[str] = set()  # of the task's class: each is named once
     for node in ast.walk(function):
         if isinstance(node, ast.Call):
-            _check_given_on(context, node, name)
+            _check_passed_self(context, node, name)
         if not (
             isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == name
         ):
@@ -383,13 +383,13 @@ _SELF = {
 """The replacements of the attributes of a bound task."""
 
 
-def _check_given_on(context: FileContext, call: ast.Call, name: str) -> None:
+def _check_passed_self(context: FileContext, call: ast.Call, name: str) -> None:
     """Report that a bound task passes itself to a function, which gets the job."""
     called = get_dotted(call.func).rpartition(".")[2]
     if called in ("print", "repr", "str", "isinstance"):
         return
     if any(isinstance(value, ast.Name) and value.id == name for value in call.args):
-        context.by_hand(call, f"{called}({name})" if called else f"({name})", _GIVEN_ON)
+        context.by_hand(call, f"{called}({name})" if called else f"({name})", _PASSED_SELF)
 
 
 def _change_request(context: FileContext, name: str, node: ast.Attribute, parent: ast.AST | None) -> None:
@@ -421,7 +421,7 @@ def _is_plus_one(parent: ast.AST | None, node: ast.expr) -> TypeGuard[ast.BinOp]
 
 
 def _check_retry(context: FileContext, call: ast.AST | None) -> None:
-    """Keep what a call of `self.retry` has that a retry here does not have."""
+    """Report the arguments of `self.retry` that celery5 does not have."""
     if not isinstance(call, ast.Call):
         return
     for option in call.keywords:
@@ -498,7 +498,7 @@ def check_class(context: FileContext, node: ast.ClassDef) -> None:
 
 
 def check_signal(context: FileContext, decorator: ast.expr, node: Function) -> None:
-    """Keep what is to be written instead of a receiver of a signal."""
+    """Report the replacement of a receiver of a signal."""
     called = decorator.func if isinstance(decorator, ast.Call) else decorator
     if not (isinstance(called, ast.Attribute) and called.attr.startswith("connect")):
         return

@@ -37,7 +37,7 @@ class ProjectIndex:
     names: Counter[str] = field(default_factory=Counter)  # how often each name and attribute is read
     is_django: bool = False
     task_modules: set[tuple[str, ...]] = field(default_factory=set)
-    task_names: set[str] = field(default_factory=set)  # those that are given by name=
+    task_names: set[str] = field(default_factory=set)  # the names given by name=
     makers: dict[str, set[str]] = field(
         default_factory=dict
     )  # functions that make tasks, with their own parameters
@@ -188,11 +188,11 @@ def _find_errbacks(tree: ast.Module) -> set[str]:
     for value in values:
         for part in value.elts if isinstance(value, ast.List | ast.Tuple) else [value]:
             resolved = variables.get(part.id, part) if isinstance(part, ast.Name) else part
-            found.add(_name_of_called(resolved))
+            found.add(_find_task_name(resolved))
     return found - {""}
 
 
-def _name_of_called(value: ast.expr) -> str:
+def _find_task_name(value: ast.expr) -> str:
     """Return the name of the task that a signature calls, or of the task itself; '' for other expressions."""
     match value:
         case ast.Call(

@@ -166,7 +166,7 @@ def check_app(context: FileContext, call: ast.Call) -> None:
 
 
 def check_settings_call(context: FileContext, call: ast.Call) -> None:
-    """Keep the settings of Celery in `app.configure(...)`, and those that a test overrides by `override_settings`."""
+    """Report the settings of Celery in `app.configure(...)` and in a test's `override_settings`."""
     called = call.func
     name = get_dotted(called).rpartition(".")[2]
     if name in ("override_settings", "settings"):
@@ -684,7 +684,7 @@ def _add_installed_app(context: FileContext, value: ast.expr) -> None:
 
 
 def _report_upper(context: FileContext) -> None:
-    """Keep what is to be done with settings of Celery that stand where they cannot be changed."""
+    """Report advice for settings of Celery in places where they cannot be changed."""
     for node in ast.walk(context.tree):
         if isinstance(node, ast.ClassDef):
             _report_class(context, node)
@@ -705,7 +705,7 @@ def _report_upper(context: FileContext) -> None:
 
 
 def _report_class(context: FileContext, node: ast.ClassDef) -> None:
-    """Keep what is to be done with the settings of a class that `config_from_object` is given."""
+    """Report advice for the settings of a class that `config_from_object` gets."""
     names = {
         target.id: statement
         for statement in node.body

@@ -11,9 +11,9 @@ from celery5.errors import Misconfigured
 
 def resolve_hint(annotation: object, function: Callable[..., Any]) -> Any:
     """Return the type that an annotation of a function names; Any when it cannot be resolved yet."""
-    alone = SimpleNamespace(__annotations__={"it": annotation})
+    holder = SimpleNamespace(__annotations__={"it": annotation})
     try:
-        return get_type_hints(alone, getattr(function, "__globals__", {}), include_extras=True)["it"]
+        return get_type_hints(holder, getattr(function, "__globals__", {}), include_extras=True)["it"]
     except Exception:
         return Any
 
@@ -76,7 +76,7 @@ def refuse_injected(function: object, where: str) -> None:
         function: A callable. For a task, bound method, `partial` or class, its own function is checked.
         where: The beginning of the message.
     """
-    for called in _unfold(function):
+    for called in _list_functions(function):
         for name in find_injected(called):
             raise Misconfigured(
                 f"{where}: parameter {name!r} takes a resource, which only tasks get: let it send a job, or open what "
@@ -84,7 +84,7 @@ def refuse_injected(function: object, where: str) -> None:
             )
 
 
-def _unfold(function: Any) -> list[Any]:
+def _list_functions(function: Any) -> list[Any]:
     """Return the functions behind a callable, whose annotations count."""
     function = inspect.unwrap(function.func if isinstance(function, partial) else function)
     if isinstance(function, type):

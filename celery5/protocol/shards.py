@@ -56,7 +56,7 @@ def name_shard(queue: str, number: int) -> str:
 
 
 def get_shard_number(name: str) -> int:
-    """Return the number of a shard, from 0; that of any other queue is 0."""
+    """Return the number of a shard, from 0; 0 for any other queue."""
     number = name.partition(SHARD_MARK)[2]
     return read_whole(number)
 

@@ -124,8 +124,8 @@ def _make_cause_failure(error: BaseException, cause: BaseException) -> Failure:
     """Return the failure to store for a retry with a cause. Its traceback ends with the cause."""
     # A cause that was never raised has no traceback: show where the retry was requested.
     text = _format_traceback(cause, get_traceback(cause) or get_traceback(error))
-    said = _get_text(error)
-    why = "" if said == ASKED_FOR else f"celery5.errors.Retry: {said}\n\nIt was for this error:\n\n"
+    message = _get_text(error)
+    why = "" if message == ASKED_FOR else f"celery5.errors.Retry: {message}\n\nIt was for this error:\n\n"
     return replace(make_failure(cause), traceback=why + text)
 
 

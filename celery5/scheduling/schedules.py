@@ -521,7 +521,7 @@ class Schedules:
     def list(self) -> None: ...
 
     def _make_declared_states(self) -> dict[str, ScheduleState]:
-        """Return the state of each declared schedule, as long as no Scheduler has it; without those that are wrong."""
+        """Return the state of each declared schedule, if no Scheduler has it. Invalid schedules are left out."""
         states: dict[str, ScheduleState] = {}
         with suppress(CeleryError, TypeError):
             for name, declared in self.list_declared().items():

@@ -355,7 +355,7 @@ class CallQueue:
         self._worker_error: BaseException | None = None
 
     def execute(self, function: Callable[[], Any]) -> Any:
-        """Have the thread that calls `make_next` make a call; return its value, or raise its error."""
+        """Let the thread that calls `make_next` make a call. Return its value, or raise its error."""
         call = _Call(function)
         self._calls.put(call)
         if self._is_closed:

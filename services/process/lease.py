@@ -61,7 +61,7 @@ class Lease:
         self._requested = trio.Event()
 
     def request_renewal(self) -> None:
-        """Have the lease renewed now."""
+        """Request a renewal of the lease now."""
         self._requested.set()
 
     async def wait_until_requested(self) -> None:

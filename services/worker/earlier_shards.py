@@ -12,7 +12,7 @@ from celery5.protocol.shards import get_queue_of_shard
 from celery5.services.process.broker_outages import OutageLog, retry_until_available
 from celery5.services.process.reloader import ConfigurationChanged, NextIncarnation
 
-LEASES_BETWEEN_LOOKS = 3.0
+LEASES_BETWEEN_CHECKS = 3.0
 """Leases of a worker between two checks."""
 
 
@@ -42,7 +42,7 @@ class EarlierShards:
         self._consumed = {keys.queue for keys in consumed}
         self._earlier = earlier_shards
         self._has_shards = has_shards
-        self._interval = LEASES_BETWEEN_LOOKS * lease_seconds
+        self._interval = LEASES_BETWEEN_CHECKS * lease_seconds
         self._next = next_incarnation
         self._log = log
         self._outages = OutageLog(log, "queue:shards-read-failed")
@@ -52,7 +52,7 @@ class EarlierShards:
         """Check until cancelled. Raises ConfigurationChanged when there are more queues to read."""
         task_status.started()
         while True:
-            await retry_until_available(self._look, self._outages, even_refused=True)
+            await retry_until_available(self._check, self._outages, even_refused=True)
             if self._found:
                 break
             if not (self._has_shards or self._earlier):
@@ -63,7 +63,7 @@ class EarlierShards:
         self._next.request(_keep_settings)
         raise ConfigurationChanged
 
-    async def _look(self) -> None:
+    async def _check(self) -> None:
         queues = {get_queue_of_shard(name) for name in self._consumed}
         names = [
             name
@@ -81,7 +81,9 @@ class EarlierShards:
 
 
 def _keep_settings() -> None:
-    """The settings stay as they are."""
+    """Change no setting in the next incarnation."""
 
 
-_WHY = "shards of an earlier number still hold jobs: the worker begins again, and reads them, too"
+_WHY = (
+    "shards of an earlier number still hold jobs: the worker begins a new incarnation, which reads them, too"
+)

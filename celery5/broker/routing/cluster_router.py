@@ -382,7 +382,7 @@ class ClusterRouter:
 
 _WITHOUT_LAST_KEY = "KEYS[#KEYS] = nil "
 # Only servers that know SPUBLISH tell scripts their version.
-_HOW_TO_PUBLISH = "local PUBLISH = redis.REDIS_VERSION_NUM and 'SPUBLISH' or 'PUBLISH' "
+_CHOOSE_PUBLISH = "local PUBLISH = redis.REDIS_VERSION_NUM and 'SPUBLISH' or 'PUBLISH' "
 
 
 @cache
@@ -390,7 +390,7 @@ def _adapt_script(script: Script) -> Script:
     """Return a script without its last key, which publishes in its slot. Its lines keep their numbers."""
     body = script.body
     if "'PUBLISH'" in body:
-        body = _HOW_TO_PUBLISH + body.replace("'PUBLISH'", "PUBLISH")
+        body = _CHOOSE_PUBLISH + body.replace("'PUBLISH'", "PUBLISH")
     return Script.of(script.name, _WITHOUT_LAST_KEY + body)
 
 

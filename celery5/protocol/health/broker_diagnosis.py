@@ -260,7 +260,7 @@ def diagnose_replication(
         return Finding(name, "warn", summary, "a failover is under way, or a sentinel is cut off: look again")
     if sentinels and not replicas:
         return Finding(name, "warn", summary, "start a replica: there is none that could be promoted")
-    return _diagnose_cut_off(summary, config)
+    return _diagnose_isolated_primary(summary, config)
 
 
 def diagnose_cluster(
@@ -284,13 +284,13 @@ def diagnose_cluster(
         return Finding(name, "fail", f"{summary}; the setting replicas demands {wanted} of each", remedy)
     if any(primary.error for primary in primaries):
         return Finding(name, "warn", summary, "a primary cannot be asked: look at its log")
-    if alone := [primary.address for primary in primaries if not primary.online_replicas]:
-        remedy = f"start a replica of {_join_names(alone)}: none could be promoted"
+    if without_replica := [primary.address for primary in primaries if not primary.online_replicas]:
+        remedy = f"start a replica of {_join_names(without_replica)}: none could be promoted"
         return Finding(name, "warn", summary, remedy)
-    return _diagnose_cut_off(summary, config)
+    return _diagnose_isolated_primary(summary, config)
 
 
-def _diagnose_cut_off(summary: str, config: Mapping[str, str] | None) -> Finding:
+def _diagnose_isolated_primary(summary: str, config: Mapping[str, str] | None) -> Finding:
     """Diagnose whether a primary without its replicas accepts jobs: a failover would lose them."""
     if config is not None and config.get("min-replicas-to-write") == "0":
         remedy = (

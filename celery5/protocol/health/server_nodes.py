@@ -95,7 +95,7 @@ def read_primaries(raw: Any, asked: NodeAddress) -> list[PrimaryView]:
 
 
 def merge_replicas(known: Sequence[ReplicaView], connected: Sequence[ReplicaView]) -> tuple[ReplicaView, ...]:
-    """Return the replicas that a cluster knows, and those that are connected, each once."""
+    """Return all known and connected replicas, each once."""
     by_address = {replica.address: replica for replica in (*known, *connected)}
     return tuple(by_address.values())
 

@@ -106,7 +106,7 @@ class _Task:
         """Return its minutes, the oldest first."""
         return [make_task_minute(at, by_state) for at, by_state in sorted(self.minutes.items())]
 
-    def is_dealt_with(self, onset: FailureOnset, dead: Mapping[str, int]) -> bool:
+    def is_resolved(self, onset: FailureOnset, dead: Mapping[str, int]) -> bool:
         """Return whether nothing is left to do: each failure became a dead letter, and its queues have none now.
 
         The dead letters were replayed or purged. A retried attempt leaves none, so it counts until the task succeeds.
@@ -134,7 +134,7 @@ class _Task:
         )
         minutes = self.list_minutes()
         onset = find_onset([*earlier, *minutes])
-        fails = onset is not None and fails_now(onset, now) and not self.is_dealt_with(onset, dead)
+        fails = onset is not None and fails_now(onset, now) and not self.is_resolved(onset, dead)
         return TaskOverview(
             name=name,
             queues=tuple(sorted(self.queues)),
