@@ -216,7 +216,7 @@ class TestCluster:
         wait_until(is_another, "another primary")
 
     def revive(self) -> None:
-        """Start again what has been killed, wake what is frozen, and wait until each primary has its replica."""
+        """Restart killed servers, resume frozen ones, and wait until each primary has its replica."""
         for node in self.nodes:
             if node.is_running:
                 node.send_signal(signal.SIGCONT)
@@ -334,7 +334,7 @@ def _find_free_ports() -> tuple[int, int]:
 
 
 def _ask_slots(node: ClusterNode) -> Sequence[Any]:
-    """Return what a node says of the slots: first, last, and the address of the primary; nothing when it is down."""
+    """Return the slots that a node reports: first, last and the primary's address; nothing if the node is down."""
     with suppress(redis.RedisError):
         found: Any = node.client.execute_command("CLUSTER", "SLOTS")
         return _as_entries(found) if hasattr(found, "items") else found

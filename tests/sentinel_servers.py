@@ -193,7 +193,7 @@ class WatchedServers:
         )
 
     def revive(self) -> None:
-        """Start again what has been killed, wake what is frozen, and wait until all is whole."""
+        """Restart killed servers, resume frozen ones, and wait until all work."""
         for server in self.servers:
             if server.process is not None:
                 server.send_signal(signal.SIGCONT)

@@ -1,4 +1,4 @@
-"""What breaks first: the tables of docs/internals/scale.md are what the model prints, and it does what it says."""
+"""Check that the tables of docs/internals/scale.md are what the model prints, and that the model is right."""
 
 import pytest
 

@@ -52,12 +52,12 @@ class Servers(Protocol):
         """Wait until all of them name another primary for a key."""
 
     def revive(self) -> None:
-        """Start again what has been killed, wake what is frozen, and wait until all is whole."""
+        """Restart killed servers, resume frozen ones, and wait until all work."""
 
 
 @contextmanager
 def running_servers(on: str, binary: str | None) -> Generator[EmbeddedServer | Servers, None, None]:
-    """Run what the processes are to run on during the block: `server`, `cluster` or `sentinel`."""
+    """Run the servers of the processes during the block: `server`, `cluster` or `sentinel`."""
     if on == "cluster":
         timeout = round(1000 * NODE_TIMEOUT)
         with running_cluster(binary, has_replicas=True, node_timeout_ms=timeout) as cluster:
@@ -90,7 +90,7 @@ class FailoverCluster(Cluster):
         return app.queue(EVENTS if target == "events" else "default").stream
 
     async def strike(self, fault: Fault) -> None:
-        """Do what a fault says and undo it; one at a time if it strikes servers, which must be whole before it."""
+        """Perform a fault and undo it. Faults of servers run one at a time, when all servers work."""
         begin = SERVER_FAULTS.get(fault.kind)
         if begin is None:
             await super().strike(fault)

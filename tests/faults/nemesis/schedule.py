@@ -10,7 +10,7 @@ SCHEDULERS = ("S0", "S1")
 PRODUCERS = ("P0", "P1", "P2")
 REDIS = ("redis",)
 SLOTS = ("queue", "events", "stream")
-"""Primaries of a cluster, by what they have: the queue, the events of the application, or the stream."""
+"""Primaries of a cluster, by their contents: the queue, the events of the application, or the stream."""
 SERVERS = REDIS + SLOTS
 ATTENDANTS = ROUTERS + SCHEDULERS
 MEMBERS = WORKERS + ATTENDANTS
@@ -85,7 +85,7 @@ KINDS_ON: Mapping[str, Mapping[str, Kind]] = {
     "cluster": ON_CLUSTER,
     "sentinel": ON_SENTINEL,
 }
-"""The kinds of faults by what the processes run on."""
+"""The kinds of faults, by the servers of the processes."""
 
 FLAP_DOWN, FLAP_UP, FLAPS = 4 / 3, 2.6 / 3, 3
 """A flap in leases: Redis is frozen for so long, then up for so long, so many times."""

@@ -228,7 +228,7 @@ def excuse(record: Record, run: Run, again: float) -> str:
 
 
 def failover_between(record: Record, first: float, last: float) -> str:
-    """Return which failover may have lost what was written between these times; '' for none."""
+    """Return the failover that may have lost writes between these times; '' for none."""
     for blow in record.struck:
         if blow.kind in FAILOVERS and blow.began - LAG <= last and blow.ended + RECONNECT >= first:
             return f"{blow.kind} {blow.name} from {blow.began:.2f} to {blow.ended:.2f}"
@@ -236,7 +236,7 @@ def failover_between(record: Record, first: float, last: float) -> str:
 
 
 def excused(record: Record, text: str, first: float, last: float | None = None) -> bool:
-    """Whether a failover excuses what was lost of what was written at that time, or between two; keep the excuse."""
+    """Return whether a failover excuses lost writes at this time, or between two times; record the excuse."""
     why = failover_between(record, first, first if last is None else last)
     if why:
         record.excuses.append(f"{text}: {why}")
@@ -472,7 +472,7 @@ def wrong_numbers(
 def wrong_sums(
     record: Record, customer: str, found: Sequence[Output], sent: Mapping[int, Sent]
 ) -> Iterator[str]:
-    """Yield where the sum of a customer is not that of the numbers before it, and whether it is so in the end."""
+    """Yield where the sum of a customer differs from its earlier numbers, and whether it still does in the end."""
     total, before = 0, 0.0
     for output in found:
         total += output.number

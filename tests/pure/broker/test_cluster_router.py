@@ -40,7 +40,7 @@ class ScriptedCluster:
 
 
 class ScriptedNode:
-    """One node of such a cluster."""
+    """One scripted node."""
 
     def __init__(self, cluster: ScriptedCluster, address: NodeAddress) -> None:
         self._cluster, self._address = cluster, address

@@ -1,4 +1,4 @@
-"""Listing: what `celery5 migrate` leaves to its user is named, also when it runs again after it has written."""
+"""Listing: `celery5 migrate` names the changes left to its user, also in a run after `--write`."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def add(x, y=1): ...
 
 
 def list_left(report: ProjectReport) -> set[tuple[str, str, str]]:
-    """Return what a report leaves to its user."""
+    """Return the changes that a report leaves to its user."""
     return {
         (file.path, finding.name, finding.advice)
         for file in report.files
@@ -41,7 +41,7 @@ def write(folder: Path, report: ProjectReport) -> None:
 
 
 def find_names(folder: Path, text: str, *, head: str = APP, name: str = "tasks.py") -> list[str]:
-    """Return the names of what is left of a module, and check that a run after the writing has the same."""
+    """Return the names left to change in a module, and check that a run after `--write` has the same."""
     (folder / name).write_text(head + text)
     first = migrate_project(folder).report
     write(folder, first)

@@ -1,4 +1,4 @@
-"""Whole numbers in what lies in Redis: other programs write there, too, so a text may be none, or without end."""
+"""Whole numbers in Redis: other programs write there, too, so a text may be no number, or be very long."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Parameters that take a resource: of tasks alone, and of a type that fits what opens it."""
+"""Parameters that take a resource: only tasks may have them, and their type must fit the opener."""
 
 import functools
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping

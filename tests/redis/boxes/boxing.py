@@ -103,7 +103,7 @@ Fragile = Annotated[
 
 
 def break_fragile(fragile: Fragile = INJECTED) -> list[str]:
-    """Return what earlier jobs have done to the resource, and break it."""
+    """Return the changes of earlier jobs to the resource, and break it."""
     found = list(fragile)
     fragile.append("broken")
     time.sleep(0.002)

@@ -43,7 +43,7 @@ def count_bus_messages(cluster: TestCluster) -> int:
 
 
 class Listener:
-    """Listens to channels, and keeps what it has heard."""
+    """Listens to channels, and keeps their messages."""
 
     def __init__(self, app: App, timing: Timing = Timing(reply=5.0)) -> None:  # noqa: B008  frozen
         self.heard: list[tuple[bytes, bytes]] = []

@@ -403,7 +403,7 @@ def test_a_job_read_in_the_name_of_a_worker_already_recovered_is_found(queue: Qu
 
 
 def renew(queue: Queue, worker: str, *, idle_lease: float | None = None) -> leases.HeartbeatReply:
-    """Renew a lease of 8 seconds; that of an idle worker for as long as it says."""
+    """Renew a lease of 8 seconds, or an idle worker's lease for its own length."""
     reply = queue(leases.renew_lease(queue.keys, worker, lease=8, idle_lease=idle_lease))
     assert isinstance(reply, leases.HeartbeatReply)
     return reply

@@ -1,4 +1,4 @@
-"""Tests of a Django project: what they send outside of the testing kit never gets to the broker of the settings."""
+"""Tests of a Django project: jobs sent outside of the testing kit never reach the broker of the settings."""
 
 from pathlib import Path
 

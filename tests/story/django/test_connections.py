@@ -33,7 +33,7 @@ def project(tmp_path: Path) -> Project:
 
 
 def run(project: Project, script: str, **settings: object) -> str:
-    """Return what a script prints whose jobs use a connection with these settings."""
+    """Return the output of a script whose jobs use a connection with these settings."""
     return project.run(JOBS.format(settings=settings) + script)
 
 

@@ -1,4 +1,4 @@
-"""Migrate a Django project by what the command lists alone: base class, signals, errbacks, retries, eager tests."""
+"""Migrate a Django project by the command's listing alone: base class, signals, errbacks, retries, eager tests."""
 
 import subprocess
 import sys
@@ -191,7 +191,7 @@ BY_HAND = [
     ("store/celery.py", SIGNALS, MIDDLEWARE),
     ("store/celery.py", "{self.request!r}", "{self!r}"),
 ]
-"""What a person changes after `--write`, by the advice alone: the file, what is there, and what is to be there."""
+"""The changes of a person after `--write`, by the advice alone: the file, the old text and the new text."""
 WITHOUT_A_LINE = ("def charge", "def refund", "from celery import Task")
 """The parameters and imports that the advice on another line of the same task names."""
 

@@ -267,7 +267,7 @@ class Cluster:
         assert max(Counter(self.effects("tick")).values()) == 1
 
     def effects(self, task: str = "") -> list[str]:
-        """Return what the tasks have done; without one that is named: all but what the schedule has sent."""
+        """Return the records of a task; without a name, of all jobs that no schedule has sent."""
         lines = (self.folder / "effects").read_text().splitlines()
         return [line for line in lines if line.startswith(f"{task or 'tick'} ") is bool(task)]
 

@@ -1,4 +1,4 @@
-"""Commands of every process: what a process answers that has no jobs."""
+"""Commands of every process: the answers of a process without jobs."""
 
 import trio
 

@@ -1,4 +1,4 @@
-"""Shards of an earlier number: a worker reads those that hold jobs, whenever the jobs come."""
+"""Shards of an earlier number: a worker reads them if they hold jobs, whenever the jobs come."""
 
 from collections.abc import Sequence
 from typing import Any
