@@ -229,3 +229,49 @@ async def test_an_idle_lease_is_held_for_three_intervals_and_no_longer(
     lease.mark_idle(trio.current_time(), 30)
     lease.mark_lost("others have taken its jobs")
     assert not lease.is_held
+
+
+class SidecarReports:
+    """Notes in how many seconds each heartbeat says that the next one comes."""
+
+    def __init__(self) -> None:
+        self.intervals: list[float] = []
+
+    def report_beat(self, _worker: str, _queues: tuple[str, ...], interval: float, /) -> bool:
+        self.intervals.append(interval)
+        return True
+
+
+class SeveralQueues(Redis):
+    """A Redis with two queues: one with many workers, and one with few."""
+
+    async def perform_all(self, calls: Sequence[Call[Any]], /) -> list[Any]:
+        many, few = (
+            await super().perform_all(calls[:1]),
+            HeartbeatReply(alive=True, lapsed=0, due_in=None, workers=3),
+        )
+        return [*many, few]
+
+
+@pytest.mark.parametrize("reads_few", [True, False])
+async def test_a_worker_that_reads_a_queue_of_few_workers_sends_as_many_heartbeats_as_they(
+    autojump_clock: MockClock, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch, reads_few: bool
+) -> None:
+    monkeypatch.setattr("celery5.services.process.lease.now", trio.current_time)
+    sidecar, redis = SidecarReports(), (SeveralQueues if reads_few else Redis)(1000)
+    heartbeat = Heartbeat(
+        redis=redis,
+        sidecar=sidecar,
+        consumed=[Keys("shop").for_queue(name) for name in (("mail", "few") if reads_few else ("mail",))],
+        lease=Lease(seconds=LEASE),
+        log=NullLog(),
+        worker="w",
+        heartbeat_listeners=[],
+        counted_jobs=Jobs(),
+    )
+    await nursery.start(heartbeat.run)
+    await trio.sleep(LEASE * 10)
+    assert ({seconds for _, seconds in redis.beats} == {LEASE}) == reads_few
+    assert min(sidecar.intervals) == LEASE / 3
+    assert (max(sidecar.intervals) == LEASE / 3) == reads_few, "its sidecar knows when to expect the next one"
+    nursery.cancel_scope.cancel()
