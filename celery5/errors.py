@@ -255,7 +255,10 @@ class ResultLost(CeleryError):
 
 
 class StagingLost(CeleryError):
-    """What was published of a run was lost before it was started: Redis lost data, or it took too long."""
+    """What was published of a run was lost before it was started: Redis lost data, or it took too long.
+
+    It is published a second time first, unless items of a map come from a generator, which makes them once.
+    """
 
 
 class RunNotRetried(CeleryError):

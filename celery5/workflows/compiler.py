@@ -3,7 +3,7 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
@@ -85,6 +85,11 @@ class MapSource(msgspec.Struct, frozen=True):
     map: Map
     # Whether each text has the fields of the keys of a limit beside the arguments.
     is_keyed: bool
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether the items can be read again. A generator makes them once."""
+        return not isinstance(self.map.items, Iterator)
 
 
 class Compiled(msgspec.Struct, frozen=True):

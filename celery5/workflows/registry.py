@@ -208,17 +208,16 @@ class Workflows:
         if home not in self._known_queues:
             await redis.perform(queue_calls.register_queue(self._app.keys, home))
             self._known_queues.add(home)
-        reply = await self._stage_and_start(redis, keys, compiled, new_run)
-        if reply is not None and int(reply.replies[0]) < 0:
+        try:
+            reply = await self._stage_and_start(redis, keys, compiled, new_run)
+        except StagingLost:
             self._published.forget()
-            # Items may come from a generator, which makes them once; all else is published again.
-            if not compiled.sources:
-                reply = await self._stage_and_start(redis, keys, compiled, new_run)
+            if not all(source.is_repeatable for source in compiled.sources):
+                raise
+            reply = await self._stage_and_start(redis, keys, compiled, new_run)
         if reply is None:
             return await self._has_started(redis, keys, new_run)
         started = int(reply.replies[0])
-        if started < 0:
-            raise StagingLost(f"run {new_run.run_id} was lost before it was started: start it again")
         ttl, pushes = self._app.settings.results_ttl, 0
         while reply.left and pushes < MAX_PUSHES:
             reply = await redis.perform(calls.advance(keys, ttl=ttl))
@@ -235,7 +234,7 @@ class Workflows:
     async def _stage_and_start(
         self, redis: AsyncDriver, keys: QueueKeys, compiled: Compiled, new_run: NewRun
     ) -> calls.Advance | None:
-        """Publish what a run needs, and start it; None when a run of the id is there already."""
+        """Publish what a run needs, and start it; None when a run of the id is there already. Raises StagingLost."""
         published = None if compiled.sources else self._published
         record = await stage(redis, keys, compiled, new_run, published)
         if record is None:
@@ -247,6 +246,8 @@ class Workflows:
                 calls.keep_home(self._app.keys, new_run.run_id, keys.queue, life=new_run.life + 2 * ttl)
             )
         reply: calls.Advance = (await redis.perform_all(start))[0]
+        if int(reply.replies[0]) < 0:
+            raise StagingLost(f"run {new_run.run_id} was lost before it was started: start it again")
         return reply
 
     async def afind(self, run_id: str) -> WorkflowRun[Any] | None:

@@ -16,7 +16,7 @@ from typing import Any
 import trio
 
 from celery5 import App, AsyncResult, Event
-from celery5.errors import BrokerError
+from celery5.errors import BrokerError, CeleryError, StagingLost
 from celery5.workflows.compose import Workflow
 from tests.faults.nemesis.application import EVENT, Payment, built, workflow_of
 from tests.faults.nemesis.schedule import PRODUCERS
@@ -140,9 +140,10 @@ class Producer:
         call = self.app.tasks["plain"].options(countdown=seconds).s(sent.label, 0.0)
         return Order((replace(sent, not_before=time.monotonic() + seconds),), (call,), revokes=revoked)
 
-    def note(self, order: Order, handles: Sequence[Any] = (), error: BrokerError | None = None) -> None:
+    def note(self, order: Order, handles: Sequence[Any] = (), error: CeleryError | None = None) -> None:
         """Write down what became of an order."""
-        outcome = "accepted" if error is None else "maybe" if error.maybe_done else "refused"
+        is_open = isinstance(error, BrokerError) and error.maybe_done
+        outcome = "accepted" if error is None else "maybe" if is_open else "refused"
         for at, entry in enumerate(order.sent):
             handle = handles[at] if handles else None
             job = handle.id if isinstance(handle, AsyncResult) else ""
@@ -185,7 +186,7 @@ class Producer:
             order = self.next()
             try:
                 handles = self._send(order)
-            except BrokerError as error:
+            except (BrokerError, StagingLost) as error:
                 self.note(order, error=error)
                 continue
             self.note(order, handles)
@@ -202,7 +203,7 @@ class Producer:
             order = self.next()
             try:
                 handles = await self._asend(order)
-            except BrokerError as error:
+            except (BrokerError, StagingLost) as error:
                 self.note(order, error=error)
                 continue
             self.note(order, handles)

@@ -212,6 +212,31 @@ async def test_a_run_whose_items_were_lost_before_it_began_does_not_begin(
         await group(*portions).astart()
 
 
+class LosesItems(list[int]):
+    """Items whose first reading takes so long that Redis has lost those of the map before them."""
+
+    def __init__(self, client: "redis.Redis", app: App) -> None:
+        super().__init__([4, 5])
+        self._client, self._app = client, app
+        self.readings = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.readings += 1
+        if self.readings == 1:
+            for key in self._client.scan_iter(f"celery5:{{{self._app.name}:*:items"):
+                self._client.delete(key)
+        return super().__iter__()
+
+
+async def test_a_run_whose_items_were_lost_is_published_again_if_they_can_be_read_again(
+    app: App, tasks: SampleTasks, redis_client: "redis.Redis"
+) -> None:
+    items = LosesItems(redis_client, app)
+    async with working(app, queues=QUEUES):
+        assert await result_of(group(tasks.double.map([1, 2]), tasks.double.map(items))) == [[2, 4], [8, 10]]
+    assert items.readings == 2
+
+
 async def test_nothing_but_documents_is_left_of_a_run_that_has_ended(
     app: App, tasks: SampleTasks, redis_client: "redis.Redis"
 ) -> None:
