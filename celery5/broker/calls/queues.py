@@ -28,7 +28,7 @@ from celery5.protocol.observability.queue_flow import (
     pack_looks,
     read_flow,
 )
-from celery5.protocol.process.standing import LostRecord, read_lost, read_silence
+from celery5.protocol.process.standing import LostRecord, merge_lost_records, read_lost, read_silence
 from celery5.protocol.shards import get_largest, get_smallest, group_shards, sum_counts
 
 MEASURE = Script.load("scaling/measure", "clock", "lane")
@@ -273,6 +273,7 @@ def _merge_states(queue: str, parts: Sequence[QueueState]) -> QueueState:
     workers: dict[str, list[WorkerState]] = {}
     for worker in (worker for part in parts for worker in part.workers):
         workers.setdefault(worker.name, []).append(worker)
+    lost = merge_lost_records(record for part in parts for record in part.lost)
     return QueueState(
         queue=queue,
         waiting=sum(part.waiting for part in parts),
@@ -296,8 +297,9 @@ def _merge_states(queue: str, parts: Sequence[QueueState]) -> QueueState:
         deaths=sum_counts(part.deaths for part in parts),
         poisoned=sum_counts(part.poisoned for part in parts),
         last_deaths=merge_latest(part.last_deaths for part in parts),
-        lost=tuple(record for part in parts for record in part.lost),
-        lost_count=sum(part.lost_count for part in parts),
+        lost=lost,
+        # A worker is lost on each shard that it reads, and these are all of them.
+        lost_count=max(len(lost), *(part.lost_count for part in parts)),
         lacking=sum_counts(part.lacking for part in parts),
         documents=sum_counts(part.documents for part in parts),
     )

@@ -151,6 +151,26 @@ class LostRecord(msgspec.Struct, frozen=True, kw_only=True):
     jobs: tuple[LostJob, ...] = ()
 
 
+def merge_lost_records(records: Iterable[LostRecord]) -> tuple[LostRecord, ...]:
+    """Return what is noted of lost processes on several shards of a queue, as of one queue: each process once."""
+    merged: dict[str, LostRecord] = {}
+    for record in records:
+        other = merged.get(record.worker)
+        merged[record.worker] = (
+            record
+            if other is None
+            else LostRecord(
+                worker=record.worker,
+                at=min(record.at, other.at),
+                why=other.why or record.why,
+                put_back=other.put_back + record.put_back,
+                dead=other.dead + record.dead,
+                jobs=(*other.jobs, *record.jobs),
+            )
+        )
+    return tuple(merged.values())
+
+
 class _LostWork(msgspec.Struct, frozen=True):
     """What `recover.lua` has packed."""
 

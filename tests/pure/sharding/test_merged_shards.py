@@ -5,6 +5,7 @@ from celery5.protocol.observability.job_tally import JobTally
 from celery5.protocol.observability.queue_depth import QueueDepth, merge_depths
 from celery5.protocol.observability.queue_flow import QueueFlow
 from celery5.protocol.observability.storage import QueueStorage, merge_shards
+from celery5.protocol.process.standing import LostJob, LostRecord
 from celery5.protocol.scaling.snapshot import QueueLoad, TaskConstraints, WorkerReport, make_snapshot
 from celery5.protocol.shards import take_queues
 
@@ -54,6 +55,27 @@ def test_the_most_urgent_shard_says_how_a_queue_is() -> None:
     (merged,) = merge_queue_states(parts)
     assert (merged.oldest_dead, merged.oldest_waiting, merged.idle) == (6.0, 7.0, 2.0)
     assert merged.workers == (WorkerState("w1", 4.0, 0, lapsed=2.0, is_blocked=True, silent_for=9.0),)
+
+
+def test_a_worker_that_is_lost_on_several_shards_is_lost_once() -> None:
+    parts = [
+        QueueState(
+            shard, 0, 0, 0, None, 0, None, 0, (), lost=tuple(lost), lost_count=len(lost),
+        )
+        for shard, lost in (
+            ("mails", [LostRecord(worker="w1", at=8.0, put_back=2, dead=1)]),
+            ("mails#1", [LostRecord(worker="w1", at=7.0, why="killed"), LostRecord(worker="w2", at=9.0)]),
+            ("mails#2", [LostRecord(worker="w1", at=9.0, put_back=3, jobs=(LostJob("a", "push", "", "mails#2"),))]),
+        )
+    ]  # fmt: skip
+    (merged,) = merge_queue_states(parts)
+    assert merged.lost_count == 2
+    assert merged.lost == (
+        LostRecord(
+            worker="w1", at=7.0, why="killed", put_back=5, dead=1, jobs=(LostJob("a", "push", "", "mails#2"),)
+        ),
+        LostRecord(worker="w2", at=9.0),
+    )
 
 
 def test_a_shard_that_alone_is_known_counts_for_its_queue() -> None:
