@@ -146,11 +146,15 @@ class Brokers:
 
     @property
     def shards(self) -> Mapping[str, int]:
-        """The numbers of shards of queues that have more than one."""
+        """The numbers of shards of the queues that the setting names. One may be 1: it had more before."""
         settings = self._app.settings
         if self._shards_of is not settings:
             self._shards, self._shards_of = parse_shards(settings.shards), settings
         return self._shards
+
+    def is_sharded(self, queue: str) -> bool:
+        """Return whether a queue has more than one shard."""
+        return self.shards.get(queue, 1) > 1
 
     def list_shards(self, queue: str, names: Iterable[str] = ()) -> list[str]:
         """Return the names of a queue's shards, then those in `names` from an earlier, larger number.

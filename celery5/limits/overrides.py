@@ -191,7 +191,6 @@ class Limits:
     def _set_override(self, task: "str | DeclaredTask", limit: int | str, by: str) -> Call[bool]:
         name = self._name(task)
         declared = self._app.tasks.get(name)
-        is_sharded = declared is not None and declared.queue in self._app.brokers.shards
         if isinstance(limit, str):
             override = LimitOverride(rate=limit, by=by or get_actor_name(), since=_now())
         elif isinstance(limit, bool) or not isinstance(limit, int):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -199,7 +198,7 @@ class Limits:
         else:
             override = LimitOverride(limit=limit, by=by or get_actor_name(), since=_now())
         override = override.validate(name)
-        if declared is not None and is_sharded:
+        if declared is not None and self._app.brokers.is_sharded(declared.queue):
             check_override(name, get_placement(declared.declared_limits), override)
         return limits.set_override(self._app.keys, name, override)
 

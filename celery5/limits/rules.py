@@ -172,7 +172,7 @@ class DeclareLimitRule:
         placements: dict[str, Placement] = {
             name: get_placement(task.declared_limits)
             for name, task in tasks.items()
-            if task.queue in task.app.brokers.shards
+            if task.app.brokers.is_sharded(task.queue)
         }
         for rule in self._rules.values():
             if rule.task not in tasks:

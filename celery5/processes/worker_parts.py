@@ -177,7 +177,7 @@ class WorkerValues(msgspec.Struct, frozen=True, kw_only=True):
     code_version: CodeVersion
     # The queues that it measures: those that it consumes.
     measured_queues: Sequence[str]
-    # Shards from an earlier, larger number that still hold jobs, kept over incarnations; whether any queue has shards.
+    # Shards from an earlier, larger number that still hold jobs, kept over incarnations; whether the setting names any.
     earlier_shards: set[str]
     has_shards: bool
     # Returns the broker of a queue.

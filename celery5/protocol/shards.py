@@ -30,7 +30,10 @@ limit holds for each key. first: the first one alone, where the task's limit or 
 
 
 def parse_shards(setting: str | Mapping[str, Any]) -> dict[str, int]:
-    """Return the numbers of shards in the setting `shards`, by queue, without numbers of 1. Raises Misconfigured."""
+    """Return the numbers of shards in the setting `shards`, by queue. Raises Misconfigured.
+
+    A number of 1 is kept: such a queue may have had more, and jobs on them.
+    """
     if isinstance(setting, str):
         setting = {queue: _to_number(text) for queue, text in parse_assignments(setting, _HINT).items()}
     for queue, number in setting.items():
@@ -38,7 +41,7 @@ def parse_shards(setting: str | Mapping[str, Any]) -> dict[str, int]:
             raise Misconfigured(f"{queue!r} is not the name of a queue: {_HINT}")
         if type(number) is not int or not 1 <= number <= MAX_SHARDS:
             raise Misconfigured(f"{queue}={number} is not a number of shards: {_HINT}")
-    return {queue: number for queue, number in setting.items() if number > 1}
+    return dict(setting)
 
 
 def _to_number(text: str) -> int | str:

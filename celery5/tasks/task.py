@@ -428,8 +428,8 @@ class Task(Generic[P, R_co]):
             ignore_result=settings.ignore_result,
             results_ttl=settings.results_ttl,
         )
-        if shards := self.app.brokers.shards.get(shared_fields.queue):
-            shared_fields = self._spread(shared_fields, shards)
+        if self.app.brokers.is_sharded(shared_fields.queue):
+            shared_fields = self._spread(shared_fields, self.app.brokers.shards[shared_fields.queue])
         if self.send_options.on_failure is not None:
             shared_fields.fields["on_failure"] = encode_on_failure(self.send_options.on_failure)
         self._shared_fields, self._settings = shared_fields, settings

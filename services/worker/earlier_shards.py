@@ -21,7 +21,7 @@ class EarlierShards:
 
     Args:
         earlier_shards: What was found, kept over incarnations.
-        has_shards: Whether the application has sharded queues.
+        has_shards: Whether the setting `shards` names queues, if only with the number 1: they may have had more.
         lease_seconds: The length of the worker's lease.
     """
 

@@ -25,9 +25,15 @@ QUEUES = st.text(
 COUNTS = st.integers(1, MAX_SHARDS)
 
 
-@pytest.mark.parametrize("setting", ["mails=8 reports=4", {"mails": 8, "reports": 4, "orders": 1}])
+@pytest.mark.parametrize("setting", ["mails=8 reports=4", {"mails": 8, "reports": 4}])
 def test_the_numbers_of_shards_are_read_from_text_and_from_a_table(setting: Any) -> None:
     assert parse_shards(setting) == {"mails": 8, "reports": 4}
+
+
+def test_a_number_of_one_is_kept_since_there_may_have_been_more() -> None:
+    app = App("shop", shards={"mails": 1})
+    assert app.brokers.shards == {"mails": 1}
+    assert not app.brokers.is_sharded("mails")
 
 
 @pytest.mark.parametrize(
@@ -148,4 +154,3 @@ def test_a_queue_without_shards_is_as_before() -> None:
 
     assert push.job().queue == "mails"
     assert push.queue == "mails"
-    assert app.brokers.shards == {}

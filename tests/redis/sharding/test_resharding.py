@@ -50,6 +50,20 @@ async def test_resharding_up_and_down_while_running_loses_no_job(url: str, app_n
     four.close()
 
 
+async def test_a_queue_that_is_to_have_no_shards_any_more_loses_no_job(url: str, app_name: str) -> None:
+    (two, push_two), (one, push_one) = make(app_name, url, 2), make(app_name, url, 1)
+    async with working(one):  # it has looked for shards of an earlier number, and found none
+        sent = await two.asend_many([push_two.s(n) for n in range(20)])
+        sent += await one.asend_many([push_one.s(n) for n in range(20)])
+        with trio.fail_after(30):
+            assert [await result.aget() for result in sent] == list(range(20)) * 2
+    assert [result.queue for result in sent[20:]] == [QUEUE] * 20
+    for n, result in enumerate(sent):
+        assert await one.result(result.id, queue=QUEUE).aget() == n % 20
+    two.close()
+    one.close()
+
+
 async def test_a_limit_holds_when_a_queue_gets_its_first_shards(app: App) -> None:
     running = most = 0
 
@@ -93,6 +107,9 @@ def test_jobs_of_a_killed_worker_are_put_back_on_all_shards(sharded: Staff) -> N
     gather([*sent, unique], timeout=30)
     depths = [app.perform(get_queue_depth(app.queue(name))) for name in {result.queue for result in sent}]
     assert sum(depth.unfinished for depth in depths) == 0
+    state = app.info("default").queues["default"]
+    assert (state.lost_count, len(state.lost)) == (1, 1)
+    assert state.lost[0].put_back > 10
 
 
 def test_a_limit_is_never_exceeded_over_shards_while_workers_are_killed(sharded: Staff) -> None:
