@@ -11,7 +11,9 @@ from celery5.application import Application
 from celery5.broker.calls import cluster as cluster_calls
 from celery5.broker.calls import dead_letters as dead_letter_calls
 from celery5.broker.calls import observability as calls
+from celery5.broker.calls import queues as queue_calls
 from celery5.broker.calls import scheduling as scheduling_calls
+from celery5.broker.calls.dead_letters import DeadLetterEntry
 from celery5.broker.calls.queues import QueueState, WorkerState
 from celery5.broker.colour import sleep
 from celery5.broker.driver import AsyncDriver
@@ -73,6 +75,7 @@ from celery5.protocol.process.standing import (
 )
 from celery5.protocol.scaling.resource_budget import ResourceUse
 from celery5.protocol.scheduling.periodic import decode_schedule
+from celery5.protocol.shards import get_queue_of_shard, take_queues
 from celery5.results.job_details import AppState, read_app_state
 
 MAX_SINCE = 6 * HOUR
@@ -397,19 +400,18 @@ class OverviewReader:
             or known.dead != queue.dead
             or known.at < now - DEAD_KEPT
         ]
-        of_shards = [
-            (queue, shard) for queue in wanted for shard in self._app.brokers.list_shards(queue.queue)
-        ]
-        reads = [
-            dead_letter_calls.list_entries_backwards(
-                self._app.queue(shard), first="-", last="+", count=DEAD_READ
-            )
-            for _, shard in of_shards
-        ]
-        try:
+        of_shards: list[tuple[QueueState, str]] = []
+        replies: list[list[DeadLetterEntry]] = []
+        with suppress(*UNREACHABLE):
+            shards = await self._list_shards(redis, [queue.queue for queue in wanted])
+            of_shards = [(queue, shard) for queue in wanted for shard in shards[queue.queue]]
+            reads = [
+                dead_letter_calls.list_entries_backwards(
+                    self._app.queue(shard), first="-", last="+", count=DEAD_READ
+                )
+                for _, shard in of_shards
+            ]
             replies = await redis.perform_all(reads) if reads else []
-        except UNREACHABLE:
-            replies = []
         kept = {queue.queue: self._dead[queue.queue] for queue in with_dead if queue.queue in self._dead}
         found: dict[str, dict[str, LastError]] = {}
         for (queue, shard), entries in zip(of_shards, replies, strict=False):
@@ -455,8 +457,12 @@ class OverviewReader:
         first = {error.group: error.first for news in before.values() for error in news.errors.values()}
         if any(first.get(error.group) is None for news in kept.values() for error in news.errors.values()):
             with suppress(*UNREACHABLE):
-                shards = [shard for name in kept for shard in self._app.brokers.list_shards(name)]
-                reads = [dead_letter_calls.read_causes(self._app.queue(shard)) for shard in shards]
+                shards = await self._list_shards(redis, list(kept))
+                reads = [
+                    dead_letter_calls.read_causes(self._app.queue(shard))
+                    for of_queue in shards.values()
+                    for shard in of_queue
+                ]
                 causes = sum_causes(await redis.perform_all(reads))
                 first |= {group: cause.first_died for group, cause in causes.items()}
         return {
@@ -467,6 +473,11 @@ class OverviewReader:
             )
             for name, news in kept.items()
         }
+
+    async def _list_shards(self, redis: AsyncDriver, queues: Sequence[str]) -> dict[str, list[str]]:
+        """Return the shards of queues, those of an earlier number included."""
+        names = await redis.perform(queue_calls.list_queues(self._app.keys)) if queues else []
+        return {queue: self._app.brokers.list_shards(queue, names) for queue in queues}
 
     async def _read_memory(self, get_driver: GetDriver, now: float) -> tuple[ServerMemory, ...]:
         """Return how full the servers are, and what fills those that are almost full."""
@@ -487,13 +498,21 @@ class OverviewReader:
         keys, limit = self._app.keys, self._app.settings.message_limit
         try:
             queues = await redis.perform(scheduling_calls.list_schedule_queues(keys))
-            reads = [scheduling_calls.list_schedules(keys, queue) for queue in queues[:MAX_SCHEDULE_QUEUES]]
+            reads = [
+                scheduling_calls.list_schedules(keys, queue)
+                for queue in take_queues(queues, MAX_SCHEDULE_QUEUES)
+            ]
             replies = await redis.perform_all(reads) if reads else []
         except UNREACHABLE:
             return ()
         found = [decode_schedule(record, limit) for records in replies for record in records.values()]
         due = [
-            DueSchedule(schedule.name, schedule.of.task, schedule.of.queue, schedule.next / 1000)
+            DueSchedule(
+                schedule.name,
+                schedule.of.task,
+                get_queue_of_shard(schedule.of.queue),
+                schedule.next / 1000,
+            )
             for schedule in found
             if schedule is not None and schedule.is_active and schedule.next is not None
         ]

@@ -25,6 +25,7 @@ from celery5.protocol.observability.storage import (
     estimate_bytes,
     merge_shards,
 )
+from celery5.protocol.shards import get_queue_of_shard, group_shards, take_queues
 
 MAX_COUNTED = 2000
 """Queues whose entries are counted, to find those that have the most."""
@@ -77,7 +78,9 @@ async def read_storage(app: Application, get_driver: GetDriver) -> Storage:
             found.append(await _read_broker(app, redis, name))
             results[name] = await _estimate_results(app, redis, found[-1].server.keys)
             if not others:  # what belongs to no queue is on the default broker, the first one
-                others = await _measure_others(app, redis, [row.queue for row in found[0].queues])
+                others = await _measure_others(
+                    app, redis, [row.queue for row in merge_shards(found[0].queues)]
+                )
         except UNREACHABLE as reason:
             error = reason
             found.append(BrokerStorage(ServerStorage(broker=name, unreachable=get_error_text(reason))))
@@ -105,12 +108,12 @@ async def _read_broker(app: Application, redis: AsyncDriver, broker: str) -> Bro
     database = app.brokers.get(broker).endpoint.db
     names = await redis.perform(queue_calls.list_queues(app.keys))
     streams = await redis.perform(stream_calls.list_streams(app.keys))
-    queues = await _measure_queues(app, redis, broker, names[:MAX_COUNTED])
+    queues = await _measure_queues(app, redis, broker, take_queues(names, MAX_COUNTED))
     return BrokerStorage(
         describe_storage(broker, info, config or None, database=database),
         queues,
         [await _measure_stream(app, redis, broker, stream) for stream in streams[:MAX_STREAMS]],
-        len(names) - len(queues),
+        len(set(map(get_queue_of_shard, names))) - len(merge_shards(queues)),
         max(len(streams) - MAX_STREAMS, 0),
     )
 
@@ -118,7 +121,7 @@ async def _read_broker(app: Application, redis: AsyncDriver, broker: str) -> Bro
 async def _measure_queues(
     app: Application, redis: AsyncDriver, broker: str, names: Sequence[str]
 ) -> list[QueueStorage]:
-    """Return what queues take: those with the most entries, when there are many."""
+    """Return what queues and shards take: those of the queues with the most entries, when there are many."""
     counts = [queue_calls.get_queue_depth(app.queue(name)) for name in names]
     depths = await _perform_in_parts(redis, counts)
     rows = [
@@ -132,7 +135,9 @@ async def _measure_queues(
         )
         for name, depth in zip(names, depths, strict=True)
     ]
-    rows = sorted(rows, key=_weigh)[:MAX_QUEUES]
+    shards = group_shards({row.queue: row for row in rows})
+    most = sorted(merge_shards(rows), key=_weigh)[:MAX_QUEUES]
+    rows = [row for queue in most for row in shards[queue.queue]]
     parts = [_get_parts(app.queue(row.queue)) for row in rows]
     measured = await _measure_keys(redis, [key for part in parts for keys in part for key in keys])
     if measured is None:

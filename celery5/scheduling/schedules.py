@@ -361,7 +361,7 @@ async def add_schedule(
     app: TaskApplication, redis: AsyncDriver, name: str, of: ScheduleDefinition
 ) -> ScheduleState:
     """Add a schedule. Raises Misconfigured for a name that is taken, and for one that would never fire."""
-    what = {"task": of.task, "queue": of.queue, "when": describe_trigger(of.trigger)}
+    what = {"task": of.task, "queue": get_queue_of_shard(of.queue), "when": describe_trigger(of.trigger)}
     async with AuditedAction(app, redis, "schedule:add", name, what):
         return await _add_schedule(app, redis, name, of)
 

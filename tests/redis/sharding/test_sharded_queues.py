@@ -8,6 +8,8 @@ import trio
 
 from celery5 import App, Misconfigured, current_job
 from celery5.errors import TaskFailed
+from celery5.observability import overview, storage
+from celery5.observability.metrics import Metrics
 from celery5.processes.scheduler import resolve_rules
 from celery5.protocol.job.states import JobState
 from celery5.protocol.scheduling.declaration import Periodic
@@ -167,6 +169,50 @@ async def test_operators_see_one_queue(sharded: App) -> None:
     assert len((await sharded.jobs.asearch(queue=QUEUE, task="push")).jobs) == 20
     assert await sharded.aempty(QUEUE) == 20
     assert (await sharded.dlq.apurge(queue=QUEUE)).done == 8
+
+
+async def test_the_overview_has_the_last_error_of_shards_of_an_earlier_number(sharded: App) -> None:
+    sharded.configure(metrics_interval=0.1)
+
+    @sharded.task(queue=QUEUE, name="fail", max_retries=0)
+    async def fail(n: int) -> int:
+        raise ValueError(n)
+
+    async with working(sharded):
+        await declare(sharded, make_push()).adelay("ann")
+        failed = next(job for job in (fail.job(n) for n in range(100)) if job.queue == SHARDS[3])
+        (result,) = await sharded.asend_jobs([failed])
+        with pytest.raises(TaskFailed):
+            await result.aget()
+
+        async def is_measured() -> bool:
+            return any(task.name == "fail" for task in (await sharded.metrics.aoverview()).tasks)
+
+        await until_async(is_measured)
+    sharded.configure(shards={QUEUE: 2})
+    overviews = Metrics(sharded)  # one that has read nothing before
+    (task,) = [task for task in (await overviews.aoverview()).tasks if task.name == "fail"]
+    assert task.last_error is not None
+    assert (task.last_error.job, task.last_error.queue) == (failed.id, SHARDS[3])
+    assert task.last_error.first is not None
+
+
+async def test_a_bound_on_queues_that_are_shown_counts_no_shards(
+    sharded: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "MAX_QUEUES", 1)
+    monkeypatch.setattr(overview, "MAX_SCHEDULE_QUEUES", 1)
+    push = declare(sharded, make_push())
+    await sharded.asend_many([push.s("ann", n) for n in range(40)])
+    await sharded.asend_many([push.options(queue="reports").s("ann", n) for n in range(20)])
+    for n in range(16):
+        await sharded.schedule.aadd(push.s("ann", n), 3600.0, name=f"schedule-{n}")
+    found = await sharded.metrics.astorage()
+    assert [(row.queue, row.jobs) for row in found.queues] == [(QUEUE, 40)]
+    assert found.queues_left_out == 1
+    shown = (await sharded.metrics.aoverview()).schedules
+    assert {schedule.queue for schedule in shown} == {QUEUE}
+    assert len(shown) == min(16, overview.MAX_DUE)
 
 
 async def test_a_limit_from_outside_is_refused_where_it_would_count_on_each_shard(sharded: App) -> None:
