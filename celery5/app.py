@@ -784,12 +784,15 @@ class App:
     @blocking(afind)
     def find(self) -> None: ...
 
-    async def ainfo(self, queue: str | None = None, *, most: int | None = None) -> AppState:
+    async def ainfo(
+        self, queue: str | None = None, *, most: int | None = None, shards: bool = False
+    ) -> AppState:
         """Return what is in the queues, or in one of them, and which processes are live.
 
         Args:
             queue: Only this queue. Default: all of them.
             most: Queues that are read at most, the first by name; 0 for none. Default: all of them.
+            shards: Show each shard of a queue in place of the queue, and on a Redis Cluster its node.
 
         Raises:
             UnknownQueue: There is no such queue.
@@ -797,7 +800,7 @@ class App:
         """
         limit = _check_most(most)
         redis = await self.connections.get_async_driver()
-        return await read_app_state(self, redis, queue, most=limit)
+        return await read_app_state(self, redis, queue, most=limit, shards=shards)
 
     @blocking(ainfo)
     def info(self) -> None: ...

@@ -35,9 +35,17 @@ class HistorySpan(msgspec.Struct, frozen=True):
     ] = None
 
 
-async def list_queues(app: "App", _: Nothing) -> "list[QueueState]":
+class QueueListing(msgspec.Struct, frozen=True):
+    """How queues are listed."""
+
+    shards: Annotated[
+        bool, about("Each shard of a sharded queue, and the node of a Redis Cluster that has it.")
+    ] = False
+
+
+async def list_queues(app: "App", asked: QueueListing) -> "list[QueueState]":
     """Show each queue: waiting, running, held, scheduled and dead jobs, and who works on it."""
-    return list((await app.ainfo()).queues.values())
+    return list((await app.ainfo(shards=asked.shards)).queues.values())
 
 
 async def show_queue(app: "App", asked: OneQueue) -> "QueueState":

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from celery5.audit.recording import AuditedAction
 from celery5.broker.call import Call
-from celery5.broker.calls import cluster, commands, jobs, workflows
+from celery5.broker.calls import cluster, commands, health, jobs, workflows
 from celery5.broker.calls import dead_letters as dead_letter_calls
 from celery5.broker.calls import events as events_calls
 from celery5.broker.calls import queues as queue_calls
@@ -31,6 +31,7 @@ from celery5.errors import UnknownQueue
 from celery5.limits.holds import LimitHolds
 from celery5.protocol.cluster.leadership import LeaderRecord
 from celery5.protocol.events.sinks import get_sink_names
+from celery5.protocol.hash_slots import get_key_slot
 from celery5.protocol.job.history import redact_call
 from celery5.protocol.job.states import JobState
 from celery5.protocol.job.story import JobDetails, JobInspection, make_job_details
@@ -98,14 +99,22 @@ class AppState(msgspec.Struct, frozen=True):
 
 
 async def read_app_state(
-    app: "Application", redis: AsyncDriver, queue: str | None, *, most: int | None = None
+    app: "Application",
+    redis: AsyncDriver,
+    queue: str | None,
+    *,
+    most: int | None = None,
+    shards: bool = False,
 ) -> AppState:
-    """Return the state of all queues, of the first `most` by name, or of one of them. Raises UnknownQueue."""
-    return await retry_without_unreachable(lambda: _state_of_app(app, redis, queue, most))
+    """Return the state of all queues, of the first `most` by name, or of one of them. Raises UnknownQueue.
+
+    With `shards` each shard is shown in place of its queue.
+    """
+    return await retry_without_unreachable(lambda: _state_of_app(app, redis, queue, most, shards))
 
 
 async def _state_of_app(
-    app: "Application", redis: AsyncDriver, queue: str | None, most: int | None
+    app: "Application", redis: AsyncDriver, queue: str | None, most: int | None, shards: bool
 ) -> AppState:
     used = await redis.perform(queue_calls.list_queues(app.keys))
     paused = await redis.perform(commands.list_paused_queues(app.keys))
@@ -126,7 +135,9 @@ async def _state_of_app(
     states = [
         replace(state, documents=documents.get(state.queue, {}), runs=runs[state.queue]) for state in states
     ]
-    if queue is None or get_queue_of_shard(queue) == queue:  # else of one shard alone
+    if shards:
+        states = await _add_nodes(app, states)
+    elif queue is None or get_queue_of_shard(queue) == queue:  # else of one shard alone
         states = merge_queue_states(states)
     held_by = await LimitHolds(app).describe(redis, {state.queue: state.held_tasks for state in states})
     known = [
@@ -181,6 +192,26 @@ async def _beside(app: "Application", redis: AsyncDriver) -> Sequence[Any]:
             raise
         return (_no_events(), (), (), (), LeaderRecord(), {}, {}, {}, None)
     return replies if is_scaled(app.settings) else [*replies, None]
+
+
+async def _add_nodes(app: "Application", states: Sequence[QueueState]) -> list[QueueState]:
+    """Return states with the node that each queue or shard is on, where that is a Redis Cluster that can be reached."""
+    nodes: dict[str, str] = {}
+    for name in app.brokers.names:
+        connections = app.brokers.get(name)
+        if connections.endpoint.topology == "cluster":
+            redis = await connections.get_async_driver()
+            try:
+                slots = await redis.perform(health.get_slot_map(connections.endpoint))
+            except UNREACHABLE:
+                continue
+            owners = {
+                state.queue: slots.find_node(get_key_slot(app.queue(state.queue).stream))
+                for state in states
+                if app.brokers.broker_of_queue(state.queue) == name
+            }
+            nodes |= {queue: str(node) for queue, node in owners.items() if node is not None}
+    return [replace(state, node=nodes.get(state.queue, "")) for state in states]
 
 
 def _no_events() -> QueueState:

@@ -17,6 +17,7 @@ from celery5.broker.keys import EVENTS, Keys, QueueKeys
 from celery5.broker.timing import Timing
 from celery5.broker.translate import ASK_MEMORY, parse_info
 from celery5.errors import BrokerError
+from celery5.protocol.hash_slots import NodeAddress, SlotMap, parse_slot_map
 from celery5.protocol.health.broker_diagnosis import SentinelView
 from celery5.protocol.health.readings import CheckReading
 from celery5.protocol.health.server_memory import find_fullest
@@ -81,6 +82,12 @@ class PermissionProbe(msgspec.Struct, frozen=True):
 
     tried: int
     refused: dict[str, str]
+
+
+def get_slot_map(endpoint: Endpoint) -> Call[SlotMap]:
+    """Return which node of a Redis Cluster is the primary of which slot."""
+    asked = NodeAddress(*endpoint.nodes[0])
+    return Call(("CLUSTER", "SLOTS"), lambda raw: parse_slot_map(raw, asked), repeatable=True)
 
 
 def get_server_info() -> Call[dict[str, str]]:

@@ -230,6 +230,8 @@ class QueueState(msgspec.Struct, frozen=True):
     # Jobs that wait for a worker with the resources that they take, by task; the same in words.
     lacking: dict[str, int] = {}
     lacks: str = ""
+    # The node of a Redis Cluster that has it, where each shard is shown; else ''.
+    node: str = ""
 
     def judge(self) -> QueueVerdict:
         """Return whether it keeps up."""

@@ -11,6 +11,7 @@ from celery5.protocol.byte_counts import format_bytes
 from celery5.protocol.durations import format_duration
 from celery5.protocol.observability.overview import format_rate
 from celery5.protocol.observability.storage import QueueStorage, ServerStorage, Storage
+from celery5.protocol.shards import get_queue_of_shard
 from celery5.similar_names import find_similar
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ def format_unread_warning(app: "App", states: "Sequence[QueueState]") -> str:
     for state in states:
         if state.unread:
             similar = find_similar(state.queue, used_queues - {state.queue}, cutoff=SIMILARITY_CUTOFF)
-            hint = f", did you mean {similar}?" if similar and state.queue not in used_queues else ""
+            is_used = get_queue_of_shard(state.queue) in used_queues
+            hint = f", did you mean {similar}?" if similar and not is_used else ""
             jobs = "1 job" if state.unread == 1 else f"{state.unread} jobs"
             warnings.append(f"{state.queue} ({jobs}, no worker{hint})")
     return format_cell("; ".join(warnings))
@@ -126,6 +128,7 @@ def _format_age(seconds: float | None) -> str:
 def _make_rows(states: "Sequence[QueueState]", *, wants_json: bool) -> list[dict[str, object]]:
     by_priority = wants_json or any(state.high or state.low for state in states)
     any_held = any(state.held_by for state in states)
+    any_node = any(state.node for state in states)
     return [
         {
             "queue": state.queue,
@@ -148,6 +151,7 @@ def _make_rows(states: "Sequence[QueueState]", *, wants_json: bool) -> list[dict
             **format_flow(state, wants_json=wants_json),
             "paused": state.paused if wants_json else "yes" if state.paused else "",
             **({"workers": state.live_workers} if wants_json else {}),
+            **({"node": state.node} if any_node else {}),
             **({"documents": state.documents} if wants_json and state.documents else {}),
         }
         for state in states
@@ -173,7 +177,10 @@ dead jobs, and whether it is paused for all workers; also what holds jobs, and w
 
 The backlog is what could run by now: jobs that wait, that limits hold, and scheduled ones that are overdue. Of the
 waiting ones, `high` and `low` have such a priority. `in` and `out` are how fast jobs come and leave,
-measured over the time `over` up to now.""",
+measured over the time `over` up to now.
+
+With --shards it shows each shard of a sharded queue by itself, those included that remain from an earlier number;
+on a Redis Cluster also the `node` that has each queue.""",
         ),
         "show": CommandView(text=_format_queue, value=lambda state: _make_rows([state], wants_json=True)[0]),
         "purge": CommandView(

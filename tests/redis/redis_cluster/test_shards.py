@@ -1,5 +1,8 @@
 """A sharded queue on a Redis Cluster: its shards are on several nodes, and it is one queue."""
 
+import json
+from pathlib import Path
+
 import pytest
 import trio
 
@@ -9,6 +12,7 @@ from celery5.protocol.shards import list_shards
 from tests.cluster_servers import TestCluster
 from tests.redis.sharding.declaring import QUEUE, declare
 from tests.redis.worker.workers import working
+from tests.story.cli.commands import celery5
 
 SHARDS = list_shards(QUEUE, 6)
 
@@ -22,6 +26,28 @@ def sharded(app: App) -> App:
 
 def test_the_shards_of_a_queue_are_on_several_nodes(redis_cluster: TestCluster, sharded: App) -> None:
     assert len({redis_cluster.find_owner(sharded.queue(shard).stream).port for shard in SHARDS}) > 1
+
+
+def test_each_shard_is_shown_with_its_node(redis_cluster: TestCluster, sharded: App, tmp_path: Path) -> None:
+    async def push(n: int) -> None: ...
+
+    sharded.send_many([declare(sharded, push).s(n) for n in range(60)])
+    states = sharded.info(QUEUE, shards=True).queues
+    assert {name: state.node for name, state in states.items()} == {
+        shard: f"127.0.0.1:{redis_cluster.find_owner(sharded.queue(shard).stream).port}" for shard in SHARDS
+    }
+    env = {"CELERY5_BROKER": redis_cluster.url, "CELERY5_SHARDS": f"{QUEUE}={len(SHARDS)}"}
+    command = ["--app-name", sharded.name, "queue", "list", "--shards"]
+    rows = json.loads(celery5(*command, "--json", cwd=tmp_path, env=env).out)
+    assert [(row["queue"], row["waiting"], row["running"], row["node"]) for row in rows] == [
+        (name, state.waiting, 0, state.node) for name, state in states.items()
+    ]
+    table = celery5(*command, cwd=tmp_path, env={**env, "COLUMNS": "250"}).out.splitlines()
+    assert [line.split()[-1] for line in table[: len(SHARDS) + 1]] == [
+        "node",
+        *(state.node for state in states.values()),
+    ]
+    assert sharded.empty(QUEUE) == 60
 
 
 async def test_jobs_of_all_shards_run_and_are_found_by_id(sharded: App) -> None:

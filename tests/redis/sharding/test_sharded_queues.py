@@ -7,9 +7,12 @@ import pytest
 import trio
 
 from celery5 import App, Misconfigured, current_job
+from celery5.cli.commands.queue import format_unread_warning
 from celery5.errors import TaskFailed
 from celery5.observability import overview, storage
 from celery5.observability.metrics import Metrics
+from celery5.operations.queues import QueueListing
+from celery5.operations.table import OPERATIONS
 from celery5.processes.scheduler import resolve_rules
 from celery5.protocol.job.states import JobState
 from celery5.protocol.scheduling.declaration import Periodic
@@ -169,6 +172,23 @@ async def test_operators_see_one_queue(sharded: App) -> None:
     assert len((await sharded.jobs.asearch(queue=QUEUE, task="push")).jobs) == 20
     assert await sharded.aempty(QUEUE) == 20
     assert (await sharded.dlq.apurge(queue=QUEUE)).done == 8
+
+
+async def test_each_shard_is_listed_when_an_operator_asks_for_it(sharded: App) -> None:
+    push = declare(sharded, make_push())
+    results = await sharded.asend_many([push.s("ann", n) for n in range(40)])
+    await sharded.asend_many([push.options(queue="reports").s("ann", n) for n in range(2)])
+    counts = Counter(result.queue for result in results)
+    sharded.configure(shards={QUEUE: 3})
+    states = (await sharded.ainfo(shards=True)).queues
+    assert {name: state.waiting for name, state in states.items()} == {**counts, "reports": 2}
+    assert list((await sharded.ainfo(QUEUE, shards=True)).queues) == SHARDS
+    assert {state.node for state in states.values()} == {""}
+    warning = format_unread_warning(sharded, list(states.values()))
+    assert f"{SHARDS[3]} ({counts[SHARDS[3]]} jobs, no worker)" in warning
+    listed = await OPERATIONS["queue:list"].perform(sharded, QueueListing(shards=True))
+    assert {state.queue: state.waiting for state in listed} == {**counts, "reports": 2}
+    assert await sharded.aempty(QUEUE) == 40
 
 
 async def test_the_overview_has_the_last_error_of_shards_of_an_earlier_number(sharded: App) -> None:
