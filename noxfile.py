@@ -377,6 +377,7 @@ CLUSTER_TESTS = (
     "tests/redis/recovery/test_sidecar.py",
     "tests/redis/results",
     "tests/redis/scheduling/test_schedules.py",
+    "tests/redis/sharding",
     "tests/redis/streams/test_processors.py",
     "tests/redis/streams/test_group_scripts.py",
     "tests/redis/streams/test_membership.py",

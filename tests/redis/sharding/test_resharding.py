@@ -1,7 +1,9 @@
 """Changes of the number of shards while all runs, and deaths of workers: nothing is lost, and limits hold."""
 
+import itertools
 import signal
 import time
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -10,9 +12,10 @@ import trio
 from celery5 import App, gather
 from celery5.broker.calls.queues import get_queue_depth
 from tests.redis.commands.staff import Staff, wait_until
+from tests.redis.limits.test_limits import assert_in_time
 from tests.redis.limits.test_limits_deaths import MOST, crowd
 from tests.redis.sharding.declaring import QUEUE, declare
-from tests.redis.worker.workers import start, working
+from tests.redis.worker.workers import start, until, working
 
 
 def make(name: str, url: str, shards: int) -> tuple[App, Any]:
@@ -48,6 +51,108 @@ async def test_resharding_up_and_down_while_running_loses_no_job(url: str, app_n
     assert len({result.queue for result in sent}) == 4
     two.close()
     four.close()
+
+
+class Load:
+    """One version of an application: so many shards of its queue, and tasks that note what ran, when, and how many."""
+
+    def __init__(self, name: str, url: str, shards: int, ran: "Ran") -> None:
+        self.app, self.push = make(name, url, shards)
+        self.app.configure(concurrency=8, priorities="strict")
+        self._ran = ran
+
+        async def narrow(n: int) -> None:
+            await ran.enter("narrow", n, 0.005)
+
+        async def rated(n: int) -> None:
+            await ran.enter("rated", n, 0.0)
+
+        async def late(n: int, due: float) -> None:
+            assert time.time() >= due
+            await ran.enter("late", n, 0.0)
+
+        async def prior(n: int) -> None:
+            await ran.enter("prior", n, 0.001)
+
+        self.narrow = declare(self.app, narrow, limit=2)
+        self.rated = declare(self.app, rated, rate_limit="200/s")
+        self.late = declare(self.app, late)
+        self.prior = declare(self.app, prior)
+
+    async def send(self, n: int) -> list[Any]:
+        """Send a job of each task, with this number."""
+        due = time.time() + 0.2 * (n % 4)
+        jobs = [
+            self.narrow.s(n),
+            self.rated.s(n),
+            self.late.options(countdown=0.2 * (n % 4)).s(n, due),
+            self.prior.options(priority=PRIORITIES[n % 3]).s(n),
+        ]
+        return await self.app.asend_many(jobs)
+
+
+PRIORITIES = ("high", "normal", "low")
+
+
+class Ran:
+    """What has run, and how many jobs of each task at most at once."""
+
+    def __init__(self) -> None:
+        self.jobs: list[tuple[str, int]] = []
+        self.begun: list[float] = []
+        self.most = Counter[str]()
+        self._running = Counter[str]()
+
+    async def enter(self, task: str, n: int, seconds: float) -> None:
+        self.jobs.append((task, n))
+        if task == "rated":
+            self.begun.append(time.time())
+        self._running[task] += 1
+        self.most[task] = max(self.most[task], self._running[task])
+        await trio.sleep(seconds)
+        self._running[task] -= 1
+
+
+async def test_resharding_under_load_runs_each_job_once_within_limits_and_not_early(
+    url: str, app_name: str
+) -> None:
+    ran = Ran()
+    two, four = Load(app_name, url, 2, ran), Load(app_name, url, 4, ran)
+    sent: list[Any] = []
+    is_done = trio.Event()
+
+    async def send(load: Load, first: int) -> None:
+        for n in itertools.count(first, 2):
+            sent.extend(await load.send(n))
+            if is_done.is_set() and n > 100:
+                break
+            await trio.sleep(0.01)
+
+    async with trio.open_nursery() as nursery:
+        began = time.time()
+        old = await start(nursery, two.app)
+        async with trio.open_nursery() as sending:
+            sending.start_soon(send, two, 0)  # both versions send all the time
+            sending.start_soon(send, four, 1)
+            new = await start(nursery, four.app)
+            await until(lambda: len(ran.jobs) > 100)
+            await old.stop()
+            await until(lambda: len(ran.jobs) > 200)
+            again = await start(nursery, two.app)
+            await new.stop()
+            is_done.set()
+        with trio.fail_after(30):
+            for result in sent:
+                await result.aget(None)
+        await again.stop()
+    assert sorted(Counter(ran.jobs).values()) == [1] * len(sent)
+    assert len({result.queue for result in sent}) == 4
+    assert ran.most["narrow"] == 2
+    assert_in_time(ran.begun, most=200, since=began)
+    state = (await two.app.ainfo(QUEUE)).queues[QUEUE]
+    assert (state.count_unbegun(), state.running, state.dead) == (0, 0, 0)
+    two.app.close()
+    four.app.close()
 
 
 async def test_a_queue_that_is_to_have_no_shards_any_more_loses_no_job(url: str, app_name: str) -> None:
