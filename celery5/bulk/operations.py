@@ -78,7 +78,7 @@ class DeadJobOperation:
         self._redis = redis
         self._perform_batch = replay_batch if action.verb == "dlq:replay" else purge_batch
         self._query = parse_filter(shift_ages(action.filter, elapsed))
-        self._reader = DeadJobReader(app, redis, self._query)
+        self._reader = DeadJobReader(app, redis, self._query, in_order=False)
         self.looked_at: int = 0
 
     async def read_page(self) -> Sequence[DeadJob] | None:

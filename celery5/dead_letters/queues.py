@@ -172,7 +172,7 @@ async def _counted(
     app: "Application", redis: AsyncDriver, query: DeadJobQuery, by: GroupBy
 ) -> dict[str, int]:
     counts: dict[str, int] = {}
-    reader = DeadJobReader(app, redis, query)
+    reader = DeadJobReader(app, redis, query, in_order=False)
     while jobs := await reader.read_batch():
         add_counts(counts, jobs, by)
     return sort_counts(counts)
@@ -246,7 +246,7 @@ async def _change(
 ) -> DeadLetterTally:
     """Replay or purge the selected jobs, batch by batch, by the function that bulk actions call, too."""
     redis = persist(redis, name)
-    tally, reader, pace = DeadLetterTally(), DeadJobReader(app, redis, query), Pace(rate)
+    tally, reader, pace = DeadLetterTally(), DeadJobReader(app, redis, query, in_order=False), Pace(rate)
     perform = replay_batch if name == "dlq:replay" else purge_batch
     async with _audited(app, redis, name, query, dry_run, rate) as action:
         while jobs := await reader.read_batch():

@@ -24,6 +24,7 @@ from celery5.protocol.job.dead_letters import (
     make_dead_job,
 )
 from celery5.protocol.job.history import redact_call
+from celery5.protocol.shards import group_shards
 from celery5.sending.publisher import BYTES_PER_TRIP
 
 if TYPE_CHECKING:
@@ -39,14 +40,21 @@ class DeadJobReader:
     """Reads the dead jobs that fit a query, in batches.
 
     The end of each queue is fixed when its first batch is read: jobs that die later are left out.
+
+    Args:
+        in_order: Whether the shards of a queue are read as one queue, the oldest first, as they always are where the
+            query has a limit. Else one is read after the other: so batches for one script are larger.
     """
 
-    def __init__(self, app: "Application", redis: AsyncDriver, query: DeadJobQuery) -> None:
+    def __init__(
+        self, app: "Application", redis: AsyncDriver, query: DeadJobQuery, *, in_order: bool = True
+    ) -> None:
         self._app = app
         self._redis = redis
         self._query = query
         self._left = math.inf if query.limit is None else query.limit
-        self._sources: list[_Span | _Picked | _NewestFirst] | None = None
+        self._in_order = in_order or query.limit is not None
+        self._sources: list[_Merged | _Picked] | None = None
 
     async def read_batch(self) -> list[DeadJob]:
         """Return the next jobs, all of one queue; an empty list at the end."""
@@ -82,7 +90,7 @@ class DeadJobReader:
         queues = [self._app.queue(name) for name in await self.list_queues()]
         return sum(await self._redis.perform_all([dead_letter_calls.count_entries(keys) for keys in queues]))
 
-    async def _opened(self) -> "list[_Span | _Picked | _NewestFirst]":
+    async def _opened(self) -> "list[_Merged | _Picked]":
         first, last = await self.get_ms_range()
         queues = [self._app.queue(name) for name in await self.list_queues()]
         if self._query.ids:
@@ -93,14 +101,19 @@ class DeadJobReader:
             ]
         queue, entry = self._after([keys.queue for keys in queues])
         if self._query.newest_first:
-            return [
-                _NewestFirst(
-                    [_ReverseEntryRange(keys, first, last, _end_of(keys, queue, entry)) for keys in queues]
-                )
-            ]
-        start = next((index for index, keys in enumerate(queues) if keys.queue == queue), 0)
+            return [_Merged([_NewestFirst(keys, first, last, _bound(keys, queue, entry)) for keys in queues])]
+        named = {keys.queue: keys for keys in queues}
+        groups = list(group_shards(named).values()) if self._in_order else [[keys] for keys in queues]
+        start = next((index for index, group in enumerate(groups) if named.get(queue) in group), 0)
         return [
-            _Span(keys, first, last, after=entry if keys.queue == queue else "") for keys in queues[start:]
+            _Merged(
+                [
+                    _OldestFirst(keys, first, last, _bound(keys, queue, entry) if index == start else "")
+                    for keys in group
+                ]
+            )
+            for index, group in enumerate(groups)
+            if index >= start
         ]
 
     def _after(self, queues: Sequence[str]) -> tuple[str, str]:
@@ -145,77 +158,104 @@ class DeadJobReader:
         return first, math.inf if older is None else max(0, now - int(older * 1000))
 
 
-class _Span:
-    """The entries of one queue in a range of ms, the oldest first."""
+class _EntryRange:
+    """The entries of one queue in a range of ms, in an order that the subclass has."""
 
-    def __init__(self, keys: QueueKeys, first: int, last: float, *, after: str = "") -> None:
+    def __init__(self, keys: QueueKeys) -> None:
         self.keys = keys
-        self._first = f"({after}" if after and _parse_ms(after) >= first else str(first)
-        self._last_ms = last
-        self._last = ""
+        self.waiting: list[DeadLetterEntry] = []
         self._count = FIRST_BATCH_SIZE
 
-    async def page(self, redis: AsyncDriver) -> list[DeadLetterEntry]:
+    async def fill(self, redis: AsyncDriver) -> bool:
+        """Read the next entries into `waiting` where none waits; return whether there are any."""
+        if not self.waiting:
+            self.waiting = await self._read(redis)
+            if self.waiting:
+                self._continue_after(self.waiting[-1].entry)
+                self._count = fit_count(self.waiting)
+        return bool(self.waiting)
+
+    async def _read(self, redis: AsyncDriver) -> list[DeadLetterEntry]:
+        raise NotImplementedError
+
+    def _continue_after(self, entry: str) -> None:
+        raise NotImplementedError
+
+    def get_order(self, entry: DeadLetterEntry) -> tuple[int, int, str]:
+        """Return the sort key of an entry among those of all queues: the smallest comes first."""
+        raise NotImplementedError
+
+
+class _OldestFirst(_EntryRange):
+    """The entries of one queue, the oldest first, from `begin` (or from the ms `first`) to the ms `last`."""
+
+    def __init__(self, keys: QueueKeys, first: int, last: float, begin: str) -> None:
+        super().__init__(keys)
+        self._first = begin if begin and _parse_ms(begin.lstrip("(")) >= first else str(first)
+        self._last_ms = last
+        self._last = ""
+
+    async def _read(self, redis: AsyncDriver) -> list[DeadLetterEntry]:
         if not self._last:
             newest = await redis.perform(dead_letter_calls.get_newest_entry(self.keys))
             if not newest:
                 return []
             self._last = newest if _parse_ms(newest) <= self._last_ms else str(int(self._last_ms))
-        entries = await redis.perform(
+        return await redis.perform(
             dead_letter_calls.list_entries(self.keys, first=self._first, last=self._last, count=self._count)
         )
-        if entries:
-            self._first = f"({entries[-1].entry}"
-            self._count = fit_count(entries)
-        return entries
+
+    def _continue_after(self, entry: str) -> None:
+        self._first = f"({entry}"
+
+    def get_order(self, entry: DeadLetterEntry) -> tuple[int, int, str]:
+        """Return the time of an entry; ties are sorted by the names of the queues."""
+        ms, _, number = entry.entry.partition("-")
+        return int(ms), int(number), self.keys.queue
 
 
-class _ReverseEntryRange:
+class _NewestFirst(_EntryRange):
     """The entries of one queue, the newest first, from below `end` (or from the ms `last`) to the ms `first`."""
 
     def __init__(self, keys: QueueKeys, first: int, last: float, end: str) -> None:
-        self.keys = keys
+        super().__init__(keys)
         self._first = str(first)
         self._last = (
             end if end and (last == math.inf or _parse_ms(end.lstrip("(")) <= last) else _format_ms(last)
         )
-        self._count = FIRST_BATCH_SIZE
-        self.waiting: list[DeadLetterEntry] = []
 
-    async def fill(self, redis: AsyncDriver) -> bool:
-        """Read the next entries into `waiting`; return whether there are any."""
-        if not self.waiting:
-            self.waiting = await redis.perform(
-                dead_letter_calls.list_entries_backwards(
-                    self.keys, first=self._first, last=self._last, count=self._count
-                )
+    async def _read(self, redis: AsyncDriver) -> list[DeadLetterEntry]:
+        return await redis.perform(
+            dead_letter_calls.list_entries_backwards(
+                self.keys, first=self._first, last=self._last, count=self._count
             )
-            if self.waiting:
-                self._last = f"({self.waiting[-1].entry}"
-                self._count = fit_count(self.waiting)
-        return bool(self.waiting)
+        )
 
-    @property
-    def order(self) -> tuple[int, int, str]:
-        """The sort key of its next entry among those of all queues: the smallest comes first."""
-        return _get_order(self.waiting[0], self.keys)
+    def _continue_after(self, entry: str) -> None:
+        self._last = f"({entry}"
+
+    def get_order(self, entry: DeadLetterEntry) -> tuple[int, int, str]:
+        """Return the time of an entry, the last one first; ties are sorted by the names of the queues."""
+        ms, _, number = entry.entry.partition("-")
+        return -int(ms), -int(number), self.keys.queue
 
 
-class _NewestFirst:
-    """The entries of several queues, merged, the newest first; ties are sorted by the names of the queues."""
+class _Merged:
+    """The entries of several queues, merged in the order of their ranges."""
 
-    def __init__(self, spans: Sequence[_ReverseEntryRange]) -> None:
-        self._spans = list(spans)
-        self.keys = spans[0].keys if spans else None
+    def __init__(self, ranges: Sequence[_EntryRange]) -> None:
+        self._ranges = list(ranges)
+        self.keys = ranges[0].keys if ranges else None
 
     async def page(self, redis: AsyncDriver) -> list[DeadLetterEntry]:
-        self._spans = [span for span in self._spans if await span.fill(redis)]
-        if not self._spans:
+        """Return the next entries, all of the queue that is then in `keys`; an empty list at the end."""
+        self._ranges = [part for part in self._ranges if await part.fill(redis)]
+        if not self._ranges:
             return []
-        first, *others = sorted(self._spans, key=lambda span: span.order)
+        first, *others = sorted(self._ranges, key=lambda part: part.get_order(part.waiting[0]))
         self.keys = first.keys
-        bound = others[0].order if others else None
-        entries = [entry for entry in first.waiting if bound is None or _get_order(entry, first.keys) < bound]
+        bound = others[0].get_order(others[0].waiting[0]) if others else None
+        entries = [entry for entry in first.waiting if bound is None or first.get_order(entry) < bound]
         first.waiting = first.waiting[len(entries) :]
         return entries
 
@@ -277,14 +317,9 @@ def fit_count(entries: Sequence[DeadLetterEntry]) -> int:
     return max(1, min(BATCH_SIZE, int(BYTES_PER_TRIP / max(size, 1))))
 
 
-def _end_of(keys: QueueKeys, queue: str, entry: str) -> str:
-    """Return the end for reading a queue backwards from after `entry`, which is in that queue or in a different one."""
+def _bound(keys: QueueKeys, queue: str, entry: str) -> str:
+    """Return the bound for reading a queue from after `entry`, which is in that queue or in a different one."""
     return entry if not entry or keys.queue > queue else f"({entry}"
-
-
-def _get_order(entry: DeadLetterEntry, keys: QueueKeys) -> tuple[int, int, str]:
-    ms, _, number = entry.entry.partition("-")
-    return -int(ms), -int(number), keys.queue
 
 
 def _format_ms(ms: float) -> str:

@@ -135,6 +135,40 @@ async def test_dead_jobs_of_all_shards_are_replayed_on_their_shards(sharded: App
             assert await sharded.result(result.id, queue=QUEUE).aget() == n
 
 
+async def test_dead_jobs_of_all_shards_are_read_in_the_order_in_which_they_died(sharded: App) -> None:
+    @sharded.task(queue=QUEUE, name="fail", max_retries=0)
+    async def fail(n: int) -> int:
+        raise ValueError(n)
+
+    async with working(sharded):
+        for n in range(12):
+            result = await fail.options(id=f"job-{n}").adelay(n)
+            with pytest.raises(TaskFailed):
+                await result.aget()
+            await trio.sleep(0.002)  # of jobs that died in the same millisecond no order is known
+    expected = [f"job-{n}" for n in range(12)]
+
+    async def read(**choice: Any) -> list[str]:
+        return [job.id async for job in sharded.dlq.aread(**choice)]
+
+    dead = [job async for job in sharded.dlq.aread(queue=QUEUE)]
+    assert [job.id for job in dead] == expected
+    assert {job.queue for job in dead} == set(SHARDS)
+    assert await read() == expected
+    assert await read(queue=QUEUE, limit=5) == expected[:5]
+    assert await read(queue=QUEUE, newest_first=True) == expected[::-1]
+    for number, job in enumerate(dead):
+        after = f"{job.queue}:{job.entry}"
+        assert await read(queue=QUEUE, after=after) == expected[number + 1 :]
+        assert await read(queue=QUEUE, after=after, newest_first=True) == expected[:number][::-1]
+    assert (await sharded.dlq.apurge(queue=QUEUE, limit=3)).done == 3
+    assert await read(queue=QUEUE) == expected[3:]
+    assert (await sharded.dlq.areplay(queue=QUEUE, limit=4)).done == 4
+    assert await read(queue=QUEUE) == expected[7:]
+    assert (await sharded.dlq.apurge(queue=QUEUE)).done == 5
+    assert await sharded.aempty(QUEUE) == 4
+
+
 async def test_a_worker_reads_shards_of_an_earlier_number_and_new_ones(sharded: App) -> None:
     push = declare(sharded, make_push())
     before = await sharded.asend_many([push.s("ann", n) for n in range(24)])
