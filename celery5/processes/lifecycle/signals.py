@@ -52,7 +52,6 @@ class Interruption:
         self._parent = parent
         self._limit = limit
         self._duplicate_window = duplicate_window
-        self._owner = os.getpid()
         self._first: signal.Signals | None = None
         self._at = 0.0
         self._end: Callable[[signal.Signals], object] | None = None
@@ -60,6 +59,7 @@ class Interruption:
         self._terminal = Terminal()
         self._last_things: Callable[[], object] | None = None
         self._on_deadline: Callable[[], object] | None = None
+        self._on_fork: Callable[[], object] | None = None
         self._before: dict[signal.Signals, Any] = {}
         self._bell = (-1, -1)
         self._ticks = False
@@ -96,12 +96,17 @@ class Interruption:
         """Call `do` before the process is ended at once. It must neither wait nor lock."""
         self._last_things = do
 
+    def on_fork(self, do: Callable[[], object]) -> None:
+        """Call `do` in each process that a job forks, before its signals are its own."""
+        self._on_fork = do
+
     def __enter__(self) -> Self:
         if self._limit is not None:
             self._bell = os.pipe()
             threading.Thread(target=self._watch_clock, name="celery5-stop", daemon=True).start()
         self._before = {signal_number: signal.signal(signal_number, self._note) for signal_number in _WATCHED}
         self._before[signal.SIGHUP] = signal.signal(signal.SIGHUP, self._hung_up)
+        os.register_at_fork(after_in_child=self._release_signals)
         return self
 
     def __exit__(self, *_exc: object) -> None:
@@ -112,11 +117,20 @@ class Interruption:
             os.write(self._bell[1], b".")
             os.close(self._bell[1])
 
+    def _release_signals(self) -> None:
+        """Have the signals end a process that a job has forked, as they end any other.
+
+        Python 3.13.0 calls no handler in a process that a thread has forked while that process runs Python code, so
+        the handlers cannot do it.
+        """
+        if self._on_fork is not None:
+            self._on_fork()
+        for number in (*_WATCHED, signal.SIGHUP):
+            if signal.getsignal(number) in (self._note, self._hung_up):  # the block has not ended
+                signal.signal(number, signal.SIG_DFL)
+
     def _note(self, number: int, _frame: FrameType | None) -> None:
-        if os.getpid() != self._owner:  # a process that a job has forked: it ends as any would
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-        elif self._first is None:
+        if self._first is None:
             self._first, self._at = signal.Signals(number), time.monotonic()
             if self._parent and _lives(self._parent):
                 self._duplicate_window = 0.0
@@ -127,7 +141,7 @@ class Interruption:
             self._exit(number, f"{signal.Signals(number).name} for the second time")
 
     def _hung_up(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._owner or self._reload is None or self._terminal.is_gone():
+        if self._reload is None or self._terminal.is_gone():
             self._note(number, frame)
         else:
             self._reload()

@@ -65,7 +65,6 @@ class InterpreterPulse:
         self._memory = memory
         self._files = files
         self._interruption = interruption
-        self._owner = os.getpid()
         self._signals = tuple(STOP_SIGNALS) + (() if STACK_SIGNAL is None else (STACK_SIGNAL,))
         # Free when the thread is to end.
         self._end = threading.Lock()
@@ -77,8 +76,7 @@ class InterpreterPulse:
             faulthandler.register(signal_number, file=self._files.stops_end, all_threads=False, chain=True)
         if STACK_SIGNAL is not None:
             faulthandler.register(STACK_SIGNAL, file=self._files.stacks, all_threads=True)
-        # The signals of a process that a job forks are its own.
-        os.register_at_fork(after_in_child=self._release_signals)
+        self._interruption.on_fork(self._release_signals)
         self._interruption.on_deadline(self._files.note_command)
         self._thread.start()
         return self

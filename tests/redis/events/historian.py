@@ -354,16 +354,18 @@ def bequeath() -> None:
 
 @app.task(name="spawn")
 def spawn() -> int | None:
-    """Fork a process that waits, and end it with SIGTERM; gives its exit code."""
+    """Fork a process that computes, and end it with SIGTERM; gives its exit code."""
     note("begin")
     context = multiprocessing.get_context("fork")
     begun = context.Event()
 
-    def wait() -> None:
+    def compute() -> None:
         begun.set()
-        time.sleep(60)
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            pass
 
-    child = context.Process(target=wait)
+    child = context.Process(target=compute)
     child.start()
     begun.wait(20)  # a signal that comes while a process is being forked is lost
     child.terminate()
