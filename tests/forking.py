@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
@@ -27,7 +28,7 @@ from io import FileIO
 from pathlib import Path
 from pkgutil import iter_modules
 from types import ModuleType
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 MORE = (
     "celery5.app",
@@ -111,7 +112,8 @@ Process = subprocess.Popen[bytes] | ForkedProcess
 class ForkServer:
     """Starts processes as forks of a process of its own, which it starts for the first."""
 
-    def __init__(self) -> None:
+    def __init__(self, *modules: str) -> None:
+        self._modules = modules
         self._requests: socket.socket | None = None
         self._server: subprocess.Popen[bytes] | None = None
         self._owner = 0
@@ -130,7 +132,7 @@ class ForkServer:
         """Start a process.
 
         Args:
-            arguments: What Python would get: `-m MODULE ...` or `-c CODE ...`.
+            arguments: What Python would get: `-m MODULE ...`, `-c CODE ...` or `SCRIPT.py ...`, after `-W FILTER`.
             cwd: Its folder.
             env: Its whole environment.
             stdout: As `subprocess.Popen` has it. Without it, the output goes where that of the tests goes.
@@ -191,7 +193,7 @@ class ForkServer:
             here.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LARGEST_REQUEST)
             with there:
                 self._server = subprocess.Popen(
-                    [sys.executable, "-m", "tests.forking", str(there.fileno())],
+                    [sys.executable, "-m", "tests.forking", str(there.fileno()), *self._modules],
                     cwd=Path(__file__).parents[1],
                     pass_fds=[there.fileno()],
                     stdin=subprocess.DEVNULL,
@@ -212,7 +214,7 @@ class ForkServer:
         self._connected()
         return (
             command[0] == sys.executable
-            and command[1] in ("-m", "-c")
+            and (command[1] in ("-m", "-c", "-W") or command[1].endswith(".py"))
             and _of_interpreter(env) == self._interpreter
         )
 
@@ -238,7 +240,7 @@ _KEPT: dict[str, ModuleType] = {}
 """The modules that the server has imported. Nobody frees them."""
 _DEVNULL = os.open(os.devnull, os.O_WRONLY)
 forks = ForkServer()
-"""The one server of this process of the tests."""
+"""The server of this process of the tests. Those of Django have one more, which has imported Django."""
 
 
 def start_process(
@@ -249,10 +251,11 @@ def start_process(
     stdout: Any = None,
     stderr: Any = None,
     start_new_session: bool = False,
+    server: ForkServer = forks,
 ) -> Process:
     """Start a command: as a fork where that makes no difference, else as it is. The arguments are those of `Popen`."""
-    if forks.can_start(command, env):
-        return forks.start(
+    if server.can_start(command, env):
+        return server.start(
             command[1:],
             cwd=cwd,
             env=env,
@@ -265,14 +268,14 @@ def start_process(
     )
 
 
-def serve(requests: socket.socket) -> list[str]:
+def serve(requests: socket.socket, modules: Sequence[str]) -> list[str]:
     """Fork for each request until the tests have gone; return, in the process to be, with what Python is to run."""
     faulthandler.enable()
     atexit.register(_keep_modules)  # the first that is registered runs last
     for package in ("celery5.cli.commands", "celery5.cli.standalone"):
         for module in iter_modules(import_module(package).__path__, f"{package}."):
             import_module(module.name)
-    for name in MORE:
+    for name in (*MORE, *modules):
         import_module(name)
     _KEPT.update(sys.modules)
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(_KEPT))
@@ -339,11 +342,23 @@ def become(request: dict[str, Any], files: list[int]) -> list[str]:
     return arguments
 
 
+def run(arguments: list[str]) -> None:
+    """Do what an interpreter does that is started with these arguments."""
+    match arguments:
+        case ["-W", action, *others]:
+            sys.warnoptions.append(action)
+            warnings.simplefilter(cast("Any", action))
+            run(others)
+        case ["-m", module, *words]:
+            sys.argv[:] = [module, *words]
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        case ["-c", code, *words]:
+            sys.argv[:] = ["-c", *words]
+            exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
+        case _:
+            sys.argv[:] = arguments
+            runpy.run_path(arguments[0], run_name="__main__")
+
+
 if __name__ == "__main__":
-    kind, what, *rest = serve(socket.socket(fileno=int(sys.argv[1])))
-    if kind == "-m":
-        sys.argv[:] = [what, *rest]
-        runpy.run_module(what, run_name="__main__", alter_sys=True)
-    else:
-        sys.argv[:] = ["-c", *rest]
-        exec(compile(what, "<string>", "exec"), {"__name__": "__main__"})
+    run(serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:]))

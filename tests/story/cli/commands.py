@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from tests.forking import forks, start_process
+from tests.forking import ForkServer, forks, start_process
 from tests.pace import Pace
 
 LIMIT = 30.0
@@ -83,6 +83,7 @@ class Serving:
         cwd: Path,
         env: Mapping[str, str] | None = None,
         program: Sequence[str] = COMMAND,
+        server: ForkServer = forks,
     ) -> None:
         self._out = cwd / f"out-{time.monotonic_ns()}"
         self._err = self._out.with_suffix(".err")
@@ -94,6 +95,7 @@ class Serving:
                 stdout=out,
                 stderr=err,
                 start_new_session=True,
+                server=server,
             )
 
     @property
