@@ -19,6 +19,7 @@ import redis
 from celery5.broker.servers.embedded import EmbeddedServer, find_bundled_server
 from celery5.testing.memory_server.server import MemoryServer
 from tests.cluster_servers import TestCluster, running_cluster
+from tests.night import examples
 from tests.watched import watched
 
 # A shell starts what runs in its background with SIGINT ignored, and nohup with SIGHUP, and children inherit that: no
@@ -29,7 +30,9 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Speed is never tested, so an example has no deadline. CI tries the same examples each time, a developer new ones.
-hypothesis.settings.register_profile("house", deadline=None, derandomize="CI" in os.environ)
+hypothesis.settings.register_profile(
+    "house", deadline=None, max_examples=examples(100), derandomize="CI" in os.environ
+)
 hypothesis.settings.load_profile("house")
 
 IN_MEMORY = "memory"

@@ -1,7 +1,7 @@
 """Pace: how often a test looks whether a condition holds."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -26,5 +26,15 @@ class Pace:
         """Return what `condition()` returns."""
         began = time.perf_counter()
         value = condition()
-        self.pause = min(max(3 * (time.perf_counter() - began), SHORTEST), LONGEST)
+        self._pause_after(began)
         return value
+
+    async def look_async(self, condition: Callable[[], Awaitable[T]]) -> T:
+        """Return what `condition()` returns, which is awaited."""
+        began = time.perf_counter()
+        value = await condition()
+        self._pause_after(began)
+        return value
+
+    def _pause_after(self, began: float) -> None:
+        self.pause = min(max(3 * (time.perf_counter() - began), SHORTEST), LONGEST)

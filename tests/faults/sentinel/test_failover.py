@@ -5,7 +5,6 @@ all of that several times.
 """
 
 import asyncio
-import os
 import signal
 import threading
 import time
@@ -21,10 +20,10 @@ import trio
 from celery5 import App, chain
 from celery5.errors import BrokerError, BrokerUnavailable, NotReplicated
 from celery5.streams import StreamEvents
+from tests.night import NIGHTLY
 from tests.redis.worker.workers import LEASE, until, working
 from tests.sentinel_servers import DOWN_AFTER_MS, WatchedServers, watched_servers
 
-NIGHTLY = "CELERY5_NIGHTLY" in os.environ
 HOW = ["killed", "frozen", "changed"] if NIGHTLY else ["killed"]
 ROUNDS = 4 if NIGHTLY else 1
 PAUSE = 0.02

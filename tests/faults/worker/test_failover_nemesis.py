@@ -16,8 +16,8 @@ from tests.faults.nemesis.run import LEASE, run
 from tests.faults.nemesis.schedule import KINDS_ON, SERVERS, schedule
 from tests.faults.nemesis.verdict import LAG, Output, Record, Run, Sent, Struck, find_restarts, violations
 from tests.faults.worker.test_nemesis import good
+from tests.night import NIGHTLY
 
-NIGHTLY = "CELERY5_NIGHTLY" in os.environ
 SECONDS = 60.0 if NIGHTLY else 24.0
 """For which faults strike in each run."""
 SEEDS = {"cluster": (23, 3), "sentinel": (3, 1)}

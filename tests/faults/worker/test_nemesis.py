@@ -3,7 +3,6 @@
 By hand, with other seeds and for longer: `python -m tests.faults.nemesis --seed 7 --seconds 120`.
 """
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -25,12 +24,13 @@ from tests.faults.nemesis.verdict import (
     runs_of,
     violations,
 )
+from tests.night import NIGHTLY
 
 SECONDS = 22.0
 """For which faults strike in each run."""
 NIGHTLY_SEEDS = (12, 1, 173)
 """Together they have each kind of fault."""
-SEEDS = NIGHTLY_SEEDS if "CELERY5_NIGHTLY" in os.environ else NIGHTLY_SEEDS[:1]
+SEEDS = NIGHTLY_SEEDS if NIGHTLY else NIGHTLY_SEEDS[:1]
 """Those of this run: by default the one with the most kinds of faults."""
 
 

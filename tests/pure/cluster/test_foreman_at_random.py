@@ -20,6 +20,7 @@ from celery5.protocol.cluster.members import (
     Stopping,
     Unknown,
 )
+from tests.night import examples
 from tests.pure.cluster.test_foreman import CLUSTER
 
 
@@ -131,4 +132,4 @@ class AnyCluster(RuleBasedStateMachine):
 
 
 TestAnyCluster = AnyCluster.TestCase
-TestAnyCluster.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
+TestAnyCluster.settings = settings(max_examples=examples(30), stateful_step_count=40, deadline=None)

@@ -19,6 +19,7 @@ from celery5.protocol.cluster.pods import (
     read_pod,
     to_name,
 )
+from tests.night import examples
 from tests.pure.cluster.kubernetes_schemas import check_manifest
 
 TEMPLATE: dict[str, Any] = {"spec": {"containers": [{"name": "celery5", "image": "shop:1"}]}}
@@ -42,7 +43,7 @@ def test_a_usual_name_stays_as_it_is() -> None:
     assert get_deployment_name("shop", "worker-mail-2") == "shop-worker-mail-2"
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     NAMES,
     NAMES,
@@ -61,7 +62,7 @@ def test_every_member_is_a_deployment_that_kubernetes_takes(
     assert "args" not in container
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(
     NAMES,
     st.lists(NAMES.filter(lambda name: "@" not in name), min_size=1, max_size=3, unique=True),

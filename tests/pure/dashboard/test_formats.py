@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from celery5.commands.control import Reply
 from celery5.dashboard.formats import FILTERS, encode_json
 from celery5.operations.answers import SHAPES, has_shape
+from tests.night import examples
 
 ODD: list[Any] = [
     math.nan,
@@ -64,7 +65,7 @@ json_values = st.recursive(
 
 
 @given(command=st.sampled_from(sorted(SHAPES)), answer=json_values)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_an_answer_of_any_shape_is_checked_without_an_error(command: str, answer: Any) -> None:
     reply = Reply(worker="w", ok=True, answer=answer)
     assert has_shape(command, reply) in (True, False)

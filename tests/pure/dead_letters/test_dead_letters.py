@@ -20,6 +20,7 @@ from celery5.protocol.job.dead_letters import (
     sort_counts,
 )
 from celery5.protocol.job.messages import Command, Document, Failure, encode, make_replay, read_command
+from tests.night import examples
 from tests.pure.job.names import steady
 
 LAST = Failure(type="ValueError", message="no such order 7", args=("7",), traceback="Traceback", attempt=2)
@@ -89,7 +90,7 @@ def test_a_message_without_a_document_is_untold() -> None:
 
 
 @given(st.binary(max_size=80), st.binary(max_size=80))
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_any_bytes_can_be_looked_at(message: bytes, document: bytes) -> None:
     assert make_dead_job("mail", "1-0", message, document).raw == message
 

@@ -15,6 +15,7 @@ from msgspec import Raw
 
 from celery5.errors import BadArguments, BadResult
 from celery5.protocol.job.arguments import Parameters, ResultType, encode_value
+from tests.night import examples
 from tests.pure.job import annotated
 from tests.pure.tasks.shop_types import (
     Address,
@@ -82,7 +83,7 @@ def test_what_is_sent_comes_back_equal_and_of_its_type(kind: str) -> None:
     parameters = taking(annotation, Any)
 
     @given(values)
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=examples(40), deadline=None)
     def sent(value: Any) -> None:
         (back, _), _ = there_and_back(parameters, value, 0)
         assert back == value
@@ -98,7 +99,7 @@ def test_a_result_comes_back_equal(kind: str) -> None:
     annotation, values = KINDS[kind]
 
     @given(values)
-    @settings(max_examples=20, deadline=None)
+    @settings(max_examples=examples(20), deadline=None)
     def returned(value: Any) -> None:
         assert ResultType(annotation).decode(encode_value(value)) == value
 
@@ -114,7 +115,7 @@ def test_a_value_is_either_refused_or_arrives_as_the_annotation_says(kind: str) 
     parameters = taking(annotation)
 
     @given(anything)
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=examples(60), deadline=None)
     def sent(value: Any) -> None:
         try:
             raw = parameters.encode([value], {})

@@ -25,6 +25,7 @@ from celery5 import App
 from celery5.errors import BadArguments, Corrupt, Misconfigured
 from celery5.protocol.job.arguments import Parameters, encode_value
 from celery5.protocol.job.messages import MAX_DEPTH, Command, encode, read_command
+from tests.night import examples
 from tests.pure.tasks.shop_types import Address, Colour, Customer, Line, Point, Size, taking, there_and_back
 
 WRONG: list[tuple[Any, Any, str]] = [
@@ -144,7 +145,7 @@ def test_a_worker_refuses_a_call_that_does_not_fit_and_nothing_worse_happens(
 
 
 @given(st.binary(max_size=20), st.binary(max_size=20))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_any_bytes_are_arguments_or_refused(args: bytes, kwargs: bytes) -> None:
     with contextlib.suppress(BadArguments):
         FULL.decode(Raw(args), Raw(kwargs))

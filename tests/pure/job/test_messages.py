@@ -32,6 +32,7 @@ from celery5.protocol.job.messages import (
     read_document,
     read_job_id,
 )
+from tests.night import examples
 
 SCHEMA: dict[str, Any] = json.loads(files("celery5.protocol").joinpath("command.schema.json").read_text())
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
@@ -86,19 +87,19 @@ FAILURE = Failure(type="ValueError", message="no", attempt=1, worker="w", at=5.0
 
 
 @given(commands)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_a_command_comes_back_as_it_was_sent(command: Command) -> None:
     assert read_command(encode(command)) == command
 
 
 @given(commands)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_whatever_is_sent_fits_the_published_schema(command: Command) -> None:
     VALIDATOR.validate(json.loads(encode(command)))
 
 
 @given(json_values, st.dictionaries(FIELDS | text, json_values, max_size=4))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_what_can_be_read_fits_the_schema_and_what_fits_can_be_read(value: Any, more: dict[str, Any]) -> None:
     for candidate in (value, more, {"v": 1, "id": "a", "task": "t", **more}):
         raw = msgspec.json.encode(candidate)
@@ -189,7 +190,7 @@ def test_bytes_that_are_no_command_are_corrupt_and_nothing_worse(raw: bytes) -> 
 
 
 @given(st.binary(max_size=60))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_any_bytes_are_a_command_or_corrupt(raw: bytes) -> None:
     readable(raw)
 
@@ -202,7 +203,7 @@ def test_a_later_version_is_told_as_such_even_when_its_fields_differ() -> None:
 
 
 @given(st.dictionaries(text, json_values, max_size=4), failures)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_unknown_fields_survive_every_hop(unknown: dict[str, Any], failure: Failure) -> None:
     raw = msgspec.json.encode({**unknown, "v": 1, "id": "a", "task": "t"})
     ours = {"v", "id", "task", "attempt", "failures", "args", "kwargs", "sent", "expires", "retry", "trace"}
@@ -236,7 +237,7 @@ def test_each_attempt_counts_and_the_last_failures_are_remembered() -> None:
 @given(
     st.builds(Document, v=st.just(1), id=text, task=text, state=text, reason=text, attempt=st.integers(1, 9))
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_a_document_comes_back_as_it_was_written(document: Document) -> None:
     assert read_document(encode(document)) == document
 
@@ -279,7 +280,7 @@ nested_values = st.recursive(
 
 
 @given(nested_values)
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 def test_the_depth_of_a_message_is_known_whatever_its_texts_look_like(value: Any) -> None:
     depth = depth_of(value)
     for raw in (msgspec.json.encode(value), json.dumps(value, indent=1).encode()):

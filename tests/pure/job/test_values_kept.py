@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 
 from celery5.errors import BadArguments, BadResult, Misconfigured
 from celery5.protocol.job.arguments import Parameters, ResultType, encode_value
+from tests.night import examples
 from tests.pure.tasks.shop_types import Address, Colour, Customer, Line, Point, taking, there_and_back
 
 
@@ -511,7 +512,7 @@ def as_json_has_it(value: Any) -> Any:
 
 
 @given(trees)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_without_annotation_a_value_arrives_as_json_has_it_or_is_refused(value: Any) -> None:
     if (arrived := send_or_refuse(taking(Any), value)) is None:
         return
@@ -591,7 +592,7 @@ def test_an_annotated_value_arrives_equal_or_is_refused(kind: str) -> None:
     parameters = taking(annotation)
 
     @given(values)
-    @settings(max_examples=80, deadline=None)
+    @settings(max_examples=examples(80), deadline=None)
     def sent(value: Any) -> None:
         if (arrived := send_or_refuse(parameters, value)) is None:
             return

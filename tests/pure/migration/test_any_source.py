@@ -11,9 +11,12 @@ from celery5.migration import source as sources
 from celery5.migration.index import make_index
 from celery5.migration.rewrite import migrate_file, migrate_project
 from celery5.migration.source import is_whole, read_project
+from tests.night import NIGHTLY
 
 STDLIB = Path(sysconfig.get_paths()["stdlib"])
-FOLDERS = ("asyncio", "email", "json", "logging", "multiprocessing", "concurrent", "unittest", "importlib")
+FOLDERS: tuple[str, ...] = ("asyncio", "json", "logging", "concurrent", "importlib")
+if NIGHTLY:
+    FOLDERS += ("email", "multiprocessing", "unittest")
 NAMES = (
     "task",
     "apply_async",

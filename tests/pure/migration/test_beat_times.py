@@ -15,6 +15,7 @@ from celery5.migration.beat_rows import export_beat_rows
 from celery5.protocol.scheduling.declaration import parse_trigger
 from celery5.protocol.scheduling.triggers import with_zone
 from celery5.scheduling.fire_times import get_next_fire_time
+from tests.night import examples
 
 celery: Any = pytest.importorskip("celery", reason="needs Celery: uv pip install --group celery")
 schedules: Any = pytest.importorskip("celery.schedules")
@@ -75,7 +76,9 @@ def list_times_of_celery(fields: dict[str, str], zone: str, begin: datetime) -> 
 
 
 @given(crontabs, st.sampled_from(ZONES), moments)
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_crontabs_fire_when_celery_would_send(
     tmp_path: Path, fields: dict[str, str], zone: str, begin: datetime
 ) -> None:

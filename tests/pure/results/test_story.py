@@ -12,6 +12,7 @@ from celery5.protocol.job.messages import Command, Document, Failure, encode
 from celery5.protocol.job.retry_policy import RetryPolicy
 from celery5.protocol.job.states import JobState
 from celery5.protocol.job.story import JobDetails, JobInspection, make_job_details
+from tests.night import examples
 
 MESSAGE = encode(
     Command(
@@ -115,7 +116,7 @@ def test_a_job_that_expired_has_not_started_and_a_revoked_one_was_revoked(state:
 
 
 @given(st.binary(max_size=50), st.binary(max_size=50), st.sampled_from(["", "S1-0", "X1-0", "R"]))
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_any_bytes_have_a_story(message: bytes, document: bytes, place: str) -> None:
     assert (
         make_job_details("a", "mail", JobInspection(place=place, message=message, document=document)).id

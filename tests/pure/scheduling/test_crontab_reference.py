@@ -14,6 +14,7 @@ from celery5.limits import TimeWindow
 from celery5.protocol.scheduling.triggers import AnyTrigger, parse_crontab, with_zone
 from celery5.scheduling import Periodic, calendar, cron
 from celery5.scheduling.fire_times import get_next_fire_time
+from tests.night import examples
 
 MINUTE = timedelta(minutes=1)
 DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
@@ -157,13 +158,13 @@ def check(line: str, zone: str, begin: datetime) -> None:
 
 
 @given(lines, st.sampled_from(ZONES), moments)
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 def test_a_line_fires_when_the_reference_says_at_any_time(line: str, zone: str, begin: datetime) -> None:
     check(line, zone, begin)
 
 
 @given(lines, st.sampled_from([zone for zone in ZONES if CHANGES[zone]]), st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_a_line_fires_when_the_reference_says_near_a_change_of_the_clock(
     line: str, zone: str, data: st.DataObject
 ) -> None:

@@ -26,6 +26,7 @@ from celery5.protocol.scheduling.triggers import (
 )
 from celery5.scheduling import Periodic
 from celery5.scheduling.fire_times import get_next_fire_time, validate_trigger
+from tests.night import examples
 
 BERLIN, NEW_YORK = "Europe/Berlin", "America/New_York"
 SPRING = {BERLIN: "2026-03-29", NEW_YORK: "2026-03-08"}
@@ -372,7 +373,7 @@ PARTS = st.one_of(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.sampled_from(CRON_FIELDS), st.lists(PARTS, min_size=1, max_size=3).map(",".join))
 def test_cron_field_is_refused_when_no_scheduler_could_use_it(field: str, value: str) -> None:
     from apscheduler.triggers.cron import CronTrigger

@@ -1,6 +1,5 @@
 """Whatever lies in Redis, each page is shown: every leaf of every key is replaced by what no program of ours writes."""
 
-import os
 import traceback
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +11,7 @@ import redis
 from celery5 import App
 from celery5.dashboard import performing
 from celery5.operations.table import OPERATIONS
+from tests.night import NIGHTLY
 from tests.redis.dashboard import test_secrets as filled
 from tests.redis.dashboard.site import browsing
 from tests.redis.worker.workers import working
@@ -34,7 +34,7 @@ PAGES = (
     *("streams", "streams/orders", "tasks", "workers", "workflows"),
 )
 """Pages besides those of `list_pages`, and but those that ask processes."""
-ALL_VALUES = "CELERY5_NIGHTLY" in os.environ
+ALL_VALUES = NIGHTLY
 """Whether each key is tried by itself with each value, which takes minutes, or with one and some others beside it."""
 AT_ONCE = 4
 """Keys that are spoilt at once, of different subjects."""

@@ -20,6 +20,7 @@ from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.protocol.job.messages import Command, read_command
 from celery5.protocol.limits import AdmissionRule
 from tests.gate_leaks import gate_leaks
+from tests.night import examples
 from tests.redis.limits.limited_jobs import TASK, Gated, message
 from tests.watched import watched
 
@@ -182,7 +183,7 @@ def shared(server: EmbeddedServer) -> Iterator[tuple[BlockingRedis, "redis.Redis
     driver.close()
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(RULES, STEPS)
 @example(
     AdmissionRule(TASK, max_running=2, fair=True),

@@ -1,7 +1,6 @@
 """Frozen interpreter: C code that holds the interpreter's lock stops every thread of a worker, but not its sidecar."""
 
 import json
-import os
 import signal
 import sys
 import time
@@ -10,6 +9,7 @@ import pytest
 import redis
 
 from celery5 import AsyncResult, JobState, TaskFailed
+from tests.night import NIGHTLY
 from tests.redis.commands.staff import Employee, Staff, wait_until
 from tests.redis.worker.workers import entries, held
 
@@ -25,7 +25,7 @@ KINDS = ("trio", "child", "asyncio", "thread")
 WAYS = ("sleep", "regex", "loop")
 """How it is held. All but the first keep a processor busy until the worker is ended, which takes some seconds."""
 HOLDERS = [(kind, way) for kind in KINDS for way in WAYS]
-if "CELERY5_NIGHTLY" not in os.environ:
+if not NIGHTLY:
     HOLDERS = [(kind, way) for kind, way in HOLDERS if kind == KINDS[0] or way == WAYS[0]]
 
 

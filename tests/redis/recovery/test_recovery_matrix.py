@@ -15,6 +15,7 @@ import redis
 
 from celery5 import AsyncResult, TaskFailed, gather
 from celery5.broker.servers.embedded import EmbeddedServer
+from tests.night import NIGHTLY
 from tests.redis.commands.staff import Staff, staffed, wait_until
 from tests.redis.worker.workers import entries, held
 from tests.watched import watched
@@ -26,7 +27,7 @@ BOXES = 2
 """Jobs in boxes that run at once. A worker that has died starts its boxes again, and each is a whole interpreter."""
 WORKERS_AND_RETRIES = [(1, 0), (2, 3)]
 """How many workers there are, and how often a task may be tried again: by day each number once."""
-if "CELERY5_NIGHTLY" in os.environ:
+if NIGHTLY:
     WORKERS_AND_RETRIES += [(1, 3), (2, 0)]
 
 

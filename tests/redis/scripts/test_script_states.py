@@ -17,6 +17,7 @@ from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.protocol.job.delivery import Settlement
 from celery5.protocol.job.states import FINISHED, TRANSITIONS, JobState, Move, advance
 from tests.house.lua import find_scripts_that_move_jobs
+from tests.night import examples
 from tests.redis.scripts.job_model import JOBS, LOCKS, Act, QueueModel, make_call
 
 MOVES = sorted([*Move, *Act])
@@ -51,7 +52,7 @@ def likely(state: JobState) -> list[str]:
 @pytest.mark.parametrize("lane", ["", "h", "l"])
 def test_the_scripts_follow_the_table_and_leave_what_they_should(driver: BlockingRedis, lane: str) -> None:
     @given(st.lists(steps(), min_size=20, max_size=60))
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=examples(25), deadline=None)
     def play(moves: list[tuple[str, str, int]]) -> None:
         model = QueueModel(driver, lane)
         for job, move, number in moves:

@@ -78,9 +78,10 @@ async def until(condition: Callable[[], bool], *, within: float = 30.0) -> None:
 
 async def until_async(condition: Callable[[], Awaitable[bool]], *, within: float = 30.0) -> None:
     """The same, for a condition that is awaited."""
+    pace = Pace()
     with trio.fail_after(within):
-        while not await condition():
-            await trio.sleep(0.01)
+        while not await pace.look_async(condition):
+            await trio.sleep(pace.pause)
 
 
 def held(client: "redis.Redis", app: App, queue: str = "default") -> dict[str, int]:

@@ -17,12 +17,13 @@ from celery5.broker.call import Call
 from celery5.errors import WorkflowFailed
 from celery5.workflows import RunState, WorkflowRun
 from tests.forking import Process, start_process
+from tests.night import NIGHTLY
 from tests.redis.worker.workers import until
 from tests.redis.workflows.mortal import QUEUES, MortalShop
 from tests.story.cli.commands import environment
 
 MOMENTS = ("before", "within", "after")
-STEP = int(os.environ.get("CELERY5_DEATH_STEP", "2" if "CELERY5_NIGHTLY" in os.environ else "3"))
+STEP = int(os.environ.get("CELERY5_DEATH_STEP", "2" if NIGHTLY else "5"))
 """One of so many calls is that at which a worker dies; 1 tries each, at each moment."""
 CALLS = 31
 """How many calls are tried, from the first one on. No workflow here takes more."""

@@ -47,7 +47,7 @@ CLUSTER = """
 [workers.default]
 count = 1
 """
-MANY = 400
+MANY = 160
 WORKERS = tuple(f"worker-default-{number}" for number in (1, 2, 3))
 
 __all__ = ["fresh_modules"]

@@ -14,6 +14,7 @@ import trio
 from celery5 import App
 from celery5.cli.terminal.loading import load_app
 from celery5.protocol.cluster.pods import to_name
+from tests.night import NIGHTLY
 from tests.story.cluster.controlling import Controlling, until
 from tests.story.cluster.test_autoscaled_cluster import STALL
 from tests.story.conftest import fresh_modules
@@ -144,7 +145,7 @@ def test_a_new_image_replaces_members_and_cuts_no_running_job(stall: App, tmp_pa
         assert read_done() == Counter({str(number): 1 for number in range(12)})
 
 
-@pytest.mark.skipif(not os.environ.get("CELERY5_NIGHTLY"), reason="takes 20 seconds; nox -s nightly runs it")
+@pytest.mark.skipif(not NIGHTLY, reason="takes 20 seconds; nox -s nightly runs it")
 def test_members_are_scaled_and_kept_and_no_running_job_is_cut(stall: App, tmp_path: Path) -> None:
     environment = {"KUBECONFIG": str(tmp_path / "kubeconfig")}
     with machine_in(tmp_path, stall) as machine:

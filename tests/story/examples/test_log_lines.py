@@ -28,6 +28,7 @@ from celery5.examples.log_lines.folder import (
 from celery5.examples.log_lines.processors import declare
 from celery5.examples.log_lines.totals import read_totals, wait_for_totals
 from celery5.testing import running_worker
+from tests.night import NIGHTLY
 from tests.story.cli.commands import celery5, environment
 from tests.story.cluster.controlling import Controlling, until
 from tests.story.examples.killing import run_example
@@ -94,7 +95,7 @@ def test_each_line_counts_once_although_every_process_is_killed_in_turn(
     own_server: EmbeddedServer, tmp_path: Path
 ) -> None:
     logs = tmp_path / "logs"
-    make_files(logs, hosts=8, minutes=40, lines=200)
+    make_files(logs, hosts=8, minutes=40 if NIGHTLY else 20, lines=200)
     expected = count_plainly(logs)
     whole = expected.lines.total()
 

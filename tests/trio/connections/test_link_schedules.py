@@ -21,6 +21,7 @@ from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.timing import Timing
 from celery5.errors import BrokerUnavailable
+from tests.night import examples
 from tests.trio.connections.echo_peer import EchoPeer
 
 pytestmark = pytest.mark.timeout(300)  # hundreds of examples, on a machine that may be busy
@@ -129,7 +130,7 @@ def seen_of(peer: EchoPeer, token: str) -> set[int]:
     return {peer.seen[token.encode()]}
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(200), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(seed=st.integers(0, 2**32), tasks=st.integers(1, 12), cancelling=st.sampled_from([0.0, 0.3, 0.9]))
 def test_each_caller_gets_its_own_reply_while_others_are_cancelled(
     seed: int, tasks: int, cancelling: float
@@ -149,7 +150,7 @@ def test_each_caller_gets_its_own_reply_while_others_are_cancelled(
     on_virtual_time(main)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(200), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     seed=st.integers(0, 2**32),
     tasks=st.integers(1, 12),

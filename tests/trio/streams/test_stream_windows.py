@@ -14,6 +14,7 @@ from celery5.protocol.streams.groups import Commit
 from celery5.services.streams.owned_partition import OwnedPartition
 from celery5.streams import Hopping, Stream, StreamEvents, Tumbling, Window, windows
 from celery5.testing.streams import ProcessorDriver
+from tests.night import examples
 from tests.pure.streams.test_windows import naive
 
 
@@ -231,7 +232,7 @@ times = st.lists(st.integers(0, 60_000), min_size=1, max_size=25)
 incidents = st.dictionaries(st.integers(0, 24), st.sampled_from(["crash", "rebalance", "commit", "fail"]))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     st.sampled_from([Tumbling(10), Hopping(10, 4), Tumbling(7, 2)]),
     st.integers(0, 8),

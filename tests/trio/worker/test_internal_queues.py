@@ -12,6 +12,7 @@ from trio.testing import wait_all_tasks_blocked
 from celery5.protocol.job.delivery import Delivery
 from celery5.services.job.internal_queues import HandoffQueue, InternalTasksQueue
 from celery5.services.job.thread_load import ThreadLoad
+from tests.night import examples
 
 
 async def test_an_item_that_is_there_is_taken_at_once_in_order() -> None:
@@ -128,7 +129,7 @@ async def test_surplus_takers_end_at_once_or_when_they_ask_again(
 
 
 @given(seed=st.integers(0, 2**32))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_every_job_is_taken_while_the_number_of_takers_changes(
     seed: int,
 ) -> None:
@@ -171,7 +172,7 @@ def test_every_job_is_taken_while_the_number_of_takers_changes(
 
 
 @given(seed=st.integers(0, 2**32), takers=st.integers(1, 8), items=st.integers(0, 60))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_every_item_is_taken_exactly_once_while_takers_come_and_are_cancelled(
     seed: int, takers: int, items: int
 ) -> None:
