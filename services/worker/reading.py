@@ -46,6 +46,8 @@ class QueueLanes:
             self._read[keys.queue] = tuple(
                 keys.on_lane(lane) for lane in (HIGH, NORMAL, LOW) if lane in pulse.lanes
             )
+            # A job may have been given on a lane that no audit has looked at, in a reply that was lost.
+            self._reading.request_audit()
             self._reading.interrupt()
 
 

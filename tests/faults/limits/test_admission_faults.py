@@ -12,12 +12,12 @@ import pytest
 import redis
 import trio
 
-from celery5 import App, agather
+from celery5 import App, AsyncResult, agather
 from celery5.limits import Limit
 from celery5.tasks import CurrentJob
 from tests.faults.connections.proxy import FaultyProxy
 from tests.gate_leaks import gate_leaks
-from tests.redis.worker.workers import Lines, start, until
+from tests.redis.worker.workers import Lines, start, until, until_async
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -174,3 +174,34 @@ async def test_a_job_with_a_limit_per_worker_goes_on_without_the_lease(
     await until(lambda: "went on" in seen)
     proxy.resume()
     await worker.stop()
+
+
+async def test_a_waiting_job_whose_admission_was_lost_runs_after_a_heartbeat(
+    proxy: FaultyProxy, url: str, app_name: str, nursery: trio.Nursery
+) -> None:
+    """It is the first one on the lane of admitted jobs, and by a heartbeat the worker learns that there is such a lane."""
+    app, producer = App(app_name, broker=proxy.url, lease=3, read_block=30), App(app_name, broker=url)
+    may_end, ended = trio.Event(), list[int]()
+
+    async def alone(number: int) -> None:
+        if number == 1:
+            await may_end.wait()
+            proxy.cut_reply("EVALSHA", after=0)  # to what settles this job and admits the next one
+        ended.append(number)
+
+    for application in (app, producer):
+        application.task(name="alone", limit=1)(alone)
+    with Lines() as lines:
+        worker = await start(nursery, app)
+        await (await producer.signature("alone", 0).adelay()).aget(timeout=30)  # its connection knows all scripts
+        await producer.signature("alone", 1).adelay()
+        second = await producer.signature("alone", 2).adelay()
+        await until_async(lambda: is_held(second))
+        may_end.set()
+        await until(lambda: ended == [0, 1, 2], within=15)
+        await until(lambda: bool(lines.of("consumer:jobs-recovered")))
+    await worker.stop()
+
+
+async def is_held(result: AsyncResult[Any]) -> bool:
+    return str(await result.astatus()) == "HELD"
