@@ -519,7 +519,9 @@ def list_pauses(record: Record, first: float, last: float) -> list[float]:
 
 
 def find_restarts(record: Record, kind: str, name: str) -> list[float]:
-    """Return how many seconds after each such fault jobs ended again: when the longest pause from then on was over."""
+    """Return how many seconds after each such fault jobs ended again: when the longest pause was over that began before
+    another server had taken over. A later one is of another fault.
+    """
     found: list[float] = []
     for blow in record.struck:
         if blow.kind == kind and blow.name == name:
@@ -527,7 +529,11 @@ def find_restarts(record: Record, kind: str, name: str) -> list[float]:
             ends = sorted(
                 run.ended for run in record.runs if run.whole and run.ended and blow.began < run.ended <= last
             )
-            pauses = [(after - before, after) for before, after in pairwise([blow.began, *ends, last])]
+            pauses = [
+                (after - before, after)
+                for before, after in pairwise([blow.began, *ends, last])
+                if before <= blow.ended
+            ]
             found.append(max(pauses)[1] - blow.began)
     return found
 

@@ -113,12 +113,12 @@ def test_a_slot_that_moves_excuses_nothing() -> None:
     assert found.startswith("double: ")
 
 
-def test_jobs_end_again_when_the_longest_pause_is_over() -> None:
+def test_jobs_end_again_when_the_longest_pause_of_the_failover_is_over() -> None:
     record = good()
     record.struck = [
         Struck("kill primary", "queue", 0, 10.0, 12.0),
         Struck("kill primary", "events", 0, 0.0, 1.0),
     ]
     one = Run("plain:2", "b", 1, 10, 9.0, 10.1, True)
-    record.runs = [replace(one, ended=ended) for ended in (10.1, 14.5, 14.6, 18.0, 19.0, 30.0)]
+    record.runs = [replace(one, ended=ended) for ended in (10.1, 14.5, 14.6, 19.1, 20.0, 30.0)]
     assert find_restarts(record, "kill primary", "queue") == [4.5]
