@@ -376,6 +376,7 @@ def floor(session: nox.Session) -> None:
 
 
 CLUSTER_TESTS = (
+    "tests/faults/sentinel/test_cut_off_primary.py",
     "tests/faults/worker/test_failover_nemesis.py",
     "tests/redis/redis_cluster",
     "tests/redis/events/test_events.py",

@@ -20,6 +20,8 @@ from celery5.broker.servers.embedded import find_binary
 LIMIT = 60.0
 """Seconds within which the servers must be up, and a failover over."""
 SERVICE = "shop-primary"
+PEER = "peer"
+"""The user as whom sentinels and replicas connect to servers with a password."""
 DOWN_AFTER_MS = 1000
 """Milliseconds of silence after which a sentinel thinks that the primary is down."""
 
@@ -105,7 +107,7 @@ class WatchedServers:
         options: Sequence[str] = (),
     ) -> None:
         ports = _find_free_ports(4 + replicas)
-        self._folder, self._password, self._sentinel_password = folder, password, sentinel_password
+        self._folder, self.password, self._sentinel_password = folder, password, sentinel_password
         tls_lines, tls_client = tls or ((), {})
         self._tls = tls_client
 
@@ -114,7 +116,11 @@ class WatchedServers:
             every = ["bind 127.0.0.1", *listen, *tls_lines, f"dir {folder / name}", "logfile server.log"]
             return Server(binary, folder / name, port, [*every, *lines], {**client, **tls_client})
 
-        login = [f"requirepass {password}", f"masterauth {password}"] if password else []
+        login, auth = list[str](), list[str]()
+        if password:
+            login = [f"requirepass {password}", f"user {PEER} on >{PEER} ~* &* +@all"]
+            login += [f"masteruser {PEER}", f"masterauth {PEER}"]
+            auth = [f"sentinel auth-user {SERVICE} {PEER}", f"sentinel auth-pass {SERVICE} {PEER}"]
         lines = ['save ""', "appendonly no", "repl-diskless-sync-delay 0", *login, *options]
         client = {"password": password} if password else {}
         self.servers = [make(f"server{at}", port, lines, client) for at, port in enumerate(ports[3:])]
@@ -131,7 +137,7 @@ class WatchedServers:
                 f"sentinel monitor {SERVICE} 127.0.0.1 {ports[3]} 2",
                 f"sentinel down-after-milliseconds {SERVICE} {DOWN_AFTER_MS}",
                 f"sentinel failover-timeout {SERVICE} 3000",
-                *([f"sentinel auth-pass {SERVICE} {password}"] if password else []),
+                *auth,
                 *(f"sentinel known-replica {SERVICE} 127.0.0.1 {port}" for port in ports[4:]),
                 *others,
                 *([f"requirepass {sentinel_password}"] if sentinel_password else []),
@@ -143,7 +149,7 @@ class WatchedServers:
     def url(self) -> str:
         """The broker URL."""
         nodes = ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in self.sentinels)
-        login = f":{self._password}@" if self._password else ""
+        login = f":{self.password}@" if self.password else ""
         options = f"?sentinel_password={self._sentinel_password}" if self._sentinel_password else ""
         return f"redis+sentinel://{login}{nodes}/{SERVICE}/0{options}"
 
@@ -192,11 +198,19 @@ class WatchedServers:
             lambda: all(_follows(replica, primary) for replica in self.replicas), "the replicas follow"
         )
 
+    def cut_off(self, server: Server) -> None:
+        """Cut a server off from sentinels and replicas, whose user it refuses. Clients with the password reach it."""
+        assert self.password
+        server.client.acl_setuser(PEER, enabled=False)
+        server.client.execute_command("CLIENT", "KILL", "USER", PEER)
+
     def revive(self) -> None:
-        """Restart killed servers, resume frozen ones, and wait until all work."""
+        """Restart killed servers, resume frozen ones, join those that are cut off, and wait until all work."""
         for server in self.servers:
             if server.process is not None:
                 server.send_signal(signal.SIGCONT)
+                if self.password:
+                    server.client.acl_setuser(PEER, enabled=True)
             else:
                 server.start()
                 wait_until(server.answers, f"{server.port} answers")

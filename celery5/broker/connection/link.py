@@ -109,10 +109,52 @@ CONNECTION_ERRORS = (OSError, trio.BrokenResourceError, trio.ClosedResourceError
 LATE_REPLY = 1.0
 """Seconds without a reply after which sentinels are asked whether there is another primary."""
 
+PRIMARY_CHECK_INTERVAL = 5.0
+"""Seconds, on average, after which a process asks the sentinels although replies come."""
+
 # A connection that did not live this long, in seconds, does not reset the backoff.
 MIN_STABLE_TIME = 1.0
 
 _PING = pack_command(("PING",))
+
+
+class SentinelLinks:
+    """The links of a process to one broker that sentinels watch.
+
+    They leave a primary together: what was read from one server must not be settled on another.
+    """
+
+    def __init__(self) -> None:
+        self.links = set[Link]()
+        self._next_check = 0.0
+        self.draw_next_check()
+
+    def draw_next_check(self) -> None:
+        """Draw when to ask the sentinels next: at random, so that many processes do not ask at once."""
+        self._next_check = trio.current_time() + PRIMARY_CHECK_INTERVAL * random.uniform(0.5, 1.5)
+
+    def is_check_due(self) -> bool:
+        """Return whether it is time to ask the sentinels although replies come."""
+        return trio.current_time() >= self._next_check
+
+    def leave_for(self, primary: tuple[str, int]) -> None:
+        """Have each link that is connected to another server than this primary connect to it."""
+        for link in self.links:
+            link.leave_for(primary)
+
+
+_sentinel_links: trio.lowlevel.RunVar[dict[Endpoint, SentinelLinks]] = trio.lowlevel.RunVar(
+    "celery5_sentinel_links"
+)
+
+
+def _get_sentinel_links(endpoint: Endpoint) -> SentinelLinks:
+    """Return the links to one broker in this run of Trio."""
+    by_endpoint = _sentinel_links.get(None)
+    if by_endpoint is None:
+        by_endpoint = dict[Endpoint, SentinelLinks]()
+        _sentinel_links.set(by_endpoint)
+    return by_endpoint.setdefault(endpoint, SentinelLinks())
 
 
 class Link:
@@ -226,6 +268,11 @@ class Link:
         if self._scope is not None and not self._reason:
             self._reason = reason
             self._scope.cancel()
+
+    def leave_for(self, primary: tuple[str, int]) -> None:
+        """End this connection if it is to another server than this primary."""
+        if self.connected and self._node != primary:
+            self.reconnect(f"broker {self.where} has another primary by now")
 
     def fail(self, error: BrokerError) -> None:
         """End the link for good: `run` raises `error`."""
@@ -459,21 +506,31 @@ class Link:
                 pipeline.submit(PendingRequest(_PING, now + self.timing.reply, repeatable=False))
 
     async def _watch_primary(self) -> None:
-        """Ask the sentinels while a reply is late whether there is another primary: the old one may hang, or be gone.
+        """Ask the sentinels now and then whether there is another primary, and at once while a reply is late.
 
-        A subscription to their `+switch-master` would need one more connection for each link at all times. It is
-        rarely of use: a demoted primary closes its connections if it can.
+        A primary that hangs, or is gone, is noticed by the late reply. One that is cut off from the sentinels, and not
+        from us, answers all the time, and what it accepts is lost when it is joined again. A subscription to their
+        `+switch-master` would need one more connection for each link at all times.
         """
-        while True:
-            await trio.sleep(LATE_REPLY)
-            if not self.connected or not self.pipeline.inflight:
-                continue
-            expected = self._reply_due(self.pipeline.inflight[0]) - self.timing.reply
-            if trio.current_time() < expected + LATE_REPLY:
-                continue
-            node = await ask_primary(self.endpoint, self._ask_sentinel)
-            if node not in (None, self._node):
-                self.reconnect(f"broker {self.where} has another primary by now")
+        group = _get_sentinel_links(self.endpoint)
+        group.links.add(self)
+        try:
+            while True:
+                await trio.sleep(LATE_REPLY)
+                if not self.connected or not (self._is_reply_late() or group.is_check_due()):
+                    continue
+                group.draw_next_check()
+                primary = await ask_primary(self.endpoint, self._ask_sentinel)
+                if primary is not None:
+                    group.leave_for(primary)
+        finally:
+            group.links.discard(self)
+
+    def _is_reply_late(self) -> bool:
+        if not self.pipeline.inflight:
+            return False
+        expected = self._reply_due(self.pipeline.inflight[0]) - self.timing.reply
+        return trio.current_time() >= expected + LATE_REPLY
 
     def _get_next_check(self, now: float) -> float:
         pipeline = self.pipeline

@@ -3,8 +3,9 @@
 Each new connection asks anew, in the order of the URL, and the first sentinel that answers decides. The server that it
 names must say in the handshake that it is a primary, as the guidelines for Sentinel clients demand: HELLO tells the
 role, so that needs no ROLE command and no permission for one. If that server refuses, the other sentinels are asked for
-another one: a sentinel that is cut off from the rest knows only the old primary. Nothing is remembered between two
-connections. The link's supervisor, its backoff and its circuit breaker try again.
+another one. A sentinel that is cut off from the rest knows only the old primary, which may still be reachable: so one
+without a quorum decides only where none has it. Nothing is remembered between two connections. The link's supervisor,
+its backoff and its circuit breaker try again.
 
 Source: https://redis.io/docs/latest/develop/reference/sentinel-clients/
 """
@@ -21,7 +22,7 @@ from celery5.broker.call import Word
 from celery5.broker.connection.exchange import ReplyError
 from celery5.broker.endpoint import Endpoint, format_node
 from celery5.broker.translate import translate_reply
-from celery5.errors import BrokerDenied, BrokerError, BrokerUnavailable
+from celery5.errors import BrokerDenied, BrokerError, BrokerReadOnly, BrokerReplied, BrokerUnavailable
 from celery5.similar_names import did_you_mean
 
 SENTINEL_LIMIT: Final = 1.0
@@ -104,6 +105,7 @@ def find_primary(endpoint: Endpoint, within: float) -> Generator[Step, Any, Any]
     limit = min(SENTINEL_LIMIT, within / 2 / len(endpoint.nodes))
     failures: list[BrokerError] = []
     refused: dict[tuple[str, int], BrokerError] = {}
+    without_quorum: list[tuple[PrimaryAnswer, Endpoint]] = []
     unknowing: Endpoint | None = None
     for node in endpoint.nodes:
         sentinel = _make_sentinel(endpoint, node)
@@ -115,14 +117,16 @@ def find_primary(endpoint: Endpoint, within: float) -> Generator[Step, Any, Any]
         if answer.node is None:
             unknowing = unknowing or sentinel
             continue
-        if answer.node in refused:
+        if answer.no_quorum:
+            without_quorum.append((answer, sentinel))
             continue
-        outcome = yield ConnectServer(_make_primary(endpoint, answer.node), within / 2)
-        if not isinstance(outcome, BrokerUnavailable):
-            if isinstance(outcome, BrokerError):
-                raise outcome
-            return outcome
-        refused[answer.node] = _explain_refusal(outcome, answer, sentinel)
+        connection = yield from _try_primary(endpoint, within, answer, sentinel, refused)
+        if connection is not None:
+            return connection
+    for answer, sentinel in without_quorum:
+        connection = yield from _try_primary(endpoint, within, answer, sentinel, refused)
+        if connection is not None:
+            return connection
     if refused:
         raise next(reversed(refused.values()))
     if unknowing is not None:
@@ -131,14 +135,46 @@ def find_primary(endpoint: Endpoint, within: float) -> Generator[Step, Any, Any]
     raise _make_unanswered(endpoint, failures)
 
 
+def _try_primary(
+    endpoint: Endpoint,
+    within: float,
+    answer: "PrimaryAnswer",
+    sentinel: Endpoint,
+    refused: dict[tuple[str, int], BrokerError],
+) -> Generator[Step, Any, Any]:
+    """Yield the step that connects to the primary of an answer, unless that has refused before.
+
+    Returns the connection, or None if the server cannot be used: the reason is in `refused` then.
+    """
+    assert answer.node is not None
+    if answer.node in refused:
+        return None
+    outcome = yield ConnectServer(_make_primary(endpoint, answer.node), within / 2)
+    if isinstance(outcome, BrokerUnavailable):
+        refused[answer.node] = _explain_refusal(outcome, answer, sentinel)
+        return None
+    if isinstance(outcome, BrokerError):
+        raise outcome
+    return outcome
+
+
+def may_be_elsewhere(error: BrokerError, endpoint: Endpoint) -> bool:
+    """Return whether the primary may be another server by now, since this one is a replica, or has too few replicas: it
+    may be cut off from the sentinels, too.
+    """
+    if isinstance(error, BrokerReadOnly):
+        return True
+    return endpoint.topology == "sentinel" and isinstance(error, BrokerReplied) and error.code == "NOREPLICAS"
+
+
 async def ask_primary(
     endpoint: Endpoint, ask: Callable[[AskSentinel], Awaitable[list[Any]]]
 ) -> tuple[str, int] | None:
-    """Return the primary that the first sentinel to answer names; None if there is no answer."""
+    """Return the primary that the first sentinel with a quorum names; None if none answers."""
     for question in list_questions(endpoint):
         with suppress(BrokerError):
             answer = read_primary(await ask(question), question.endpoint)
-            if isinstance(answer, PrimaryAnswer) and answer.node is not None:
+            if isinstance(answer, PrimaryAnswer) and answer.node is not None and not answer.no_quorum:
                 return answer.node
     return None
 

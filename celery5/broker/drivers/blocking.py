@@ -18,11 +18,12 @@ from celery5.broker.connection.exchange import (
     maybe_done,
 )
 from celery5.broker.connection.pool import Dialer, Pool
+from celery5.broker.connection.sentinel import may_be_elsewhere
 from celery5.broker.connection.socket_link import SocketLink
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.timing import Timing
 from celery5.broker.translate import translate_error
-from celery5.errors import BrokerError, BrokerReadOnly
+from celery5.errors import BrokerError
 
 T = TypeVar("T")
 
@@ -76,9 +77,14 @@ class BlockingRedis:
         Returns:
             The decoded replies to `calls`, and how many replicas have all, or why that is not known.
         """
-        return self._drive(
+        replies, count = self._drive(
             exchange_replicated(calls, waits, reply_within=self.timing.reply, where=self._where)
         )
+        wanted = int(waits[-1].words[1])
+        if self.endpoint.topology == "sentinel" and (isinstance(count, BrokerError) or count < wanted):
+            # It may be cut off from replicas and sentinels: the next connection asks these for the primary.
+            self._pool.close_idle()
+        return replies, count
 
     def close(self) -> None:
         """Close the connections. The driver opens new ones if it is used again."""
@@ -108,7 +114,7 @@ class BlockingRedis:
         except BrokerError as error:
             if maybe_done_before or request.partly_done:
                 error.mark_maybe_done()
-            if isinstance(error, BrokerReadOnly):
+            if may_be_elsewhere(error, self.endpoint):
                 # The master has moved: the next connection may find the new one behind the same name.
                 self._pool.close_idle()
             raise

@@ -24,10 +24,11 @@ from celery5.broker.connection.exchange import (
 )
 from celery5.broker.connection.handshake import Resp
 from celery5.broker.connection.pool import circuit_open, new_breaker
+from celery5.broker.connection.sentinel import may_be_elsewhere
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.timing import Timing
 from celery5.broker.translate import translate_error
-from celery5.errors import BrokerError, BrokerReadOnly, BrokerUnavailable
+from celery5.errors import BrokerError, BrokerUnavailable
 
 T = TypeVar("T")
 
@@ -199,7 +200,7 @@ class AsyncioRedis:
         except BrokerError as error:
             if maybe_done_before or request.partly_done:
                 error.mark_maybe_done()
-            if isinstance(error, BrokerReadOnly):
+            if may_be_elsewhere(error, self.endpoint):
                 # The master has moved: the next connection may find the new one behind the same name.
                 self._drop_idle()
             raise

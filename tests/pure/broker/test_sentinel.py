@@ -95,6 +95,16 @@ def search(script: dict[str, Any], url: str = URL) -> tuple[list[str], Any]:
             {"a:1": names("old", 8), "old:8": is_replica("old:8"), "b:2": names("p", 9), "p:9": "it"},
             ["ask a:1", "to old:8", "ask b:2", "to p:9"],
         ),
+        # One that is cut off knows only the old primary, which may be cut off with it, and still answer.
+        (
+            {"a:1": names("old", 8, NO_QUORUM), "old:8": "old", "b:2": names("p", 9), "p:9": "it"},
+            ["ask a:1", "ask b:2", "to p:9"],
+        ),
+        # Where none has a quorum, it is the last one that they agreed on.
+        (
+            {"a:1": names("p", 9, NO_QUORUM), "c:3": names("p", 9, NO_QUORUM), "p:9": "it"},
+            ["ask a:1", "ask b:2", "ask c:3", "to p:9"],
+        ),
     ],
 )
 def test_the_first_sentinel_that_names_a_usable_primary_decides(
@@ -140,7 +150,7 @@ def test_the_first_sentinel_that_names_a_usable_primary_decides(
         ),
         (
             {"a:1": names("p", 9, NO_QUORUM)},
-            ["ask a:1", "to p:9", "ask b:2", "ask c:3"],
+            ["ask a:1", "ask b:2", "ask c:3", "to p:9"],
             BrokerUnavailable,
             ["(primary p:9) cannot be reached", "sentinel a:1 promotes no replica: 1 usable Sentinels"],
         ),
