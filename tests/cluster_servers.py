@@ -17,6 +17,7 @@ import redis
 from redis.crc import key_slot
 
 from celery5.broker.servers.embedded import find_binary
+from tests.network import Network
 from tests.tls_files import make_tls_options
 
 _KEEPER = '"$@" </dev/null & server=$!; read -r _; kill -KILL "$server"; wait "$server" 2>/dev/null'
@@ -26,12 +27,20 @@ SLOTS = 16384
 
 
 class ClusterNode:
-    """One server of a cluster."""
+    """One server of a cluster. With a `network`, other nodes reach it by an address of its own."""
 
-    def __init__(self, binary: Path, folder: Path, node_timeout_ms: int, certificates: Path | None) -> None:
+    def __init__(
+        self,
+        binary: Path,
+        folder: Path,
+        node_timeout_ms: int,
+        certificates: Path | None,
+        network: Network | None,
+    ) -> None:
         self.binary = binary
         self.folder = folder
         self.port, self.bus_port = _find_free_ports()
+        self.peer_host = network.add(self.port, self.bus_port) if network else "127.0.0.1"
         self._options = {
             "bind": "127.0.0.1",
             "tls-port" if certificates else "port": str(self.port),
@@ -46,6 +55,13 @@ class ClusterNode:
             "logfile": str(folder / "server.log"),
             "pidfile": str(folder / "server.pid"),
         }
+        if network:
+            self._options |= {
+                "cluster-announce-ip": self.peer_host,
+                "bind-source-addr": self.peer_host,
+                "cluster-announce-hostname": "127.0.0.1",
+                "cluster-preferred-endpoint-type": "hostname",
+            }
         tls: dict[str, Any] = {}
         if certificates:
             self._options |= {"port": "0", "tls-cluster": "yes", **make_tls_options(certificates)}
@@ -91,14 +107,16 @@ class ClusterNode:
         """Whether it has been started and not been killed."""
         return self._process is not None
 
-    @property
-    def is_in_its_place(self) -> bool:
-        """Whether it is a primary with a replica that follows, or a replica that does."""
+    def is_in_its_place(self, owners: set[int]) -> bool:
+        """Return whether it agrees that these ports have the slots, and has a replica if it has some, or follows."""
         with suppress(redis.RedisError):
             state: dict[str, Any] = self.client.info("replication")
-            return bool(
-                state.get("master_link_status") == "up" or state.get("slave0", {}).get("state") == "online"
+            is_replicated = (
+                state.get("slave0", {}).get("state") == "online"
+                if self.port in owners
+                else state.get("master_link_status") == "up"
             )
+            return is_replicated and {entry[2][1] for entry in _ask_slots(self)} == owners
         return False
 
     @property
@@ -133,8 +151,10 @@ class TestCluster:
         primaries: int,
         node_timeout_ms: int,
         certificates: Path | None = None,
+        network: Network | None = None,
     ) -> None:
         self._binary = binary
+        self.network = network
         self._folder = folder
         self._numbers = count()
         self._node_timeout_ms = node_timeout_ms
@@ -215,8 +235,17 @@ class TestCluster:
 
         wait_until(is_another, "another primary")
 
+    def cut_off(self, node: ClusterNode) -> None:
+        """Cut a node off from all others, but not from clients."""
+        assert self.network is not None
+        self.network.cut_off(node.peer_host)
+
     def revive(self) -> None:
-        """Restart killed servers, resume frozen ones, and wait until each primary has its replica."""
+        """Restart killed servers, resume frozen ones, join those that are cut off, and wait until each primary has its
+        replica.
+        """
+        if self.network:
+            self.network.join_all()
         for node in self.nodes:
             if node.is_running:
                 node.send_signal(signal.SIGCONT)
@@ -224,8 +253,7 @@ class TestCluster:
                 node.start()
                 wait_until(node.answers, f"node {node.port} answers")
         self.wait_until_whole()
-        for node in self.nodes:
-            wait_until(lambda node=node: node.is_in_its_place, f"node {node.port} is in its place")  # type: ignore[misc]
+        wait_until(self._is_in_order, "all nodes agree, and each primary has its replica")
 
     def migrate(self, key: str, target: ClusterNode) -> None:
         """Move the slot of a key to another primary, key by key, as `redis-cli --cluster reshard` does."""
@@ -271,12 +299,16 @@ class TestCluster:
             node.client.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
+    def _is_in_order(self) -> bool:
+        owners = [{entry[2][1] for entry in _ask_slots(node)} for node in self.nodes]
+        return all(node.is_in_its_place(owners[0]) for node in self.nodes)
+
     def _introduce(self, node: ClusterNode, other: ClusterNode) -> None:
-        node.client.execute_command("CLUSTER", "MEET", "127.0.0.1", other.port, other.bus_port)
+        node.client.execute_command("CLUSTER", "MEET", other.peer_host, other.port, other.bus_port)
 
     def _make_node(self) -> ClusterNode:
         folder = self._folder / str(next(self._numbers))
-        return ClusterNode(self._binary, folder, self._node_timeout_ms, self._certificates)
+        return ClusterNode(self._binary, folder, self._node_timeout_ms, self._certificates, self.network)
 
     def _ask_slots(self) -> Sequence[Any]:
         for node in self.nodes:
@@ -293,9 +325,10 @@ def running_cluster(
     has_replicas: bool = False,
     node_timeout_ms: int = 1000,
     certificates: Path | None = None,
+    network: Network | None = None,
 ) -> Generator[TestCluster, None, None]:
     """Run a cluster during the block: with a replica for each primary if that is wanted, with TLS alone if there are
-    `certificates`.
+    `certificates`. Through a `network`, which runs, its nodes can be cut off from each other.
     """
     folder = Path(tempfile.mkdtemp(prefix="c5-cluster-", dir="/tmp"))
     cluster = TestCluster(
@@ -304,6 +337,7 @@ def running_cluster(
         primaries=primaries,
         node_timeout_ms=node_timeout_ms,
         certificates=certificates,
+        network=network,
     )
     try:
         cluster.start()

@@ -179,7 +179,7 @@ async def test_a_job_with_a_limit_per_worker_goes_on_without_the_lease(
 async def test_a_waiting_job_whose_admission_was_lost_runs_after_a_heartbeat(
     proxy: FaultyProxy, url: str, app_name: str, nursery: trio.Nursery
 ) -> None:
-    """It is the first one on the lane of admitted jobs, and by a heartbeat the worker learns that there is such a lane."""
+    """It is the first one on the lane of admitted jobs, of which the worker learns by its heartbeat."""
     app, producer = App(app_name, broker=proxy.url, lease=3, read_block=30), App(app_name, broker=url)
     may_end, ended = trio.Event(), list[int]()
 
@@ -193,7 +193,9 @@ async def test_a_waiting_job_whose_admission_was_lost_runs_after_a_heartbeat(
         application.task(name="alone", limit=1)(alone)
     with Lines() as lines:
         worker = await start(nursery, app)
-        await (await producer.signature("alone", 0).adelay()).aget(timeout=30)  # its connection knows all scripts
+        await (await producer.signature("alone", 0).adelay()).aget(
+            timeout=30
+        )  # its connection knows all scripts
         await producer.signature("alone", 1).adelay()
         second = await producer.signature("alone", 2).adelay()
         await until_async(lambda: is_held(second))

@@ -1,7 +1,9 @@
 """Failovers: the processes on a cluster of three primaries with a replica each, or on servers that sentinels watch.
 
-A cut-off primary is played by SIGSTOP for longer than its timeout, and SIGCONT: it comes back and believes for a moment
-that it is the primary still. Clients go to the addresses that nodes and sentinels name, so there are no proxies.
+A primary that nobody reaches is played by SIGSTOP for longer than its timeout, and SIGCONT: it comes back and believes
+for a moment that it is the primary still. One that only clients reach is cut off from the other nodes by relays between
+them, or refuses sentinels and replicas. Clients go to the addresses that nodes and sentinels name, so there are no
+proxies before them.
 """
 
 import signal
@@ -19,6 +21,7 @@ from tests.cluster_servers import TestCluster, running_cluster
 from tests.faults.nemesis.cluster import Cluster
 from tests.faults.nemesis.schedule import Fault
 from tests.faults.nemesis.verdict import Record, Struck
+from tests.network import Network
 from tests.redis.commands.staff import Staff
 from tests.sentinel_servers import DOWN_AFTER_MS, WatchedServers, watched_servers
 
@@ -51,8 +54,11 @@ class Servers(Protocol):
     def wait_for_another_owner(self, key: str, before: Any, /) -> None:
         """Wait until all of them name another primary for a key."""
 
+    def cut_off(self, server: Any, /) -> None:
+        """Cut a server off from all others, but not from clients."""
+
     def revive(self) -> None:
-        """Restart killed servers, resume frozen ones, and wait until all work."""
+        """Restart killed servers, resume frozen ones, join those that are cut off, and wait until all work."""
 
 
 @contextmanager
@@ -60,10 +66,13 @@ def running_servers(on: str, binary: str | None) -> Generator[EmbeddedServer | S
     """Run the servers of the processes during the block: `server`, `cluster` or `sentinel`."""
     if on == "cluster":
         timeout = round(1000 * NODE_TIMEOUT)
-        with running_cluster(binary, has_replicas=True, node_timeout_ms=timeout) as cluster:
+        with (
+            Network().running() as network,
+            running_cluster(binary, has_replicas=True, node_timeout_ms=timeout, network=network) as cluster,
+        ):
             yield cluster
     elif on == "sentinel":
-        with watched_servers(binary, replicas=1) as servers:
+        with watched_servers(binary, replicas=1, password="secret") as servers:
             yield servers
     else:
         with EmbeddedServer.start(binary, save=True) as server:
@@ -108,7 +117,8 @@ class FailoverCluster(Cluster):
             port = next(node.port for node in self.servers.nodes if node.is_running)
             make: Any = redis.RedisCluster
             return make(host="127.0.0.1", port=port, socket_timeout=5)
-        return redis.Redis(port=self.servers.find_owner("").port, socket_timeout=5)
+        assert isinstance(self.servers, WatchedServers)
+        return redis.Redis(port=self.servers.primary.port, password=self.servers.password, socket_timeout=5)
 
     def count_commands(self) -> int:
         """Return how many commands the primaries have carried out, those within scripts included."""
@@ -136,7 +146,7 @@ async def _kill_primary(cluster: FailoverCluster, fault: Fault) -> None:
 
 
 async def _freeze_primary(cluster: FailoverCluster, fault: Fault) -> None:
-    """Cut a primary off until another one has taken over, and let it come back."""
+    """Stop a primary until another one has taken over, and let it come back."""
     servers, key = cluster.servers, cluster.find_key(fault.target)
     before = await trio.to_thread.run_sync(servers.find_owner, key)
     began = time.monotonic()
@@ -145,6 +155,22 @@ async def _freeze_primary(cluster: FailoverCluster, fault: Fault) -> None:
     await trio.sleep(max(0.0, began + fault.seconds - time.monotonic()))
     await trio.to_thread.run_sync(servers.revive)
     cluster.note(fault, began)
+
+
+async def _cut_off_primary(cluster: FailoverCluster, fault: Fault) -> None:
+    """Cut a primary off from all other servers, and not from clients, until another one has taken over, or longer."""
+    servers, key = cluster.servers, cluster.find_key(fault.target)
+    before = await trio.to_thread.run_sync(servers.find_owner, key)
+    began = time.monotonic()
+    await trio.to_thread.run_sync(servers.cut_off, before)
+    await trio.to_thread.run_sync(servers.wait_for_another_owner, key, before)
+    refuses_by_now = isinstance(servers, TestCluster)
+    if refuses_by_now:  # what it accepts later is excused by nothing
+        cluster.note(fault, began)
+    await trio.sleep(max(0.0, began + fault.seconds - time.monotonic()))
+    await trio.to_thread.run_sync(servers.revive)
+    if not refuses_by_now:
+        cluster.note(fault, began)
 
 
 async def _change_primary(cluster: FailoverCluster, fault: Fault) -> None:
@@ -186,6 +212,7 @@ async def _migrate_slot(cluster: FailoverCluster, fault: Fault) -> None:
 SERVER_FAULTS: Mapping[str, Callable[[FailoverCluster, Fault], Awaitable[None]]] = {
     "kill primary": _kill_primary,
     "freeze primary": _freeze_primary,
+    "cut off primary": _cut_off_primary,
     "change primary": _change_primary,
     "kill sentinel": _kill_sentinel,
     "migrate slot": _migrate_slot,

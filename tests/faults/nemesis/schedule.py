@@ -66,8 +66,12 @@ are few, so that most of what happens is of the servers: jobs whose workers die 
 FAILOVERS: Mapping[str, Kind] = {
     "kill primary": Kind(SLOTS, 0.1, 1.0, recovery=4.0),
     "freeze primary": Kind(SLOTS, 2.5, 3.5, recovery=2.0),
+    "cut off primary": Kind(SLOTS, 2.5, 3.0, recovery=1.0),
 }
-"""What makes a replica a primary. Redis replicates after it has answered, so the last writes may be lost."""
+"""What makes a replica a primary. Redis replicates after it has answered, so the last writes may be lost. A primary
+that is cut off from other servers, and not from clients, loses all that it accepts: in a cluster for its node timeout,
+else until it is joined again.
+"""
 ON_CLUSTER: Mapping[str, Kind] = {
     **ON_MEMBERS,
     **FAILOVERS,

@@ -7,7 +7,8 @@ is over. Each excuse is kept with its reason.
 
 A failover excuses more, for Redis replicates after it has answered: what was written in the moment before it may be
 lost. So a job whose outcome was written then may run again, and what was sent then without waiting for a replica may be
-missing. Jobs are sent with `replicas=1`, so one that was accepted is never lost.
+missing. Jobs are sent with `replicas=1`, so one that was accepted is never lost. A primary that is cut off from the
+other servers only loses what it has accepted since then: in a cluster until another one has taken over, at the latest.
 """
 
 from collections import Counter, defaultdict
@@ -35,7 +36,7 @@ CUTS = (
     "slow network",
     "lose a reply of a member",
 )
-FAILOVERS = ("kill primary", "freeze primary", "change primary")
+FAILOVERS = ("kill primary", "freeze primary", "cut off primary", "change primary")
 """What makes a replica a primary."""
 LAG = 1.0
 """Seconds by which a replica may be behind its primary, on a busy machine."""

@@ -20,7 +20,7 @@ from tests.night import NIGHTLY
 
 SECONDS = 60.0 if NIGHTLY else 24.0
 """For which faults strike in each run."""
-SEEDS = {"cluster": (23, 3), "sentinel": (3, 1)}
+SEEDS = {"cluster": (5, 23), "sentinel": (37, 12)}
 """By day the first one. In its first seconds are the faults that matter most."""
 RUNS = [(on, seed) for on, seeds in SEEDS.items() for seed in (seeds if NIGHTLY else seeds[:1])]
 
@@ -38,14 +38,15 @@ def test_failovers_under_load_lose_no_job_that_a_replica_had(
     assert not outcome.wrong, f"\n{outcome}"
 
 
-def test_first_seeds_kill_the_primary_of_the_queue_and_move_its_slot() -> None:
+def test_first_seeds_kill_the_primary_of_the_queue_and_cut_it_off() -> None:
     struck = {
         on: {(fault.kind, fault.target) for fault in schedule(seeds[0], 24, lease=LEASE, kinds=KINDS_ON[on])}
         for on, seeds in SEEDS.items()
     }
-    wanted = {("kill primary", "queue"), ("freeze primary", "queue"), ("migrate slot", "queue")}
+    wanted = {("kill primary", "queue"), ("cut off primary", "queue"), ("migrate slot", "queue")}
     assert wanted < struck["cluster"]
-    assert {("kill primary", "redis"), ("change primary", "redis")} < struck["sentinel"]
+    wanted = {("kill primary", "redis"), ("cut off primary", "redis"), ("change primary", "redis")}
+    assert wanted < struck["sentinel"]
 
 
 @pytest.mark.parametrize("on", ["cluster", "sentinel"])
