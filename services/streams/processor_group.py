@@ -108,6 +108,8 @@ class ProcessorGroup:
         self._renewals_ended = trio.Event()
         self._is_joining = True
         self._announce_at = 0.0
+        # The cursor of each partition that Redis had when the last renewal was sent.
+        self._committed_cursors: dict[int, str] = {}
         self._digest = digest_class(processor.stream.codec.kind)
         self._is_past_border = self._is_stopping = self._is_handing_over = False
         self._map = StreamMap(processor.stream.partitions, 0)
@@ -266,6 +268,7 @@ class ProcessorGroup:
             is_past_border=is_past_border,
             is_leaving=self._is_handing_over,
         )
+        self._committed_cursors = {number: partition.cursor for number, partition in self._partitions.items()}
         membership = await self._redis.perform(call)
         if self._parks_keys:
             # After the renewal: what is parked in front of a border is known before it is passed.
@@ -300,7 +303,11 @@ class ProcessorGroup:
         assigned = {assignment.partition: assignment for assignment in membership.assigned}
         for number, partition in list(self._partitions.items()):
             assignment = assigned.get(number)
-            if assignment is not None and (assignment.epoch != partition.epoch or not assignment.is_owned):
+            if assignment is not None and (
+                assignment.epoch != partition.epoch
+                or not assignment.is_owned
+                or self._has_lost_commits(assignment)
+            ):
                 self._lose(partition)
             elif assignment is None or assignment.condition != partition.condition:
                 # Under another condition it is given away, too: a commit may be under way, so that it begins again
@@ -313,6 +320,14 @@ class ProcessorGroup:
         for number, assignment in assigned.items():
             if assignment.is_owned and number not in self._partitions:
                 self._begin(assignment)
+
+    def _has_lost_commits(self, assignment: Assignment) -> bool:
+        """Return whether Redis has lost commits of a partition, as at a failover.
+
+        The next commit would be refused. But there is none until a record comes that is not known here.
+        """
+        committed = self._committed_cursors.get(assignment.partition)
+        return committed is not None and split_id(assignment.cursor) < split_id(committed)
 
     def _begin(self, assignment: Assignment) -> None:
         parked = self._make_parked_keys(assignment.partition)

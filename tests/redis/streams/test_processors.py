@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import redis
 import trio
 import trio.lowlevel
 
@@ -621,3 +622,34 @@ async def test_a_new_group_reads_the_partitions_of_before_and_after_in_order(app
     async with working(app):
         await until(lambda: seen.count == 400)
     assert seen.is_ordered
+
+
+async def test_a_record_is_processed_again_whose_commit_redis_has_lost(
+    app: App, redis_client: "redis.Redis"
+) -> None:
+    """As at a failover: the state of the partition is that before the commit, and its owner is the same."""
+    orders, seen = orders_of(app, partitions=1), Seen()
+
+    @app.processor(orders)
+    async def bill(events: StreamEvents[Order]) -> None:
+        async for order in events.records():
+            seen.add(order)
+
+    client: Any = redis_client
+    partition = app.keys.for_stream("orders").partition("bill", 0)
+    async with working(app):
+        await orders.asend(Order(1, 1))
+        await until_async(lambda: is_read(app))
+        before = client.hgetall(partition)
+        await orders.asend(Order(1, 2))
+        await until_async(lambda: is_read(app))
+        with client.pipeline() as both:
+            both.delete(partition)
+            both.hset(partition, mapping=before)
+            both.execute()
+        await until(lambda: seen.amounts[1] == [1, 2, 2])
+        await until_async(lambda: is_read(app))
+
+
+async def is_read(app: App) -> bool:
+    return await lag(app, "bill") == 0
