@@ -390,6 +390,7 @@ CLUSTER_TESTS = (
     "tests/redis/streams/test_group_scripts.py",
     "tests/redis/streams/test_membership.py",
     "tests/redis/workflows/test_composing.py",
+    "tests/story/cluster/test_data_centres_apart.py",
     "tests/story/cluster/test_two_data_centres.py",
     "tests/story/examples/test_on_clusters_and_sentinels.py",
 )

@@ -106,7 +106,7 @@ class WatchedServers:
         tls: tuple[Sequence[str], dict[str, Any]] | None = None,
         options: Sequence[str] = (),
     ) -> None:
-        ports = _find_free_ports(4 + replicas)
+        ports = find_free_ports(4 + replicas)
         self._folder, self.password, self._sentinel_password = folder, password, sentinel_password
         tls_lines, tls_client = tls or ((), {})
         self._tls = tls_client
@@ -297,7 +297,8 @@ def wait_until(condition: Callable[[], object], what: str, limit: float = LIMIT)
         time.sleep(0.02)
 
 
-def _find_free_ports(number: int) -> list[int]:
+def find_free_ports(number: int) -> list[int]:
+    """Return ports on which nothing listens."""
     sockets = [socket.socket() for _ in range(number)]
     try:
         for server in sockets:

@@ -150,8 +150,9 @@ _sentinel_links: trio.lowlevel.RunVar[dict[Endpoint, SentinelLinks]] = trio.lowl
 
 def _get_sentinel_links(endpoint: Endpoint) -> SentinelLinks:
     """Return the links to one broker in this run of Trio."""
-    by_endpoint = _sentinel_links.get(None)
-    if by_endpoint is None:
+    try:
+        by_endpoint = _sentinel_links.get()
+    except LookupError:
         by_endpoint = dict[Endpoint, SentinelLinks]()
         _sentinel_links.set(by_endpoint)
     return by_endpoint.setdefault(endpoint, SentinelLinks())

@@ -8,6 +8,7 @@ import trio
 from trio.testing import MockClock
 
 from celery5.broker.call import Call
+from celery5.broker.connection import link
 from celery5.broker.connection.link import LATE_REPLY, PRIMARY_CHECK_INTERVAL
 from celery5.broker.connection.transport import Transport
 from celery5.broker.drivers.on_trio import TrioRedis
@@ -59,8 +60,13 @@ async def peer(nursery: trio.Nursery) -> AsyncIterator[Hanging]:
 
 @pytest.mark.parametrize("blocks", [0.0, 5.0])
 async def test_another_primary_is_connected_to_when_a_reply_is_a_second_late(
-    autojump_clock: MockClock, nursery: trio.Nursery, peer: Hanging, blocks: float
+    autojump_clock: MockClock,
+    nursery: trio.Nursery,
+    peer: Hanging,
+    monkeypatch: pytest.MonkeyPatch,
+    blocks: float,
 ) -> None:
+    monkeypatch.setattr(link, "PRIMARY_CHECK_INTERVAL", float("inf"))  # for this reason only
     control = TrioRedis(endpoint=ENDPOINT, connect=peer.connect)
     redis = ParkedRedis(endpoint=ENDPOINT, control=control, connect=peer.connect) if blocks else control
     await nursery.start(redis.run)
