@@ -58,7 +58,7 @@ class DeadFilter(msgspec.Struct, frozen=True, kw_only=True):
         if self.queue:
             from celery5.protocol.job.job import parse_queue_names
 
-            conditions["queue"] = parse_queue_names(",".join(self.queue), "`queue`")
+            conditions["queue"] = parse_queue_names(",".join(self.queue), "`queue`", may_be_shards=True)
         return cast(
             "DeadJobFilter",
             {name: None if value in ("", []) else value for name, value in conditions.items()},

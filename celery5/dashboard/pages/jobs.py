@@ -20,6 +20,7 @@ from celery5.protocol.job.states import JobState
 from celery5.protocol.job.story import JobDetails, describe_deaths, explain_awaited_code
 from celery5.protocol.job.verdict import FOREIGN_REASONS
 from celery5.protocol.masking import MASK
+from celery5.protocol.shards import get_queue_of_shard
 from celery5.protocol.workflows.member_ids import parse_member_id
 
 FILTERS = ("id", "task", "queue", "state", "error", "worker", "argument", "since", "until")
@@ -52,6 +53,7 @@ async def load_job(request: PageRequest) -> Mapping[str, Any]:
     wants_stack = bool(worker) and request.wants("stack")
     return {
         "job": job,
+        "queue": get_queue_of_shard(job.queue),
         "story": tell_story(job, time.time()),
         "run": member.run if member else "",
         "worker": worker,

@@ -15,7 +15,7 @@ from celery5.errors import Corrupt, Misconfigured
 from celery5.protocol.job.messages import add_sent, encode
 from celery5.protocol.job.retry_policy import LONGEST, Errors, RetryPolicy
 from celery5.protocol.job.states import LANES, Priority, get_lane
-from celery5.protocol.names import is_queue_name
+from celery5.protocol.names import SHARD_MARK, is_queue_name
 from celery5.protocol.text_values import NAMES
 from celery5.protocol.workflows.plan import OnError, check_ignore, check_on_error, check_on_failure
 
@@ -237,12 +237,13 @@ class Options(msgspec.Struct, frozen=True):
         return now + _seconds(self.expires)
 
 
-def parse_queue_names(text: str, what: str) -> list[str]:
+def parse_queue_names(text: str, what: str, *, may_be_shards: bool = False) -> list[str]:
     """Return the queues in a list with commas.
 
     Args:
         text: The list.
         what: What it is the value of: `--queues`.
+        may_be_shards: Whether single shards of queues may be among them: `mails#3`.
 
     Raises:
         Misconfigured: No queue can have such a name; or the list is empty: an unset variable of a shell must not mean
@@ -253,7 +254,7 @@ def parse_queue_names(text: str, what: str) -> list[str]:
     except Misconfigured:
         raise Misconfigured(f"{what} {text!r} names no queue; leave it out for all") from None
     for name in names:
-        Options(queue=name).checked()
+        Options(queue=name.partition(SHARD_MARK)[0] if may_be_shards else name).checked()
     return list(names)
 
 
