@@ -1,9 +1,9 @@
 """Each operation shows and changes a sharded queue as it does a queue without shards: both are asked."""
 
 import re
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import asynccontextmanager, closing
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -254,14 +254,15 @@ def normalize(value: Any, *, is_of_jobs: bool) -> Any:
     """Return an answer without what differs by chance: times, names of incarnations, bytes, the order of jobs."""
     match value:
         case dict():
-            fields: dict[str, Any] = value
+            fields = cast("dict[str, Any]", value)
             return {
                 normalize(name, is_of_jobs=is_of_jobs): normalize(part, is_of_jobs=is_of_jobs)
                 for name, part in fields.items()
                 if name not in VOLATILE and not name.endswith("_bytes")
             }
         case list() | tuple():
-            parts: list[Any] = [normalize(part, is_of_jobs=is_of_jobs) for part in value]
+            members = cast("Sequence[Any]", value)
+            parts = [normalize(part, is_of_jobs=is_of_jobs) for part in members]
             return sorted(parts, key=repr)
         case float():
             return "a number"
