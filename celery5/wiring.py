@@ -8,7 +8,7 @@ full and has mypy check them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from inspect import Parameter, Signature
+from inspect import Parameter, Signature, ismethoddescriptor
 from typing import Any, Generic, TypeVar, cast
 
 from dependencies import Injector, value
@@ -212,4 +212,10 @@ def build(root: type[T], parts: type, /, *values: Struct, **overrides: object) -
     scope = list_settings(given)
     for name, part in declared.items():
         scope[name] = part.make if isinstance(part.make, type) else value(part.make)
-    return cast("T", cast("Any", Injector(**{**scope, **given, **overrides, "root": root})).root)
+    known = {name: _as_value(found) for name, found in {**scope, **given, **overrides}.items()}
+    return cast("T", cast("Any", Injector(**known, root=root)).root)
+
+
+def _as_value(found: object) -> object:
+    """Return what an injector takes for a part or value. From CPython 3.14 on, it takes a partial for a descriptor."""
+    return value(lambda: found) if ismethoddescriptor(found) else found

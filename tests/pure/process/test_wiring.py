@@ -206,6 +206,30 @@ def test_a_part_gets_a_setting_by_name_where_no_part_or_value_has_it() -> None:
     assert build(_Settled, _PartsWithKeys, values).found == (70.0, "of the worker", 5)
 
 
+class _Descriptor:
+    """Has `__get__`, as `functools.partial` has from CPython 3.14 on."""
+
+    def __get__(self, instance: object, owner: type | None = None) -> "_Descriptor":
+        return self
+
+
+class _Holder:
+    def __init__(self, *, name: object, queue: object) -> None:
+        self.found = (name, queue)
+
+
+class _NoParts: ...
+
+
+def test_values_that_are_descriptors_are_given_as_they_are() -> None:
+    name, queue = _Descriptor(), _Descriptor()
+
+    class Described(msgspec.Struct):
+        name: object
+
+    assert build(_Holder, _NoParts, Described(name), queue=queue).found == (name, queue)
+
+
 def test_two_values_of_one_name_are_refused() -> None:
     nothing: dict[str, Any] = dict.fromkeys(ControllerValues.__struct_fields__)
     values = ControllerValues(**nothing)
