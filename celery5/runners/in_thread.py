@@ -28,9 +28,14 @@ _NOTHING: Any = ctypes.py_object()
 
 
 class CallInterrupter:
-    """One call in a thread, in which at most two errors may be raised from another thread."""
+    """One call in a thread, in which at most two errors may be raised from another thread.
+
+    The thread of the call never takes the lock. From CPython 3.14 on, an error may be raised in it after it has
+    taken a lock and before the block that gives it back has begun: the lock would stay locked.
+    """
 
     def __init__(self) -> None:
+        # Held while an error is raised.
         self._lock = threading.Lock()
         self._thread: int | None = None
         self._early_error: type[BaseException] | None = None
@@ -67,16 +72,21 @@ class CallInterrupter:
             self._end()
 
     def _begin(self) -> None:
-        with self._lock:
-            self._thread = threading.get_ident()
+        self._thread = threading.get_ident()
+        self._wait_for_interrupt()
         if self._early_error is not None:
             raise self._early_error
 
     def _end(self) -> None:
-        with self._lock:
-            self._is_over = True
-            if self._thread is not None:
-                _raise_in(self._thread, _NOTHING)  # clears an error that has not been raised yet
+        self._is_over = True
+        self._wait_for_interrupt()
+        if self._thread is not None:
+            _raise_in(self._thread, _NOTHING)  # clears an error that has not been raised yet
+
+    def _wait_for_interrupt(self) -> None:
+        """Wait until no `interrupt` is at work that may not have seen what this thread has set before."""
+        while self._lock.locked():
+            time.sleep(0)
 
 
 def _as_class(error: Exception) -> type[BaseException]:
