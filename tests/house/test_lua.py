@@ -12,6 +12,7 @@ The legend, as the first comment of a script:
 import ast
 import re
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -85,8 +86,9 @@ def legend(path: Path) -> Legend:
     )
 
 
+@cache
 def sent() -> dict[str, list[tuple[WordCount, WordCount]]]:
-    """For each script, the KEYS and ARGV of every call that is made of it."""
+    """For each script, the KEYS and ARGV of every call that is made of it. Not to be changed."""
     calls: dict[str, list[tuple[WordCount, WordCount]]] = {}
     for path in CALLS:
         scripts = dict(loaded(path))
