@@ -93,7 +93,7 @@ async def test_a_function_that_yields_without_end_is_published_as_it_yields(app:
 
     async with working(app):
         async with sourcing(app):
-            await until(lambda: len(seen) >= 2000)
+            await until(lambda: len(seen) >= 1100)
             assert len(yielded) < 100_000, "it is no faster than what is published"
         await until(lambda: closed == [True])
     assert {"1", "1000", "1001"} <= set(seen)
@@ -105,7 +105,7 @@ async def test_a_function_runs_in_one_thread_and_each_body_is_published_at_once(
 
     @source(every=60)
     def patient() -> Iterator[bytes]:
-        for number in range(2500):
+        for number in range(1100):
             threads.add(threading.get_ident())
             yield b"%d" % number
         go_on.wait(60)  # for its next body, for ever so long
@@ -117,7 +117,7 @@ async def test_a_function_runs_in_one_thread_and_each_body_is_published_at_once(
         seen.append(document.text())
 
     async with working(app), sourcing(app):
-        await until(lambda: "2499" in seen)
+        await until(lambda: "1099" in seen)
         assert len(threads) == 1
         go_on.set()
 
