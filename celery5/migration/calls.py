@@ -146,11 +146,10 @@ def _change_ignore(context: FileContext, call: ast.Call, name: str) -> None:
 
 def _change_named_signature(context: FileContext, call: ast.Call, name: str) -> None:
     new = expand_arguments(context, call, positional=("name", "args", "kwargs"))
-    app = context.find_app() if not (new.problems or new.options) else ""
+    is_readable = not new.problems and not any(text.startswith(("[", "(", "{")) for text in new.arguments)
+    app = context.find_app() if is_readable else ""
     if app:
-        arguments = ", ".join([context.render(call.args[0]), *new.arguments])
-        context.replace(call, f"{app}.signature({arguments})")
-        context.changed(call, name, f"{app}.signature({arguments})")
+        _change_by_name(context, call, app, is_sent=False)
     else:
         context.report(call, "module", name)
 

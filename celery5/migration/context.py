@@ -4,6 +4,8 @@ import ast
 from collections import defaultdict
 from typing import Literal, cast
 
+import msgspec
+
 from celery5.hints import NameKind, find_equivalent
 from celery5.migration.edits import EditableSource, Located
 from celery5.migration.findings import CeleryUse, FindingKind
@@ -213,6 +215,7 @@ class FileContext:
         """Return the name of the project's application in this file, which may get imported; '' if that is unclear."""
         here = [name for name, kind in self.scopes[0].items() if kind == "app"]
         imported = [local for local, origin in self.origins.items() if self.index.knows_app(origin)]
+        imported += [local for local, origin in self.origins.items() if self._is_app_elsewhere(origin)]
         if here or imported:
             return (here or imported)[0]
         known = [(name, module) for name, modules in self.index.apps.items() for module in modules]
@@ -220,6 +223,11 @@ class FileContext:
             return ""
         name, module = known[0]
         return self.need(name, ".".join(module))
+
+    def _is_app_elsewhere(self, origin: str) -> bool:
+        """Return whether a name was imported from a module that was not read, and is probably an application."""
+        is_of_project = origin.partition(".")[0] not in ("celery", "celery5") and "." in origin.lstrip(".")
+        return is_of_project and self.index.is_app(origin)
 
     def local_name(self, node: ast.expr) -> str:
         """Return how a name that celery5 has, too, is written: an import is moved, `celery.chain` is `chain`."""
@@ -248,6 +256,25 @@ class FileContext:
                 made = CeleryUse(inner.lineno, "change", "si", "s, behind >>")
                 self.findings = [finding for finding in self.findings if finding != made]
 
+    def keep_statement(self, statement: ast.stmt) -> None:
+        """Leave a statement as it is: its changes would be no Python. They become changes by hand."""
+        start, end = self.source.start_of(statement), self.source.end_of(statement)
+        self.source.edits = [
+            edit for edit in self.source.edits if not (start <= edit.start and edit.end <= end)
+        ]
+        last = statement.end_lineno or statement.lineno
+        self.findings = [
+            msgspec.structs.replace(finding, kind="by hand")
+            if finding.kind == "change" and statement.lineno <= finding.line <= last
+            else finding
+            for finding in self.findings
+        ]
+        self.by_hand(
+            statement,
+            "the whole statement",
+            "it is left as it is, since its changes together would be no Python: make those named here",
+        )
+
     def remove_statement(self, node: ast.stmt) -> None:
         """Remove a statement with its lines; where its block would be empty, `pass` stays."""
         self._removed.add(id(node))
@@ -256,7 +283,7 @@ class FileContext:
         if block and all(id(other) in self._removed for other in block):
             self.source.replace(start, end, "pass")
             return
-        self.source.replace(*self.source.line_span(start, end), "")
+        self.source.remove_lines(start, end)
 
     def _read_blocks(self) -> None:
         for node in ast.walk(self.tree):

@@ -53,7 +53,7 @@ def change_decorator(context: FileContext, function: Function, decorator: ast.ex
         return
     name = get_dotted(called)
     is_shared = context.celery_name(called) == "shared_task"
-    if not is_shared and not (isinstance(called, ast.Attribute) and context.kind_of(called.value) == "app"):
+    if not _is_changed(context, decorator):
         return
     if called.attr == "periodic_task" if isinstance(called, ast.Attribute) else False:
         context.by_hand(
@@ -72,16 +72,34 @@ def change_decorator(context: FileContext, function: Function, decorator: ast.ex
     if text != before:
         context.replace(decorator, text)
         context.changed(decorator, f"@{name}", f"@{new_name}(...)" if options else f"@{new_name}")
-    if _bound_name(function, call):
-        _change_bound(context, function)
 
 
-def _change_bound(context: FileContext, function: Function) -> None:
-    """Change the first parameter of a bound task, and its uses."""
+def change_bound(context: FileContext, function: Function, decorator: ast.expr | None) -> None:
+    """Change the first parameter of a bound task, and its uses.
+
+    Comes before the calls in the task: who changes `other.apply_async((self.request.id,))` takes over what is in it.
+
+    Args:
+        decorator: What makes a task of the function; None where a function of the project may do so.
+    """
+    maker = find_maker(function, context.index) if decorator is None else None
+    if decorator is not None and not (is_written(context, decorator) or _is_changed(context, decorator)):
+        return
+    made = maker or (decorator if isinstance(decorator, ast.Call) else None)
+    if not _bound_name(function, made):
+        return
     first = [*function.args.posonlyargs, *function.args.args][0]
     if first.annotation is not None and context.celery_name(first.annotation) == "Task":
         context.replace(first.annotation, context.need("CurrentJob", "celery5.tasks"))
     _change_self(context, function, first.arg)
+
+
+def _is_changed(context: FileContext, decorator: ast.expr) -> bool:
+    """Return whether a decorator is one of those that are changed: `shared_task`, or a method of an application."""
+    called = decorator.func if isinstance(decorator, ast.Call) else decorator
+    return context.celery_name(called) == "shared_task" or (
+        isinstance(called, ast.Attribute) and context.kind_of(called.value) == "app"
+    )
 
 
 def is_written(context: FileContext, decorator: ast.expr) -> bool:
@@ -104,8 +122,6 @@ def _check_declaration(context: FileContext, function: Function, call: ast.Call 
             _change_priority(context, option, {})
         elif option.arg not in _OPTIONS:
             context.report(option, "option", option.arg, default=_UNKNOWN_OPTION)
-    if _bound_name(function, call):
-        _change_bound(context, function)
 
 
 def _check_errback(context: FileContext, function: Function, call: ast.Call | None) -> None:
@@ -462,8 +478,6 @@ def check_made_task(context: FileContext, function: Function) -> None:
             )
             context.by_hand(option, f"{get_dotted(maker.func)}({name}=)", advice)
     _check_errback(context, function, maker)
-    if _bound_name(function, maker):
-        _change_bound(context, function)
 
 
 def check_class(context: FileContext, node: ast.ClassDef) -> None:

@@ -92,6 +92,36 @@ class EditableSource:
             return start, end
         return first, last
 
+    def remove_lines(self, start: int, end: int) -> None:
+        """Remove a span with its lines. Of the empty lines around it, the greater number stays."""
+        first, last = self.line_span(start, end)
+        above, below = first, last
+        if self.line_start(first) == first and last in (self.line_start(last), len(self._bytes)):
+            while above and self._is_empty(self.line_start(above - 1), above):
+                above = self.line_start(above - 1)
+            while below < len(self._bytes) and self._is_empty(below, self._line_end(below)):
+                below = self._line_end(below)
+        is_at_top = above == 0
+        empty_above, empty_below = self._count_lines(above, first), self._count_lines(last, below)
+        span = (first, below) if is_at_top or empty_above > empty_below else (above, last)
+        overlaps = any(edit.start < span[1] and span[0] < edit.end for edit in self._outside(first, last))
+        self.replace(*((first, last) if overlaps else span), "")
+
+    def _outside(self, start: int, end: int) -> list[Edit]:
+        """Return the changes that are not inside of a span."""
+        return [edit for edit in self.edits if not (start <= edit.start and edit.end <= end)]
+
+    def _line_end(self, offset: int) -> int:
+        """Return the offset behind the line of an offset."""
+        index = bisect.bisect_right(self._lines, offset)
+        return self._lines[index] if index < len(self._lines) else len(self._bytes)
+
+    def _is_empty(self, start: int, end: int) -> bool:
+        return not self._bytes[start:end].strip()
+
+    def _count_lines(self, start: int, end: int) -> int:
+        return self.decode(start, end).count("\n")
+
     @property
     def result(self) -> str:
         """The text with all changes."""

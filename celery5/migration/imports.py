@@ -1,7 +1,9 @@
 """Change the imports of a file, once it is known which names of Celery's it still uses."""
 
 import ast
+import sys
 from collections import defaultdict
+from dataclasses import dataclass
 
 from celery5.hints import find_equivalent
 from celery5.migration.context import FileContext
@@ -79,16 +81,21 @@ def change_imports(context: FileContext) -> None:
     moved: dict[int, list[str]] = {}
     for node in theirs:
         moved[id(node)] = _change_statement(context, node, used)
-    new = _write_needed(context)
+    plain, new = _write_needed(context)
     place = top[0] if top else None
     for node in top[1:]:  # what comes from celery5 now stands together
         new += [line for line in moved[id(node)] if line.startswith("from celery5")]
         moved[id(node)] = [line for line in moved[id(node)] if not line.startswith("from celery5")]
+    beside = _find_place(context, plain) if plain else None
+    if beside is None and plain:
+        new = [*_separate(context, plain, place, bool(new or (place and moved[id(place)]))), *new]
     for node in theirs:
         lines = [*(new if node is place else []), *moved[id(node)]]
         _replace_statement(context, node, _merge(lines))
     if new and place is None:
         _insert(context, new)
+    if beside is not None:
+        context.source.replace(beside.offset, beside.offset, beside.text)
 
 
 def _is_celerys(node: ast.ImportFrom | ast.Import) -> bool:
@@ -190,8 +197,54 @@ def _change_companions(context: FileContext, used: set[str]) -> None:
             context.by_hand(node, f"import of {shown} from {package}", _COMPANIONS[package])
 
 
-def _write_needed(context: FileContext) -> list[str]:
-    """Return the imports of new names that are used: some stood in what was changed as a whole."""
+@dataclass(frozen=True)
+class _Insertion:
+    """A text, and the offset at which it is written."""
+
+    offset: int
+    text: str
+
+
+def _find_place(context: FileContext, plain: list[str]) -> _Insertion | None:
+    """Return where modules of the standard library are imported, by the order of isort.
+
+    None where the first import of the file is one of Celery's, or where there is none.
+    """
+    source = context.source
+    imports = [node for node in context.tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    imports = [node for node in imports if _root_of(node) != "__future__"]
+    library = [node for node in imports if _root_of(node) in sys.stdlib_module_names]
+    before = [
+        node for node in library if isinstance(node, ast.Import) and f"import {node.names[0].name}" < plain[0]
+    ]
+    text = "".join(f"{line}\n" for line in plain)
+    if before:
+        _, end = source.line_span(source.start_of(before[-1]), source.end_of(before[-1]))
+        is_alone = source.line_start(end) == end
+        return _Insertion(end, text if is_alone else "".join(f"\n{line}" for line in plain))
+    if library:
+        return _Insertion(source.start_of(library[0]), text)
+    if imports and not _is_celerys(imports[0]):
+        return _Insertion(source.start_of(imports[0]), f"{text}\n")
+    return None
+
+
+def _root_of(node: ast.Import | ast.ImportFrom) -> str:
+    """Return the package that a statement imports from; '' for a relative import."""
+    if isinstance(node, ast.Import):
+        return node.names[0].name.partition(".")[0]
+    return "" if node.level else (node.module or "").partition(".")[0]
+
+
+def _separate(context: FileContext, plain: list[str], place: ast.stmt | None, has_others: bool) -> list[str]:
+    """Return imports of the standard library, with the empty line between them and other packages."""
+    following = [node for node in context.tree.body if place is not None and node.lineno == place.lineno + 1]
+    is_followed = any(isinstance(node, ast.Import | ast.ImportFrom) for node in following)
+    return [*plain, *([""] if has_others or is_followed else [])]
+
+
+def _write_needed(context: FileContext) -> tuple[list[str], list[str]]:
+    """Return the imports of new names that are used: whole modules, and names. Some stood in what was changed."""
     used = {node.id for node in ast.walk(parse(context.source.result)) if isinstance(node, ast.Name)}
     imported = {
         name.name
@@ -210,7 +263,7 @@ def _write_needed(context: FileContext) -> list[str]:
         wanted = sorted(name for name in names if name.rpartition(" ")[2] in used)
         if wanted:
             lines.append(f"from {module} import {', '.join(wanted)}")
-    return [*plain, *lines]
+    return plain, lines
 
 
 def _merge(lines: list[str]) -> list[str]:

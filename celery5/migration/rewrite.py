@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,14 +13,15 @@ from celery5.migration.canvas import change_operator
 from celery5.migration.command_lines import find_command_lines, find_requirements
 from celery5.migration.context import FileContext
 from celery5.migration.declarations import (
+    change_bound,
     change_decorator,
     check_class,
     check_made_task,
     check_signal,
     is_task_decorator,
 )
-from celery5.migration.edits import make_diff
-from celery5.migration.findings import FileReport, ProjectReport
+from celery5.migration.edits import Edit, EditableSource, make_diff
+from celery5.migration.findings import CeleryUse, FileReport, ProjectReport
 from celery5.migration.imports import change_imports, rename
 from celery5.migration.index import Function, ProjectIndex, make_index
 from celery5.migration.project_tests import check_fixtures, check_replaced, check_stand_in
@@ -32,7 +34,7 @@ from celery5.migration.settings import (
     leave_beat_schedule,
     mark_conf,
 )
-from celery5.migration.source import SourceFile, is_whole, read_project
+from celery5.migration.source import SourceFile, find_fault, is_whole, read_project
 
 _MARKS = (
     "celery",
@@ -44,6 +46,9 @@ _MARKS = (
     "send_task",
     "AsyncResult",
     "kombu",
+    ".conf.",
+    ".conf[",
+    ".control.",
 )
 """A file without any of these has nothing of Celery's."""
 
@@ -90,14 +95,51 @@ def migrate_file(file: SourceFile, index: ProjectIndex) -> FileReport:
     if file.tree is None:
         requirements = find_requirements(file.text, index) if _REQUIREMENTS.search(file.name) else ()
         return FileReport(file.name, (*find_command_lines(file.text, index), *requirements))
-    has_mark = any(mark in file.text for mark in _MARKS) and (index.tasks or "celery" in file.text.lower())
+    has_mark = (file.module in index.task_modules or any(mark in file.text for mark in _MARKS)) and (
+        index.tasks or "celery" in file.text.lower()
+    )
     if not has_mark and not (index.tasks and "INSTALLED_APPS" in file.text):
         return FileReport(file.name, ())
-    context = FileContext(file, file.tree, index)
-    _Rewriter(context).visit(file.tree)
+    context = _change_file(file, file.tree, index, ())
+    if is_whole(context.source.result):
+        return _finish(context)
+    blocking = _find_blocking(context)
+    return _finish(_change_file(file, file.tree, index, blocking) if blocking else context)
+
+
+def _change_file(
+    file: SourceFile, tree: ast.Module, index: ProjectIndex, kept: Sequence[ast.stmt]
+) -> FileContext:
+    """Return a file with its changes, but for those in the statements that are kept as they are."""
+    context = FileContext(file, tree, index)
+    _Rewriter(context).visit(tree)
     change_settings_module(context)
+    for statement in kept:
+        context.keep_statement(statement)
     change_imports(context)
-    return _finish(context)
+    return context
+
+
+def _find_blocking(context: FileContext) -> list[ast.stmt]:
+    """Return the statements whose changes, taken alone, are no Python."""
+    source = context.source
+    changed: dict[int, tuple[ast.stmt, list[Edit]]] = {}
+    statements = [node for node in ast.walk(context.tree) if isinstance(node, ast.stmt)]
+    for edit in source.edits:
+        around = [
+            node
+            for node in statements
+            if source.start_of(node) <= edit.start and edit.end <= source.end_of(node)
+        ]
+        if around:  # the last one is the innermost
+            changed.setdefault(id(around[-1]), (around[-1], []))[1].append(edit)
+    found: list[ast.stmt] = []
+    for statement, edits in changed.values():
+        alone = EditableSource(source.text)
+        alone.edits = edits
+        if not is_whole(alone.result):
+            found.append(statement)
+    return found
 
 
 def _finish(context: FileContext) -> FileReport:
@@ -106,14 +148,14 @@ def _finish(context: FileContext) -> FileReport:
     findings = tuple(context.findings)
     if result == file.text:
         return FileReport(file.name, findings)
-    if not _can_be_written(file, result):
-        return FileReport(
-            file.name,
-            tuple(
-                msgspec.structs.replace(finding, kind="by hand") if finding.kind == "change" else finding
-                for finding in findings
-            ),
+    obstacle = _find_obstacle(file, result)
+    if obstacle:
+        by_hand = (
+            msgspec.structs.replace(finding, kind="by hand") if finding.kind == "change" else finding
+            for finding in findings
         )
+        left = CeleryUse(1, "by hand", "the whole file", f"it is left as it is: {obstacle}")
+        return FileReport(file.name, (left, *by_hand))
     moved = tuple(
         msgspec.structs.replace(finding, line_after=context.source.new_line(finding.line))
         for finding in findings
@@ -121,12 +163,20 @@ def _finish(context: FileContext) -> FileReport:
     return FileReport(file.name, moved, make_diff(file.name, file.text, result), result)
 
 
-def _can_be_written(file: SourceFile, text: str) -> bool:
+def _find_obstacle(file: SourceFile, text: str) -> str:
+    """Return why the changes of a file cannot be written; '' if nothing speaks against it."""
     try:
         file.encode(text)
     except UnicodeError:
-        return False
-    return is_whole(text)
+        return f"its encoding, {file.encoding}, has no character for a change"
+    if is_whole(text):
+        return ""
+    fault = find_fault(text)
+    return (
+        f"with all changes it would be no Python ({fault})"
+        if fault
+        else "with all changes it would be no Python"
+    )
 
 
 class _Rewriter(ast.NodeVisitor):
@@ -217,9 +267,10 @@ class _Rewriter(ast.NodeVisitor):
         self._visit_function(node, is_async=True)
 
     def _visit_function(self, node: Function, *, is_async: bool) -> None:
+        decorator = is_task_decorator(self.context, node)
+        change_bound(self.context, node, decorator)
         self._visit_scope(node, is_async=is_async)
         check_fixtures(self.context, node)
-        decorator = is_task_decorator(self.context, node)
         if decorator is not None:
             change_decorator(self.context, node, decorator)
         else:

@@ -56,6 +56,8 @@ _DROPPED_APP_OPTIONS = {
     "fixups",
     "changes",
 }
+EAGER = {"task_always_eager", "task_eager_propagates", "task_store_eager_result"}
+"""The settings of eager mode, which no code may lose unseen."""
 INSTALLED_APP = "celery5.contrib.django"
 _LOUD = "celery5 refuses an unknown setting, with what to write instead"
 
@@ -435,9 +437,17 @@ def _change_update(context: FileContext, statement: ast.stmt, call: ast.Call, ap
 def _write_settings(
     context: FileContext, statement: ast.stmt, app: ast.expr, pairs: list[tuple[str, ast.expr]]
 ) -> bool:
-    """Write `app.configure(...)` in place of a statement; what is to be changed by hand stays in it, and is refused."""
+    """Write `app.configure(...)` in place of a statement; what is to be changed by hand stays in it, and is refused.
+
+    Eager mode stays as it is, `app.conf.task_always_eager = True`: an application that has it is meant for tests.
+    """
     arguments: list[str] = []
+    left: list[str] = []
     for name, value in pairs:
+        if normalize(name) in EAGER:
+            context.report(value, "setting", normalize(name), name)
+            left.append(f"{context.render(app)}.conf.{name} = {context.render(value)}")
+            continue
         new = _rename(context, value, name, value)
         if new is None:
             arguments.append(f"{name}={context.render(value)}")
@@ -445,11 +455,16 @@ def _write_settings(
             arguments.append(f"{name}={new.value}")
         else:
             arguments += new.write(name)
-    if arguments:
-        context.replace(statement, f"{render_app(context, app)}.configure({', '.join(arguments)})")
-        context.changed(statement, "conf", "configure(...)")
+    if left and len(left) == len(pairs):
+        return True
+    lines = [f"{render_app(context, app)}.configure({', '.join(arguments)})"] if arguments else []
+    if lines or left:
+        indentation = context.source.indentation_at(context.source.start_of(statement))
+        context.replace(statement, f"\n{indentation}".join([*lines, *left]))
     else:
         context.remove_statement(statement)
+    if lines:
+        context.changed(statement, "conf", "configure(...)")
     return True
 
 

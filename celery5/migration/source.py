@@ -137,13 +137,18 @@ def parse(text: str) -> ast.Module:
 
 def is_whole(text: str) -> bool:
     """Return whether a text is a program that Python takes, also beyond its grammar: `f(a=1, a=2)` is none."""
+    return not find_fault(text)
+
+
+def find_fault(text: str) -> str:
+    """Return why Python does not take a text as a program; '' if it does."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             compile(text, "<changed>", "exec", dont_inherit=True)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    return True
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        return _describe(error).partition(": ")[2] or _describe(error)
+    return ""
 
 
 def _describe(error: Exception) -> str:

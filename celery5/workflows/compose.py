@@ -293,8 +293,14 @@ def chord(header: "Workflow[list[R]] | Iterable[Workflow[R]]", body: Partial[lis
 def chord(
     header: "Workflow[list[R]] | Iterable[Workflow[R]]", body: "Partial[Results[R], S]"
 ) -> Workflow[S]: ...
-def chord(header: Workflow[list[R]] | Iterable[Workflow[R]], body: Partial[Any, S]) -> Workflow[S]:
+def chord(
+    header: Workflow[list[R]] | Iterable[Workflow[R]], body: Partial[Any, S] | None = None
+) -> Workflow[S]:
     """Return a workflow in which `body` gets the list of the values of `header`: `group(...) | body`."""
+    if body is None:
+        raise TypeError(
+            "a chord takes its body at once: write chord(header, body).start(), not chord(header)(body)"
+        )
     return (header if isinstance(header, Workflow) else group(header)) | body
 
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 import celery5
-from celery5 import App, Misconfigured, Retry
+from celery5 import App, Misconfigured, Retry, chord
 from celery5.cli.main import COMMANDS, cli
 from celery5.cli.terminal.errors import EXIT_USAGE, run_reporting_errors
 from celery5.config.settings import Settings
@@ -65,6 +65,10 @@ def test_any_other_attribute_is_just_not_there(thing: NameKind) -> None:
 def test_a_signature_is_not_called() -> None:
     with pytest.raises(TypeError, match=r"a signature is sent, not called: write .delay\(\), .start\(\), or"):
         add.s(1, 2)()  # type: ignore[operator]
+    with pytest.raises(
+        TypeError, match=r"write chord\(header, body\).start\(\), not chord\(header\)\(body\)$"
+    ):
+        chord([add.s(1, 2)])(add.partial(1))  # type: ignore[call-overload]
     with pytest.raises(TypeError, match=r"^a workflow is started, not called: write .start\(\)$"):
         (add.s(1, 2) | add.s(3))()  # type: ignore[operator]
 

@@ -221,6 +221,37 @@ def test_what_tests_use_of_celery_is_named_with_the_testing_kit(tmp_path: Path, 
     assert any(word in finding.advice for word in ("in_memory(app)", "recorded(app)"))
 
 
+EAGER = "app.conf.task_always_eager = True\n    app.conf.task_eager_propagates = False\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"from tasks import app\n\ndef prepare():\n    {EAGER}",
+        f"import tasks\n\ndef prepare():\n    {EAGER.replace('app', 'tasks.app')}",
+        "from tasks import app\napp.conf.update(task_always_eager=True, task_eager_propagates=False)\n",
+        "from tasks import app\napp.conf['task_always_eager'] = True\napp.conf['task_eager_propagates'] = False\n",
+    ],
+)
+def test_eager_mode_of_an_application_stays_as_it_is_and_is_listed(tmp_path: Path, text: str) -> None:
+    (tmp_path / "tasks.py").write_text(APP)
+    assert find_names(tmp_path, text, head="", name="conftest.py") == [
+        "task_always_eager",
+        "task_eager_propagates",
+    ]
+    assert (tmp_path / "conftest.py").read_text() == text
+
+
+def test_eager_mode_among_other_settings_stays_in_a_statement_of_its_own(tmp_path: Path) -> None:
+    text = "app.conf.update(task_always_eager=True, task_time_limit=3)\n"
+    assert find_names(tmp_path, text) == ["task_always_eager"]
+    assert (
+        (tmp_path / "tasks.py")
+        .read_text()
+        .endswith("\napp.configure(time_limit=3)\napp.conf.task_always_eager = True\n")
+    )
+
+
 def test_signal_that_is_connected_by_a_call_or_only_imported_is_named(tmp_path: Path) -> None:
     text = "from celery.signals import task_success, task_retry\ntask_success.connect(add_up, weak=False)\n"
     assert find_names(tmp_path, text) == ["task_success.connect(add_up)", "import of task_retry"][::-1]

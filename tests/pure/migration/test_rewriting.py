@@ -526,3 +526,119 @@ def test_an_error_that_no_retry_raises_is_left_and_named(tmp_path: Path) -> None
     assert "on_failure=" in finding.advice
     caught = CAUGHT.replace("raise self.retry()", "add.delay(1).get()")
     assert "except TaskFailed:" in migrate(tmp_path, caught, name="tasks.py").text
+
+
+CONFIGURED = """
+import os
+
+from celery.utils.log import get_task_logger
+
+from shop.celery import app
+
+log = get_task_logger(__name__)
+app.conf.update(broker_url="redis://localhost:1/0", task_time_limit=3, time_limit=5)
+
+
+@app.task(bind=True, acks_late=True)
+def note(self):
+    log.info(self.request.id)
+"""
+
+
+def test_statement_that_cannot_be_changed_is_named_and_the_rest_of_the_file_is_changed(
+    tmp_path: Path,
+) -> None:
+    report = migrate(tmp_path, CONFIGURED, head="")
+    (left,) = [use for use in report.of_kind("by hand") if use.name == "the whole statement"]
+    assert left.line == CONFIGURED.splitlines().index("log = get_task_logger(__name__)") + 2
+    assert "task_time_limit=3, time_limit=5)" in report.text
+    assert "@app.task(bind=True)\ndef note(self):\n    log.info(self.id)\n" in report.text
+    assert {"broker_url", "task_time_limit"} <= {use.name for use in report.of_kind("by hand")}
+
+
+def test_file_whose_changes_its_encoding_cannot_hold_is_left_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "celery5.migration.rewrite.SourceFile.encode", lambda _file, text: f"{text}\udc80".encode()
+    )
+    report = migrate(tmp_path, CONFIGURED, head="")
+    assert report.text == ""
+    assert (
+        report.of_kind("by hand")[0].advice
+        == "it is left as it is: its encoding, utf-8, has no character for a change"
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (
+            "import os\n\nfrom celery.utils.log import get_task_logger\n\nfrom shop.celery import app\n\n",
+            "import logging\nimport os\n\nfrom shop.celery import app\n\n",
+        ),
+        (
+            "import abc\nfrom os import path\n\nfrom celery.utils.log import get_task_logger\n\n",
+            "import abc\nimport logging\nfrom os import path\n\n",
+        ),
+        (
+            "from os import path\nfrom celery.utils.log import get_task_logger\n\n\n",
+            "import logging\nfrom os import path\n\n\n",
+        ),
+        (
+            "from shop.celery import app\nfrom celery.utils.log import get_task_logger\n\n",
+            "import logging\n\nfrom shop.celery import app\n\n",
+        ),
+        (
+            "from celery.utils.log import get_task_logger\nfrom shop.celery import app\n\n",
+            "import logging\n\nfrom shop.celery import app\n\n",
+        ),
+        (
+            '"""A module."""\n\nfrom celery.utils.log import get_task_logger\n\n',
+            '"""A module."""\n\nimport logging\n\n',
+        ),
+        (
+            "from celery import shared_task\nfrom celery.utils.log import get_task_logger\n\n",
+            "import logging\n\nfrom celery5 import task\n\n",
+        ),
+    ],
+)
+def test_logging_is_imported_where_isort_has_it_with_no_empty_line_too_many(
+    tmp_path: Path, before: str, after: str
+) -> None:
+    task = "@shared_task\ndef a(): ...\n" if "shared_task" in before else ""
+    report = migrate(tmp_path, f"{before}log = get_task_logger(__name__)\n{task}", head="")
+    assert report.text == f"{after}log = logging.getLogger(__name__)\n{task.replace('shared_task', 'task')}"
+
+
+SETTING_LINES = """
+from celery import Celery
+
+app = Celery("a")
+
+app.config_from_object("django.conf:settings")
+
+app.conf.enable_utc = True
+
+
+def a(): ...
+"""
+
+
+def test_removed_statements_leave_the_empty_lines_of_one_place(tmp_path: Path) -> None:
+    assert migrate(tmp_path, SETTING_LINES, head="").text.endswith("(max_retries=0))\n\n\ndef a(): ...\n")
+
+
+def test_job_id_among_the_arguments_of_another_job_is_changed_with_them(tmp_path: Path) -> None:
+    report = migrate(
+        tmp_path, "@app.task(bind=True)\ndef note(self): add.apply_async((self.request.id,), countdown=2)\n"
+    )
+    assert "add.options(countdown=2).delay(self.id)" in report.text
+
+
+def test_named_signature_with_options_gets_the_form_of_celery5(tmp_path: Path) -> None:
+    report = migrate(
+        tmp_path, 'from celery import signature\nsignature("jobs.other", args=(1,), queue="q").delay()\n'
+    )
+    assert 'app.signature("jobs.other").task.options(queue="q").s(1).delay()' in report.text
+    assert "import signature" not in report.text
