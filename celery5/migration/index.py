@@ -24,6 +24,8 @@ class KnownTask:
     is_flexible: bool  # it has *args, or the parameters cannot be known
     is_limited: bool = False  # it has a rate, which is counted on its own queue
     queue: str = ""  # the queue of its declaration; '' for none, or where that is no text
+    positional: tuple[str, ...] = ()  # the parameters by position, without `self`
+    unannotated: frozenset[str] = frozenset()  # those without an annotation, and without a default of JSON
 
 
 @dataclass
@@ -243,7 +245,25 @@ def _describe_task(function: Function, module: tuple[str, ...]) -> KnownTask:
         bool(arguments.vararg),
         is_limited=bool(options.get("rate_limit")),
         queue=queue if isinstance(queue, str) else "",
+        positional=tuple(names[1:] if is_bound else names),
+        unannotated=frozenset(_find_unannotated(arguments)) - set(names[: 1 if is_bound else 0]),
     )
+
+
+def _find_unannotated(arguments: ast.arguments) -> list[str]:
+    """Return the parameters without an annotation, but for those whose default is a value of JSON."""
+    positional = [*arguments.posonlyargs, *arguments.args]
+    defaults = [*[None] * (len(positional) - len(arguments.defaults)), *arguments.defaults]
+    pairs = [
+        *zip(positional, defaults, strict=True),
+        *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True),
+    ]
+    return [
+        argument.arg
+        for argument, default in pairs
+        if argument.annotation is None
+        and not (isinstance(default, ast.Constant) and isinstance(default.value, int | float | str))
+    ]
 
 
 def get_dotted(node: ast.AST) -> str:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import msgspec
 
+from celery5.migration.argument_types import check_argument_types, describe_unannotated
+from celery5.migration.broker_urls import change_urls, is_url_name
 from celery5.migration.calls import change_call, check_result_attribute, check_task_attribute
 from celery5.migration.canvas import change_operator
 from celery5.migration.command_lines import find_command_lines, find_requirements
@@ -86,6 +88,8 @@ def migrate_project(source: Path) -> Migration:
         notes.append(
             "no Celery(...) was found: give the App retry_policy=RetryPolicy(max_retries=0), as Celery tries a job once"
         )
+    unannotated = describe_unannotated(index)
+    notes += [unannotated] if unannotated else []
     whole = ProjectReport(tuple(reports), unreadable, notes)
     return Migration(source if source.is_dir() else source.parent, project.files, whole)
 
@@ -188,6 +192,7 @@ class _Rewriter(ast.NodeVisitor):
     def visit_Call(self, node: ast.Call) -> None:
         self.context.handled.add(id(node.func))
         self.generic_visit(node)
+        check_argument_types(self.context, node)
         if self.context.celery_name(node.func) == "Celery":
             change_app(self.context, node)
         elif self.context.new_name(node.func) == "App":
@@ -196,6 +201,17 @@ class _Rewriter(ast.NodeVisitor):
             change_call(self.context, node)
             check_settings_call(self.context, node)
             check_stand_in(self.context, node)
+
+    def visit_keyword(self, node: ast.keyword) -> None:
+        self.generic_visit(node)
+        if node.arg and is_url_name(ast.Constant(node.arg)):
+            change_urls(self.context, node.value)
+
+    def visit_Dict(self, node: ast.Dict) -> None:
+        self.generic_visit(node)
+        for key, value in zip(node.keys, node.values, strict=True):
+            if is_url_name(key):
+                change_urls(self.context, value)
 
     def visit_BinOp(self, node: ast.BinOp) -> None:
         self.generic_visit(node)
@@ -238,6 +254,8 @@ class _Rewriter(ast.NodeVisitor):
             return
         mark_conf(self.context, node)
         self.generic_visit(node)
+        if any(is_url_name(target) for target in node.targets):
+            change_urls(self.context, node.value)
         if change_conf_statement(self.context, node):
             return
         check_replaced(self.context, node)
