@@ -69,8 +69,8 @@ def describe_unannotated(index: ProjectIndex) -> str:
         return ""
     others = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
     return (
-        f"parameters without annotations have {', '.join(names[:_MAX_NAMED])}{others}: where one gets a datetime, date, "
-        "time, timedelta, Decimal, UUID or bytes, annotate it, since it arrives as text (celery5 docs datetime)"
+        f"parameters without annotations have {', '.join(names[:_MAX_NAMED])}{others}: where one gets a datetime, "
+        "date, time, timedelta, Decimal, UUID or bytes, annotate it, since it arrives as text (celery5 docs types)"
     )
 
 

@@ -17,8 +17,8 @@ _OTHER_BROKER = (
 )
 _IN_TESTS = "in_memory(app) of celery5.testing in tests; a worker needs Redis: redis://host/0"
 _SEVERAL = (
-    "redis+sentinel://host:26379,host:26379/service/0, or redis+cluster://host,host: no list of URLs for one server after "
-    "the other"
+    "redis+sentinel://host:26379,host:26379/service/0, or redis+cluster://host,host: no list of URLs for one server "
+    "after the other"
 )
 
 
