@@ -11,13 +11,17 @@ from typing import Any
 import trio
 
 from celery5.bootsteps.boot import BootFailed, BootGraph
+from celery5.broker.topologies import ClusterFound
 from celery5.errors import BrokerError, LeaseLost
 from celery5.logs.log import Log
 from celery5.protocol.job.retry_policy import full_jitter
 
 
 class BackgroundBoot:
-    """Runs `broker_boot`, a boot graph within another, and starts it again whenever an error of Redis ends it."""
+    """Runs `broker_boot`, a boot graph within another, and starts it again whenever an error of Redis ends it.
+
+    If the server is part of a cluster, that is for the next incarnation: this one was built for a server.
+    """
 
     def __init__(self, *, broker_boot: BootGraph, log: Log) -> None:
         self._broker_boot = broker_boot
@@ -31,6 +35,8 @@ class BackgroundBoot:
         while True:
             try:
                 await self._broker_boot.run(task_status=_Up(self._is_up))
+            except* ClusterFound:
+                raise
             except* (BrokerError, BootFailed, LeaseLost) as ended:
                 why = _describe_first(ended)
                 if why != self._last_error:

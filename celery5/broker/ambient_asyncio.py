@@ -4,26 +4,18 @@ import asyncio
 import weakref
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from celery5.broker.drivers.on_asyncio import AsyncioRedis
+from celery5.broker.drivers.opening_on_asyncio import AsyncioBroker
 from celery5.broker.endpoint import Endpoint
-from celery5.broker.waiting.on_asyncio import AsyncioResultWaiter
-
-if TYPE_CHECKING:
-    from celery5.broker.drivers.cluster_on_asyncio import AsyncioCluster
-    from celery5.broker.waiting.cluster_on_asyncio import AsyncioClusterResultWaiter
-
-    AsyncioBroker = AsyncioRedis | AsyncioCluster
-    AsyncioBrokerWaiter = AsyncioResultWaiter | AsyncioClusterResultWaiter
+from celery5.broker.waiting.opening_on_asyncio import AsyncioBrokerResultWaiter
 
 
 @dataclass
 class LoopConnections:
     """The connections of one asyncio loop to one endpoint."""
 
-    redis: "AsyncioBroker"
-    results: "AsyncioBrokerWaiter"
+    redis: AsyncioBroker
+    results: AsyncioBrokerResultWaiter
     closing: AsyncGenerator[None, None]
 
 
@@ -44,7 +36,8 @@ async def get_loop_connections(endpoint: Endpoint) -> LoopConnections:
         loop_connections = _homes[loop] = {}
     connections = loop_connections.get(endpoint)
     if connections is None:
-        driver, waiter = _open(endpoint)
+        driver = AsyncioBroker(endpoint)
+        waiter = AsyncioBrokerResultWaiter(driver)
         connections = loop_connections[endpoint] = LoopConnections(
             driver, waiter, _close_with_the_loop(loop, endpoint, driver, waiter)
         )
@@ -53,22 +46,11 @@ async def get_loop_connections(endpoint: Endpoint) -> LoopConnections:
     return connections
 
 
-def _open(endpoint: Endpoint) -> "tuple[AsyncioBroker, AsyncioBrokerWaiter]":
-    if endpoint.topology == "cluster":  # most never load it
-        from celery5.broker.drivers.cluster_on_asyncio import AsyncioCluster
-        from celery5.broker.waiting.cluster_on_asyncio import AsyncioClusterResultWaiter
-
-        cluster = AsyncioCluster(endpoint)
-        return cluster, AsyncioClusterResultWaiter(cluster)
-    driver = AsyncioRedis(endpoint)
-    return driver, AsyncioResultWaiter(driver, endpoint)
-
-
 async def _close_with_the_loop(
     loop: asyncio.AbstractEventLoop,
     endpoint: Endpoint,
-    driver: "AsyncioBroker",
-    results: "AsyncioBrokerWaiter",
+    driver: AsyncioBroker,
+    results: AsyncioBrokerResultWaiter,
 ) -> AsyncGenerator[None, None]:
     """Close the connections when the loop ends.
 

@@ -11,6 +11,7 @@ from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.drivers.opening_on_trio import open_redis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.timing import Timing
+from celery5.broker.topologies import ClusterFound, remember_cluster
 from celery5.broker.waiting.on_trio import TrioResultWaiter
 
 # A producer that cannot reach the broker fails soon; a worker may try for longer.
@@ -95,7 +96,11 @@ async def get_trio_driver(endpoint: Endpoint) -> TrioRedis:
         service = home.drivers[endpoint] = SystemTaskService(
             open_redis(endpoint=endpoint, timing=PRODUCER_TIMING, name="celery5-producer")
         )
-    return await service.wait_ready()
+    try:
+        return await service.wait_ready()
+    except ClusterFound as found:
+        remember_cluster(found)
+    return await get_trio_driver(endpoint)
 
 
 def has_lent_driver() -> bool:
@@ -112,9 +117,7 @@ async def get_trio_result_waiter(endpoint: Endpoint) -> TrioResultWaiter:
         service.stop()
         service = None
     if service is None or service.ended:
-        service = home.results[endpoint] = SystemTaskService(
-            TrioResultWaiter(driver, endpoint, timing=PRODUCER_TIMING)
-        )
+        service = home.results[endpoint] = SystemTaskService(TrioResultWaiter(driver, timing=PRODUCER_TIMING))
     return await service.wait_ready()
 
 

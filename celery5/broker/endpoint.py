@@ -45,7 +45,7 @@ class Endpoint:
     sentinel_username: str | None = None
     sentinel_password: str | None = field(default=None, repr=False)
     role: Role = "any"
-    found_through: str = ""  # of a primary that sentinels have named: the masked URL that names these
+    found_through: str = ""  # of a server or cluster that the URL does not name itself: the masked URL
 
     @classmethod
     def from_url(cls, url: str, **options: Any) -> "Endpoint":
@@ -74,23 +74,32 @@ class Endpoint:
             nodes = ",".join(format_node(host, port) for host, port in self.nodes)
             return f"{scheme}+sentinel://{login}{nodes}/{self.service}/{self.db}"
         if self.topology == "cluster":
-            return (
+            return self.found_through or (
                 f"{scheme}+cluster://{login}{','.join(format_node(host, port) for host, port in self.nodes)}"
             )
         node = format_node(self.host, self.port)
         if self.role == "sentinel":
             return f"sentinel {node}"
         if self.found_through:
-            return f"{self.found_through} (primary {node})"
+            return f"{self.found_through} ({'node' if self.role == 'node' else 'primary'} {node})"
         return f"{scheme}://{login}{node}/{self.db}"
 
     @property
     def masked_cluster_url(self) -> str:
         """The URL, without the password, of the cluster of which this server is a node."""
         node = ("host", 6379) if self.kind == "unix" else (self.host, self.port)
-        return replace(
-            self, kind="tls" if self.kind == "tls" else "tcp", topology="cluster", nodes=(node,)
-        ).masked_url
+        kind: Kind = "tls" if self.kind == "tls" else "tcp"
+        return replace(self, kind=kind, topology="cluster", nodes=(node,), found_through="").masked_url
+
+    @property
+    def may_be_cluster(self) -> bool:
+        """Whether this server may turn out to be a node of a cluster, which has a host and only the database 0."""
+        return self.topology == "server" and self.role == "any" and self.kind != "unix" and not self.db
+
+    def as_cluster(self) -> "Endpoint":
+        """Return the endpoint of the cluster of which this server is a node."""
+        node = (self.host, self.port)
+        return replace(self, topology="cluster", nodes=(node,), found_through=self.masked_url)
 
     def at_node(self, host: str, port: int) -> "Endpoint":
         """Return the endpoint of one node of this cluster."""

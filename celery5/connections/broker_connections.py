@@ -5,7 +5,7 @@ They are opened when first needed: a Django process never loads Trio, and import
 
 import threading
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from celery5.broker.colour import (
@@ -15,7 +15,7 @@ from celery5.broker.colour import (
     get_awaitable_colour,
 )
 from celery5.broker.driver import AsyncDriver, AsyncResultWaiter, BlockingDriver, ResultWaiter
-from celery5.errors import Misconfigured
+from celery5.errors import BrokerError, Misconfigured
 from celery5.protocol.brokers import DEFAULT_BROKER, format_unknown_broker
 from celery5.protocol.masking import mask_passwords
 
@@ -74,15 +74,28 @@ class Connections:
                 self._blocking = cast("BlockingBroker | None", self._blocking) or open_blocking(self.endpoint)
         return self._blocking
 
+    def is_known_as_server(self) -> bool:
+        """Return whether the broker is one server, and no cluster. In plain Python; it is asked if it has never been.
+
+        A broker that cannot be reached may be either.
+        """
+        redis = self._blocking or self._connect()
+        if not redis.has_connected:
+            from celery5.broker.calls.jobs import PING
+
+            with suppress(BrokerError):
+                redis.perform(PING)
+        return redis.has_connected and redis.endpoint.topology != "cluster"
+
     def get_result_waiter(self) -> ResultWaiter:
         """Return the waiter for results in plain Python. Raises BlockingInEventLoop inside an event loop."""
         check_may_block()
         redis = self._blocking or self._connect()
         if self._results is None:
-            from celery5.broker.waiting.opening import open_result_waiter
+            from celery5.broker.waiting.opening import BrokerResultWaiter
 
             with self._lock:
-                self._results = cast("ResultWaiter | None", self._results) or open_result_waiter(redis)
+                self._results = cast("ResultWaiter | None", self._results) or BrokerResultWaiter(redis)
         return self._results
 
     async def get_async_driver(self) -> AsyncDriver:

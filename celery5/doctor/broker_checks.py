@@ -45,7 +45,6 @@ class BrokerChecks:
         find_filling: Callable[[], str] = str,
         replicas: int = 0,
     ) -> None:
-        self._endpoint = endpoint
         self._keys = keys
         self._queue = queue
         # How many replicas the setting demands.
@@ -56,6 +55,11 @@ class BrokerChecks:
         self._info: dict[str, str] | None = None
         self._config: dict[str, str] | None = None
         self.is_unreachable = False
+
+    @property
+    def _endpoint(self) -> Endpoint:
+        """The server, or the cluster that it has said to be a part of."""
+        return self._redis.endpoint
 
     def check_server(self) -> Finding:
         """Check that the server answers, and its version. If it does not, its other checks are left out."""

@@ -30,6 +30,8 @@ class DoctorCheck(NamedTuple):
     name: str
     run: Callable[[], Finding]
     cleanup: Callable[[], None] | None = None
+    # Whether there is anything to check, which only an earlier check may find out.
+    is_due: Callable[[], bool] = lambda: True
 
 
 def get_checks(app: "App", *, root: Path = Path("/")) -> list[DoctorCheck]:
@@ -70,7 +72,7 @@ def _list_broker_checks(broker: BrokerChecks, suffix: str = "") -> list[DoctorCh
     """Return the checks of one broker. `suffix` tells their names from those of another broker."""
     checks = {
         "persistence": broker.check_persistence,
-        **({"replication": broker.check_replication} if broker.has_replicas else {}),
+        "replication": broker.check_replication,
         "memory": broker.check_memory,
         "clock": broker.check_clock,
         "latency": broker.check_latency,
@@ -80,7 +82,11 @@ def _list_broker_checks(broker: BrokerChecks, suffix: str = "") -> list[DoctorCh
     return [
         DoctorCheck(f"server{suffix}", broker.check_server, broker.close),
         *(
-            DoctorCheck(f"{name}{suffix}", partial(_unless_unreachable, broker, check))
+            DoctorCheck(
+                f"{name}{suffix}",
+                partial(_unless_unreachable, broker, check),
+                is_due=(lambda: broker.has_replicas) if name == "replication" else lambda: True,
+            )
             for name, check in checks.items()
         ),
     ]
@@ -104,7 +110,8 @@ def run_checks(checks: Sequence[DoctorCheck], *, limit: float = LIMIT) -> Iterat
     """
     try:
         for check in checks:
-            yield _run_within(check, limit)
+            if check.is_due():
+                yield _run_within(check, limit)
     finally:
         for check in checks:
             if check.cleanup is not None:

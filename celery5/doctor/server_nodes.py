@@ -25,11 +25,12 @@ def read_primary_views(endpoint: Endpoint, broker: str = "") -> list[PrimaryView
         BrokerError: The server, or every node of the cluster, cannot be asked.
     """
     with closing(open_blocking(endpoint, timing=TIMING, max_connections=1)) as redis:
-        if isinstance(redis, BlockingRedis):
-            replicas = read_replicas(redis.perform(health_calls.get_replication_info()))
-            return [PrimaryView(broker=broker, address=_find_address(endpoint), replicas=replicas)]
-        raw = redis.perform(Call(("CLUSTER", "SLOTS"), lambda reply: reply, repeatable=True))
-        asked = redis.router.map.nodes[0]
+        info = redis.perform(health_calls.get_replication_info())
+        driver, endpoint = redis.driver, redis.endpoint
+        if isinstance(driver, BlockingRedis):
+            return [PrimaryView(broker=broker, address=_find_address(endpoint), replicas=read_replicas(info))]
+        raw = driver.perform(Call(("CLUSTER", "SLOTS"), lambda reply: reply, repeatable=True))
+        asked = driver.router.map.nodes[0]
         views = read_primaries(raw, asked)
     return [replace(_ask(endpoint, view), broker=broker) for view in views]
 

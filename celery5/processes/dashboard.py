@@ -87,7 +87,7 @@ def serve(apps: Sequence[App], options: DashboardOptions) -> int:
     Raises:
         Misconfigured: It would be open to others without authentication, or an address is wrong.
         AlreadyInUse: Another process has the address.
-        BrokerUnsupported: A broker of an application is part of a Redis Cluster, for example.
+        BrokerUnsupported: A broker of an application is a Sentinel, for example.
     """
     check_options(options)
     with open_socket(options) as listening:

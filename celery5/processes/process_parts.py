@@ -258,15 +258,12 @@ class ChannelListener(ReconnectObserver, Protocol):
     def on_message(self, channel: bytes, payload: bytes, /) -> None: ...
 
 
-def make_reader(
-    endpoint: Endpoint, redis: TrioRedis, timing: Timing, name: str, watch: ConnectionLog
-) -> ParkedRedis:
+def make_reader(redis: TrioRedis, timing: Timing, name: str, watch: ConnectionLog) -> ParkedRedis:
     """Return the connection for blocking reads; the shared one ends its waits."""
-    return open_parked(endpoint=endpoint, control=redis, timing=timing, name=name, watch=watch)
+    return open_parked(control=redis, timing=timing, name=name, watch=watch)
 
 
 def make_push(
-    endpoint: Endpoint,
     redis: TrioRedis,
     channel_handlers: dict[bytes, ChannelHandler],
     reconnect_observers: Sequence[ReconnectObserver],
@@ -284,7 +281,6 @@ def make_push(
             observer.recheck()
 
     return open_push(
-        endpoint=endpoint,
         control=redis,
         on_message=on_message,
         on_connected=on_connected,

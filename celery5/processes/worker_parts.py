@@ -28,7 +28,6 @@ from celery5.broker.driver import AsyncDriver
 from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.drivers.opening_on_trio import open_parked, open_redis
 from celery5.broker.drivers.parked import ParkedRedis
-from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import QueueKeys
 from celery5.broker.timing import Timing
 from celery5.commands.declaration import make_own_handlers
@@ -381,7 +380,6 @@ def make_stream_processors(
     app: App,
     processors: "Sequence[processor.Processor[Any]]",
     member: GroupMember,
-    endpoint: Endpoint,
     redis: TrioRedis,
     timing: Timing,
     watch: ConnectionLog,
@@ -399,7 +397,6 @@ def make_stream_processors(
             member=member,
             redis=redis,
             reader=open_parked(
-                endpoint=endpoint,
                 control=redis,
                 timing=timing,
                 name=f"celery5:{member.incarnation}:{processor.name}",

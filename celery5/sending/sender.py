@@ -244,7 +244,7 @@ class Sender:
             return self._pass_on(self._receiver, jobs)
         parts = self._app.brokers.split_by_broker(jobs)
         if len(jobs) > 1 and self._count_wanted_replicas(jobs):
-            parts = [part for jobs_of_broker in parts for part in self._split_by_node(jobs_of_broker)]
+            return self._send_to_nodes(parts, use_backlog)
         if len(parts) == 1:
             return self._send_part(jobs, use_backlog)
         return _send_parts(parts, lambda part: self._send_part(part, use_backlog))
@@ -339,14 +339,19 @@ class Sender:
         relies_on_more = is_at_work or settings.publisher or self._count_wanted_replicas(jobs)
         return not relies_on_more or self._app.has_chosen_backlog
 
-    def _split_by_node(self, jobs: Jobs) -> list[Jobs]:
+    async def _send_to_nodes(self, parts: Sequence[Jobs], use_backlog: bool) -> KeyHolders:
+        """Send jobs, of one broker each part, so that replicas can be waited for."""
+        parts = [part for jobs_of_broker in parts for part in await self._split_by_node(jobs_of_broker)]
+        return await _send_parts(parts, lambda part: self._send_part(part, use_backlog))
+
+    async def _split_by_node(self, jobs: Jobs) -> list[Jobs]:
         """Split jobs of one broker so that one server has all of each part: in a cluster, by their queues."""
-        broker = self._app.brokers.broker_of_queue(jobs[0].queue)
-        if self._app.brokers.get(broker).endpoint.topology != "cluster":
-            return [jobs]
         by_queue: dict[str, list[Job]] = {}
         for job in jobs:
             by_queue.setdefault(job.queue, []).append(job)
+        connections = self._app.brokers.get(self._app.brokers.broker_of_queue(jobs[0].queue))
+        if len(by_queue) > 1 and await run_in_thread(connections.is_known_as_server):
+            return [jobs]
         return list(by_queue.values())
 
     def _count_wanted_replicas(self, jobs: Jobs) -> int:

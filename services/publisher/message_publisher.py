@@ -22,6 +22,7 @@ from celery5.broker.drivers.opening_on_trio import open_redis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import Keys
 from celery5.broker.timing import Timing
+from celery5.broker.topologies import ClusterFound, remember_clusters
 from celery5.errors import BrokerError, BrokerUnavailable
 from celery5.health.checks import BrokerPing
 from celery5.health.health_check import HealthCheck
@@ -197,7 +198,11 @@ class MessagePublisher:
         return redis
 
     async def _serve(self, redis: TrioRedis) -> None:
-        """Publish over this connection until it is idle for a while and others remain."""
+        """Publish over this connection until it is idle for a while and others remain.
+
+        If it leads to a cluster, another one takes its place.
+        """
+        is_to_be_replaced = False
         extra = len(self._open) > self._connections.min_count
         try:
             async with trio.open_nursery() as nursery:
@@ -210,14 +215,21 @@ class MessagePublisher:
                         break
                     await self._publish_first(redis, queue, nursery)
                 nursery.cancel_scope.cancel()
+        except* ClusterFound as errors:
+            is_to_be_replaced = True
+            remember_clusters(errors)
         finally:
             self._open.remove(redis)
+        if is_to_be_replaced:
+            await self._serve(self._open_connection())
 
     async def _keep_connected(self, redis: TrioRedis) -> None:
         """Keep a connection up, also when the first attempt or the authentication fails."""
         while True:
             try:
                 await redis.run()
+            except ClusterFound:
+                raise
             except BrokerUnavailable as error:
                 self._broker_checks.report_failure(self._broker_check.name, str(error))
             except BrokerError as error:

@@ -14,6 +14,7 @@ import msgspec
 from celery5.broker.call import Word
 from celery5.broker.connection.exchange import ReplyError
 from celery5.broker.endpoint import Endpoint, Role
+from celery5.broker.topologies import ClusterFound
 from celery5.broker.translate import translate_reply
 from celery5.errors import BrokerReadOnly, BrokerReplied, BrokerTooOld, BrokerUnavailable, BrokerUnsupported
 
@@ -66,6 +67,7 @@ def parse_server_hello(answers: Sequence[Any], endpoint: Endpoint) -> ServerHell
         endpoint: The server, and what it must be.
 
     Raises:
+        ClusterFound: It is part of a Redis Cluster, to which the URL may lead.
         BrokerUnsupported: It is part of a Redis Cluster, and must not be, or the other way round; or a Sentinel.
         BrokerReadOnly: It is a replica, and must be a primary.
         BrokerUnavailable: It is no Sentinel, and must be one.
@@ -79,9 +81,10 @@ def parse_server_hello(answers: Sequence[Any], endpoint: Endpoint) -> ServerHell
         raise BrokerUnavailable(f"broker {where} is no Sentinel")
     if unsupported := _find_wrong_mode(mode, role):
         # Before the other replies: in a cluster each SELECT fails, and that error does not tell why.
-        raise BrokerUnsupported(
-            f"broker {where} {unsupported.format(cluster_url=endpoint.masked_cluster_url)}"
-        )
+        message = f"broker {where} {unsupported.format(cluster_url=endpoint.masked_cluster_url)}"
+        if mode == b"cluster" and endpoint.may_be_cluster:
+            raise ClusterFound(message, endpoint)
+        raise BrokerUnsupported(message)
     if isinstance(hello, ReplyError) and "unknown command" in str(hello):
         raise BrokerTooOld(
             f"broker {where} does not know HELLO, so it is older than {_dotted(MIN_SERVER_VERSION)}; upgrade it"

@@ -74,6 +74,7 @@ class TrioRedis(SingleConnection):
     ) -> None:
         link = Link(endpoint=endpoint, timing=timing, name=name, watch=watch, connect=connect)
         super().__init__(link)
+        self.endpoint: Endpoint = endpoint
         self._reply_within = timing.reply
         # Commands that were checked and are harmless: most calls only cost a look-up in this set.
         self._allowed: set[Any] = set()

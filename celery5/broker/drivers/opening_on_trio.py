@@ -8,6 +8,7 @@ from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.drivers.parked import ParkedRedis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.timing import Timing
+from celery5.broker.topologies import find_endpoint
 
 
 def open_redis(
@@ -17,7 +18,12 @@ def open_redis(
     name: str = "celery5",
     watch: Callable[[LinkEvent], None] = ignore_event,
 ) -> TrioRedis:
-    """Return the driver for an endpoint: of a server, or of a cluster."""
+    """Return the driver for an endpoint: of a server, or of a cluster.
+
+    The `run` of the driver of a server raises ClusterFound if that is part of a cluster. After `remember_cluster` this
+    returns the driver of the cluster.
+    """
+    endpoint = find_endpoint(endpoint)
     if endpoint.topology == "cluster":
         from celery5.broker.drivers.cluster_on_trio import ClusterRedis
 
@@ -27,13 +33,13 @@ def open_redis(
 
 def open_parked(
     *,
-    endpoint: Endpoint,
     control: TrioRedis,
     timing: Timing = Timing(),  # noqa: B008  frozen
     name: str = "celery5-park",
     watch: Callable[[LinkEvent], None] = ignore_event,
 ) -> ParkedRedis:
-    """Return the connection for blocking reads of a server, or those of a cluster."""
+    """Return the connection for blocking reads of the server of `control`, or those of its cluster."""
+    endpoint = control.endpoint
     if endpoint.topology == "cluster":
         from celery5.broker.drivers.cluster_on_trio import ClusterParked, ClusterRedis
 
@@ -44,7 +50,6 @@ def open_parked(
 
 def open_push(
     *,
-    endpoint: Endpoint,
     control: TrioRedis,
     on_message: Callable[[bytes, bytes], None],
     on_connected: Callable[[], None] = lambda: None,
@@ -52,7 +57,8 @@ def open_push(
     name: str = "celery5-push",
     watch: Callable[[LinkEvent], None] = ignore_event,
 ) -> PushRedis:
-    """Return a connection that listens to channels of a server or a cluster."""
+    """Return a connection that listens to channels of the server of `control`, or of its cluster."""
+    endpoint = control.endpoint
     if endpoint.topology == "cluster":
         from celery5.broker.drivers.cluster_on_trio import ClusterRedis
         from celery5.broker.drivers.cluster_push import ClusterPush

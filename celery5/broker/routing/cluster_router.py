@@ -29,7 +29,7 @@ from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import get_absent_key
 from celery5.broker.routing.broker_router import run_all_async
 from celery5.broker.translate import SlotRedirected, SlotUnstable
-from celery5.errors import BrokerError, BrokerReadOnly, BrokerUnavailable, BrokerUnsupported
+from celery5.errors import BrokerDenied, BrokerError, BrokerReadOnly, BrokerUnavailable, BrokerUnsupported
 from celery5.protocol.hash_slots import (
     NodeAddress,
     Refusal,
@@ -82,6 +82,7 @@ class ClusterMap:
         self.seeds = tuple(NodeAddress(host, port) for host, port in endpoint.nodes)
         self.slots = SlotMap()
         self._where = endpoint.masked_url
+        self._endpoint = endpoint
         self._get_driver = get_driver
         self._forget = forget
         self._read: SettableEvent | None = None  # set when the reading that is under way has ended
@@ -146,6 +147,8 @@ class ClusterMap:
                 slots = parse_slot_map(await (await self._get_driver(node)).perform(_SLOTS), node)
             except ValueError:
                 continue
+            except BrokerDenied as error:
+                raise self._denied(error) from error
             except BrokerError as error:
                 if not isinstance(error, BrokerUnavailable):
                     raise
@@ -156,6 +159,15 @@ class ClusterMap:
                 self._forget(slots.nodes)
                 return
         raise failure or BrokerUnavailable(f"broker {self._where}: its nodes serve no slots")
+
+    def _denied(self, error: BrokerDenied) -> BrokerError:
+        """Return the error when the user may not ask for the slots: the URL may be meant for a single server."""
+        if not self._endpoint.found_through:
+            return error
+        return BrokerUnsupported(
+            f"broker {self._where} is part of a Redis Cluster, and its user may not ask for the slots: extend the "
+            f"user's ACL as `celery5 acl` says for {self._endpoint.masked_cluster_url} ({error})"
+        )
 
 
 class ClusterRouter:

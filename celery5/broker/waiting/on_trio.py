@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import inf
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import trio
 
@@ -11,10 +11,9 @@ from celery5.broker.call import Word
 from celery5.broker.connection.exchange import ReplyError, pack_commands
 from celery5.broker.connection.pipeline import PendingRequest
 from celery5.broker.connection.push import PushRedis
-from celery5.broker.driver import AsyncDriver, StopCondition
+from celery5.broker.driver import StopCondition
 from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.drivers.opening_on_trio import open_push
-from celery5.broker.endpoint import Endpoint
 from celery5.broker.timing import Outage, Timing
 from celery5.broker.translate import translate_reply
 from celery5.broker.waiting.result_waits import (
@@ -68,25 +67,22 @@ class TrioResultWaiter:
     """Waits for documents in one Trio run, as long as `run` runs.
 
     Args:
-        redis: The driver that reads documents.
-        endpoint: The broker for the listening connection.
+        redis: The driver that reads documents. The listening connection is to its broker.
     """
 
     def __init__(
         self,
-        redis: AsyncDriver,
-        endpoint: Endpoint,
+        redis: TrioRedis,
         *,
         timing: Timing = Timing(),  # noqa: B008  frozen
     ) -> None:
         self.redis = redis
         self._timing = timing
-        self._where = endpoint.masked_url
+        self._where = redis.endpoint.masked_url
         # A node of a cluster does not have the documents of all slots: there the driver reads them.
-        self._reader = None if endpoint.topology == "cluster" else self._open(_PushConnection, endpoint)
-        self._push = self._reader or self._open(
-            partial(open_push, control=cast("TrioRedis", redis)), endpoint
-        )
+        is_cluster = redis.endpoint.topology == "cluster"
+        self._reader = None if is_cluster else self._open(partial(_PushConnection, endpoint=redis.endpoint))
+        self._push = self._reader or self._open(partial(open_push, control=redis))
         self._waiting = ResultWaits()
         self._wake_events: dict[ResultWait, trio.Event] = {}
         self._subscribed: set[bytes] = set()
@@ -131,9 +127,8 @@ class TrioResultWaiter:
             del self._wake_events[wait]
         return wait.get_documents(outage.error or self._make_unavailable())
 
-    def _open(self, make: Callable[..., P], endpoint: Endpoint) -> P:
+    def _open(self, make: Callable[..., P]) -> P:
         return make(
-            endpoint=endpoint,
             on_message=self._add_document,
             on_connected=self._wake_all,
             timing=self._timing,

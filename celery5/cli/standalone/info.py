@@ -66,8 +66,10 @@ def info(target: Target, queue: str | None, *, wants_json: bool) -> None:
 def _read_servers(app: "App") -> list["PrimaryView"]:
     """Return the servers of brokers that are clusters or have sentinels, as far as they answer."""
     found: list[PrimaryView] = []
+    from celery5.broker.topologies import find_endpoint
+
     for name in app.brokers.names:
-        endpoint = app.brokers.get(name).endpoint
+        endpoint = find_endpoint(app.brokers.get(name).endpoint)
         if endpoint.topology != "server":
             from celery5.doctor.server_nodes import read_primary_views
 

@@ -17,6 +17,7 @@ import trio
 
 from celery5.app import App
 from celery5.bootsteps.boot import BootFailed, BootGraph
+from celery5.broker.topologies import ClusterFound, remember_clusters
 from celery5.broker.transient_errors import is_key_corrupt, is_outage, is_transient
 from celery5.errors import BrokerDenied, BrokerError, BrokerReplied, BrokerUnavailable, LeaseLost
 from celery5.logs.log import Log
@@ -117,7 +118,7 @@ async def run_incarnations(
         log.set_worker(own_name)
         process_status.mark_starting(own_name)
         boot = make_boot(own_name, next_incarnation)
-        failure, is_reloaded = await _run_once(boot, status)
+        failure, is_reloaded = await _run_once(boot, status, log)
         if is_reloaded:
             log.event(events.reload_started, name=own_name)
             attempts = itertools.count()
@@ -144,14 +145,20 @@ async def run_incarnations(
 
 
 async def _run_once(
-    boot: BootGraph, status: "_FirstStart"
+    boot: BootGraph, status: "_FirstStart", log: Log
 ) -> "tuple[ExceptionGroup[Exception] | None, bool]":
-    """Run an incarnation; return what ended it of the errors that may be survived, and whether it is to be reloaded."""
+    """Run an incarnation; return what ended it of the errors that may be survived, and whether it is to be reloaded.
+
+    If its server is part of a cluster, the next incarnation is built for the cluster.
+    """
     failure, is_reloaded = None, False
     try:
         await boot.run(task_status=status)
     except* ConfigurationChanged:
         is_reloaded = True
+    except* ClusterFound as errors:
+        remember_clusters(errors)
+        log.event("redis:cluster-found", why=str(next(_leaves(errors))))
     except* _SURVIVABLE as errors:
         failure = errors
     return failure, is_reloaded

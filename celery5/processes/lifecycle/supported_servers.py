@@ -7,6 +7,7 @@ from celery5.broker.connection.link import LinkConnectFailed, LinkEvent
 from celery5.broker.drivers.opening_on_trio import open_redis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.timing import Timing
+from celery5.broker.topologies import ClusterFound, remember_cluster
 from celery5.errors import BrokerError, BrokerUnsupported
 
 CHECK_LIMIT = 1.0
@@ -17,7 +18,7 @@ async def check_servers(app: App) -> None:
     """Shake hands with all brokers of an application, at the same time. A broker that cannot be reached is left out.
 
     Raises:
-        BrokerUnsupported: A server is part of a Redis Cluster, for example.
+        BrokerUnsupported: A server is a Sentinel, for example.
     """
     unsupported: list[BrokerUnsupported] = []
     async with trio.open_nursery() as nursery:
@@ -39,6 +40,10 @@ async def _check_server(endpoint: Endpoint, unsupported: list[BrokerUnsupported]
         redis = open_redis(endpoint=endpoint, timing=timing, watch=end_at_failure)
         try:
             await nursery.start(redis.run)
+        except ClusterFound as found:
+            remember_cluster(found)
+            nursery.start_soon(_check_server, endpoint, unsupported)
+            return
         except BrokerUnsupported as error:
             unsupported.append(error)
         except BrokerError:

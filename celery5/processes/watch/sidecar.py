@@ -28,6 +28,7 @@ from celery5.broker.drivers.opening import BlockingBroker, open_blocking
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import QueueKeys
 from celery5.broker.timing import Timing
+from celery5.broker.topologies import find_endpoint
 from celery5.errors import BrokerError, CeleryError
 from celery5.processes.lifecycle.signals import Interruption
 from celery5.processes.options import resolve_budgets
@@ -536,8 +537,8 @@ class _Watch:
 
     def _broker(self, timing: Timing) -> BlockingBroker:
         """Return a connection, made when it is first needed: mostly never."""
-        endpoint = self._report.broker
-        assert endpoint is not None, "a worker that has a name has said where its broker is"
+        assert self._report.broker is not None, "a worker that has a name has said where its broker is"
+        endpoint = find_endpoint(self._report.broker)
         if self._redis is None or (self._redis.endpoint, self._redis.timing) != (endpoint, timing):
             self._redis = open_blocking(endpoint, timing=timing)
         return self._redis

@@ -1,5 +1,6 @@
 """Handshake: what is said first, and which servers are too old to go on with."""
 
+from copy import copy
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ from hiredis import ReplyError
 
 from celery5.broker.connection.handshake import ServerHello, build_hello, parse_server_hello
 from celery5.broker.endpoint import Endpoint
+from celery5.broker.topologies import ClusterFound
 from celery5.errors import BrokerDenied, BrokerReplied, BrokerTooOld, BrokerUnsupported
 
 
@@ -103,3 +105,36 @@ def test_a_refusal_of_any_of_the_commands_counts() -> None:
 def test_nonsense_is_no_greeting(answer: object) -> None:
     with pytest.raises(BrokerReplied, match="no sensible answer"):
         parse_server_hello([answer], Endpoint())
+
+
+@pytest.mark.parametrize(
+    ("url", "is_found"),
+    [
+        ("redis://u:p@10.0.0.1:7000", True),
+        ("rediss://10.0.0.1?ssl_ca_certs=/ca.pem", True),
+        ("redis://10.0.0.1/3", False),
+        ("unix:///run/s", False),
+    ],
+)
+def test_a_cluster_is_found_where_the_url_may_lead_to_one(url: str, is_found: bool) -> None:
+    with pytest.raises(BrokerUnsupported, match="is part of a Redis Cluster") as caught:
+        parse_server_hello([[*hello("redis", "6.2.0"), b"mode", b"cluster"]], Endpoint.from_url(url))
+    assert isinstance(caught.value, ClusterFound) == is_found
+
+
+def test_a_cluster_that_was_found_is_named_by_the_url_that_led_to_it() -> None:
+    server = Endpoint.from_url("rediss://u:p@10.0.0.1:7000?ssl_ca_certs=/ca.pem")
+    cluster = server.as_cluster()
+    assert (cluster.topology, cluster.nodes) == ("cluster", (("10.0.0.1", 7000),))
+    assert cluster.masked_url == server.masked_url == "rediss://u:***@10.0.0.1:7000/0"
+    node = cluster.at_node("10.0.0.2", 7001)
+    assert node.masked_url == "rediss://u:***@10.0.0.1:7000/0 (node 10.0.0.2:7001)"
+    assert (node.password, node.ssl_ca_certs, node.role) == ("p", "/ca.pem", "node")
+    assert cluster.masked_cluster_url == "rediss+cluster://u:***@10.0.0.1:7000"
+
+
+def test_an_error_that_is_copied_for_several_callers_names_its_endpoint() -> None:
+    found = ClusterFound("part of a Redis Cluster", Endpoint(port=7000))
+    found.mark_maybe_done()
+    copied = copy(found)
+    assert (str(copied), copied.endpoint, copied.maybe_done) == (str(found), found.endpoint, True)

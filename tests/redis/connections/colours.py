@@ -14,16 +14,14 @@ import trio
 
 from celery5.broker.call import Call
 from celery5.broker.driver import AsyncDriver, AsyncResultWaiter, ResultWaiter, StopCondition
-from celery5.broker.drivers.cluster_on_asyncio import AsyncioCluster
-from celery5.broker.drivers.on_asyncio import AsyncioRedis
 from celery5.broker.drivers.opening import BlockingBroker, open_blocking
+from celery5.broker.drivers.opening_on_asyncio import AsyncioBroker
 from celery5.broker.drivers.opening_on_trio import open_redis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.timing import Timing
-from celery5.broker.waiting.cluster_on_asyncio import AsyncioClusterResultWaiter
-from celery5.broker.waiting.on_asyncio import AsyncioResultWaiter
 from celery5.broker.waiting.on_trio import TrioResultWaiter
-from celery5.broker.waiting.opening import open_result_waiter
+from celery5.broker.waiting.opening import BrokerResultWaiter
+from celery5.broker.waiting.opening_on_asyncio import AsyncioBrokerResultWaiter
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -85,7 +83,7 @@ def live(
     if colour == "trio":
         return trio.run(_live_trio, endpoint, story, timing)
     redis = open_blocking(endpoint, timing=timing, max_connections=connections)
-    results = open_result_waiter(redis)
+    results = BrokerResultWaiter(redis)
     both = _Dressed(redis, results)
     try:
         story(Here(both, both, both.sleep)).send(None)
@@ -99,14 +97,8 @@ def live(
 
 
 async def _live_asyncio(endpoint: Endpoint, story: Story[S], timing: Timing, connections: int) -> S:
-    redis: AsyncioRedis | AsyncioCluster
-    results: AsyncioResultWaiter | AsyncioClusterResultWaiter
-    if endpoint.topology == "cluster":
-        redis = AsyncioCluster(endpoint, timing=timing, max_connections=connections)
-        results = AsyncioClusterResultWaiter(redis)
-    else:
-        redis = AsyncioRedis(endpoint, timing=timing, max_connections=connections)
-        results = AsyncioResultWaiter(redis, endpoint)
+    redis = AsyncioBroker(endpoint, timing=timing, max_connections=connections)
+    results = AsyncioBrokerResultWaiter(redis)
     try:
         return await story(Here(redis, results, asyncio.sleep))
     finally:
@@ -121,7 +113,7 @@ async def _live_trio(endpoint: Endpoint, story: Story[S], timing: Timing) -> S:
         try:
             redis = open_redis(endpoint=endpoint, timing=timing)
             await nursery.start(redis.run)
-            results = TrioResultWaiter(redis, endpoint, timing=timing)
+            results = TrioResultWaiter(redis, timing=timing)
             await nursery.start(results.run)
             told.append(await story(Here(redis, results, trio.sleep)))
         except Exception as error:  # the story's own, without the nursery's wrapping

@@ -52,7 +52,7 @@ async def test_a_cancelled_trio_wait_leaves_no_subscription(
     endpoint = Endpoint.from_url(url)
     redis = open_redis(endpoint=endpoint)
     await nursery.start(redis.run)
-    results = TrioResultWaiter(redis, endpoint)
+    results = TrioResultWaiter(redis)
     await nursery.start(results.run)
 
     async def wait(number: int) -> None:

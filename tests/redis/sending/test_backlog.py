@@ -153,8 +153,8 @@ def test_a_job_that_may_have_arrived_is_there_once(shop: App, own_server: Embedd
     """A server that is frozen takes what it was sent when it goes on, and then what the backlog sends again."""
     task: Any = shop.tasks["number"]
     task.delay(0)
-    driver: Any = shop.connections.get_blocking_driver()
-    driver.timing = driver.dialer.timing = Timing(connect=0.2, reply=0.2)
+    broker: Any = shop.connections.get_blocking_driver()
+    broker.driver.timing = broker.driver.dialer.timing = Timing(connect=0.2, reply=0.2)
     os.kill(own_server.pid, 19)
     try:
         task.delay(1)

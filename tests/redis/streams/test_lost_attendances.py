@@ -151,7 +151,7 @@ async def test_a_member_yields_what_it_never_heard_that_it_owns(
 
         async def join(name: str, redis: Any) -> trio.CancelScope:
             scope = trio.CancelScope()
-            member = make_member(app, processor, redis, endpoint, name)
+            member = make_member(app, processor, redis, name)
             members.append(member)
 
             async def run(*, task_status: trio.TaskStatus[None]) -> None:

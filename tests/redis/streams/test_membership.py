@@ -340,7 +340,7 @@ async def test_one_who_joins_sixteen_moves_its_share_of_256_partitions_and_no_ot
     await nursery.start(driver.run)
 
     async def join(number: int) -> None:
-        members.append(make_member(app, processor, driver, endpoint, f"m{number:02}"))
+        members.append(make_member(app, processor, driver, f"m{number:02}"))
         await running.start(members[-1].run)
 
     async def get_owners() -> dict[int, str]:
@@ -371,7 +371,7 @@ async def test_one_who_joins_sixteen_moves_its_share_of_256_partitions_and_no_ot
     assert {after[partition] for partition in moved} == {"m16:1"}
 
 
-def make_member(app: App, processor: Any, driver: TrioRedis, endpoint: Endpoint, name: str) -> ProcessorGroup:
+def make_member(app: App, processor: Any, driver: TrioRedis, name: str) -> ProcessorGroup:
     """Return a member of the group of a processor."""
     return ProcessorGroup(
         processor=processor,
@@ -379,7 +379,7 @@ def make_member(app: App, processor: Any, driver: TrioRedis, endpoint: Endpoint,
             name=name, incarnation=f"{name}:1", lease=30.0, is_named=False, grace_period=1.0, max_deliveries=3
         ),
         redis=driver,
-        reader=open_parked(endpoint=endpoint, control=driver, name=name),
+        reader=open_parked(control=driver, name=name),
         relay=OutboxRelay(
             keys=processor.stream.keys,
             group=processor.name,
