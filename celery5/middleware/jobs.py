@@ -6,7 +6,8 @@ from typing import Literal, cast
 import msgspec
 
 from celery5.broker.keys import EVENTS
-from celery5.middleware.outcomes import JobOutcome, make_job_outcome
+from celery5.errors import TaskFailed
+from celery5.middleware.outcomes import Dead, JobOutcome, Retrying, make_job_outcome
 from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.job.job import Job
 from celery5.protocol.job.messages import (
@@ -132,6 +133,7 @@ class IncomingJob(msgspec.Struct, eq=False):
     _worker: str
     _outcome: JobOutcome | None = None
     _exception: BaseException | None = None
+    _text_error: TaskFailed | None = None
     _carried: dict[str, str] | None = None
 
     @property
@@ -210,11 +212,31 @@ class IncomingJob(msgspec.Struct, eq=False):
 
     @property
     def exception(self) -> BaseException | None:
-        """The error that the task raised; None when it raised none, and for boxed tasks, which raise it elsewhere.
+        """The error of a failed attempt; None when it has not failed.
 
-        Of a `Retry` it is the error that it was for, `exc`, as in the dead letter.
+        It is what the task raised. Of a `Retry` it is the error that it was for, `exc`, as in the dead letter. Where
+        the task raised nothing in this process, it is a `TaskFailed` with the text of the error, as `get()` raises it:
+        of a boxed task, at a time limit, for arguments that do not fit, for an unknown task.
         """
-        return self._exception
+        if self._exception is not None:
+            return self._exception
+        if self._text_error is None and isinstance(self._outcome, Dead | Retrying):
+            self._text_error = self._make_error(self._outcome)
+        return self._text_error
+
+    def _make_error(self, outcome: Dead | Retrying) -> TaskFailed:
+        error = outcome.error
+        return TaskFailed(
+            job_id=self.id,
+            task=self.task,
+            type=error.type,
+            message=error.message,
+            error_args=error.args,
+            traceback=error.traceback,
+            attempt=self.attempt,
+            worker=self.worker,
+            reason=outcome.reason.value if isinstance(outcome, Dead) else "retried",
+        )
 
     def carry(self, headers: Mapping[str, str]) -> None:
         """Add headers to the message, in case that the job comes again: for a retry, or from the dead-letter queue.
@@ -246,6 +268,11 @@ def get_command(job: IncomingJob) -> Command | None:
     None when it is unreadable.
     """
     return job._delivery.command  # pyright: ignore[reportPrivateUsage]
+
+
+def get_raised(job: IncomingJob) -> BaseException | None:
+    """Return what the task has raised in this process; None when only the text of an error is known."""
+    return job._exception  # pyright: ignore[reportPrivateUsage]
 
 
 def _get_headers(command: Command) -> Mapping[str, str]:

@@ -19,6 +19,7 @@ from celery5.protocol.job.verdict import (
     RetryVerdict,
     Revoke,
     Verdict,
+    is_plain_request,
 )
 
 _TIME_LIMITS = ("TimeLimitExceeded", "SoftTimeLimitExceeded")
@@ -29,11 +30,16 @@ class Succeeded(msgspec.Struct, frozen=True):
 
 
 class Retrying(msgspec.Struct, frozen=True):
-    """The attempt failed, and there will be another one."""
+    """There will be another attempt: this one failed, or asked for it."""
 
     # Seconds until the next attempt.
     delay: float
     error: Failure
+
+    @property
+    def is_requested(self) -> bool:
+        """Whether the task asked for the next attempt, and for no error: then this one has not failed."""
+        return is_plain_request(self.error)
 
     @property
     def timed_out(self) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 from celery5.application import Application
 from celery5.broker.keys import EVENTS
 from celery5.errors import Misconfigured
-from celery5.middleware.jobs import IncomingJob, OutgoingJob, SendingBatch, SettlingBatch
+from celery5.middleware.jobs import IncomingJob, OutgoingJob, SendingBatch, SettlingBatch, get_raised
 from celery5.middleware.middleware import Middleware
 from celery5.middleware.outcomes import Dead, Retrying
 from celery5.runners.operations import MessageOperation
@@ -229,10 +229,10 @@ class OpenTelemetryMiddleware(Middleware):
     def _end_running(self, job: IncomingJob, span: Any) -> None:
         outcome = job.outcome
         span.set_attribute("celery5.outcome", type(outcome).__name__.lower())
-        if isinstance(outcome, Retrying | Dead):
+        if isinstance(outcome, Dead) or (isinstance(outcome, Retrying) and not outcome.is_requested):
             self._set_error(span, outcome.error.type, outcome.error.message)
-            if job.exception is not None:
-                span.record_exception(job.exception)
+            if (raised := get_raised(job)) is not None:
+                span.record_exception(raised)
         if isinstance(outcome, Retrying):
             made = span.get_span_context()
             job.carry(

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from celery5.errors import Misconfigured
-from celery5.middleware.jobs import IncomingJob, OutgoingJob, SendingBatch
+from celery5.middleware.jobs import IncomingJob, OutgoingJob, SendingBatch, get_raised
 from celery5.middleware.middleware import Middleware
 from celery5.middleware.outcomes import Dead, Expired, JobOutcome, Rejected, Released, Retrying, Revoked
 
@@ -86,11 +86,13 @@ class SentryMiddleware(Middleware):
                 for name, value in _describe_running(job).items():
                     started.set_data(name, value)
                 yield
-                started.set_status("ok" if job.outcome is None else _STATUS.get(type(job.outcome), "ok"))
-                if isinstance(job.outcome, Dead) or (
-                    self._captures_retries and isinstance(job.outcome, Retrying)
-                ):
-                    self._capture(job, job.outcome)
+                outcome = job.outcome
+                if outcome is None or (isinstance(outcome, Retrying) and outcome.is_requested):
+                    started.set_status("ok")
+                    return
+                started.set_status(_STATUS.get(type(outcome), "ok"))
+                if isinstance(outcome, Dead) or (self._captures_retries and isinstance(outcome, Retrying)):
+                    self._capture(job, outcome)
 
     def unstarted(self, job: IncomingJob) -> None:
         """Report a job that died without being run: its task is unknown, say."""
@@ -100,9 +102,10 @@ class SentryMiddleware(Middleware):
                 self._capture(job, job.outcome)
 
     def _capture(self, job: IncomingJob, outcome: Dead | Retrying) -> None:
-        if job.exception is not None:
+        raised = get_raised(job)
+        if raised is not None:
             event, hint = self._utils.event_from_exception(
-                job.exception, client_options=self._sdk.get_client().options, mechanism=_MECHANISM
+                raised, client_options=self._sdk.get_client().options, mechanism=_MECHANISM
             )
         else:  # of a box, or of celery5: there is a text
             value = {"type": outcome.error.type, "value": outcome.error.message, "mechanism": _MECHANISM}

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from celery5.app import App
 from celery5.broker.colour import run_in_thread
-from celery5.errors import Misconfigured, RunWaits, TaskFailed
+from celery5.errors import Misconfigured, RunWaits
 from celery5.middleware.jobs import IncomingJob, SendingBatch, get_command, get_sent_job
 from celery5.middleware.middleware import Middleware
-from celery5.middleware.outcomes import Dead, Released, Retrying
+from celery5.middleware.outcomes import Dead, Released
 from celery5.processes.development import run_in_background
 from celery5.processes.foreground import ServeOptions
 from celery5.processes.worker import WorkerOptions, list_queues
-from celery5.protocol.job.messages import Failure
 from celery5.protocol.shards import get_queue_of_shard
 from celery5.protocol.workflows.status import NodeState
 from celery5.runners.surrounding import FunctionCall
@@ -280,11 +279,8 @@ class InMemoryWorker(SentMessages):
         if ran is not None and not isinstance(outcome, Released):
             ran.attempts = job.attempt
             ran.error = job.exception
-            if isinstance(outcome, Dead | Retrying) and ran.error is None:
-                ran.error = _make_error(job, outcome.error, "retried")
-        if isinstance(outcome, Dead):
-            error = ran.error if ran is not None else None
-            self._errors.append(error or _make_error(job, outcome.error, outcome.reason))
+        if isinstance(outcome, Dead) and job.exception is not None:
+            self._errors.append(job.exception)
 
     def note_sent(self, batch: SendingBatch) -> None:
         """Note what was sent, and where to."""
@@ -323,19 +319,6 @@ class _JobWatch(Middleware):
 
     def unstarted(self, job: IncomingJob) -> None:
         self._worker.note_ended(job, None)
-
-
-def _make_error(job: IncomingJob, failure: Failure, reason: str) -> TaskFailed:
-    """Return an error for a failed job that has raised none in this process."""
-    return TaskFailed(
-        job_id=job.id,
-        task=job.task,
-        type=failure.type,
-        message=failure.message,
-        attempt=job.attempt,
-        worker=job.worker,
-        reason=str(reason),
-    )
 
 
 @dataclass

@@ -11,6 +11,7 @@ import redis
 import trio
 
 from celery5 import App, Event, Reject, RetryPolicy, TaskFailed, TaskRevoked, current_job
+from celery5.errors import BoxCrashed
 from celery5.observability import (
     Dead,
     Expired,
@@ -64,6 +65,7 @@ class Notes(Middleware):
 
     def unstarted(self, job: IncomingJob) -> None:
         self.unstarted_outcomes.append((job.task, job.outcome))
+        self.exceptions.append(job.exception)
 
     def received(self, jobs: Sequence[IncomingJob]) -> None:
         self.received_ids += [job.id for job in jobs]
@@ -284,6 +286,8 @@ async def test_a_time_limit_is_an_outcome(app: App, kind: str) -> None:
     assert isinstance(outcome, Dead)
     assert outcome.timed_out
     assert outcome.error.type == "TimeLimitExceeded"
+    [error] = notes.exceptions
+    assert "time_limit" in str(error)
 
 
 async def test_a_revoked_job_and_a_rejected_one_are_outcomes(app: App) -> None:
@@ -350,6 +354,8 @@ async def test_a_box_that_crashed_is_an_outcome(app: App) -> None:
     [(_, outcome)] = notes.outcomes
     assert isinstance(outcome, Dead)
     assert outcome.error.type == "BoxCrashed"
+    [error] = notes.exceptions
+    assert isinstance(error, BoxCrashed)
 
 
 async def test_jobs_that_are_not_run_are_noted_with_their_ends(app: App, redis_client: "redis.Redis") -> None:
@@ -377,6 +383,9 @@ async def test_jobs_that_are_not_run_are_noted_with_their_ends(app: App, redis_c
     assert isinstance(found[""], Dead)
     assert found[""].reason is Reason.CORRUPT
     assert notes.outcomes == []
+    errors = [error.reason for error in notes.exceptions if isinstance(error, TaskFailed)]
+    assert sorted(errors) == ["corrupt", "unknown-task"]
+    assert notes.exceptions.count(None) == 1  # it came too late, which is no failure
 
 
 async def test_a_job_that_is_revoked_before_it_runs_is_noted(
@@ -814,3 +823,6 @@ async def test_policies_and_bad_arguments_are_inside_of_the_block(
     [(_, outcome)] = notes.outcomes
     assert isinstance(outcome, Dead)
     assert outcome.reason is Reason.BAD_ARGUMENTS
+    [error] = notes.exceptions
+    assert isinstance(error, TaskFailed)
+    assert (error.job_id, error.type, error.message) == ("j-1", "BadArguments", outcome.error.message)
