@@ -8,7 +8,7 @@ import msgspec
 import trio
 
 from celery5.health.health_check import HealthCheck
-from celery5.logs.log import Log
+from celery5.logs.log import Level, Log
 from celery5.protocol.health.breaker import SERVICE_PREFIX, Breaker, BreakerPolicy, BreakerState
 
 AFTER_PROBE_DELAY = 1.0
@@ -104,7 +104,7 @@ class CircuitBreaker:
             return False
         self.breaker = self.breaker.with_probe(now)
         self._probe, self._probe_began = caller, now
-        self._log.event("breaker:half-opened", "info", breaker=self.name, mode=self.policy.mode)
+        self._log.event("breaker:half-opened", self._quiet_level, breaker=self.name, mode=self.policy.mode)
         return True
 
     @property
@@ -195,7 +195,12 @@ class CircuitBreaker:
             )
         elif after.state is BreakerState.CLOSED and before.state is not BreakerState.CLOSED:
             self.why = ""
-            self._log.event("breaker:closed", "info", breaker=self.name, mode=self.policy.mode)
+            self._log.event("breaker:closed", self._quiet_level, breaker=self.name, mode=self.policy.mode)
+
+    @property
+    def _quiet_level(self) -> Level:
+        """The level of a change that needs nobody; of one that changes nothing either, when this only watches."""
+        return "debug" if self.policy.mode == "watch" else "info"
 
     def get_reading(self) -> BreakerReading:
         """Return its current state."""

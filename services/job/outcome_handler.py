@@ -31,7 +31,7 @@ from celery5.protocol.job.verdict import (
     judge,
 )
 from celery5.protocol.masking import MAX_ERROR_LENGTH, get_error_text, get_type_name
-from celery5.protocol.observability.job_tally import JobTally
+from celery5.protocol.observability.job_tally import RETRY_REQUESTED, JobTally
 from celery5.runners.outcome import make_failure
 from celery5.runners.user_errors import guard_scopes
 from celery5.services.health.circuits import CircuitBreakers
@@ -162,7 +162,11 @@ class OutcomeHandler:
     def _count_and_log(self, delivery: Delivery, command: Command, verdict: Verdict) -> None:
         level, state, extra_fields = _LOG_RULES[type(verdict)]
         tally = self._tally.tallies[delivery.queue, command.task]
-        tally.counts[state] += 1
+        if type(verdict) is RetryVerdict and verdict.is_requested:
+            level = "info"
+            tally.counts[RETRY_REQUESTED] += 1
+        else:
+            tally.counts[state] += 1
         seconds = waited = 0.0
         if delivery.started:
             duration = delivery.finished - delivery.started

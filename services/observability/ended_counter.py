@@ -10,6 +10,7 @@ from celery5.broker.calls import queues as queue_calls
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import QueueKeys
 from celery5.logs.log import Log
+from celery5.protocol.observability.job_tally import RETRY_REQUESTED
 from celery5.services.health.vitals import ProcessStatus
 from celery5.services.process.broker_outages import OutageLog
 
@@ -20,7 +21,7 @@ Where jobs are settled it would be one more command for each of them, which jobs
 """
 EVERY = 3600.0
 """Seconds after which queues on which nothing ends are counted, too: else it is forgotten that anybody counts."""
-ENDED = ("SUCCESS", "RETRY", "DEAD", "REVOKED", "EXPIRED", "REJECTED")
+ENDED = ("SUCCESS", "RETRY", RETRY_REQUESTED, "DEAD", "REVOKED", "EXPIRED", "REJECTED")
 """The states in which attempts end: those that a worker gives back have not."""
 LAST_TIMEOUT = 1.0
 """Seconds that the last counts may take, while the worker stops."""

@@ -177,6 +177,11 @@ class RetryVerdict(msgspec.Struct, frozen=True):
     section: str = ""
     backoff_error: str = ""
 
+    @property
+    def is_requested(self) -> bool:
+        """Whether the task asked for it, and for no error: the attempt has not failed."""
+        return is_plain_request(self.failure)
+
 
 class FailForGood(msgspec.Struct, frozen=True):
     """Move the job to the dead-letter queue."""
@@ -259,6 +264,11 @@ _PLAIN: Mapping[type, Release | Expire | Revoke] = {
     JobExpired: Expire(),
     JobRevoked: Revoke(),
 }
+
+
+def is_plain_request(failure: Failure) -> bool:
+    """Return whether a task asked for another attempt without an error, as a task does that polls."""
+    return failure.type == Retry.__name__
 
 
 def make_ruling(section: str, policy: RetryPolicy, counts: Mapping[str, int] | None) -> Ruling:

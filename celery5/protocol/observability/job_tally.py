@@ -11,6 +11,9 @@ from celery5.protocol.shards import get_queue_of_shard
 UNKNOWN_TASK = "(unknown)"
 """Stands for tasks that are not declared here: the names in messages could be any number."""
 
+RETRY_REQUESTED = "RETRY_REQUESTED"
+"""The state under which attempts are counted that have asked for the next one, for no error: none has failed."""
+
 
 class TaskTally:
     """The jobs of one task on one queue."""

@@ -363,7 +363,7 @@ def unpack_chunk(packed: bytes, *, only: str = "") -> list[tuple[int, Measuremen
 
 
 FAILED_STATES = ("RETRY", "DEAD")
-"""The states in which attempts end that have failed."""
+"""The states in which attempts end that have failed. One that asks for the next one is counted as another state."""
 FINISHED_STATES = (*FAILED_STATES, "SUCCESS")
 """The states in which attempts end that have run to their end."""
 

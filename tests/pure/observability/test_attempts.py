@@ -6,7 +6,7 @@ from celery5.cli.top.details import count_of
 from celery5.dashboard.pages.tasks import sum_task
 from celery5.observability.metrics import HistoryPoint, TaskNumbers
 from celery5.protocol.observability.alert_rules import TaskCount, count_tasks
-from celery5.protocol.observability.job_tally import UNKNOWN_TASK
+from celery5.protocol.observability.job_tally import RETRY_REQUESTED, UNKNOWN_TASK
 from celery5.protocol.observability.overview import LastError
 from celery5.protocol.observability.recent import RecentHistory, RecentPoint, make_task_overviews
 from celery5.protocol.observability.report import Measurements, make_series
@@ -21,6 +21,7 @@ def test_attempts_that_expire_or_are_revoked_have_ended_and_not_run_to_their_end
     attempts = count_attempts(BY_STATE)
     assert (attempts.ended, attempts.finished, attempts.failed, attempts.failed_share) == (21, 10, 5, SHARE)
     assert count_attempts({"EXPIRED": 4}).failed_share is None
+    assert count_attempts({"SUCCESS": 3, RETRY_REQUESTED: 3}) == (6, 3, 0)
     assert count_attempts({}) == (0, 0, 0)
 
 
@@ -53,6 +54,7 @@ def test_overview_history_charts_and_alerts_count_attempts_alike() -> None:
         ({"DEAD": 3, "RETRY": 1}, {"mail": 0}, True),  # retries leave no dead letter
         ({"RETRY": 4}, {"mail": 0}, True),
         ({"SUCCESS": 4}, {"mail": 1}, False),
+        ({"SUCCESS": 3, RETRY_REQUESTED: 3}, {"mail": 0}, False),  # tasks that poll
     ],
 )
 def test_a_task_fails_only_while_something_is_left_to_be_done(

@@ -13,7 +13,8 @@ from celery5.processes.scheduler import SCHEDULER
 from celery5.protocol.observability.job_tally import UNKNOWN_TASK, JobTally
 from celery5.protocol.observability.report import MetricsReport
 from celery5.services.health.vitals import ProcessStatus
-from tests.redis.worker.workers import until, working
+from celery5.tasks import CurrentJob
+from tests.redis.worker.workers import Lines, until, working
 
 
 async def tally_of(app: App, count: int) -> JobTally:
@@ -47,6 +48,25 @@ async def test_a_countdown_is_no_waiting(app: App) -> None:
     await later.options(countdown=2).adelay()
     tally = await tally_of(app, 1)
     assert 0 <= tally.tallies["default", "later"].wait_times.total < 2
+
+
+@pytest.mark.parametrize("has_error", [False, True])
+async def test_retry_that_a_task_asks_for_without_an_error_is_no_failure(app: App, has_error: bool) -> None:
+    @app.task(name="alarm.wait_for_file", bind=True)
+    async def wait_for_file(self: CurrentJob) -> None:
+        if self.attempt == 1:
+            self.retry(countdown=0.01, exc=FileNotFoundError("no file") if has_error else None)
+
+    await wait_for_file.adelay()
+    with Lines() as lines:
+        tally = await tally_of(app, 2)
+    counts = dict(tally.tallies["default", "alarm.wait_for_file"].counts)
+    (retried, _) = lines.of("job")
+    assert retried["state"] == "RETRY"
+    if has_error:
+        assert (counts, retried["level"]) == ({"RETRY": 1, "SUCCESS": 1}, "warning")
+    else:
+        assert (counts, retried["level"]) == ({"RETRY_REQUESTED": 1, "SUCCESS": 1}, "info")
 
 
 async def test_each_attempt_counts_with_its_own_wait(app: App) -> None:
