@@ -10,6 +10,7 @@ from celery5.operations.queues import QUEUE_OPERATIONS, PurgeQueue
 from celery5.protocol.byte_counts import format_bytes
 from celery5.protocol.durations import format_duration
 from celery5.protocol.observability.overview import format_rate
+from celery5.protocol.observability.queue_depth import AT_LIMITS
 from celery5.protocol.observability.storage import QueueStorage, ServerStorage, Storage
 from celery5.protocol.shards import get_queue_of_shard
 from celery5.similar_names import find_similar
@@ -137,7 +138,7 @@ def _make_rows(states: "Sequence[QueueState]", *, wants_json: bool) -> list[dict
             "waiting": state.waiting,
             **({"high": state.high, "low": state.low} if by_priority else {}),
             "running": state.running,
-            "held": state.held,
+            "held" if wants_json else AT_LIMITS: state.held,
             **(
                 {"held_by": state.held_by}
                 if wants_json

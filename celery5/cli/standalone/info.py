@@ -23,6 +23,7 @@ from celery5.protocol.commands.definitions import get_inbox_name
 from celery5.protocol.durations import format_age, format_duration
 from celery5.protocol.masking import get_error_text
 from celery5.protocol.observability.overview import describe_loss
+from celery5.protocol.observability.queue_depth import AT_LIMITS
 from celery5.protocol.process.standing import make_lost
 
 if TYPE_CHECKING:
@@ -202,7 +203,7 @@ def _queues(state: "AppState") -> list[dict[str, object]]:
             "waiting": queue.waiting,
             "oldest": "" if queue.oldest_waiting is None else format_age(0.0, queue.oldest_waiting),
             "running": queue.running,
-            "held": queue.held,
+            AT_LIMITS: queue.held,
             "held by": queue.held_by,
             "scheduled": queue.scheduled,
             "next due": "" if queue.next_due is None else f"in {format_duration(queue.next_due)}",

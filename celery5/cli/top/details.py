@@ -21,7 +21,7 @@ from celery5.protocol.observability.overview import (
     describe_flow,
     format_share,
 )
-from celery5.protocol.observability.queue_depth import TaskDeaths
+from celery5.protocol.observability.queue_depth import AT_LIMITS, TaskDeaths
 from celery5.protocol.observability.rollup import MINUTE, count_attempts
 from celery5.protocol.process.recycling import format_mib
 from celery5.protocol.scaling.resource_budget import show_use
@@ -86,7 +86,7 @@ def _describe_queue(
         _field("backlog", f"{queue.backlog:,}{_since(queue.oldest)}"),
         _field("waiting", f"{queue.waiting:,} for a worker"),
         _field("running", f"{queue.running:,}"),
-        _field("held", f"{queue.held:,} by limits{': ' + queue.held_by if queue.held_by else ''}"),
+        _field(AT_LIMITS, f"{queue.held:,}{': ' + queue.held_by if queue.held_by else ''}"),
         *([_field("resources", queue.lacks, "bad")] if queue.lacks else []),
         _field("scheduled", f"{queue.scheduled:,}"),
         _field("dead", f"{queue.dead:,}"),

@@ -19,6 +19,7 @@ from celery5.protocol.observability.overview import (
     format_rate,
     format_share,
 )
+from celery5.protocol.observability.queue_depth import AT_LIMITS
 from celery5.protocol.process.recycling import format_mib
 
 
@@ -119,7 +120,7 @@ def make_queue_table(overview: Overview) -> TopTable:
         Column("in", 2, is_number=True),
         Column("out", 2, is_number=True),
         Column("running", 1, is_number=True),
-        Column("held", 5, is_number=True),
+        Column(AT_LIMITS, 5, is_number=True),
         Column("scheduled", 4, is_number=True),
         Column("dead", 1, is_number=True),
         Column("runs", 6, is_number=True),

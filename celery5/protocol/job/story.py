@@ -261,7 +261,10 @@ def explain_awaited_code(details: JobDetails, due: str) -> str:
     if refusal.by:
         code += f" with other parameters than {', '.join(refusal.by)}"
     if not refusal.since:
-        return f"a worker whose code {code}: one is live, and gets it when it has a free slot"
+        return (
+            f"a worker whose code {code}: one was live at the last look, and gets it when it has a free slot; "
+            f"the next look is at {due}"
+        )
     reason = Reason.BAD_ARGUMENTS if refusal.by else Reason.UNKNOWN_TASK
     return f"a worker whose code {code}: none is live; if none comes by {due}, it is dead: {reason.value}"
 

@@ -8,6 +8,9 @@ import msgspec
 from celery5.protocol.observability.queue_flow import QueueFlow, merge_flows
 from celery5.protocol.shards import get_largest, get_smallest, group_shards, sum_counts
 
+AT_LIMITS = "at limits"
+"""What `held` of a queue is called where people read it: not all jobs in the state `HELD` wait at limits."""
+
 
 class QueueDepth(msgspec.Struct, frozen=True):
     """How far behind a queue is.

@@ -405,6 +405,8 @@ async def test_a_foreign_job_shows_which_code_it_waits_for_and_until_when(
             f"a worker whose code {code}: none is live; if none comes by noon, it is dead: {reason}",
             explain_awaited_code(details, "noon"),
         )
+        counted = (await versions.old.ainfo("default")).queues["default"]
+        assert (counted.held, counted.scheduled) == (0, 1), "it is HELD, and not at a limit"
         async with working(versions.new, name="new"):
             assert await job.aget(20) == 2
     details = await versions.old.afind(job.id)
@@ -416,5 +418,5 @@ def test_a_foreign_job_that_a_live_worker_knows_waits_for_its_free_slot() -> Non
     details = JobDetails("id", "default", JobState.HELD, "resize", waits_for_code=Refusal(("abc", "def")))
     assert explain_awaited_code(details, "noon") == (
         "a worker whose code has task resize with other parameters than abc, def: "
-        "one is live, and gets it when it has a free slot"
+        "one was live at the last look, and gets it when it has a free slot; the next look is at noon"
     )

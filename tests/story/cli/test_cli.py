@@ -195,7 +195,7 @@ def test_queues_and_their_jobs(desk: Desk) -> None:
         "oldest",
         "waiting",
         "running",
-        "held",
+        *("at", "limits"),
         "scheduled",
         "dead",
         "in",

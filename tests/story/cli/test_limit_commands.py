@@ -47,7 +47,7 @@ def test_running_and_held_mean_the_same_wherever_queues_are_told_of(desk: Desk) 
     assert re.search(r"(?m)^waits at +the limit of shop.add; jobs ahead of it: 0", shown)
     for shown in (told[1], told[3]):
         assert re.search(r"(?m)^suspended +shop.add \(the bank is down\)$", shown)
-        assert re.search(r"(?m)^queue +backlog .*running +held +(held by +)?scheduled", shown)
+        assert re.search(r"(?m)^queue +backlog .*running +at limits +(held by +)?scheduled", shown)
         assert re.search(r"(?m)^default +2 .* 1 +2 ", shown)
 
 
