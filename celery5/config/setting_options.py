@@ -37,6 +37,7 @@ class SettingOptions(TypedDict, total=False):
     lease: float | timedelta | None
     max_deliveries: int | None
     unknown_task_grace: float | timedelta | None
+    unknown_record_grace: float | timedelta | None
     ignore_result: bool | None
     time_limit: float | timedelta | None
     soft_time_limit: float | timedelta | None

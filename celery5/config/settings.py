@@ -225,8 +225,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     unknown_task_grace: Annotated[
         float,
         Meta(
-            description="how long a job waits for a worker whose code knows its task and arguments, and a record for "
-            "one that can read it, before it is given up",
+            description="how long a job waits for a worker whose code knows its task and arguments before it is "
+            "given up: longer than a restart of all workers takes",
+            extra=_up_to(_DAY) | _SECONDS,
+            ge=0,
+        ),
+    ] = 300.0
+    unknown_record_grace: Annotated[
+        float,
+        Meta(
+            description="how long a record of a stream, and those after it, wait for a worker whose code can read it",
             extra=_up_to(_DAY) | _SECONDS,
             ge=0,
         ),

@@ -171,6 +171,7 @@ async def run_in_background(
         name=options.name,
         incarnation=new_incarnation_name(options.name),
         has_router=router.is_needed(app),
+        reads_alone=True,
     )
     log = Log(worker=worker_options.incarnation, app=app.name)
     done = trio.Event()

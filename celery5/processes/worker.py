@@ -93,6 +93,8 @@ class WorkerOptions(ProcessOptions, frozen=True, kw_only=True):
     slots: SharedSlots | None = None
     # Of workers on several brokers in one process all but the first: they run no steps of the application.
     is_secondary: bool = False
+    # Nobody else reads its queues, as in tests: what its code does not know, none does, and nothing waits for that.
+    reads_alone: bool = False
 
 
 async def run(
@@ -302,6 +304,8 @@ def make_incarnation_values(
         lease=lease,
         status_line=status.format_summary,
     )
+    if options.reads_alone:
+        process_values = replace(process_values, settings=replace(settings, unknown_task_grace=0.0))
     if options.is_secondary:  # the first one reports the jobs of all
         process_values = replace(process_values, metrics_interval=0.0)
     queues = [
@@ -365,7 +369,7 @@ def make_incarnation_values(
             is_named=bool(options.name),
             grace_period=settings.grace_period,
             max_deliveries=settings.max_deliveries,
-            unknown_task_grace=settings.unknown_task_grace,
+            unknown_record_grace=settings.unknown_record_grace,
         ),
         archived_streams=_archived_streams(app, options),
         declared_timers=() if options.is_secondary else app.timer.list_timers(settings.timezone),

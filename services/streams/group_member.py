@@ -20,7 +20,7 @@ class GroupMember(msgspec.Struct, frozen=True, kw_only=True):
     # How many deaths of workers a record may cause.
     max_deliveries: int
     # Seconds for which a record that no member can read waits for one that can.
-    unknown_task_grace: float = 0.0
+    unknown_record_grace: float = 0.0
     # How this worker ends.
     incarnation_end: IncarnationEnd = msgspec.field(default_factory=IncarnationEnd)
     # Whose turn it is among what may have killed workers.

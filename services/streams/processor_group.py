@@ -532,7 +532,7 @@ class ProcessorGroup:
             epoch=partition.epoch,
             record=record,
             digest=self._digest,
-            grace=self._member.unknown_task_grace,
+            grace=self._member.unknown_record_grace,
         )
         return await self._perform(call)
 

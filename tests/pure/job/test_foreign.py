@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from celery5.config.settings import Settings
 from celery5.protocol.job.arguments import Parameters
 from celery5.protocol.job.foreign import (
     MAX_SIGNATURES,
@@ -33,6 +34,15 @@ from celery5.protocol.job.messages import (
     set_refusal,
 )
 from celery5.protocol.limits import unescape_word
+
+
+def test_by_default_a_job_outlasts_a_rolling_restart_before_it_is_given_up() -> None:
+    grace = Settings().unknown_task_grace
+    first = 1e9
+    noted = Refusal(since=first)
+    during, after = first + 240, first + 301  # a canary of two minutes, and four restarts of up to 30 s each
+    assert plan_hand_over(noted, is_known=False, now=during, grace=grace) is not None
+    assert plan_hand_over(noted, is_known=False, now=after, grace=grace) is None
 
 
 def test_a_job_that_a_live_worker_knows_waits_for_it_without_end() -> None:

@@ -338,6 +338,8 @@ async def test_a_box_that_does_not_come_up_is_a_failed_attempt(
 
 
 async def test_a_task_that_its_box_does_not_find_is_told_of(app: App) -> None:
+    app.configure(unknown_task_grace=0.0)
+
     @app.task(name="inner", boxed=True)
     def inner() -> None: ...
 

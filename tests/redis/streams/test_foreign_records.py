@@ -30,7 +30,7 @@ class Group:
     def __init__(self, name: str, url: str, kind: str, grace: float, **options: Any) -> None:
         self.seen = defaultdict[int, list[tuple[str, object]]](list)
         self.old, self.new = (
-            App(name, broker=url, lease=LEASE, grace_period=2, unknown_task_grace=grace) for _ in range(2)
+            App(name, broker=url, lease=LEASE, grace_period=2, unknown_record_grace=grace) for _ in range(2)
         )
         self.streams = {
             app: app.stream("orders", record, by="order_id", partitions=4)
