@@ -4,6 +4,7 @@ One connection of a process waits for any number of results.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
 from celery5.audit.recording import AuditedAction
@@ -241,13 +242,15 @@ class AsyncResult(JobHandle, Generic[R_co]):
         suspension = overrides.suspended.get(self.task)
         reasons = (
             "the queue is paused" if get_queue_of_shard(self.queue) in paused else "",
-            "no worker reads it" if not overview.live_workers else "",
+            WITHOUT_WORKER.get() if not overview.live_workers else "",
             f"the task is suspended{suspension.why and f' ({suspension.why})'}" if suspension else "",
         )
         explanation = ", ".join(filter(None, reasons))
         return f": {explanation}" if explanation else ""
 
 
+WITHOUT_WORKER: ContextVar[str] = ContextVar("celery5_without_worker", default="no worker reads it")
+"""Why a job has not begun that no worker reads, in words. The testing kit sets it, where the test runs the jobs."""
 _WAITING = frozenset({JobState.SENT, JobState.HELD, JobState.SCHEDULED, JobState.RETRY})
 
 

@@ -21,6 +21,7 @@ from celery5.processes.foreground import ServeOptions
 from celery5.processes.worker import WorkerOptions, list_queues
 from celery5.protocol.shards import get_queue_of_shard
 from celery5.protocol.workflows.status import NodeState
+from celery5.results.async_result import WITHOUT_WORKER
 from celery5.runners.surrounding import FunctionCall
 from celery5.runners.thread_pool import lent_thread
 from celery5.tasks.task import Task
@@ -410,6 +411,8 @@ def in_memory(app: App, *, schedules: bool = False) -> Generator[InMemoryWorker,
         server.hold()
         app.use_broker(server.url)
         stack.callback(app.use_broker, previous_url)
+        stack.callback(WITHOUT_WORKER.set, WITHOUT_WORKER.get())
+        WITHOUT_WORKER.set("no job has run yet: call run() of what in_memory() returned first")
         worker = InMemoryWorker(app, server, stack, schedules=schedules)
         stack.enter_context(app.with_middleware(worker.make_middleware()))
         yield worker

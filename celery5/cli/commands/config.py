@@ -61,7 +61,7 @@ def show(target: Target, /, *, wants_origin: bool, wants_json: bool, **flags: An
         }
         for origin in origins
     ]
-    echo(format_table(rows, empty=""))
+    echo(format_table(rows, empty="", long="value"))
 
 
 @config.command()

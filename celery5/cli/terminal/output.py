@@ -17,6 +17,8 @@ _USAGE = re.compile(r"(?<![\w./-])celery5 (?=-A module|--app-name NAME)")
 
 MAX_CELL_WIDTH = 200
 """Characters of a long value that a cell shows."""
+MAX_TABLE_WIDTH = 120
+"""The width of a table with a long column where there is no terminal."""
 
 
 def to_json(value: object) -> str:
@@ -41,12 +43,21 @@ def format_fields(fields: Mapping[str, object]) -> str:
     return "\n".join(f"{name:{width}}  {format_cell(value)}" for name, value in fields.items())
 
 
-def format_table(rows: Sequence[Mapping[str, object]], *, empty: str) -> str:
-    """Return rows as a table with the names of their fields above; `empty` without rows."""
+def format_table(rows: Sequence[Mapping[str, object]], *, empty: str, long: str = "") -> str:
+    """Return rows as a table with the names of their fields above; `empty` without rows.
+
+    The column `long` is only as wide as fits on the terminal: in a row with a longer value the others follow that.
+    """
     if not rows:
         return empty
     shown = [list(rows[0]), *([format_cell(value) for value in row.values()] for row in rows)]
     widths = [max(len(row[column]) for row in shown) for column in range(len(shown[0]))]
+    if long:
+        import shutil  # a probe does without it
+
+        index = shown[0].index(long)
+        left = shutil.get_terminal_size((MAX_TABLE_WIDTH, 0)).columns - sum(widths) - 2 * (len(widths) - 1)
+        widths[index] = max(len(long), min(widths[index], widths[index] + left))
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in shown)
 
 

@@ -7,10 +7,11 @@ from celery5.dashboard.page import Page, PageRequest
 
 
 async def load_limits(request: PageRequest) -> Mapping[str, Any]:
-    """Return what is imposed on tasks, and how many jobs are held."""
+    """Return what is imposed on tasks, what they declare, and how many jobs are held."""
     state = await request.read("info:show")
     return {
         "limits": await request.read("task:limits"),
+        "declared": [task for task in await request.read("task:list") if task.limits],
         "queues": [queue for queue in state.queues.values() if queue.held],
     }
 

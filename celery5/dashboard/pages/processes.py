@@ -46,8 +46,8 @@ async def load_cluster(request: PageRequest) -> Mapping[str, Any]:
     try:
         replies = await request.read("controller:status")
     except NotFound as error:
-        return {"replies": [], "none": str(error)}
-    return {"replies": replies, "none": "" if replies else NO_CONTROLLER}
+        return {"replies": [], "empty": str(error)}
+    return {"replies": replies, "empty": "" if replies else NO_CONTROLLER}
 
 
 NO_CONTROLLER = "No Controller runs, so nobody starts members again: celery5 controller start starts one"

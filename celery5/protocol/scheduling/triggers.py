@@ -244,6 +244,8 @@ _POSITION = re.compile(rf"(?:1st|2nd|3rd|4th|5th|last) +(?:{'|'.join(_DAYS)})")
 def describe_trigger(trigger: AnyTrigger) -> str:
     """Return a trigger in a few words, for people."""
     match trigger:
+        case Cron(line=line) if line:
+            return f"cron {line} {trigger.zone}".rstrip()
         case Cron():
             fields = trigger.fields.items()
             fields_text = " ".join(
@@ -258,6 +260,8 @@ def describe_trigger(trigger: AnyTrigger) -> str:
             return f"every {' '.join(spans)} at {trigger.time} {trigger.zone}".rstrip()
         case OnceTrigger():
             return "once"
+        case AnyOf(of=(Cron(line=line) as first, Cron(line=other))) if line and line == other:
+            return describe_trigger(first)  # a crontab line with both days
         case AnyOf() | AllOf():
             word = " or " if isinstance(trigger, AnyOf) else " and "
             return word.join(f"({describe_trigger(part)})" for part in trigger.of)

@@ -281,7 +281,10 @@ def test_a_configuration_says_the_same_in_tables() -> None:
     assert parse_trigger({"every": {"minutes": 5}}) == every(minutes=5)
     assert parse_trigger({"any": ["0 3 * * *", {"every": 60}]}) == cron("0 3 * * *") | every(60)
     assert parse_trigger({"at": "2026-01-01T00:00:00+00:00"}) == at(datetime(2026, 1, 1, tzinfo=UTC))
-    assert describe_trigger(with_zone(cron("0 3 * * *"), BERLIN)) == "cron hour=3 minute=0 Europe/Berlin"
+    assert describe_trigger(with_zone(cron("0 3 * * *"), BERLIN)) == "cron 0 3 * * * Europe/Berlin"
+    assert describe_trigger(cron("@daily")) == "cron @daily"
+    assert describe_trigger(cron("0 3 13 * fri")) == "cron 0 3 13 * fri"
+    assert describe_trigger(with_zone(cron(hour=3), BERLIN)) == "cron hour=3 Europe/Berlin"
 
 
 def test_apscheduler_is_loaded_when_a_fire_time_is_asked_for_and_not_before() -> None:

@@ -247,3 +247,23 @@ async def test_a_frozen_worker_is_asked_once_for_its_page(app: App, monkeypatch:
     assert answer.status_code == 200
     assert asked == ["stats"]
     assert "no answer within 2 s" in read_text(answer.text)
+
+
+async def test_the_cluster_page_says_that_no_controller_runs_and_how_to_get_one(app: App) -> None:
+    async with browsing(app, role="viewer") as client:
+        text = read_text((await client.get(f"/{app.name}/cluster")).text)
+    assert (
+        f"no Controller of application {app.name!r} is running; celery5 controller start starts one" in text
+    )
+
+
+async def test_the_limits_page_shows_what_tasks_declare(app: App) -> None:
+    declare(app)
+
+    @app.task(name="push", rate_limit="100/m")
+    async def push() -> None: ...
+
+    async with browsing(app, role="viewer") as client:
+        text = read_text((await client.get(f"/{app.name}/limits")).text)
+    assert "push : rate 100/m" in text
+    assert "pay" not in text

@@ -174,7 +174,7 @@ async def test_what_the_settings_declare_runs_too(app: App) -> None:
         await one.stop()
     found = await akept(app)
     assert {schedule.origin for schedule in found.values()} == {"configuration"}
-    assert found["yearly"].when == "cron month=1 day=1 hour=0 minute=0 Europe/Berlin"
+    assert found["yearly"].when == "cron @yearly Europe/Berlin"
 
 
 async def test_a_changed_definition_replaces_the_old_one_and_a_removed_one_is_retired(

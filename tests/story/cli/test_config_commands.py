@@ -39,6 +39,13 @@ def test_config_show_tells_each_value_and_where_it_was_said(shop: Path) -> None:
     assert "hush" not in short + "".join(lines) + said.out
 
 
+def test_config_show_is_as_wide_as_the_terminal_but_for_a_long_value(shop: Path) -> None:
+    env = {"CELERY5_BROKER": f"redis://{'x' * 150}:1/0", "COLUMNS": "90"}
+    shown = celery5("-A", "shop", "config", "show", "--origin", cwd=shop, env=env)
+    too_long = [line for line in shown.out.splitlines() if len(line) > 90]
+    assert [line.split()[0] for line in too_long] == ["broker"]
+
+
 def test_config_check_tells_all_that_is_wrong_at_once(shop: Path) -> None:
     good = celery5("-A", "shop", "config", "check", cwd=shop, env={"CELERY5_COLOUR": "red"})
     assert good.code == 0

@@ -56,7 +56,7 @@ def test_declared_schedules_are_shown_before_a_scheduler_takes_them_up(desk: Des
         file.write("\napp.schedule(add.s(1, 2), '0 3 * * *', name='nightly')\n")
     ended = celery5("-A", "shop", "schedule", "list", cwd=desk.folder)
     assert ended.out.splitlines()[1].split() == [
-        *("nightly", "cron", "hour=3", "minute=0", "UTC", "declared", "0", "0", "0")
+        *("nightly", "cron", "0", "3", "*", "*", "*", "UTC", "declared", "0", "0", "0")
     ]
     assert (
         ended.err

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from celery5 import App, Event, every, group
-from celery5.errors import BrokerReplied, Misconfigured, RunWaits, TaskFailed, WorkflowFailed
+from celery5.errors import BrokerReplied, Misconfigured, ResultTimeout, RunWaits, TaskFailed, WorkflowFailed
 from celery5.tasks import CurrentJob
 from celery5.testing import InMemoryWorker, in_memory, recorded
 from celery5.testing.memory_server.command_table import COMMANDS
@@ -453,6 +453,31 @@ def test_many_jobs_of_both_colours_run_in_memory(bank: Bank, jobs: InMemoryWorke
         bank.charge.delay(number)
     jobs.run()
     assert len(jobs.ran_of(bank.charge)) == len(jobs.ran_of(bank.receipt)) == 200
+
+
+def test_a_result_that_is_wanted_before_the_jobs_run_says_what_to_call(
+    bank: Bank, jobs: InMemoryWorker
+) -> None:
+    result = bank.note.delay("late")
+    with pytest.raises(
+        ResultTimeout, match=r"no job has run yet: call run\(\) of what in_memory\(\) returned"
+    ):
+        result.get(timeout=0.05)
+    jobs.run()
+    assert result.get() == "late"
+
+
+def test_job_of_a_task_that_nobody_declares_is_dead_at_once(bank: Bank, jobs: InMemoryWorker) -> None:
+    newer = App(bank.app.name)
+
+    @newer.task(name="of.tomorrow")
+    def later(n: int) -> None: ...
+
+    bank.app.send_jobs([later.job(1)])
+    began = time.monotonic()
+    with pytest.raises(TaskFailed, match="unknown-task"):
+        jobs.run()
+    assert time.monotonic() - began < bank.app.settings.unknown_task_grace / 10
 
 
 def test_a_dead_job_calls_its_failure_task(bank: Bank, jobs: InMemoryWorker) -> None:
