@@ -22,7 +22,7 @@ class Costs(NamedTuple):
     """CPU of a job that is sent by itself: docs/internals/performance.md."""
     drain: float = 8.0
     """CPU of a job that is read and settled, with others: benchmarks/results.md."""
-    idle_worker: float = 25.0
+    idle_worker: float = 14.0
     """CPU in a second, of a worker without jobs on a queue with many: docs/internals/performance.md."""
     busy_worker: float = 60.0
     """The same of a worker with jobs, beside the jobs: three heartbeats in a lease, and reads."""

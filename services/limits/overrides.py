@@ -19,6 +19,7 @@ from celery5.broker.transient_errors import is_key_corrupt
 from celery5.errors import BrokerError, BrokerUnavailable
 from celery5.logs.log import Log
 from celery5.protocol.limits import KIND_PREFIX, LimitOverride, Suspension
+from celery5.protocol.process.wake_ups import get_next_tick
 from celery5.protocol.task_kinds import TASK_KINDS
 from celery5.services.health.circuits import BreakerTrip, CircuitBreakers
 from celery5.services.limits.admission_state import AdmissionState
@@ -66,6 +67,7 @@ class LimitOverrides:
         self._tripped: dict[str, Suspension] = {}
         self._changed = trio.Event()
         self._heartbeat_count = 0
+        self._is_idle = False
         self._breaker_trips = circuit_breakers.open_trips_channel() if breaker_suspends else None
 
     @property
@@ -84,11 +86,14 @@ class LimitOverrides:
     def on_heartbeat(self, keys: QueueKeys, _pulse: HeartbeatReply) -> None:
         """Read the overrides once in a lease, once for all queues, in case a message was lost.
 
-        That is at every third heartbeat. An idle worker, one of many, sends few heartbeats and reads at each.
+        That is at every third heartbeat. An idle worker, one of many, sends few heartbeats and reads with each.
         """
         if keys.queue == self._first_queue:
             self._heartbeat_count += 1
-            if self._heartbeat_count % HEARTBEATS_PER_CHECK == 0 or self._lease.idle_interval:
+            was_idle, self._is_idle = self._is_idle, self._lease.idle_interval > 0
+            is_due = self._heartbeat_count % HEARTBEATS_PER_CHECK == 0 and not self._is_idle
+            begins_to_idle = self._is_idle and not was_idle  # from then on `_get_wait` says when
+            if is_due or begins_to_idle:
                 self._changed.set()
 
     async def _receive_trips(self, trips: trio.MemoryReceiveChannel[BreakerTrip]) -> None:
@@ -172,9 +177,15 @@ class LimitOverrides:
             self._log.event("task:resumed", "warning", task=task)
 
     def _get_wait(self) -> float:
-        """Return the seconds until the first suspension that has an end is over, or the Scheduler's limits lapse."""
+        """Return the seconds until the first suspension that has an end is over, or the Scheduler's limits lapse.
+
+        An idle worker, one of many, reads them no later than at its next heartbeat.
+        """
         ends = [suspension.until - time.time() for suspension in self._suspended.values() if suspension.until]
-        ends.append(self._imposed_until - trio.current_time())
+        now = trio.current_time()
+        ends.append(self._imposed_until - now)
+        if interval := self._lease.idle_interval:
+            ends.append(get_next_tick(now, interval) - now)
         return max(0.0, min(ends, default=math.inf))
 
 

@@ -41,6 +41,7 @@ from celery5.protocol.observability.rollup import (
     unpack_point,
 )
 from celery5.protocol.observability.storage import make_memory_metrics
+from celery5.protocol.process.wake_ups import get_next_tick
 from celery5.protocol.shards import take_queues
 from celery5.services.process.broker_outages import OutageLog, last_try
 
@@ -143,10 +144,12 @@ class HistoryRollup:
         if not self._interval:
             await trio.sleep_forever()
         try:
+            await trio.sleep(self._interval)
             while True:
-                # A turn that is not renewed lasts for as long.
-                await trio.sleep(self._interval * (TURN_FACTOR if self._is_others_turn else 1))
                 await self._try_to_roll_up()
+                # A turn that is not renewed lasts for as long.
+                interval = self._interval * (TURN_FACTOR if self._is_others_turn else 1)
+                await trio.sleep_until(get_next_tick(trio.current_time(), interval))
         finally:
             if self._cursor is not None:
                 with last_try(self._log, "metrics:rollup-interrupted"):

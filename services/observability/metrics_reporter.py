@@ -17,6 +17,7 @@ from celery5.observability.outlets import MetricsOutlet
 from celery5.protocol.health.breaker import OUTLET_PREFIX, BreakerPolicy
 from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
 from celery5.protocol.observability.report import MetricsReport
+from celery5.protocol.process.wake_ups import get_next_tick
 from celery5.runners.user_errors import call_user_code, reraise_cancellation
 from celery5.services.health.circuits import CircuitBreakers
 from celery5.services.health.vitals import ProcessStatus
@@ -96,10 +97,11 @@ class MetricsReporter:
         if not self._interval:
             await trio.sleep_forever()
         try:
+            await trio.sleep(self._interval)
             while True:
-                await trio.sleep(self._interval)
                 await self._report()
                 await self._send_history()
+                await trio.sleep_until(get_next_tick(trio.current_time(), self._interval))
         finally:
             with trio.move_on_after(LAST_TIMEOUT, shield=True):
                 await self._report()

@@ -1,6 +1,6 @@
 """Renew this worker's leases by heartbeats: three in each lease, and fewer while it is idle and one of many.
 
-An idle worker sends them up to 30 s apart on average, and its lease in Redis lasts for three of these intervals. The
+An idle worker sends them up to a minute apart, and its lease in Redis lasts for three of these intervals. The
 worker itself treats this lease as not valid: before it begins a job, it renews the lease for the usual time. So a
 lease in Redis is long only while no job depends on it.
 
@@ -25,7 +25,12 @@ from celery5.broker.keys import QueueKeys
 from celery5.errors import LeaseLost
 from celery5.logs.log import Log
 from celery5.protocol.job.delivery import Delivery
-from celery5.protocol.process.wake_ups import HEARTBEATS_PER_LEASE, get_heartbeat_interval, get_spread
+from celery5.protocol.process.wake_ups import (
+    HEARTBEATS_PER_LEASE,
+    get_heartbeat_interval,
+    get_next_tick,
+    get_spread,
+)
 from celery5.services.process.broker_outages import SHORT_RETRY_INTERVAL, OutageLog, retry_until_available
 from celery5.services.process.shared_memory import SidecarMemory
 
@@ -74,7 +79,7 @@ class Lease:
 
         Args:
             requested_at: When the call was sent (`now()`).
-            interval: Seconds until it is renewed again, on average.
+            interval: Seconds until it is renewed again, at most.
         """
         self.expires_at = requested_at
         self.idle_interval = interval
@@ -214,7 +219,7 @@ class Heartbeat:
         self._jobs = counted_jobs
         self._settled_count = 0
         self._busy_at = now()
-        self._interval = lease.seconds / HEARTBEATS_PER_LEASE
+        self._next_at = 0.0
 
     def beat_now(self) -> None:
         """Send a heartbeat now: its reply has news."""
@@ -229,7 +234,7 @@ class Heartbeat:
         await self.beat()
         task_status.started()
         while True:
-            with trio.move_on_after(self._get_interval()):
+            with trio.move_on_at(self._get_next_time()):
                 await self._lease.wait_until_requested()
             retry_interval = min(SHORT_RETRY_INTERVAL, self._lease.seconds / HEARTBEATS_PER_LEASE)
             await retry_until_available(self.beat, self._outages, retry_interval)
@@ -237,9 +242,6 @@ class Heartbeat:
     async def beat(self) -> None:
         """Renew every lease, and pass the replies to the listeners."""
         sent_at, idle_interval = now(), self._get_idle_interval()
-        usual = self._lease.seconds / HEARTBEATS_PER_LEASE
-        # At random, or many workers would send at the same times after an outage.
-        self._interval = usual + 2 * random() * max(idle_interval - usual, 0.0)
         replies = await self._redis.perform_all(self._make_calls(idle_interval))
         self._lapse_in = min(
             [reply.lapse_in for reply in replies if reply.lapse_in is not None], default=math.inf
@@ -261,8 +263,14 @@ class Heartbeat:
             self._lease.mark_idle(sent_at, idle_interval)
         else:  # a job has come meanwhile: Redis must not keep the lease for longer than this worker does
             self._lease.request_renewal()
+        replied_at = trio.current_time()
+        self._next_at = (
+            get_next_tick(replied_at, idle_interval)
+            if idle_interval
+            else replied_at + self._lease.seconds / HEARTBEATS_PER_LEASE
+        )
         if self._sidecar is not None and not self._sidecar.report_beat(
-            self._worker, self._queues, self._interval
+            self._worker, self._queues, self._next_at - replied_at
         ):
             self._log.event("sidecar:lost", "warning", hint=_HINT)
 
@@ -278,8 +286,8 @@ class Heartbeat:
         interval = get_heartbeat_interval(self._fewest_workers, lease=self._lease.seconds, is_idle=True)
         return interval if interval > self._lease.seconds / HEARTBEATS_PER_LEASE else 0.0
 
-    def _get_interval(self) -> float:
-        """Return the seconds until the next heartbeat.
+    def _get_next_time(self) -> float:
+        """Return when the next heartbeat is sent, on Trio's clock.
 
         It is early when a listener wants it, or when another worker's lease would end before, which that of a live
         worker never does. So a death is noticed at once, and not up to a third of a lease later. All workers notice it,
@@ -288,7 +296,7 @@ class Heartbeat:
         # Another idle worker notices it: together they send thirty heartbeats in a lease.
         lapse_in = math.inf if self._lease.idle_interval else self._lapse_in + LAPSE_DELAY
         sooner = min(lapse_in, self._requested_in) + get_spread(self._workers, self._draw)
-        return min(self._interval, max(sooner, MIN_INTERVAL))
+        return min(self._next_at, trio.current_time() + max(sooner, MIN_INTERVAL))
 
     def _make_calls(self, idle_interval: float) -> list[Call[HeartbeatReply]]:
         lease, idle_lease = self._lease.seconds, HEARTBEATS_PER_LEASE * idle_interval or None

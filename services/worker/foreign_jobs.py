@@ -31,6 +31,7 @@ from celery5.protocol.job.verdict import (
     Release,
 )
 from celery5.protocol.limits import unescape_word
+from celery5.protocol.process.wake_ups import get_next_tick
 from celery5.services.job.reading_state import ReadingState
 from celery5.services.job.unstarted_jobs import UnstartedJobs
 from celery5.services.process.broker_outages import OutageLog, retry_until_available
@@ -79,6 +80,7 @@ class ForeignJobs:
         self._has_unknown = trio.Event()
         self._wanted: dict[str, None] = {}  # in the order in which they take turns
         self._is_streams_turn = False
+        self._next_at = 0.0
 
     @property
     def version(self) -> str:
@@ -158,8 +160,13 @@ class ForeignJobs:
     # what others have kept
 
     async def announce(self) -> None:
-        """Announce what this worker's code knows, and ask whether there are foreign jobs."""
-        lease = self._get_interval() + (ANNOUNCED_LEASES - 1) * self._lease.seconds
+        """Announce what this worker's code knows, and ask whether there are foreign jobs.
+
+        It is repeated once in a lease, and by an idle worker, one of many, with its heartbeats.
+        """
+        now = trio.current_time()
+        self._next_at = get_next_tick(now, max(self._lease.seconds, self._lease.idle_interval))
+        lease = self._next_at - now + (ANNOUNCED_LEASES - 1) * self._lease.seconds
         call = partial(leases.announce_code, code=self._code, lease=lease)
         replies = dict(
             zip(
@@ -177,12 +184,8 @@ class ForeignJobs:
 
     async def _announce_forever(self) -> None:
         while True:
-            await trio.sleep(self._get_interval())
+            await trio.sleep_until(self._next_at)
             await retry_until_available(self.announce, self._outages, even_refused=True)
-
-    def _get_interval(self) -> float:
-        """Return the seconds until the next announcement: an idle worker, one of many, makes fewer."""
-        return max(self._lease.seconds, self._lease.idle_interval)
 
     def on_message(self, channel: bytes, payload: bytes) -> None:
         """Handle a message: foreign jobs of a task are kept."""

@@ -34,6 +34,7 @@ from celery5.broker.translate import translate_error
 from celery5.errors import BrokerError, BrokerUnavailable, CircuitOpen
 from celery5.protocol.health.breaker import Breaker, BreakerPolicy, BreakerState
 from celery5.protocol.job.retry_policy import full_jitter
+from celery5.protocol.process.wake_ups import get_next_tick
 
 
 class LinkConnected(msgspec.Struct, frozen=True):
@@ -495,6 +496,7 @@ class Link:
         while True:
             now = trio.current_time()
             await trio.sleep_until(min(now + longest, self._get_next_check(now)))
+            await trio.lowlevel.checkpoint()  # what others send at this time saves the ping
             now = trio.current_time()
             pipeline = self.pipeline
             pipeline.fail_unsent(self._waited_too_long, until=now)
@@ -503,7 +505,7 @@ class Link:
             if pipeline.inflight:
                 if now >= self._reply_due(pipeline.inflight[0]):
                     self.reconnect(f"broker {self.where} gave no answer within {self.timing.reply:g} s")
-            elif not pipeline.unsent and now >= pipeline.last_received + self.timing.idle_ping:
+            elif not pipeline.unsent and now >= self._ping_due():
                 pipeline.submit(PendingRequest(_PING, now + self.timing.reply, repeatable=False))
 
     async def _watch_primary(self) -> None:
@@ -540,9 +542,16 @@ class Link:
             if pipeline.inflight:
                 next_checks.append(self._reply_due(pipeline.inflight[0]))
             else:
-                next_checks.append(pipeline.last_received + self.timing.idle_ping)
+                next_checks.append(self._ping_due())
         # What is due now was handled already: do not loop without a pause.
         return max(min(next_checks, default=float("inf")), now + 0.001)
+
+    def _ping_due(self) -> float:
+        """Return when a connection is pinged that stays silent: soon enough, and together with what else is sent."""
+        silent_since, longest = self.pipeline.last_received, self.timing.idle_ping
+        tick = get_next_tick(silent_since, longest)
+        # A connection with calls now and then needs no ping in between. One without falls in with the ticks.
+        return tick if tick - silent_since >= longest / 3 else silent_since + longest / 2
 
     def _reply_due(self, request: PendingRequest) -> float:
         if request.replies:

@@ -124,7 +124,7 @@ async def test_a_silent_dead_connection_is_noticed_although_nobody_calls(
 async def test_an_idle_connection_costs_next_to_nothing(proxy: FaultyProxy, open_link: OpenLink) -> None:
     link = await open_link(Timing(idle_ping=0.1))
     await trio.sleep(0.35)
-    assert 2 <= proxy.seen[b"PING"] <= 3
+    assert 2 <= proxy.seen[b"PING"] <= 4
     assert link.statistics().connects == 1
 
 
