@@ -94,7 +94,7 @@ def test_the_publisher_daemon_sends_to_all_shards(url: str, app_name: str, short
         app.send_many([app.signature("number", n) for n in range(40)])
 
         def count_waiting() -> list[int]:
-            return [state.waiting for state in app.info("default", shards=True).queues.values()]
+            return [state.waiting for state in app.info(shards=True).queues.values()]
 
         wait_until(lambda: sum(count_waiting()) == 40)
         assert len(list(filter(None, count_waiting()))) == 4
