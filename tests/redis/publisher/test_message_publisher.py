@@ -104,7 +104,10 @@ async def test_extra_connections_keep_the_order_and_end_when_idle(
         assert numbers(numbered, queue) == list(range(1200))
 
 
-async def test_one_connection_is_all_unless_more_are_allowed(numbered: App) -> None:
+async def test_one_connection_is_all_unless_more_are_allowed(
+    numbered: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(message_publisher, "GROW_AFTER", 0.001)
     press = Press(numbered)
     async with press.up():
         for queue in ("a", "b", "c"):
