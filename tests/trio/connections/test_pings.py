@@ -54,7 +54,8 @@ async def test_pings_of_a_silent_connection_fall_in_with_the_ticks(
     await nursery.start(PushRedis(endpoint=ENDPOINT, on_message=print, connect=server.connect).run)
     connected = trio.current_time()
     await trio.sleep(20 * IDLE_PING)
-    assert max(after - before for before, after in pairwise([connected, *server.pings])) <= IDLE_PING
+    gaps = [after - before for before, after in pairwise([connected, *server.pings])]
+    assert max(gaps) <= IDLE_PING + 0.001, "but for rounding"
     assert len(server.pings) <= 21
     for ping in server.pings[2:]:
         assert ping == pytest.approx(get_next_tick(ping - 1, IDLE_PING), abs=0.01)
