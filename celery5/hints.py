@@ -20,6 +20,7 @@ NameKind = Literal[
     "result",
     "app",
     "control",
+    "inspect",
     "option",
     "setting",
     "command",
@@ -41,6 +42,11 @@ RESOURCE = (
 )
 """What becomes of the attributes of a base class of tasks."""
 _HANDLER = "(celery5 docs django, Signals and base classes, also for handlers that use the ORM)"
+
+_BASE_CLASS = (
+    "task or app.task, which make a task of a function; what a base class did is middleware "
+    f"(App(middleware=[...])), on_failure= or a decorator below @app.task; {RESOURCE}"
+)
 
 _RUN_OPTIONS = (
     "which takes id, deadline, on_error and on_failure; countdown and queue are options of the tasks in it: "
@@ -73,15 +79,64 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
         "utils": "nothing; get_task_logger is logging.getLogger(__name__)",
         "backends": "nothing: results are where the jobs are",
         "contrib": "celery5.contrib.django for Django; is_aborted() is trio.from_thread.check_cancelled()",
-        "Task": "task or app.task, which make a task of a function; what a base class did is middleware "
-        f"(App(middleware=[...])), on_failure= or a decorator below @app.task; {RESOURCE}",
+        "Task": _BASE_CLASS,
         "bin": "celery5.cli, and @app.command for a command of your own",
+        "app": "celery5 itself: App and task",
+        "result": "celery5 itself: AsyncResult, gather and wait",
+        "apps": "celery5 -A shop worker start and celery5 scheduler start",
+        "worker": "celery5 -A shop worker start; in a program of your own celery5.testing.running_worker(app)",
+        "concurrency": "nothing: there are no pools",
+        "loaders": "nothing: the settings are those of App, and in Django CELERY5",
+        "fixups": "celery5.contrib.django, which is found by itself",
+        "platforms": "nothing: systemd, a container or a Controller keeps processes",
+        "security": "nothing: use TLS and a Redis user with a password; commands are signed (keys)",
+        "events": "the log, which has a line for each job, and app.find(id)",
+        "local": "nothing: an internal of Celery",
+        "Signature": "the call that task.s(...) returns",
+        **dict.fromkeys(("xmap", "xstarmap"), "task.map(items), task.starmap(items)"),
+        "subtask": "task.s(...), or app.signature(name, ...)",
+        **dict.fromkeys(("EagerResult", "ResultBase"), "AsyncResult: from celery5 import AsyncResult"),
+        "result_from_tuple": "app.result(id)",
+        "bugreport": "celery5 doctor",
+        "WorkerLostError": 'TaskFailed with the reason "poisoned"',
+        "BackendError": "nothing: results are in Redis; while Redis is unreachable BrokerUnavailable is raised",
     },
     "signature": {
         "apply_async": "task.options(countdown=5).s(...), then delay() or app.send_many([...])",
         "apply": "task(...), which runs the function here",
         "set": "task.options(queue=...).s(...)",
         "link": "a | b, which passes the value of a to b",
+        **dict.fromkeys(("clone", "replace"), "another signature: task.s(...), or task.options(...).s(...)"),
+        "freeze": "task.options(id=...).s(...), which gives the job its id",
+        "set_immutable": "a >> b, which passes no value to b",
+        **dict.fromkeys(
+            ("stamp", "stamp_links"), "an argument of the task, or job.headers in Middleware.sending"
+        ),
+        "partial": "task.s(...) without its first argument",
+        "skew": "task.options(countdown=...).s(...) of each member",
+        "group": "start() of the chunks: each of them is a job",
+        **dict.fromkeys(("run", "apply_chunks"), "start()"),
+        **dict.fromkeys(
+            (
+                "args",
+                "kwargs",
+                "options",
+                "id",
+                "name",
+                "type",
+                "immutable",
+                "tasks",
+                "body",
+                "parent_id",
+                "root_id",
+                "subtask_type",
+                "app",
+                "task",
+            ),
+            "a variable of your own: a signature or a workflow is to be sent, and not to be read or changed",
+        ),
+        "AsyncResult": "app.result(id)",
+        "election": "nothing: a job has no elections",
         **dict.fromkeys(
             ("link_error", "on_error"),
             "task.options(on_failure=task).s(...), or start(on_failure=task) of a workflow; that task is called with a "
@@ -110,6 +165,17 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
         "update_state": "progress(done, total, note)",
         "max_retries": "task.policy.max_retries",
         "backend": "nothing: results are where the jobs are; app.result(id) has them",
+        "AsyncResult": "task.app.result(id, task=task)",
+        "subtask": "task.s(...)",
+        **dict.fromkeys(("replace", "add_to_chord"), "return the workflow, from a task with dynamic=True"),
+        "send_event": "the log, or @app.event",
+        "MaxRetriesExceededError": "TaskFailed, which get() raises",
+        "OperationalError": "BrokerUnavailable: from celery5 import BrokerUnavailable",
+        **dict.fromkeys(
+            ("push_request", "pop_request", "request_stack"),
+            "celery5.testing: in_memory(app), whose run() runs jobs, each of which is current_job()",
+        ),
+        "add_trail": "nothing: a job does not know its children",
     },
     "result": {
         "ready": "wait([result], timeout=0), or result.status()",
@@ -128,6 +194,28 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
         "name": "app.find(result.id).task",
         **dict.fromkeys(("save", "restore", "as_tuple", "as_list"), "result.id, and app.result(id)"),
         **dict.fromkeys(("completed_count", "waiting"), "wait(results, timeout=0), which returns both lists"),
+        "args": "app.find(result.id).args, while the job is unfinished or dead",
+        "kwargs": "app.find(result.id).kwargs, while the job is unfinished or dead",
+        "worker": "app.find(result.id).worker",
+        "retries": "app.find(result.id).attempt - 1",
+        "wait": "result.get()",
+        "TimeoutError": "ResultTimeout: from celery5 import ResultTimeout",
+        "ignored": "ignore_result of the task",
+        **dict.fromkeys(
+            ("graph", "build_graph", "iterdeps", "get_leaf"),
+            "run.graph() of a workflow; a job knows no other jobs",
+        ),
+        "results": "run.results() of a workflow, or a list of results",
+        **dict.fromkeys(
+            ("add", "update", "remove", "discard", "clear"), "a list of results, with gather and wait"
+        ),
+        "delete": "nothing: results expire",
+        "revoke_by_stamped_headers": "revoke(results)",
+        "then": "await result.aget()",
+        **dict.fromkeys(
+            ("join", "join_native", "iter_native", "maybe_throw", "maybe_reraise", "throw"),
+            "result.get(), or gather(results)",
+        ),
     },
     "app": {
         "conf": 'App("shop", concurrency=200), app.configure(...) and app.settings',
@@ -139,6 +227,34 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
         "add_periodic_task": "app.schedule(task.s(...), when), or @app.task(schedule=...)",
         "steps": "App(bootsteps=[BootStep(name, start)], services=[...])",
         "user_options": "@app.command for a command of your own",
+        **dict.fromkeys(
+            ("Worker", "WorkController", "start"),
+            "celery5 -A shop worker start; in a program of your own celery5.testing.running_worker(app)",
+        ),
+        "Beat": "celery5 scheduler start",
+        **dict.fromkeys(
+            ("ResultSet", "GroupResult"), "a list of results, with gather and wait, or the run of a workflow"
+        ),
+        "bugreport": "celery5 doctor",
+        "now": "datetime.now(UTC)",
+        "timezone": "app.settings.timezone",
+        "uses_utc_timezone": "nothing: datetimes carry their time zone",
+        **dict.fromkeys(("current_task", "current_worker_task"), "current_job()"),
+        "main": "app.name",
+        **dict.fromkeys(("annotations", "add_defaults", "prepare_config"), "app.configure(...)"),
+        "config_from_cmdline": "nothing: the commands have their own options",
+        "config_from_envvar": "the variable CELERY5_CONFIG",
+        "setup_security": "TLS, and a Redis user with a password",
+        "register_task": "@app.task on a function: a class is no task",
+        "gen_task_name": "name= of the task; without it module and function",
+        "select_queues": "celery5 -A shop worker start --queues a,b",
+        **dict.fromkeys(
+            ("on_after_configure", "on_after_finalize", "on_configure", "on_init"),
+            "the module itself: app.schedule(task.s(...), when), without a function",
+        ),
+        "Task": _BASE_CLASS,
+        "events": "the log, which has a line for each job, and app.find(id)",
+        "on_after_fork": "a boot step (App(bootsteps=[BootStep(...)])): each worker process runs it",
         **dict.fromkeys(
             ("set_default", "set_current", "finalize"),
             "nothing: a task knows its application, and a worker is given it",
@@ -153,6 +269,12 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
                 "backend",
                 "loader",
                 "log",
+                "broker_connection",
+                "connection_or_acquire",
+                "producer_or_acquire",
+                "producer_pool",
+                "default_connection",
+                "default_producer",
             ),
             "nothing: internals of Celery; app.find(id) knows a job, app.queue(name) a queue",
         ),
@@ -163,7 +285,14 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
         "revoke": "app.result(id).revoke(), or revoke(results)",
         "terminate": "app.result(id).revoke(), which stops what runs",
         "shutdown": 'app.control.send("shutdown")',
-        "purge": 'app.empty("mail") for a queue, app.dlq.purge() for dead jobs',
+        **dict.fromkeys(
+            ("purge", "discard_all"), 'app.empty("mail") for a queue, app.dlq.purge() for dead jobs'
+        ),
+        "pool_restart": 'app.control.send("reload"), when the configuration has changed; for new code start another '
+        "worker, and stop the old one",
+        "revoke_by_stamped_headers": "revoke(results)",
+        "election": "nothing: workers need no leader",
+        "heartbeat": "nothing: each worker renews its lease by itself",
         "rate_limit": 'app.limits.set("shop.add", "10/s")',
         "time_limit": "time_limit of the task, or of the configuration",
         "cancel_consumer": 'app.control.send("pause-queue", {"queue": "mail"})',
@@ -173,6 +302,28 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
         "autoscale": 'app.control.send("budget", {"kind": "thread", "minimum": 2, "maximum": 8})',
         "enable_events": "nothing: the log has a line for each job",
         "disable_events": "nothing: the log has a line for each job",
+    },
+    "inspect": {
+        **dict.fromkeys(
+            ("active", "stats"),
+            'app.control.send("active"), app.control.send("stats"): one reply of each worker',
+        ),
+        **dict.fromkeys(("ping", "hello"), "app.control.ping()"),
+        **dict.fromkeys(
+            ("reserved", "active_queues", "memsample"),
+            'app.control.send("stats"), which has held jobs, queues and memory',
+        ),
+        "scheduled": "app.find(id).state, which is SCHEDULED; celery5 queue list counts these jobs",
+        **dict.fromkeys(("registered", "registered_tasks"), "app.tasks, or celery5 task list"),
+        "revoked": "app.find(id).state; celery5 task search --state REVOKED lists them",
+        "query_task": "app.find(id)",
+        **dict.fromkeys(
+            ("conf", "report"), "app.settings; celery5 doctor and celery5 config show on the command line"
+        ),
+        "clock": "nothing: workers have no logical clock",
+        **dict.fromkeys(
+            ("memdump", "objgraph"), "nothing: a profiler such as memray shows what takes memory"
+        ),
     },
     "option": {
         "acks_late": "nothing: jobs are always acknowledged with their outcome",
@@ -209,6 +360,15 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
             ("connection", "producer", "publisher", "add_to_parent"),
             "nothing: the application opens its few connections itself",
         ),
+        "retry_policy": "not needed: a lost connection is retried; retry_policy of celery5 is about failed jobs",
+        **dict.fromkeys(
+            ("reply_to", "correlation_id"), "job.headers in Middleware.sending, or an argument of the task"
+        ),
+        **dict.fromkeys(
+            ("group_id", "group_index", "root_id", "parent_id"),
+            "nothing: the id of a job of a workflow begins with that of its run",
+        ),
+        "immutable": "a >> b, which passes no value to b",
         "retry": "not needed: a lost connection is retried, and the backlog keeps jobs meanwhile",
         "headers": "job.headers in Middleware.sending, or an argument of the task",
         "link_error": "on_failure, which is called with a list of StepFailure, in place of the task's own",
@@ -218,6 +378,53 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
         "backend": "nothing: results are where the jobs are",
         "broker_url": "broker",
         "result_backend": "nothing: results are where the jobs are",
+        **dict.fromkeys(
+            ("broker_read_url", "broker_write_url", "broker_failover_strategy"),
+            "broker: one URL; Sentinel and Cluster find the other servers",
+        ),
+        **dict.fromkeys(
+            (
+                "broker_host",
+                "broker_port",
+                "broker_user",
+                "broker_password",
+                "broker_vhost",
+                "broker_transport",
+                "broker_login_method",
+            ),
+            'the broker\'s URL: broker="redis://user:password@host:6379/0"',
+        ),
+        **dict.fromkeys(
+            ("broker_native_delayed_delivery_queue_type", "worker_detect_quorum_queues"),
+            "nothing: these are RabbitMQ's",
+        ),
+        "broker_channel_error_retry": "nothing: a lost connection is opened again, without end",
+        "include": 'App("shop", include=["shop.**.tasks"])',
+        "result_failure_expires": "nothing: dead jobs do not expire; celery5 dlq purge removes them",
+        "task_default_queue_type": "nothing: a queue is a stream of Redis",
+        "task_repr_maxlevels": "nothing: arguments are not logged",
+        "task_allow_error_cb_on_chord_header": "nothing: on_failure= of the chord's run is called once",
+        "worker_autoscaler": "budgets, and a strategy of your own (celery5 docs concurrency)",
+        "worker_enable_soft_shutdown_on_idle": "nothing: grace_period always holds",
+        "worker_deduplicate_successful_tasks": "nothing: a job ends once, always",
+        **dict.fromkeys(
+            ("worker_log_datefmt", "worker_task_log_datefmt"),
+            "--log-format, and log_detectors for a format of your own",
+        ),
+        **dict.fromkeys(
+            (
+                "worker_agent",
+                "worker_consumer",
+                "worker_proc_alive_timeout",
+                "worker_timer",
+                "worker_timer_precision",
+            ),
+            "nothing: there is no pool",
+        ),
+        "worker_eta_task_limit": "nothing: jobs wait for their time in Redis",
+        **dict.fromkeys(
+            ("worker_enable_prefetch_count_reduction", "worker_disable_prefetch"), "nothing: it is learnt"
+        ),
         "result_expires": "results_ttl",
         "task_default_queue": "default_queue",
         "task_ignore_result": "ignore_result",
@@ -308,6 +515,18 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
         "cache_*": "nothing: results are where the jobs are",
         "mongodb_*": "nothing: results are where the jobs are",
         "s3_*": "nothing: results are where the jobs are",
+        **dict.fromkeys(
+            (
+                "arangodb_*",
+                "azureblockblob_*",
+                "cassandra_*",
+                "cosmosdbsql_*",
+                "couchbase_*",
+                "elasticsearch_*",
+                "gcs_*",
+            ),
+            "nothing: results are where the jobs are",
+        ),
         "security_*": "nothing: use TLS and a Redis user with a password; commands are signed (keys)",
     },
     "command": {
@@ -358,6 +577,7 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
         "logtool": "nothing: the log is JSON lines, which jq reads",
         "graph": "celery5 workflow graph ID; boot graphs are not drawn",
         "amqp": "nothing: there is no AMQP",
+        "migrate": "nothing: there are no other brokers; celery5 migrate reads a project",
         "upgrade": "nothing: an old name of a setting is refused with the new one",
     },
     "signal": {
@@ -414,6 +634,10 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
         "on_replace": "nothing: a job returns what goes on, with dynamic=True",
         "apply_async": "Middleware.sending for what all calls need; task.options(...) for one call",
         "run": "the function that @app.task decorates",
+        **dict.fromkeys(
+            ("Request", "Strategy", "start_strategy", "on_bound", "annotate", "bind", "from_config"),
+            "nothing: internals of Celery",
+        ),
         "abstract": "nothing: a task is a function, not a class",
     },
     "request": {
@@ -435,6 +659,11 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
         "parent_id": "self.run_id",
         "correlation_id": "job.headers in Middleware.running, or self.run_id",
         "origin": "job.headers in Middleware.sending, or an argument of the task",
+        **dict.fromkeys(("time_limit", "soft_time_limit"), "an argument of the task"),
+        **dict.fromkeys(
+            ("stamps", "stamped_headers"), "an argument of the task, or job.headers in Middleware.running"
+        ),
+        "reply_to": "job.headers in Middleware.running, or an argument of the task",
     },
     "result option": {
         "propagate": "gather([result], return_exceptions=True), whose list has the error in place of the result",

@@ -5,7 +5,8 @@ import keyword
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from celery5.hints import CELERY, find_equivalent
+from celery5.hints import find_equivalent
+from celery5.migration.attributes import answer_name
 from celery5.migration.canvas import change_canvas
 from celery5.migration.context import FileContext
 from celery5.migration.index import KnownTask, get_dotted
@@ -71,11 +72,20 @@ def _change_method(context: FileContext, call: ast.Call, method: str, receiver: 
 
 def _check_periodic_task(context: FileContext, call: ast.Call, _receiver: ast.expr) -> None:
     if len(call.args) < 2:
+        context.report(call, "app", "add_periodic_task")
         return
-    name = next(
-        (f", name={context.render(option.value)}" for option in call.keywords if option.arg == "name"), ""
-    )
     when, what = context.render(call.args[0]), context.render(call.args[1])
+    named = {option.arg: option for option in call.keywords}
+    options = ", ".join(context.render(option) for name, option in named.items() if name != "name")
+    match call.args[1]:
+        case ast.Call(func=ast.Attribute(attr="s" | "si", value=task)) as signature if options:
+            arguments = ", ".join(_arguments_of(context, signature))
+            what = f"{context.render(task)}.options({options}).s({arguments})"
+        case _ if options:
+            what = f"{what} with options({options}) of its task"
+        case _:
+            pass
+    name = f", {context.render(named['name'])}" if "name" in named else ""
     context.by_hand(call, "add_periodic_task", f"app.schedule({what}, {when}{name}) in the module")
 
 
@@ -253,9 +263,10 @@ def _add_option(context: FileContext, new: NewCall, name: str | None, value: ast
     else:
         advice = _ADVICE.get(name, "").replace("TEXT", text) or find_equivalent("option", name)
         if name in _ADVICE or not advice.startswith(("nothing", "not needed")):
-            new.problems.append((name, advice or f"nothing is known of {name}"))
+            new.problems.append((name, advice or _NO_OPTION))
 
 
+_NO_OPTION = "leave it out, or pass it to the task as an argument: a call has no such option"
 _ADVICE = {
     "serializer": "annotate the parameters: arguments and results are JSON",
     "compression": "leave it out: arguments and results are JSON",
@@ -401,22 +412,8 @@ def _change_app_call(context: FileContext, call: ast.Call, method: str, receiver
         context.by_hand(call, "app.task(...) in a function", _MADE_IN_A_FUNCTION)
     elif method in ("config_from_object", "autodiscover_tasks", "task"):
         return  # statements and decorators
-    elif method in CELERY["app"]:
-        context.report(call, "app", method, f"{app}.{method}()")
-    elif method in (
-        "worker_main",
-        "start",
-        "Worker",
-        "config_from_envvar",
-        "setup_security",
-        "register_task",
-    ):
-        advice = {
-            "config_from_envvar": "the variable CELERY5_CONFIG",
-            "setup_security": "TLS, and a Redis user with a password",
-            "register_task": "@app.task on a function: a class is no task",
-        }.get(method, "celery5 -A shop worker start")
-        context.by_hand(call, f"{app}.{method}()", advice)
+    else:
+        answer_name(context, call, "app", method, receiver, call="()")
 
 
 def _is_celerys(call: ast.Call) -> bool:
@@ -474,9 +471,6 @@ def render_app(context: FileContext, receiver: ast.expr) -> str:
     return (context.find_app() if context.celery_name(receiver) else "") or context.render(receiver)
 
 
-_OF_OUR_CONTROL = {"ping", "aping", "send", "asend", "run", "arun", "stack", "astack", "workers", "aworkers"}
-
-
 def _change_control(context: FileContext, call: ast.Call, method: str, receiver: ast.expr) -> None:
     app = render_app(context, receiver.value) if isinstance(receiver, ast.Attribute) else "app"
     if (
@@ -490,9 +484,7 @@ def _change_control(context: FileContext, call: ast.Call, method: str, receiver:
             context.replace(call, text)
             context.changed(call, "control.revoke", text)
             return
-    if method in _OF_OUR_CONTROL:
-        return
-    context.report(call, "control", method, f"control.{method}")
+    answer_name(context, call, "control", method, receiver)
 
 
 def _change_result(context: FileContext, call: ast.Call, method: str, receiver: ast.expr) -> None:
@@ -507,11 +499,8 @@ def _change_result(context: FileContext, call: ast.Call, method: str, receiver: 
     elif method == "revoke" and call.keywords:
         context.replace(call, f"{_shown(context, receiver)}.revoke()")
         context.changed(call, "revoke", "revoke(), which stops a running job")
-    elif method in CELERY["result"]:
-        context.report(call, "result", method, f"result.{method}()")
-    elif method in ("then", "join", "iter_native", "join_native", "maybe_throw", "maybe_reraise"):
-        advice = "await result.aget()" if method == "then" else "result.get(), or gather(results)"
-        context.by_hand(call, f"result.{method}()", advice)
+    else:
+        answer_name(context, call, "result", method, receiver, call="()")
 
 
 def _check_task_call(context: FileContext, call: ast.Call, method: str, receiver: ast.expr) -> None:
@@ -533,15 +522,14 @@ def _check_task_call(context: FileContext, call: ast.Call, method: str, receiver
             "chunks",
             "task.chunks(items, n) passes each item as the first argument; starmap has several",
         )
-    elif method in ("apply", "run", "retry", "update_state") and context.find_task(receiver) is not None:
-        context.report(call, "task", method, f"{method}()")
-    elif method == "delay" and context.is_async and context.find_task(receiver) is not None:
+    elif method == "delay" and context.is_async and context.is_sure_task(receiver):
         context.by_hand(call, "delay in async def", f"await {context.render(receiver)}.adelay(...)")
+    else:
+        answer_name(context, call, "task", method, receiver, call="()")
 
 
-def _check_workflow_call(context: FileContext, call: ast.Call, method: str, _receiver: ast.expr) -> None:
-    if method in CELERY["workflow"]:
-        context.report(call, "workflow", method, f"{method}() of a workflow")
+def _check_canvas_call(context: FileContext, call: ast.Call, method: str, receiver: ast.expr) -> None:
+    answer_name(context, call, context.kind_of(receiver), method, receiver, call="()")
 
 
 _BY_METHOD: dict[str, Callable[[FileContext, ast.Call, ast.expr], None]] = {
@@ -554,25 +542,8 @@ _BY_KIND: dict[str, Callable[[FileContext, ast.Call, str, ast.expr], None]] = {
     "control": _change_control,
     "result": _change_result,
     "task": _check_task_call,
-    "workflow": _check_workflow_call,
+    "signature": _check_canvas_call,
+    "workflow": _check_canvas_call,
+    "inspect": _check_canvas_call,
 }
 """What changes the calls of methods, by what they are methods of."""
-
-
-def check_task_attribute(context: FileContext, node: ast.Attribute) -> None:
-    """Report the replacement of an attribute of a task: `charge.request`."""
-    if node.attr in ("request", "max_retries", "backend") and context.find_task(node.value) is not None:
-        context.report(node, "task", node.attr, f"{context.render(node.value)}.{node.attr}")
-
-
-def check_result_attribute(context: FileContext, node: ast.Attribute) -> None:
-    """Change an attribute of a result, or keep what is to be written instead."""
-    if id(node) in context.handled or context.kind_of(node.value) != "result":
-        return
-    if node.attr == "task_id":
-        context.replace(node, f"{context.render(node.value)}.id")
-        context.changed(node, "result.task_id", "result.id")
-    elif node.attr in ("status", "state"):
-        context.by_hand(node, f"result.{node.attr}", 'result.status(), a method; "DEAD" is what FAILURE was')
-    elif node.attr in CELERY["result"]:
-        context.report(node, "result", node.attr, f"result.{node.attr}")

@@ -19,11 +19,13 @@ from celery5.migration.index import (
 )
 from celery5.migration.source import SourceFile
 
-ValueKind = Literal["task", "signature", "workflow", "result", "app", "control", "celery", ""]
+ValueKind = Literal["task", "signature", "workflow", "result", "app", "control", "inspect", "celery", ""]
 """What an expression is, as far as the syntax shows it; '' when it does not."""
 _CANVAS = {"chain", "group", "chord", "xmap", "xstarmap", "chunks"}
 _SIGNATURES = {"s", "si", "signature", "subtask"}
 _MAKING_SIGNATURES = {("partial", "task"), ("set", "signature"), ("clone", "signature")}
+_SAME_AGAIN = {"on_error", "link_error", "set", "clone", "replace"}
+"""Methods of a signature or a workflow that return one."""
 
 
 class FileContext:
@@ -114,6 +116,8 @@ class FileContext:
         match node:
             case ast.Call():
                 return self._kind_of_call(node)
+            case ast.Subscript(value=ast.Attribute(attr="tasks", value=app)) if self.kind_of(app) == "app":
+                return "task"
             case ast.BinOp(left=left, op=ast.BitOr() | ast.RShift(), right=right):
                 kinds = {self.kind_of(left), self.kind_of(right)}
                 return "workflow" if kinds & {"signature", "workflow"} else ""
@@ -149,7 +153,12 @@ class FileContext:
         called = call.func
         name = self.celery_name(called) or self.new_name(called)
         if name:
-            kinds: dict[str, ValueKind] = {"Celery": "app", "App": "app", "AsyncResult": "result"}
+            kinds: dict[str, ValueKind] = {
+                "Celery": "app",
+                "App": "app",
+                "AsyncResult": "result",
+                "Inspect": "inspect",
+            }
             return (
                 "workflow" if name in _CANVAS else kinds.get(name, "signature" if name in _SIGNATURES else "")
             )
@@ -161,6 +170,10 @@ class FileContext:
             return "signature"
         if called.attr in ("map", "starmap", "chunks") and of == "task":
             return "workflow"
+        if called.attr in _SAME_AGAIN and of in ("signature", "workflow"):
+            return of
+        if (called.attr, of) == ("inspect", "control"):
+            return "inspect"
         if (called.attr, of) == ("options", "task"):
             return "task"
         if (called.attr, of) == ("result", "app"):
@@ -168,6 +181,18 @@ class FileContext:
         if called.attr in ("delay", "apply_async", "AsyncResult", "send_task", "start") and of:
             return "result"
         return "signature" if called.attr == "signature" and of == "app" else ""
+
+    def is_sure_task(self, node: ast.AST) -> bool:
+        """Return whether an expression is a task of the project, and not only a name that was imported."""
+        match node:
+            case ast.Name(id=name) if self.origin_of(node) == "" and any(
+                name in scope for scope in self.scopes
+            ):
+                return self.kind_of(node) == "task"
+            case ast.Subscript():
+                return self.kind_of(node) == "task"
+            case _:
+                return self.find_task(node) is not None
 
     def is_task_like(self, node: ast.AST) -> bool:
         """Return whether an expression is a task, or a name that was imported and is probably one."""

@@ -384,6 +384,7 @@ def _change_self(context: FileContext, function: Function, name: str) -> None:
             )
 
 
+_OF_A_RUNNING_JOB = "nothing: a running job knows its id, task, queue, attempt, worker and run_id"
 _OPTION_OF_SELF = "the value itself: a job does not know the options of its task"
 _SELF = {
     "request": "SELF itself is the job: SELF.id, SELF.attempt, SELF.queue",
@@ -392,6 +393,7 @@ _SELF = {
     "replace": "return the workflow, from a task with dynamic=True",
     "add_to_chord": "return the workflow, from a task with dynamic=True",
     "send_event": "the log, or @app.event",
+    "is_aborted": "trio.from_thread.check_cancelled() in a def task, which ends a job that was revoked",
     "MaxRetriesExceededError": "nothing is raised: a job without retries left becomes a dead letter",
     "apply_async": "TASK.options(...).delay(...): the job is not the task",
     **{attribute: f"TASK.{attribute}: the job is not the task" for attribute in ("delay", "s", "si")},
@@ -421,7 +423,7 @@ def _change_request(context: FileContext, name: str, node: ast.Attribute, parent
     elif equivalent.isidentifier():
         text = f"{name}.{equivalent}"
     else:
-        context.report(node, "request", attribute, f"{name}.request.{attribute}")
+        context.report(node, "request", attribute, f"{name}.request.{attribute}", default=_OF_A_RUNNING_JOB)
         return
     context.replace(whole, text)
     context.changed(node, f"{name}.request.{attribute}", text)
@@ -511,6 +513,14 @@ def check_class(context: FileContext, node: ast.ClassDef) -> None:
     context.by_hand(node, f"class {node.name}(Task)", "; ".join([advice, *kept, *members]))
 
 
+def mark_signals(context: FileContext, function: Function) -> None:
+    """Mark the signals of the application, `@app.on_after_configure.connect`, which are reported with the function."""
+    for decorator in function.decorator_list:
+        called = decorator.func if isinstance(decorator, ast.Call) else decorator
+        if isinstance(called, ast.Attribute) and called.attr.startswith("connect"):
+            context.handled.add(id(called.value))
+
+
 def check_signal(context: FileContext, decorator: ast.expr, node: Function) -> None:
     """Report the replacement of a receiver of a signal."""
     called = decorator.func if isinstance(decorator, ast.Call) else decorator
@@ -521,11 +531,7 @@ def check_signal(context: FileContext, decorator: ast.expr, node: Function) -> N
     if origin.startswith("celery.signals"):
         context.report(decorator, "signal", signal, f"@{signal}.connect of {node.name}")
     elif signal in ("on_after_configure", "on_after_finalize"):
-        context.by_hand(
-            decorator,
-            f"@{signal}.connect of {node.name}",
-            "the module itself: app.schedule(task.s(...), when), without a function",
-        )
+        context.report(decorator, "app", signal, f"@{signal}.connect of {node.name}")
 
 
 def is_task_decorator(context: FileContext, function: Function) -> ast.expr | None:

@@ -137,6 +137,7 @@ def _change_statement(context: FileContext, node: ast.ImportFrom | ast.Import, u
         if alias.name in RENAMED and local not in was_used:  # for those who import it from here
             target, new = RENAMED[alias.name]
             lines[target].append(f"{new} as {local}")
+            context.changed(node, f"import of {alias.name}", f"{new} as {local}")
         elif alias.name in SAME:
             lines[SAME[alias.name]].append(written)
             context.changed(node, alias.name, f"from {SAME[alias.name]}")

@@ -9,8 +9,9 @@ from pathlib import Path
 import msgspec
 
 from celery5.migration.argument_types import check_argument_types, describe_unannotated
+from celery5.migration.attributes import check_attribute
 from celery5.migration.broker_urls import change_urls, is_url_name
-from celery5.migration.calls import change_call, check_result_attribute, check_task_attribute
+from celery5.migration.calls import change_call
 from celery5.migration.canvas import change_operator
 from celery5.migration.command_lines import find_command_lines, find_requirements
 from celery5.migration.context import FileContext
@@ -21,6 +22,7 @@ from celery5.migration.declarations import (
     check_made_task,
     check_signal,
     is_task_decorator,
+    mark_signals,
 )
 from celery5.migration.edits import Edit, EditableSource, make_diff
 from celery5.migration.findings import CeleryUse, FileReport, ProjectReport
@@ -56,8 +58,6 @@ _MARKS = (
 
 
 _REQUIREMENTS = re.compile(r"requirements|pyproject\.toml$")
-_OF_THE_APP = {"steps", "user_options", "pool", "amqp", "backend", "loader", "log"}
-"""Attributes of Celery's application that ours does not have."""
 
 
 @dataclass(frozen=True)
@@ -230,21 +230,7 @@ class _Rewriter(ast.NodeVisitor):
     def visit_Attribute(self, node: ast.Attribute) -> None:
         self.generic_visit(node)
         rename(self.context, node)
-        check_result_attribute(self.context, node)
-        check_task_attribute(self.context, node)
-        if (
-            node.attr == "conf"
-            and id(node) not in self.context.handled
-            and self.context.kind_of(node.value) == "app"
-        ):
-            self.context.report(node, "app", "conf", "app.conf")
-        is_call = id(node) in self.context.handled
-        if node.attr in _OF_THE_APP and not is_call and self.context.kind_of(node.value) == "app":
-            self.context.report(node, "app", node.attr, f"app.{node.attr}")
-        if node.attr == "events" and not is_call and self.context.kind_of(node.value) == "app":
-            self.context.report(node, "command", "events", "app.events")  # celery5's App has other `events`
-        if node.attr == "Task" and self.context.kind_of(node.value) == "app":
-            self.context.report(node, "module", "Task", "app.Task")
+        check_attribute(self.context, node)
 
     def visit_Name(self, node: ast.Name) -> None:
         rename(self.context, node)
@@ -267,6 +253,14 @@ class _Rewriter(ast.NodeVisitor):
                     target.id
                 )
 
+    def visit_AugAssign(self, node: ast.AugAssign) -> None:
+        self.generic_visit(node)
+        match node.target:
+            case ast.Name(id=name) as target if self.context.kind_of(target) in ("signature", "workflow"):
+                self.context.scopes[-1][name] = "workflow"
+            case _:
+                pass
+
     def visit_Expr(self, node: ast.Expr) -> None:
         if leave_beat_schedule(self.context, node):
             return
@@ -287,6 +281,7 @@ class _Rewriter(ast.NodeVisitor):
     def _visit_function(self, node: Function, *, is_async: bool) -> None:
         decorator = is_task_decorator(self.context, node)
         change_bound(self.context, node, decorator)
+        mark_signals(self.context, node)
         self._visit_scope(node, is_async=is_async)
         check_fixtures(self.context, node)
         if decorator is not None:
