@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from celery5.hints import CELERY, NameKind, find_equivalent
 from celery5.migration.context import FileContext, ValueKind
+from celery5.migration.unknown_tasks import check_unknown_task
 from celery5.tasks.declaration import TaskOptions
 from celery5.tasks.task import Signature, Task
 
@@ -30,8 +31,8 @@ def check_attribute(context: FileContext, node: ast.Attribute) -> None:
         context.changed(node, "result.task_id", "result.id")
     elif kind == "result" and node.attr in ("status", "state"):
         context.by_hand(node, f"result.{node.attr}", 'result.status(), a method; "DEAD" is what FAILURE was')
-    else:
-        answer_name(context, node, kind, node.attr, node.value)
+    elif not answer_name(context, node, kind, node.attr, node.value):
+        check_unknown_task(context, node, node.attr, node.value)
 
 
 def answer_name(

@@ -12,6 +12,7 @@ from celery5.migration.context import FileContext
 from celery5.migration.index import KnownTask, get_dotted
 from celery5.migration.project_tests import is_test_module
 from celery5.migration.schedules import parse_crontab_call
+from celery5.migration.unknown_tasks import check_unknown_task
 
 _KEPT = {
     "countdown",
@@ -66,7 +67,7 @@ def _change_method(context: FileContext, call: ast.Call, method: str, receiver: 
         context.by_hand(
             call, "delay(...) of a signature", "give all arguments to task.delay(...): delay() takes none"
         )
-    elif kind in _BY_KIND:
+    elif not check_unknown_task(context, call, method, receiver) and kind in _BY_KIND:
         _BY_KIND[kind](context, call, method, receiver)
 
 
@@ -155,6 +156,7 @@ def _change_ignore(context: FileContext, call: ast.Call, name: str) -> None:
 
 
 def _change_named_signature(context: FileContext, call: ast.Call, name: str) -> None:
+    _check_declared(context, call.args[0])
     new = expand_arguments(context, call, positional=("name", "args", "kwargs"))
     is_readable = not new.problems and not any(text.startswith(("[", "(", "{")) for text in new.arguments)
     app = context.find_app() if is_readable else ""
@@ -299,8 +301,7 @@ def _change_apply_async(
 ) -> None:
     kind = context.kind_of(receiver)
     if not kind:
-        if "celery" in context.file.text:
-            context.report(call, "task", "apply_async")
+        check_unknown_task(context, call, "apply_async", receiver)
         return
     new = expand_arguments(context, call)
     called = _find_called_task(context, receiver)
@@ -456,10 +457,16 @@ def _check_declared(context: FileContext, name: ast.expr) -> None:
         case ast.Constant(value=str(text)) if text.rpartition(".")[2] not in context.index.tasks:
             if text not in context.index.task_names:
                 context.by_hand(name, f'the task "{text}"', _ELSEWHERE)
-        case _:
+        case ast.Constant():
             pass
+        case _:
+            context.note(name, "check", f"the task {context.render(name)}", _NAMED_LATER)
 
 
+_NAMED_LATER = (
+    "its name is known only when this runs: app.signature(...) raises UnknownTask where this application does not "
+    "declare it"
+)
 _ELSEWHERE = (
     "no file that was read declares it, and this application must: import its module, or send it to Celery's workers "
     "by @celery_task (celery5 docs beside-celery)"

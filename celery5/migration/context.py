@@ -107,9 +107,8 @@ class FileContext:
             return self.index.find_task(origin)
         if "." in dotted:
             return None
-        return next(
-            (task for task in self.index.tasks.get(dotted, ()) if task.module == self.file.module), None
-        )
+        here = (task for task in self.index.tasks.get(dotted, ()) if task.module == self.file.module)
+        return next(here, None) or self.index.find_exported(self.file.module, dotted)
 
     def kind_of(self, node: ast.AST) -> ValueKind:
         """Return what an expression is."""
@@ -117,6 +116,8 @@ class FileContext:
             case ast.Call():
                 return self._kind_of_call(node)
             case ast.Subscript(value=ast.Attribute(attr="tasks", value=app)) if self.kind_of(app) == "app":
+                return "task"
+            case ast.Attribute(attr="task", value=value) if self.kind_of(value) == "signature":
                 return "task"
             case ast.BinOp(left=left, op=ast.BitOr() | ast.RShift(), right=right):
                 kinds = {self.kind_of(left), self.kind_of(right)}
@@ -185,6 +186,10 @@ class FileContext:
     def is_sure_task(self, node: ast.AST) -> bool:
         """Return whether an expression is a task of the project, and not only a name that was imported."""
         match node:
+            case ast.Call(func=ast.Attribute(attr="options", value=task)):
+                return self.is_sure_task(task)
+            case ast.Attribute(attr="task", value=value) if self.kind_of(value) == "signature":
+                return True
             case ast.Name(id=name) if self.origin_of(node) == "" and any(
                 name in scope for scope in self.scopes
             ):

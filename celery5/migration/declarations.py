@@ -6,6 +6,7 @@ from typing import TypeGuard
 from celery5.hints import RESOURCE, find_equivalent
 from celery5.migration.context import FileContext
 from celery5.migration.index import DECORATORS, Function, find_maker, find_task_decorator, get_dotted
+from celery5.migration.rates import translate_rate
 from celery5.runners.context import CurrentJob
 from celery5.tasks.declaration import TaskOptions
 
@@ -259,23 +260,25 @@ def _change_max_retries(
     return ["max_retries=1000"]
 
 
+_RATE_BY_HAND = (
+    'rate_limit=Rate("10/m", per="worker"), which counts as Celery does, with a number and s, m, h or d (celery5 docs '
+    "limits)"
+)
+
+
 def _change_rate_limit(
     context: FileContext, option: ast.keyword, _given: dict[str, ast.keyword]
 ) -> list[str]:
     """Return a rate for each worker, as Celery counts it."""
     constant, value = _constant(option), context.render(option.value)
-    if constant is None or constant == 0:
+    text = None if constant is ... else translate_rate(constant)
+    if text == "":
+        context.changed(option, f"rate_limit={value}", "dropped: it is no limit")
         return []
-    is_known = isinstance(constant, int | str)
-    if not is_known:
-        context.by_hand(
-            option,
-            "rate_limit",
-            f'Rate({value}, per="worker"), which counts as Celery does (celery5 docs limits)',
-        )
+    if text is None:
+        context.by_hand(option, "rate_limit", f"{_RATE_BY_HAND}: {value} cannot be read here")
         return [f"rate_limit={value}"]
-    if "/" not in str(constant):
-        value = f'"{constant}/s"'
+    value = value if text == constant else f'"{text}"'
     rate = f'{context.need("Rate", "celery5.limits")}({value}, per="worker")'
     context.changed(
         option, "rate_limit", f"{rate}: for each worker, as with Celery; {value} is for all together"

@@ -1,11 +1,11 @@
-"""What is found in a project: changes that are made, those that are made by hand, and what has no counterpart."""
+"""What is found in a project: changes that are made or to be made by hand, what to check, what has no counterpart."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import msgspec
 
-FindingKind = Literal["change", "by hand", "nothing"]
+FindingKind = Literal["change", "by hand", "check", "nothing"]
 
 
 class CeleryUse(msgspec.Struct, frozen=True, order=True):

@@ -5,6 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from celery5.migration.rates import translate_rate
 from celery5.migration.source import SourceFile
 
 DECORATORS = {"task", "shared_task", "periodic_task"}
@@ -12,6 +13,8 @@ APP_NAMES = {"app", "celery", "celery_app", "current_app", "capp"}
 """What applications are usually called, where their definition is not among the files."""
 _APP_MAKERS = {"Celery", "make_celery", "create_celery_app"}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+MAX_DEPTH = 5
+"""How many imports a name is followed through."""
 
 
 @dataclass(frozen=True)
@@ -43,15 +46,36 @@ class ProjectIndex:
     makers: dict[str, set[str]] = field(
         default_factory=dict
     )  # functions that make tasks, with their own parameters
+    exports: dict[str, list[tuple[tuple[str, ...], str]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )  # what a name of a module was imported from, or is another name of: `from .tasks import charge as pay`
+    events: set[str] = field(default_factory=set)  # the classes of celery5's events, which have `delay`, too
     errbacks: set[str] = field(default_factory=set)  # the names of tasks that are called when a job fails
 
-    def find_task(self, origin: str) -> KnownTask | None:
+    def find_task(self, origin: str, *, depth: int = MAX_DEPTH) -> KnownTask | None:
         """Return the task that a dotted name means, as seen from anywhere in the project."""
         *module, name = origin.lstrip(".").split(".")
         for task in self.tasks.get(name, ()):
             if not module or _ends_alike(task.module, module):
                 return task
+        return self.find_exported(tuple(module), name, depth=depth) if module else None
+
+    def find_exported(
+        self, module: tuple[str, ...], name: str, *, depth: int = MAX_DEPTH
+    ) -> KnownTask | None:
+        """Return the task that a module has another name for, or has imported."""
+        for exporting, target in self.exports.get(name, ()) if depth else ():
+            if exporting[-len(module) :] == module:
+                found = self.find_task(target, depth=depth - 1)
+                if found is not None:
+                    return found
         return None
+
+    def has_read(self, origin: str) -> bool:
+        """Return whether the module that a dotted name is in was read, or is itself that name."""
+        *module, _ = origin.split(".")
+        parts = [tuple(module), tuple(origin.split("."))]
+        return any(part and known[-len(part) :] == part for known in self.modules for part in parts)
 
     def is_app(self, origin: str) -> bool:
         """Return whether a dotted name means an application of Celery."""
@@ -95,6 +119,7 @@ def make_index(files: Sequence[SourceFile]) -> ProjectIndex:
         index.is_django |= file.name.endswith("manage.py")
         index.errbacks |= _find_errbacks(file.tree)
         index.makers |= _find_makers(file.tree)
+        _add_names(index, file.tree, file.module)
         makers = {*_APP_MAKERS, *(["App"] if imports_celery5(file.tree) else [])}
         for node in ast.walk(file.tree):
             match node:
@@ -119,6 +144,35 @@ def make_index(files: Sequence[SourceFile]) -> ProjectIndex:
                     pass
     _add_made_tasks(index, files)
     return index
+
+
+def _makes_task(called: ast.expr) -> bool:
+    """Return whether a call makes a task of a function: `app.task(f)`, `shared_task(name="x")(f)`."""
+    called = called.func if isinstance(called, ast.Call) else called
+    return get_dotted(called).rpartition(".")[2] in DECORATORS
+
+
+def _add_names(index: ProjectIndex, tree: ast.Module, module: tuple[str, ...]) -> None:
+    """Add the tasks that a module makes by a call, its events, and the other names that it has for what it imports."""
+    origins: dict[str, str] = {}
+    for node in tree.body:
+        match node:
+            case ast.ImportFrom(module=source, names=names):
+                origins |= {one.asname or one.name: f"{source or ''}.{one.name}".lstrip(".") for one in names}
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Name() | ast.Attribute() as value):
+                first, _, rest = get_dotted(value).partition(".")
+                origin = origins.get(first, ".".join([*module, first]))
+                origins[name] = f"{origin}.{rest}" if rest else origin
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(func=called)) if _makes_task(called):
+                index.tasks[name].append(KnownTask(name, module, (), is_flexible=True))
+            case ast.ClassDef(name=name, decorator_list=decorators):
+                called_names = [get_dotted(getattr(one, "func", one)) for one in decorators]
+                if any(dotted.rpartition(".")[2] == "event" for dotted in called_names):
+                    index.events.add(name)
+            case _:
+                pass
+    for name, origin in origins.items():
+        index.exports[name].append((module, origin))
 
 
 def _add_made_tasks(index: ProjectIndex, files: Iterable[SourceFile]) -> None:
@@ -243,7 +297,7 @@ def _describe_task(function: Function, module: tuple[str, ...]) -> KnownTask:
         module,
         (*required, *only),
         bool(arguments.vararg),
-        is_limited=bool(options.get("rate_limit")),
+        is_limited=translate_rate(options.get("rate_limit")) != "",
         queue=queue if isinstance(queue, str) else "",
         positional=tuple(names[1:] if is_bound else names),
         unannotated=frozenset(_find_unannotated(arguments)) - set(names[: 1 if is_bound else 0]),

@@ -80,7 +80,7 @@ class Range(msgspec.Struct, frozen=True):
 class Rate(msgspec.Struct, frozen=True):
     """How many jobs of a task may begin in any period of a length, on all workers or `per` worker."""
 
-    text: str  # `200/m`, `5/s`, `1000/h`, `10/d`, `3/10s`
+    text: str  # `200/m`, `5/s`, `1000/h`, `10/d`, `3/10s`, `0.5/m`
     per: Per = "all"
 
     @property
@@ -110,12 +110,12 @@ class Rate(msgspec.Struct, frozen=True):
     def validate(self, task: str) -> "Rate":
         """Return itself. Raises Misconfigured."""
         try:
-            rate = RATE.parse(str(self.text))
-            is_whole = "/" in self.text and rate.count == int(rate.count)
+            RATE.parse(str(self.text))
+            is_rate = "/" in self.text
         except (Misconfigured, TypeError):
-            is_whole = False
-        if not is_whole:
-            raise Misconfigured(f"task {task}: rate {RATE.make_error(self.text)}; the number is a whole one")
+            is_rate = False
+        if not is_rate:
+            raise Misconfigured(f"task {task}: rate {RATE.make_error(self.text)}")
         _check_count(self.count, task, "rate_limit", 1)
         _check_per(self.per, task)
         return self

@@ -55,7 +55,7 @@ class TextKind(Generic[T]):
 
 
 class WrittenRate(msgspec.Struct, frozen=True):
-    """A number of things in a number of seconds."""
+    """A whole number of things in a number of seconds: `0.5/m` is 1 in 120 s."""
 
     count: float
     seconds: float
@@ -92,6 +92,8 @@ _PLAIN = re.compile(_NUMBER)
 _SPAN = re.compile(_NUMBER + "([smhdw])")
 _SPANS = re.compile(f"({_SPAN.pattern})+")
 _SIZE = re.compile(_NUMBER + r"\s*([A-Za-z]*)")
+MAX_RATE_SECONDS = 9999 * 86400.0
+"""The longest time that a rate is counted over."""
 _RATE = re.compile(_NUMBER + "(?:/([0-9]{1,4})?([smhd]))?")
 _COUNT = re.compile("[0-9]{1,9}")
 
@@ -116,8 +118,11 @@ def _read_rate(text: str) -> WrittenRate | None:
     match = _RATE.fullmatch(text.lower())
     if match is None:
         return None
-    rate = WrittenRate(float(match[1]), int(match[2] or 1) * _SECONDS[match[3] or ""])
-    return rate if rate.count and rate.seconds else None
+    count, seconds = float(match[1]), int(match[2] or 1) * _SECONDS[match[3] or ""]
+    if not count or not seconds:
+        return None
+    rate = WrittenRate(count, seconds) if count == int(count) else WrittenRate(1.0, seconds / count)
+    return rate if rate.seconds <= MAX_RATE_SECONDS else None
 
 
 def _read_count(text: str) -> int | None:

@@ -84,7 +84,12 @@ def migrate(  # noqa: C901
         context.exit(EXIT_FAILED)
 
 
-_KEYS: dict[str, FindingKind] = {"changes": "change", "by_hand": "by hand", "no_counterpart": "nothing"}
+_KEYS: dict[str, FindingKind] = {
+    "changes": "change",
+    "by_hand": "by hand",
+    "to_check": "check",
+    "no_counterpart": "nothing",
+}
 """The kinds of findings, by their names in JSON."""
 
 
@@ -112,7 +117,7 @@ def _describe_file(file: FileReport, written: list[str]) -> dict[str, object]:
     return fields
 
 
-_SHOWN: dict[FindingKind, str] = {"by hand": "by hand", "nothing": "no counterpart"}
+_SHOWN: dict[FindingKind, str] = {"by hand": "by hand", "check": "to check", "nothing": "no counterpart"}
 WIDTH_OF_PIPE = 120
 """The most columns of a line; also used if the output is no terminal."""
 MIN_WIDTH = 40
@@ -135,14 +140,20 @@ def _print_report(report: ProjectReport, written: list[str]) -> None:
     for note in report.notes:
         echo(_wrap(f"note: {note}", "", "  "))
     if not (report.count("change") or report.count("by hand") or report.unreadable):
-        left = report.count("nothing")
-        echo("nothing left to do" + (f", {left} without a counterpart" if left else ""))
+        left = [f", {count} to check" for count in [report.count("check")] if count]
+        left += [f", {count} without a counterpart" for count in [report.count("nothing")] if count]
+        echo(f"nothing left to do{''.join(left)}")
         return
     echo(
         f"{report.count('change')} changes {'are written' if written else 'in the diffs above'}, "
-        f"{report.count('by hand')} to make by hand, {report.count('nothing')} without a counterpart"
+        f"{report.count('by hand')} to make by hand, {_count_checks(report)}"
+        f"{report.count('nothing')} without a counterpart"
         + ("" if written or not report.count("change") else "; --write makes the changes")
     )
+
+
+def _count_checks(report: ProjectReport) -> str:
+    return f"{report.count('check')} to check, " if report.count("check") else ""
 
 
 def _print_findings(files: Iterable[FileReport], kind: FindingKind, written: list[str]) -> None:

@@ -71,7 +71,17 @@ def test_a_computed_limit_stays_within_its_bounds() -> None:
 
 @pytest.mark.parametrize(
     ("words", "count", "span"),
-    [("200/m", 200, 60.0), ("5/s", 5, 1.0), ("1/h", 1, 3600.0), ("10/d", 10, 86400.0), ("3/10s", 3, 10.0)],
+    [
+        ("200/m", 200, 60.0),
+        ("5/s", 5, 1.0),
+        ("1/h", 1, 3600.0),
+        ("10/d", 10, 86400.0),
+        ("3/10s", 3, 10.0),
+        ("0.5/m", 1, 120.0),
+        ("2.5/s", 1, 0.4),
+        ("0.1/2h", 1, 72000.0),
+        ("2.0/s", 2, 1.0),
+    ],
 )
 def test_a_rate_is_so_many_in_a_span(words: str, count: int, span: float) -> None:
     rate = Rate(words).validate("t")
@@ -79,7 +89,9 @@ def test_a_rate_is_so_many_in_a_span(words: str, count: int, span: float) -> Non
     assert 0.05 <= rate.slack <= 1.0
 
 
-@pytest.mark.parametrize("words", ["", "200", "0/m", "-1/s", "5/x", "1.5/s", "5/0s", "5 / s", "99999999/s"])
+@pytest.mark.parametrize(
+    "words", ["", "200", "0/m", "-1/s", "5/x", "0.0/s", "0.00001/d", "5/0s", "5 / s", "99999999/s"]
+)
 def test_a_rate_that_makes_no_sense_is_refused(words: str) -> None:
     with pytest.raises(Misconfigured, match="task t: rate"):
         Rate(words).validate("t")

@@ -31,7 +31,7 @@ def list_left(report: ProjectReport) -> set[tuple[str, str, str]]:
     return {
         (file.path, finding.name, finding.advice)
         for file in report.files
-        for kind in ("by hand", "nothing")
+        for kind in ("by hand", "check", "nothing")
         for finding in file.of_kind(kind)
     }
 

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from celery5.limits import Rate
 from celery5.migration.findings import FileReport
+from celery5.migration.rates import translate_rate
 from celery5.migration.rewrite import migrate_project
 
 HEAD = """
@@ -143,6 +145,12 @@ DECORATORS = [
     ("@app.task(rate_limit='10/m')", "@app.task(rate_limit=Rate('10/m', per=\"worker\"))"),
     ("@app.task(rate_limit=10)", '@app.task(rate_limit=Rate("10/s", per="worker"))'),
     ("@app.task(rate_limit=None)", "@app.task"),
+    *((f"@app.task(rate_limit={none})", "@app.task") for none in ("0", "0.0", "'0/s'", "'0'", '"0.0/m"')),
+    ("@app.task(rate_limit='0.5/m')", "@app.task(rate_limit=Rate('0.5/m', per=\"worker\"))"),
+    ("@app.task(rate_limit='100/h')", "@app.task(rate_limit=Rate('100/h', per=\"worker\"))"),
+    ("@app.task(rate_limit=0.5)", '@app.task(rate_limit=Rate("0.5/s", per="worker"))'),
+    ("@app.task(rate_limit='10')", '@app.task(rate_limit=Rate("10/s", per="worker"))'),
+    ("@app.task(rate_limit=' 5 / m')", '@app.task(rate_limit=Rate("5/m", per="worker"))'),
     ("@app.task(throws=(KeyError,))", "@app.task(dont_autoretry_for=(KeyError,))"),
     (
         "@app.task(default_retry_delay=9, max_retries=0)",
@@ -154,6 +162,25 @@ DECORATORS = [
     ),
     ("@app.task(serializer='json')", "@app.task"),
 ]
+
+
+RATES_BY_HAND = ["'10/d'", "'fast'", "'1e3/s'", "'9999999/s'", "-1", "True", "settings.RATE", "f'{n}/m'"]
+
+
+@pytest.mark.parametrize("rate", RATES_BY_HAND)
+def test_rate_that_celery_or_the_files_do_not_tell_is_named(tmp_path: Path, rate: str) -> None:
+    report = migrate(tmp_path, f"@app.task(rate_limit={rate})\ndef one(): ...\n")
+    (found,) = [use for use in report.of_kind("by hand") if use.name == "rate_limit"]
+    assert found.advice.endswith(f"{rate} cannot be read here")
+
+
+@pytest.mark.parametrize("rate", ["0.5/m", "100/h", "10/s", "10", "7.5", 10, 0.5, 0.1])
+def test_rate_admits_as_many_jobs_in_the_long_run_as_celery(rate: object) -> None:
+    limits = pytest.importorskip("celery.utils.time")
+    text = translate_rate(rate)
+    assert text
+    ours = Rate(text).validate("t")
+    assert ours.count / ours.span == pytest.approx(limits.rate(rate))
 
 
 @pytest.mark.parametrize(("before", "after"), DECORATORS)
