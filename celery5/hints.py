@@ -41,6 +41,11 @@ RESOURCE = (
     "(celery5 docs django, Signals and base classes)"
 )
 """What becomes of the attributes of a base class of tasks."""
+ONE_AT_A_TIME = (
+    'options(key="order-7") of the call: one unfinished job of each key, and a handle of the first one for the others; '
+    "unique_for=60 of the task for the same arguments (celery5 docs idempotency)"
+)
+"""What becomes of celery_once and celery_singleton."""
 _HANDLER = "(celery5 docs django, Signals and base classes, also for handlers that use the ORM)"
 
 _BASE_CLASS = (
@@ -85,7 +90,7 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
         "result": "celery5 itself: AsyncResult, gather and wait",
         "apps": "celery5 -A shop worker start and celery5 scheduler start",
         "worker": "celery5 -A shop worker start; in a program of your own celery5.testing.running_worker(app)",
-        "concurrency": "nothing: there are no pools",
+        "concurrency": "cpu_slots, concurrency and box_slots of a worker: there are no pools",
         "loaders": "nothing: the settings are those of App, and in Django CELERY5",
         "fixups": "celery5.contrib.django, which is found by itself",
         "platforms": "nothing: systemd, a container or a Controller keeps processes",
@@ -369,6 +374,7 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
             "nothing: the id of a job of a workflow begins with that of its run",
         ),
         "immutable": "a >> b, which passes no value to b",
+        **dict.fromkeys(("once", "unique_on", "raise_on_duplicate"), ONE_AT_A_TIME),
         "retry": "not needed: a lost connection is retried, and the backlog keeps jobs meanwhile",
         "headers": "job.headers in Middleware.sending, or an argument of the task",
         "link_error": "on_failure, which is called with a list of StepFailure, in place of the task's own",
@@ -527,6 +533,7 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
             ),
             "nothing: results are where the jobs are",
         ),
+        **dict.fromkeys(("once", "singleton_*"), ONE_AT_A_TIME),
         "security_*": "nothing: use TLS and a Redis user with a password; commands are signed (keys)",
     },
     "command": {
@@ -577,7 +584,7 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
         "logtool": "nothing: the log is JSON lines, which jq reads",
         "graph": "celery5 workflow graph ID; boot graphs are not drawn",
         "amqp": "nothing: there is no AMQP",
-        "migrate": "nothing: there are no other brokers; celery5 migrate reads a project",
+        "migrate": "celery5 migrate SOURCE, which reads a project: there are no other brokers",
         "upgrade": "nothing: an old name of a setting is refused with the new one",
     },
     "signal": {

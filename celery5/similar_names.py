@@ -20,3 +20,13 @@ def did_you_mean(name: str, known: Iterable[str], *, otherwise: str = "", cutoff
     """Return `did you mean 'cart'?`, or `otherwise` when no known name is similar to `name`."""
     similar = find_similar(name, known, cutoff=cutoff)
     return f"did you mean {similar!r}?" if similar else otherwise
+
+
+MAX_KNOWN = 20
+"""The most names that an error lists."""
+
+
+def suggest_known(name: str, known: Iterable[str]) -> str:
+    """Return `did you mean 'cart'?`, or the names that there are when none is similar: `known: order, user`."""
+    names = list(known)
+    return did_you_mean(name, names, otherwise=f"known: {', '.join(names[:MAX_KNOWN]) or 'none'}")

@@ -42,8 +42,8 @@ def change_call(context: FileContext, call: ast.Call) -> None:
     name = context.celery_name(call.func)
     if name == "connect" and isinstance(call.func, ast.Attribute):
         _check_connection(context, call, call.func.value)
-    elif name:
-        _change_function(context, call, name)
+    elif name or context.new_name(call.func) in _ERRORS:
+        _change_function(context, call, name or context.new_name(call.func))
     elif not change_canvas(context, call) and isinstance(call.func, ast.Attribute):
         _change_method(context, call, call.func.attr, call.func.value)
 
@@ -150,6 +150,28 @@ def _change_crontab(context: FileContext, call: ast.Call, name: str) -> None:
         context.by_hand(call, name, 'cron("0 3 * * *"): a line of a crontab')
 
 
+def _change_reject(context: FileContext, call: ast.Call, name: str) -> None:
+    """Drop `requeue=False` of `Reject`, which celery5's does not have, and report another one."""
+    given = {option.arg: option for option in call.keywords}
+    requeue = given.get("requeue")
+    value = requeue.value if requeue is not None else call.args[1] if len(call.args) > 1 else None
+    if isinstance(value, ast.Constant) and not value.value:
+        reasons = [*call.args[:1], *(option.value for word, option in given.items() if word == "reason")]
+        shown = ", ".join(context.render(reason) for reason in reasons)
+        context.replace(call, f"{context.render(call.func)}({shown})")
+        context.changed(call, "requeue", "dropped: a job that is rejected is not sent again")
+    elif value is not None:
+        context.by_hand(call, f"{name}(requeue=)", "raise Retry(countdown=5), which sends the job again")
+
+
+def _check_retry(context: FileContext, call: ast.Call, name: str) -> None:
+    given = {option.arg for option in call.keywords}
+    if len(call.args) > 1 or given - {"message", "countdown", "max_retries"}:
+        context.by_hand(
+            call, f"{name}(...)", "raise Retry(countdown=5), or self.retry(exc=error, countdown=5)"
+        )
+
+
 def _change_ignore(context: FileContext, call: ast.Call, name: str) -> None:
     context.replace(call, f'{context.need("Reject")}("ignored")')
     context.changed(call, name, 'Reject("ignored")')
@@ -166,11 +188,15 @@ def _change_named_signature(context: FileContext, call: ast.Call, name: str) -> 
         context.report(call, "module", name)
 
 
+_ERRORS = ("Reject", "Retry")
+"""Errors that celery5 has, too, with other arguments."""
 _FUNCTIONS: dict[str, tuple[int, Callable[[FileContext, ast.Call, str], None]]] = {
     "get_task_logger": (1, _change_logger),
     "AsyncResult": (1, _change_handle),
     "crontab": (0, _change_crontab),
     "Ignore": (0, _change_ignore),
+    "Reject": (0, _change_reject),
+    "Retry": (0, _check_retry),
     "signature": (1, _change_named_signature),
     "subtask": (1, _change_named_signature),
     "maybe_signature": (1, _change_named_signature),
@@ -201,9 +227,25 @@ def expand_arguments(
     return new
 
 
-def _check_queue(new: NewCall, task: KnownTask | None) -> None:
+def _check_options_of(context: FileContext, new: NewCall, task: KnownTask | None) -> None:
+    """Report options that a call of this task cannot have, or that mean something else with it."""
+    if task is None:
+        return
+    _check_queue(new, task)
+    if context.index.calls_on_failure(task):
+        advice = _TWO_HANDLERS.replace("TASK", task.name)
+        new.problems = [(name, advice if name == "link_error" else said) for name, said in new.problems]
+
+
+_TWO_HANDLERS = (
+    "options(on_failure=task) for link_error, and Middleware.running for what on_failure of TASK did (job.outcome is "
+    "Dead(reason, error)): of two on_failure= only that of the call is called"
+)
+
+
+def _check_queue(new: NewCall, task: KnownTask) -> None:
     """Report a task with a rate that is sent to another queue: celery5 refuses that. Its own queue is fine."""
-    if task is None or not task.is_limited:
+    if not task.is_limited:
         return
     for option in [option for option in new.options if option.startswith("queue=")]:
         new.options.remove(option)
@@ -305,7 +347,7 @@ def _change_apply_async(
         return
     new = expand_arguments(context, call)
     called = _find_called_task(context, receiver)
-    _check_queue(new, context.find_task(called or receiver))
+    _check_options_of(context, new, context.find_task(called or receiver))
     for name, advice in new.problems:
         context.by_hand(call, name, (kind == "workflow" and find_equivalent("workflow", name)) or advice)
     if called is not None and isinstance(receiver, ast.Call):
@@ -365,7 +407,7 @@ def _write_sending(
 
 def _change_signature(context: FileContext, call: ast.Call, receiver: ast.expr) -> None:
     new = expand_arguments(context, call, positional=("args", "kwargs"))
-    _check_queue(new, context.find_task(receiver))
+    _check_options_of(context, new, context.find_task(receiver))
     is_immutable = [option for option in call.keywords if option.arg == "immutable"]
     if new.problems and (not is_immutable or len(new.problems) > 1):
         for name, advice in new.problems:
@@ -383,13 +425,12 @@ def _change_signature(context: FileContext, call: ast.Call, receiver: ast.expr) 
 def _change_set(context: FileContext, call: ast.Call, receiver: ast.expr) -> None:
     new = expand_arguments(context, call, positional=())
     called = _find_called_task(context, receiver)
-    others = len(new.problems)
-    _check_queue(new, context.find_task(called or receiver))
+    _check_options_of(context, new, context.find_task(called or receiver))
     is_simple = called is not None and call.keywords and not (new.problems or new.arguments)
     if called is None or not isinstance(receiver, ast.Call) or not is_simple:
-        for name, advice in new.problems[others:]:
+        for name, advice in new.problems:
             context.by_hand(call, name, advice)
-        if others == len(new.problems):
+        if called is None or not new.problems:
             context.report(call, "signature", "set")
         return
     if id(receiver) in context.immutable:
@@ -429,7 +470,7 @@ def _change_by_name(context: FileContext, call: ast.Call, app: str, *, is_sent: 
     new = expand_arguments(context, call, positional=("name", "args", "kwargs"))
     match call.args[0]:
         case ast.Constant(value=str(name)):
-            _check_queue(new, context.index.find_task(name))
+            _check_options_of(context, new, context.index.find_task(name))
         case _:
             pass
     immutable = [option for option in call.keywords if option.arg == "immutable"]
@@ -516,7 +557,7 @@ def _check_task_call(context: FileContext, call: ast.Call, method: str, receiver
             f"queue={context.render(option.value)}" for option in call.keywords if option.arg == "queue"
         ]
         new = NewCall(options=options)
-        _check_queue(new, context.find_task(receiver))
+        _check_options_of(context, new, context.find_task(receiver))
         for name, advice in new.problems:
             context.by_hand(call, name, advice)
     elif method == "AsyncResult" and call.args:

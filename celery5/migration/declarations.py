@@ -3,7 +3,7 @@
 import ast
 from typing import TypeGuard
 
-from celery5.hints import RESOURCE, find_equivalent
+from celery5.hints import ONE_AT_A_TIME, RESOURCE, find_equivalent
 from celery5.migration.context import FileContext
 from celery5.migration.index import DECORATORS, Function, find_maker, find_task_decorator, get_dotted
 from celery5.migration.rates import translate_rate
@@ -39,6 +39,10 @@ _PASSED_SELF = (
 )
 _OPTION_OF_CLASS = "an option of each task: keep those of the class in a dict, and write @app.task(**OPTIONS)"
 _CHECK_OPTIONS = "check that celery5 has these options"
+_HANDLER_OF_CELERY = (
+    "on_failure= takes a task, which is called with a list of StepFailure; what a function with (self, exc, task_id, "
+    "...) did is Middleware.running, where job.outcome is Dead(reason, error)"
+)
 _UNKNOWN_OPTION = "middleware, or a decorator below @app.task"
 _OPTIONS = {"bind", *TaskOptions.__optional_keys__}
 _OF_A_JOB = {name for name in dir(CurrentJob) if not name.startswith("_")}
@@ -121,8 +125,12 @@ def _check_declaration(context: FileContext, function: Function, call: ast.Call 
             _change_serializer(context, option, {})
         elif option.arg == "priority":
             _change_priority(context, option, {})
+        elif option.arg == "on_failure":
+            _check_on_failure(context, option)
+        elif option.arg == "rate_limit":
+            _check_rate(context, option)
         elif option.arg not in _OPTIONS:
-            context.report(option, "option", option.arg, default=_UNKNOWN_OPTION)
+            _report_option(context, option, option.arg)
 
 
 def _check_errback(context: FileContext, function: Function, call: ast.Call | None) -> None:
@@ -238,8 +246,32 @@ def _change_option(context: FileContext, option: ast.keyword, given: dict[str, a
     if equivalent.startswith("nothing") and name != "backend":
         context.changed(option, name, f"dropped: {equivalent.removeprefix('nothing: ')}")
         return []
-    context.report(option, "option", name, default=_UNKNOWN_OPTION)
+    _report_option(context, option, name)
     return [f"{name}={value}"]  # it is refused with a hint until it is changed
+
+
+def _report_option(context: FileContext, option: ast.keyword, name: str) -> None:
+    """Report an option that celery5 does not have: of Celery, of a package beside it, or of the task's own class."""
+    base = get_dotted(option.value).rpartition(".")[2] if name == "base" else ""
+    if base in ("QueueOnce", "Singleton"):
+        context.by_hand(option, f"base={base}", ONE_AT_A_TIME)
+    else:
+        context.report(option, "option", name, default=_UNKNOWN_OPTION)
+
+
+def _check_on_failure(context: FileContext, option: ast.keyword) -> None:
+    """Report a handler of Celery's, a function that is no task."""
+    if _constant(option) is not None and context.kind_of(option.value) not in ("task", "signature"):
+        context.by_hand(option, "on_failure", _HANDLER_OF_CELERY)
+
+
+def _change_on_failure(
+    context: FileContext, option: ast.keyword, _given: dict[str, ast.keyword]
+) -> list[str]:
+    if _constant(option) is None:
+        return []
+    _check_on_failure(context, option)
+    return [f"on_failure={context.render(option.value)}"]
 
 
 def _constant(option: ast.keyword) -> object:
@@ -266,6 +298,16 @@ _RATE_BY_HAND = (
 )
 
 
+def _check_rate(context: FileContext, option: ast.keyword) -> None:
+    """Report a rate that neither celery5 nor Celery reads, and one that the files do not tell."""
+    constant, value = _constant(option), context.render(option.value)
+    is_written = isinstance(option.value, ast.Call) and get_dotted(option.value.func).endswith("Rate")
+    if constant is ... and not is_written:
+        context.note(option, "check", "rate_limit", f"{_RATE_BY_HAND}: {value} is known only when it runs")
+    elif constant is not ... and translate_rate(constant) is None:
+        context.by_hand(option, "rate_limit", f"{_RATE_BY_HAND}: {value} is no rate")
+
+
 def _change_rate_limit(
     context: FileContext, option: ast.keyword, _given: dict[str, ast.keyword]
 ) -> list[str]:
@@ -276,7 +318,7 @@ def _change_rate_limit(
         context.changed(option, f"rate_limit={value}", "dropped: it is no limit")
         return []
     if text is None:
-        context.by_hand(option, "rate_limit", f"{_RATE_BY_HAND}: {value} cannot be read here")
+        _check_rate(context, option)
         return [f"rate_limit={value}"]
     value = value if text == constant else f'"{text}"'
     rate = f'{context.need("Rate", "celery5.limits")}({value}, per="worker")'
@@ -345,6 +387,7 @@ def _change_retry_arguments(
 
 _CHANGES = {
     "bind": _change_bind,
+    "on_failure": _change_on_failure,
     "max_retries": _change_max_retries,
     "rate_limit": _change_rate_limit,
     "expires": _change_expires,

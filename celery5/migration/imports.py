@@ -5,7 +5,7 @@ import sys
 from collections import defaultdict
 from dataclasses import dataclass
 
-from celery5.hints import find_equivalent
+from celery5.hints import ONE_AT_A_TIME, find_equivalent
 from celery5.migration.context import FileContext
 from celery5.migration.source import parse
 
@@ -40,6 +40,9 @@ def rename(context: FileContext, node: ast.Name | ast.Attribute) -> None:
     if name == "MaxRetriesExceededError" and _is_caught_around_retry(context.tree, node):
         context.by_hand(node, name, _RETRY_RAISES_NOTHING)
         return
+    if name == "MaxRetriesExceededError" and _is_raised(context.tree, node):
+        context.by_hand(node, f"raise {name}", _RAISE_THE_ERROR)
+        return
     module, new = RENAMED[name]
     local = context.need(new, module, instead=name)
     if local != context.render(node):
@@ -50,6 +53,21 @@ _RETRY_RAISES_NOTHING = (
     "self.retry() of the last attempt raises nothing that a task can catch: put that code into on_failure= of "
     "the task, or before retry() where self.attempt is the last one. Callers of get() catch TaskFailed"
 )
+
+
+_RAISE_THE_ERROR = (
+    "raise the error itself, or Reject(...) where it is no failure: a job without retries left is a dead letter with "
+    "its error"
+)
+
+
+def _is_raised(tree: ast.Module, name: ast.AST) -> bool:
+    """Return whether a name is the error of a `raise` statement."""
+    return any(
+        (node.exc.func if isinstance(node.exc, ast.Call) else node.exc) is name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Raise)
+    )
 
 
 def _is_caught_around_retry(tree: ast.Module, name: ast.AST) -> bool:
@@ -170,6 +188,9 @@ def _has_class_of(context: FileContext, name: str) -> bool:
 
 
 _COMPANIONS = {
+    **dict.fromkeys(("celery_once", "celery_singleton"), ONE_AT_A_TIME),
+    "redbeat": "the setting schedules, and app.schedule while all runs: schedules are in Redis",
+    "celery_progress": "progress(done, total, note) in the task, and result.watch() (celery5 docs results)",
     "kombu": "leave it out: any name is a queue, JSON is all that is sent, and celery5 does not bring kombu",
     "billiard": "leave it out: there are no pools, and celery5 does not bring billiard",
     "django_celery_beat": "the setting schedules: celery5 migrate --beat FILE.json writes the rows; at run time "

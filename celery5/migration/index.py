@@ -29,6 +29,8 @@ class KnownTask:
     queue: str = ""  # the queue of its declaration; '' for none, or where that is no text
     positional: tuple[str, ...] = ()  # the parameters by position, without `self`
     unannotated: frozenset[str] = frozenset()  # those without an annotation, and without a default of JSON
+    base: str = ""  # the name of its base class; '' for none
+    has_on_failure: bool = False  # its declaration has on_failure=
 
 
 @dataclass
@@ -50,6 +52,7 @@ class ProjectIndex:
         default_factory=lambda: defaultdict(list)
     )  # what a name of a module was imported from, or is another name of: `from .tasks import charge as pay`
     events: set[str] = field(default_factory=set)  # the classes of celery5's events, which have `delay`, too
+    failure_classes: set[str] = field(default_factory=set)  # classes with a method on_failure
     errbacks: set[str] = field(default_factory=set)  # the names of tasks that are called when a job fails
 
     def find_task(self, origin: str, *, depth: int = MAX_DEPTH) -> KnownTask | None:
@@ -70,6 +73,10 @@ class ProjectIndex:
                 if found is not None:
                     return found
         return None
+
+    def calls_on_failure(self, task: KnownTask) -> bool:
+        """Return whether a task, or its base class, has a handler of its own for a job that failed."""
+        return task.has_on_failure or task.base in self.failure_classes
 
     def has_read(self, origin: str) -> bool:
         """Return whether the module that a dotted name is in was read, or is itself that name."""
@@ -158,7 +165,9 @@ def _add_names(index: ProjectIndex, tree: ast.Module, module: tuple[str, ...]) -
     for node in tree.body:
         match node:
             case ast.ImportFrom(module=source, names=names):
-                origins |= {one.asname or one.name: f"{source or ''}.{one.name}".lstrip(".") for one in names}
+                origins |= {
+                    alias.asname or alias.name: f"{source or ''}.{alias.name}".lstrip(".") for alias in names
+                }
             case ast.Assign(targets=[ast.Name(id=name)], value=ast.Name() | ast.Attribute() as value):
                 first, _, rest = get_dotted(value).partition(".")
                 origin = origins.get(first, ".".join([*module, first]))
@@ -166,7 +175,9 @@ def _add_names(index: ProjectIndex, tree: ast.Module, module: tuple[str, ...]) -
             case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(func=called)) if _makes_task(called):
                 index.tasks[name].append(KnownTask(name, module, (), is_flexible=True))
             case ast.ClassDef(name=name, decorator_list=decorators):
-                called_names = [get_dotted(getattr(one, "func", one)) for one in decorators]
+                if any(isinstance(member, Function) and member.name == "on_failure" for member in node.body):
+                    index.failure_classes.add(name)
+                called_names = [get_dotted(getattr(decorator, "func", decorator)) for decorator in decorators]
                 if any(dotted.rpartition(".")[2] == "event" for dotted in called_names):
                     index.events.add(name)
             case _:
@@ -287,10 +298,9 @@ def _describe_task(function: Function, module: tuple[str, ...]) -> KnownTask:
         for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
         if default is None
     ]
-    options = {
-        option.arg: option.value.value if isinstance(option.value, ast.Constant) else ...
-        for option in (decorator.keywords if isinstance(decorator, ast.Call) else ())
-    }
+    keywords = decorator.keywords if isinstance(decorator, ast.Call) else []
+    given = [(option.arg, option.value) for option in keywords]
+    options = {name: value.value if isinstance(value, ast.Constant) else ... for name, value in given}
     queue = options.get("queue")
     return KnownTask(
         function.name,
@@ -301,6 +311,8 @@ def _describe_task(function: Function, module: tuple[str, ...]) -> KnownTask:
         queue=queue if isinstance(queue, str) else "",
         positional=tuple(names[1:] if is_bound else names),
         unannotated=frozenset(_find_unannotated(arguments)) - set(names[: 1 if is_bound else 0]),
+        base=next((get_dotted(value).rpartition(".")[2] for name, value in given if name == "base"), ""),
+        has_on_failure=options.get("on_failure") is not None,
     )
 
 

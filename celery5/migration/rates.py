@@ -19,8 +19,6 @@ def translate_rate(value: object) -> str | None:
     try:
         if not float(number):
             return ""
-        rate = Rate(f"{number}/{unit}")
-        rate.validate("")
+        return Rate(f"{number}/{unit}").validate("").text
     except (ValueError, Misconfigured):
         return None
-    return rate.text if unit in ("s", "m", "h") else None

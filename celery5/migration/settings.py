@@ -200,6 +200,11 @@ def _find_obstacle(setting: str, text: str) -> str:
         return "the setting schedules, or schedule= of the tasks: cron, every, calendar, at"
     if setting in ("task_serializer", "result_serializer", "accept_content") and "pickle" in text:
         return "arguments and results are JSON: annotate the parameters, pass ids in place of objects"
+    if setting == "task_routes" and "{" not in text.partition(":")[0]:
+        return (
+            'queue_routes={"media.mail.*": "mail"} for names and patterns; where a function chose, the sender does: '
+            "options(queue=...)"
+        )
     if setting == "beat_scheduler" and "django" in text.lower():
         return "celery5 migrate --beat FILE.json writes the rows of django-celery-beat as schedules"
     return ""

@@ -28,7 +28,7 @@ from celery5.protocol.observability.alerting import (
     UndeliveredNotification,
     is_silent,
 )
-from celery5.similar_names import did_you_mean
+from celery5.similar_names import suggest_known
 
 ALL = "*"
 """The name that silences all rules."""
@@ -162,8 +162,7 @@ class Alerts:
     def _make_silence(self, name: str, seconds: float, why: str) -> AlertSilence:
         names = [rule.name for rule in self.rules()]
         if name != ALL and name not in names:
-            known = did_you_mean(name, names, otherwise=f"known: {', '.join(names)}")
-            raise Misconfigured(f"there is no alert {name!r}; {known}")
+            raise Misconfigured(f"there is no alert {name!r}; {suggest_known(name, names)}")
         if isinstance(seconds, bool) or not 0 < seconds <= MAX_SILENCE or math.isnan(seconds):
             raise Misconfigured(f"seconds is {seconds!r}: give up to {MAX_SILENCE:.0f}, which is 30 days")
         return AlertSilence(name=name, until=time.time() + seconds, by=get_actor_name(), why=why)

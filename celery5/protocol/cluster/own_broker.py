@@ -6,7 +6,7 @@ from typing import Any, Literal, cast
 
 import msgspec
 
-from celery5.similar_names import did_you_mean
+from celery5.similar_names import suggest_known
 
 Fsync = Literal["always", "everysec", "no"]
 FSYNC_MODES: tuple[Fsync, ...] = ("always", "everysec", "no")
@@ -54,8 +54,7 @@ def _wrong(table: Mapping[str, Any]) -> Iterator[str]:
     known = OwnBroker.__struct_fields__
     for name, value in table.items():
         if name not in known:
-            hint = did_you_mean(name, known, otherwise=f"known: {', '.join(known)}")
-            yield f"broker.{name} is not known; {hint}"
+            yield f"broker.{name} is not known; {suggest_known(name, known)}"
         elif name == "options":
             if not isinstance(value, dict):
                 yield f"broker.options: {value!r} is not a table"

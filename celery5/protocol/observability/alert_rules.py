@@ -30,7 +30,7 @@ from celery5.protocol.observability.report import compress, decompress, get_labe
 from celery5.protocol.observability.rollup import FAILED_STATES, FINISHED_STATES, MetricsGroup
 from celery5.protocol.process.standing import BLOCKED, count_unnamed_lost, make_lost
 from celery5.protocol.text_values import DURATION
-from celery5.similar_names import did_you_mean
+from celery5.similar_names import suggest_known
 
 MAX_WITHIN = 3600.0
 """The longest time over which failures and dead letters are counted, in seconds."""
@@ -146,9 +146,7 @@ def check_rule(rule: AlertRule) -> AlertRule:
     if condition.measure not in get_args(Measure):
         raise Misconfigured(
             f"alert {name!r}: nothing is measured as {condition.measure!r}; "
-            + did_you_mean(
-                condition.measure, get_args(Measure), otherwise=f"known: {_join(get_args(Measure))}"
-            )
+            + suggest_known(condition.measure, get_args(Measure))
         )
     if rule.severity not in get_args(Severity):
         raise Misconfigured(f"alert {name!r}: severity is {rule.severity!r}: give warning or critical")
@@ -185,17 +183,13 @@ def check_names(rule: AlertRule, *, queues: Collection[str], tasks: Collection[s
     """Return a rule. Raises Misconfigured for a queue or a task that the application does not have."""
     for kind, name, names in (("queue", rule.condition.queue, queues), ("task", rule.condition.task, tasks)):
         if name and name not in names:
-            known = did_you_mean(name, sorted(names), otherwise=f"known: {_join(sorted(names)) or 'none'}")
+            known = suggest_known(name, sorted(names))
             raise Misconfigured(f"alert {rule.name!r}: there is no {kind} {name!r}; {known}")
     return rule
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
-
-
-def _join(names: Sequence[str]) -> str:
-    return ", ".join(names[:20])
 
 
 _DURATIONS = ("for", "keep_firing_for", "within")
@@ -218,7 +212,7 @@ def _parse_rule(name: str, text: str) -> AlertRule:
     for word in words:
         option, equals, value = word.partition("=")
         if not equals or option not in _OPTIONS:
-            hint = did_you_mean(option, _OPTIONS, otherwise=f"known: {', '.join(_OPTIONS)}")
+            hint = suggest_known(option, _OPTIONS)
             raise Misconfigured(f"alert {name!r}: {word!r} is no option=value; {hint}")
         values[option] = value if option in _TEXTS else _parse_number(name, option, value)
     if "above" not in values and measure not in WITHOUT_THRESHOLD:

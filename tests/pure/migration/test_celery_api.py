@@ -1,6 +1,7 @@
 """Celery's public API, as its modules list it: `celery5 migrate` changes or answers each name, or celery5 has it."""
 
 import inspect
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from celery5.migration.findings import CeleryUse
 from celery5.migration.rewrite import migrate_project
 from celery5.tasks import CurrentJob
 from celery5.tasks.declaration import TaskOptions
+from tests.house.sources import HERE
+from tests.pure.migration.test_rewriting import GENERAL
 
 celery: Any = pytest.importorskip("celery", reason="needs Celery: uv pip install --group celery")
 amqp: Any = pytest.importorskip("celery.app.amqp")
@@ -26,8 +29,6 @@ signals: Any = pytest.importorskip("celery.signals")
 states: Any = pytest.importorskip("celery.states")
 tasks: Any = pytest.importorskip("celery.app.task")
 
-GENERAL = "see celery5 docs from-celery"
-"""What is said of a name that nothing is known of."""
 HEAD = """from celery import Celery, chain, chord, group, shared_task
 from celery.result import AsyncResult
 
@@ -218,6 +219,14 @@ def test_imports_are_changed_or_answered(tmp_path: Path) -> None:
         }
     lines |= {module: f"from celery.{module} import thing{n}" for n, module in enumerate(MODULES.split())}
     assert find_unanswered(tmp_path, lines, head="") == []
+
+
+def test_pages_that_advice_names_are_there() -> None:
+    files = [HERE / "celery5" / "hints.py", *(HERE / "celery5" / "migration").glob("*.py")]
+    text = " ".join(re.sub(r'"\s+f?"', "", file.read_text()) for file in files)
+    pages = set(re.findall(r"celery5 docs ([a-z][\w-]*)", text))
+    assert len(pages) > 8
+    assert [page for page in pages if not (HERE / "docs" / "guide" / f"{page}.md").exists()] == []
 
 
 def test_commands_are_translated(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from celery5.cli.standalone.migrate import migrate as migrate_command
 from celery5.migration.broker_urls import translate_url
 from celery5.migration.findings import ProjectReport
 from celery5.migration.rewrite import migrate_project
-from tests.pure.migration.test_rewriting import HEAD, migrate
+from tests.pure.migration.test_rewriting import GENERAL, HEAD, migrate
 from tests.story.migrating.projects import PROJECTS, unpack
 
 APP = """
@@ -126,6 +126,25 @@ LEFT: list[tuple[str, list[str]]] = [
     ("with app.connection_for_write(): ...\n", []),
     ("app.steps['worker'].add(Step)\n", ["app.steps"]),
     ("with app.events.State() as state: ...\n", ["app.events"]),
+    ("app.conf.task_routes = (route, {'shop.*': {'queue': 'a'}})\n", ["task_routes"]),
+    ("app.conf.task_routes = 'shop.routers.route'\n", ["task_routes"]),
+    ("app.conf.task_default_rate_limit = '0.5/m'\n", ["task_default_rate_limit"]),
+    ("from celery.exceptions import Reject\nraise Reject('no', requeue=True)\n", ["Reject(requeue=)"]),
+    ("from celery.exceptions import Retry\nraise Retry('no', error, 5)\n", ["Retry(...)"]),
+    (
+        "from celery.exceptions import MaxRetriesExceededError\nraise MaxRetriesExceededError()\n",
+        ["raise MaxRetriesExceededError"],
+    ),
+    (
+        "from celery_once import QueueOnce\n@app.task(base=QueueOnce, once={'keys': ['a']})\ndef a(): ...\n",
+        ["base=QueueOnce", "import of QueueOnce from celery_once", "once"],
+    ),
+    ("@app.task(on_failure=note)\ndef a(): ...\n", ["on_failure"]),
+    ("x = add.s(1)\nx |= add.s()\nx(3)\n", ["a signature that is called"]),
+    ("add.s(1).freeze(); add.s(1).stamp(a=1)\n", ["freeze() of a signature", "stamp() of a signature"]),
+    ("add.rate_limit = '5/m'\nprint(add.priority)\n", ["add.priority", "add.rate_limit"]),
+    ("i = app.control.inspect()\ni.reserved()\n", ["control.inspect", "inspect.reserved()"]),
+    ("app.add_periodic_task(9.0, add.s(1), name='x', expires=9)\n", ["add_periodic_task"]),
     ("async def view(): add.apply_async((1,), countdown=3)\n", ["delay in async def"]),
     ("app.send_task('other.task', (1,))\n", ['the task "other.task"']),
     (
@@ -140,6 +159,50 @@ def test_what_is_left_is_named_before_and_after_the_writing(
     tmp_path: Path, text: str, names: list[str]
 ) -> None:
     assert sorted(find_names(tmp_path, text)) == names
+
+
+HANDLERS = [
+    "class Own(Task):\n    def on_failure(self, *words): ...\n\n@app.task(base=Own)\ndef one(): ...",
+    "@app.task(on_failure=add)\ndef one(): ...",
+]
+
+
+@pytest.mark.parametrize("declared", HANDLERS)
+@pytest.mark.parametrize(
+    "call",
+    [
+        "one.apply_async((), link_error=add.s())",
+        "one.s().set(link_error=add.s())",
+        "one.signature((), link_error=add.s())",
+        "app.send_task('tasks.one', link_error=add.s())",
+    ],
+)
+def test_task_with_a_handler_and_link_error_is_told_how_to_have_both(
+    tmp_path: Path, declared: str, call: str
+) -> None:
+    find_names(tmp_path, f"from celery import Task\n{declared}\n\n{call}\n")
+    uses = [use for file in migrate_project(tmp_path).report.files for use in file.of_kind("by hand")]
+    (use,) = [use for use in uses if use.name == "link_error"]
+    assert use.advice.startswith(
+        "options(on_failure=task) for link_error, and Middleware.running for what on_failure of one did"
+    )
+
+
+def test_reject_without_requeue_and_options_of_a_periodic_task_are_kept(tmp_path: Path) -> None:
+    text = """
+from celery.exceptions import Reject
+
+
+@app.task
+def one(): raise Reject("no", requeue=False)
+
+
+app.add_periodic_task(9.0, one.s(1), name="x", expires=9, queue="q")
+"""
+    report = migrate(tmp_path, text)
+    assert 'raise Reject("no")\n' in report.text
+    (use,) = [use for use in report.of_kind("by hand") if use.name == "add_periodic_task"]
+    assert use.advice.startswith('app.schedule(one.options(expires=9, queue="q").s(1), 9.0, name="x")')
 
 
 def test_task_of_celery5_is_left_as_its_authors_wrote_it(tmp_path: Path) -> None:
@@ -478,3 +541,20 @@ def test_url_of_a_socket_is_changed_in_the_settings_of_django(tmp_path: Path) ->
     text = 'INSTALLED_APPS = []\nCELERY_BROKER_URL = env("URL", "redis+socket:///r.sock?virtual_host=1")\n'
     assert find_names(tmp_path, text, head="", name="settings.py") == []
     assert 'CELERY5 = {"broker": env("URL", "unix:///r.sock?db=1")}' in (tmp_path / "settings.py").read_text()
+
+
+def test_each_unusual_feature_of_a_project_is_changed_or_listed(tmp_path: Path) -> None:
+    folder = unpack("features", tmp_path / "features")
+    found = {(file.path, use.line) for file in migrate_project(folder).report.files for use in file.findings}
+    marked = {
+        (path.relative_to(folder).as_posix(), number): line.strip()
+        for path in folder.rglob("*.py")
+        for number, line in enumerate(path.read_text().split("\n"), 1)
+        if line.endswith("  # !")
+    }
+    assert len(marked) > 90
+    assert [line for place, line in marked.items() if place not in found] == []
+    general = [
+        use for file in migrate_project(folder).report.files for use in file.findings if use.advice == GENERAL
+    ]
+    assert general == []

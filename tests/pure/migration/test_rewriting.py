@@ -12,6 +12,8 @@ from celery5.migration.findings import FileReport
 from celery5.migration.rates import translate_rate
 from celery5.migration.rewrite import migrate_project
 
+GENERAL = "see celery5 docs from-celery"
+"""What is said of a name that nothing is known of."""
 HEAD = """
 import celery
 from celery import chain, chord, group, shared_task
@@ -164,14 +166,20 @@ DECORATORS = [
 ]
 
 
-RATES_BY_HAND = ["'10/d'", "'fast'", "'1e3/s'", "'9999999/s'", "-1", "True", "settings.RATE", "f'{n}/m'"]
+RATES = {
+    **dict.fromkeys(("'fast'", "'1e3/s'", "'9999999/s'", "True"), "by hand"),
+    **dict.fromkeys(("-1", "settings.RATE", "f'{n}/m'", "read()"), "check"),
+}
 
 
-@pytest.mark.parametrize("rate", RATES_BY_HAND)
+@pytest.mark.parametrize("rate", RATES)
 def test_rate_that_celery_or_the_files_do_not_tell_is_named(tmp_path: Path, rate: str) -> None:
-    report = migrate(tmp_path, f"@app.task(rate_limit={rate})\ndef one(): ...\n")
-    (found,) = [use for use in report.of_kind("by hand") if use.name == "rate_limit"]
-    assert found.advice.endswith(f"{rate} cannot be read here")
+    text = f"@app.task(rate_limit={rate})\ndef one(): ...\n"
+    for head in (HEAD, HEAD.replace("celery", "celery5").replace("shared_task", "task")):
+        report = migrate(tmp_path, text, head=head)
+        (found,) = [use for use in report.findings if use.name == "rate_limit"]
+        assert found.kind == RATES[rate]
+        assert f": {rate} is " in found.advice
 
 
 @pytest.mark.parametrize("rate", ["0.5/m", "100/h", "10/s", "10", "7.5", 10, 0.5, 0.1])
