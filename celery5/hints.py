@@ -86,7 +86,6 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
         "contrib": "celery5.contrib.django for Django; is_aborted() is trio.from_thread.check_cancelled()",
         "Task": _BASE_CLASS,
         "bin": "celery5.cli, and @app.command for a command of your own",
-        "app": "celery5 itself: App and task",
         "result": "celery5 itself: AsyncResult, gather and wait",
         "apps": "celery5 -A shop worker start and celery5 scheduler start",
         "worker": "celery5 -A shop worker start; in a program of your own celery5.testing.running_worker(app)",
@@ -95,7 +94,6 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
         "fixups": "celery5.contrib.django, which is found by itself",
         "platforms": "nothing: systemd, a container or a Controller keeps processes",
         "security": "nothing: use TLS and a Redis user with a password; commands are signed (keys)",
-        "events": "the log, which has a line for each job, and app.find(id)",
         "local": "nothing: an internal of Celery",
         "Signature": "the call that task.s(...) returns",
         **dict.fromkeys(("xmap", "xstarmap"), "task.map(items), task.starmap(items)"),
@@ -136,7 +134,6 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
                 "root_id",
                 "subtask_type",
                 "app",
-                "task",
             ),
             "a variable of your own: a signature or a workflow is to be sent, and not to be read or changed",
         ),
@@ -258,7 +255,6 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
             "the module itself: app.schedule(task.s(...), when), without a function",
         ),
         "Task": _BASE_CLASS,
-        "events": "the log, which has a line for each job, and app.find(id)",
         "on_after_fork": "a boot step (App(bootsteps=[BootStep(...)])): each worker process runs it",
         **dict.fromkeys(
             ("set_default", "set_current", "finalize"),
@@ -365,7 +361,6 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
             ("connection", "producer", "publisher", "add_to_parent"),
             "nothing: the application opens its few connections itself",
         ),
-        "retry_policy": "not needed: a lost connection is retried; retry_policy of celery5 is about failed jobs",
         **dict.fromkeys(
             ("reply_to", "correlation_id"), "job.headers in Middleware.sending, or an argument of the task"
         ),
@@ -584,7 +579,6 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
         "logtool": "nothing: the log is JSON lines, which jq reads",
         "graph": "celery5 workflow graph ID; boot graphs are not drawn",
         "amqp": "nothing: there is no AMQP",
-        "migrate": "celery5 migrate SOURCE, which reads a project: there are no other brokers",
         "upgrade": "nothing: an old name of a setting is refused with the new one",
     },
     "signal": {

@@ -61,6 +61,9 @@ def answer_name(
         shown = f"{kind}.{name}{call}" if kind != "app" else shown
     else:
         return False
+    if (table, name) == ("app", "events"):  # celery5's App has other `events`
+        context.report(node, "command", name, shown)
+        return True
     if is_ours or name not in CELERY[table]:
         return False
     context.report(node, table, name, shown)

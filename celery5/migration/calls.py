@@ -316,6 +316,7 @@ _ADVICE = {
     "compression": "leave it out: arguments and results are JSON",
     "priority": 'options(priority="high"): high, normal or low',
     "link": "(task.s(...) | TEXT).start()",
+    "retry_policy": "leave it out: a lost connection is retried; retry_policy of celery5 is about failed jobs",
     "link_error": "options(on_failure=task), which is called with a list of StepFailure, in place of the task's own: "
     "Celery calls both",
 }

@@ -103,6 +103,12 @@ def _split(text: str) -> list[str]:
         return text.split()
 
 
+_OTHER_COMMANDS = {
+    "migrate": "leave it out: there are no other brokers; celery5 migrate reads a project",
+}
+"""Commands of Celery's of which celery5 has one that does something else."""
+
+
 def _translate(words: list[str], index: ProjectIndex) -> str:
     """Return the command line to write; '' if the words are no command of Celery."""
     app, command = "", ""
@@ -133,7 +139,7 @@ def _translate(words: list[str], index: ProjectIndex) -> str:
     advice = hint.removeprefix("; ").partition(" there is ")[2].rpartition(" (see ")[0]
     if index.is_django:
         advice = re.sub(r"\bcelery5 (?=[a-z])", "python manage.py celery5 ", advice)
-    return advice or "see celery5 docs from-celery"
+    return advice or _OTHER_COMMANDS.get(command, "see celery5 docs from-celery")
 
 
 def _translate_worker(begin: str, words: list[str]) -> str:

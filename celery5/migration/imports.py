@@ -180,7 +180,15 @@ def _report_left(context: FileContext, node: ast.ImportFrom, module: str, alias:
         context.report(node, "module", name, f"import of {name}")
         return
     part = module.split(".")[1] if "." in module else ""
-    context.report(node, "module", part, f"import of {name}", default="see celery5 docs from-celery")
+    default = _OTHER_MODULES.get(part, "see celery5 docs from-celery")
+    context.report(node, "module", part, f"import of {name}", default=default)
+
+
+_OTHER_MODULES = {
+    "app": "celery5 itself: App and task",
+    "events": "the log, which has a line for each job, and app.find(id)",
+}
+"""Modules of Celery's whose names are packages of celery5 with something else."""
 
 
 def _has_class_of(context: FileContext, name: str) -> bool:
