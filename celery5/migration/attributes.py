@@ -9,7 +9,10 @@ from celery5.migration.unknown_tasks import check_unknown_task
 from celery5.tasks.declaration import TaskOptions
 from celery5.tasks.task import Signature, Task
 
-_OF_OUR_TASK = {name for name in dir(Task) if not name.startswith("_")}
+_OF_OUR_TASK = {
+    *("name", "schedule", "loop", "deduplicate", "checks", "abandon_on_cancel", "continue_without_lease"),
+    *(name for name in dir(Task) if not name.startswith("_")),
+}
 _OF_OUR_SIGNATURE = {name for name in dir(Signature) if not name.startswith("_")}
 _OPTION = "an option of the declaration, which task.options(...) changes for one call: the task has no such attribute"
 _TABLES: Mapping[ValueKind, NameKind] = {
@@ -58,7 +61,7 @@ def answer_name(
         shown = f"{name}{call} of a {kind}"
     elif kind in _TABLES:
         table, is_ours = _TABLES[kind], False
-        shown = f"{kind}.{name}{call}" if kind != "app" else shown
+        shown = shown if kind == "app" and call else f"{kind}.{name}{call}"
     else:
         return False
     if (table, name) == ("app", "events"):  # celery5's App has other `events`

@@ -431,7 +431,11 @@ def _change_set(context: FileContext, call: ast.Call, receiver: ast.expr) -> Non
     if called is None or not isinstance(receiver, ast.Call) or not is_simple:
         for name, advice in new.problems:
             context.by_hand(call, name, advice)
-        if called is None or not new.problems:
+        if (
+            called is None
+            or not new.problems
+            or any(not name.startswith("queue=") for name, _ in new.problems)
+        ):
             context.report(call, "signature", "set")
         return
     if id(receiver) in context.immutable:

@@ -139,6 +139,12 @@ def test_options_of_a_call_are_changed_or_answered(tmp_path: Path) -> None:
     assert find_unanswered(tmp_path, {name: f"add.apply_async({name}=value)" for name in sorted(names)}) == []
 
 
+def test_names_of_a_task_of_celery5_are_left(tmp_path: Path) -> None:
+    lines = [f"print(add.{name})" for name in sorted(public(add))]
+    uses = find_uses(tmp_path, lines, HEAD, "tasks.py")
+    assert [use.name for found in uses for use in found] == []
+
+
 def test_names_of_a_task_are_answered(tmp_path: Path) -> None:
     names = public(tasks.Task)
     assert find_missing(tmp_path, "add", tasks.Task, names, add) == []
