@@ -6,7 +6,7 @@ a thread where there is an event loop.
 
 import importlib.util
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -18,8 +18,9 @@ from celery5.broker.endpoint import Endpoint
 from celery5.config.import_path import add_current_folder, describe_import_path
 from celery5.config.key_folder import get_key_folder
 from celery5.config.scaling import get_autoscale, get_prioritisation
-from celery5.config.settings import LoadedConfiguration, Settings, find_hash_fault
+from celery5.config.settings import LoadedConfiguration, Settings, find_hash_fault, find_warnings
 from celery5.errors import BadBrokerURL, BrokerError, BrokerReplied, CeleryError, Misconfigured
+from celery5.protocol.brokers import find_unused_routes
 from celery5.protocol.masking import describe_error
 from celery5.runners.context import LOG_EVENT
 
@@ -196,6 +197,28 @@ def describe_skipped_fields(configuration: "Configuration | None") -> list[str]:
     if not isinstance(configuration, RedisConfiguration):
         return []
     return [f"{configuration.where}: {fault}: skipped" for fault in configuration.faults[:MAX_DESCRIBED]]
+
+
+def list_warnings(
+    settings: Settings,
+    configuration: "Configuration | None",
+    tasks: Collection[str],
+    environ: Mapping[str, str],
+) -> list[str]:
+    """Return a line for each setting of an application that is allowed, but probably a mistake.
+
+    Args:
+        settings: Those that it uses.
+        configuration: Where it has them from, besides the environment and its code.
+        tasks: The names of its tasks. If there are any, a route that matches none of them is a mistake.
+        environ: The environment of the process.
+    """
+    unused = find_unused_routes(tasks, settings.queue_routes) if tasks else []
+    return [
+        *find_warnings(settings, environ),
+        *describe_skipped_fields(configuration),
+        *(f"queue_routes: {pattern!r} matches no task of the application" for pattern in unused),
+    ]
 
 
 def make_configuration(

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 import celery5
-from celery5.config.configuration import describe_skipped_fields
-from celery5.config.settings import find_warnings, get_origins
+from celery5.config.configuration import list_warnings
+from celery5.config.settings import get_origins
 from celery5.doctor.needed_processes import needs_router, needs_scheduler
 from celery5.errors import Corrupt
 from celery5.observability.alerts import summarize_alerts
@@ -97,7 +97,7 @@ class HostChecks:
     def check_settings(self, app: "App") -> Finding:
         """Check the application's settings."""
         changed = sum(setting.origin != "default" for setting in get_origins(app))
-        oddities = [*find_warnings(app.settings, self._environ), *describe_skipped_fields(app.configuration)]
+        oddities = list_warnings(app.settings, app.configuration, list(app.tasks), self._environ)
         return diagnosis.diagnose_settings(changed, oddities)
 
     def check_key_folder(self, app: "App") -> Finding:

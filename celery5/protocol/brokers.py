@@ -278,6 +278,12 @@ def match_queue_route(task: str, queue_routes: Mapping[str, str]) -> str | None:
     return next((queue for pattern, queue in queue_routes.items() if fnmatchcase(task, pattern)), None)
 
 
+def find_unused_routes(tasks: Iterable[str], queue_routes: Mapping[str, str]) -> list[str]:
+    """Return the patterns of the setting `queue_routes` that match none of these tasks."""
+    names = list(tasks)
+    return [pattern for pattern in queue_routes if not any(fnmatchcase(name, pattern) for name in names)]
+
+
 def check_queue_routes(queue_routes: Mapping[str, str]) -> None:
     """Check the setting `queue_routes`. Raises Misconfigured for empty patterns and invalid names."""
     for pattern, queue in queue_routes.items():

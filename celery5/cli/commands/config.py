@@ -76,13 +76,13 @@ def check(target: Target, /, *, file: str, **flags: Any) -> None:
 
     Settings that are allowed, but probably a mistake, are reported as warnings.
     """
-    from celery5.config.configuration import check_usable, describe_skipped_fields
-    from celery5.config.settings import find_warnings, get_origins
+    from celery5.config.configuration import check_usable, list_warnings
+    from celery5.config.settings import get_origins
     from celery5.processes import foreground
 
     app = _load_configured(target, flags)
-    settings = check_usable(app.settings, app.name, app.settings.broker)
-    for warning in (*find_warnings(settings, os.environ), *describe_skipped_fields(app.configuration)):
+    check_usable(app.settings, app.name, app.settings.broker)
+    for warning in list_warnings(app.settings, app.configuration, list(app.tasks), os.environ):
         echo(f"Warning: {format_cell(warning)}", err=True)
     origins = get_origins(app)
     foreground.check(app)

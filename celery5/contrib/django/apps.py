@@ -8,7 +8,7 @@ from django.apps import AppConfig
 from django.core.checks import register
 
 from celery5.app import App
-from celery5.errors import Misconfigured
+from celery5.errors import BadBrokerURL, Misconfigured
 
 MISCONFIGURED = 2
 """The exit code of a command of `manage.py` for a mistake in the settings; that of `celery5` for it, too."""
@@ -29,16 +29,18 @@ class Celery5Config(AppConfig):
 
         Raises:
             Misconfigured: The settings have a mistake. For a command of `manage.py` it is printed, in one line.
+            BadBrokerURL: The broker's URL cannot be parsed; printed in the same way.
         """
         # Django's settings are ready only now.
         from celery5.contrib.django.application import connect_application
-        from celery5.contrib.django.checks import check_imports_of_celery
+        from celery5.contrib.django.checks import check_application, check_leftovers_of_celery
 
-        register(check_imports_of_celery)
+        register(check_application)
+        register(check_leftovers_of_celery)
 
         try:
             self.application = connect_application()
-        except Misconfigured as error:
+        except (Misconfigured, BadBrokerURL) as error:
             if not _is_command():
                 raise
             sys.stderr.write(f"Error: {error}\n")

@@ -1,6 +1,7 @@
-"""Warn about imports of Celery and eager mode in a project: a system check of Django."""
+"""System checks of Django: mistakes in what a project declares and sets, and what is left of Celery in it."""
 
 import ast
+import os
 import re
 import sys
 import warnings
@@ -14,8 +15,9 @@ from django.apps import apps
 from django.conf import settings
 from django.core import checks
 
-from celery5.contrib.django.application import find_task_specs
+from celery5.contrib.django.application import find_task_specs, get_app
 from celery5.contrib.django.project_settings import get_project_package, read_project_settings
+from celery5.errors import CeleryError
 
 _BRIDGE = "celery5.contrib.celery"
 _MARK = re.compile(rb"\bcelery\b")
@@ -23,11 +25,36 @@ _INSTALLED = {"site-packages", "dist-packages"}
 """Folders of installed packages."""
 _USUAL = ("signals", "apps", "celery")
 """Modules of an app that often use Celery, besides its tasks. They are checked even if nothing has imported them."""
+_PREFIX = "CELERY_"
 _EAGER = ("CELERY_TASK_ALWAYS_EAGER", "CELERY_ALWAYS_EAGER")
 
 
-def check_imports_of_celery(**_options: Any) -> list[checks.CheckMessage]:
-    """Return a warning for each module that imports from Celery, and for eager mode: celery5 ignores both.
+def check_application(**_options: Any) -> list[checks.CheckMessage]:
+    """Return an error for what a worker or Scheduler would refuse at its start, and warnings of probable mistakes.
+
+    It imports the tasks of the project, and asks no broker. `celery5 config check` finds the same. Tasks that cannot
+    be imported are a warning: a project that is being moved from Celery may have some, and still be migrated.
+    """
+    # They load Trio, which a web process does not need.
+    from celery5.config.configuration import check_usable, list_warnings
+    from celery5.processes import foreground
+
+    app = get_app()
+    try:
+        app.load()
+    except CeleryError as error:
+        return [checks.Warning(f"a worker would not start: {error}", id="celery5.W005")]
+    try:
+        check_usable(app.settings, app.name, app.settings.broker)
+        foreground.check(app)
+    except CeleryError as error:
+        return [checks.Error(str(error), id="celery5.E001")]
+    found = list_warnings(app.settings, app.configuration, list(app.tasks), os.environ)
+    return [checks.Warning(text, id="celery5.W004") for text in found]
+
+
+def check_leftovers_of_celery(**_options: Any) -> list[checks.CheckMessage]:
+    """Return a warning for each module that imports from Celery, and for Celery's settings: celery5 ignores both.
 
     Checks the task modules of the project, and the modules of its apps that are loaded or have a usual name. Reads the
     files and imports none. A project that has loaded the bridge keeps Celery on purpose, and gets no warning.
@@ -37,8 +64,14 @@ def check_imports_of_celery(**_options: Any) -> list[checks.CheckMessage]:
     ignored = read_project_settings().get("ignored_apps", ())
     specs = [*find_task_specs(ignored).values(), *_find_others(ignored)]
     found = {file: _find_imports(file) for spec in specs for file in _find_files(spec)}
-    eager = [_warn_of_eager_mode(name) for name in _EAGER if hasattr(settings, name)]
-    return [*(_warn(file, lines) for file, lines in found.items() if lines), *eager]
+    names = [name for name in dir(settings) if name.startswith(_PREFIX)]
+    eager = [_warn_of_eager_mode(name) for name in names if name in _EAGER]
+    others = [name for name in names if name not in _EAGER]
+    return [
+        *(_warn(file, lines) for file, lines in found.items() if lines),
+        *eager,
+        *([_warn_of_settings(others)] if others else []),
+    ]
 
 
 def _find_others(ignored_apps: Any) -> Iterator[ModuleSpec]:
@@ -66,6 +99,14 @@ def _warn_of_eager_mode(name: str) -> checks.CheckMessage:
         f"{name} in Django's settings has no effect: jobs are sent, also in tests",
         hint="Leave it out. In tests: with in_memory(get_app()) as jobs: ... jobs.run() (celery5 docs django, Tests).",
         id="celery5.W002",
+    )
+
+
+def _warn_of_settings(names: list[str]) -> checks.CheckMessage:
+    return checks.Warning(
+        f"Celery's settings have no effect here: {', '.join(names)}",
+        hint="celery5 migrate with the file of the settings shows what takes their place in CELERY5; then remove them.",
+        id="celery5.W003",
     )
 
 

@@ -37,8 +37,9 @@ class Ended:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """This process' environment without any setting of celery5, and `more`."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("CELERY5_")} | more
+    """This process' environment without any setting of celery5, 80 columns wide, and `more`."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("CELERY5_")}
+    return {**kept, "COLUMNS": "80", **more}
 
 
 def celery5(

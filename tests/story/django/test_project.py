@@ -333,6 +333,51 @@ def test_check_names_what_is_left_of_celery_outside_of_task_modules(project: Pro
     assert (checked.count("W001"), checked.count("W002")) == (3, 1)
 
 
+def test_check_names_settings_of_celery_once(project: Project) -> None:
+    project.configure(celery5='"name": "shop"}; CELERY_BEAT_SCHEDULE = {}; CELERY_BROKER_URL = "redis://h" #')
+    checked = project.manage("check").err
+    assert (
+        "(celery5.W003) Celery's settings have no effect here: CELERY_BEAT_SCHEDULE, CELERY_BROKER_URL"
+        in checked
+    )
+    assert checked.count("celery5.") == 1
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        (
+            '"schedules": {"x": {"task": "nope", "cron": "* * * * *"}}',
+            "E001) schedule 'x' in the settings: task is 'nope'",
+        ),
+        ('"schedules": {"x": {"task": "orders.tasks.count", "cron": "61 * * * *"}}', "61"),
+        ('"queue_routes": {"billing.*": "documents"}', "W004) queue_routes: 'billing.*' matches no task"),
+    ],
+)
+def test_check_finds_what_a_worker_or_a_scheduler_would_not_take(
+    project: Project, setting: str, told: str
+) -> None:
+    project.configure('"orders"', setting)
+    checked = project.manage("check")
+    assert told in checked.err
+    assert checked.code == ("W004" not in told)
+
+
+def test_check_warns_of_tasks_that_cannot_be_imported(project: Project) -> None:
+    project.write("plain/tasks.py", "import no_such_module\n")
+    checked = project.manage("check")
+    assert (checked.code, checked.err.count("(celery5.W005) a worker would not start: ")) == (0, 1)
+    assert "no_such_module" in checked.err
+
+
+def test_url_of_the_environment_that_cannot_be_understood_is_one_line(project: Project) -> None:
+    checked = Project(project.folder, CELERY5_BROKER="redis+socket:///tmp/redis.sock").manage("check")
+    assert (checked.code, checked.err.count("\n")) == (2, 1)
+    assert checked.err.startswith(
+        "Error: broker URL 'redis+socket:///tmp/redis.sock': it cannot be understood"
+    )
+
+
 def test_check_says_nothing_where_celery_is_kept_on_purpose(project: Project) -> None:
     project.write("plain/tasks.py", FROM_CELERY)
     project.configure('"orders", "plain"', '"ignored_apps": ["plain"]')
