@@ -385,7 +385,7 @@ class HostileSerializer:
 
 
 async def test_whatever_reads_a_record_raises_concerns_that_record_alone(app: App) -> None:
-    app.configure(unknown_task_grace=0.0)
+    app.configure(unknown_record_grace=0.0)
     declare_stream: Any = app.stream
     serializer, seen = HostileSerializer(), list[str]()
     streams: list[Any] = [

@@ -23,6 +23,7 @@ SETTINGS: dict[str, Any] = {
     "concurrency": 200,
     "retry_policy": RetryPolicy(max_retries=0),
     "results_ttl": 60,
+    "unknown_task_grace": 0.0,
 }
 QUEUES = ("one", "two", "three", "four")
 POLICIES: tuple[OnError | None, ...] = (None, None, None, "skip", "continue")

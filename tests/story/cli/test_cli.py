@@ -232,7 +232,7 @@ def test_a_job_of_which_nothing_is_known(desk: Desk) -> None:
 
 def test_the_tasks_that_are_declared_are_listed(desk: Desk) -> None:
     head, *rows = desk("task", "list", "--prefix", "shop.m").splitlines()
-    assert head.split() == ["task", "queue", "kind", "description"]
+    assert head.split() == ["task", "queue", "kind", "description", "limits"]
     assert [row.split() for row in rows] == [
         ["shop.moody", "default", "trio"],
         ["shop.multiply", "slow", "thread"],

@@ -70,7 +70,7 @@ def test_its_advice_is_a_command_that_works_as_it_is_printed(
         words = shlex.split(line.partition(";")[0])
         assert words == ["celery5", "-A", "shop", "worker", "start", "--queues", "elsewhere"]
         with Serving(*words[1:], cwd=shop, env=env):
-            until(lambda: handle.status() in ("RETRY", "DEAD", "SUCCESS"))
+            until(lambda: handle.status() in ("HELD", "DEAD", "SUCCESS"))
     # With the application in the environment nothing is to be added.
     said = celery5("doctor", cwd=shop, env=env | {"CELERY5_APP": "shop"})
     assert any(line.strip() == "celery5 worker start" for line in said.out.splitlines()), said.out
