@@ -75,9 +75,9 @@ class Connections:
         return self._blocking
 
     def is_known_as_server(self) -> bool:
-        """Return whether the broker is one server, and no cluster. In plain Python; it is asked if it has never been.
+        """Return whether the broker is surely a single server. Asks it if no server has answered yet; may block.
 
-        A broker that cannot be reached may be either.
+        A broker that cannot be reached may be a cluster.
         """
         redis = self._blocking or self._connect()
         if not redis.has_connected:

@@ -287,7 +287,7 @@ class FileContext:
                 self.findings = [finding for finding in self.findings if finding != made]
 
     def keep_statement(self, statement: ast.stmt) -> None:
-        """Leave a statement as it is: its changes would be no Python. They become changes by hand."""
+        """Leave a statement as it is: its changes would not be valid Python. They become changes by hand."""
         start, end = self.source.start_of(statement), self.source.end_of(statement)
         self.source.edits = [
             edit for edit in self.source.edits if not (start <= edit.start and edit.end <= end)
@@ -302,7 +302,7 @@ class FileContext:
         self.by_hand(
             statement,
             "the whole statement",
-            "it is left as it is, since its changes together would be no Python: make those named here",
+            "it is left as it is, since its changes together would not be valid Python: make those named here",
         )
 
     def remove_statement(self, node: ast.stmt) -> None:

@@ -125,7 +125,7 @@ def _change_file(
 
 
 def _find_blocking(context: FileContext) -> list[ast.stmt]:
-    """Return the statements whose changes, taken alone, are no Python."""
+    """Return the statements whose changes, taken alone, are not valid Python."""
     source = context.source
     changed: dict[int, tuple[ast.stmt, list[Edit]]] = {}
     statements = [node for node in ast.walk(context.tree) if isinstance(node, ast.stmt)]
@@ -177,9 +177,9 @@ def _find_obstacle(file: SourceFile, text: str) -> str:
         return ""
     fault = find_fault(text)
     return (
-        f"with all changes it would be no Python ({fault})"
+        f"with all changes it would not be valid Python ({fault})"
         if fault
-        else "with all changes it would be no Python"
+        else "with all changes it would not be valid Python"
     )
 
 

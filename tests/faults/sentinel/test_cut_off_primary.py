@@ -3,7 +3,6 @@ lost when it is joined again. Those who wait for a replica learn that at once, a
 """
 
 import asyncio
-import os
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
@@ -14,13 +13,11 @@ import trio
 from celery5 import App
 from celery5.broker.connection import link
 from celery5.errors import BrokerReplied, NotReplicated
+from tests.night import with_clusters
 from tests.redis.worker.workers import LEASE, until, working
 from tests.sentinel_servers import WatchedServers, wait_until, watched_servers
 
-pytestmark = pytest.mark.skipif(
-    not {"CELERY5_TEST_CLUSTER", "CELERY5_NIGHTLY"} & set(os.environ),
-    reason="takes ten seconds: nox -s cluster",
-)
+pytestmark = with_clusters("ten seconds")
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ again in time.
 By hand: `python -m tests.faults.nemesis --on cluster --seed 3 --seconds 60`.
 """
 
-import os
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +15,7 @@ from tests.faults.nemesis.run import LEASE, run
 from tests.faults.nemesis.schedule import KINDS_ON, SERVERS, schedule
 from tests.faults.nemesis.verdict import LAG, Output, Record, Run, Sent, Struck, find_restarts, violations
 from tests.faults.worker.test_nemesis import good
-from tests.night import NIGHTLY
+from tests.night import NIGHTLY, with_clusters
 
 SECONDS = 60.0 if NIGHTLY else 24.0
 """For which faults strike in each run."""
@@ -27,9 +26,7 @@ RUNS = [(on, seed) for on, seeds in SEEDS.items() for seed in (seeds if NIGHTLY 
 
 @pytest.mark.nemesis
 @pytest.mark.timeout(400)
-@pytest.mark.skipif(
-    not NIGHTLY and "CELERY5_TEST_CLUSTER" not in os.environ, reason="takes two minutes: nox -s cluster"
-)
+@with_clusters("two minutes")
 @pytest.mark.parametrize(("on", "seed"), RUNS)
 def test_failovers_under_load_lose_no_job_that_a_replica_had(
     on: str, seed: int, tmp_path: Path, server_binary: str | None

@@ -1,6 +1,5 @@
 """A primary of a cluster that is cut off from the other nodes, and that clients still reach: it is a minority."""
 
-import os
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -13,12 +12,10 @@ from celery5.errors import BrokerUnavailable, NotReplicated
 from celery5.tasks import Task
 from tests.cluster_servers import TestCluster, running_cluster
 from tests.network import Network
+from tests.night import with_clusters
 from tests.redis.worker.workers import LEASE, start, until
 
-pytestmark = pytest.mark.skipif(
-    not {"CELERY5_TEST_CLUSTER", "CELERY5_NIGHTLY"} & set(os.environ),
-    reason="takes ten seconds: nox -s cluster",
-)
+pytestmark = with_clusters("ten seconds")
 
 LIMIT = 60.0
 NODE_TIMEOUT = 1.0

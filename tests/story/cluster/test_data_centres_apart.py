@@ -3,7 +3,6 @@ meanwhile. Each does the work of its own broker, with its Router, limits, schedu
 other one waits in the sender. Afterwards one Controller leads, and nothing is lost or has run twice.
 """
 
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -17,16 +16,14 @@ from celery5.broker.servers.embedded import find_binary
 from celery5.cli.terminal.loading import load_app
 from celery5.errors import BrokerUnavailable
 from tests.network import Network
+from tests.night import with_clusters
 from tests.sentinel_servers import Server, find_free_ports, wait_until
 from tests.story.cluster.controlling import LIMIT, Controlling, until
 from tests.story.conftest import fresh_modules
 
 pytestmark = [
     pytest.mark.timeout(600),
-    pytest.mark.skipif(
-        not {"CELERY5_TEST_CLUSTER", "CELERY5_NIGHTLY"} & set(os.environ),
-        reason="takes two minutes: nox -s cluster",
-    ),
+    with_clusters("two minutes"),
 ]
 
 SHOP = """

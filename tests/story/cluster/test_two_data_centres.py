@@ -3,7 +3,6 @@ restarted meanwhile. It comes up with what it reaches, its queues are served and
 other side waits, and runs afterwards.
 """
 
-import os
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -14,15 +13,13 @@ import pytest
 from celery5 import App
 from celery5.errors import BrokerUnavailable
 from tests.cluster_servers import TestCluster, running_cluster
+from tests.night import with_clusters
 from tests.story.cluster.controlling import LIMIT, Controlling, until, working_in
 from tests.story.conftest import fresh_modules
 
 pytestmark = [
     pytest.mark.timeout(500),
-    pytest.mark.skipif(
-        not {"CELERY5_TEST_CLUSTER", "CELERY5_NIGHTLY"} & set(os.environ),
-        reason="takes two minutes: nox -s cluster",
-    ),
+    with_clusters("two minutes"),
 ]
 
 SHOP = """

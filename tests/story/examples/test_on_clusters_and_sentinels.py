@@ -3,7 +3,6 @@ TLS for a user who may no more than `celery5 acl` prints: only the URL differs.
 """
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from celery5.broker.keys import Keys
 from celery5.broker.permissions import make_user
 from celery5.examples.log_lines.folder import make_files
 from tests.cluster_servers import TestCluster, running_cluster
+from tests.night import with_clusters
 from tests.redis.permissions.test_roles import PASSWORD, SPARED
 from tests.sentinel_servers import watched_servers
 from tests.story.cli.commands import celery5
@@ -25,10 +25,7 @@ from tests.tls_files import find_tls_binary, write_certificates
 
 pytestmark = [
     pytest.mark.timeout(300),
-    pytest.mark.skipif(
-        not {"CELERY5_TEST_CLUSTER", "CELERY5_NIGHTLY"} & set(os.environ),
-        reason="takes minutes: nox -s cluster",
-    ),
+    with_clusters("minutes"),
 ]
 APPLICATIONS = ("corner-shop", "log-lines", "order-workflow")
 """The names of the applications of the examples. Each demo has one of its own, which begins with `demo-`."""
