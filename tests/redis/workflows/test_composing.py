@@ -8,7 +8,7 @@ import redis
 
 from celery5 import App, chain, chord, first, fork, group
 from celery5.errors import BadArguments, Misconfigured, StagingLost
-from celery5.workflows import WorkflowRun
+from celery5.workflows import WorkflowRun, staging
 from tests.redis.worker.workers import leftovers, until, working
 from tests.redis.workflows.sample_tasks import QUEUES, SampleTasks
 
@@ -210,6 +210,22 @@ async def test_a_run_whose_items_were_lost_before_it_began_does_not_begin(
     portions = (tasks.double.map([1, 2]), tasks.double.map(slow()))
     with pytest.raises(StagingLost, match="was lost before it was started"):
         await group(*portions).astart()
+
+
+async def test_items_of_a_generator_are_never_read_on_from_where_it_stopped(
+    app: App, tasks: SampleTasks, redis_client: "redis.Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging, "ITEMS_PER_TRIP", 1)
+    monkeypatch.setattr(staging, "PORTIONS_PER_WRITE", 1)
+
+    def slow() -> Iterator[int]:
+        yield from (1, 2)
+        for key in redis_client.scan_iter(f"celery5:{{{app.name}:*:items"):
+            redis_client.delete(key)
+        yield from (3, 4)
+
+    with pytest.raises(StagingLost, match="were lost before the run was started"):
+        await tasks.double.map(slow()).astart()
 
 
 class LosesItems(list[int]):
