@@ -5,8 +5,8 @@ import shlex
 from collections.abc import Iterator
 
 from celery5.hints import find_command_hint
-from celery5.migration.findings import CeleryUse
-from celery5.migration.index import ProjectIndex
+from celery5.migration.files.findings import CeleryUse
+from celery5.migration.project.index import ProjectIndex
 
 MAX_LINE = 2000
 _COMMAND = re.compile(r"(?<![\w./-])(?:[\w./${}-]+/)?celery(?=[\s\"',])(?P<rest>[^#;&|]*)")

@@ -6,8 +6,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from celery5.hints import ONE_AT_A_TIME, find_equivalent
-from celery5.migration.context import FileContext
-from celery5.migration.source import parse
+from celery5.migration.files.source import parse
+from celery5.migration.project.context import FileContext
 
 SAME = {
     "chain": "celery5",

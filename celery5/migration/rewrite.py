@@ -8,37 +8,26 @@ from pathlib import Path
 
 import msgspec
 
-from celery5.migration.argument_types import check_argument_types, describe_unannotated
-from celery5.migration.attributes import check_attribute
-from celery5.migration.broker_urls import change_urls, is_url_name
-from celery5.migration.calls import change_call
-from celery5.migration.canvas import change_operator
+from celery5.migration.calls.argument_types import check_argument_types, describe_unannotated
+from celery5.migration.calls.attributes import check_attribute
+from celery5.migration.calls.canvas import change_operator
+from celery5.migration.calls.dispatch import change_call
+from celery5.migration.calls.project_tests import check_fixtures, check_replaced, check_stand_in
+from celery5.migration.calls.signals import check_signal, mark_signals
 from celery5.migration.command_lines import find_command_lines, find_requirements
-from celery5.migration.context import FileContext
-from celery5.migration.declarations import (
-    change_bound,
-    change_decorator,
-    check_class,
-    check_made_task,
-    check_signal,
-    is_task_decorator,
-    mark_signals,
-)
-from celery5.migration.edits import Edit, EditableSource, make_diff
-from celery5.migration.findings import CeleryUse, FileReport, ProjectReport
+from celery5.migration.files.edits import Edit, EditableSource, make_diff
+from celery5.migration.files.findings import CeleryUse, FileReport, ProjectReport
+from celery5.migration.files.source import SourceFile, find_fault, is_whole, read_project
 from celery5.migration.imports import change_imports, rename
-from celery5.migration.index import Function, ProjectIndex, make_index
-from celery5.migration.project_tests import check_fixtures, check_replaced, check_stand_in
-from celery5.migration.settings import (
-    change_app,
-    change_conf_statement,
-    change_settings_module,
-    check_app,
-    check_settings_call,
-    leave_beat_schedule,
-    mark_conf,
-)
-from celery5.migration.source import SourceFile, find_fault, is_whole, read_project
+from celery5.migration.project.context import FileContext
+from celery5.migration.project.index import Function, ProjectIndex, make_index
+from celery5.migration.settings.applications import change_app, check_app, check_settings_call
+from celery5.migration.settings.broker_urls import change_urls, is_url_name
+from celery5.migration.settings.conf import change_conf_statement, leave_beat_schedule, mark_conf
+from celery5.migration.settings.modules import change_settings_module
+from celery5.migration.tasks.decorators import change_decorator, check_made_task, is_task_decorator
+from celery5.migration.tasks.running_job import change_bound
+from celery5.migration.tasks.task_class import check_class
 
 _MARKS = (
     "celery",

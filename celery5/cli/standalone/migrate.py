@@ -12,11 +12,11 @@ from celery5.cli.terminal.errors import EXIT_FAILED
 from celery5.cli.terminal.output import clean_lines, echo, to_json, to_one_line
 from celery5.cli.terminal.target import Target
 from celery5.errors import Misconfigured
-from celery5.migration.beat_rows import export_beat_rows
-from celery5.migration.findings import FileReport, FindingKind, ProjectReport
-from celery5.migration.result_rows import import_results, read_result_rows
+from celery5.migration.files.findings import FileReport, FindingKind, ProjectReport
+from celery5.migration.files.writing import write_changes
 from celery5.migration.rewrite import migrate_project
-from celery5.migration.writing import write_changes
+from celery5.migration.rows.beat import export_beat_rows
+from celery5.migration.rows.results import import_results, read_result_rows
 
 
 @click.command()

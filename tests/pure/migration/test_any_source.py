@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from celery5.errors import Misconfigured
-from celery5.migration import source as sources
-from celery5.migration.index import make_index
+from celery5.migration.files import source as sources
+from celery5.migration.files.source import is_whole, read_project
+from celery5.migration.project.index import make_index
 from celery5.migration.rewrite import migrate_file, migrate_project
-from celery5.migration.source import is_whole, read_project
 from tests.night import NIGHTLY
 
 STDLIB = Path(sysconfig.get_paths()["stdlib"])

@@ -8,8 +8,8 @@ import pytest
 
 from celery5 import App
 from celery5.errors import Misconfigured
-from celery5.migration.beat_rows import export_beat_rows
-from celery5.migration.schedules import make_line
+from celery5.migration.rows.beat import export_beat_rows
+from celery5.migration.values.crontabs import make_line
 
 INTERVAL = {
     "model": "django_celery_beat.intervalschedule",

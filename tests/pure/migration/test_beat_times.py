@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from celery5.migration.beat_rows import export_beat_rows
+from celery5.migration.rows.beat import export_beat_rows
 from celery5.protocol.scheduling.declaration import parse_trigger
 from celery5.protocol.scheduling.triggers import with_zone
 from celery5.scheduling.fire_times import get_next_fire_time

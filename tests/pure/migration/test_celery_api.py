@@ -10,7 +10,7 @@ import pytest
 
 from celery5 import App
 from celery5.config.settings import Settings
-from celery5.migration.findings import CeleryUse
+from celery5.migration.files.findings import CeleryUse
 from celery5.migration.rewrite import migrate_project
 from celery5.tasks import CurrentJob
 from celery5.tasks.declaration import TaskOptions

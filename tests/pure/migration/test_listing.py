@@ -7,9 +7,9 @@ from click.testing import CliRunner
 
 from celery5.broker.endpoint import Endpoint
 from celery5.cli.standalone.migrate import migrate as migrate_command
-from celery5.migration.broker_urls import translate_url
-from celery5.migration.findings import ProjectReport
+from celery5.migration.files.findings import ProjectReport
 from celery5.migration.rewrite import migrate_project
+from celery5.migration.settings.broker_urls import translate_url
 from tests.pure.migration.test_rewriting import GENERAL, HEAD, migrate
 from tests.story.migrating.projects import PROJECTS, unpack
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from celery5.limits import Rate
-from celery5.migration.findings import FileReport
-from celery5.migration.rates import translate_rate
+from celery5.migration.files.findings import FileReport
 from celery5.migration.rewrite import migrate_project
+from celery5.migration.values.rates import translate_rate
 
 GENERAL = "see celery5 docs from-celery"
 """What is said of a name that nothing is known of."""

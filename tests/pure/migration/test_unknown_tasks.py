@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from celery5.cli.standalone.migrate import migrate as migrate_command
-from celery5.migration.findings import CeleryUse
+from celery5.migration.files.findings import CeleryUse
 from celery5.migration.rewrite import migrate_project
 
 TASKS = """

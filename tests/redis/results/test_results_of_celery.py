@@ -11,7 +11,7 @@ import pytest
 
 from celery5 import App, TaskFailed
 from celery5.errors import Misconfigured
-from celery5.migration.result_rows import ResultCounts, import_results, read_result_rows
+from celery5.migration.rows.results import ResultCounts, import_results, read_result_rows
 
 
 def row(task_id: str, result: Any = 1, *, age: float = 10, **fields: Any) -> dict[str, Any]:

@@ -7,9 +7,10 @@ from typing import Literal, cast
 import msgspec
 
 from celery5.hints import NameKind, find_equivalent
-from celery5.migration.edits import EditableSource, Located
-from celery5.migration.findings import CeleryUse, FindingKind
-from celery5.migration.index import (
+from celery5.migration.files.edits import EditableSource, Located
+from celery5.migration.files.findings import CeleryUse, FindingKind
+from celery5.migration.files.source import SourceFile
+from celery5.migration.project.index import (
     APP_NAMES,
     KnownTask,
     ProjectIndex,
@@ -17,7 +18,6 @@ from celery5.migration.index import (
     imports_celery5,
     iterate_bound_names,
 )
-from celery5.migration.source import SourceFile
 
 ValueKind = Literal["task", "signature", "workflow", "result", "app", "control", "inspect", "celery", ""]
 """What an expression is, as far as the syntax shows it; '' when it does not."""
@@ -253,6 +253,10 @@ class FileContext:
             return ""
         name, module = known[0]
         return self.need(name, ".".join(module))
+
+    def render_app(self, receiver: ast.expr) -> str:
+        """Return how an application is written: `current_app` is that of the project."""
+        return (self.find_app() if self.celery_name(receiver) else "") or self.render(receiver)
 
     def _is_app_elsewhere(self, origin: str) -> bool:
         """Return whether a name was imported from a module that was not read, and is probably an application."""

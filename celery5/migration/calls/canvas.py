@@ -2,7 +2,7 @@
 
 import ast
 
-from celery5.migration.context import FileContext
+from celery5.migration.project.context import FileContext
 
 _CANVAS = {"chain", "group", "chord"}
 

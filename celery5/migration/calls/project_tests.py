@@ -3,8 +3,8 @@
 import ast
 import re
 
-from celery5.migration.context import FileContext
-from celery5.migration.index import Function, get_dotted
+from celery5.migration.project.context import FileContext
+from celery5.migration.project.index import Function, get_dotted
 
 _FIXTURES = {
     **dict.fromkeys(

@@ -3,8 +3,8 @@
 import ast
 from collections.abc import Iterable, Iterator
 
-from celery5.migration.context import FileContext
-from celery5.migration.index import Function, KnownTask, ProjectIndex, get_dotted
+from celery5.migration.project.context import FileContext
+from celery5.migration.project.index import Function, KnownTask, ProjectIndex, get_dotted
 
 _ADVICE = (
     "annotate the parameter with this type: arguments are JSON, and without an annotation the task gets text, where "

@@ -2,8 +2,8 @@
 
 import ast
 
-from celery5.migration.context import FileContext
-from celery5.migration.index import get_dotted
+from celery5.migration.project.context import FileContext
+from celery5.migration.project.index import get_dotted
 
 _SENDS = (
     "is this a task? delay(...) stays as it is for a task of celery5; one that Celery's workers run is declared by "

@@ -5,8 +5,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from celery5.migration.rates import translate_rate
-from celery5.migration.source import SourceFile
+from celery5.migration.files.source import SourceFile
+from celery5.migration.values.rates import translate_rate
 
 DECORATORS = {"task", "shared_task", "periodic_task"}
 APP_NAMES = {"app", "celery", "celery_app", "current_app", "capp"}

@@ -4,8 +4,8 @@ import ast
 from collections.abc import Mapping
 
 from celery5.hints import CELERY, NameKind, find_equivalent
-from celery5.migration.context import FileContext, ValueKind
-from celery5.migration.unknown_tasks import check_unknown_task
+from celery5.migration.calls.unknown_tasks import check_unknown_task
+from celery5.migration.project.context import FileContext, ValueKind
 from celery5.tasks.declaration import TaskOptions
 from celery5.tasks.task import Signature, Task
 

@@ -5,8 +5,8 @@ import re
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from celery5.errors import BadBrokerURL
-from celery5.migration.context import FileContext
-from celery5.migration.index import get_dotted
+from celery5.migration.project.context import FileContext
+from celery5.migration.project.index import get_dotted
 from celery5.protocol.brokers import SCHEMES, parse_broker_url
 
 _URL = re.compile(r"[a-z0-9+]+://")

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from celery5.errors import CeleryError
-from celery5.migration.findings import FileReport
-from celery5.migration.source import SourceFile
+from celery5.migration.files.findings import FileReport
+from celery5.migration.files.source import SourceFile
 
 _GIT_LIMIT = 60.0
 """Seconds that git may take."""

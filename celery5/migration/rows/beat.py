@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from celery5.errors import Misconfigured
-from celery5.migration.schedules import make_cron_fields, make_line
+from celery5.migration.values.crontabs import make_cron_fields, make_line
 from celery5.protocol.scheduling.declaration import parse_trigger
 from celery5.protocol.scheduling.triggers import validate_cron_fields
 

@@ -1,0 +1,1 @@
+"""Move the rows of django-celery-beat and django-celery-results."""

@@ -1,0 +1,1 @@
+"""Change what configures an application."""

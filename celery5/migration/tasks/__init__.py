@@ -1,0 +1,1 @@
+"""Change the declarations of tasks."""

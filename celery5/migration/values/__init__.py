@@ -1,0 +1,1 @@
+"""Translate values of Celery, without a look at the project."""
