@@ -17,6 +17,7 @@ import redis
 from redis.crc import key_slot
 
 from celery5.broker.servers.embedded import find_binary
+from tests.access import Access
 from tests.network import Network
 from tests.tls_files import make_tls_options
 
@@ -34,7 +35,7 @@ class ClusterNode:
         binary: Path,
         folder: Path,
         node_timeout_ms: int,
-        certificates: Path | None,
+        access: Access | None,
         network: Network | None,
     ) -> None:
         self.binary = binary
@@ -43,7 +44,7 @@ class ClusterNode:
         self.peer_host = network.add(self.port, self.bus_port) if network else "127.0.0.1"
         self._options = {
             "bind": "127.0.0.1",
-            "tls-port" if certificates else "port": str(self.port),
+            "tls-port" if access else "port": str(self.port),
             "cluster-enabled": "yes",
             "cluster-config-file": "nodes.conf",
             "cluster-node-timeout": str(node_timeout_ms),
@@ -62,10 +63,10 @@ class ClusterNode:
                 "cluster-announce-hostname": "127.0.0.1",
                 "cluster-preferred-endpoint-type": "hostname",
             }
-        tls: dict[str, Any] = {}
-        if certificates:
-            self._options |= {"port": "0", "tls-cluster": "yes", **make_tls_options(certificates)}
-            tls = {"ssl": True, "ssl_ca_certs": str(certificates / "ca.pem")}
+        if access:
+            self._options |= {"port": "0", "tls-cluster": "yes", **make_tls_options(access.certificates)}
+            self._options["aclfile"] = str(access.users_file)
+        tls = access.client_options if access else {}
         self._process: subprocess.Popen[bytes] | None = None
         self.client: Any = redis.Redis(
             host="127.0.0.1", port=self.port, socket_timeout=10, decode_responses=True, **tls
@@ -150,15 +151,15 @@ class TestCluster:
         *,
         primaries: int,
         node_timeout_ms: int,
-        certificates: Path | None = None,
+        access: Access | None = None,
         network: Network | None = None,
     ) -> None:
         self._binary = binary
+        self._access = access
         self.network = network
         self._folder = folder
         self._numbers = count()
         self._node_timeout_ms = node_timeout_ms
-        self._certificates = certificates
         self.primaries = [self._make_node() for _ in range(primaries)]
         self.replicas: list[ClusterNode] = []
 
@@ -169,10 +170,8 @@ class TestCluster:
 
     @property
     def url(self) -> str:
-        """The broker URL."""
+        """The broker URL, as for a cluster without TLS and users."""
         nodes = ",".join(f"127.0.0.1:{node.port}" for node in self.primaries)
-        if self._certificates:
-            return f"rediss+cluster://{nodes}?ssl_ca_certs={self._certificates / 'ca.pem'}"
         return f"redis+cluster://{nodes}"
 
     def start(self) -> None:
@@ -308,7 +307,7 @@ class TestCluster:
 
     def _make_node(self) -> ClusterNode:
         folder = self._folder / str(next(self._numbers))
-        return ClusterNode(self._binary, folder, self._node_timeout_ms, self._certificates, self.network)
+        return ClusterNode(self._binary, folder, self._node_timeout_ms, self._access, self.network)
 
     def _ask_slots(self) -> Sequence[Any]:
         for node in self.nodes:
@@ -324,11 +323,11 @@ def running_cluster(
     primaries: int = 3,
     has_replicas: bool = False,
     node_timeout_ms: int = 1000,
-    certificates: Path | None = None,
+    access: Access | None = None,
     network: Network | None = None,
 ) -> Generator[TestCluster, None, None]:
-    """Run a cluster during the block: with a replica for each primary if that is wanted, with TLS alone if there are
-    `certificates`. Through a `network`, which runs, its nodes can be cut off from each other.
+    """Run a cluster during the block: with a replica for each primary if that is wanted, with an `access` they
+    speak TLS alone, and have its users. Through a `network`, which runs, its nodes can be cut off from each other.
     """
     folder = Path(tempfile.mkdtemp(prefix="c5-cluster-", dir="/tmp"))
     cluster = TestCluster(
@@ -336,7 +335,7 @@ def running_cluster(
         folder,
         primaries=primaries,
         node_timeout_ms=node_timeout_ms,
-        certificates=certificates,
+        access=access,
         network=network,
     )
     try:

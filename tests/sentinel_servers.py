@@ -93,6 +93,7 @@ class WatchedServers:
         sentinel_password: What clients of the sentinels must give.
         tls: The lines of the configuration that make all of them speak TLS, and redis-py's options for it.
         options: More lines of the configuration of servers.
+        sentinel_options: More lines of the configuration of sentinels.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class WatchedServers:
         sentinel_password: str = "",
         tls: tuple[Sequence[str], dict[str, Any]] | None = None,
         options: Sequence[str] = (),
+        sentinel_options: Sequence[str] = (),
     ) -> None:
         ports = find_free_ports(4 + replicas)
         self._folder, self.password, self._sentinel_password = folder, password, sentinel_password
@@ -141,6 +143,7 @@ class WatchedServers:
                 *(f"sentinel known-replica {SERVICE} 127.0.0.1 {port}" for port in ports[4:]),
                 *others,
                 *([f"requirepass {sentinel_password}"] if sentinel_password else []),
+                *sentinel_options,
             ]
             client = {"password": sentinel_password} if sentinel_password else {}
             self.sentinels.append(make(f"sentinel{at}", port, lines, client))

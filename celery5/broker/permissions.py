@@ -31,8 +31,13 @@ _CONNECTING = _words(
     "asking auth cluster|slots hello ping select client|unblock eval evalsha subscribe unsubscribe"
 )
 """What every role needs: to log in, to find the slots of a cluster, to call scripts, to wait for what is announced."""
-_ON_CLUSTERS = _words("ssubscribe sunsubscribe")
-"""More of these, on clusters from 7.0; older servers do not know them. A role with PUBLISH also gets SPUBLISH there."""
+_ON_CLUSTERS = _words("spublish ssubscribe sunsubscribe")
+"""What a cluster from 7.0 has beside PUBLISH, SUBSCRIBE and UNSUBSCRIBE. Redis 6.2 refuses a user with an unknown
+command, so their category is permitted, without the commands in it that no role needs: each server takes that.
+"""
+_CHANNELS = ("+@pubsub", "-psubscribe", "-punsubscribe", "-pubsub")
+_ONLY_LISTENING = ("+@pubsub", "-@fast", *_CHANNELS[1:])
+"""For a role without PUBLISH. The category `fast` has PUBLISH and SPUBLISH, and no other command of `pubsub`."""
 _PLAIN = _words("del hdel sadd set srem unlink wait xautoclaim xdel xgroup|create xreadgroup xtrim")
 """Commands beside the reading ones that calls make without a script."""
 _INSPECTING = _words("info memory|usage")
@@ -93,6 +98,16 @@ ROLES: Mapping[str, Role] = {
         READING | _PLAIN | _INSPECTING | _OPERATING,
     ),
 }
+SENTINEL = "sentinel"
+"""The role of all processes at the sentinels, which are servers of their own, and have users of their own."""
+ALL_ROLES: Mapping[str, Role] = {
+    **ROLES,
+    SENTINEL: Role(
+        "asks sentinels for the primary: for the sentinels, not for Redis; the same for all processes",
+        (),
+        _words("auth hello sentinel|ckquorum sentinel|get-master-addr-by-name sentinel|masters"),
+    ),
+}
 
 
 class AclUser(msgspec.Struct, frozen=True):
@@ -104,48 +119,51 @@ class AclUser(msgspec.Struct, frozen=True):
     keys: tuple[str, ...]
     channels: tuple[str, ...]
     commands: tuple[str, ...]
-
-    @property
-    def rules(self) -> tuple[str, ...]:
-        """The rules for ACL SETUSER: all of them, whatever the user had before, but for its passwords."""
-        return (
-            *("on", "resetkeys", *self.keys, "resetchannels", *self.channels, "nocommands"),
-            *(f"+{command}" for command in self.commands),
-        )
+    # The rules for ACL SETUSER: all of them, whatever the user had before, but for its passwords.
+    rules: tuple[str, ...]
 
 
-def make_user(app: str, role: str, user: str = "", *, on_cluster: bool = False) -> AclUser:
+def make_user(app: str, role: str, user: str = "") -> AclUser:
     """Return the user for a role of an application. Raises Misconfigured for a role that there is not.
+
+    Every server that is supported takes its rules, and it works on a single server and on a cluster.
 
     Args:
         app: The name of the application.
-        role: One of ROLES.
+        role: One of ROLES, or SENTINEL.
         user: The name of the user; by default `app-role`.
-        on_cluster: Whether the broker is a Redis Cluster, from 7.0.
     """
-    if role not in ROLES:
-        remedy = did_you_mean(role, ROLES, otherwise=f"there are {', '.join(ROLES)}")
+    if role not in ALL_ROLES:
+        remedy = did_you_mean(role, ALL_ROLES, otherwise=f"there are {', '.join(ALL_ROLES)}")
         raise Misconfigured(f"role {role!r} is not known: {remedy}")
     if re.search(r"\s", user or app):
         raise Misconfigured(f"user {user or app!r}: the name of a user of Redis has no spaces")
-    patterns = Keys(app).patterns
+    patterns = Keys(app).patterns if role in ROLES else ()
+    keys, channels = (tuple(f"{kind}{pattern}" for pattern in patterns) for kind in "~&")
+    commands = get_commands(role) if role in ROLES else tuple(sorted(ALL_ROLES[role].commands))
     return AclUser(
         user=user or f"{app}-{role}",
         role=role,
-        description=ROLES[role].description,
-        keys=tuple(f"~{pattern}" for pattern in patterns),
-        channels=tuple(f"&{pattern}" for pattern in patterns),
-        commands=get_commands(role, on_cluster=on_cluster),
+        description=ALL_ROLES[role].description,
+        keys=keys,
+        channels=channels,
+        commands=commands,
+        rules=("on", "resetkeys", *keys, "resetchannels", *channels, "nocommands", *_permit(commands)),
     )
 
 
-def get_commands(role: str, *, on_cluster: bool = False) -> tuple[str, ...]:
+def _permit(commands: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the rules that permit these commands, to a user who may do nothing."""
+    listening = () if "subscribe" not in commands else _CHANNELS if "publish" in commands else _ONLY_LISTENING
+    return (*listening, *(f"+{command}" for command in commands if command not in _ON_CLUSTERS))
+
+
+def get_commands(role: str) -> tuple[str, ...]:
     """Return the commands that a role uses, those inside of its scripts too, sorted."""
     found = {*_CONNECTING, *ROLES[role].commands}
     for script in list_scripts(role):
         found |= find_commands(script)
-    if on_cluster:
-        found |= _ON_CLUSTERS | ({"spublish"} if "publish" in found else set())
+    found |= _ON_CLUSTERS - (set() if "publish" in found else {"spublish"})
     # A command as a whole includes its subcommands.
     return tuple(sorted(name for name in found if "|" not in name or name.partition("|")[0] not in found))
 

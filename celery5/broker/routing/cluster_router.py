@@ -166,7 +166,7 @@ class ClusterMap:
             return error
         return BrokerUnsupported(
             f"broker {self._where} is part of a Redis Cluster, and its user may not ask for the slots: extend the "
-            f"user's ACL as `celery5 acl` says for {self._endpoint.masked_cluster_url} ({error})"
+            f"user's ACL as `celery5 acl` says ({error})"
         )
 
 

@@ -6,9 +6,11 @@ with an error. For the latter the command is replaced by a script that returns t
 its place among the other replies.
 """
 
+import os
 import socket
 import ssl
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,6 +68,10 @@ class Answer:
     error: str
 
 
+BEGUN_RECORD = b"\x17\x03\x03\x01\x00" + b"?" * 20
+"""The head of a record of TLS with 256 bytes of data, and the first ones of these."""
+
+
 class FaultyProxy:
     """Passes bytes between clients and the server at `path`, until told otherwise.
 
@@ -87,7 +93,7 @@ class FaultyProxy:
         self._nursery: trio.Nursery | None = None
         # What accepts connections and what ends that and all that came of it; None while connections are refused.
         self._accepting: tuple[trio.SocketListener, trio.CancelScope] | None = None
-        self._live: set[trio.CancelScope] = set()
+        self._live: dict[trio.CancelScope, trio.SocketStream] = {}
 
     @property
     def url(self) -> str:
@@ -105,8 +111,11 @@ class FaultyProxy:
         self._flowing.set()
 
     def cut_all(self) -> None:
-        """End all connections now."""
-        for scope in self._live:
+        """End all connections now: one with TLS in the middle of a record."""
+        for scope, plain in self._live.items():
+            if self._tls is not None:
+                with suppress(OSError):  # it is full, or has ended
+                    os.write(plain.socket.fileno(), BEGUN_RECORD)
             scope.cancel()
 
     def refuse(self) -> None:
@@ -163,16 +172,17 @@ class FaultyProxy:
         self.connections += 1
         client: trio.abc.Stream = plain
         if self._tls is not None:
+            await self._flowing.wait()  # for the handshake of TLS, too
             client = trio.SSLStream(plain, self._tls, server_side=True, https_compatible=True)
         with trio.CancelScope() as scope:
-            self._live.add(scope)
+            self._live[scope] = plain
             try:
                 async with client, await trio.open_unix_socket(self._path) as server:
                     await _Connection(self, client, server, scope).run()
             except* (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
                 pass
             finally:
-                self._live.discard(scope)
+                del self._live[scope]
 
 
 class _Connection:

@@ -22,6 +22,9 @@ def main() -> int:
         default="server",
         help="one server; a cluster of three primaries with a replica each; or two servers and three sentinels",
     )
+    parser.add_argument(
+        "--tls", action="store_true", help="TLS, and for each process the user that `celery5 acl` prints"
+    )
     parser.add_argument("--server", help="the server binary; default: what celery5 finds")
     told = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that no process outlives this one
@@ -33,6 +36,7 @@ def main() -> int:
             Path(tempfile.mkdtemp(prefix=f"nemesis-{seed}-")),
             on=told.on,
             binary=told.server,
+            tls=told.tls,
         )
         print(outcome, flush=True)
         wrong += bool(outcome.wrong)

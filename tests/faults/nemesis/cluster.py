@@ -15,6 +15,7 @@ import redis
 import trio
 
 from celery5.broker.servers.embedded import EmbeddedServer
+from tests.access import Access, list_denied
 from tests.faults.connections.proxy import FaultyProxy
 from tests.faults.nemesis.schedule import (
     FLAP_DOWN,
@@ -41,12 +42,17 @@ STOP_LIMIT = 30.0
 class Cluster:
     """Three workers, two Routers, two Schedulers and the proxies before them."""
 
-    def __init__(self, server: EmbeddedServer | None, staff: Staff, record: Record) -> None:
+    def __init__(
+        self, server: EmbeddedServer | None, staff: Staff, record: Record, access: Access | None
+    ) -> None:
         self._server = server
+        self.access = access
         self.staff = staff
         self.record = record
         self.proxies = {
-            name: FaultyProxy(str(server.socket)) for name in (*MEMBERS, *PRODUCERS) if server is not None
+            name: FaultyProxy(str(server.socket), tls=access.make_proxy_context() if access else None)
+            for name in (*MEMBERS, *PRODUCERS)
+            if server is not None
         }
         self.stopping = False
         self._running: dict[str, Employee] = {}
@@ -62,7 +68,16 @@ class Cluster:
 
     def find_url(self, name: str) -> str:
         """Return the broker URL of a member or a producer."""
-        return self.proxies[name].url
+        return self.secure(self.proxies[name].url, kind_of(name))
+
+    def secure(self, url: str, role: str) -> str:
+        """Return a URL for the user of a role, if there are users."""
+        return self.access.make_url(url, role) if self.access else url
+
+    def list_denied(self) -> list[str]:
+        """Return what was denied to these users."""
+        with redis.Redis.from_url(self.server.url, decode_responses=True) as client:
+            return list_denied([client])
 
     # ---- processes
 
@@ -296,8 +311,9 @@ class Cluster:
 
 
 def kind_of(name: str) -> str:
-    """Return what the command line calls a member."""
-    return "worker" if name in WORKERS else "router" if name in ROUTERS else "scheduler"
+    """Return what the command line calls a member; `producer` for a producer."""
+    kinds = {"worker": WORKERS, "router": ROUTERS, "producer": PRODUCERS}
+    return next((kind for kind, names in kinds.items() if name in names), "scheduler")
 
 
 def signal_to(pid: int, number: signal.Signals) -> None:

@@ -17,13 +17,15 @@ import trio
 
 from celery5.broker.keys import EVENTS
 from celery5.broker.servers.embedded import EmbeddedServer
+from tests.access import Access, list_denied
 from tests.cluster_servers import TestCluster, running_cluster
-from tests.faults.nemesis.cluster import Cluster
+from tests.faults.nemesis.cluster import Cluster, kind_of
 from tests.faults.nemesis.schedule import Fault
 from tests.faults.nemesis.verdict import Record, Struck
 from tests.network import Network
 from tests.redis.commands.staff import Staff
 from tests.sentinel_servers import DOWN_AFTER_MS, WatchedServers, watched_servers
+from tests.tls_files import find_tls_binary
 
 NODE_TIMEOUT = 2.0
 """Seconds of silence after which the nodes of the cluster think that one of them is down."""
@@ -62,34 +64,50 @@ class Servers(Protocol):
 
 
 @contextmanager
-def running_servers(on: str, binary: str | None) -> Generator[EmbeddedServer | Servers, None, None]:
+def running_servers(
+    on: str, binary: str | None, access: Access | None
+) -> Generator[EmbeddedServer | Servers, None, None]:
     """Run the servers of the processes during the block: `server`, `cluster` or `sentinel`."""
+    if access:
+        binary = find_tls_binary(binary)
     if on == "cluster":
         timeout = round(1000 * NODE_TIMEOUT)
         with (
             Network().running() as network,
-            running_cluster(binary, has_replicas=True, node_timeout_ms=timeout, network=network) as cluster,
+            running_cluster(
+                binary, has_replicas=True, node_timeout_ms=timeout, access=access, network=network
+            ) as cluster,
         ):
             yield cluster
     elif on == "sentinel":
-        with watched_servers(binary, replicas=1, password="secret") as servers:
+        options = access.sentinel_options if access else {}
+        with watched_servers(binary, replicas=1, password="secret", **options) as servers:
             yield servers
     else:
-        with EmbeddedServer.start(binary, save=True) as server:
+        program = access.write_program(str(binary)) if access else binary
+        with EmbeddedServer.start(program, save=True) as server:
             yield server
 
 
 class FailoverCluster(Cluster):
     """The same processes on servers of which one takes over when another fails."""
 
-    def __init__(self, servers: Servers, staff: Staff, record: Record) -> None:
-        super().__init__(None, staff, record)
+    def __init__(self, servers: Servers, staff: Staff, record: Record, access: Access | None) -> None:
+        super().__init__(None, staff, record, access)
         self.servers = servers
         self._changing = trio.Lock()
 
     def find_url(self, name: str) -> str:
-        """Return the broker URL, which is the same for everybody."""
-        return self.servers.url
+        """Return the broker URL, which differs by the user at most."""
+        return self.secure(self.servers.url, kind_of(name))
+
+    def list_denied(self) -> list[str]:
+        """Return what was denied to users."""
+        servers = self.servers
+        if isinstance(servers, TestCluster):
+            return list_denied(node.client for node in servers.nodes)
+        assert isinstance(servers, WatchedServers)
+        return list_denied(server.client for server in (*servers.servers, *servers.sentinels))
 
     def find_key(self, target: str) -> str:
         """Return a key that the primary has which a fault is to strike."""
@@ -113,12 +131,14 @@ class FailoverCluster(Cluster):
 
     def client(self) -> Any:
         """Return what reaches the primaries."""
+        tls = self.access.client_options if self.access else {}
         if isinstance(self.servers, TestCluster):
             port = next(node.port for node in self.servers.nodes if node.is_running)
             make: Any = redis.RedisCluster
-            return make(host="127.0.0.1", port=port, socket_timeout=5)
+            return make(host="127.0.0.1", port=port, socket_timeout=5, **tls)
         assert isinstance(self.servers, WatchedServers)
-        return redis.Redis(port=self.servers.primary.port, password=self.servers.password, socket_timeout=5)
+        port, password = self.servers.primary.port, self.servers.password
+        return redis.Redis(port=port, password=password, socket_timeout=5, **tls)
 
     def count_commands(self) -> int:
         """Return how many commands the primaries have carried out, those within scripts included."""

@@ -20,6 +20,7 @@ from celery5.broker.keys import EVENTS
 from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.protocol.scheduling.periodic import make_fire_job_id
 from celery5.protocol.workflows.status import ENDED
+from tests.access import Access
 from tests.faults.nemesis.application import GROUP, PARTITIONS, TICK, built
 from tests.faults.nemesis.cluster import Cluster
 from tests.faults.nemesis.failovers import CONSUMING_AGAIN, FailoverCluster, Servers, running_servers
@@ -70,12 +71,13 @@ class Outcome:
     faults: tuple[Fault, ...]
     folder: Path
     on: str = "server"
+    tls: bool = False
     wrong: list[str] = field(default_factory=list)
     excuses: list[str] = field(default_factory=list)
     numbers: dict[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        lines = [f"nemesis --seed {self.seed} --seconds {self.seconds:g} --on {self.on}"]
+        lines = [f"nemesis --seed {self.seed} --seconds {self.seconds:g} --on {self.on}{' --tls' * self.tls}"]
         lines += [f"  {fault}" for fault in self.faults]
         lines += ["numbers: " + ", ".join(f"{name} {value}" for name, value in self.numbers.items())]
         lines += [f"excused: {excuse}" for excuse in self.excuses[:SHOWN]]
@@ -84,17 +86,35 @@ class Outcome:
         return "\n".join([*lines, f"logs and history: {self.folder}"])
 
 
-def run(seed: int, seconds: float, folder: Path, *, on: str = "server", binary: str | None = None) -> Outcome:
+def run(
+    seed: int,
+    seconds: float,
+    folder: Path,
+    *,
+    on: str = "server",
+    binary: str | None = None,
+    tls: bool = False,
+) -> Outcome:
     """Make one run on servers of its own, whose logs go to `folder`.
 
-    `on` is what they are: one `server`, a `cluster` with replicas, or servers that `sentinel`s watch.
+    `on` is what they are: one `server`, a `cluster` with replicas, or servers that `sentinel`s watch. With `tls`, they
+    and the proxies speak TLS, and each process has the user that `celery5 acl` prints for its role.
     """
+    name = f"nemesis-{uuid4().hex[:8]}"
+    roles = ("worker", "router", "scheduler", "producer", "operator")
+    access = Access(folder, name, roles) if tls else None
     record = Record(LEASE)
-    outcome = Outcome(seed, seconds, schedule(seed, seconds, lease=LEASE, kinds=KINDS_ON[on]), folder, on)
-    with running_servers(on, binary) as servers:
-        app = built(f"nemesis-{uuid4().hex[:8]}", broker=servers.url)
+    outcome = Outcome(
+        seed, seconds, schedule(seed, seconds, lease=LEASE, kinds=KINDS_ON[on]), folder, on, tls
+    )
+    with running_servers(on, binary, access) as servers:
+        # The run itself reaches one server past the proxies, by its socket, without TLS.
+        url = servers.url
+        if access and not isinstance(servers, EmbeddedServer):
+            url = access.make_url(url, "operator")
+        app = built(name, broker=url)
         try:
-            trio.run(_Run(app, servers, record, outcome).whole)
+            trio.run(_Run(app, servers, record, outcome, access).whole)
         finally:
             app.close()
     outcome.excuses = record.excuses
@@ -104,16 +124,23 @@ def run(seed: int, seconds: float, folder: Path, *, on: str = "server", binary: 
 class _Run:
     """One run, step by step."""
 
-    def __init__(self, app: App, servers: EmbeddedServer | Servers, record: Record, outcome: Outcome) -> None:
+    def __init__(
+        self,
+        app: App,
+        servers: EmbeddedServer | Servers,
+        record: Record,
+        outcome: Outcome,
+        access: Access | None,
+    ) -> None:
         self.app = app
         self.record = record
         self.outcome = outcome
         self.staff = Staff(app, outcome.folder)
         self.fails_over = not isinstance(servers, EmbeddedServer)
         self.cluster = (
-            Cluster(servers, self.staff, record)
+            Cluster(servers, self.staff, record, access)
             if isinstance(servers, EmbeddedServer)
-            else FailoverCluster(servers, self.staff, record)
+            else FailoverCluster(servers, self.staff, record, access)
         )
         self._began = self._over = 0.0
 
@@ -309,6 +336,13 @@ class _Run:
         await self.cluster.stop(*ROUTERS, *WORKERS)
         await trio.to_thread.run_sync(self._unfinished)
         self.outcome.wrong += [f"leak: {leak}" for leak in await self._leaks()]
+        self.outcome.wrong += await trio.to_thread.run_sync(self._list_denied)
+
+    def _list_denied(self) -> list[str]:
+        """Return what was denied to users, as servers tell, which forget it when they restart, and processes."""
+        logs = [path.read_text() for path in self.outcome.folder.glob("output-*")]
+        lines = [line for log in logs for line in log.splitlines() if "does not permit" in line]
+        return [f"denied: {entry}" for entry in (*self.cluster.list_denied(), *lines)]
 
     def _waiting(self) -> bool:
         with self.cluster.client() as client:

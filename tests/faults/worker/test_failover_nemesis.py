@@ -21,17 +21,19 @@ SECONDS = 60.0 if NIGHTLY else 24.0
 """For which faults strike in each run."""
 SEEDS = {"cluster": (5, 23), "sentinel": (37, 12)}
 """By day the first one. In its first seconds are the faults that matter most."""
-RUNS = [(on, seed) for on, seeds in SEEDS.items() for seed in (seeds if NIGHTLY else seeds[:1])]
+RUNS = [(on, seed, False) for on, seeds in SEEDS.items() for seed in (seeds if NIGHTLY else seeds[:1])]
+RUNS += [(on, seed, True) for on, seed, _ in RUNS if NIGHTLY]
+"""Over TLS, for users of least privilege, at night only."""
 
 
 @pytest.mark.nemesis
 @pytest.mark.timeout(400)
 @with_clusters("two minutes")
-@pytest.mark.parametrize(("on", "seed"), RUNS)
+@pytest.mark.parametrize(("on", "seed", "tls"), RUNS)
 def test_failovers_under_load_lose_no_job_that_a_replica_had(
-    on: str, seed: int, tmp_path: Path, server_binary: str | None
+    on: str, seed: int, tls: bool, tmp_path: Path, server_binary: str | None
 ) -> None:
-    outcome = run(seed, SECONDS, tmp_path, on=on, binary=server_binary)
+    outcome = run(seed, SECONDS, tmp_path, on=on, binary=server_binary, tls=tls)
     assert not outcome.wrong, f"\n{outcome}"
 
 

@@ -32,15 +32,17 @@ NIGHTLY_SEEDS = (12, 1, 173)
 """Together they have each kind of fault."""
 SEEDS = NIGHTLY_SEEDS if NIGHTLY else NIGHTLY_SEEDS[:1]
 """Those of this run: by default the one with the most kinds of faults."""
+RUNS = [(seed, False) for seed in SEEDS] + [(seed, True) for seed in SEEDS if NIGHTLY]
+"""Over TLS, for users of least privilege, at night only."""
 
 
 @pytest.mark.nemesis
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("seed", "tls"), RUNS)
 def test_random_faults_lose_and_double_nothing_and_exceed_no_limit(
-    seed: int, tmp_path: Path, server_binary: str | None
+    seed: int, tls: bool, tmp_path: Path, server_binary: str | None
 ) -> None:
-    outcome = run(seed, SECONDS, tmp_path, binary=server_binary)
+    outcome = run(seed, SECONDS, tmp_path, binary=server_binary, tls=tls)
     assert not outcome.wrong, f"\n{outcome}"
 
 

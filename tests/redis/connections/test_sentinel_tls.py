@@ -6,41 +6,32 @@ from pathlib import Path
 import pytest
 
 from celery5 import App
-from celery5.broker.permissions import make_user
 from celery5.errors import BrokerUnavailable
+from tests.access import Access, list_denied
 from tests.redis.connections.test_sentinel import refused
 from tests.redis.worker.workers import LEASE, until, working
-from tests.sentinel_servers import WatchedServers, watched_servers
-from tests.tls_files import find_tls_binary, make_tls_options, write_certificates
-
-USER_DENIED = {"config|get", "config"}
+from tests.sentinel_servers import SERVICE, WatchedServers, watched_servers
+from tests.tls_files import find_tls_binary
 
 
 @pytest.fixture
-def certificates(tmp_path: Path) -> Path:
-    """A folder with an authority, and a certificate for this machine."""
-    return write_certificates(tmp_path)
+def access(tmp_path: Path, app_name: str) -> Access:
+    """The users of the application, and of its sentinels."""
+    return Access(tmp_path, app_name, ["worker", "producer"])
 
 
 @pytest.fixture
-def servers(server_binary: str | None, certificates: Path) -> Iterator[WatchedServers]:
+def servers(server_binary: str | None, access: Access) -> Iterator[WatchedServers]:
     """A primary with a replica, and three sentinels, without a port for plain connections."""
-    lines = [f"{name} {value}" for name, value in make_tls_options(certificates).items()]
-    client = {"ssl": True, "ssl_ca_certs": str(certificates / "ca.pem")}
-    with watched_servers(find_tls_binary(server_binary), tls=(lines, client)) as servers:
+    with watched_servers(find_tls_binary(server_binary), **access.sentinel_options) as servers:
         yield servers
 
 
 async def test_workers_and_producers_of_least_privilege_follow_a_failover_over_tls(
-    servers: WatchedServers, certificates: Path, app_name: str
+    servers: WatchedServers, access: Access, app_name: str
 ) -> None:
     def make_app(role: str) -> App:
-        user = make_user(app_name, role)
-        for server in servers.servers:
-            server.client.execute_command("ACL", "SETUSER", user.user, ">open-sesame", *user.rules)
-        login = f"rediss+sentinel://{user.user}:open-sesame@"
-        url = servers.url.replace("redis+sentinel://", login) + f"?ssl_ca_certs={certificates / 'ca.pem'}"
-        return App(app_name, broker=url, lease=LEASE, inbox=False)
+        return App(app_name, broker=access.make_url(servers.url, role), lease=LEASE, inbox=False)
 
     worker, producer = make_app("worker"), make_app("producer")
     runs: list[int] = []
@@ -57,8 +48,11 @@ async def test_workers_and_producers_of_least_privilege_follow_a_failover_over_t
         await add_elsewhere.adelay(2)
         await until(lambda: 2 in runs or servers.primary.role != "master")
         assert await (await add_elsewhere.adelay(3)).aget(timeout=20) == 4
-    denied = {entry["object"] for server in servers.servers for entry in server.client.acl_log()}
-    assert denied <= USER_DENIED
+    assert list_denied(server.client for server in (*servers.servers, *servers.sentinels)) == []
     assert isinstance(refused(servers.url), BrokerUnavailable), "without TLS"
+    misspelt = access.make_url(servers.url, "worker").replace(SERVICE, "shop-primry")
+    assert "did you mean 'shop-primary'?" in str(refused(misspelt)), (
+        "a user of the sentinels may list the services"
+    )
     for app in (worker, producer):
         app.close()

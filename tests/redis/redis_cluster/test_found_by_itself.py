@@ -200,9 +200,7 @@ def test_a_user_who_may_not_ask_for_the_slots_is_refused_until_it_is_permitted(
     url = make_url(small_cluster).replace("redis://", "redis://few:secret@")
     with closing(App(app_name, broker=url)) as app:
         task = app.task(name="add")(lambda: 7)
-        with pytest.raises(
-            BrokerUnsupported, match=r"is part of a Redis Cluster, .*for redis\+cluster://few"
-        ):
+        with pytest.raises(BrokerUnsupported, match=r"is part of a Redis Cluster, .* as `celery5 acl` says"):
             task.delay()
         with pytest.raises(BrokerUnsupported, match=r"is part of a Redis Cluster"):
             trio.run(task.adelay)

@@ -174,7 +174,7 @@ def test_a_scan_in_portions_finds_the_keys_of_all_nodes(app: App) -> None:
 async def test_a_user_of_celery5_acl_may_do_on_a_cluster_what_a_worker_does(
     redis_cluster: TestCluster, app_name: str
 ) -> None:
-    user = make_user(app_name, "worker", on_cluster=redis_cluster.primaries[0].has_sharded_channels)
+    user = make_user(app_name, "worker")
     for node in redis_cluster.primaries:
         node.client.execute_command("ACL", "SETUSER", user.user, ">secret", *user.rules)
     app = App(app_name, broker=redis_cluster.url.replace("//", f"//{user.user}:secret@"), lease=LEASE)

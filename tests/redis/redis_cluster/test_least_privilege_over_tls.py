@@ -5,38 +5,41 @@ from collections.abc import Callable, Iterator
 import pytest
 import trio
 
-from celery5.broker.permissions import ROLES, make_user
+from celery5 import App
+from celery5.broker.permissions import ROLES
+from celery5.broker.topologies import forget_clusters
 from celery5.processes.router import ROUTER
 from celery5.processes.scheduler import SCHEDULER
+from tests.access import Access, list_denied
 from tests.cluster_servers import TestCluster, running_cluster
-from tests.redis.permissions.test_roles import PASSWORD, SPARED, Shop, follow_all, look, operate, send_jobs
+from tests.redis.permissions.test_roles import Shop, follow_all, look, operate, send_jobs
+from tests.redis.redis_cluster.test_found_by_itself import SENDERS
+from tests.redis.redis_cluster.test_jobs import QUEUES, declare
 from tests.redis.worker.workers import start
-from tests.tls_files import find_tls_binary, write_certificates
+from tests.tls_files import find_tls_binary
 
 
 @pytest.fixture(scope="module")
-def cluster(server_binary: str | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestCluster]:
+def access(tmp_path_factory: pytest.TempPathFactory) -> Access:
+    """The users of all roles."""
+    return Access(tmp_path_factory.mktemp("tls"), "shop", ROLES)
+
+
+@pytest.fixture(scope="module")
+def cluster(server_binary: str | None, access: Access) -> Iterator[TestCluster]:
     """The cluster of these tests."""
-    certificates = write_certificates(tmp_path_factory.mktemp("tls"))
-    with running_cluster(find_tls_binary(server_binary), certificates=certificates) as cluster:
+    with running_cluster(find_tls_binary(server_binary), access=access) as cluster:
         yield cluster
 
 
 @pytest.fixture
-def users(cluster: TestCluster) -> Iterator[Callable[[str], str]]:
+def users(cluster: TestCluster, access: Access) -> Iterator[Callable[[str], str]]:
     """Returns the URL of a role of the application `shop`; afterwards nothing was denied to any of them."""
-
-    def make(role: str) -> str:
-        user = make_user("shop", role, on_cluster=cluster.primaries[0].has_sharded_channels)
-        for node in cluster.primaries:
-            node.client.execute_command("ACL", "SETUSER", user.user, f">{PASSWORD}", *user.rules)
-        return cluster.url.replace("://", f"://{user.user}:{PASSWORD}@")
-
-    yield make
-    denied = {entry["object"].encode() for node in cluster.primaries for entry in node.client.acl_log()}
+    yield lambda role: access.make_url(cluster.url, role)
+    denied = list_denied(node.client for node in cluster.primaries)
     for node in cluster.primaries:
         node.client.execute_command("ACL", "LOG", "RESET")
-    assert denied <= SPARED, "something was denied that it cannot do without"
+    assert denied == []
 
 
 async def test_every_role_does_its_work_over_tls_while_a_slot_moves(
@@ -78,3 +81,21 @@ def test_plain_python_sends_and_waits_over_tls(users: Callable[[str], str]) -> N
     assert trio.run(work) == 7
     for shop in (sender, worker):
         shop.app.close()
+
+
+@pytest.mark.parametrize("colour", SENDERS)
+async def test_a_url_of_one_node_leads_to_the_cluster_over_tls(
+    cluster: TestCluster, users: Callable[[str], str], access: Access, colour: str
+) -> None:
+    url = f"rediss://127.0.0.1:{cluster.primaries[1].port}/0"
+    worker, sender = (App("shop", broker=access.make_url(url, role)) for role in ("worker", "sender"))
+    for app in (worker, sender):
+        declare(app)
+    async with trio.open_nursery() as nursery:
+        forget_clusters()
+        await start(nursery, worker, queues=QUEUES)
+        forget_clusters()  # so that the sender finds it, too
+        assert set(await SENDERS[colour](sender)) == {7}
+        nursery.cancel_scope.cancel()
+    for app in (worker, sender):
+        app.close()

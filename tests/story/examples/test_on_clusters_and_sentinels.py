@@ -1,27 +1,28 @@
-"""The examples and the demo on a cluster of three primaries with replicas, with sentinels, and on such a cluster over
-TLS for a user who may no more than `celery5 acl` prints: only the URL differs.
+"""The examples and the demo on a cluster of three primaries with replicas and with sentinels; and on these and on one
+server over TLS, for a user who may no more than `celery5 acl` prints: only the URL differs.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
 from celery5.broker.keys import Keys
-from celery5.broker.permissions import make_user
+from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.examples.log_lines.folder import make_files
-from tests.cluster_servers import TestCluster, running_cluster
+from tests.access import Access, list_denied
+from tests.cluster_servers import running_cluster
 from tests.night import with_clusters
-from tests.redis.permissions.test_roles import PASSWORD, SPARED
-from tests.sentinel_servers import watched_servers
+from tests.sentinel_servers import find_free_ports, watched_servers
 from tests.story.cli.commands import celery5
 from tests.story.cluster.controlling import until
 from tests.story.examples.killing import running_example
 from tests.story.examples.test_shop import open_shop, spend_a_day
-from tests.tls_files import find_tls_binary, write_certificates
+from tests.tls_files import find_tls_binary
 
 pytestmark = [
     pytest.mark.timeout(300),
@@ -31,38 +32,55 @@ APPLICATIONS = ("corner-shop", "log-lines", "order-workflow")
 """The names of the applications of the examples. Each demo has one of its own, which begins with `demo-`."""
 
 
-@pytest.fixture(scope="module", params=["cluster", "sentinel", "cluster over TLS for a user"])
+@pytest.fixture(scope="module", params=["cluster", "sentinel", "server+tls", "cluster+tls", "sentinel+tls"])
 def broker(
     request: pytest.FixtureRequest, server_binary: str | None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
-    """The URL of a broker."""
-    if request.param == "sentinel":
+    """The URL of a broker. With TLS afterwards nothing was denied."""
+    ground, _, tls = request.param.partition("+")
+    if tls:
+        patterns = [pattern for app in APPLICATIONS for pattern in Keys(app).patterns] + ["celery5:{demo-*"]
+        rules = [f"{kind}{pattern}" for pattern in patterns for kind in "~&"]
+        access = Access(tmp_path_factory.mktemp("tls"), APPLICATIONS[0], ["operator"], rules)
+        with SECURED[ground](find_tls_binary(server_binary), access) as (url, clients):
+            yield access.make_url(url, "operator")
+            assert list_denied(clients) == []
+    elif ground == "sentinel":
         with watched_servers(server_binary) as servers:
             yield servers.url
-    elif request.param == "cluster":
+    else:
         with running_cluster(server_binary, has_replicas=True) as cluster:
             yield cluster.url
-    else:
-        certificates = write_certificates(tmp_path_factory.mktemp("tls"))
-        binary = find_tls_binary(server_binary)
-        with (
-            running_cluster(binary, has_replicas=True, certificates=certificates) as cluster,
-            denying_nothing(cluster) as url,
-        ):
-            yield url
+
+
+Secured = Iterator[tuple[str, Sequence[Any]]]
+"""The URL of servers that speak TLS, and a client of each server."""
 
 
 @contextmanager
-def denying_nothing(cluster: TestCluster) -> Iterator[str]:
-    """Make a user who may no more than operators of these applications; afterwards nothing was denied."""
-    user = make_user(APPLICATIONS[0], "operator", on_cluster=cluster.primaries[0].has_sharded_channels)
-    patterns = [pattern for app in APPLICATIONS for pattern in Keys(app).patterns] + ["celery5:{demo-*"]
-    more = [f"{kind}{pattern}" for pattern in patterns for kind in "~&"]
-    for node in cluster.nodes:
-        node.client.execute_command("ACL", "SETUSER", user.user, f">{PASSWORD}", *user.rules, *more)
-    yield cluster.url.replace("://", f"://{user.user}:{PASSWORD}@")
-    denied = {entry["object"].encode() for node in cluster.nodes for entry in node.client.acl_log()}
-    assert denied <= SPARED, "something was denied that it cannot do without"
+def _secure_server(binary: str, access: Access) -> Secured:
+    (port,) = find_free_ports(1)
+    with (
+        EmbeddedServer.start(access.write_program(binary, port)) as server,
+        redis.Redis.from_url(server.url, decode_responses=True) as client,
+    ):
+        yield f"rediss://127.0.0.1:{port}/0", [client]
+
+
+@contextmanager
+def _secure_cluster(binary: str, access: Access) -> Secured:
+    """Run a cluster. The URL does not say that it is one."""
+    with running_cluster(binary, has_replicas=True, access=access) as cluster:
+        yield f"rediss://127.0.0.1:{cluster.primaries[1].port}/0", [node.client for node in cluster.nodes]
+
+
+@contextmanager
+def _secure_sentinel(binary: str, access: Access) -> Secured:
+    with watched_servers(binary, **access.sentinel_options) as servers:
+        yield servers.url, [server.client for server in (*servers.servers, *servers.sentinels)]
+
+
+SECURED = {"server": _secure_server, "cluster": _secure_cluster, "sentinel": _secure_sentinel}
 
 
 @pytest.mark.parametrize("flags", [(), ("--streams",)])
