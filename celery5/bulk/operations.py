@@ -66,6 +66,7 @@ _NOT_REPLAYED = {
     "corrupt": "a job has no message to replay",
     "run-ended": "a job belongs to a run that has ended: retry the run if it failed, else start a new run",
     "run-succeeded": "a job belongs to a run that has succeeded: no replay is needed, purge it",
+    "run-retried": "a job belongs to a run that was retried: another job does its step, and a worker removes this one",
 }
 """Why dead jobs are not replayed, for people: what passes by itself, such as a key that is taken, is none of it."""
 

@@ -20,7 +20,7 @@ from celery5.broker.keys import QueueKeys
 from celery5.connections.batches import Batches, ReadBatch
 from celery5.connections.long_operations import persist
 from celery5.dead_letters.reading import BATCH_SIZE, DeadJobReader, make_dead
-from celery5.dead_letters.run_members import find_jobs_of_ended_runs
+from celery5.dead_letters.run_members import find_unwanted_jobs
 from celery5.errors import Corrupt
 from celery5.protocol.audit import join_names
 from celery5.protocol.bulk import check_rate
@@ -57,7 +57,8 @@ class DeadLetterTally(msgspec.Struct):
     # Jobs that were left alone, by reason: `gone` (already replayed or purged), `key-taken` (a live job has the key),
     # `alive` (a job with this id is alive again), `corrupt` (there is no message to replay), `run-ended` (it belongs to
     # a run of a workflow that has ended: `run.retry()` runs it again, with what depends on it), `run-succeeded` (its
-    # run has succeeded, after a retry or without it: a purge removes it).
+    # run has succeeded, after a retry or without it: a purge removes it), `run-retried` (a retry of its run has sent
+    # another job for its step, and a worker removes this one).
     left: dict[str, int] = msgspec.field(default_factory=dict[str, int])
 
     def leave(self, reason: str) -> None:
@@ -339,7 +340,7 @@ async def _make_replays(
     app: "Application", redis: AsyncDriver, jobs: Sequence[DeadJob], tally: DeadLetterTally
 ) -> list[tuple[DeadJob, bytes]]:
     """Return the jobs that can be replayed with their messages, and count the others."""
-    ended = await find_jobs_of_ended_runs(app, redis, jobs)
+    ended = await find_unwanted_jobs(app, redis, jobs)
     replays: list[tuple[DeadJob, bytes]] = []
     for job in jobs:
         if job.sink:

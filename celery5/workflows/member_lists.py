@@ -1,4 +1,4 @@
-"""List the jobs of a run that have not ended, and those of them that Redis has lost."""
+"""List jobs of a run: those that have not ended, those that Redis has lost, and those that a retry has replaced."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -40,12 +40,13 @@ async def list_members(
         run: All fields of the run.
         node: The node, as its plan has it.
     """
-    state, _, digits = run[f"node:{number}"].partition(b" ")
-    generation, by_outbox = int(digits or b"0"), keys.queue if goes_by_outbox(node, keys.queue) else ""
+    state = run[f"node:{number}"]
+    generation = read_generation(state)
+    by_outbox = keys.queue if goes_by_outbox(node, keys.queue) else ""
     queue = str(node.get("p", {}).get("queue", keys.queue))
     if is_one_job(node, run, number):
         own = (str(MemberId(run_id, number, generation, None, by_outbox)),)
-        return NodeJobs(queue, (), own) if state == b"held" else NodeJobs(queue, own)
+        return NodeJobs(queue, (), own) if state.startswith(b"held") else NodeJobs(queue, own)
     by_outbox = keys.queue if node.get("p") else ""
     *ended, held = await redis.perform_all(
         [calls.read_bits(keys, run_id, number, name) for name in ("done", "bad", "again", "held")]
@@ -60,6 +61,34 @@ async def list_members(
         elif not is_live:
             held_ids.append(str(MemberId(run_id, number, generation, member, by_outbox)))
     return NodeJobs(queue, tuple(ids), tuple(held_ids))
+
+
+def list_replaced(
+    keys: QueueKeys, run_id: str, number: int, run: Mapping[str, bytes], node: Mapping[str, Any]
+) -> NodeJobs:
+    """Return the jobs of a node that are replaced: a retry has started the node again since.
+
+    Args:
+        keys: The keys of the home of the run.
+        run: All fields of the run.
+        node: The node, as its plan has it.
+    """
+    generations = range(read_generation(run.get(f"node:{number}", b"")))
+    by_outbox = keys.queue if goes_by_outbox(node, keys.queue) else ""
+    jobs = [MemberId(run_id, number, generation, None, by_outbox) for generation in generations]
+    if node["k"] == "map":
+        by_outbox, sent = keys.queue if node.get("p") else "", int(run.get(f"sent:{number}", b"0"))
+        jobs += [
+            MemberId(run_id, number, generation, member, by_outbox)
+            for generation in generations
+            for member in range(sent)
+        ]
+    return NodeJobs(str(node.get("p", {}).get("queue", keys.queue)), tuple(str(job) for job in jobs))
+
+
+def read_generation(state: bytes) -> int:
+    """Return how often a node was started again, of what its run has as its state."""
+    return int(state.partition(b" ")[2] or b"0")
 
 
 def _has_bit(bitmap: bytes, position: int) -> bool:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from celery5.broker.call import Call
+from celery5.broker.calls import dead_letters as dead_letter_calls
 from celery5.broker.calls import jobs as jobs_calls
 from celery5.broker.calls import queues as queue_calls
 from celery5.broker.calls import workflows as calls
@@ -30,7 +31,7 @@ from celery5.workflows.compose import Workflow, check_workflow
 from celery5.workflows.declared import DeclaredWorkflow
 from celery5.workflows.event_waits import EventWaits
 from celery5.workflows.graph import is_hidden_job, read_node, scan_all
-from celery5.workflows.member_lists import find_missing_jobs, list_members
+from celery5.workflows.member_lists import find_missing_jobs, list_members, list_replaced, read_generation
 from celery5.workflows.repeated_calls import RepeatedCalls
 from celery5.workflows.result_types import RunResultType
 from celery5.workflows.run import STATUS_FIELDS, WorkflowRun
@@ -44,6 +45,8 @@ MAX_PUSHES = 40
 
 REVOKED_AT_ONCE = 100
 """Jobs of a run that are revoked in one call: each leaves a document, so more would block Redis for milliseconds."""
+PURGED_AT_ONCE = 100
+"""Jobs that are looked for among the dead letters, and purged, in one call."""
 MISSING_FOR = 30.0
 """Seconds after which a job that is still missing is lost."""
 
@@ -362,6 +365,30 @@ class Workflows:
                 ]
                 failed += await self.apply(home, records)
         return failed + await self.apply(home, [])
+
+    async def remove_replaced(self, home: str, run_id: str) -> None:
+        """Remove the dead letters of jobs that a retry of their run has replaced, from Trio.
+
+        One that was replayed meanwhile is not dead, and stays.
+        """
+        redis, keys = await self._app.connections.get_async_driver(), self._app.queue(home)
+        run = await scan_all(redis, partial(calls.scan_run, keys, run_id))
+        for name, state in run.items():
+            if not name.startswith("node:") or read_generation(state) == 0:
+                continue
+            node = await read_node(redis, keys, run, int(name[5:]))
+            if node is None or node["k"] not in ("job", "map") or is_hidden_job(node):
+                continue
+            queue, ids, _ = list_replaced(keys, run_id, int(name[5:]), run, node)
+            for start in range(0, len(ids), PURGED_AT_ONCE):
+                await self._purge(redis, self._app.queue(queue), ids[start : start + PURGED_AT_ONCE])
+
+    async def _purge(self, redis: AsyncDriver, keys: QueueKeys, ids: Sequence[str]) -> None:
+        """Purge those of these jobs that are dead."""
+        entries = await redis.perform(dead_letter_calls.find_entries(keys, ids))
+        dead = [(entry, job_id) for entry, job_id in zip(entries, ids, strict=True) if entry]
+        if dead:
+            await redis.perform(dead_letter_calls.purge_jobs(keys, dead))
 
     async def find_lost(self, home: str, run_id: str) -> list[calls.FailedRun]:
         """End the jobs of a run that stops which Redis has lost, from Trio: else it would wait for them for ever.

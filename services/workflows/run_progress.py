@@ -314,6 +314,8 @@ class RunRelay:
         workflows = self._app.workflows
         if "revoke" in fields:
             log_failed_runs(self._log, home, await workflows.revoke_members(home, fields))
+        elif "retried" in fields:
+            await workflows.remove_replaced(home, fields["retried"].decode())
         elif "find-lost" in fields:
             log_failed_runs(self._log, home, await workflows.find_lost(home, fields["find-lost"].decode()))
         elif "watch" in fields:

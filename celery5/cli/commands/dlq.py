@@ -54,6 +54,7 @@ LEFT_REASONS = {
     "gone": "somebody else was first",
     "run-ended": "its run has ended: if the run failed, celery5 workflow retry RUN; else start a new run",
     "run-succeeded": "its run has succeeded, so none is needed; to remove it: celery5 dlq purge --id ID",
+    "run-retried": "its run was retried, and another job does its step: a worker of the run removes this one",
 }
 """The reasons for which a job is left unchanged, in words."""
 

@@ -115,7 +115,7 @@ NO_ACTIONS = {
     "WorkflowRun": "get graph results status retry_unrecorded",
     # The last line is what workers call.
     "Workflows": "check_event declare find list_runs resolve start start_declared "
-    "apply find_lost launch revoke_jobs revoke_members unwatch watch",
+    "apply find_lost launch remove_replaced revoke_jobs revoke_members unwatch watch",
 }
 """Methods that are no actions: they read, declare, send, or change only what this process has."""
 

@@ -1,13 +1,15 @@
 """One test for each subject on a Redis Cluster. The nox session `cluster` runs many more of each."""
 
+import pytest
 import trio
 
 from celery5 import App, every
+from celery5.errors import WorkflowFailed
 from celery5.events.event import Event
 from celery5.processes.router import ROUTER
 from celery5.processes.scheduler import SCHEDULER
 from celery5.streams import StreamEvents
-from tests.redis.worker.workers import start, until
+from tests.redis.worker.workers import start, until, until_async
 
 
 async def test_a_workflow_over_queues_on_several_nodes_ends(app: App) -> None:
@@ -23,6 +25,36 @@ async def test_a_workflow_over_queues_on_several_nodes_ends(app: App) -> None:
         await start(nursery, app)
         run = await (double.s(20) | increase.s() | double.s()).astart()
         assert await run.aget(timeout=20) == 82
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_retry_on_a_cluster_removes_the_dead_letter_from_a_queue_on_another_node(app: App) -> None:
+    is_broken = True
+
+    @app.task(queue="mails")
+    async def double(number: int) -> int:
+        return 2 * number
+
+    @app.task(queue="images", max_retries=0)
+    async def increase(number: int) -> int:
+        if is_broken:
+            raise ValueError(number)
+        return number + 1
+
+    async with trio.open_nursery() as nursery:
+        await start(nursery, app)
+        run = await (double.s(20) | increase.s()).astart()
+        with pytest.raises(WorkflowFailed):
+            await run.aget(timeout=20)
+        assert await app.dlq.acount("queue") == {"images": 1}
+        is_broken = False
+        await run.aretry()
+        assert await run.aget(timeout=20) == 41
+
+        async def is_empty() -> bool:
+            return await app.dlq.acount() == {}
+
+        await until_async(is_empty)
         nursery.cancel_scope.cancel()
 
 

@@ -35,7 +35,8 @@ local function add_run_nodes(call)
   end
   -- Note that a dead letter was purged before its run knew of it. The run does not hold for that job: nothing is left to be replayed.
   local function note_purge(run, n, node, what, generation)
-    if node.o == 'hold' and get(run, 'state') == LIVE and state_of(run, n) == 'active' then put(run, 'purged:' .. what, generation) end
+    local node_state, current = state_of(run, n)
+    if node.o == 'hold' and get(run, 'state') == LIVE and node_state == 'active' and current == generation then put(run, 'purged:' .. what, generation) end
   end
   local function is_purged(run, what, generation) return get(run, 'purged:' .. what) and number(run, 'purged:' .. what) == generation end
   -- Decide what becomes of the run when a node did not succeed.

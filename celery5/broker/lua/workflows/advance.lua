@@ -383,6 +383,7 @@ function handlers.retry(id, from, by_parent)
   redis.call('DEL', result_prefix .. id)
   redis.call('ZREM', past, id)
   redis.call('PERSIST', run.key)
+  to_outbox('retried', run.id) -- the dead letters of what runs again may be in other slots
   look_at(run)
   work_on(run)
   return 0
