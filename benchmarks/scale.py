@@ -22,12 +22,15 @@ class Costs(NamedTuple):
     """CPU of a job that is sent by itself: docs/internals/performance.md."""
     drain: float = 8.0
     """CPU of a job that is read and settled, with others: benchmarks/results.md."""
-    idle_worker: float = 14.0
-    """CPU in a second, of a worker without jobs on a queue with many: docs/internals/performance.md."""
+    idle_worker: float = 6.0
+    """CPU in a second, of a worker without jobs on a queue with many: heartbeats and connections, of 14 in all
+    (docs/internals/performance.md)."""
+    idle_app_worker: float = 8.0
+    """The same on the node of the application: its reports, health checks and limits, of the same 14."""
     busy_worker: float = 60.0
     """The same of a worker with jobs, beside the jobs: three heartbeats in a lease, and reads."""
     app_worker: float = 15.0
-    """CPU in a second on the node of the application: reports and limits of a worker."""
+    """CPU in a second on the node of the application: reports and limits of a worker with jobs."""
     bus_message: float = 2.0
     """CPU of a message that another node has published, where it reaches all nodes: measured on three."""
     bus_bytes: float = 400.0
@@ -121,7 +124,7 @@ def compute_load(shape: Shape, costs: Costs = COSTS) -> Load:
     processor = (
         jobs * (costs.send + costs.drain)
         + workers_here * (costs.idle_worker if shape.is_idle else costs.busy_worker)
-        + shape.workers * costs.app_worker
+        + shape.workers * (costs.idle_app_worker if shape.is_idle else costs.app_worker)
         + messages * costs.bus_message
     ) / 1e6
     # Calls and reads where its queues are, and messages; where the application is, calls.
@@ -169,8 +172,9 @@ def format_costs() -> Iterator[str]:
         "a job that is sent, µs",
         "a job that is read and settled, µs",
         "an idle worker, one of many, µs a second",
+        "the same, on the node of the application, µs a second",
         "a worker with jobs, beside them, µs a second",
-        "a worker, on the node of the application, µs a second",
+        "the same, on the node of the application, µs a second",
         "a message from another node, µs",
         "the same, bytes",
         "a connection, bytes",
