@@ -82,18 +82,23 @@ class ResourceKeeper:
         """Open them, and keep them open until cancelled. Raises ResourceUnavailable for one that cannot be opened."""
         self._token = trio.lowlevel.current_trio_token()
         async with trio.open_nursery() as nursery:
-            try:
-                async with trio.open_nursery() as opening:
-                    for key in self._needed:
-                        opening.start_soon(nursery.start, self._add(key).keep_from_start)
-                nursery.start_soon(self._evict)
-                task_status.started()
-                async for kept in self._requests:  # a resource is requested once
-                    nursery.start_soon(self._keep, kept)
-            finally:
-                for kept in self._kept.values():
-                    kept.stop()
-                self._resource_slots.end_closings(self._broker)
+            nursery.start_soon(self._stop_when_cancelled)
+            async with trio.open_nursery() as opening:
+                for key in self._needed:
+                    opening.start_soon(nursery.start, self._add(key).keep_from_start)
+            nursery.start_soon(self._evict)
+            task_status.started()
+            async for kept in self._requests:  # a resource is requested once
+                nursery.start_soon(self._keep, kept)
+
+    async def _stop_when_cancelled(self) -> None:
+        """Close them all at the end. A task of its own: what is still being opened is shielded from cancellation."""
+        try:
+            await trio.sleep_forever()
+        finally:
+            for kept in self._kept.values():
+                kept.stop()
+            self._resource_slots.end_closings(self._broker)
 
     async def _keep(self, kept: "_KeptResource") -> None:
         await kept.keep()
@@ -154,8 +159,10 @@ class _KeptResource:
         """Keep it open until cancelled; `started()` when it is open. Raises ResourceUnavailable if that fails."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._report_opened, task_status)
-            while not self._opened.is_set():
+            while not self._opened.is_set() and not self._is_stopping:
                 error = await self._hold()
+                if self._is_stopping:
+                    break
                 if not self._opened.is_set() and not self._failures.allow_start:
                     raise ResourceUnavailable(
                         f"resource {self._resource.name!r}: {_describe(error)}"

@@ -16,7 +16,7 @@ from celery5.errors import ResourceUnavailable
 from celery5.services.worker import resources as resources_module
 from celery5.tasks import INJECTED, Resource
 from celery5.testing import recorded, replaced
-from tests.redis.worker.workers import Lines, until, working
+from tests.redis.worker.workers import Lines, start, until, working
 
 NOTES: list[str] = []
 AT_ONCE = RetryPolicy(max_retries=2, backoff=0.01, cap=0.01)
@@ -386,6 +386,49 @@ async def test_a_resource_that_cannot_be_opened_ends_the_worker(url: str, app_na
         async with working(app):
             pass
     assert len(tries) == 3
+    app.close()
+
+
+@pytest.mark.parametrize("loop", ["trio", "asyncio", "thread"])
+async def test_a_worker_that_is_stopped_while_it_opens_a_resource_closes_it(
+    url: str, app_name: str, loop: Any
+) -> None:
+    """As when another part of it ends the start: the server refuses its login."""
+    is_allowed = threading.Event()
+
+    async def open_late() -> AsyncIterator[Bank]:
+        NOTES.append("opening")
+        while not is_allowed.is_set():
+            await (trio.sleep if loop == "trio" else asyncio.sleep)(0.001)
+        yield Bank()
+        NOTES.append("closed")
+
+    def open_late_in_thread() -> Iterator[Bank]:
+        NOTES.append("opening")
+        assert is_allowed.wait(30)
+        yield Bank()
+        NOTES.append("closed")
+
+    app = App(app_name, broker=url)
+    bank = Resource(open_late_in_thread) if loop == "thread" else Resource(open_late, loop=loop)
+    if loop == "thread":
+
+        @app.task(name="pay")
+        def pay_in_thread(bank: Annotated[Bank, bank] = INJECTED) -> str:
+            return bank.pay(1)
+    else:
+
+        @app.task(name="pay", loop=loop)
+        async def pay(bank: Annotated[Bank, bank] = INJECTED) -> str:
+            return bank.pay(1)
+
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(start, nursery, app)
+            await until(lambda: NOTES == ["opening"])
+            nursery.cancel_scope.cancel()
+            is_allowed.set()
+    assert NOTES == ["opening", "closed"]
     app.close()
 
 
