@@ -24,7 +24,7 @@ NIGHTLY = ["floor", "debian", "cluster", "scale", "nemesis", "mutants"]
 
 HERE = Path(__file__).parent
 GROUPS = nox.project.load_toml(HERE / "pyproject.toml")
-SUPPORTED = ("3.11", "3.12", "3.13", "3.14")
+SUPPORTED = ("3.11", "3.12", "3.13", "3.14", "3.15")
 RUNNING = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 # Neither nox nor uv downloads interpreters: they use those that are installed.
