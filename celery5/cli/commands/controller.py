@@ -274,9 +274,14 @@ def _list_live_controllers(app: "App") -> list[str]:
 def _wait_until_up(finished: Finished, seconds: float) -> Counter[str]:
     """Wait until every member is as it should be; return how many have loaded which file, where they say so.
 
-    Raises ClusterCommandFailed if one is given up, or at the timeout.
+    Of a command that names members only those count. A change can be taken back only if it has a canary: what a
+    Controller says of one otherwise is about an earlier command.
+
+    Raises ClusterCommandFailed if a member is given up, if the change is taken back, or at the timeout.
     """
     deadline, pending = time.monotonic() + seconds, ""
+    named = getattr(finished.asked, "members", None)
+    has_canaries = any(reply.ok and "canaries" in reply.answer for reply in get_replies(finished.result))
     while time.monotonic() < deadline:
         try:
             answers = _ask_members(finished.app, finished.asked)
@@ -284,13 +289,14 @@ def _wait_until_up(finished: Finished, seconds: float) -> Counter[str]:
             answers = []
         for answer in answers:
             if answer["leads"]:
-                if any(member["phase"] == "given up" for member in answer["members"]):
+                members = [member for member in answer["members"] if named is None or member["name"] in named]
+                if any(member["phase"] == "given up" for member in members):
                     raise ClusterCommandFailed(answer["line"])
-                pending = ", ".join(answer["pending"])
+                pending = ", ".join(name for name in answer["pending"] if named is None or name in named)
                 if not pending:
-                    if taken_back := answer.get("taken_back"):
+                    if has_canaries and (taken_back := answer.get("taken_back")):
                         raise ClusterCommandFailed(f"the change was taken back: {taken_back}")
-                    return Counter(file for member in answer["members"] if (file := member.get("code", "")))
+                    return Counter(file for member in members if (file := member.get("code", "")))
         time.sleep(0.2)
     raise ClusterCommandFailed(
         f"the command was sent, and is not done after {seconds:g} s: {pending or 'no Controller says so'}"

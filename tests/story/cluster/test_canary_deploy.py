@@ -78,10 +78,13 @@ def test_a_bad_version_is_taken_back_after_one_worker_and_no_job_is_lost(
             assert f"the change was taken back: {CANARY}: " in told.error
             assert controller.pids() == before
             assert "1 of 1 members up; the last change was taken back" in controller.tell("status").out
+            restart = controller.tell("restart", WORKER, "--wait", "100")
+            assert (restart.code, restart.out.splitlines()[-1]) == (0, "done"), restart
+            before = controller.pids()
             os.kill(before[WORKER], signal.SIGKILL)  # and is started again with the former version
         (failed,) = controller.logged("canary:failed")
         assert failed["why"] in told.error
-        assert controller.of(WORKER, "stop-requested") == []
+        assert len(controller.of(WORKER, "stop-requested")) == 1, "by the command that names it"
     app.close()
 
 

@@ -300,6 +300,8 @@ def test_a_member_that_cannot_live_is_given_up_loudly(desk: Desk) -> None:
         assert status.code == 1
         assert "worker-broken-1: given up: it has died 2 times" in status.err
         assert not controller.logged("controller:started")
+        restart = controller.tell("restart", "worker-default-1", "--wait", "60")
+        assert (restart.code, restart.out.splitlines()[-1]) == (0, "done"), "the other one is not its matter"
         probe = celery5("health", "--port", str(port), cwd=desk.folder)
         assert probe.code == 1
         assert "worker-broken-1: given up" in probe.out + probe.err
