@@ -2,7 +2,7 @@
 
 Of several Schedulers one claims each period of a check and sends the command `check-expired` to workers. Each worker
 also has a timer for each check, which every such command postpones. So the timer runs a check only when no Scheduler is
-alive or the inbox is off.
+alive or the inbox is off; and a local check without functions always, which no command announces.
 """
 
 import math
@@ -351,6 +351,15 @@ EARLY_SHARE = 0.05
 """The share of its period by which a check may be announced early, together with others."""
 
 
+def _is_announced(check: HealthCheck) -> bool:
+    """Return whether a Scheduler announces the periods of a check.
+
+    It leaves out local ones without functions, such as a worker's own: their timers run them as often, without a
+    command to each worker.
+    """
+    return bool(check.functions) or (check.is_polled and check.scope != "local")
+
+
 class CheckCommandSender(Protocol):
     """Sends signed commands."""
 
@@ -378,7 +387,7 @@ class CheckExpirations:
         self._keys = keys
         self._command_sender = command_sender
         self._is_open = address.is_open
-        self._checks = {check.name: check for check in checks.values() if check.is_polled}
+        self._checks = {check.name: check for check in checks.values() if _is_announced(check)}
         self._outages = OutageLog(log, "expirations:interrupted", level="debug", logs_repeats=True)
         self._due: dict[str, float] = {}
 

@@ -10,6 +10,8 @@ import trio
 
 from celery5 import App
 from celery5.broker.calls import cluster
+from celery5.health import HealthCheck
+from celery5.health.health_check import CheckContext, CheckFunction
 from celery5.processes import scheduler
 from tests.redis.commands.staff import _TARGET, Employee, Staff, wait_until
 from tests.redis.worker.workers import Lines, start, until, until_async, working
@@ -157,6 +159,36 @@ async def test_without_an_inbox_nobody_is_told_and_the_timer_looks(
         await until(lambda: len(looks) >= 4)
         assert not redis_client.exists(app.keys.check_notice("bank"), app.keys.inbox("w"))
         await one.stop()
+
+
+class Probe(HealthCheck):
+    """A check of one worker that nobody has subscribed to."""
+
+    looks = 0
+
+    async def run_check(self, function: CheckFunction | None, context: CheckContext) -> object:
+        del function, context
+        self.looks += 1
+        return True
+
+
+async def test_a_local_check_without_functions_runs_by_the_timer_and_is_not_announced(
+    app: App, redis_client: "redis.Redis"
+) -> None:
+    probe, shared = Probe("probe", period=0.2), Probe("shared", period=0.2, scope="global")
+    app.task(name="nothing", checks=[probe, shared])(_nothing)
+    announced: set[str] = set()
+
+    def has_looked() -> bool:
+        names = ("probe", "shared")
+        announced.update(name for name in names if redis_client.exists(app.keys.check_notice(name)))
+        return probe.looks >= 5 and "shared" in announced
+
+    async with working(app, name="w"), trio.open_nursery() as nursery:
+        one = await start(nursery, app, page=scheduler.SCHEDULER)
+        await until(has_looked)
+        await one.stop()
+    assert announced == {"shared"}
 
 
 async def _nothing() -> None:
