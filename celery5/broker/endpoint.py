@@ -3,12 +3,14 @@
 All three drivers start from it, so a URL means the same to each of them.
 """
 
+import os
 import ssl
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, Literal
 
 from celery5.errors import BadBrokerURL
-from celery5.protocol.brokers import TLS_OPTIONS, parse_broker_url
+from celery5.protocol.brokers import parse_broker_url
 
 Kind = Literal["tcp", "tls", "unix"]
 Topology = Literal["server", "sentinel", "cluster"]
@@ -113,33 +115,41 @@ class Endpoint:
         """
         if self.kind != "tls":
             return None
+        files = (self.ssl_ca_certs, self.ssl_certfile, self.ssl_keyfile)
         try:
-            context = ssl.create_default_context(cafile=self.ssl_ca_certs)
-            if self.ssl_certfile:
-                context.load_cert_chain(self.ssl_certfile, self.ssl_keyfile)
+            written = tuple(os.stat(file).st_mtime_ns for file in files if file)
+            return _make_context(*files, written, self.ssl_cert_reqs, checks_name=self.ssl_check_hostname)
         except (OSError, ssl.SSLError) as error:
             reason = error.strerror or getattr(error, "reason", None) or str(error)
             raise BadBrokerURL(
                 f"the TLS files of broker {self.masked_url} cannot be used: {reason}; "
                 "check ssl_ca_certs, ssl_certfile and ssl_keyfile"
             ) from error
-        verify_mode = _CERTIFICATE_CHECKS[self.ssl_cert_reqs]
-        # The order matters to the ssl module: CERT_NONE is refused while host names are checked.
-        context.check_hostname = self.ssl_check_hostname and verify_mode is not ssl.CERT_NONE
-        context.verify_mode = verify_mode
-        return context
 
-    def client_options(self) -> dict[str, Any]:
-        """Return the arguments with which `redis.asyncio.Redis` connects to this endpoint."""
-        options: dict[str, Any] = {"db": self.db, "username": self.username, "password": self.password}
-        if self.kind == "unix":
-            return options | {"unix_socket_path": self.path}
-        options |= {"host": self.host, "port": self.port}
-        if self.kind == "tls":
-            options |= {"ssl": True} | {name: getattr(self, name) for name in TLS_OPTIONS}
-            # redis-py refuses to check the name of a certificate that it does not check.
-            options["ssl_check_hostname"] = self.ssl_check_hostname and self.ssl_cert_reqs != "none"
-        return options
+
+@lru_cache(maxsize=32)
+def _make_context(
+    ca_certs: str | None,
+    certfile: str | None,
+    keyfile: str | None,
+    _written: tuple[int, ...],
+    cert_reqs: str,
+    *,
+    checks_name: bool,
+) -> ssl.SSLContext:
+    """Return TLS settings, the same object until one of the files is written again.
+
+    To read the authorities of the system takes 50 ms, and keeps an event loop from its work: a process that opens a
+    hundred connections would need five seconds. These are read once in a process.
+    """
+    context = ssl.create_default_context(cafile=ca_certs)
+    if certfile:
+        context.load_cert_chain(certfile, keyfile)
+    verify_mode = _CERTIFICATE_CHECKS[cert_reqs]
+    # The order matters to the ssl module: CERT_NONE is refused while host names are checked.
+    context.check_hostname = checks_name and verify_mode is not ssl.CERT_NONE
+    context.verify_mode = verify_mode
+    return context
 
 
 def format_node(host: str, port: int) -> str:

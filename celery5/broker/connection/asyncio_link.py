@@ -1,11 +1,10 @@
 """One connection to the broker on asyncio streams, with a time limit for each step.
 
-The counterpart of `socket_link.py`: redis-py resolves, connects and encrypts; the handshake and the reading are
-our own. It is imported when it first connects: its import takes longer than ours, and no worker needs it.
+The counterpart of `socket_link.py`. asyncio resolves, connects and encrypts; the handshake and the reading are our own.
 """
 
 import asyncio
-from typing import Any, cast
+from typing import Any
 
 from celery5.broker.connection.exchange import (
     NEED_DATA,
@@ -16,6 +15,7 @@ from celery5.broker.connection.exchange import (
 )
 from celery5.broker.connection.handshake import Resp, ServerHello, build_hello, parse_server_hello
 from celery5.broker.connection.sentinel import AskSentinel, ConnectServer, open_connection
+from celery5.broker.connection.socket_link import keep_alive
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.timing import Timing
 from celery5.broker.translate import translate_error
@@ -92,7 +92,6 @@ async def dial(endpoint: Endpoint, timing: Timing, *, resp: Resp) -> AsyncioLink
 
     Raises `BrokerUnavailable`, `BrokerDenied`, `BrokerUnsupported`, `BadBrokerURL`.
     """
-    endpoint.ssl_context()  # for its error when a certificate file cannot be read
 
     async def ask(step: AskSentinel) -> list[Any]:
         link = await _dial_server(step.endpoint, step.within, resp=2)
@@ -116,7 +115,7 @@ async def _dial_server(endpoint: Endpoint, within: float, *, resp: Resp) -> Asyn
     link: AsyncioLink | None = None
     try:
         async with asyncio.timeout(within):
-            link = await _connect(endpoint, within)
+            link = await _connect(endpoint)
             commands = build_hello(endpoint, resp=resp, name=NAME)
             await link.send(pack_commands(commands), within)
             answers = [await link.receive(within) for _ in commands]
@@ -130,40 +129,18 @@ async def _dial_server(endpoint: Endpoint, within: float, *, resp: Resp) -> Asyn
     return link
 
 
-async def _connect(endpoint: Endpoint, within: float) -> AsyncioLink:
+async def _connect(endpoint: Endpoint) -> AsyncioLink:
     if endpoint.kind == "unix":
-        # For these redis-py makes its own handshake before it calls the hook.
         return AsyncioLink(*await asyncio.open_unix_connection(endpoint.path))
-    import redis.asyncio
-    import redis.exceptions
-    from redis.asyncio.retry import Retry
-    from redis.backoff import NoBackoff
-    from redis.maint_notifications import MaintNotificationsConfig
-
-    client = cast("Any", redis.asyncio.Redis)(
-        **endpoint.client_options(),
-        socket_timeout=within,
-        socket_connect_timeout=within,
-        retry=Retry(NoBackoff(), 0),
-        # It only connects: the handshake is our own, so that it is the same in all drivers.
-        redis_connect_func=_connected,
-        maint_notifications_config=MaintNotificationsConfig(enabled=False),
-        driver_info=None,
+    context = endpoint.ssl_context()
+    name = endpoint.host if context else None
+    reader, writer = await asyncio.open_connection(
+        endpoint.host, endpoint.port, ssl=context, server_hostname=name
     )
-    connection = client.connection_pool.make_connection()
+    link = AsyncioLink(reader, writer)
     try:
-        await connection.connect()
-    except redis.exceptions.TimeoutError:
-        raise TimeoutError from None
-    except redis.exceptions.ConnectionError as error:  # its context is what it met
-        raise (
-            error.__context__ if isinstance(error.__context__, OSError) else ConnectionError(error)
-        ) from None
-    # The link owns the streams now: redis-py must not close them with its object.
-    link = AsyncioLink(connection._reader, connection._writer)
-    connection._reader = connection._writer = None
+        keep_alive(writer.get_extra_info("socket"))
+    except OSError:
+        link.close()
+        raise
     return link
-
-
-def _connected(_connection: object) -> None:
-    """Send nothing: the handshake is our own."""

@@ -216,10 +216,15 @@ def _connect(endpoint: Endpoint, timeout: float) -> socket.socket:
     connected = socket.create_connection((endpoint.host, endpoint.port), timeout)
     try:
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in KEEPALIVE.items():
-            connected.setsockopt(socket.IPPROTO_TCP, option, value)
+        keep_alive(connected)
         return context.wrap_socket(connected, server_hostname=endpoint.host) if context else connected
     except BaseException:
         connected.close()
         raise
+
+
+def keep_alive(connected: socket.socket) -> None:
+    """Have the kernel notice when the other end is gone, although nothing is sent."""
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in KEEPALIVE.items():
+        connected.setsockopt(socket.IPPROTO_TCP, option, value)

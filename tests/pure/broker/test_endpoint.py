@@ -1,7 +1,10 @@
 """Endpoint: what a broker URL means, and what a wrong one is told."""
 
+import os
 import ssl
 from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 from urllib.parse import quote
 
 import pytest
@@ -14,6 +17,7 @@ from celery5.broker.endpoint import Endpoint
 from celery5.errors import BadBrokerURL, Misconfigured
 from celery5.protocol.brokers import parse_broker_url
 from celery5.protocol.masking import mask_passwords
+from tests.tls_files import write_certificates
 
 
 @pytest.mark.parametrize(
@@ -227,6 +231,19 @@ def test_tls_checks_certificate_and_name_unless_told_otherwise() -> None:
     assert context is not None
     assert (context.verify_mode, context.check_hostname) == (ssl.CERT_NONE, False)
     assert Endpoint.from_url("redis://h").ssl_context() is None
+
+
+def test_tls_files_are_read_again_only_when_they_have_changed(tmp_path: Path) -> None:
+    endpoint = Endpoint.from_url(f"rediss://h?ssl_ca_certs={write_certificates(tmp_path) / 'ca.pem'}")
+    context = endpoint.ssl_context()
+    assert context is replace(endpoint, host="other").ssl_context()
+    assert context is not replace(endpoint, ssl_check_hostname=False).ssl_context()
+    write_certificates(tmp_path)
+    os.utime(tmp_path / "ca.pem", ns=(1, 1))
+    renewed = endpoint.ssl_context()
+    assert context is not None
+    assert renewed is not None
+    assert context.get_ca_certs() != renewed.get_ca_certs()
 
 
 @pytest.mark.parametrize("option", ["ssl_ca_certs", "ssl_certfile"])

@@ -107,6 +107,18 @@ def test_calls_large_and_small_go_through(colour: str, tls_url: str, app_name: s
 
 
 @in_every_colour
+def test_only_the_first_connection_reads_the_certificates(
+    colour: str, tls_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(here: Here) -> None:
+        await here.redis.perform(raw("PING"))
+
+    live(colour, tls_url, story)
+    monkeypatch.delattr(ssl, "create_default_context")
+    live(colour, tls_url, story)
+
+
+@in_every_colour
 def test_documents_large_and_small_arrive(
     colour: str, tls_url: str, app_name: str, redis_client: "redis.Redis"
 ) -> None:
