@@ -107,6 +107,10 @@ class Endpoint:
         """Return the endpoint of one node of this cluster."""
         return replace(self, topology="server", nodes=(), host=host, port=port, role="node")
 
+    def as_named(self) -> "Endpoint":
+        """Return the endpoint of a node of a cluster that was found, as the URL names it."""
+        return replace(self, role="any", found_through="")
+
     def ssl_context(self) -> ssl.SSLContext | None:
         """Return the TLS settings of a `rediss://` endpoint; None for other kinds.
 

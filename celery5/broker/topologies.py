@@ -2,7 +2,8 @@
 
 So nothing is asked for it, and a connection to a single server costs nothing more. The first connection to a node of a
 cluster is refused with ClusterFound, before any call is sent on it. Whoever opened it remembers that, and opens its
-connections again: each `open_...` asks `find_endpoint` first.
+connections again: each `open_...` asks `find_endpoint` first. When a single server stands in the place of the cluster
+later, the same happens in the other direction.
 """
 
 from typing import Any
@@ -24,6 +25,13 @@ class ClusterFound(BrokerUnsupported):
         return ClusterFound, (str(self), self.endpoint), self.__dict__
 
 
+class ServerFound(ClusterFound):
+    """A single server has taken the place of a cluster that this process had found. Nothing was sent to it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ServerFound, (str(self), self.endpoint), self.__dict__
+
+
 def find_endpoint(endpoint: Endpoint) -> Endpoint:
     """Return the cluster to which an endpoint leads, if this process has found one there; else the endpoint."""
     return _clusters.get(endpoint, endpoint)
@@ -39,8 +47,11 @@ def remember_clusters(errors: Any) -> None:
 
 
 def remember_cluster(found: ClusterFound) -> None:
-    """Have `find_endpoint` return the cluster from now on, as long as this process runs."""
-    _clusters[found.endpoint] = found.endpoint.as_cluster()
+    """Have `find_endpoint` return the cluster from now on; or the server again, if that was found in its place."""
+    if isinstance(found, ServerFound):
+        _clusters.pop(found.endpoint, None)
+    else:
+        _clusters[found.endpoint] = found.endpoint.as_cluster()
 
 
 def forget_clusters() -> None:

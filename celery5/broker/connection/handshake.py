@@ -14,7 +14,7 @@ import msgspec
 from celery5.broker.call import Word
 from celery5.broker.connection.exchange import ReplyError
 from celery5.broker.endpoint import Endpoint, Role
-from celery5.broker.topologies import ClusterFound
+from celery5.broker.topologies import ClusterFound, ServerFound
 from celery5.broker.translate import translate_reply
 from celery5.errors import BrokerReadOnly, BrokerReplied, BrokerTooOld, BrokerUnavailable, BrokerUnsupported
 
@@ -68,6 +68,7 @@ def parse_server_hello(answers: Sequence[Any], endpoint: Endpoint) -> ServerHell
 
     Raises:
         ClusterFound: It is part of a Redis Cluster, to which the URL may lead.
+        ServerFound: It is a single server, in the place of a cluster that was found.
         BrokerUnsupported: It is part of a Redis Cluster, and must not be, or the other way round; or a Sentinel.
         BrokerReadOnly: It is a replica, and must be a primary.
         BrokerUnavailable: It is no Sentinel, and must be one.
@@ -79,12 +80,8 @@ def parse_server_hello(answers: Sequence[Any], endpoint: Endpoint) -> ServerHell
     mode = _read_fact(hello, b"mode")
     if role == "sentinel" and mode in (b"standalone", b"cluster"):
         raise BrokerUnavailable(f"broker {where} is no Sentinel")
-    if unsupported := _find_wrong_mode(mode, role):
-        # Before the other replies: in a cluster each SELECT fails, and that error does not tell why.
-        message = f"broker {where} {unsupported.format(cluster_url=endpoint.masked_cluster_url)}"
-        if mode == b"cluster" and endpoint.may_be_cluster:
-            raise ClusterFound(message, endpoint)
-        raise BrokerUnsupported(message)
+    # Before the other replies: in a cluster each SELECT fails, and that error does not tell why.
+    _check_mode(mode, endpoint)
     if isinstance(hello, ReplyError) and "unknown command" in str(hello):
         raise BrokerTooOld(
             f"broker {where} does not know HELLO, so it is older than {_dotted(MIN_SERVER_VERSION)}; upgrade it"
@@ -107,6 +104,24 @@ def parse_server_hello(answers: Sequence[Any], endpoint: Endpoint) -> ServerHell
             f"broker {where}: server {greeting.version} is older than {_dotted(MIN_SERVER_VERSION)}; upgrade the server"
         )
     return greeting
+
+
+def _check_mode(mode: bytes, endpoint: Endpoint) -> None:
+    """Raise BrokerUnsupported, ClusterFound or ServerFound for a server that is not what it must be."""
+    unsupported = _find_wrong_mode(mode, endpoint.role)
+    if unsupported is None:
+        return
+    named = endpoint.as_named()
+    if mode == b"standalone" and named.masked_url == endpoint.found_through:
+        raise ServerFound(
+            f"broker {named.masked_url} is a single server by now, where this process had found a Redis Cluster; "
+            "try again: it is used from now on",
+            named,
+        )
+    message = f"broker {endpoint.masked_url} {unsupported.format(cluster_url=endpoint.masked_cluster_url)}"
+    if mode == b"cluster" and endpoint.may_be_cluster:
+        raise ClusterFound(message, endpoint)
+    raise BrokerUnsupported(message)
 
 
 def _find_wrong_mode(mode: bytes, role: Role) -> str | None:

@@ -7,7 +7,7 @@ from celery5.broker.call import Call
 from celery5.broker.drivers.blocking import BlockingRedis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.timing import Timing
-from celery5.broker.topologies import ClusterFound, find_endpoint, remember_cluster
+from celery5.broker.topologies import ClusterFound, ServerFound, find_endpoint, remember_cluster
 from celery5.errors import BrokerError
 
 if TYPE_CHECKING:
@@ -51,6 +51,8 @@ class BlockingBroker:
             return self.driver.perform_all(calls)
         except ClusterFound as found:
             self.follow(found)
+            if isinstance(found, ServerFound):  # some of the calls may have run on other nodes of the cluster
+                raise
         return self.driver.perform_all(calls)
 
     def perform_replicated(
@@ -64,12 +66,12 @@ class BlockingBroker:
         return self.driver.perform_replicated(calls, waits)
 
     def follow(self, found: ClusterFound) -> None:
-        """Use the driver of the cluster from now on. Raises the error if a call may have been performed before it."""
+        """Use the driver of what was found from now on. Raises the error if a call may have run before it."""
         if found.maybe_done:
             raise found
         remember_cluster(found)
         server = self.driver
-        if server.endpoint == found.endpoint:  # else another thread was first
+        if server.endpoint != find_endpoint(found.endpoint):  # else another thread was first
             self.driver = self._open(found.endpoint)
             server.close()
 

@@ -17,7 +17,7 @@ import trio
 
 from celery5.app import App
 from celery5.bootsteps.boot import BootFailed, BootGraph
-from celery5.broker.topologies import ClusterFound, remember_clusters
+from celery5.broker.topologies import ClusterFound, ServerFound, remember_clusters
 from celery5.broker.transient_errors import is_key_corrupt, is_outage, is_transient
 from celery5.errors import BrokerDenied, BrokerError, BrokerReplied, BrokerUnavailable, LeaseLost
 from celery5.logs.log import Log
@@ -149,7 +149,7 @@ async def _run_once(
 ) -> "tuple[ExceptionGroup[Exception] | None, bool]":
     """Run an incarnation; return what ended it of the errors that may be survived, and whether it is to be reloaded.
 
-    If its server is part of a cluster, the next incarnation is built for the cluster.
+    If its server is part of a cluster, the next incarnation is built for the cluster; and the other way round.
     """
     failure, is_reloaded = None, False
     try:
@@ -158,7 +158,11 @@ async def _run_once(
         is_reloaded = True
     except* ClusterFound as errors:
         remember_clusters(errors)
-        log.event("redis:cluster-found", why=str(next(_leaves(errors))))
+        found = next(_leaves(errors))
+        if isinstance(found, ServerFound):
+            log.event("redis:server-found", why=str(found))
+        else:
+            log.event("redis:cluster-found", why=str(found))
     except* _SURVIVABLE as errors:
         failure = errors
     return failure, is_reloaded

@@ -6,7 +6,7 @@ behind a limit must run as cheaply as ever, everybody must stop with 0, and noth
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 from uuid import uuid4
@@ -291,11 +291,14 @@ class _Run:
 
     def _read_outputs(self) -> None:
         """Note what the processor has made of the records."""
+        offset = time.time() - time.monotonic()
         totals, payments = self.app.keys.for_stream("totals"), self.app.keys.for_stream("payments")
         with self.cluster.client() as client:
             for partition in range(PARTITIONS):
-                for _, fields in cast("Any", client).xrange(totals.log(partition)):
-                    self.record.outputs.append(msgspec.json.decode(fields[b"=json"], type=Output))
+                for entry, fields in cast("Any", client).xrange(totals.log(partition)):
+                    output = msgspec.json.decode(fields[b"=json"], type=Output)
+                    at = int(entry.partition(b"-")[0]) / 1000 - offset
+                    self.record.outputs.append(replace(output, at=at))
             sums = cast("Any", client).hgetall(payments.state(GROUP))
             self.record.sums = {customer.decode(): int(total) for customer, total in sums.items()}
 

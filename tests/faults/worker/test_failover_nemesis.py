@@ -105,6 +105,16 @@ def test_a_sum_may_have_an_output_that_a_failover_lost_and_no_other(at: float, e
     assert (violations(record) == []) is excused
 
 
+@pytest.mark.parametrize(("began", "excused"), [(30.0, True), (50.0, False)])
+def test_an_output_may_come_twice_only_if_a_failover_came_between(began: float, excused: bool) -> None:
+    """A record that has waited for a worker is not of the moment before the failover; its commit is."""
+    record = good()
+    failed_over(record, began)
+    record.sent[-1] = replace(record.sent[-1], at=20.0)
+    record.outputs[1:] = [Output("ann", 8, 15, at) for at in (29.8, 33.5)]
+    assert (violations(record) == []) is excused
+
+
 def test_a_slot_that_moves_excuses_nothing() -> None:
     record = good()
     record.struck = [Struck("migrate slot", "queue", 0, 1.8, 2.5)]

@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -14,7 +14,7 @@ import trio
 
 from celery5 import App, AsyncResult, gather
 from celery5.broker.drivers.cluster_blocking import BlockingCluster
-from celery5.broker.topologies import forget_clusters
+from celery5.broker.topologies import ServerFound, forget_clusters
 from celery5.errors import BrokerUnavailable, BrokerUnsupported, NotReplicated
 from celery5.protocol.job.states import JobState
 from tests.cluster_servers import TestCluster, running_cluster
@@ -22,6 +22,7 @@ from tests.redis.dashboard.client import looking_at
 from tests.redis.redis_cluster.test_jobs import QUEUES, declare
 from tests.redis.redis_cluster.test_servers_shown import run_check
 from tests.redis.worker.workers import start
+from tests.sentinel_servers import Server
 from tests.story.cli.commands import Serving, celery5, until
 
 SHOP = """
@@ -174,6 +175,69 @@ async def test_a_producer_that_begins_while_the_cluster_is_down_goes_on_when_it_
 
 async def _send(task: Any) -> None:
     await task.adelay()
+
+
+@contextmanager
+def single_server_in_place_of(cluster: TestCluster, folder: Path) -> Iterator[Server]:
+    """Kill the one node of a cluster, and run a server without a cluster on its port during the block."""
+    (node,) = cluster.primaries
+    node.kill()
+    server = Server(node.binary, folder / "single", node.port, [f"port {node.port}", 'save ""'], {})
+    server.start()
+    try:
+        until(server.answers)
+        yield server
+    finally:
+        server.kill()
+        server.client.close()
+
+
+@pytest.mark.parametrize("colour", SENDERS)
+async def test_a_producer_follows_when_a_single_server_stands_in_the_place_of_the_cluster(
+    small_cluster: TestCluster, app_name: str, colour: str, tmp_path: Path
+) -> None:
+    with closing(App(app_name, broker=make_url(small_cluster), backlog=0)) as app:
+        task = app.task(name="add")(lambda: 7)
+
+        async def send() -> None:
+            if colour == "plain":
+                await trio.to_thread.run_sync(task.delay)
+            elif colour == "asyncio":
+                await trio.to_thread.run_sync(lambda: asyncio.run(_send(task)))
+            else:
+                await task.adelay()
+
+        async def send_until_it_arrives() -> None:
+            """The first call may meet the end of its connection, and is not repeated."""
+            for _ in range(10):
+                try:
+                    return await send()
+                except (BrokerUnavailable, ServerFound):
+                    await trio.sleep(0.2)
+            raise AssertionError("no call arrives")
+
+        await send()
+        with single_server_in_place_of(small_cluster, tmp_path) as server:
+            await send_until_it_arrives()
+            assert server.client.xlen(app.queue("default").stream) == 1
+        small_cluster.primaries[0].start()
+        small_cluster.wait_until_whole()
+        await send_until_it_arrives()
+
+
+def test_a_worker_goes_on_when_a_single_server_stands_in_the_place_of_the_cluster(
+    small_cluster: TestCluster, app_name: str, shop: Path, tmp_path: Path
+) -> None:
+    url = make_url(small_cluster)
+    with Serving("-A", "shop", "worker", "start", cwd=shop, env={"CELERY5_BROKER": url}) as serving:
+        serving.ready()
+        with single_server_in_place_of(small_cluster, tmp_path):
+            until(lambda: serving.logged("redis:server-found") or serving.process.poll() is not None)
+            assert serving.process.poll() is None, serving.err
+            forget_clusters()
+            with closing(App(app_name, broker=url)) as app:
+                add: Any = app.task(name="shop.add")(lambda one, other: one + other)
+                assert add.delay(3, 4).get(timeout=20) == 7
 
 
 def test_the_same_driver_is_used_before_and_after_the_cluster_is_found(url: str, app: App) -> None:
