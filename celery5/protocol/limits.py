@@ -80,7 +80,7 @@ class Range(msgspec.Struct, frozen=True):
 class Rate(msgspec.Struct, frozen=True):
     """How many jobs of a task may begin in any period of a length, on all workers or `per` worker."""
 
-    text: str  # `200/m`, `5/s`, `1000/h`, `10/d`, `3/10s`, `0.5/m`
+    text: str  # `200/m`, `5/s`, `1000/h`, `10/d`, `3/10s`, `1/1.5s`, `0.5/m`
     per: Per = "all"
 
     @property

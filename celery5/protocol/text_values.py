@@ -94,7 +94,7 @@ _SPANS = re.compile(f"({_SPAN.pattern})+")
 _SIZE = re.compile(_NUMBER + r"\s*([A-Za-z]*)")
 MAX_RATE_SECONDS = 9999 * 86400.0
 """The longest time that a rate is counted over."""
-_RATE = re.compile(_NUMBER + "(?:/([0-9]{1,4})?([smhd]))?")
+_RATE = re.compile(_NUMBER + r"(?:/([0-9]{1,4}(?:\.[0-9]{1,3})?)?([smhd]))?")
 _COUNT = re.compile("[0-9]{1,9}")
 
 
@@ -118,7 +118,7 @@ def _read_rate(text: str) -> WrittenRate | None:
     match = _RATE.fullmatch(text.lower())
     if match is None:
         return None
-    count, seconds = float(match[1]), int(match[2] or 1) * _SECONDS[match[3] or ""]
+    count, seconds = float(match[1]), float(match[2] or 1) * _SECONDS[match[3] or ""]
     if not count or not seconds:
         return None
     rate = WrittenRate(count, seconds) if count == int(count) else WrittenRate(1.0, seconds / count)

@@ -148,8 +148,13 @@ def _change_max_retries(
 
 
 _RATE_BY_HAND = (
-    'rate_limit=Rate("10/m", per="worker"), which counts as Celery does, with a number and s, m, h or d (celery5 docs '
-    "limits)"
+    'rate_limit=Rate("1/6s", per="worker") for 10/m, which spaces and counts as Celery does, with a number and s, m, h '
+    "or d (celery5 docs limits)"
+)
+
+_AS_CELERY = (
+    "for each worker, and spaced, as with Celery; {} is for all workers together, and as many may begin at once (celery5 "
+    "docs limits)"
 )
 
 
@@ -166,7 +171,7 @@ def check_rate(context: FileContext, option: ast.keyword) -> None:
 def _change_rate_limit(
     context: FileContext, option: ast.keyword, _given: dict[str, ast.keyword]
 ) -> list[str]:
-    """Return a rate for each worker, as Celery counts it."""
+    """Return a rate for each worker, over a short period, as Celery counts it."""
     constant, value = get_constant(option), context.render(option.value)
     text = None if constant is ... else translate_rate(constant)
     if text == "":
@@ -177,9 +182,7 @@ def _change_rate_limit(
         return [f"rate_limit={value}"]
     value = value if text == constant else f'"{text}"'
     rate = f'{context.need("Rate", "celery5.limits")}({value}, per="worker")'
-    context.changed(
-        option, "rate_limit", f"{rate}: for each worker, as with Celery; {value} is for all together"
-    )
+    context.changed(option, "rate_limit", f"{rate}: {_AS_CELERY.format(value)}")
     return [f"rate_limit={rate}"]
 
 

@@ -77,6 +77,7 @@ def test_a_computed_limit_stays_within_its_bounds() -> None:
         ("1/h", 1, 3600.0),
         ("10/d", 10, 86400.0),
         ("3/10s", 3, 10.0),
+        ("2/1.2s", 2, 1.2),
         ("0.5/m", 1, 120.0),
         ("2.5/s", 1, 0.4),
         ("0.1/2h", 1, 72000.0),
@@ -90,7 +91,7 @@ def test_a_rate_is_so_many_in_a_span(words: str, count: int, span: float) -> Non
 
 
 @pytest.mark.parametrize(
-    "words", ["", "200", "0/m", "-1/s", "5/x", "0.0/s", "0.00001/d", "5/0s", "5 / s", "99999999/s"]
+    "words", ["", "200", "0/m", "-1/s", "5/x", "0.0/s", "0.00001/d", "5/0s", "5 / s", "99999999/s", "5/1.2345s", "5/.5s"]
 )
 def test_a_rate_that_makes_no_sense_is_refused(words: str) -> None:
     with pytest.raises(Misconfigured, match="task t: rate"):

@@ -1,6 +1,7 @@
 """Rewriting: what becomes of each thing of Celery's, a line at a time."""
 
 import ast
+import math
 import re
 import textwrap
 from pathlib import Path
@@ -144,15 +145,17 @@ DECORATORS = [
     ),
     ("@app.task(max_retries=0)", "@app.task(max_retries=0)"),
     ("@app.task(max_retries=5)", "@app.task(max_retries=5, dont_autoretry_for=[Exception])"),
-    ("@app.task(rate_limit='10/m')", "@app.task(rate_limit=Rate('10/m', per=\"worker\"))"),
+    ("@app.task(rate_limit='10/m')", '@app.task(rate_limit=Rate("1/6s", per="worker"))'),
+    ("@app.task(rate_limit='600/m')", '@app.task(rate_limit=Rate("10/s", per="worker"))'),
+    ("@app.task(rate_limit='10/s')", "@app.task(rate_limit=Rate('10/s', per=\"worker\"))"),
     ("@app.task(rate_limit=10)", '@app.task(rate_limit=Rate("10/s", per="worker"))'),
     ("@app.task(rate_limit=None)", "@app.task"),
     *((f"@app.task(rate_limit={none})", "@app.task") for none in ("0", "0.0", "'0/s'", "'0'", '"0.0/m"')),
     ("@app.task(rate_limit='0.5/m')", "@app.task(rate_limit=Rate('0.5/m', per=\"worker\"))"),
-    ("@app.task(rate_limit='100/h')", "@app.task(rate_limit=Rate('100/h', per=\"worker\"))"),
+    ("@app.task(rate_limit='100/h')", '@app.task(rate_limit=Rate("1/36s", per="worker"))'),
     ("@app.task(rate_limit=0.5)", '@app.task(rate_limit=Rate("0.5/s", per="worker"))'),
     ("@app.task(rate_limit='10')", '@app.task(rate_limit=Rate("10/s", per="worker"))'),
-    ("@app.task(rate_limit=' 5 / m')", '@app.task(rate_limit=Rate("5/m", per="worker"))'),
+    ("@app.task(rate_limit=' 5 / m')", '@app.task(rate_limit=Rate("1/12s", per="worker"))'),
     ("@app.task(throws=(KeyError,))", "@app.task(dont_autoretry_for=(KeyError,))"),
     (
         "@app.task(default_retry_delay=9, max_retries=0)",
@@ -182,13 +185,25 @@ def test_rate_that_celery_or_the_files_do_not_tell_is_named(tmp_path: Path, rate
         assert f": {rate} is " in found.advice
 
 
-@pytest.mark.parametrize("rate", ["0.5/m", "100/h", "10/s", "10", "7.5", 10, 0.5, 0.1])
+LIMITS = ["0.5/m", "100/h", "10/s", "10", "7.5", 10, 0.5, 0.1, "600/m", "7/m", "40/m", "61/m", "100/m", "1000/m", "7/h"]
+"""Rates of Celery."""
+
+
+@pytest.mark.parametrize("rate", LIMITS)
 def test_rate_admits_as_many_jobs_in_the_long_run_as_celery(rate: object) -> None:
     limits = pytest.importorskip("celery.utils.time")
     text = translate_rate(rate)
     assert text
     ours = Rate(text).validate("t")
-    assert ours.count / ours.span == pytest.approx(limits.rate(rate))
+    assert ours.count / ours.span == pytest.approx(limits.rate(rate), rel=0.001)
+
+
+@pytest.mark.parametrize("rate", LIMITS)
+def test_migrated_rate_lets_no_more_begin_at_once_than_celery_in_a_second(rate: object) -> None:
+    limits = pytest.importorskip("celery.utils.time")
+    ours = Rate(translate_rate(rate) or "").validate("t")
+    assert ours.count <= max(1, math.ceil(limits.rate(rate)))
+    assert ours.span >= 1 or rate == "7.5"
 
 
 @pytest.mark.parametrize(("before", "after"), DECORATORS)
