@@ -101,20 +101,20 @@ def migrate_file(file: SourceFile, index: ProjectIndex) -> FileReport:
 
 
 def _change_file(
-    file: SourceFile, tree: ast.Module, index: ProjectIndex, kept: Sequence[ast.stmt]
+    file: SourceFile, tree: ast.Module, index: ProjectIndex, kept: Sequence[tuple[ast.stmt, str]]
 ) -> FileContext:
-    """Return a file with its changes, but for those in the statements that are kept as they are."""
+    """Return a file with its changes, but for those in the statements that are kept, each with the reason."""
     context = FileContext(file, tree, index)
     _Rewriter(context).visit(tree)
     change_settings_module(context)
-    for statement in kept:
-        context.keep_statement(statement)
+    for statement, reason in kept:
+        context.keep_statement(statement, reason)
     change_imports(context)
     return context
 
 
-def _find_blocking(context: FileContext) -> list[ast.stmt]:
-    """Return the statements whose changes, taken alone, are not valid Python."""
+def _find_blocking(context: FileContext) -> list[tuple[ast.stmt, str]]:
+    """Return the statements whose changes, beside those of the statements before them, are no valid Python, and why."""
     source = context.source
     changed: dict[int, tuple[ast.stmt, list[Edit]]] = {}
     statements = [node for node in ast.walk(context.tree) if isinstance(node, ast.stmt)]
@@ -122,16 +122,20 @@ def _find_blocking(context: FileContext) -> list[ast.stmt]:
         around = [
             node
             for node in statements
-            if source.start_of(node) <= edit.start and edit.end <= source.end_of(node)
+            if source.whole_start_of(node) <= edit.start and edit.end <= source.end_of(node)
         ]
         if around:  # the last one is the innermost
             changed.setdefault(id(around[-1]), (around[-1], []))[1].append(edit)
-    found: list[ast.stmt] = []
+    found: list[tuple[ast.stmt, str]] = []
+    good: list[Edit] = []
     for statement, edits in changed.values():
-        alone = EditableSource(source.text)
-        alone.edits = edits
-        if not is_whole(alone.result):
-            found.append(statement)
+        tried = EditableSource(source.text)
+        tried.edits = [*good, *edits]
+        fault = find_fault(tried.result)
+        if fault:
+            found.append((statement, fault))
+        else:
+            good = tried.edits
     return found
 
 

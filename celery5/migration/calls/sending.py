@@ -32,8 +32,10 @@ def change_apply_async(
             text = f"{render_operand(context, receiver)}.{'start' if kind == 'workflow' else 'delay'}()"
             context.replace(call, text)
             context.changed(call, "apply_async", text)
-        elif not new.problems:
-            context.report(call, kind, "apply_async")
+        elif new.arguments or new.options:
+            names = ["args"] if new.arguments else []
+            names += [f"{option.partition('=')[0]}=" for option in new.options]
+            context.report(call, kind, "apply_async", f"apply_async({', '.join(names)})")
         return
     if kind == "task" and not new.problems:
         _write_sending(context, call, context.render(receiver), new.arguments, new.options, method=method)

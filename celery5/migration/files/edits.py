@@ -33,6 +33,11 @@ class EditableSource:
         """Return the offset at which a node begins."""
         return self._lines[node.lineno - 1] + node.col_offset
 
+    def whole_start_of(self, statement: ast.stmt) -> int:
+        """Return the offset at which a statement begins, with its decorators if it has some."""
+        decorators: list[ast.expr] = getattr(statement, "decorator_list", [])
+        return min(self.start_of(node) for node in [statement, *decorators])
+
     def end_of(self, node: Located) -> int:
         """Return the offset behind a node."""
         assert node.end_lineno is not None
@@ -82,6 +87,10 @@ class EditableSource:
     def line_start(self, offset: int) -> int:
         """Return the offset at which the line of an offset begins."""
         return self._lines[bisect.bisect_right(self._lines, offset) - 1]
+
+    def line_of(self, offset: int) -> int:
+        """Return the number of the line of an offset, counted from 1."""
+        return bisect.bisect_right(self._lines, offset)
 
     def line_span(self, start: int, end: int) -> tuple[int, int]:
         """Return the span of the whole lines of a span, if nothing else is on them but comments; else the span."""

@@ -290,23 +290,25 @@ class FileContext:
                 made = CeleryUse(inner.lineno, "change", "si", "s, behind >>")
                 self.findings = [finding for finding in self.findings if finding != made]
 
-    def keep_statement(self, statement: ast.stmt) -> None:
+    def keep_statement(self, statement: ast.stmt, reason: str) -> None:
         """Leave a statement as it is: its changes would not be valid Python. They become changes by hand."""
-        start, end = self.source.start_of(statement), self.source.end_of(statement)
+        start, end = self.source.whole_start_of(statement), self.source.end_of(statement)
         self.source.edits = [
             edit for edit in self.source.edits if not (start <= edit.start and edit.end <= end)
         ]
+        first = self.source.line_of(start)
         last = statement.end_lineno or statement.lineno
         self.findings = [
             msgspec.structs.replace(finding, kind="by hand")
-            if finding.kind == "change" and statement.lineno <= finding.line <= last
+            if finding.kind == "change" and first <= finding.line <= last
             else finding
             for finding in self.findings
         ]
         self.by_hand(
             statement,
             "the whole statement",
-            "it is left as it is, since its changes together would not be valid Python: make those named here",
+            f"it is left as it is, since its changes together would not be valid Python ({reason}): make those named "
+            "here",
         )
 
     def remove_statement(self, node: ast.stmt) -> None:

@@ -60,7 +60,7 @@ def _keep_retries(
     given: dict[str, ast.keyword],
 ) -> list[str]:
     """Return the options by which a task is tried again when Celery would try it again, and only then."""
-    has_delay = "default_retry_delay" in given or "backoff" in present or "retry_backoff" in given
+    has_delay = "backoff" in present or _find_delay(given) != ""
     missing: list[str] = [] if "max_retries" in present else ["max_retries=3"]
     is_delayed = "autoretry_for" in present or (uses_retry and _retries_without_countdown(function))
     if is_delayed and not has_delay and not _is_constant(given.get("max_retries"), 0):
@@ -71,6 +71,23 @@ def _keep_retries(
     if _is_constant(given.get("max_retries"), 0) or not (uses_retry or "max_retries" in present):
         return []
     return [*missing, *(() if "dont_autoretry_for" in given else ("dont_autoretry_for=[Exception]",))]
+
+
+def _find_delay(given: dict[str, ast.keyword]) -> str:
+    """Return the option by which Celery waits before a retry of `autoretry_for`; '' for its default delay."""
+    backoff, arguments = given.get("retry_backoff"), given.get("retry_kwargs")
+    if backoff is not None and get_constant(backoff) not in (False, None):
+        return "retry_backoff"
+    keys = arguments.value.keys if arguments is not None and isinstance(arguments.value, ast.Dict) else ()
+    if any(isinstance(key, ast.Constant) and key.value == "countdown" for key in keys):
+        return "countdown"
+    return "default_retry_delay" if "default_retry_delay" in given else ""
+
+
+def _drop_delay(context: FileContext, option: ast.keyword, name: str, used: str) -> list[str]:
+    """Drop an option that Celery does not look at, beside another that says how long a task waits."""
+    context.changed(option, name, f"dropped: {used} decides, as with Celery")
+    return []
 
 
 def _retries_without_countdown(function: Function) -> bool:
@@ -90,6 +107,9 @@ def _change_option(context: FileContext, option: ast.keyword, given: dict[str, a
     """Return what becomes of one option of a declaration; nothing if it is dropped."""
     assert option.arg is not None
     name, value = option.arg, context.render(option.value)
+    delay = _find_delay(given)
+    if name in ("retry_backoff_max", "retry_jitter") and delay in ("countdown", "default_retry_delay"):
+        return _drop_delay(context, option, name, delay)
     if name in _CHANGES:
         return _CHANGES[name](context, option, given)
     if name in _KEPT:
@@ -153,8 +173,8 @@ _RATE_BY_HAND = (
 )
 
 _AS_CELERY = (
-    "for each worker, and spaced, as with Celery; {} is for all workers together, and as many may begin at once (celery5 "
-    "docs limits)"
+    "for each worker, and spaced, as with Celery; {} is for all workers together, and as many may begin at once "
+    "(celery5 docs limits)"
 )
 
 
@@ -194,12 +214,15 @@ def _change_expires(context: FileContext, option: ast.keyword, _given: dict[str,
 
 
 def _change_backoff(context: FileContext, option: ast.keyword, _given: dict[str, ast.keyword]) -> list[str]:
-    return [] if isinstance(get_constant(option), bool) else [f"backoff={context.render(option.value)}"]
+    constant = get_constant(option)
+    return [] if isinstance(constant, bool) or not constant else [f"backoff={context.render(option.value)}"]
 
 
 def _change_delay(context: FileContext, option: ast.keyword, given: dict[str, ast.keyword]) -> list[str]:
-    value = context.render(option.value)
-    return [] if "retry_backoff" in given else [f"backoff={value}", f"cap={value}", "jitter=False"]
+    value, delay = context.render(option.value), _find_delay(given)
+    if delay != "default_retry_delay":
+        return _drop_delay(context, option, "default_retry_delay", delay)
+    return [f"backoff={value}", f"cap={value}", "jitter=False"]
 
 
 def _change_throws(context: FileContext, option: ast.keyword, given: dict[str, ast.keyword]) -> list[str]:
@@ -237,7 +260,9 @@ def _change_retry_arguments(
         if name == "max_retries" and "max_retries" not in given:
             found.append(f"max_retries={text}")
         elif name == "countdown":
-            found += [f"backoff={text}", f"cap={text}", "jitter=False"]
+            delay = _find_delay(given)
+            fixed = [f"backoff={text}", f"cap={text}", "jitter=False"]
+            found += fixed if delay == "countdown" else _drop_delay(context, option, "countdown", delay)
         else:
             context.by_hand(option, "retry_kwargs", "max_retries, backoff, cap and jitter of the task")
     return found

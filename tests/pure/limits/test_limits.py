@@ -91,7 +91,21 @@ def test_a_rate_is_so_many_in_a_span(words: str, count: int, span: float) -> Non
 
 
 @pytest.mark.parametrize(
-    "words", ["", "200", "0/m", "-1/s", "5/x", "0.0/s", "0.00001/d", "5/0s", "5 / s", "99999999/s", "5/1.2345s", "5/.5s"]
+    "words",
+    [
+        "",
+        "200",
+        "0/m",
+        "-1/s",
+        "5/x",
+        "0.0/s",
+        "0.00001/d",
+        "5/0s",
+        "5 / s",
+        "99999999/s",
+        "5/1.2345s",
+        "5/.5s",
+    ],
 )
 def test_a_rate_that_makes_no_sense_is_refused(words: str) -> None:
     with pytest.raises(Misconfigured, match="task t: rate"):

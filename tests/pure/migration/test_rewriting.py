@@ -1,9 +1,11 @@
 """Rewriting: what becomes of each thing of Celery's, a line at a time."""
 
 import ast
+import itertools
 import math
 import re
 import textwrap
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -100,7 +102,7 @@ BY_HAND = [
     ("chain(add.s(1), total.s()).apply_async(link_error=total.s())", "link_error", "start(on_failure=task)"),
     (
         "chain(add.s(1), total.s()).apply_async(queue='q', countdown=3)",
-        "apply_async",
+        "apply_async(queue=, countdown=)",
         "start(), which takes id",
     ),
     ("(add.s(1) | total.s()).apply_async(link=total.s())", "link", "a | b"),
@@ -165,6 +167,15 @@ DECORATORS = [
         "@app.task(autoretry_for=(OSError,), retry_kwargs={'max_retries': 2, 'countdown': 4})",
         "@app.task(autoretry_for=(OSError,), max_retries=2, backoff=4, cap=4, jitter=False)",
     ),
+    (
+        "@app.task(autoretry_for=(OSError,), retry_backoff=5, retry_kwargs={'max_retries': 7, 'countdown': 3})",
+        "@app.task(autoretry_for=(OSError,), backoff=5, max_retries=7)",
+    ),
+    (
+        "@app.task(autoretry_for=(OSError,), retry_backoff=False, retry_jitter=True, default_retry_delay=9, "
+        "retry_kwargs={'max_retries': 7, 'countdown': 3})",
+        "@app.task(autoretry_for=(OSError,), max_retries=7, backoff=3, cap=3, jitter=False)",
+    ),
     ("@app.task(serializer='json')", "@app.task"),
 ]
 
@@ -185,7 +196,23 @@ def test_rate_that_celery_or_the_files_do_not_tell_is_named(tmp_path: Path, rate
         assert f": {rate} is " in found.advice
 
 
-LIMITS = ["0.5/m", "100/h", "10/s", "10", "7.5", 10, 0.5, 0.1, "600/m", "7/m", "40/m", "61/m", "100/m", "1000/m", "7/h"]
+LIMITS = [
+    "0.5/m",
+    "100/h",
+    "10/s",
+    "10",
+    "7.5",
+    10,
+    0.5,
+    0.1,
+    "600/m",
+    "7/m",
+    "40/m",
+    "61/m",
+    "100/m",
+    "1000/m",
+    "7/h",
+]
 """Rates of Celery."""
 
 
@@ -235,6 +262,58 @@ def test_call_that_sends_a_task_with_a_rate_to_another_queue_stays_and_is_named(
     report = migrate(tmp_path, re.sub("'urgent'|QUEUE|OWN", "'mail'", text))
     assert not report.of_kind("by hand")
     assert "queue" not in report.text.rpartition("value = ")[2] or "options" in call
+
+
+OPTIONS = (
+    "autoretry_for=(OSError,)", "retry_backoff=5", "retry_backoff=True", "retry_backoff=0", "retry_backoff_max=60",
+    "retry_jitter=False", "retry_kwargs={'max_retries': 7, 'countdown': 3}", "default_retry_delay=9", "max_retries=4",
+    "throws=(KeyError,)", "dont_autoretry_for=(KeyError,)", "bind=True", "acks_late=True", "rate_limit='10/m'",
+    "time_limit=60", "on_failure=add", "serializer='json'", "priority=3", "base=Own", "**MORE",
+)  # fmt: skip
+"""Options of a task of Celery."""
+CALL_OPTIONS = (
+    "(1,)", "args=(1,)", "kwargs={'y': 2}", "kwargs={'countdown': 2}", "countdown=3", "queue='q'", "task_id='1'",
+    "priority=3", "expires=4", "link=total.s()", "link_error=total.s()", "retry_policy={}", "serializer='json'",
+    "**MORE",
+)  # fmt: skip
+"""Options of a call of Celery."""
+
+
+def combine(options: Sequence[str], count: int) -> Iterator[str]:
+    """Yield the arguments with every choice of so many options, each name once."""
+    for chosen in itertools.combinations(options, count):
+        names = [option.partition("=")[0] for option in chosen]
+        if len({"args" if name == "(1,)" else name for name in names}) == count:
+            yield ", ".join(sorted(chosen, key=lambda option: option.startswith("**")))
+
+
+def test_every_choice_of_options_is_changed_to_valid_python(tmp_path: Path) -> None:
+    made = [*combine(OPTIONS, 2), *itertools.islice(combine(OPTIONS, 3), 0, None, 5)]
+    lines = [f"@app.task({options})\ndef one(self): ...\n" for options in made]
+    made = [*combine(CALL_OPTIONS, 2), *itertools.islice(combine(CALL_OPTIONS, 3), 0, None, 8)]
+    for sent in ("add", "add.s(1)", "chain(add.s(1), total.s())"):
+        lines += [f"{sent}.apply_async({options})\n" for options in made]
+    for number in range(0, len(lines), 50):  # a file with many changes takes longer than many files
+        (tmp_path / f"tasks{number}.py").write_text(HEAD + "".join(lines[number : number + 50]))
+    for report in migrate_project(tmp_path).report.files:
+        ast.parse(report.text)
+        assert [(use.line, use.name) for use in report.findings if use.name.startswith("the whole")] == []
+
+
+def test_statement_whose_change_is_no_python_is_left_alone_with_the_reason(tmp_path: Path) -> None:
+    kept = "@app.task(retry_backoff=5, backoff=3)\ndef one(x):\n    one.apply_async((1,))\n"
+    report = migrate(tmp_path, f"value = add.apply_async((1,))\n{kept}value = one.apply_async((1,))\n")
+    assert f"value = add.delay(1)\n{kept}value = one.delay(1)\n" in report.text
+    (left,) = [use for use in report.findings if use.name.startswith("the whole")]
+    assert (left.name, left.kind) == ("the whole statement", "by hand")
+    assert "(keyword argument repeated: backoff)" in left.advice
+    assert {"backoff", "apply_async", "@app.task"} <= {use.name for use in report.of_kind("by hand")}
+
+
+def test_options_of_a_workflow_are_named_beside_what_else_is_made_by_hand(tmp_path: Path) -> None:
+    report = migrate(tmp_path, "chain(add.s(1), total.s()).apply_async(countdown=3, link_error=add.s())\n")
+    found = [use.name for use in report.of_kind("by hand")]
+    assert {"apply_async(countdown=)", "link_error"} <= set(found)
 
 
 @pytest.mark.parametrize("option", ["priority=3", "base=Own", "serializer='pickle'", "ignored=1"])
