@@ -240,14 +240,21 @@ class WorkerReader:
         if names:
             with suppress(*UNREACHABLE):
                 ends = await redis.perform(cluster_calls.read_member_ends(self._app.keys, names))
-        # A Controller knows of the last end of each name.
         last = {process.name: process.worker for process in reversed(lost)}
         return [
-            replace(process, controller=ends[process.name].text)
-            if process.name in ends and last[process.name] == process.worker
+            replace(process, controller=end.text)
+            if (end := ends.get(process.name)) is not None
+            and process.worker == self._find_ended(end, last[process.name])
             else process
             for process in lost
         ]
+
+    def _find_ended(self, end: MemberEnd, last: str) -> str:
+        """Return the whole name of the process that ended: the `last` of its name, where nobody said which.
+
+        On several brokers a process has a whole name for each, and tells its Controller one of them.
+        """
+        return last if self._app.brokers.is_multi_broker else end.worker or last
 
     def _list_lost(self, state: AppState, now: float) -> list[LostWorker]:
         others = (*state.schedulers, *state.controllers, *state.publishers)

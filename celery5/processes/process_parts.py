@@ -303,9 +303,12 @@ def make_systemd(
     status_line: Callable[[], str],
     is_exiting: Callable[[], bool],
     code_file: str,
+    worker: str,
 ) -> SystemdNotify:
     """Return what notifies systemd."""
-    return SystemdNotify(**notify_settings, status=status_line, is_exiting=is_exiting, code=code_file)
+    return SystemdNotify(
+        **notify_settings, status=status_line, is_exiting=is_exiting, code=code_file, incarnation=worker
+    )
 
 
 class ProcessParts:

@@ -411,7 +411,10 @@ class Foreman:
         self._changed.set()
 
     def _note_end(self, event: MemberEvent, state: MemberState) -> None:
-        """Pass on how the process of a member ended, and later that it was started again."""
+        """Pass on how a process of a member ended that was up, and later that the member was started again.
+
+        The end of a successor that never came up says nothing of the one that is missed.
+        """
         name = event.name
         if isinstance(event, Ended):
             if not state.failures:  # one that ends in order has none
@@ -419,7 +422,13 @@ class Foreman:
                 return
             given_up = state.phase is Phase.GIVEN_UP
             then = f"given up: {state.end_reason}" if given_up else "it is started again"
-            end = self._ends[name] = MemberEnd(name, event.how, then)
+            if state.has_been_up:
+                end = MemberEnd(name, event.how, then, state.incarnation)
+            elif name in self._ends:
+                end = replace(self._ends[name], then=then)
+            else:
+                return
+            self._ends[name] = end
         elif state.phase is Phase.UP and name in self._ends:
             end = replace(
                 self._ends.pop(name), then=f"started again as process {self._platform.pid_of(name)}"

@@ -33,7 +33,7 @@ from celery5.protocol.cluster.members import (
     parse_failure_reason,
 )
 from celery5.services.process.own_folder import temporary_folder
-from celery5.services.process.systemd_notify import CODE_FIELD
+from celery5.services.process.systemd_notify import CODE_FIELD, INCARNATION_FIELD
 
 EXCLUDED_VARIABLES = frozenset(
     {
@@ -223,11 +223,12 @@ def parse_notification(name: str, message: bytes) -> Iterator[MemberEvent]:
     """
     lines = message.decode(errors="replace").splitlines()
     turns = "WATCHDOG=1" in lines or "READY=1" in lines
-    code = next((line.partition("=")[2] for line in lines if line.startswith(f"{CODE_FIELD}=")), "")[:500]
+    fields = dict(line.partition("=")[::2] for line in lines)
+    code, incarnation = (fields.get(field, "")[:500] for field in (CODE_FIELD, INCARNATION_FIELD))
     for line in lines:
         variable, _, value = line.partition("=")
         if (variable, value) == ("READY", "1"):
-            yield Ready(name, code)
+            yield Ready(name, code, incarnation)
         elif (variable, value) == ("STOPPING", "1"):
             yield Stopping(name)
         elif variable == "STATUS" and not parse_failure_reason(value):

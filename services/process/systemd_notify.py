@@ -18,6 +18,7 @@ SEND_TIMEOUT = 1.0
 """Seconds for which an important message is sent again while systemd's socket is full."""
 
 CODE_FIELD = "X_CELERY5_CODE"
+INCARNATION_FIELD = "X_CELERY5_INCARNATION"
 """The field of a datagram that has the file of the application's module."""
 
 
@@ -73,7 +74,11 @@ def notify(address: str | None, *lines: str) -> bool:
 
 def format_code(file: str) -> tuple[str, ...]:
     """Return the field that tells a Controller which file the application was loaded from; systemd ignores it."""
-    return (f"{CODE_FIELD}={' '.join(file.split())}",) if file else ()
+    return _format_field(CODE_FIELD, file)
+
+
+def _format_field(name: str, value: str) -> tuple[str, ...]:
+    return (f"{name}={' '.join(value.split())}",) if value else ()
 
 
 def notify_with_retry(address: str | None, *lines: str) -> None:
@@ -95,6 +100,7 @@ class SystemdNotify:
         interval: Seconds between notifications of the watchdog; None for no watchdog.
         status: Returns the line that `systemctl status` shows. Called for each notification.
         code: The file of the application's module, for a Controller; "" for none.
+        incarnation: The whole name of this incarnation, for a Controller; "" for none.
         is_exiting: Returns whether the process ends with this service. Only then STOPPING=1 is sent, which cannot be
             undone: a worker that goes on as another incarnation must not send it.
     """
@@ -108,18 +114,19 @@ class SystemdNotify:
         interval: float | None = None,
         status: Callable[[], str] | None = None,
         code: str = "",
+        incarnation: str = "",
         is_exiting: Callable[[], bool] = _always,
     ) -> None:
         self._address = address
         self._interval = interval
         self._status = status
-        self._code = code
+        self._for_controller = (*format_code(code), *_format_field(INCARNATION_FIELD, incarnation))
         self._is_exiting = is_exiting
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Send READY=1, notify the watchdog until cancelled, then send STOPPING=1."""
         try:
-            await self._send("READY=1", *format_code(self._code), *self._format_status())
+            await self._send("READY=1", *self._for_controller, *self._format_status())
             task_status.started()
             if self._address is None or self._interval is None:
                 await trio.sleep_forever()

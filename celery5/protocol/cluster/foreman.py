@@ -96,6 +96,7 @@ class ClusterState:
                     Member(name=name, kind=kind, arguments=()), is_wanted=False
                 )
             state.phase, state.started_as = Phase(reported), state.member
+            state.incarnation, state.has_been_up = "", state.phase is not Phase.STARTING
             state.phase_since = state.last_heard_at = now
             state.stop_requested = state.stopping_by_itself = state.phase is Phase.STOPPING
 
@@ -190,8 +191,9 @@ class ClusterState:
             return
         if isinstance(event, Beat) and event.status:
             state.status, state.status_at = event.status, now
-        if isinstance(event, Ready) and event.code:
-            state.code = event.code
+        if isinstance(event, Ready):
+            state.code = event.code or state.code
+            state.incarnation = event.incarnation or state.incarnation
         phase = TRANSITIONS[state.phase, type(event)]
         if phase is not state.phase:
             state.phase, state.phase_since = phase, now
@@ -201,7 +203,7 @@ class ClusterState:
         ):
             state.phase_since = now  # it cannot be late while it can neither be started nor stopped
         elif phase is Phase.UP:
-            state.failures = 0
+            state.failures, state.has_been_up = 0, True
 
     def mark_start_failed(self, name: str, reason: str, now: float, *, is_excused: bool = False) -> None:
         """Record that the platform could not start a member."""
@@ -367,6 +369,7 @@ class ClusterState:
         for state in self._wanted():
             if state.phase is Phase.DOWN and state.restart_at <= now:
                 state.phase, state.started_as = Phase.STARTING, state.member
+                state.incarnation, state.has_been_up = "", False
                 state.phase_since = state.last_heard_at = now
                 state.restart_count += bool(state.end_reason and not state.failures)
                 actions.append(Start(state.member))

@@ -52,6 +52,8 @@ class Ready(msgspec.Struct, frozen=True):
     name: str
     # The file of the application's module that it has loaded; "" where the platform does not tell.
     code: str = ""
+    # Its whole name in Redis, which no other process has had; "" where the platform does not tell.
+    incarnation: str = ""
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -65,7 +67,10 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 class MemberEnd(msgspec.Struct, frozen=True):
-    """How the process of a member ended out of order, and what its Controller does then, for those who miss it."""
+    """How a process of a member that was up ended out of order, and what its Controller does then.
+
+    It is for those who miss the process: what became of one that never was up is nothing to them.
+    """
 
     # Its name, which its process has for an inbox.
     member: str
@@ -73,6 +78,8 @@ class MemberEnd(msgspec.Struct, frozen=True):
     how: str
     # What follows: `it is started again`, `given up: ...`, `started again as process 4712`.
     then: str
+    # The whole name of the process that ended; "" if the Controller does not know it.
+    worker: str = ""
 
     @property
     def text(self) -> str:
@@ -225,6 +232,9 @@ class MemberState(msgspec.Struct):
     status_at: float = 0.0
     # The file of the application's module that it has loaded; "" when that is not known.
     code: str = ""
+    # Of its process, or of the last one: the whole name in Redis, "" when that is not known, and whether it was up.
+    incarnation: str = ""
+    has_been_up: bool = False
     # Why its state is unknown; "" when it is known.
     unknown_reason: str = ""
 

@@ -9,6 +9,7 @@ import redis
 from click.testing import CliRunner
 
 from celery5 import App
+from celery5.broker.calls import cluster as cluster_calls
 from celery5.broker.calls import leases as lease_calls
 from celery5.broker.calls import observability as report_calls
 from celery5.broker.calls import queues as queue_calls
@@ -17,6 +18,7 @@ from celery5.cli.standalone.info import info
 from celery5.doctor.examination import get_checks, run_checks
 from celery5.errors import BrokerUnavailable, Misconfigured
 from celery5.observability import overview as overview_module
+from celery5.protocol.cluster.members import MemberEnd
 from celery5.protocol.observability.overview import Overview
 from celery5.protocol.observability.report import Measurements, MetricsReport, ReportOrigin, Series
 from celery5.results.job_details import read_app_state
@@ -206,6 +208,21 @@ def test_all_lost_workers_are_counted_and_the_state_is_read_once(
     assert "host:1" in found.summary
     assert len(reads) == 1  # both give what they have read themselves
     redis_client.delete(app.queue("mail").lost_workers)
+
+
+@pytest.mark.parametrize(("said", "told"), [("w-1:old", "w-1:old"), ("", "w-1:new")])
+def test_the_end_of_a_process_is_told_of_that_one_and_else_of_the_last_of_its_name(
+    app: App, redis_client: "redis.Redis", said: str, told: str
+) -> None:
+    app.perform(queue_calls.register_queue(app.keys, "mail"))
+    now = time.time() * 1000
+    redis_client.zadd(app.queue("mail").lost_workers, {"w-1:old": now - 9000, "w-1:new": now})
+    app.perform(
+        cluster_calls.note_member_end(app.keys, MemberEnd("w-1", "fell", "it is started again", said))
+    )
+    lost = {process.worker: process.controller for process in app.metrics.workers().lost}
+    assert lost == {"w-1:old": "", "w-1:new": ""} | {told: "w-1 fell; it is started again"}
+    redis_client.delete(app.queue("mail").lost_workers, app.keys.member_end("w-1"))
 
 
 class _Loaded:

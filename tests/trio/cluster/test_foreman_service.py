@@ -1,7 +1,7 @@
 """Foreman service: it performs what was decided over any platform, and ends with everybody ended."""
 
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 import pytest
@@ -15,7 +15,7 @@ from celery5.processes.platform_factory import make_platform
 from celery5.protocol.cluster.description import parse_cluster
 from celery5.protocol.cluster.foreman import ClusterState
 from celery5.protocol.cluster.leadership import LeaderRecord
-from celery5.protocol.cluster.members import Phase
+from celery5.protocol.cluster.members import MemberEnd, Phase
 from celery5.protocol.scaling.autoscale import Autoscale
 from celery5.services.controller.foreman import ClusterReady, Foreman
 from celery5.services.controller.foreman_commands import ForemanCommands
@@ -387,3 +387,34 @@ def test_a_platform_of_ones_own_is_named_in_the_description() -> None:
 def test_a_platform_that_is_none_is_told_of(name: str, wrong: str) -> None:
     with pytest.raises(Misconfigured, match=wrong):
         make_platform(Cluster(platform=name), "shop", {})
+
+
+async def test_the_end_of_a_successor_that_was_never_up_is_not_that_of_the_one_before(
+    autojump_clock: MockClock,
+) -> None:
+    name, found = "worker-default-1", list[MemberEnd]()
+    async with House().open() as house:
+
+        async def read_ends() -> list[MemberEnd]:
+            await trio.sleep(0.2)  # before the platform's first heartbeat, at 1 s
+            found.clear()
+            with suppress(trio.WouldBlock):
+                while True:
+                    found.append(house.foreman.member_ends.receive_nowait())
+            return found
+
+        house.stage.heard(Ready(name, "", f"{name}:first"))
+        house.stage.quick = False
+        house.stage.end(name, -9)
+        first = MemberEnd(name, "it was ended by SIGKILL", "it is started again", f"{name}:first")
+        assert await read_ends() == [first]
+        house.stage.end(name, 1)
+        assert await read_ends() == [first]
+        house.stage.heard(Ready(name, "", f"{name}:third"))
+        (last,) = await read_ends()
+        assert (last.how, last.worker) == (first.how, first.worker)
+        assert last.then.startswith("started again as process ")
+        house.foreman.restart([name])
+        await trio.sleep(0.2)
+        house.stage.end(name, 1)
+        assert await read_ends() == [], "it was never up, and the one before has ended in order"

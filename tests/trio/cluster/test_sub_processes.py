@@ -25,9 +25,9 @@ CLUSTER = parse_cluster({"workers": {"default": {}}})
 def test_what_a_child_says_is_the_protocol_of_systemd() -> None:
     said = b"READY=1\nSTATUS=2 jobs\nWATCHDOG=1\nSTOPPING=1\nMAINPID=3\nREADY=2\nnonsense\n\xff"
     assert list(parse_notification("w", said)) == [Ready("w"), Beat("w", "2 jobs"), Beat("w"), Stopping("w")]
-    assert list(parse_notification("w", b"READY=1\nX_CELERY5_CODE=/v2/shop.py")) == [
-        Ready("w", "/v2/shop.py")
-    ]
+    assert list(
+        parse_notification("w", b"READY=1\nX_CELERY5_CODE=/v2/shop.py\nX_CELERY5_INCARNATION=w:1")
+    ) == [Ready("w", "/v2/shop.py", "w:1")]
     assert describe_exit(3) == "it ended with 3"
     assert describe_exit(-9) == "it was ended by SIGKILL"
     assert describe_exit(-99) == "it was ended by signal 99"

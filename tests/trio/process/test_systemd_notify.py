@@ -72,8 +72,10 @@ async def test_the_notification_names_the_loaded_file_in_one_line(
     address: str, heard: Callable[[], list[str]], autojump_clock: trio.testing.MockClock
 ) -> None:
     async with trio.open_nursery() as nursery:
-        await nursery.start(SystemdNotify(address=address, code="/v2\nREADY=0/shop.py").run)
-        assert heard() == ["READY=1\nX_CELERY5_CODE=/v2 READY=0/shop.py"]
+        await nursery.start(
+            SystemdNotify(address=address, code="/v2\nREADY=0/shop.py", incarnation="w:1").run
+        )
+        assert heard() == ["READY=1\nX_CELERY5_CODE=/v2 READY=0/shop.py\nX_CELERY5_INCARNATION=w:1"]
         nursery.cancel_scope.cancel()
 
 
