@@ -122,7 +122,9 @@ class ClusterState:
         return tuple(sorted(state.member.name for state in chosen if state.is_wanted))
 
     def find_restarting_groups(self, members: Iterable[Member] | None = None) -> set[str]:
-        """Return the groups of Workers that work, and whose members a change restarts.
+        """Return the groups of Workers that work, or start for the first time, and whose members a change restarts.
+
+        A group whose members die at their start has nothing to lose by a new version.
 
         Args:
             members: those that are wanted after the change; None: it restarts all.
@@ -133,7 +135,8 @@ class ClusterState:
             for name, state in self._states.items()
             if state.member.kind == "worker"
             and state.is_wanted
-            and state.phase is Phase.UP
+            and state.phase.is_running
+            and not state.failures
             and (wanted is None or (name in wanted and self._differs(wanted[name])))
         }
 
@@ -336,14 +339,14 @@ class ClusterState:
     def _roll_group(self, group: tuple[Kind, str], now: float) -> Iterable[Stop]:
         """Stop the next member of a group that must be restarted.
 
-        One that does not work holds up nobody. All others wait until the whole group is up, so a new version that
-        cannot run ends with its first member.
+        One that still starts is the next, and waits only for those that run the new version: it may never be up. All
+        others wait until the whole group is up. So a new version that cannot run ends with its first member.
         """
         states = [state for state in self._wanted() if state.group == group]
         stale = [state for state in states if self._is_stale(state)]
         idle = [state for state in stale if state.phase is Phase.STARTING]
-        if idle:
-            return [stop for state in idle for stop in _request_stop(state, now)]
+        if idle and all(state.phase is Phase.UP for state in states if not self._is_stale(state)):
+            return _request_stop(idle[0], now)
         if any(state.phase is not Phase.UP for state in states):
             return []
         spare = self._spares.get(group)

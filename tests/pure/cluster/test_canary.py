@@ -233,7 +233,14 @@ def test_another_change_replaces_the_canary_and_its_old_process_is_not_watched()
 def test_only_groups_that_work_and_change_get_a_canary() -> None:
     clock = Clock(described())
     new = build_members(described(queues=["other"]))
-    assert clock.crew.find_restarting_groups(new) == set(), "nobody is up: there is nothing to compare with"
+    assert clock.crew.find_restarting_groups(new) == set(), "nobody runs: there is nothing to compare with"
+    clock.tick()
+    assert clock.crew.find_restarting_groups(new) == {"default"}, "they come up, as far as anybody knows"
+    clock.say(*[Ended(worker, "it ended with 1", 1) for worker in WORKERS])
+    clock.tick(1)
+    assert clock.crew.find_restarting_groups(new) == set(), (
+        "a version that repairs a broken one is not delayed"
+    )
     clock.up()
     assert clock.crew.find_restarting_groups(new) == {"default"}
     assert clock.crew.find_restarting_groups(build_members(described())) == set()

@@ -37,6 +37,27 @@ def test_a_new_version_that_cannot_live_ends_with_the_first_member() -> None:
     assert names(clock.tick(), Start) == ["worker-default-1"], "the old description is the way back"
 
 
+def test_a_new_version_that_cannot_live_ends_with_the_first_member_while_all_still_start() -> None:
+    clock = Clock(described(3))
+    clock.tick()
+    clock.want(described(3, queues=["other"]))
+    assert clock.tick() == [Stop("worker-default-1")]
+    cannot_live(clock, "worker-default-1")
+    clock.say(Ready("worker-default-2"), Ready("worker-default-3"))
+    assert clock.wait(20, beats=["worker-default-2", "worker-default-3"]) == []
+
+
+def test_members_that_hang_at_their_start_are_restarted_by_a_reload_one_after_the_other() -> None:
+    clock = Clock(described(3))
+    clock.tick()
+    clock.want(described(3, queues=["other"]))
+    for name in ("worker-default-1", "worker-default-2", "worker-default-3"):
+        assert clock.tick() == [Stop(name)]
+        replaced(clock, name)
+    assert clock.tick() == []
+    assert clock.crew.is_complete
+
+
 def test_fewer_and_changed_members_come_up_one_by_one_before_the_surplus_goes() -> None:
     clock = Clock(described()).up()
     clock.want(described(2, queues=["other"]))

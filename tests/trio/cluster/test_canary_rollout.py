@@ -184,3 +184,21 @@ async def test_a_bad_canary_stops_though_another_worker_is_down(autojump_clock: 
         await trio.sleep(10)
         assert house.foreman.rollback_reason
         assert sorted(stage.there) == ["scheduler-default-1", "worker-default-2"]
+
+
+async def test_a_reload_while_the_members_still_start_has_the_canary_of_the_new_description(
+    autojump_clock: MockClock,
+) -> None:
+    stage = Working()
+    house = House(stage=stage, cluster=parse_cluster({"workers": {"default": {"count": 2}}}))
+    stage.quick = False
+    async with trio.open_nursery() as nursery:
+        await nursery.start(house.foreman.run)
+        await trio.sleep(0.5)  # before the platform's first heartbeat, at 1 s
+        reload = house.commands(lambda: BAD).handlers["reload"]
+        assert await reload({}) == {"canaries": (CANARY,)}
+        await trio.sleep(30)
+        assert house.foreman.rollback_reason
+        assert sorted(stage.there) == ["worker-default-1", "worker-default-2"]
+        assert [step for step in stage.did if step[0] != "start"] == [("stop", CANARY)]
+        nursery.cancel_scope.cancel()
