@@ -50,6 +50,11 @@ class DeclaredTask(SinkedTask, Protocol):
         ...
 
     @property
+    def abandon_on_cancel(self) -> bool:
+        """Whether nobody waits for its thread when a job is cancelled."""
+        ...
+
+    @property
     def declared_limits(self) -> "DeclaredLimits | None":
         """The limits that it declares."""
         ...

@@ -10,6 +10,7 @@ from msgspec import Meta
 from celery5.errors import BrokerUnavailable
 from celery5.operations.operation import Changed, Effect, NotFound, Operation
 from celery5.operations.parameters import Limit, Names, Pattern, Span, Text, about
+from celery5.protocol.job.states import JobState
 from celery5.protocol.job.story import JobDetails
 from celery5.protocol.limits import Rate, make_admission_rule, parse_kind_rates
 from celery5.protocol.workflows.member_ids import parse_member_id
@@ -130,7 +131,7 @@ class SomeJobs(msgspec.Struct, frozen=True):
     dry_run: Annotated[bool, about("Only look which of them have not ended.")] = False
 
 
-class RevokedJob(msgspec.Struct, frozen=True):
+class RevokedJob(msgspec.Struct, frozen=True, omit_defaults=True):
     """What became of a job that was to be revoked."""
 
     id: str
@@ -139,11 +140,14 @@ class RevokedJob(msgspec.Struct, frozen=True):
     revoked: bool
     # Its state afterwards.
     state: str
+    # When it stops, if it runs and that is not at once.
+    stops_when: str = ""
 
 
 async def revoke_jobs(app: "App", asked: SomeJobs) -> Changed:
     """Have jobs not run, or stop if they run."""
     from celery5.results.async_result import arevoke
+    from celery5.results.job_details import explain_stop
 
     found, error = await _find_jobs(app, asked)
     if asked.dry_run:
@@ -157,7 +161,10 @@ async def revoke_jobs(app: "App", asked: SomeJobs) -> Changed:
     outcomes = {job_id: RevokedJob(job_id, "", False, "UNKNOWN") for job_id in found}
     for handle, was_revoked in zip(handles, await arevoke(handles), strict=True):
         state = (await handle.astatus()).value
-        outcomes[handle.id] = RevokedJob(handle.id, handle.queue, was_revoked, state)
+        details = found[handle.id]
+        runs = was_revoked and state == JobState.EXECUTING
+        stops_when = explain_stop(app.tasks.get(details.task)) if runs and details is not None else ""
+        outcomes[handle.id] = RevokedJob(handle.id, handle.queue, was_revoked, state, stops_when)
     left = [f"{job.id} ({job.state})" for job in outcomes.values() if not job.revoked]
     failure = f"not revoked: {', '.join(left)}: it had ended before, or nothing is known of it"
     count = len(outcomes) - len(left)

@@ -39,7 +39,7 @@ from celery5.protocol.scaling.resource_budget import describe_lacking
 from celery5.protocol.shards import get_queue_of_shard
 
 if TYPE_CHECKING:
-    from celery5.application import Application
+    from celery5.application import Application, DeclaredTask
 
 
 LEASED_PROCESS_KINDS = ("scheduler", "controller", "publisher")
@@ -272,6 +272,8 @@ async def _story_of(
 def _story(app: "Application", job_id: str, queue: str, inspection: JobInspection) -> JobDetails:
     story = make_job_details(job_id, queue, inspection, limit=app.settings.message_limit)
     task = app.tasks.get(story.task)
+    if story.revoked and not story.has_ended:
+        story = replace(story, stops_when=explain_stop(task))
     if task is None or not inspection.message:
         return story
     args, kwargs = redact_call(task.call_shape, story.args, story.kwargs)
@@ -282,12 +284,28 @@ def _story(app: "Application", job_id: str, queue: str, inspection: JobInspectio
     return story
 
 
+def explain_stop(task: "DeclaredTask | None") -> str:
+    """Return when a running job of this task stops that is revoked; '' if that is at once.
+
+    Args:
+        task: None when it is not declared here.
+    """
+    if task is None:
+        return f"if its task is a def: {STOP_OF_THREAD}"
+    return STOP_OF_THREAD if task.kind == "thread" and not task.abandon_on_cancel else ""
+
+
 async def _refuse_unknown(app: "Application", redis: AsyncDriver, queue: str, known: list[str]) -> None:
     """Raise UnknownQueue, unless the queue exists: a raw producer may have sent to a queue that is not listed."""
     if not await redis.perform(dead_letter_calls.queue_exists(app.queue(queue))):
         raise UnknownQueue(queue, known)
 
 
+STOP_OF_THREAD = (
+    "its thread cannot be interrupted: it ends when it returns, when it calls trio.from_thread.check_cancelled(), "
+    "or by its time_limit"
+)
+"""When a running job of a `def` task stops that is revoked, for people."""
 WAITING_STATES = frozenset({JobState.SENT, JobState.SCHEDULED, JobState.HELD, JobState.RETRY})
 """The states of jobs that are revoked: those that no worker has."""
 

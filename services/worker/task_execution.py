@@ -379,8 +379,9 @@ class TaskExecution:
 
     async def _wait_for_thread(self, end: trio.Event, delivery: Delivery | None) -> None:
         """Wait for a thread that ignores its cancellation: it keeps the slot until it ends."""
-        job = delivery.command.id if delivery and delivery.command else ""
-        self._log.event("job:abandoned", "warning", job=job)
+        command = delivery.command if delivery else None
+        job, task = (command.id, command.task) if command else ("", "")
+        self._log.event("job:abandoned", "warning", job=job, task=task, hint=_ABANDONED)
         await end.wait()
 
     async def _run_jobs(self, running_job: RunningJob, executor: "_Executor") -> bool:
@@ -804,6 +805,8 @@ class _Executor(msgspec.Struct, kw_only=True):
 _NURSERY_HINT = (
     "a task has started something in the nursery of its worker, or closed that: open a nursery of its own"
 )
+_ABANDONED = "its thread keeps its slot until it ends; a task that is declared with boxed=True can be killed"
+
 _AWAITED_HINT = (
     "they take no notice of being cancelled, and run here: this worker begins again when they have ended"
 )

@@ -51,6 +51,7 @@ def _fields(details: "JobDetails", now: float) -> Iterator[tuple[str, object]]:
     yield "run", member.run if (member := parse_member_id(details.id)) else ""
     yield "queue", details.queue
     yield "state", details.state.value + (", revoked" if details.revoked and not details.has_ended else "")
+    yield "stops", details.stops_when
     yield "task", details.task
     yield "attempt", _format_attempt(details)
     yield "sections", ", ".join(f"{count} for {name}" for name, count in (details.sections or {}).items())

@@ -3,8 +3,6 @@
 import time
 from typing import TYPE_CHECKING
 
-from msgspec.structs import asdict
-
 from celery5.cli.commands.job_details import format_arguments, format_job_details, format_seconds
 from celery5.cli.commands.limit import format_rule_limit, format_suspension
 from celery5.cli.terminal.filters import warn_of_unknown_tasks
@@ -112,7 +110,11 @@ def _show_revoked(finished: Finished) -> None:
     if finished.wants_json:
         echo(to_json(rows))
     else:
-        echo(format_table([asdict(row) for row in rows], empty=""))
+        columns = ("id", "queue", "revoked", "state")
+        echo(format_table([{name: getattr(row, name) for name in columns} for row in rows], empty=""))
+        for row in rows:
+            if row.stops_when:
+                echo(f"{row.id} still runs: {row.stops_when}", err=True)
     if changed.failure:
         raise NotRevoked(changed.failure)
 

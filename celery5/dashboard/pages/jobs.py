@@ -155,7 +155,7 @@ def _tell_end(job: JobDetails) -> Iterator[StoryLine]:
 def _tell_now(job: JobDetails, now: float) -> Iterator[StoryLine]:
     """Yield where a job is that lives."""
     if job.revoked:
-        yield StoryLine(0.0, "revoked; its worker is about to stop it", "warn")
+        yield StoryLine(0.0, f"revoked; {job.stops_when or 'its worker is about to stop it'}", "warn")
     if job.limit:
         yield StoryLine(0.0, f"waits at the limit of {job.limit}; jobs ahead of it: {job.jobs_ahead}", "warn")
     elif awaited_code := explain_awaited_code(job, "then"):

@@ -45,6 +45,8 @@ class JobDetails(msgspec.Struct, frozen=True):
     deliveries: int = 0
     deaths: tuple[WorkerDeath, ...] = ()
     revoked: bool = False
+    # When it stops that was revoked while it runs, for people; '' where that is at once.
+    stops_when: str = ""
     key: str = ""
     priority: str = "normal"
     worker: str = ""

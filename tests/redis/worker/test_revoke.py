@@ -5,20 +5,24 @@ import random
 import threading
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import pytest
 import redis
 import trio
+from click.testing import CliRunner
 from msgspec import Raw
 
 from celery5 import App, AsyncResult, TaskFailed, TaskRevoked
 from celery5.broker.calls import queues as queue_calls
+from celery5.cli.commands.task import task as task_group
 from celery5.errors import UnknownQueue
 from celery5.protocol.job.messages import Command, encode
 from celery5.protocol.job.states import JobState
 from celery5.protocol.scaling import prefetch
 from celery5.results.async_result import arevoke, revoke
+from celery5.results.job_details import explain_stop
 from celery5.services.worker import consumer
 from tests.redis.worker.workers import Lines, leftovers, until, until_async, working
 
@@ -231,6 +235,16 @@ async def test_a_revocation_that_is_quicker_than_its_job_is_remembered(
     app.close()
 
 
+class Loaded:
+    """What a command is given, whose application is loaded."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    def load(self, **_options: object) -> App:
+        return self._app
+
+
 async def test_thread_that_ignores_cancellation_is_awaited_and_its_result_counts(app: App) -> None:
     began, go = threading.Event(), threading.Event()
 
@@ -246,6 +260,15 @@ async def test_thread_that_ignores_cancellation_is_awaited_and_its_result_counts
         assert await result.arevoke() is True
         await trio.sleep(0.1)
         assert await result.astatus() is JobState.EXECUTING
+        details = await app.afind(result.id)
+        assert details is not None
+        assert details.stops_when == explain_stop(app.tasks["deaf"])
+        assert details.stops_when.startswith("its thread cannot be interrupted: it ends when it returns")
+        command = partial(CliRunner().invoke, task_group, obj=Loaded(app))
+        printed = await trio.to_thread.run_sync(command, ["revoke", result.id])
+        assert printed.stderr == f"{result.id} still runs: {details.stops_when}\n"
+        assert details.stops_when in (await trio.to_thread.run_sync(command, ["show", result.id])).stdout
+        assert explain_stop(None) == f"if its task is a def: {details.stops_when}"
         go.set()
         assert await result.aget(30) == 1
 

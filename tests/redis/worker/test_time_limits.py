@@ -228,7 +228,10 @@ async def test_a_thread_that_cannot_be_reached_is_settled_and_keeps_its_slot(url
             assert began == [1], "the thread has the slot"
             lock.release()
             await until(lambda: began == [1, 2])
-            assert lines.of("job:abandoned")[0]["job"] == first.id
+            (line,) = lines.of("job:abandoned")
+            assert (line["job"], line["task"]) == (first.id, "stuck")
+            assert "keeps its slot until it ends" in line["hint"]
+            assert "boxed=True" in line["hint"]
             lock.release()
             assert await second.aget(30) == 2
     app.close()
