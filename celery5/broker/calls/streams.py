@@ -39,7 +39,7 @@ from celery5.protocol.streams.windows import LATE_RECORDS, OPEN_WINDOWS
 
 APPEND = Script.load("streams/append", "clock", "record_id")
 RENEW_MEMBERSHIP = Script.load("streams/renew_membership", "clock", "record_id", "stream_group")
-COMMIT = Script.load("streams/commit")
+COMMIT = Script.load("streams/commit", "record_id")
 RENEW_MEMBER_LEASE = Script.load("streams/renew_member_lease", "clock")
 RELEASE_PARTITIONS = Script.load("streams/release_partitions", "clock", "record_id", "stream_group")
 SET_PARKED = Script.load("streams/set_parked")
@@ -257,6 +257,7 @@ def commit(
         keys.dead(group),
         keys.parked(group),
         f"{keys.parked_log_prefix}{group}:",
+        keys.log_prefix,
     )
     words: list[Word] = []
     for partition_commit in commits:

@@ -1,9 +1,11 @@
 """The scripts of groups: who owns what, and what an earlier owner can still do."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
+import msgspec
 import pytest
+import redis as redis_py
 
 from celery5 import App
 from celery5.broker.calls import streams as calls
@@ -140,6 +142,27 @@ def test_a_commit_of_an_earlier_owner_changes_nothing(redis: BlockingDriver, key
     outbox = redis.perform(calls.read_outbox(keys, GROUP, 0, count=9))
     assert [fields[1] for _, fields in outbox] == [b"mine"]
     assert redis.perform(calls.get_state(keys, GROUP, ["a"])) == [None]
+
+
+def test_a_commit_of_a_record_that_the_log_never_had_changes_nothing(
+    redis: BlockingDriver, keys: StreamKeys, redis_client: "redis_py.Redis"
+) -> None:
+    """Two primaries that are cut off from each other give the same place in a log to different records."""
+    append(redis, keys, 0, version=0)
+    ids = [record_id for _, record_id in append(redis, keys, 0, 0, 0).ids]
+    one = next(
+        partition for partition in renew(redis, keys, "a", joins=True).assigned if partition.partition == 0
+    )
+    ms, _, number = ids[1].partition("-")
+    commit = Commit(0, one.epoch, one.cursor, "", outputs=[b"out"], name="a", number=1)
+    for foreign in (f"{int(ms) - 1}-{number}", f"{int(ms) + 1}-{number}", f"{int(ms) + 1000}-9"):
+        call = calls.commit(keys, GROUP, "a:1", [msgspec.structs.replace(commit, new_cursor=foreign)])
+        assert redis.perform(call) == (False,)
+    assert redis.perform(calls.read_outbox(keys, GROUP, 0, count=9)) == []
+    cast("Any", redis_client).xtrim(keys.log(0), minid=ids[2], approximate=False)
+    assert redis.perform(
+        calls.commit(keys, GROUP, "a:1", [msgspec.structs.replace(commit, new_cursor=ids[1])])
+    ) == (True,)
 
 
 def test_a_commit_may_be_repeated_and_is_done_once(redis: BlockingDriver, keys: StreamKeys) -> None:

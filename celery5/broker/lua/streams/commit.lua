@@ -5,6 +5,7 @@
 --       4 its dead records
 --       5 its parked keys
 --       6 prefix of the logs of those
+--       7 prefix of the logs of the stream
 -- ARGV  1 incarnation of the owner
 --       2.. for each partition: its number, epoch, the cursor so far, the new cursor, the name of the ownership, the
 --           number of the commit in that, from 1, the ids beyond the cursor that are done, 1 when records behind the new
@@ -14,9 +15,9 @@
 --           changes of parked keys: key, what is said of it ('': its release begins), how many words the record has (0:
 --           none, it replaces what is said), and those
 -- Returns for each partition 1 when it is committed, now or by an earlier call with the same arguments, and 0 when this
--- incarnation does not own it in that epoch any more, the cursor is another, or a parked record is not there any more: then
--- nothing of it is changed.
-local partitions, state, outboxes, dead, parked, parked_logs = unpack(KEYS)
+-- incarnation does not own it in that epoch any more, the cursor is another, a parked record is not there any more, or the log never
+-- had the record at the new cursor: then nothing of it is changed.
+local partitions, state, outboxes, dead, parked, parked_logs, logs = unpack(KEYS)
 local incarnation = ARGV[1]
 local verdicts = {}
 local at = 2
@@ -30,6 +31,16 @@ local function count_parked(change)
   local count = tonumber(redis.call('HGET', parked, 'records') or 0) or 0
   redis.call('HSET', parked, 'records', math.max(0, count + change))
 end
+-- Return whether a log has had a record. One that was read from a primary which is cut off may not be here: its place
+-- has another record then, which a cursor behind it would skip. Trimming begins at the front of a log.
+local function has_had(log, id)
+  local entry = redis.call('XRANGE', log, id, '+', 'COUNT', 1)[1]
+  if not entry then return not is_before(last_id(log), id) end
+  if entry[1] == id then return true end
+  local _, number = split_id(id)
+  local _, following = split_id(entry[1])
+  return following > number and #redis.call('XREVRANGE', log, id, '-', 'COUNT', 1) == 0
+end
 while at <= #ARGV do -- bound: the partitions of one call
   local p, epoch, from, to, name, number, ahead, keeps_deaths = take(), take(), take(), take(), take(), tonumber(take()), take(), take()
   local key = partitions .. p
@@ -38,7 +49,7 @@ while at <= #ARGV do -- bound: the partitions of one call
   local last_name, last = string.match(found[4] or '', '^(%x+)%-(%d+)$')
   last = last_name == name and tonumber(last) or 0
   local is_done = is_owner and last == number
-  local is_valid = is_owner and last == number - 1 and found[3] == from
+  local is_valid = is_owner and last == number - 1 and found[3] == from and (to == from or has_had(logs .. p, to))
   local released = {}
   for _ = 1, tonumber(take()) do -- bound: the released records of one commit
     local name, entry = take(), take()
