@@ -64,15 +64,6 @@ class DeadFilter(msgspec.Struct, frozen=True, kw_only=True):
             {name: None if value in ("", []) else value for name, value in conditions.items()},
         )
 
-    @property
-    def is_narrowed(self) -> bool:
-        """Whether it selects less than all dead jobs of its queues."""
-        limit: int | None = getattr(self, "limit", None)
-        conditions = self.to_filter()
-        return limit is not None or any(
-            value is not None for name, value in conditions.items() if name != "queue"
-        )
-
 
 class DeadReading(DeadFilter, frozen=True, kw_only=True):
     """Which dead jobs to show, and in which order."""

@@ -86,6 +86,11 @@ class Effect(Flag):
         """How a page offers it."""
         return ACCESSES[max(ACCESSES.index(_NEEDS[effect][1]) for effect in self)]
 
+    @property
+    def destroys(self) -> bool:
+        """Whether it removes what nobody can bring back: its command asks first, or needs `--yes`."""
+        return bool(self & DESTROYING)
+
     def allows(self, role: Role) -> bool:
         """Return whether a user of this role may have it."""
         return ROLES.index(role) >= ROLES.index(self.role)
@@ -110,6 +115,8 @@ _NEEDS: Mapping[Effect, tuple[Role, Access]] = {
     Effect.MOVE_GROUPS: ("admin", "danger"),
 }
 """The role that each effect needs, and how a page offers it."""
+DESTROYING = Effect.REVOKE_SELECTED | Effect.DELETE
+"""The effects that destroy: what they remove is selected or stored, and not a job or a run that is named by its id."""
 
 
 class NotFound(CeleryError):
@@ -223,6 +230,11 @@ class Operation:
     def access(self) -> Access:
         """How a page offers it."""
         return self.effect.access
+
+    @property
+    def destroys(self) -> bool:
+        """Whether it removes what nobody can bring back."""
+        return self.effect.destroys
 
     @property
     def is_change(self) -> bool:

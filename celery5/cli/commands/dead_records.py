@@ -1,13 +1,12 @@
 """Read, replay and purge the dead records of a stream's group: `dlq` with `--stream` and `--group`."""
 
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import click
 
 from celery5.cli.terminal.errors import skip_unreachable
-from celery5.cli.terminal.operation_commands import Started, make_row
+from celery5.cli.terminal.operation_commands import Started, check_answerable, make_row
 from celery5.cli.terminal.output import (
     echo,
     format_details,
@@ -110,17 +109,13 @@ def replay_dead_records(started: Started) -> None:
 
 
 def purge_dead_records(started: Started) -> None:
-    """Remove dead records for good. Asks first when nothing says which."""
+    """Remove dead records for good. Asks first."""
     asked, flags, records = started.asked, started.flags, started.app.streams.dead_records
     names, query = (flags["stream"], flags["stream_group"]), _make_query(started, asked.limit)
-    is_narrowed = query.entries or query.error or query.limit or query.older_than is not None
-    if not (is_narrowed or query.newer_than is not None or flags["yes"] or asked.dry_run):
-        if not sys.stdin.isatty():
-            raise Misconfigured(
-                "this would purge all dead records of the group: say which (--older-than, --id, ...), or add --yes"
-            )
+    if started.asks:
+        check_answerable("delete dead records for good")
         matched = records.purge(*names, query, dry_run=True).matched
-        click.confirm(f"Purge all {_count(matched)} for good?", err=True, abort=True)
+        click.confirm(f"Purge {_count(matched)} for good?", err=True, abort=True)
     _print_tally(started, records.purge(*names, query, dry_run=asked.dry_run), "purged")
 
 

@@ -20,6 +20,7 @@ from celery5.cli.terminal.operation_commands import (
     CommandView,
     Finished,
     Started,
+    check_answerable,
     get_queues,
     make_group,
     make_row,
@@ -35,7 +36,7 @@ from celery5.cli.terminal.output import (
     print_details,
     to_json,
 )
-from celery5.errors import CeleryError, Misconfigured
+from celery5.errors import CeleryError
 from celery5.operations.dead_letters import DEAD_LETTER_OPERATIONS, READ
 from celery5.protocol.job.dead_letters import format_position
 
@@ -188,11 +189,10 @@ def _replay(started: Started) -> None:
 
 
 def _purge(started: Started) -> None:
-    """Purge here, as `_replay` does. Asks first when nothing says which."""
-    asks = not (started.asked.is_narrowed or started.flags["yes"] or started.asked.dry_run)
-    if asks and not sys.stdin.isatty():
-        raise Misconfigured("this would purge all dead jobs: say which (--task, --reason, ...), or add --yes")
-    _change(started, "purged", started.app.dlq.purge, asks=asks)
+    """Purge here, as `_replay` does. Asks first."""
+    if started.asks:
+        check_answerable("delete dead jobs for good")
+    _change(started, "purged", started.app.dlq.purge, asks=started.asks)
 
 
 def _change(started: Started, participle: str, perform: Perform, *, asks: bool = False) -> None:
@@ -204,7 +204,7 @@ def _change(started: Started, participle: str, perform: Perform, *, asks: bool =
         change = _Change(started, participle, reached)
         if not change.begin():
             return
-        if asks and not click.confirm(f"Purge all {change.selected} for good?", err=True):
+        if asks and not click.confirm(f"Purge {change.selected} for good?", err=True):
             raise IncompleteOperation("nothing was purged")
         change.end(perform)
 
@@ -402,14 +402,9 @@ With --stream and --group, send the dead records of the group again, to the end 
         ),
         "purge": CommandView(
             run=or_of_records(_purge, purge_dead_records),
-            asks=False,
-            flags=(
-                *DEAD_RECORD_FLAGS,
-                _REACHABLE,
-                click.Option(["--yes"], is_flag=True, help="Do not ask."),
-            ),
+            flags=(*DEAD_RECORD_FLAGS, _REACHABLE),
             help="Remove dead jobs for good, or with --stream and --group dead records. "
-            "Asks first when nothing says which.",
+            "Asks first; without a terminal it needs --yes.",
         ),
     },
 )

@@ -91,7 +91,7 @@ event = make_group(
             help="Show EVENT: each version, its fields, and who is subscribed. Exits with 1 when it is not known.",
         ),
         "unsubscribe": CommandView(
-            asks=False,
+            would=lambda asked: f"withdraw the subscription of {asked.task} to {asked.event} for good",
             help="""Withdraw the subscription of TASK to EVENT, at once and for good.
 
 No Router makes jobs for it any more, also while workers still declare it. Jobs that were made stay.

@@ -101,7 +101,9 @@ schedule = make_group(
         "add": CommandView(text=_format_state, needs_code=True),
         "pause": CommandView(text=_format_state),
         "resume": CommandView(text=_format_state),
-        "remove": CommandView(text=_format_removed, asks=False),
+        "remove": CommandView(
+            text=_format_removed, would=lambda asked: f"remove the schedule {to_one_line(asked.name)}"
+        ),
         "trigger": CommandView(text=lambda changed: str(changed.value["id"])),
     },
 )

@@ -17,7 +17,7 @@ from celery5.cli.terminal.output import echo, format_cell, format_fields, format
 from celery5.cli.terminal.target import Target
 from celery5.errors import BadRecord, CeleryError, Misconfigured
 from celery5.operations.operation import Changed
-from celery5.operations.streams import PLACE, STREAM_OPERATIONS
+from celery5.operations.streams import PLACE, STREAM_OPERATIONS, Reset
 from celery5.protocol.durations import format_duration
 
 if TYPE_CHECKING:
@@ -81,6 +81,11 @@ def _get_parked_fields(found: "list[ParkedKeyState]") -> list[dict[str, object]]
     return [{**_make_parked_row(parked_key), "since": parked_key.since} for parked_key in found]
 
 
+def _describe_reset(asked: Reset) -> str:
+    what = "forget" if asked.forget else "begin again, without their state," if asked.state else "begin again"
+    return f"{what} group {asked.group} of stream {asked.stream}"
+
+
 stream = make_group(
     "stream",
     "A stream keeps records in the order of their keys; processors read it.",
@@ -102,7 +107,7 @@ stream = make_group(
         ),
         "reset": CommandView(
             text=_format_cursors,
-            asks=False,
+            would=_describe_reset,
             help="Have GROUP begin again: all partitions of STREAM, without quarantines. "
             "Refuses while workers run it.",
         ),

@@ -36,6 +36,8 @@ class Started(NamedTuple):
     wants_json: bool
     # The values of the flags of the view.
     flags: Mapping[str, Any]
+    # Whether it must ask before it changes something.
+    asks: bool = False
 
 
 class Finished(NamedTuple):
@@ -82,7 +84,7 @@ class CommandView:
     flags: Sequence[click.Option] = ()
     # What a change does, to ask before it: `revoke all jobs that wait on mail`. None: as the operation says of itself.
     would: Callable[[Any], str] | None = None
-    # Whether a change is done without a question although it destroys: scripts have relied on that.
+    # Whether a change that a page asks about is asked about here, too. One that destroys always is.
     asks: bool = True
     # The help of the command, where there is more to say; default: the operation's summary.
     help: str = ""
@@ -144,7 +146,7 @@ def make_command(operation: Operation, view: CommandView) -> click.Command:
         *(view.parameters.get(parameter.name) or _make_parameter(parameter) for parameter in parameters),
         *view.flags,
     ]
-    asks = operation.access == "danger" and view.asks
+    asks = operation.destroys or (operation.access == "danger" and view.asks)
     if asks:
         options.append(click.Option(["--yes"], is_flag=True, help="Do not ask."))
     options.append(click.Option(["--json", "wants_json"], is_flag=True, help="For programs."))
@@ -158,10 +160,11 @@ def make_command(operation: Operation, view: CommandView) -> click.Command:
         given = {name: value for name, value in given.items() if value is not None}
         asked = operation.make(view.prepare(given, flags) if view.prepare else given)
         with _reaching(app, view, asked, wants_json=wants_json) as errors, _naming_flags(parameters):
+            must_ask = asks and not (values["yes"] or given.get("dry_run"))
             if view.run is not None:
-                view.run(Started(app, asked, wants_json, flags))
+                view.run(Started(app, asked, wants_json, flags, must_ask))
                 return
-            if asks and not (values["yes"] or given.get("dry_run")):
+            if must_ask:
                 _confirm(app, operation, asked, view)
             before = view.before(app, asked, errors) if view.before else None
             result = _perform(app, operation, asked, view)
@@ -261,9 +264,18 @@ def _confirm(app: "App", operation: Operation, asked: Any, view: CommandView) ->
     if "dry_run" in asked.__struct_fields__:
         preview: Changed = perform(app, operation, msgspec.structs.replace(asked, dry_run=True))
         count = f" ({preview.count} now)"
-    if not sys.stdin.isatty():
-        raise Misconfigured(f"this would {would}{count}: add --yes")
+    check_answerable(f"{would}{count}")
     click.confirm(f"{would[0].upper()}{would[1:]}{count}?", err=True, abort=True)
+
+
+def check_answerable(would: str) -> None:
+    """Raise Misconfigured where there is no terminal to ask at.
+
+    Args:
+        would: What would be done: `delete dead jobs for good`.
+    """
+    if not sys.stdin.isatty():
+        raise Misconfigured(f"this would {would}: add --yes")
 
 
 def _get_value(view: CommandView, result: Any) -> object:

@@ -32,8 +32,8 @@ from tests.story.conftest import Desk
         ("dlq read --reason exhuasted", "did you mean 'exhausted'?"),
         ("dlq read --limit 0", "0 is not in the range"),
         ("dlq count --by day", "'day' is not one of"),
-        ("dlq purge", "this would purge all dead jobs: say which (--task, --reason, ...), or add --yes"),
-        ("dlq purge --queue default", "this would purge all dead jobs"),
+        ("dlq purge", "this would delete dead jobs for good: add --yes"),
+        ("dlq purge --error-group f52de1ad1ef0", "this would delete dead jobs for good: add --yes"),
     ],
 )
 def test_what_makes_no_sense_is_told_before_anything_is_done(desk: Desk, words: str, said: str) -> None:
@@ -236,8 +236,10 @@ def test_missing_id_is_an_error_but_an_empty_filter_is_not(desk: Desk, redis_cli
     add_dead_letters(desk.app, redis_client, "a", "b")
     words = ("--task", "nobody.*") if verb in ("read", "purge") else ("--id", "a", "--error", "KeyError")
     said = "no dead jobs match; celery5 -A shop dlq count shows all dead jobs\n"
-    assert desk("dlq", verb, *words) == said
-    missing = celery5("-A", "shop", "dlq", verb, "--id", "c", "--id", "a", "--id", "d", cwd=desk.folder)
+    yes = ("--yes",) if verb == "purge" else ()
+    assert desk("dlq", verb, *words, *yes) == said
+    ids = ("--id", "c", "--id", "a", "--id", "d")
+    missing = celery5("-A", "shop", "dlq", verb, *ids, *yes, cwd=desk.folder)
     assert (missing.code, missing.error) == (
         1,
         "Error: no dead job has the id c, d (an entry's id needs its --queue)",
@@ -250,7 +252,7 @@ def test_dead_jobs_are_purged(desk: Desk, redis_client: "redis.Redis") -> None:
     add_dead_letters(desk.app, redis_client, "a", "b")
     add_dead_letters(desk.app, redis_client, "c", reason="poisoned")
     assert desk("dlq", "purge", "--dry-run").startswith("3 dead jobs, would be purged:\n")
-    told = json.loads(desk("dlq", "purge", "--reason", "poisoned", "--json"))
+    told = json.loads(desk("dlq", "purge", "--reason", "poisoned", "--yes", "--json"))
     assert (told["matched"], told["purged"], told["causes"]) == (1, 1, {"shop.t poisoned ValueError": 1})
     assert desk("dlq", "purge", "--yes").splitlines()[-2:] == [
         *("2 dead jobs purged:", "  2  shop.t exhausted ValueError"),
@@ -258,14 +260,17 @@ def test_dead_jobs_are_purged(desk: Desk, redis_client: "redis.Redis") -> None:
     assert desk("dlq", "count", "--json") == "{}\n"
 
 
-@pytest.mark.parametrize(("answer", "code", "left"), [(b"y\n", 0, 0), (b"n\n", 1, 1), (b"\n", 1, 1)])
-def test_a_purge_of_everything_asks_first(
-    desk: Desk, redis_client: Any, answer: bytes, code: int, left: int
+@pytest.mark.parametrize(
+    ("words", "answer", "code", "left"),
+    [([], b"y\n", 0, 0), (["--task", "shop.*"], b"n\n", 1, 1), ([], b"\n", 1, 1)],
+)
+def test_a_purge_asks_first(
+    desk: Desk, redis_client: Any, words: list[str], answer: bytes, code: int, left: int
 ) -> None:
     add_dead_letters(desk.app, redis_client, "a")
     parent, child = pty.openpty()
     process = subprocess.Popen(
-        [*COMMAND, "-A", "shop", "dlq", "purge"],
+        [*COMMAND, "-A", "shop", "dlq", "purge", *words],
         cwd=desk.folder,
         env=environment(),
         stdin=child,
@@ -278,7 +283,7 @@ def test_a_purge_of_everything_asks_first(
     os.close(parent)
     os.close(child)
     assert process.returncode == code, err
-    assert "Purge all 1 dead job for good? [y/N]" in err
+    assert "Purge 1 dead job for good? [y/N]" in err
     assert ("1 dead job purged" in out) is (code == 0)
     assert ("Error: nothing was purged" in err) is (code == 1)
     assert redis_client.xlen(desk.app.queue("default").dead) == left

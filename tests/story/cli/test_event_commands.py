@@ -114,7 +114,7 @@ def note(order: int) -> None: ...
 def test_a_subscription_is_taken_back_and_allowed_again(paid: Desk) -> None:
     page = paid.folder / "shop.py"
     page.write_text(page.read_text() + LISTENING)
-    words = ("event", "unsubscribe", "shop.Paid", "shop.note")
+    words = ("event", "unsubscribe", "shop.Paid", "shop.note", "--yes")
     before = celery5("-A", "shop", *words, cwd=paid.folder)
     assert (before.code, before.error) == (
         1,
@@ -127,7 +127,7 @@ def test_a_subscription_is_taken_back_and_allowed_again(paid: Desk) -> None:
             (("shop.Pad", "shop.note"), "no event 'shop.Pad' is known: did you mean 'shop.Paid'?"),
             (("shop.Paid", "shop.noet"), f"did you mean 'shop.note' of {paid.app.name}?"),
         ):
-            typo = celery5("-A", "shop", "event", "unsubscribe", *wrong, cwd=paid.folder)
+            typo = celery5("-A", "shop", "event", "unsubscribe", *wrong, "--yes", cwd=paid.folder)
             assert (typo.code, typo.out) == (1, "")
             assert meant in typo.error
         assert paid(*words) == "shop.note gets no more shop.Paid\n"

@@ -31,7 +31,7 @@ def test_a_schedule_is_added_runs_and_is_removed_from_the_command_line(desk: Des
         assert "triggered    1" in desk("schedule", "show", "sums")
     (listed,) = json.loads(desk("schedule", "list", "--json"))
     assert listed["fired"] >= 1
-    assert desk("schedule", "remove", "sums") == "removed sums.\n"
+    assert desk("schedule", "remove", "sums", "--yes") == "removed sums.\n"
 
 
 def test_schedules_that_nobody_fires_are_told_of(desk: Desk) -> None:
@@ -64,8 +64,8 @@ def test_declared_schedules_are_shown_before_a_scheduler_takes_them_up(desk: Des
     )
     assert json.loads(desk("schedule", "list", "--json"))[0]["state"] == "declared"
     assert "state        declared" in desk("schedule", "show", "nightly")
-    for verb in ("trigger", "pause", "resume", "remove"):
-        refused = celery5("-A", "shop", "schedule", verb, "nightly", cwd=desk.folder)
+    for words in ("trigger nightly", "pause nightly", "resume nightly", "remove nightly --yes"):
+        refused = celery5("-A", "shop", "schedule", *words.split(), cwd=desk.folder)
         said = "schedule 'nightly' is declared, and no Scheduler has taken it up: celery5 -A shop scheduler start"
         assert (refused.code, refused.error) == (2, f"Error: {said}")
     with Serving("-A", "shop", "scheduler", "start", cwd=desk.folder):

@@ -124,8 +124,8 @@ def test_a_line_that_is_no_record_stops_its_portion_and_says_what_was_sent(shop:
         (("tail", "orders", "--from", "noon"), "start is 'noon': give earliest, latest, an id"),
         (("show", "order"), "no stream 'order'"),
         (("seek", "orders", "bil", "--to", "earliest"), "stream orders has no group 'bil'; it has none"),
-        (("reset", "orders", "bill", "--forget"), "stream orders has no group 'bill'; it has none"),
-        (("reset", "orders", "bill", "--forget", "--state"), "--forget removes the group wholly"),
+        (("reset", "orders", "bill", "--forget", "--yes"), "stream orders has no group 'bill'; it has none"),
+        (("reset", "orders", "bill", "--forget", "--state", "--yes"), "--forget removes the group wholly"),
         (("quarantine", "orders", "bill"), "stream orders has no group 'bill'"),
         (("quarantine", "orders", "bill", "--clear"), "--clear: give --partition N or --all"),
         (("quarantine", "orders", "bill", "--why", "x"), "give --partition N and --why TEXT"),
@@ -186,7 +186,7 @@ def test_a_group_is_moved_reset_and_forgotten(shop: Desk) -> None:
         refused = run(shop, "stream", "seek", "orders", "bill", "--to", "earliest")
         assert refused.code == 1
         assert "1 member of group bill runs" in refused.error
-        forced = run(shop, "stream", "reset", "orders", "bill", "--force", "--json")
+        forced = run(shop, "stream", "reset", "orders", "bill", "--force", "--yes", "--json")
         assert sorted(json.loads(forced.out)["cursors"]) == ["0", "1", "2", "3"]
         until(lambda: is_done(shop))
     assert "2 " in shop("stream", "seek", "orders", "bill", "--to", "earliest", "--partition", "2")
@@ -194,10 +194,11 @@ def test_a_group_is_moved_reset_and_forgotten(shop: Desk) -> None:
     assert [partition["partition"] for partition in group["partitions"] if partition["lag"]] == [2]
     shop("stream", "seek", "orders", "bill", "--to", "latest")
     assert is_done(shop)
-    assert shop("stream", "reset", "orders", "bill", "--to", "2020-01-01T00:00:00Z")
+    assert shop("stream", "reset", "orders", "bill", "--yes", "--to", "2020-01-01T00:00:00Z")
     assert json.loads(shop("stream", "list", "--json"))[0]["groups"][0]["lag"] == 20
     assert (
-        shop("stream", "reset", "orders", "bill", "--forget") == "group bill of stream orders is forgotten\n"
+        shop("stream", "reset", "orders", "bill", "--forget", "--yes")
+        == "group bill of stream orders is forgotten\n"
     )
     assert json.loads(shop("stream", "list", "--json"))[0]["groups"] == []
 
@@ -270,8 +271,8 @@ def test_dead_records_are_read_replayed_and_purged(shop: Desk) -> None:
     assert shop("dlq", "replay", *of_bill, "--message", "-3") == "1 dead record replayed\n"
     assert [record["record"]["amount"] for record in tail(shop, "-n", 1)] == [-3]
     assert json.loads(shop("dlq", "replay", *of_bill, "--json", "--id", dead[0]["entry"]))["matched"] <= 1
-    assert "say which" in run(shop, "dlq", "purge", *of_bill).error
-    assert shop("dlq", "purge", *of_bill, "--older-than", "1h") == "0 dead records purged\n"
+    assert "add --yes" in run(shop, "dlq", "purge", *of_bill).error
+    assert shop("dlq", "purge", *of_bill, "--older-than", "1h", "--yes") == "0 dead records purged\n"
     shop("dlq", "purge", *of_bill, "--yes")
     assert shop("dlq", "read", *of_bill) == "no dead records\n"
 

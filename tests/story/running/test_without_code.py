@@ -72,7 +72,7 @@ def test_commands_need_only_the_name_of_the_application(desk: Desk, here: Here) 
     assert app.schedule.show("sum").state == "paused"
     assert here("schedule", "trigger", "sum").code == 0
     assert app.info().queues["default"].waiting == 3
-    assert here("schedule", "remove", "sum").code == 0
+    assert here("schedule", "remove", "sum", "--yes").code == 0
     status = here("controller", "status")
     assert (status.code, status.out) == (1, "")
     assert f"no Controller of application {app.name!r} is running" in status.error
