@@ -142,7 +142,8 @@ class TaskOverview(msgspec.Struct, frozen=True, kw_only=True):
     # begin on the full hour.
     run: dict[str, float] | None
     wait: dict[str, float] | None
-    # The minute in which it began to fail, in seconds since 1970, however long ago; None when it does not fail now.
+    # When it began to fail, in seconds since 1970, however long ago; None when it does not fail now. It is the minute
+    # of that, or the second in which the first job died of the last error, if that was then.
     failing_since: int | None = None
     last_error: LastError | None = None
     # How many workers died with its jobs, how many jobs were given up for that, and when it was last, in seconds since
@@ -453,6 +454,15 @@ class FailureOnset(NamedTuple):
     last: int
     # Whether earlier minutes can change nothing: it did well before.
     is_certain: bool
+
+    def get_time(self, error: LastError | None) -> int:
+        """Return when the task began to fail, in seconds since 1970: to the second if its last error began it.
+
+        A minute has the attempts that were reported in it, so some of the minute before, too.
+        """
+        first = None if error is None else error.first
+        is_same = first is not None and self.at - MINUTE <= first < self.at + MINUTE
+        return int(first) if first is not None and is_same else self.at
 
 
 def find_onset(minutes: Iterable[TaskMinute]) -> FailureOnset | None:

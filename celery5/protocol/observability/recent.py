@@ -145,7 +145,7 @@ class _Task:
             failed_per_minute=lately.failed / (end - begin) * MINUTE,
             run=_get_percentiles(self.durations["run"]),
             wait=_get_percentiles(self.durations["wait"]),
-            failing_since=onset.at if onset is not None and fails else None,
+            failing_since=onset.get_time(error) if onset is not None and fails else None,
             last_error=error,
         )
 

@@ -72,9 +72,28 @@ def test_a_task_fails_only_while_something_is_left_to_be_done(
     assert shown.last_error == errors["shop.new"], "it names the last task that nobody knows"
 
 
-def make_error(kind: str, at: float) -> LastError:
+@pytest.mark.parametrize(
+    ("first", "since"),
+    [
+        (MINUTE + 59.7, MINUTE + 59),
+        (MINUTE - 20.0, MINUTE - 20),  # it was reported in the next minute
+        (MINUTE - 61.0, MINUTE),  # an old cause, again
+        (MINUTE + 60.0, MINUTE),  # of another cause before
+        (None, MINUTE),
+    ],
+)
+def test_a_task_fails_since_its_last_error_was_first_seen_where_that_began_it(
+    first: float | None, since: int
+) -> None:
+    history = RecentHistory([RecentPoint(MINUTE, {("pay", "DEAD"): 3}, None)], {})
+    errors = {"pay": make_error("OSError", MINUTE + 70.0, first)}
+    (shown,) = make_task_overviews({"mail": history}, errors, MINUTE + 90.0, dead={"mail": 3})
+    assert shown.failing_since == since
+
+
+def make_error(kind: str, at: float, first: float | None = None) -> LastError:
     """The last error of a task."""
-    return LastError(type=kind, message="of a test", at=at, queue="mail", job="1")
+    return LastError(type=kind, message="of a test", at=at, queue="mail", job="1", first=first)
 
 
 def count_for_alerts() -> TaskCount:
