@@ -112,8 +112,9 @@ def test_a_mutation_that_proves_nothing_is_found(changes: dict[str, object]) -> 
     ],
 )
 def test_a_mutation_is_judged_by_whether_its_tests_fail(
-    tmp_path: Path, replace: str, test: str, expected: Verdict
+    tmp_path: Path, replace: str, test: str, expected: Verdict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     source, code = tmp_path / "source", "def double(number):\n    return 2 * number\n"
     source.mkdir()
     (source / "doubling.py").write_text(code)
