@@ -14,7 +14,7 @@ LONGEST = 0.2
 class Pace:
     """Looks at conditions, and measures how long that takes.
 
-    A test shares its processors with the processes that it waits for. So it pauses for three times as long as the last
+    A test shares its processors with the processes that it waits for. So it pauses for six times as long as the last
     look took: a condition that reads ten thousand jobs or a long log must not keep a processor busy.
     """
 
@@ -37,4 +37,4 @@ class Pace:
         return value
 
     def _pause_after(self, began: float) -> None:
-        self.pause = min(max(3 * (time.perf_counter() - began), SHORTEST), LONGEST)
+        self.pause = min(max(6 * (time.perf_counter() - began), SHORTEST), LONGEST)
