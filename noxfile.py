@@ -155,12 +155,18 @@ def nightly(session: nox.Session) -> None:
 LONG_TESTS = (
     "tests/faults/sentinel/test_failover.py",
     "tests/pure/migration/test_any_source.py",
+    "tests/pure/streams/test_codec.py",
     "tests/redis/dashboard/test_odd_values.py",
+    "tests/redis/limits/test_admission_at_random.py",
+    "tests/redis/limits/test_limits.py",
     "tests/redis/recovery/test_frozen_interpreter.py",
     "tests/redis/recovery/test_recovery_matrix.py",
+    "tests/redis/scaling/test_saturated_kinds.py",
     "tests/redis/workflows/test_death_matrix.py",
+    "tests/redis/workflows/test_random_graphs.py",
     "tests/story/cluster/test_kubernetes_cluster.py",
     "tests/story/examples/test_count_files.py",
+    "tests/story/examples/test_demo.py",
     "tests/story/examples/test_log_lines.py",
     "tests/story/running/test_two_versions.py",
 )

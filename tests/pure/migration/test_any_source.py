@@ -14,9 +14,9 @@ from celery5.migration.rewrite import migrate_file, migrate_project
 from tests.night import NIGHTLY
 
 STDLIB = Path(sysconfig.get_paths()["stdlib"])
-FOLDERS: tuple[str, ...] = ("asyncio", "json", "logging", "concurrent", "importlib")
+FOLDERS: tuple[str, ...] = ("json", "logging", "concurrent")
 if NIGHTLY:
-    FOLDERS += ("email", "multiprocessing", "unittest")
+    FOLDERS += ("asyncio", "email", "importlib", "multiprocessing", "unittest")
 NAMES = (
     "task",
     "apply_async",

@@ -21,6 +21,7 @@ from celery5.protocol.job.delivery import Settlement
 from celery5.protocol.job.messages import read_command
 from celery5.protocol.limits import AdmissionRule, Rate
 from tests.gate_leaks import gate_leaks
+from tests.night import NIGHTLY
 from tests.redis.limits.limited_jobs import TASK, Gated
 from tests.redis.worker.one_queue import done, failed, failed_for_good, released
 
@@ -183,7 +184,7 @@ def gate(url: str, app_name: str, redis_client: "redis.Redis") -> Iterator[Gated
     driver.close()
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(8 if NIGHTLY else 4))
 def test_whatever_happens_no_more_run_than_may_and_nothing_is_left(gate: Gated, seed: int) -> None:
     gate.rule = RULES[0] if seed % 2 else RULES[3]
     walk = Walk(gate, seed)

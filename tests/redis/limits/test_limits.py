@@ -20,6 +20,7 @@ from celery5.protocol.job.states import Priority
 from celery5.services.process.reloader import NextIncarnation
 from celery5.services.worker.consumer import Consumer
 from celery5.wiring import build
+from tests.night import NIGHTLY
 from tests.redis.worker.workers import Lines, entries, held, start, until, until_async, working
 
 
@@ -319,7 +320,7 @@ async def test_a_function_that_fails_is_told_of_once_for_each_fault(app: App) ->
 async def test_a_small_tenant_is_not_delayed_by_a_large_one(
     own_server: EmbeddedServer, app_name: str
 ) -> None:
-    """One that has sent a hundred thousand jobs, before."""
+    """One that has sent a hundred thousand jobs, before; by day thirty thousand."""
     app = App(app_name, broker=own_server.url, concurrency=20)
     done: list[str] = []
 
@@ -328,7 +329,7 @@ async def test_a_small_tenant_is_not_delayed_by_a_large_one(
         await trio.sleep(0.02)
         done.append(tenant)
 
-    for _ in range(10):
+    for _ in range(10 if NIGHTLY else 3):
         await app.asend_many([work.s("large") for _ in range(10_000)])
     async with working(app):
         await until(lambda: len(done) > 20)
@@ -337,7 +338,7 @@ async def test_a_small_tenant_is_not_delayed_by_a_large_one(
         await until(lambda: done.count("small") == 10)
         meanwhile = done.count("large") - before
     app.close()
-    assert meanwhile < 3000  # those in hand, and one for each of ours, of 100,000
+    assert meanwhile < 3000  # those in hand, and one for each of ours
 
 
 @pytest.mark.parametrize("priority", ["normal", "high", "low"])

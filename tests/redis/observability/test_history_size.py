@@ -49,7 +49,7 @@ def busy_minute(rng: random.Random) -> Measurements:
 
 async def test_a_busy_queue_takes_at_most_its_budget(app: App, redis_client: "redis.Redis") -> None:
     rng = random.Random(7)
-    hours = [[busy_minute(rng) for _ in range(60)] for _ in range(4)]
+    hours = [[busy_minute(rng) for _ in range(60)] for _ in range(2)]
     minutes_of_hours = [minute for hour in hours for minute in hour]
     sums = [sum_points(rng.sample(minutes_of_hours, 60)) for _ in range(24)]
     redis_driver = await app.connections.get_async_driver()

@@ -142,7 +142,7 @@ def test_a_signal_for_a_process_that_a_job_has_forked_stops_no_worker(staff: Sta
 def test_a_boxed_job_that_holds_the_lock_is_ended_by_its_worker(staff: Staff, how: str) -> None:
     worker = staff.start()
     send(staff, "freeze_boxed", "sleep", 0.0).get(timeout=30)  # the next one need not wait for a box to start
-    frozen = send(staff, "freeze_boxed", how, 600.0, time_limit=2.0)
+    frozen = send(staff, "freeze_boxed", how, 600.0, time_limit=1.0)
     with pytest.raises(TaskFailed, match="TimeLimitExceeded"):
         frozen.get(timeout=60)
     assert send(staff, "nap", 0.0).get(timeout=30) == worker.process.pid

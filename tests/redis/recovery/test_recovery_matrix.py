@@ -23,7 +23,7 @@ from tests.watched import watched
 KINDS = ("trio", "asyncio", "thread", "boxed")
 SLOTS = 4
 """Jobs of one kind that run at once in one worker."""
-BOXES = 2
+BOXES = 2 if NIGHTLY else 1
 """Jobs in boxes that run at once. A worker that has died starts its boxes again, and each is a whole interpreter."""
 WORKERS_AND_RETRIES = [(1, 0), (2, 3)]
 """How many workers there are, and how often a task may be tried again: by day each number once."""

@@ -266,7 +266,7 @@ async def test_a_long_chain_of_dynamic_steps_comes_to_its_value(app: App) -> Non
         return group(wrap.s(number - 1)) if number else "x"
 
     async with working(app):
-        run = await (down.s(400) | wrap.s()).astart()
+        run = await (down.s(250) | wrap.s()).astart()
         value = await run.aget(60)
         depth = 0
         while isinstance(value, list):

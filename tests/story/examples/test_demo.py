@@ -15,6 +15,7 @@ from typing import Any, cast
 import pytest
 import redis
 
+from tests.night import NIGHTLY
 from tests.story.cli.commands import COMMAND, LIMIT, Ended, celery5, environment, until
 
 FILES = {
@@ -226,8 +227,12 @@ MOMENTS: dict[str, Callable[[Demo], bool]] = {
 }
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
-@pytest.mark.parametrize("moment", MOMENTS)
+SIGNALS = [(moment, number) for moment in MOMENTS for number in (signal.SIGINT, signal.SIGTERM)]
+if not NIGHTLY:  # both while jobs run, and else one after the other
+    SIGNALS = [SIGNALS[0], SIGNALS[3], SIGNALS[4], SIGNALS[5], SIGNALS[6]]
+
+
+@pytest.mark.parametrize(("moment", "number"), SIGNALS)
 def test_a_signal_at_any_moment_leaves_nothing_behind(
     room: Path, folder: Path, moment: str, number: signal.Signals
 ) -> None:

@@ -44,7 +44,7 @@ from celery5 import App, current_job, every
 from celery5.streams import StreamEvents
 from celery5.workflows import Flow
 
-app = App({name!r}, broker={url!r}, grace_period=20, lease=2.0)
+app = App({name!r}, broker={url!r}, grace_period=20, lease=2.0, box_slots=1)
 orders = app.stream("orders", dict, by=lambda order: order["customer"], partitions=4)
 
 
