@@ -111,15 +111,20 @@ def _make_storage_row(row: QueueStorage) -> dict[str, object]:
 
 
 def format_flow(state: "QueueState", *, wants_json: bool = False) -> dict[str, object]:
-    """Return how fast jobs come to a queue and leave it, and whether it keeps up: cells, or fields for programs."""
-    flow, verdict = state.flow, state.verdict
+    """Return how fast jobs come to a queue and leave it: cells, or a field for programs."""
+    flow = state.flow
     if wants_json:
-        return {"flow": flow, "idle": state.idle, "verdict": verdict}
+        return {"flow": flow, "idle": state.idle}
     come, leave, over = ("", "", "")
     if flow is not None:
         come, leave = format_rate(flow.incoming), format_rate(flow.outgoing)
         over = format_duration(round(flow.seconds))
-    return {"in": come, "out": leave, "over": over, "verdict": to_one_line(verdict.text.partition(":")[0])}
+    return {"in": come, "out": leave, "over": over}
+
+
+def format_verdict(state: "QueueState") -> str:
+    """Return in a word or two whether a queue keeps up."""
+    return to_one_line(state.verdict.text.partition(":")[0])
 
 
 def _format_age(seconds: float | None) -> str:
@@ -137,6 +142,7 @@ def _make_rows(states: "Sequence[QueueState]", *, wants_json: bool) -> list[dict
             "oldest": state.oldest_waiting if wants_json else _format_age(state.oldest_waiting),
             "waiting": state.waiting,
             **({"high": state.high, "low": state.low} if by_priority else {}),
+            **format_flow(state, wants_json=wants_json),
             "running": state.running,
             "held" if wants_json else AT_LIMITS: state.held,
             **(
@@ -149,9 +155,9 @@ def _make_rows(states: "Sequence[QueueState]", *, wants_json: bool) -> list[dict
             "scheduled": state.scheduled,
             **({"overdue": state.overdue} if wants_json else {}),
             "dead": state.dead,
-            **format_flow(state, wants_json=wants_json),
-            "paused": state.paused if wants_json else "yes" if state.paused else "",
             **({"workers": state.live_workers} if wants_json else {}),
+            "verdict": state.verdict if wants_json else format_verdict(state),
+            "paused": state.paused if wants_json else "yes" if state.paused else "",
             **({"node": state.node} if any_node else {}),
             **({"documents": state.documents} if wants_json and state.documents else {}),
         }

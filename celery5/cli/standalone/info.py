@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from celery5.cli.commands.autoscale import format_scaling
 from celery5.cli.commands.event import count_waiting, format_waiting
 from celery5.cli.commands.limit import format_rule_limits, format_suspensions
-from celery5.cli.commands.queue import format_flow, format_unread_warning
+from celery5.cli.commands.queue import format_flow, format_unread_warning, format_verdict
 from celery5.cli.commands.stream import make_rows, make_summaries
 from celery5.cli.terminal.errors import EXIT_FAILED, ReachedBrokers, skip_unreachable
 from celery5.cli.terminal.flags import Duration
@@ -200,8 +200,9 @@ def _queues(state: "AppState") -> list[dict[str, object]]:
         {
             "queue": queue.queue,
             "backlog": queue.backlog,
-            "waiting": queue.waiting,
             "oldest": "" if queue.oldest_waiting is None else format_age(0.0, queue.oldest_waiting),
+            "waiting": queue.waiting,
+            **format_flow(queue),
             "running": queue.running,
             AT_LIMITS: queue.held,
             "held by": queue.held_by,
@@ -211,7 +212,7 @@ def _queues(state: "AppState") -> list[dict[str, object]]:
             "oldest dead": "" if queue.oldest_dead is None else format_age(0.0, queue.oldest_dead),
             "keys": queue.keys,
             "workers": queue.live_workers,
-            **format_flow(queue),
+            "verdict": format_verdict(queue),
             "paused": "yes" if queue.paused else "",
         }
         for queue in state.queues.values()

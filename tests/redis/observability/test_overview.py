@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import redis
+import trio
 from click.testing import CliRunner
 
 from celery5 import App
@@ -14,7 +15,9 @@ from celery5.broker.calls import leases as lease_calls
 from celery5.broker.calls import observability as report_calls
 from celery5.broker.calls import queues as queue_calls
 from celery5.broker.servers.embedded import EmbeddedServer
+from celery5.cli.commands.queue import queue as queue_group
 from celery5.cli.standalone.info import info
+from celery5.cli.top.tables import make_queue_table
 from celery5.doctor.examination import get_checks, run_checks
 from celery5.errors import BrokerUnavailable, Misconfigured
 from celery5.observability import overview as overview_module
@@ -22,6 +25,7 @@ from celery5.protocol.cluster.members import MemberEnd
 from celery5.protocol.observability.overview import Overview
 from celery5.protocol.observability.report import Measurements, MetricsReport, ReportOrigin, Series
 from celery5.results.job_details import read_app_state
+from tests.redis.dashboard.client import looking_at
 from tests.redis.worker.workers import until_async, working
 
 FAST: dict[str, Any] = {"metrics_interval": 0.1}
@@ -225,12 +229,39 @@ def test_the_end_of_a_process_is_told_of_that_one_and_else_of_the_last_of_its_na
     redis_client.delete(app.queue("mail").lost_workers, app.keys.member_end("w-1"))
 
 
+async def test_the_columns_of_queues_have_one_order_in_commands_top_and_the_dashboard(app: App) -> None:
+    declare(app)
+    await app.asend_many([app.tasks["pay"].s()])
+    async with looking_at(app) as client:
+        page = await client.load("queues")
+    overview = await app.metrics.aoverview()
+
+    def read_header(*command: str) -> list[str]:
+        group = {"info": info, "queue": queue_group}[command[0]]
+        printed = CliRunner().invoke(group, command[1:], obj=_Loaded(app)).output
+        return next(re.split("  +", line) for line in printed.splitlines() if line.startswith("queue  "))
+
+    marks = {"keeps up?": "verdict", "in/s": "in", "out/s": "out"}
+    titles = [title.lower() for title in re.findall(r'<th scope="col"[^>]*>([^<]*)<', page)]
+    found = {
+        "queue list": await trio.to_thread.run_sync(read_header, "queue", "list"),
+        "top": [column.title for column in make_queue_table(overview).columns],
+        "dashboard": [marks.get(title, title) for title in titles],
+    }
+    shown = await trio.to_thread.run_sync(read_header, "info")
+    for name, columns in found.items():
+        both = set(shown) & set(columns)
+        assert {"queue", "backlog", "in", "running", "dead", "verdict"} <= both, (name, columns)
+        assert [title for title in columns if title in both] == [title for title in shown if title in both]
+    await app.aempty("slow")
+
+
 class _Loaded:
     """What a command is given, whose application is loaded."""
 
     def __init__(self, app: App) -> None:
         self._app = app
 
-    def load(self) -> App:
+    def load(self, **_options: object) -> App:
         """Return the application."""
         return self._app
