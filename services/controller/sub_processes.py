@@ -223,8 +223,8 @@ def parse_notification(name: str, message: bytes) -> Iterator[MemberEvent]:
     """
     lines = message.decode(errors="replace").splitlines()
     turns = "WATCHDOG=1" in lines or "READY=1" in lines
-    fields = dict(line.partition("=")[::2] for line in lines)
-    code, incarnation = (fields.get(field, "")[:500] for field in (CODE_FIELD, INCARNATION_FIELD))
+    fields = {field: value for field, _, value in (line.partition("=") for line in lines)}
+    code, incarnation = fields.get(CODE_FIELD, "")[:500], fields.get(INCARNATION_FIELD, "")[:500]
     for line in lines:
         variable, _, value = line.partition("=")
         if (variable, value) == ("READY", "1"):
