@@ -13,6 +13,7 @@ from celery5.protocol.workflows.plan import OnError, check_on_error
 from celery5.workflows.tree import (
     GroupOptions,
     StepGroup,
+    TaskCall,
     Tree,
     describe,
     get_first_call,
@@ -199,14 +200,19 @@ def check_workflow(step: object) -> "Workflow[Any]":
     raise Misconfigured(f"a workflow is composed of task.s(...), got {step!r}")
 
 
+def _describe_whole(tree: Tree) -> str:
+    """Return why no value can be passed to a call, and how to write it, for an error."""
+    if isinstance(tree, TaskCall):
+        return str(tree.task.parameters.describe_first(tree.args, tree.kwargs))
+    return "has all its arguments: leave the first one out"
+
+
 def check_partial(step: object) -> "Partial[Any, Any]":
     """Return a partial. Raises Misconfigured for anything else."""
     if isinstance(step, Partial):
         return cast("Partial[Any, Any]", step)
     if isinstance(step, Workflow):
-        raise Misconfigured(
-            f"{step!r} has all its arguments: leave the first one out, or write a >> b, which passes no value"
-        )
+        raise Misconfigured(f"{step!r} {_describe_whole(step.tree)}, or write a >> b, which passes no value")
     raise Misconfigured(f"a workflow is composed of task.s(...), got {step!r}")
 
 

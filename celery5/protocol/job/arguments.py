@@ -5,6 +5,7 @@ types, dataclasses, attrs and msgspec are converted by msgspec; paths and pydant
 """
 
 import inspect
+import re
 from abc import ABCMeta
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from decimal import Decimal
@@ -148,8 +149,19 @@ class ResultType:
             return value
         except FAULTS as error:
             raise BadResult(
-                f"the result is not what the task declares, {_shown(self._annotation)}: {get_error_text(error)}"
+                f"the result is not what the task declares, {_shown(self._annotation)}: {_describe_fault(error)}"
             ) from None
+
+
+_TYPES = re.compile(r"Expected `([^`]+)`, got `([^`]+)`")
+"""What msgspec says of a value that is whole of another type: the message has the expected one already."""
+
+
+def _describe_fault(error: BaseException) -> str:
+    """Return what is wrong with a decoded value: `got str`, or the text of the error where that says more."""
+    text = get_error_text(error)
+    types = _TYPES.fullmatch(text)
+    return f"got {types[2]}" if types else text
 
 
 def _decoder(annotation: Any) -> msgspec.json.Decoder[Any]:
@@ -274,6 +286,23 @@ class Parameters:
             positional + sum(name in named for name in self._names[positional : self._required])
             < self._required
         )
+
+    def describe_first(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        """Return what a call has for its first parameter, and how to leave that out, for an error."""
+        advice = "leave the first one out"
+        if not args or not self._names:
+            return f"has all its arguments: {advice}"
+        name, unfit = self._names[0], ""
+        try:
+            self._check(name, args[0])
+        except BadArguments:
+            unfit = f" ({name!r} takes {_shown(self._types[name])}, got {type(args[0]).__name__})"
+        if len(args) + sum(name in kwargs for name in self._names) < len(self._names):
+            advice = (
+                "if the first one was left out, write partial(...) in place of s(...), or pass those with a default by "
+                "keyword; else leave it out"
+            )
+        return f"has all its arguments{unfit}: {advice}"
 
     def describe_missing(self, positional: int, named: Collection[str]) -> str:
         """Return which positional parameters a call lacks, for an error."""
@@ -457,7 +486,7 @@ class Parameters:
             return value
         except FAULTS as error:
             raise BadArguments(
-                f"{self._task}: parameter {name!r} takes {_shown(self._types[name or ''])}: {get_error_text(error)}"
+                f"{self._task}: parameter {name!r} takes {_shown(self._types[name or ''])}: {_describe_fault(error)}"
             ) from None
 
     def _check_bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -508,9 +537,10 @@ class Parameters:
             except FAULTS:  # it may have subclasses of str, int and so on, which are written as plain values
                 msgspec.convert(make_plain(value), wire_type, dec_hook=from_json)
         except FAULTS as error:
+            text = get_error_text(error)
             raise BadArguments(
-                f"{self._task}: parameter {name!r} takes {_shown(expected)}, got {type(value).__name__} "
-                f"({get_error_text(error)})"
+                f"{self._task}: parameter {name!r} takes {_shown(expected)}, got {type(value).__name__}"
+                f"{'' if _TYPES.fullmatch(text) else f' ({text})'}"
             ) from None
 
     def _known(self, what: str, annotation: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from celery5 import App, AsyncResult, BrokerUnavailable, Misconfigured, gather, revoke, wait
+from celery5 import App, AsyncResult, BrokerUnavailable, Misconfigured, chain, fork, gather, revoke, wait
 from celery5.cli.main import cli
 from celery5.cli.standalone.processes import start
 from celery5.cli.terminal.errors import CELERY_FLAG_HINTS, EXIT_USAGE, run_reporting_errors
@@ -93,6 +93,32 @@ def test_a_task_of_one_application_is_not_sent_through_another(way: str, free: A
             send(through, free.options(queue="else"))
     with pytest.raises(Misconfigured, match=r"shared is of application '(other|third)', not of 'mistakes'"):
         send(app, free)
+
+
+@app.task
+def mail(archive: str, order: int, locale: str = "de") -> None: ...
+
+
+ROOM = "if the first one was left out, write partial(...) in place of s(...), or pass those with a default by keyword"
+END = ", or write a >> b, which passes no value"
+
+
+@pytest.mark.parametrize(
+    ("step", "says"),
+    [
+        (mail.s(250, "en"), f"('archive' takes str, got int): {ROOM}; else leave it out{END}"),  # type: ignore[call-overload]
+        (mail.s("a.zip", 250), f"has all its arguments: {ROOM}; else leave it out{END}"),
+        (mail.s("a.zip", 250, "en"), f"has all its arguments: leave the first one out{END}"),
+        (mail.s(archive="a.zip", order=250), f"has all its arguments: leave the first one out{END}"),
+        (double.s(1) >> double.s(2), f"has all its arguments: leave the first one out{END}"),
+    ],
+)
+def test_call_with_all_its_arguments_behind_a_step_is_refused_with_both_cures(step: Any, says: str) -> None:
+    for compose in (lambda: double.s(1) | step, lambda: chain(double.s(1), step), lambda: fork(step, step)):
+        with pytest.raises(Misconfigured, match=f"{re.escape(says)}$"):
+            compose()
+    for partial in (mail.s(250, locale="en"), cast("Any", mail).partial(250, "en")):
+        assert (double.s(1) | partial).tree is not None
 
 
 def test_what_is_no_signature_and_what_is_no_job_is_not_sent() -> None:

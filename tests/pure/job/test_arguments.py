@@ -185,7 +185,7 @@ def test_unresolvable_annotation_counts_as_any() -> None:
     parameters = Parameters("shop.partly", annotated.partly)
     order = annotated.Order(uuid4(), [1, 2])
     assert there_and_back(parameters, order, {"any": "thing"}, 3) == ([order, {"any": "thing"}, 3], {})
-    with pytest.raises(BadArguments, match="parameter 'count' takes int, got str"):
+    with pytest.raises(BadArguments, match=r"parameter 'count' takes int, got str$"):
         parameters.encode([order, None, "3"], {})
     assert parameters.return_annotation is Any
 
@@ -207,9 +207,7 @@ def test_a_model_travels_under_its_aliases() -> None:
 
 
 def test_a_result_that_does_not_fit_its_annotation_says_both() -> None:
-    with pytest.raises(
-        BadResult, match="the result is not what the task declares, int: Expected `int`, got `str`"
-    ):
+    with pytest.raises(BadResult, match=r"the result is not what the task declares, int: got str$"):
         ResultType(int).decode(b'"5"')
     with pytest.raises(BadResult, match=r"the result is not what the task declares, Customer: .*id"):
         ResultType(Customer).decode(b"{}")

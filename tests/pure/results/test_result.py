@@ -106,7 +106,7 @@ def test_what_cannot_be_read_is_an_error_of_its_own() -> None:
     bad = handle("a", int).outcome(document("a", value=b'"x"'))
     assert isinstance(bad, BadResult)
     assert str(bad) == (
-        "shop.t[a] succeeded, but the result is not what the task declares, int: Expected `int`, got `str`; either its "
+        "shop.t[a] succeeded, but the result is not what the task declares, int: got str; either its "
         "worker declares the task otherwise, or the task returned something else than it declares"
     )
     assert isinstance(handle("a").outcome(b"nonsense"), Corrupt)
