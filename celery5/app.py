@@ -83,6 +83,7 @@ from celery5.sending.sender import (
     check_tasks_declared,
     without_traceback,
 )
+from celery5.similar_names import join_names
 from celery5.tasks.declaration import TaskDecorator, TaskRegistry, find_tasks
 from celery5.tasks.task import Signature, Task
 
@@ -974,10 +975,10 @@ class DefaultApp(App):
     def _check_chosen(self, jobs: Sequence[Job] = ()) -> None:
         if self.is_chosen or self._is_recorded:
             return
-        names = [job.task for job in jobs[:1]] or list(self.tasks)[:3]
+        names = [job.task for job in jobs[:1]] or list(self.tasks)
         raise Misconfigured(
-            f"{', '.join(names) or 'this'} belongs to no application, and nobody has chosen the default one, which no "
-            "worker may read: import the module of your App first, one that includes or imports the task "
+            f"{join_names(names, 3) or 'this'} belongs to no application, and nobody has chosen the default one, which "
+            "no worker may read: import the module of your App first, one that includes or imports the task "
             "(App(include=[...])); or write app = celery5.default_app() in a module, if workers run the default one"
         )
 

@@ -6,7 +6,7 @@ Names say the condition, without prefix or suffix. A message says in one line wh
 from collections.abc import Iterable
 from datetime import timedelta
 
-from celery5.similar_names import did_you_mean
+from celery5.similar_names import did_you_mean, join_names
 
 
 class CeleryError(Exception):
@@ -38,7 +38,7 @@ class UnknownTask(CeleryError, LookupError):
     def __init__(self, name: str, known: Iterable[str] = ()) -> None:
         self.name = name
         names = sorted(known)
-        hint = did_you_mean(name, names, otherwise=f"declared: {', '.join(names[:10]) or 'none'}")
+        hint = did_you_mean(name, names, otherwise=f"declared: {join_names(names, 10) or 'none'}")
         super().__init__(f"no task {name!r} here; {hint}")
 
     def __str__(self) -> str:
@@ -51,7 +51,7 @@ class UnknownQueue(CeleryError, LookupError):
     def __init__(self, name: str, known: Iterable[str] = ()) -> None:
         self.name = name
         names = sorted(known)
-        hint = did_you_mean(name, names, otherwise=f"used so far: {', '.join(names[:10]) or 'none'}")
+        hint = did_you_mean(name, names, otherwise=f"used so far: {join_names(names, 10) or 'none'}")
         super().__init__(f"no queue {name!r} here; {hint}")
 
     def __str__(self) -> str:

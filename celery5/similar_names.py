@@ -1,4 +1,4 @@
-"""Suggest similar names in the errors for unknown names ("did you mean")."""
+"""Name what there is in errors: a similar name ("did you mean"), or the first names of many and how many more."""
 
 from collections.abc import Iterable
 
@@ -26,7 +26,18 @@ MAX_KNOWN = 20
 """The most names that an error lists."""
 
 
+def count_rest(left_out: int) -> str:
+    """Return what stands behind a list from which so many were left out: ` and 14 more`; '' for none."""
+    return f" and {left_out} more" if left_out > 0 else ""
+
+
+def join_names(names: Iterable[str], most: int = MAX_KNOWN, *, separator: str = ", ") -> str:
+    """Return names as one text; of many the first ones, and how many more there are: `cart, order and 14 more`."""
+    listed = list(names)
+    return separator.join(listed[:most]) + count_rest(len(listed) - most)
+
+
 def suggest_known(name: str, known: Iterable[str]) -> str:
     """Return `did you mean 'cart'?`, or the names that there are when none is similar: `known: order, user`."""
     names = list(known)
-    return did_you_mean(name, names, otherwise=f"known: {', '.join(names[:MAX_KNOWN]) or 'none'}")
+    return did_you_mean(name, names, otherwise=f"known: {join_names(names) or 'none'}")

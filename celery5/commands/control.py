@@ -21,7 +21,6 @@ from celery5.commands.keyring import Keyring
 from celery5.config.key_folder import get_key_folder
 from celery5.errors import BrokerError, BrokerUnavailable, CommandRefused, Misconfigured, UnknownQueue
 from celery5.hints import make_attribute_error
-from celery5.protocol.audit import join_names
 from celery5.protocol.commands.definitions import (
     BUDGET,
     COMMAND_DEFINITIONS,
@@ -42,6 +41,7 @@ from celery5.protocol.job.job import new_id
 from celery5.protocol.shards import get_queue_of_shard
 from celery5.results.async_result import AsyncResult
 from celery5.results.job_details import read_app_state
+from celery5.similar_names import join_names
 
 if TYPE_CHECKING:
     from celery5.application import Application

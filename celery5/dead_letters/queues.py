@@ -22,7 +22,6 @@ from celery5.connections.long_operations import persist
 from celery5.dead_letters.reading import BATCH_SIZE, DeadJobReader, make_dead
 from celery5.dead_letters.run_members import find_unwanted_jobs
 from celery5.errors import Corrupt
-from celery5.protocol.audit import join_names
 from celery5.protocol.bulk import check_rate
 from celery5.protocol.job.dead_letters import (
     DeadJob,
@@ -38,6 +37,7 @@ from celery5.protocol.job.failure_groups import DeadJobGrouping, DeadJobGroups, 
 from celery5.protocol.job.messages import make_replay, read_command
 from celery5.protocol.job.states import get_lane
 from celery5.sending.publisher import split_into_trips
+from celery5.similar_names import join_names
 
 if TYPE_CHECKING:
     from celery5.application import Application

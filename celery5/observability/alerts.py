@@ -28,7 +28,7 @@ from celery5.protocol.observability.alerting import (
     UndeliveredNotification,
     is_silent,
 )
-from celery5.similar_names import suggest_known
+from celery5.similar_names import join_names, suggest_known
 
 ALL = "*"
 """The name that silences all rules."""
@@ -173,9 +173,8 @@ def summarize_alerts(states: Sequence[AlertState]) -> str:
     firing = [
         f"{state.name} ({state.subject})" if state.subject else state.name for state in states if state.fires
     ]
-    more = f" and {len(firing) - 5} more" if len(firing) > 5 else ""
     undelivered = sum(state.undelivered is not None for state in states)
-    parts = [f"{', '.join(firing[:5])}{more}"] if firing else []
+    parts = [join_names(firing, 5)] if firing else []
     if undelivered:
         of = f"{undelivered} alert{'s' if undelivered > 1 else ''}"
         parts.append(f"the webhook has not taken the last notification of {of}")

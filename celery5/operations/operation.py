@@ -21,8 +21,7 @@ import msgspec
 from celery5.errors import CeleryError, Misconfigured
 from celery5.operations.columns import ResultColumn, list_columns
 from celery5.operations.parameters import list_parameters
-from celery5.protocol.audit import join_names
-from celery5.similar_names import did_you_mean
+from celery5.similar_names import did_you_mean, join_names
 
 if TYPE_CHECKING:
     from celery5.app import App

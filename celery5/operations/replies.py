@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from celery5.operations.operation import Changed
 from celery5.operations.parameters import Names, about, as_duration
+from celery5.similar_names import join_names
 
 if TYPE_CHECKING:
     from celery5.commands.control import Reply
@@ -48,6 +49,6 @@ def summarize_replies(done: str, replies: "Sequence[Reply]", *, keep_answers: bo
         replies={reply.worker: reply.answer if reply.ok else reply.why for reply in replies}
         if keep_answers
         else {},
-        failure="; ".join(failures[:10]),
+        failure=join_names(failures, 10, separator="; "),
         value=list(replies),
     )

@@ -16,6 +16,7 @@ from types import FrameType
 
 from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.protocol.cluster.members import PARENT_VARIABLE
+from celery5.similar_names import count_rest
 
 POLL_INTERVAL = 0.5
 """Seconds between two looks."""
@@ -106,7 +107,7 @@ class _Watched:
             code = None if self._child is None else self._child.poll()
             if names := find_changed_files(seen, now):
                 seen, is_reported = self._settled(folder, now), False
-                more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+                more = count_rest(len(names) - 1)
                 _say(f"{os.path.relpath(names[0], folder)}{more} changed: starting again")
                 self._end()
                 self._start()

@@ -1,7 +1,7 @@
 """The audit trail: what an entry says of one action, and how it is stored."""
 
 import re
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Mapping, Sized
 from typing import Any, Literal, cast, get_args
 
 import msgspec
@@ -52,8 +52,6 @@ PROCESS_NOUNS = ("worker", "controller")
 
 MAX_WHO, MAX_TARGET, MAX_FILTER, MAX_OUTCOME = 200, 500, 2000, 500
 """Characters that are kept of each."""
-SHOWN_NAMES = 20
-"""Names of a long list that an entry has; the others are counted."""
 
 
 class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,13 +125,6 @@ def parse_entry(entry_id: str, fields: Mapping[str, str]) -> AuditEntry:
         outcome=fields.get("outcome", ""),
         job=fields.get("job", ""),
     )
-
-
-def join_names(names: Iterable[str]) -> str:
-    """Return names as one text; of many the first ones, and how many more there are."""
-    listed = list(names)
-    more = len(listed) - SHOWN_NAMES
-    return ", ".join(listed[:SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def is_entry_id(text: str) -> bool:

@@ -26,7 +26,6 @@ from celery5.errors import (
     TaskRevoked,
 )
 from celery5.hints import make_attribute_error
-from celery5.protocol.audit import join_names
 from celery5.protocol.job.arguments import ResultType
 from celery5.protocol.job.messages import RESULT_IGNORED, Document, Failure, read_document
 from celery5.protocol.job.progress import Progress
@@ -34,6 +33,7 @@ from celery5.protocol.job.states import JobState
 from celery5.protocol.shards import get_queue_of_shard
 from celery5.results.job_location import JobHandle, locate_jobs, locate_unknown
 from celery5.results.waiting import wait_for_documents
+from celery5.similar_names import join_names
 
 if TYPE_CHECKING:
     from celery5.application import Application

@@ -37,6 +37,7 @@ from celery5.protocol.scheduling.triggers import describe_trigger, with_zone
 from celery5.protocol.shards import choose_shard, get_queue_of_shard
 from celery5.results.async_result import AsyncResult
 from celery5.scheduling.fire_times import get_next_fire_time, validate_trigger
+from celery5.similar_names import join_names
 from celery5.tasks.task import Signature, Task, TaskApplication
 
 TRIES = 20
@@ -303,7 +304,7 @@ async def find_schedule(app: TaskApplication, redis: AsyncDriver, name: str) -> 
         if unreachable:
             raise not_found_error(f"schedule {name!r}", unreachable)
         names = [state.name for state in await list_states(app, redis)]
-    raise NoSuchSchedule(f"no schedule {name!r}; there are: {', '.join(names[:20]) or 'none'}")
+    raise NoSuchSchedule(f"no schedule {name!r}; there are: {join_names(names) or 'none'}")
 
 
 class NoSuchSchedule(Misconfigured):

@@ -13,9 +13,9 @@ from celery5.broker.calls import streams as calls
 from celery5.broker.colour import blocking
 from celery5.broker.driver import AsyncDriver
 from celery5.errors import Misconfigured
-from celery5.protocol.audit import join_names
 from celery5.protocol.masking import mask_lines
 from celery5.protocol.streams.parking import ParkedAction
+from celery5.similar_names import join_names
 from celery5.streams.browsing import make_unknown_group_error
 
 KEYS_PER_CALL = 100

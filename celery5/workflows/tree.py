@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from celery5.protocol.workflows.plan import OnError
+from celery5.similar_names import count_rest
 
 Link = Literal["pass", "order"]
 """How a step follows another: it gets the value, or it only comes after it."""
@@ -109,10 +110,11 @@ def _describe(tree: Tree, depth: int) -> str:
             words = [_describe(steps[0], depth + 1)]
             for how, step in zip(links[:20], steps[1:21], strict=True):
                 words += ["|" if how == "pass" else ">>", _describe(step, depth + 1)]
-            return " ".join(words)
+            return " ".join(words) + count_rest(len(steps) - 21)
         case StepGroup(members, options):
             name = "first" if options.first else "fork" if options.independent else "group"
-            return f"{name}({', '.join(_describe(member, depth + 1) for member in members[:20])})"
+            words = [_describe(member, depth + 1) for member in members[:20]]
+            return f"{name}({', '.join(words)}{count_rest(len(members) - 20)})"
         case Map():
             return f"{tree.task.name}.{'starmap' if tree.star else 'map'}(...)"
 

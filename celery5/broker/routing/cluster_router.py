@@ -41,6 +41,7 @@ from celery5.protocol.hash_slots import (
     split_words,
 )
 from celery5.protocol.job.retry_policy import full_jitter
+from celery5.similar_names import join_names
 
 T = TypeVar("T")
 
@@ -346,7 +347,7 @@ class ClusterRouter:
         if len(slots) > 1 and call.script is not None:
             raise BrokerUnsupported(
                 f"broker {self._where} is a Redis Cluster, where the script {call.script.name} cannot have keys of "
-                f"several slots ({', '.join(map(str, keys[:3]))}, ...)"
+                f"several slots ({join_names(map(str, keys), 3)})"
             )
         return slots
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from celery5.errors import Misconfigured
+from celery5.similar_names import join_names
 
 FILES_OF_NEW_FOLDER = frozenset({"appendonlydir", "appendonly.aof", "lost+found"})
 """What may be in a folder that is used for the first time: the data of a backup, and what a new disk has."""
@@ -88,7 +89,7 @@ def _check_is_ours(folder: Path) -> None:
     names = {path.name for path in folder.iterdir()}
     if "controller.lock" not in names and (others := sorted(names - FILES_OF_NEW_FOLDER)):
         raise Misconfigured(
-            f"broker: the folder {folder} has other things in it ({', '.join(others[:3])}): name a new or an empty one"
+            f"broker: the folder {folder} has other things in it ({join_names(others, 3)}): name a new or an empty one"
         )
 
 

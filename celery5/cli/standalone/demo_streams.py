@@ -15,6 +15,7 @@ import click
 from celery5.cli.terminal.output import echo, format_fields, to_json
 from celery5.errors import BrokerError, CeleryError, Misconfigured
 from celery5.processes.lifecycle.signals import Interruption
+from celery5.similar_names import join_names
 
 if TYPE_CHECKING:
     from celery5.app import App
@@ -56,7 +57,9 @@ def run_streams_demo(folder: Path | None, interruption: Interruption, *, wants_j
         raise click.Abort
     _report(folder, expected, seconds, differences, wants_json=wants_json)
     if differences:
-        raise TotalsDiffer(f"the processors and a plain count differ: {'; '.join(differences[:5])}")
+        raise TotalsDiffer(
+            f"the processors and a plain count differ: {join_names(differences, 5, separator='; ')}"
+        )
 
 
 @contextmanager

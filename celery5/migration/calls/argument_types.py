@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 
 from celery5.migration.project.context import FileContext
 from celery5.migration.project.index import Function, KnownTask, ProjectIndex, get_dotted
+from celery5.similar_names import join_names
 
 _ADVICE = (
     "annotate the parameter with this type: arguments are JSON, and without an annotation the task gets text, where "
@@ -67,9 +68,8 @@ def describe_unannotated(index: ProjectIndex) -> str:
     names = sorted({task.name for tasks in index.tasks.values() for task in tasks if _may_matter(task)})
     if not names:
         return ""
-    others = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
     return (
-        f"parameters without annotations have {', '.join(names[:_MAX_NAMED])}{others}: where one gets a datetime, "
+        f"parameters without annotations have {join_names(names, _MAX_NAMED)}: where one gets a datetime, "
         "date, time, timedelta, Decimal, UUID or bytes, annotate it, since it arrives as text (celery5 docs types)"
     )
 

@@ -35,8 +35,8 @@ class EditableSource:
 
     def whole_start_of(self, statement: ast.stmt) -> int:
         """Return the offset at which a statement begins, with its decorators if it has some."""
-        decorators: list[ast.expr] = getattr(statement, "decorator_list", [])
-        return min(self.start_of(node) for node in [statement, *decorators])
+        nodes: list[Located] = [statement, *getattr(statement, "decorator_list", [])]
+        return min(map(self.start_of, nodes))
 
     def end_of(self, node: Located) -> int:
         """Return the offset behind a node."""

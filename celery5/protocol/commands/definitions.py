@@ -20,7 +20,7 @@ from celery5.protocol.scaling.prioritisation import (
     Preference,
     is_number,
 )
-from celery5.similar_names import find_similar
+from celery5.similar_names import find_similar, join_names
 
 ProcessKind = Literal["worker", "router", "scheduler", "publisher", "controller"]
 Permission = Literal["read", "change", "internal"]
@@ -616,10 +616,9 @@ def describe_unknown_worker(
     same_inbox = [inbox for inbox in inboxes if inbox == get_inbox_name(name)]
     if similar := next(iter(same_inbox), "") or find_similar(name, [*inboxes, *kinds]):
         return f"no worker {name!r} lives: did you mean {similar!r}?"
-    more = f" and {len(inboxes) - 10} more" if len(inboxes) > 10 else ""
     others = "".join(
-        f"; {kind}: {', '.join(sorted(set(map(get_inbox_name, names)))[:10])}"
+        f"; {kind}: {join_names(sorted(set(map(get_inbox_name, names))), 10)}"
         for kind, names in other_processes.items()
         if names
     )
-    return f"no worker {name!r} lives; those that do: {', '.join(inboxes[:10]) or 'none'}{more}{others}"
+    return f"no worker {name!r} lives; those that do: {join_names(inboxes, 10) or 'none'}{others}"

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from celery5.protocol.health.server_memory import MORE_MEMORY, read_server_memory
 from celery5.protocol.health.server_nodes import PrimaryView, read_replicas
+from celery5.similar_names import join_names
 
 FindingState = Literal["ok", "warn", "fail"]
 
@@ -388,5 +389,4 @@ def diagnose_keys(
 
 
 def _join_names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-    return ", ".join(names[:MAX_NAMES]) + more
+    return join_names(names, MAX_NAMES)

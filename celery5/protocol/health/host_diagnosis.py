@@ -10,6 +10,7 @@ import msgspec
 
 from celery5.protocol.health.broker_diagnosis import Finding
 from celery5.protocol.names import is_queue_name
+from celery5.similar_names import count_rest, join_names
 
 EXPIRY_WARNING_DAYS = 30
 """Days before the end of a certificate from which on there is a warning."""
@@ -214,7 +215,7 @@ MAX_QUEUES = 20
 
 
 def _more(texts: Sequence[str]) -> str:
-    return f" and {len(texts) - 1} more" if len(texts) > 1 else ""
+    return count_rest(len(texts) - 1)
 
 
 def diagnose_workers(
@@ -290,14 +291,14 @@ def _list_warnings(
             "celery5 worker stack shows where the code of a silent one stands, unless it is frozen",
         )
     if breakers:
-        open_breakers = [f"{', '.join(names[:MAX_QUEUES])} of {worker}" for worker, names in breakers.items()]
+        open_breakers = [f"{join_names(names, MAX_QUEUES)} of {worker}" for worker, names in breakers.items()]
         yield (
             f"open circuit breakers: {open_breakers[0]}{_more(open_breakers)}",
             "celery5 worker health says why, and when each tries again",
         )
     if lacking:
         yield (
-            "; ".join(lacking[:MAX_QUEUES]),
+            join_names(lacking, MAX_QUEUES, separator="; "),
             "start a worker that has it: celery5 worker start --capacity, or the setting capacity",
         )
     if waiting := {name: count for name, count in paused.items() if count}:
@@ -311,8 +312,7 @@ def _list_warnings(
 def _describe_paused(waiting: Mapping[str, int]) -> str:
     """Return on which paused queues jobs wait, and how many."""
     names = [f"{name} ({count})" for name, count in waiting.items()]
-    more = f" and {len(names) - MAX_QUEUES} more" if len(names) > MAX_QUEUES else ""
-    return f"jobs wait on queues that are paused: {', '.join(names[:MAX_QUEUES])}{more}"
+    return f"jobs wait on queues that are paused: {join_names(names, MAX_QUEUES)}"
 
 
 def _diagnose_live(
@@ -370,15 +370,15 @@ def _diagnose_unread(workers: int, unread: Sequence[str], foreign: Mapping[str, 
         "which this code has not: here its jobs would become dead letters"
         for name, task in list(foreign.items())[:MAX_QUEUES]
     ]
+    if len(foreign) > MAX_QUEUES:
+        remedies.append(f"so too for {len(foreign) - MAX_QUEUES} more queues")
     if odd:
-        names = ", ".join(map(repr, odd[:MAX_QUEUES]))
-        remedies.append(f"leave {names}: no queue of celery5 has such a name")
-    shown = ",".join(unread[:MAX_QUEUES])
-    more = f" and {len(unread) - MAX_QUEUES} more" if len(unread) > MAX_QUEUES else ""
+        remedies.append(
+            f"leave {join_names(map(repr, odd), MAX_QUEUES)}: no queue of celery5 has such a name"
+        )
+    shown = join_names(unread, MAX_QUEUES, separator=",")
     live = f"{workers} live" if workers else "none is alive"
-    summary = (
-        f"{live}, and jobs wait on queues that {'none of them' if workers else 'nobody'} reads: {shown}{more}"
-    )
+    summary = f"{live}, and jobs wait on queues that {'none of them' if workers else 'nobody'} reads: {shown}"
     return Finding("workers", "warn", summary, "; ".join(remedies))
 
 

@@ -14,6 +14,7 @@ from celery5.protocol.observability.queue_flow import QueueFlow
 from celery5.protocol.observability.rollup import MINUTE
 from celery5.protocol.process.standing import LostJob, ProcessCondition, ProcessStanding
 from celery5.protocol.scaling.resource_budget import ResourceUse
+from celery5.similar_names import join_names
 
 RATE_MINUTES = 1
 """Whole minutes by which the rates of tasks are measured."""
@@ -241,9 +242,8 @@ def describe_lost_work(lost: LostWorker) -> str:
         (lost.dead, "became a dead letter" if lost.dead == 1 else "became dead letters"),
     )
     parts = [f"{count} job{'' if count == 1 else 's'} {fate}" for count, fate in counts if count]
-    begun = ", ".join(f"{job.task} {job.id} ({job.fate})" for job in lost.jobs[:LOST_JOBS_NAMED])
-    more = len(lost.jobs) - LOST_JOBS_NAMED
-    had_begun = f"it had begun {begun}{f' and {more} more' if more > 0 else ''}" if begun else ""
+    begun = join_names((f"{job.task} {job.id} ({job.fate})" for job in lost.jobs), LOST_JOBS_NAMED)
+    had_begun = f"it had begun {begun}" if begun else ""
     is_worker = lost.kind in ("worker", "router")
     return "; ".join(filter(None, (lost.why, *parts, had_begun))) or (
         NO_WORK if is_worker else f"a {lost.kind}"

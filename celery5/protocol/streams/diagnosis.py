@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import msgspec
 
 from celery5.protocol.health.broker_diagnosis import Finding
+from celery5.similar_names import join_names
 
 MAX_GROUPS = 5
 """Groups that are named of many."""
@@ -149,5 +150,4 @@ def _numbers(partitions: Sequence[int]) -> str:
 
 
 def _list(names: Sequence[str]) -> str:
-    more = len(names) - MAX_GROUPS
-    return ", ".join(names[:MAX_GROUPS]) + (f" and {more} more" if more > 0 else "")
+    return join_names(names, MAX_GROUPS)

@@ -12,7 +12,6 @@ from celery5.protocol.audit import (
     encode_entry,
     is_action,
     is_of_action,
-    join_names,
     parse_entry,
 )
 
@@ -57,7 +56,6 @@ def test_what_is_long_is_shortened() -> None:
     )
     assert (len(found.who), len(found.target), len(found.outcome)) == (200, 500, 500)
     assert len(found.filter["shortened"]) == 2000
-    assert join_names(map(str, range(25))).endswith("19 and 5 more")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,17 @@
 """Similar names: what is suggested for a name that is not known."""
 
-from celery5.similar_names import MAX_KNOWN, did_you_mean, find_similar, suggest_known
+import pytest
+
+from celery5 import App, chain, group
+from celery5.errors import UnknownQueue, UnknownTask
+from celery5.similar_names import MAX_KNOWN, did_you_mean, find_similar, join_names, suggest_known
+
+app = App("similar", broker="redis://127.0.0.1:1/0")
+
+
+@app.task(name="d")
+def double(a: int) -> int:
+    return 2 * a
 
 
 def test_the_most_similar_known_name_is_suggested() -> None:
@@ -22,3 +33,20 @@ def test_an_error_lists_the_known_names_where_none_is_similar() -> None:
     assert suggest_known("xyz", ["cart", "order"]) == "known: cart, order"
     assert suggest_known("xyz", []) == "known: none"
     assert suggest_known("xyz", map(str, range(100))).count(",") == MAX_KNOWN - 1
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, ""), (1, "n0"), (3, "n0, n1, n2"), (4, "n0, n1, n2 and 1 more")]
+)
+def test_list_that_is_cut_says_how_many_names_are_left_out(count: int, text: str) -> None:
+    assert join_names((f"n{number}" for number in range(count)), 3) == text
+
+
+def test_error_for_an_unknown_name_says_how_many_more_there_are() -> None:
+    names = [f"task{number:02}" for number in range(24)]
+    assert str(UnknownTask("nope.job", names)).endswith("task08, task09 and 14 more")
+    assert str(UnknownQueue("nope.job", names)).endswith("task08, task09 and 14 more")
+    assert suggest_known("nope.job", names).endswith("task18, task19 and 4 more")
+    members = [double.s(number) for number in range(24)]
+    assert repr(group(members)).endswith("(19) and 4 more)")
+    assert repr(chain(members[0], *(double.s() for _ in range(24)))).endswith("() and 4 more")
