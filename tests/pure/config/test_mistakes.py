@@ -106,7 +106,7 @@ END = ", or write a >> b, which passes no value"
 @pytest.mark.parametrize(
     ("step", "says"),
     [
-        (mail.s(250, "en"), f"('archive' takes str, got int): {ROOM}; else leave it out{END}"),  # type: ignore[call-overload]
+        (mail.s(250, "en"), f"('archive' takes str, got int): {ROOM}; else leave it out{END}"),
         (mail.s("a.zip", 250), f"has all its arguments: {ROOM}; else leave it out{END}"),
         (mail.s("a.zip", 250, "en"), f"has all its arguments: leave the first one out{END}"),
         (mail.s(archive="a.zip", order=250), f"has all its arguments: leave the first one out{END}"),
@@ -117,7 +117,7 @@ def test_call_with_all_its_arguments_behind_a_step_is_refused_with_both_cures(st
     for compose in (lambda: double.s(1) | step, lambda: chain(double.s(1), step), lambda: fork(step, step)):
         with pytest.raises(Misconfigured, match=f"{re.escape(says)}$"):
             compose()
-    for partial in (mail.s(250, locale="en"), cast("Any", mail).partial(250, "en")):
+    for partial in cast("list[Any]", [mail.s(250, locale="en"), mail.partial(250, "en")]):
         assert (double.s(1) | partial).tree is not None
 
 
