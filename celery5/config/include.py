@@ -8,6 +8,7 @@ import importlib
 import os
 import re
 import sys
+import traceback
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from itertools import takewhile
@@ -143,3 +144,29 @@ def import_modules(names: Iterable[str]) -> None:
                 raise Misconfigured(f"there is no module {name!r} to include") from None
             reason = describe_error(error)
             raise Misconfigured(f"included module {name!r} fails while it is imported: {reason}") from error
+
+
+def locate_error(error: BaseException) -> str:
+    """Return where an error was raised: the innermost frame of the user's code, else of any code."""
+    if isinstance(error, SyntaxError):
+        return f"({error.filename}:{error.lineno})"
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith("<frozen")
+    ]
+    package = os.path.dirname(os.path.dirname(__file__))
+    user_frames = [
+        frame
+        for frame in frames
+        if not os.path.abspath(frame.filename).startswith((package, *_list_library_folders()))
+    ]
+    frames = (user_frames or frames)[-1:]
+    return f"({frames[0].filename}:{frames[0].lineno})" if frames else ""
+
+
+def _list_library_folders() -> tuple[str, ...]:
+    """Return the folders of the standard library and of installed packages."""
+    return tuple(
+        {os.path.dirname(os.__file__), *(path for path in sys.path if path.endswith("site-packages"))}
+    )

@@ -10,6 +10,7 @@ class AppConfig:
     default_auto_field: ClassVar[str]
     module: ModuleType
     path: str
+    def __init__(self, app_name: str, app_module: ModuleType) -> None: ...
     def ready(self) -> None: ...
 
 apps: Any

@@ -1,15 +1,14 @@
 """Load the application that `-A module[:app]` names."""
 
 import importlib
-import os
 import sys
 import traceback
 from types import ModuleType
 from typing import Any
 
-import celery5
 from celery5.app import App, default_app
 from celery5.config.import_path import add_current_folder, describe_import_path
+from celery5.config.include import locate_error
 from celery5.config.settings import InvalidSettings
 from celery5.errors import Misconfigured
 from celery5.middleware.django_connections import set_up_django
@@ -44,7 +43,7 @@ def load_app(target: str) -> App:
         app.load()
     except Misconfigured as error:
         _raise_if_not_in_code(error)
-        where = f" {_locate_error(error.__cause__)}" if error.__cause__ else ""
+        where = f" {locate_error(error.__cause__)}" if error.__cause__ else ""
         raise CannotLoad(f"application {app.name!r} cannot load its tasks: {error}{where}") from error
     return app
 
@@ -158,30 +157,4 @@ def _kind(value: object) -> str:
 def _summarize_error(error: BaseException) -> str:
     """Return an error as its last line and the place where it was raised."""
     line = collapse_whitespace("".join(traceback.format_exception_only(error)[-1:]))
-    return f"{line} {_locate_error(error)}".rstrip()
-
-
-def _locate_error(error: BaseException) -> str:
-    """Return where an error was raised: the innermost frame of the user's code, else of any code."""
-    if isinstance(error, SyntaxError):
-        return f"({error.filename}:{error.lineno})"
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith("<frozen")
-    ]
-    package = os.path.dirname(celery5.__file__)
-    user_frames = [
-        frame
-        for frame in frames
-        if not os.path.abspath(frame.filename).startswith((package, *_list_library_folders()))
-    ]
-    frames = (user_frames or frames)[-1:]
-    return f"({frames[0].filename}:{frames[0].lineno})" if frames else ""
-
-
-def _list_library_folders() -> tuple[str, ...]:
-    """Return the folders of the standard library and of installed packages."""
-    return tuple(
-        {os.path.dirname(os.__file__), *(path for path in sys.path if path.endswith("site-packages"))}
-    )
+    return f"{line} {locate_error(error)}".rstrip()

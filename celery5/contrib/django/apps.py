@@ -1,14 +1,17 @@
 """The entry in `INSTALLED_APPS`."""
 
 import sys
-from traceback import walk_stack
+from traceback import walk_stack, walk_tb
+from types import ModuleType, TracebackType
 from typing import Any
 
-from django.apps import AppConfig
+from django.apps import AppConfig, apps
 from django.core.checks import register
 
 from celery5.app import App
+from celery5.config.include import locate_error
 from celery5.errors import BadBrokerURL, Misconfigured
+from celery5.protocol.masking import describe_error
 
 MISCONFIGURED = 2
 """The exit code of a command of `manage.py` for a mistake in the settings; that of `celery5` for it, too."""
@@ -23,6 +26,12 @@ class Celery5Config(AppConfig):
     default_auto_field = "django.db.models.AutoField"
     application: App
     """The application of the project."""
+
+    def __init__(self, app_name: str, app_module: ModuleType) -> None:
+        """Have a module of tasks that fails named in one line, whatever imports it: models, views, other apps."""
+        super().__init__(app_name, app_module)
+        if _is_command() and "--traceback" not in sys.argv:
+            _report_failing_tasks()
 
     def ready(self) -> None:
         """Find the application, or make one; give it the project's settings and tasks.
@@ -43,12 +52,50 @@ class Celery5Config(AppConfig):
         except (Misconfigured, BadBrokerURL) as error:
             if not _is_command():
                 raise
-            sys.stderr.write(f"Error: {error}\n")
+            where = f" {locate_error(error)}" if _find_failing_tasks(error) else ""
+            sys.stderr.write(f"Error: {error}{where}\n")
             raise SystemExit(MISCONFIGURED) from None
         # Only a project on Django 6 that has named the backend, and tasks so early, has imported its module.
         backend: Any = sys.modules.get("celery5.contrib.django.backend")
         if backend is not None:
             backend.declare_early_tasks()
+
+
+def _report_failing_tasks() -> None:
+    """Print one line where a command of `manage.py` would end in the traceback of a module of tasks.
+
+    `manage.py check` prints what is left of Celery, too: whatever imports such modules, the check of the URLs among
+    it, ends Django's own checks.
+    """
+    report_others = sys.excepthook
+
+    def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        module = _find_failing_tasks(error)
+        if not module:
+            report_others(kind, error, trace)
+            return
+        why = f"{describe_error(error)} {locate_error(error)}".rstrip()
+        sys.stderr.write(
+            f"Error: module {module!r} fails while it is imported: {why}; --traceback shows all\n"
+        )
+        if sys.argv[1:2] == ["check"] and apps.ready:
+            from celery5.contrib.django.checks import check_leftovers_of_celery
+
+            sys.stderr.writelines(f"{message}\n" for message in check_leftovers_of_celery())
+
+    sys.excepthook = report
+
+
+def _find_failing_tasks(error: BaseException) -> str:
+    """Return the innermost module of tasks of an installed app that was imported when it was raised; '' for none."""
+    packages = [config.name for config in apps.app_configs.values()]
+    modules = [
+        str(frame.f_globals.get("__name__"))
+        for frame, _ in walk_tb(error.__traceback__)
+        if frame.f_code.co_name == "<module>"
+    ]
+    prefixes = tuple(f"{package}.tasks." for package in packages)
+    return next((module for module in reversed(modules) if f"{module}.".startswith(prefixes)), "")
 
 
 def _is_command() -> bool:

@@ -15,6 +15,7 @@ from django.apps import apps
 from django.conf import settings
 from django.core import checks
 
+from celery5.config.include import locate_error
 from celery5.contrib.django.application import find_task_specs, get_app
 from celery5.contrib.django.project_settings import get_project_package, read_project_settings
 from celery5.errors import CeleryError
@@ -25,6 +26,10 @@ _INSTALLED = {"site-packages", "dist-packages"}
 """Folders of installed packages."""
 _USUAL = ("signals", "apps", "celery")
 """Modules of an app that often use Celery, besides its tasks. They are checked even if nothing has imported them."""
+_CORRECT_TASKS = (
+    'Correct that line. Until then "ignored_apps" in CELERY5 leaves an app out, and SILENCED_SYSTEM_CHECKS = '
+    '["celery5.E002"] lets other commands run.'
+)
 _PREFIX = "CELERY_"
 _EAGER = ("CELERY_TASK_ALWAYS_EAGER", "CELERY_ALWAYS_EAGER")
 
@@ -33,7 +38,7 @@ def check_application(**_options: Any) -> list[checks.CheckMessage]:
     """Return an error for what a worker or Scheduler would refuse at its start, and warnings of probable mistakes.
 
     It imports the tasks of the project, and asks no broker. `celery5 config check` finds the same. Tasks that cannot
-    be imported are a warning: a project that is being moved from Celery may have some, and still be migrated.
+    be imported are an error, as they are where Celery imports them; a project that is being moved can silence it.
     """
     # They load Trio, which a web process does not need.
     from celery5.config.configuration import check_usable, list_warnings
@@ -43,7 +48,10 @@ def check_application(**_options: Any) -> list[checks.CheckMessage]:
     try:
         app.load()
     except CeleryError as error:
-        return [checks.Warning(f"a worker would not start: {error}", id="celery5.W005")]
+        where = f" {locate_error(error.__cause__)}" if error.__cause__ else ""
+        return [
+            checks.Error(f"a worker would not start: {error}{where}", hint=_CORRECT_TASKS, id="celery5.E002")
+        ]
     try:
         check_usable(app.settings, app.name, app.settings.broker)
         foreground.check(app)

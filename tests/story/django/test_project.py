@@ -1,10 +1,13 @@
 """A Django project with celery5 among its apps: its application, settings, tasks and commands."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from celery5.broker.servers.embedded import EmbeddedServer
+from tests.story.cli.commands import LIMIT, environment
 from tests.story.django.projects import Project
 
 SHOW = """
@@ -363,11 +366,89 @@ def test_check_finds_what_a_worker_or_a_scheduler_would_not_take(
     assert checked.code == ("W004" not in told)
 
 
-def test_check_warns_of_tasks_that_cannot_be_imported(project: Project) -> None:
-    project.write("plain/tasks.py", "import no_such_module\n")
+BAD_TASK = """
+from celery5 import task
+
+@task(base=object)
+def sell() -> int:
+    return 1
+"""
+
+
+LOADING = """
+from django.apps import AppConfig
+
+class Plain(AppConfig):
+    name = "plain"
+
+    def ready(self) -> None:
+        import plain.tasks
+"""
+
+
+@pytest.mark.parametrize("command", ["check", "migrate"])
+def test_tasks_that_cannot_be_imported_are_an_error_beside_other_checks(
+    project: Project, command: str
+) -> None:
+    project.write("plain/tasks.py", BAD_TASK)
+    project.write("orders/signals.py", "from celery.signals import task_failure\n")
+    checked = project.manage(command)
+    assert checked.code == 1
+    assert "(celery5.E002) a worker would not start: included module 'plain.tasks' fails" in checked.err
+    assert f"({project.folder}/plain/tasks.py:4)" in checked.err
+    assert "W001" in checked.err
+    assert "Traceback" not in checked.err
+    started = project.manage("celery5", "worker", "start")
+    assert (started.code, started.err.count("\n")) == (2, 1)
+    assert f"({project.folder}/plain/tasks.py:4)" in started.err
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("plain/models.py", "import plain.tasks\n"),
+        ("shop/urls.py", "import plain.tasks\nurlpatterns = []\n"),
+        ("plain/apps.py", LOADING),
+    ],
+)
+def test_tasks_that_fail_where_django_imports_them_are_one_line(
+    project: Project, file: str, text: str
+) -> None:
+    project.configure('"orders", "plain"', '"name": "x"}; ROOT_URLCONF = "shop.urls"; ALSO = {')
+    project.write("plain/tasks.py", BAD_TASK)
+    project.write("orders/signals.py", "from celery.signals import task_failure\n")
+    project.write(file, text)
+    command = [sys.executable, "manage.py", "check"]
+    environ = environment()
+    ended = subprocess.run(
+        command, cwd=project.folder, env=environ, capture_output=True, text=True, check=False, timeout=LIMIT
+    )
+    first, *others = ended.stderr.splitlines()
+    assert ended.returncode == 1
+    assert first.startswith("Error: module 'plain.tasks' fails while it is imported: ")
+    assert f"({project.folder}/plain/tasks.py:4); --traceback shows all" in first
+    assert len(others) == (2 if file == "shop/urls.py" else 0), (
+        "what is left of Celery, where the apps are ready"
+    )
+    if file != "plain/models.py":
+        return
+    whole = subprocess.run(
+        [*command, "--traceback"],
+        cwd=project.folder,
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert whole.stderr.startswith("Traceback")
+
+
+def test_tasks_that_fail_where_the_application_is_declared_are_one_line(project: Project) -> None:
+    project.write("plain/tasks.py", BAD_TASK)
+    project.write("shop/celery5.py", "import plain.tasks\nfrom celery5 import App\napp = App('till')\n")
     checked = project.manage("check")
-    assert (checked.code, checked.err.count("(celery5.W005) a worker would not start: ")) == (0, 1)
-    assert "no_such_module" in checked.err
+    assert (checked.code, checked.err.count("\n")) == (2, 1)
+    assert checked.err.endswith(f"({project.folder}/plain/tasks.py:4)\n")
 
 
 def test_url_of_the_environment_that_cannot_be_understood_is_one_line(project: Project) -> None:
