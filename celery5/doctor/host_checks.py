@@ -187,6 +187,7 @@ class HostChecks:
             ],
             breakers={worker.name: worker.breakers for worker in standings.workers if worker.breakers},
             lacking=[queue.lacks for queue in state.queues.values() if queue.lacks],
+            awaiting={queue.queue: queue.awaits for queue in state.queues.values() if queue.awaits},
             paused={queue.queue: queue.backlog for queue in state.queues.values() if queue.paused},
         )
 

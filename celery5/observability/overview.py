@@ -532,6 +532,7 @@ def _make_queue(queue: QueueState) -> QueueOverview:
         backlog=queue.backlog,
         held_by=queue.held_by,
         lacks=queue.lacks,
+        awaits=queue.awaits,
         waiting=queue.waiting,
         running=queue.running,
         held=queue.held,

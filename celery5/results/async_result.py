@@ -243,6 +243,7 @@ class AsyncResult(JobHandle, Generic[R_co]):
         reasons = (
             "the queue is paused" if get_queue_of_shard(self.queue) in paused else "",
             WITHOUT_WORKER.get() if not overview.live_workers else "",
+            f"it waits for a worker whose code has task {self.task}" if self.task in overview.unknown else "",
             f"the task is suspended{suspension.why and f' ({suspension.why})'}" if suspension else "",
         )
         explanation = ", ".join(filter(None, reasons))

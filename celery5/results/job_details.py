@@ -32,6 +32,7 @@ from celery5.limits.holds import LimitHolds
 from celery5.protocol.cluster.leadership import LeaderRecord
 from celery5.protocol.events.sinks import get_sink_names
 from celery5.protocol.hash_slots import get_key_slot
+from celery5.protocol.job.foreign import describe_awaited
 from celery5.protocol.job.history import redact_call
 from celery5.protocol.job.states import JobState
 from celery5.protocol.job.story import JobDetails, JobInspection, make_job_details
@@ -146,11 +147,11 @@ async def _state_of_app(
             paused=get_queue_of_shard(state.queue) in paused,
             held_by=held_by.get(state.queue, ""),
             lacks=describe_lacking(state.lacking, partial(_find_needs, app)),
+            awaits=describe_awaited(state.unknown),
         )
         for state in states
     ]
     queues = {state.queue: replace(state, verdict=state.judge()) for state in known}
-    left_out = len(known_queues) - len(queue_names) if queue is None else 0
     return AppState(
         app.name,
         queues,
@@ -160,7 +161,7 @@ async def _state_of_app(
         controllers,
         publishers,
         leader,
-        left_out,
+        len(known_queues) - len(queue_names) if queue is None else 0,
         dict(zip(LEASED_PROCESS_KINDS, lost, strict=True)),
     )
 

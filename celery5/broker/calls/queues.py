@@ -230,6 +230,9 @@ class QueueState(msgspec.Struct, frozen=True):
     # Jobs that wait for a worker with the resources that they take, by task; the same in words.
     lacking: dict[str, int] = {}
     lacks: str = ""
+    # Jobs that wait for a worker whose code has their task, by task; the same in words.
+    unknown: dict[str, int] = {}
+    awaits: str = ""
     # The node of a Redis Cluster that has it, where each shard is shown; else ''.
     node: str = ""
 
@@ -303,6 +306,7 @@ def _merge_states(queue: str, parts: Sequence[QueueState]) -> QueueState:
         # A worker is lost on each shard that it reads, and these are all of them.
         lost_count=max(len(lost), *(part.lost_count for part in parts)),
         lacking=sum_counts(part.lacking for part in parts),
+        unknown=sum_counts(part.unknown for part in parts),
         documents=sum_counts(part.documents for part in parts),
     )
 
@@ -371,6 +375,7 @@ def _queue_state(queue: str, raw: Any) -> QueueState:
         lost_count,
         lost,
         lacking,
+        unknown,
     ) = raw
     reading = _flow(seen, backlog=backlog, running=running)
     states = [_worker_state(*worker) for worker in workers]
@@ -397,4 +402,5 @@ def _queue_state(queue: str, raw: Any) -> QueueState:
         lost=tuple(read_lost(queue, decode_text(name), float(at) / 1000, work) for name, at, work in lost),
         lost_count=lost_count,
         lacking=_held_tasks(lacking),
+        unknown=_held_tasks(unknown),
     )

@@ -145,6 +145,9 @@ def _format_state(app: "App", state: "AppState") -> dict[str, object]:
         "suspended": format_suspensions(app),
         "limited": format_rule_limits(app),
         "resources": "; ".join(queue.lacks for queue in state.queues.values() if queue.lacks),
+        "unknown tasks": "; ".join(
+            f"queue {queue.queue}: {queue.awaits}" for queue in state.queues.values() if queue.awaits
+        ),
         "alerts": f"{alerts}: {as_called('celery5 alert list')}" if alerts else "",
         "unread": format_unread_warning(app, list(state.queues.values())),
     }

@@ -88,6 +88,7 @@ def _describe_queue(
         _field("running", f"{queue.running:,}"),
         _field(AT_LIMITS, f"{queue.held:,}{': ' + queue.held_by if queue.held_by else ''}"),
         *([_field("resources", queue.lacks, "bad")] if queue.lacks else []),
+        *([_field("unknown tasks", queue.awaits, "bad")] if queue.awaits else []),
         _field("scheduled", f"{queue.scheduled:,}"),
         _field("dead", f"{queue.dead:,}"),
     ]

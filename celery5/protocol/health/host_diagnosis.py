@@ -232,6 +232,7 @@ def diagnose_workers(
     silent: Sequence[str] = (),
     breakers: Mapping[str, Sequence[str]] = MappingProxyType({}),
     lacking: Sequence[str] = (),
+    awaiting: Mapping[str, str] = MappingProxyType({}),
     paused: Mapping[str, int] = MappingProxyType({}),
 ) -> Finding:
     """Diagnose the workers.
@@ -249,6 +250,7 @@ def diagnose_workers(
         silent: Live workers that are silent, likewise.
         breakers: Live workers whose circuit breakers hold something up, and the names of these.
         lacking: Which tasks have jobs that wait for a worker with what they take, for each queue in words.
+        awaiting: Which tasks have jobs that wait for a worker whose code has them, for each queue in words.
         paused: The queues that are paused, and how many jobs wait on each.
     """
     finding = _diagnose_live(
@@ -261,7 +263,7 @@ def diagnose_workers(
         unread=unread,
         foreign=foreign,
     )
-    warnings = list(_list_warnings(lost, silent, breakers, lacking, paused))
+    warnings = list(_list_warnings(lost, silent, breakers, lacking, awaiting, paused))
     if not warnings:
         return finding
     texts, remedies = zip(*warnings, strict=True)
@@ -277,6 +279,7 @@ def _list_warnings(
     silent: Sequence[str],
     breakers: Mapping[str, Sequence[str]],
     lacking: Sequence[str],
+    awaiting: Mapping[str, str],
     paused: Mapping[str, int],
 ) -> Iterator[tuple[str, str]]:
     """Yield what is to be looked at beside what the live workers do, each with what to do."""
@@ -300,6 +303,12 @@ def _list_warnings(
         yield (
             join_names(lacking, MAX_QUEUES, separator="; "),
             "start a worker that has it: celery5 worker start --capacity, or the setting capacity",
+        )
+    if awaiting:
+        yield (
+            "; ".join(f"queue {name}: {text}" for name, text in list(awaiting.items())[:MAX_QUEUES]),
+            "start a worker with that code, or correct the name where the job is sent; a job that no live worker "
+            "knows becomes a dead letter (unknown-task) after unknown_task_grace",
         )
     if waiting := {name: count for name, count in paused.items() if count}:
         yield (

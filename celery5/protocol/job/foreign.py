@@ -83,6 +83,14 @@ def plan_hand_over(refusal: Refusal, *, is_known: bool, now: float, grace: float
     return HandOverPlan(Refusal(by=refusal.by, since=since), left) if left > 0 else None
 
 
+def describe_awaited(jobs_by_task: Mapping[str, int]) -> str:
+    """Return which tasks have jobs that wait for a worker whose code has them, in words; '' for none."""
+    return "; ".join(
+        f"{count} {'job waits' if count == 1 else 'jobs wait'} for a worker whose code has task {task}"
+        for task, count in jobs_by_task.items()
+    )
+
+
 def format_foreign_list(task: str, refusal: Refusal) -> str:
     """Return the list in which a foreign job waits, in two words: its task, and which signatures could not read it."""
     return f"{escape_word(task)} {','.join(sorted(map(escape_word, refusal.by))) or '-'}"

@@ -124,6 +124,8 @@ class QueueOverview(msgspec.Struct, frozen=True, kw_only=True):
     idle: float | None = None
     # Which of its tasks have jobs that wait for a worker with the resources that they take, in words; '' for none.
     lacks: str = ""
+    # Which tasks have jobs here that wait for a worker whose code has them, in words; '' for none.
+    awaits: str = ""
 
 
 class TaskOverview(msgspec.Struct, frozen=True, kw_only=True):

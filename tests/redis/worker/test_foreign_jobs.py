@@ -13,11 +13,12 @@ import pytest
 import redis
 import trio
 
-from celery5 import App, Event, JobState, TaskFailed, agather, current_job
+from celery5 import App, Event, JobState, ResultTimeout, TaskFailed, agather, current_job
 from celery5.processes.router import ROUTER
 from celery5.processes.scheduler import SCHEDULER
 from celery5.protocol.job.messages import Refusal
 from celery5.protocol.job.story import JobDetails, explain_awaited_code
+from tests.redis.scaling.test_resource_budgets import run_cli
 from tests.redis.worker.workers import (
     LEASE,
     Lines,
@@ -420,3 +421,30 @@ def test_a_foreign_job_that_a_live_worker_knows_waits_for_its_free_slot() -> Non
         "a worker whose code has task resize with other parameters than abc, def: "
         "one was live at the last look, and gets it when it has a free slot; the next look is at noon"
     )
+
+
+async def test_a_task_that_no_worker_has_is_named_on_every_surface(url: str, app_name: str) -> None:
+    settings: dict[str, Any] = {"broker": url, "lease": LEASE, "unknown_task_grace": GRACE}
+    app = App(app_name, inbox_signatures=False, **settings)
+    newer = App(app_name, **settings)
+
+    @newer.task(name="shop.nope")
+    async def nope() -> None: ...
+
+    line = "2 jobs wait for a worker whose code has task shop.nope"
+    async with working(app):
+        sent = await newer.asend_many([nope.s(), nope.s()])
+
+        async def waits() -> bool:
+            return (await app.ainfo()).queues["default"].awaits == line
+
+        await until_async(waits)
+        assert f"queue default: {line}" in await trio.to_thread.run_sync(run_cli, app, ["info"])
+        assert f"queue default: {line}" in await trio.to_thread.run_sync(run_cli, app, ["doctor"])
+        overview = await app.metrics.aoverview()
+        assert [queue.awaits for queue in overview.queues] == [line]
+        with pytest.raises(
+            ResultTimeout, match=r"HELD on queue .* waits for a worker whose code has task shop.nope"
+        ):
+            await sent[0].aget(timeout=0.01)
+    app.close()

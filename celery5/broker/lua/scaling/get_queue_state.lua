@@ -22,7 +22,8 @@
 -- Then what KEYS 8 has.
 -- Then how many workers were lost, and of the last twenty the name, when in ms since 1970, and what it had begun, packed.
 -- Last, each task with jobs that wait for a worker with what they take, and how many do: those of the lists of foreign jobs
--- (lib/foreign.lua) with a signature that says so, by a `!` at its end.
+-- (lib/foreign.lua) with a signature that says so, by a `!` at its end. And each task with jobs that wait for a worker
+-- whose code has it, and how many do: those of the list of no signature.
 local due, dead, leases, unique = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local now = now_ms()
 local held, all, waiting, workers, oldest_waiting = {}, 0, {}, {}, -1
@@ -54,7 +55,7 @@ local found = redis.call('ZRANGE', KEYS[9], until_now, since, 'BYSCORE', 'REV', 
 for n = 1, #found, 2 do -- bound: twenty
   lost[#lost + 1] = {found[n], found[n + 1], redis.call('HGET', KEYS[10], found[n]) or ''}
 end
-local lacking, foreign = {}, redis.call('HGETALL', KEYS[7] .. ':foreign')
+local lacking, unknown, foreign = {}, {}, redis.call('HGETALL', KEYS[7] .. ':foreign')
 for n = 1, #foreign, 2 do -- bound: the tasks of the application
   local count = 0
   for signatures in string.gmatch(foreign[n + 1], '[^ ]+') do -- bound: FOREIGN_LISTS
@@ -63,6 +64,8 @@ for n = 1, #foreign, 2 do -- bound: the tasks of the application
     end
   end
   if count > 0 then lacking[#lacking + 1] = {foreign[n], count} end
+  count = redis.call('ZCARD', KEYS[7] .. ':foreign:' .. foreign[n] .. ' -')
+  if count > 0 then unknown[#unknown + 1] = {foreign[n], count} end
 end
 local next_one, oldest = redis.call('ZRANGE', due, 0, 0, 'WITHSCORES'), redis.call('XRANGE', dead, '-', '+', 'COUNT', 1)
 return {
@@ -83,4 +86,5 @@ return {
   redis.call('ZCOUNT', KEYS[9], since, until_now),
   lost,
   lacking,
+  unknown,
 }
