@@ -351,7 +351,7 @@ def test_the_application_at_a_glance(desk: Desk, redis_client: "redis.Redis") ->
     add_dead_letters(desk.app, redis_client, "a")
     told = desk("info")
     due, ago = r"in (60 s|5\d(\.\d)? s|1 min)", r"(just now|\S+ \S+ ago)"
-    assert re.search(rf"(?m)^default +1 +1 +{ago} +0 +0 +1 +{due} +1 +{ago} +0 +0 +nobody works on it$", told)
+    assert re.search(rf"(?m)^default +1 +{ago} +1 +0 +0 +1 +{due} +1 +{ago} +0 +0 +nobody works on it$", told)
     assert told.endswith("\n\nno workers\n")
     whole = json.loads(desk("info", "--json"))
     assert (whole["app"], sorted(whole["queues"])) == (desk.app.name, ["default", "slow"])
