@@ -1,6 +1,6 @@
 """List queues, purge them, and show what they take in Redis (`queue`)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from celery5.cli.commands.limit import format_suspensions
@@ -21,13 +21,27 @@ if TYPE_CHECKING:
 
 
 def _warn_of_queues(finished: Finished) -> None:
-    """Print what is suspended, and which queues nobody reads."""
+    """Print what is suspended, what jobs wait for that no worker has, and which queues nobody reads."""
     if finished.wants_json:
         return
     if suspended := format_suspensions(finished.app):
         echo(f"\nsuspended  {to_one_line(suspended)}")
+    for name, text in format_missing(finished.result).items():
+        echo(f"\n{name}  {to_one_line(text)}")
     if unread := format_unread_warning(finished.app, finished.result):
         echo(f"\nunread  {to_one_line(unread)}")
+
+
+def format_missing(states: "Iterable[QueueState]") -> dict[str, str]:
+    """Return what jobs of some queues need and no worker has, by kind: resources, and tasks in its code."""
+    states = list(states)
+    texts = {
+        "resources": "; ".join(state.lacks for state in states if state.lacks),
+        "unknown tasks": "; ".join(
+            f"queue {state.queue}: {state.awaits}" for state in states if state.awaits
+        ),
+    }
+    return {name: text for name, text in texts.items() if text}
 
 
 def format_unread_warning(app: "App", states: "Sequence[QueueState]") -> str:
@@ -156,6 +170,7 @@ def _make_rows(states: "Sequence[QueueState]", *, wants_json: bool) -> list[dict
             **({"overdue": state.overdue} if wants_json else {}),
             "dead": state.dead,
             **({"workers": state.live_workers} if wants_json else {}),
+            **({"lacks": state.lacks, "awaits": state.awaits} if wants_json else {}),
             "verdict": state.verdict if wants_json else format_verdict(state),
             "paused": state.paused if wants_json else "yes" if state.paused else "",
             **({"node": state.node} if any_node else {}),

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from celery5.cli.commands.autoscale import format_scaling
 from celery5.cli.commands.event import count_waiting, format_waiting
 from celery5.cli.commands.limit import format_rule_limits, format_suspensions
-from celery5.cli.commands.queue import format_flow, format_unread_warning, format_verdict
+from celery5.cli.commands.queue import format_flow, format_missing, format_unread_warning, format_verdict
 from celery5.cli.commands.stream import make_rows, make_summaries
 from celery5.cli.terminal.errors import EXIT_FAILED, ReachedBrokers, skip_unreachable
 from celery5.cli.terminal.flags import Duration
@@ -144,10 +144,7 @@ def _format_state(app: "App", state: "AppState") -> dict[str, object]:
         "memory": "; ".join(_format_memory(memory, app.brokers.names) for memory in full),
         "suspended": format_suspensions(app),
         "limited": format_rule_limits(app),
-        "resources": "; ".join(queue.lacks for queue in state.queues.values() if queue.lacks),
-        "unknown tasks": "; ".join(
-            f"queue {queue.queue}: {queue.awaits}" for queue in state.queues.values() if queue.awaits
-        ),
+        **format_missing(state.queues.values()),
         "alerts": f"{alerts}: {as_called('celery5 alert list')}" if alerts else "",
         "unread": format_unread_warning(app, list(state.queues.values())),
     }

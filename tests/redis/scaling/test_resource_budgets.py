@@ -437,7 +437,7 @@ class Loaded:
     def __init__(self, app: App) -> None:
         self._app = app
 
-    def load(self, *, serves: bool = False) -> App:
+    def load(self, *, serves: bool = False, needs_code: bool = False) -> App:
         """Return it."""
         return self._app
 

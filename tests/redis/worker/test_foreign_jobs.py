@@ -439,8 +439,10 @@ async def test_a_task_that_no_worker_has_is_named_on_every_surface(url: str, app
             return (await app.ainfo()).queues["default"].awaits == line
 
         await until_async(waits)
-        assert f"queue default: {line}" in await trio.to_thread.run_sync(run_cli, app, ["info"])
-        assert f"queue default: {line}" in await trio.to_thread.run_sync(run_cli, app, ["doctor"])
+        for command in ["info"], ["doctor"], ["queue", "list"]:
+            assert f"queue default: {line}" in await trio.to_thread.run_sync(run_cli, app, command)
+        (listed,) = json.loads(await trio.to_thread.run_sync(run_cli, app, ["queue", "list", "--json"]))
+        assert listed["awaits"] == line
         overview = await app.metrics.aoverview()
         assert [queue.awaits for queue in overview.queues] == [line]
         with pytest.raises(

@@ -184,9 +184,9 @@ def test_queues_and_their_jobs(desk: Desk) -> None:
     rows = json.loads(desk("queue", "list", "--json"))
     assert all(0 < row.pop("oldest") < 60 for row in rows)
     nothing = dict.fromkeys(("high", "low", "running", "held", "overdue", "dead", "workers"), 0)
-    row = {**nothing, "backlog": 1, "waiting": 1, "scheduled": 0, "held_by": "", "paused": False}
+    row = {**nothing, "backlog": 1, "waiting": 1, "scheduled": 0, "held_by": "", "lacks": "", "awaits": ""}
     assert [row.pop("verdict")["text"] for row in rows] == ["nobody works on it"] * 2
-    row |= {"flow": None, "idle": None}
+    row |= {"flow": None, "idle": None, "paused": False}
     assert rows == [{**row, "queue": "default", "scheduled": 1}, {**row, "queue": "slow"}]
     heads, first, *_ = [line.split() for line in desk("queue", "list").splitlines()]
     assert heads == [
