@@ -53,6 +53,7 @@ def get_checks(app: "App", *, root: Path = Path("/")) -> list[DoctorCheck]:
         DoctorCheck("certificates", partial(host.check_certificates, app)),
         DoctorCheck("workers", partial(_unless_unreachable, broker, partial(host.check_workers, app))),
         DoctorCheck("streams", partial(_unless_unreachable, broker, partial(host.check_streams, app))),
+        DoctorCheck("dead jobs", partial(_unless_unreachable, broker, partial(host.check_dead_jobs, app))),
         DoctorCheck("alerts", partial(_unless_unreachable, broker, partial(host.check_alerts, app))),
         *get_host_checks(root=root),
     ]

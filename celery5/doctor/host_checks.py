@@ -43,6 +43,8 @@ REPLY_TIMEOUT = 3.0
 SYSTEMCTL_TIMEOUT = 3.0
 JOBS_LOOKED_AT = 100
 """Jobs that are looked at of each state of a queue that nobody reads."""
+MAX_DEAD_JOBS = 10_000
+"""Dead jobs that are looked at."""
 SEARCH_LIMIT = 4.0
 """Seconds after which no further state of a queue is looked at."""
 UNIT_SUFFIXES = (".service", ".socket", ".target")
@@ -194,6 +196,10 @@ class HostChecks:
     def check_alerts(self, app: "App") -> Finding:
         """Check that no alert fires, and that the webhook takes what it is notified of."""
         return diagnosis.diagnose_alerts(summarize_alerts(app.alerts.list()))
+
+    def check_dead_jobs(self, app: "App") -> Finding:
+        """Check that no job died in the last day; of many, MAX_DEAD_JOBS are counted."""
+        return diagnosis.diagnose_dead_jobs(app.dlq.groups(newer_than=86_400, limit=MAX_DEAD_JOBS))
 
     def check_streams(self, app: "App") -> Finding:
         """Check that the streams are read: none is full, quarantined or without a worker, and nothing was lost."""

@@ -9,6 +9,7 @@ from types import MappingProxyType
 import msgspec
 
 from celery5.protocol.health.broker_diagnosis import Finding
+from celery5.protocol.job.failure_groups import DeadJobGroups
 from celery5.protocol.names import is_queue_name
 from celery5.similar_names import count_rest, join_names
 
@@ -208,6 +209,26 @@ def diagnose_alerts(summary: str) -> Finding:
     if not summary:
         return Finding("alerts", "ok", "none fires")
     return Finding("alerts", "warn", summary, "celery5 alert list says since when, and what was measured")
+
+
+MAX_CAUSES = 3
+"""Causes of dead jobs that are named of many."""
+
+
+def diagnose_dead_jobs(found: DeadJobGroups) -> Finding:
+    """Diagnose the jobs and records that died in the last day, by what made them fail."""
+    if not found.matched:
+        return Finding("dead jobs", "ok", "none of the last day")
+    causes = [
+        f"{group.count} of {group.task} ({group.type or ' and '.join(group.reasons)})"
+        for group in found.groups
+    ]
+    return Finding(
+        "dead jobs",
+        "warn",
+        f"{'more than ' if found.next else ''}{found.matched} of the last day: {join_names(causes, MAX_CAUSES)}",
+        "celery5 dlq groups shows each cause; when it is mended, celery5 dlq replay runs the jobs again",
+    )
 
 
 MAX_QUEUES = 20

@@ -7,9 +7,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+import redis
 
 from celery5 import App
 from celery5.broker.servers.embedded import EmbeddedServer
+from tests.redis.dead_letters.many_dead_letters import add_dead_letters
 from tests.story.cli.commands import Serving, celery5, until
 
 NEWER = (
@@ -53,6 +55,26 @@ def test_all_is_well_with_a_worker_that_lives_and_keys(
             app.task(name="shop.add", queue="elsewhere")(len).delay("a")
         unread = celery5("-A", "shop", "doctor", cwd=shop, env=env)
         assert "1 live, and jobs wait on queues that none of them reads: elsewhere" in unread.out
+
+
+def test_jobs_that_died_in_the_last_day_are_counted_by_cause(own_server: EmbeddedServer, shop: Path) -> None:
+    env = {"CELERY5_BROKER": own_server.url}
+
+    def find() -> dict[str, str]:
+        said = celery5("-A", "shop", "doctor", "--json", cwd=shop, env=env)
+        return next(entry for entry in json.loads(said.out) if entry["check"] == "dead jobs")
+
+    with closing(App("shop", broker=own_server.url)) as app, redis.Redis.from_url(own_server.url) as client:
+        assert (find()["state"], find()["summary"]) == ("ok", "none of the last day")
+        add_dead_letters(app, client, "a", "b")
+        add_dead_letters(app, client, "c", error="OSError")
+        found = find()
+        assert found["state"] == "warn"
+        assert found["summary"] == "3 of the last day: 2 of shop.t (ValueError), 1 of shop.t (OSError)"
+        assert found["remedy"].startswith("celery5 -A shop dlq groups shows each cause")
+        add_dead_letters(app, client, "d", error="KeyError")
+        add_dead_letters(app, client, "e", error="TypeError")
+        assert find()["summary"].endswith(" and 1 more")
 
 
 def test_its_advice_is_a_command_that_works_as_it_is_printed(
