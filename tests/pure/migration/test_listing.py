@@ -436,6 +436,69 @@ def test_requirements_of_a_django_project_name_the_extra_and_the_end_says_that_n
     assert done.output == "nothing left to do\n"
 
 
+DJANGO = "INSTALLED_APPS = []\n"
+
+
+def find_notes(folder: Path, text: str, *, settings: str = "") -> list[str]:
+    """Return the notes of a project, and check that a run after `--write` has the same."""
+    (folder / "tasks.py").write_text(f"{APP}{text}")
+    if settings:
+        (folder / "manage.py").write_text(settings)
+    first = migrate_project(folder).report
+    write(folder, first)
+    again = migrate_project(folder).report
+    assert again.notes == first.notes
+    return [note for note in first.notes if not note.startswith("parameters without")]
+
+
+@pytest.mark.parametrize("call", ["add.delay(1)", "add.apply_async((1,))", "add.delay_on_commit(1)"])
+def test_project_that_sends_has_one_note_that_delay_does_not_raise_while_redis_is_down(
+    tmp_path: Path, call: str
+) -> None:
+    (note,) = find_notes(tmp_path, f"{call}\n{call}\n")
+    assert note.startswith("delay does not raise while Redis is down")
+    assert "App(..., backlog=0) raises" in note
+    (note,) = find_notes(tmp_path, f"{call}\n", settings=DJANGO)
+    assert 'CELERY5["backlog"] = 0 raises' in note
+    assert find_notes(tmp_path, f"{call}\n", settings=f'{DJANGO}CELERY5 = {{"backlog": 0}}\n') == []
+    assert find_notes(tmp_path, f"{call}\n", settings=f'{DJANGO}CELERY5["backlog"] = 0\n') == []
+
+
+@pytest.mark.parametrize(
+    ("text", "settings"),
+    [
+        ("@app.task(time_limit=9)\ndef b(): ...\n@app.task(soft_time_limit=9)\ndef c(): ...\n", ""),
+        ("app.conf.task_time_limit = 9\n", ""),
+        ("app.conf.update(task_soft_time_limit=9, task_time_limit=10)\n", ""),
+        ("", f"{DJANGO}CELERY_TASK_TIME_LIMIT = 9\nCELERYD_TASK_SOFT_TIME_LIMIT = 8\n"),
+    ],
+)
+def test_time_limits_of_def_tasks_have_one_note(tmp_path: Path, text: str, settings: str) -> None:
+    (note,) = find_notes(tmp_path, text, settings=settings)
+    assert note.startswith("time limits of def tasks raise in the thread of the job")
+
+
+def test_time_limit_of_a_boxed_or_async_task_has_no_note(tmp_path: Path) -> None:
+    tasks = "@app.task(time_limit=9, boxed=True)\ndef b(): ...\n@app.task(time_limit=9)\nasync def c(): ...\n"
+    assert find_notes(tmp_path, tasks) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "settings"),
+    [
+        ("app.conf.worker_max_tasks_per_child = 1000\n", ""),
+        ("app.conf.update(worker_max_memory_per_child=1000)\n", ""),
+        ("", f"{DJANGO}CELERY_WORKER_MAX_TASKS_PER_CHILD = 1000\nCELERYD_MAX_MEMORY_PER_CHILD = 9\n"),
+    ],
+)
+def test_limits_of_each_child_have_one_note_that_celery5_counts_for_the_worker(
+    tmp_path: Path, text: str, settings: str
+) -> None:
+    (note,) = find_notes(tmp_path, text, settings=settings)
+    assert note.startswith("max_jobs and max_memory count for a whole worker process")
+    assert "multiply the jobs by the concurrency" in note
+
+
 MOVED = """
 import datetime as dt
 from datetime import datetime
