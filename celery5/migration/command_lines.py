@@ -45,6 +45,7 @@ _FLAGS = {
     "--max-tasks-per-child": "--max-jobs",
 }
 """Flags of `celery worker`, and those of `celery5 worker start`."""
+_OF_ALL = "where --max-jobs counts for the whole worker, not for each child: multiply it by the concurrency"
 _ALONE = {
     *(
         "-B",
@@ -83,7 +84,10 @@ _REQUIREMENT = re.compile(
 
 def find_requirements(text: str, index: ProjectIndex) -> Iterator[CeleryUse]:
     """Yield a finding for each line that requires Celery, with what celery5 has for its extras."""
-    package = "celery5[django]" if index.is_django else "celery5"
+    extras = ["testing"]
+    extras += ["django"] if index.is_django else []
+    extras += ["dashboard", "top"] if index.has_flower else []
+    of_flower = ", dashboard and top for what replaces Flower" if index.has_flower else ""
     for number, line in enumerate(text.split("\n"), 1):
         match = _REQUIREMENT.search(line) if len(line) <= MAX_LINE else None
         if match:
@@ -91,8 +95,8 @@ def find_requirements(text: str, index: ProjectIndex) -> Iterator[CeleryUse]:
                 number,
                 "by hand",
                 match[1],
-                f"{package}, which needs no extra for Redis, and celery5[testing] where tests run, for in_memory(app): "
-                "celery5 docs install lists all extras",
+                f"celery5[{','.join(sorted(extras))}], which needs no extra for Redis; testing is for tests (in_memory)"
+                f"{of_flower}: celery5 docs install lists all extras",
             )
 
 
@@ -156,6 +160,7 @@ def _translate_worker(begin: str, words: list[str]) -> str:
             flags.append(f"--concurrency {value}")
         elif flag in _FLAGS:
             flags.append(f"{_FLAGS[flag]} {value.lower() if 'level' in _FLAGS[flag] else value}")
+            notes += [_OF_ALL] if _FLAGS[flag] == "--max-jobs" else []
         elif flag == "--max-memory-per-child":
             flags.append(f'--max-memory "{value} KiB"')
         else:

@@ -1,6 +1,7 @@
 """Know what the names of a project are: its tasks with their parameters, its applications, and where names are used."""
 
 import ast
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ _APP_MAKERS = {"Celery", "make_celery", "create_celery_app"}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 MAX_DEPTH = 5
 """How many imports a name is followed through."""
+_FLOWER = re.compile(r"\bflower\b|\bcelery5\b.*\s(?:dashboard start|top)\b")
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class ProjectIndex:
     packages: set[tuple[str, ...]] = field(default_factory=set)
     names: Counter[str] = field(default_factory=Counter)  # how often each name and attribute is read
     is_django: bool = False
+    has_flower: bool = False  # a command line or a requirement has it, or what replaces it
     task_modules: set[tuple[str, ...]] = field(default_factory=set)
     task_names: set[str] = field(default_factory=set)  # the names given by name=
     makers: dict[str, set[str]] = field(
@@ -121,6 +124,7 @@ def make_index(files: Sequence[SourceFile]) -> ProjectIndex:
     index = ProjectIndex(packages={file.module for file in files if file.name.endswith("__init__.py")})
     for file in files:
         if file.tree is None:
+            index.has_flower |= _FLOWER.search(file.text) is not None
             continue
         index.modules.add(file.module)
         index.is_django |= file.name.endswith("manage.py")

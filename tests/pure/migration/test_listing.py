@@ -430,7 +430,7 @@ def test_requirements_of_a_django_project_name_the_extra_and_the_end_says_that_n
     (tmp_path / "requirements.txt").write_text("celery>=5\n")
     (tmp_path / "manage.py").write_text("INSTALLED_APPS = []\n")
     done = CliRunner(env={"COLUMNS": "120"}).invoke(migrate_command, [str(tmp_path)])
-    assert "celery5[django], which needs no extra for Redis, and celery5[testing] where tests" in done.output
+    assert "celery5[django,testing], which needs no extra for Redis; testing is for tests" in done.output
     (tmp_path / "requirements.txt").write_text("celery5[django]\n")
     done = CliRunner().invoke(migrate_command, [str(tmp_path)])
     assert done.output == "nothing left to do\n"
@@ -497,6 +497,22 @@ def test_limits_of_each_child_have_one_note_that_celery5_counts_for_the_worker(
     (note,) = find_notes(tmp_path, text, settings=settings)
     assert note.startswith("max_jobs and max_memory count for a whole worker process")
     assert "multiply the jobs by the concurrency" in note
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("Procfile", "web: celery -A shop flower"),
+        ("Procfile", "web: python manage.py celery5 dashboard start"),
+        ("dev-requirements.txt", "flower==2.0.1"),
+    ],
+)
+def test_requirements_have_the_extras_of_what_replaces_flower(tmp_path: Path, name: str, line: str) -> None:
+    (tmp_path / "requirements.txt").write_text("celery>=5\n")
+    (tmp_path / "manage.py").write_text("INSTALLED_APPS = []\n")
+    (tmp_path / name).write_text(f"{line}\n")
+    done = CliRunner(env={"COLUMNS": "120"}).invoke(migrate_command, [str(tmp_path)])
+    assert "celery5[dashboard,django,testing,top], which needs no extra for Redis" in done.output
 
 
 MOVED = """

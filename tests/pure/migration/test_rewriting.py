@@ -495,6 +495,11 @@ COMMAND_LINES = [
         "celery -A proj worker -P gevent -c 500",
         "celery5 -A proj worker start --concurrency 500, with async def tasks",
     ),
+    (
+        "celery -A proj worker --max-tasks-per-child=1000",
+        "celery5 -A proj worker start --max-jobs 1000, where --max-jobs counts for the whole worker, not for each "
+        "child: multiply it by the concurrency",
+    ),
     ("celery worker -A proj -n w@%h -E", "celery5 -A proj worker start --name w@%h"),
     ("/venv/bin/celery -A proj beat -S x", "celery5 -A proj scheduler start, twice or more"),
     ("celery -A proj flower", "celery5 dashboard start and celery5 top, and /metrics for Prometheus"),
@@ -545,7 +550,9 @@ def test_celery_among_the_requirements_is_named(
     (tmp_path / name).write_text(f"[project]\n{line}\n")
     found = [use for file in migrate_project(tmp_path).report.files for use in file.findings]
     assert [(use.line, use.name) for use in found] == ([] if required is None else [(2, required)])
-    assert all(use.advice.startswith("celery5, which needs no extra for Redis") for use in found)
+    assert all(
+        use.advice.startswith("celery5[testing], which needs no extra for Redis; testing is") for use in found
+    )
 
 
 def test_text_that_only_has_the_word_is_no_command_line(tmp_path: Path) -> None:
