@@ -81,7 +81,7 @@ def migrate_project(source: Path) -> Migration:
     unannotated = describe_unannotated(index)
     notes += [unannotated] if unannotated else []
     notes += describe_project(project.files, index)
-    whole = ProjectReport(tuple(reports), unreadable, notes)
+    whole = ProjectReport(tuple(reports), unreadable, notes, index.is_django)
     return Migration(source if source.is_dir() else source.parent, project.files, whole)
 
 

@@ -97,7 +97,7 @@ def _describe(report: ProjectReport, written: list[str]) -> dict[str, object]:
     return {
         "files": [_describe_file(file, written) for file in report.files],
         "unreadable": dict(report.unreadable),
-        "notes": list(report.notes),
+        "notes": report.list_notes(),
         **{key: report.count(kind) for key, kind in _KEYS.items()},
     }
 
@@ -137,7 +137,7 @@ def _print_report(report: ProjectReport, written: list[str]) -> None:
         _print_findings(report.files, kind, written)
     for name, why in report.unreadable.items():
         echo(f"{to_one_line(name)}: not read: {to_one_line(why)}")
-    for note in report.notes:
+    for note in report.list_notes():
         echo(_wrap(f"note: {note}", "", "  "))
     if not (report.count("change") or report.count("by hand") or report.unreadable):
         left = [f", {count} to check" for count in [report.count("check")] if count]

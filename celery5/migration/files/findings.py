@@ -6,6 +6,10 @@ from typing import Literal
 import msgspec
 
 FindingKind = Literal["change", "by hand", "check", "nothing"]
+_KEEP_CELERY = (
+    "keep celery installed until python manage.py check is silent: modules that still import Celery cannot be imported "
+    "without it"
+)
 
 
 class CeleryUse(msgspec.Struct, frozen=True, order=True):
@@ -37,7 +41,13 @@ class ProjectReport(msgspec.Struct, frozen=True):
     files: tuple[FileReport, ...]
     unreadable: Mapping[str, str]
     notes: Sequence[str] = ()
+    is_django: bool = False
 
     def count(self, kind: FindingKind) -> int:
         """Return how many findings there are of one kind."""
         return sum(len(file.of_kind(kind)) for file in self.files)
+
+    def list_notes(self) -> list[str]:
+        """Return the notes; while a Django project has something to change, also that Celery stays installed."""
+        is_changing = self.count("change") or self.count("by hand")
+        return [*self.notes, *([_KEEP_CELERY] if self.is_django and is_changing else [])]

@@ -77,7 +77,8 @@ def _has_limited_def(tree: ast.Module) -> bool:
     """Return whether a module has a `def` task with a time limit in the worker's own process."""
     for node in ast.walk(tree):
         decorator = find_task_decorator(node) if isinstance(node, ast.FunctionDef) else None
-        options = {option.arg for option in decorator.keywords} if isinstance(decorator, ast.Call) else set()
+        keywords = decorator.keywords if isinstance(decorator, ast.Call) else []
+        options = {option.arg for option in keywords}
         if options & _TIME_LIMITS and "boxed" not in options:
             return True
     return False

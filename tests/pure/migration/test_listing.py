@@ -1,5 +1,6 @@
 """Listing: `celery5 migrate` names the changes left to its user, also in a run after `--write`."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -513,6 +514,19 @@ def test_requirements_have_the_extras_of_what_replaces_flower(tmp_path: Path, na
     (tmp_path / name).write_text(f"{line}\n")
     done = CliRunner(env={"COLUMNS": "120"}).invoke(migrate_command, [str(tmp_path)])
     assert "celery5[dashboard,django,testing,top], which needs no extra for Redis" in done.output
+
+
+def test_django_project_is_told_to_keep_celery_until_nothing_is_left(tmp_path: Path) -> None:
+    (tmp_path / "tasks.py").write_text(APP)
+    (tmp_path / "manage.py").write_text("INSTALLED_APPS = ['celery5.contrib.django']\n")
+    first = CliRunner(env={"COLUMNS": "120"}).invoke(migrate_command, [str(tmp_path)]).output
+    assert "note: keep celery installed until python manage.py check is silent" in first.splitlines()[-3]
+    notes = json.loads(CliRunner().invoke(migrate_command, [str(tmp_path), "--json"]).output)["notes"]
+    assert notes[-1].startswith("keep celery installed until python manage.py check is silent")
+    write(tmp_path, migrate_project(tmp_path).report)
+    left = CliRunner().invoke(migrate_command, [str(tmp_path)]).output
+    assert "keep celery" not in left
+    assert left.endswith("nothing left to do\n")
 
 
 MOVED = """
