@@ -27,6 +27,7 @@ from celery5.errors import (
 )
 from celery5.hints import make_attribute_error
 from celery5.protocol.job.arguments import ResultType
+from celery5.protocol.job.foreign import describe_code
 from celery5.protocol.job.messages import RESULT_IGNORED, Document, Failure, read_document
 from celery5.protocol.job.progress import Progress
 from celery5.protocol.job.states import JobState
@@ -243,11 +244,18 @@ class AsyncResult(JobHandle, Generic[R_co]):
         reasons = (
             "the queue is paused" if get_queue_of_shard(self.queue) in paused else "",
             WITHOUT_WORKER.get() if not overview.live_workers else "",
-            f"it waits for a worker whose code has task {self.task}" if self.task in overview.unknown else "",
+            self._explain_code(overview),
             f"the task is suspended{suspension.why and f' ({suspension.why})'}" if suspension else "",
         )
         explanation = ", ".join(filter(None, reasons))
         return f": {explanation}" if explanation else ""
+
+    def _explain_code(self, overview: queues.QueueState) -> str:
+        """Return for which code jobs of this task wait on the queue; '' if none does."""
+        for counts, is_unfit in (overview.unknown, False), (overview.unfit, True):
+            if self.task in counts:
+                return f"it waits for {describe_code(self.task, is_unfit=is_unfit)}"
+        return ""
 
 
 WITHOUT_WORKER: ContextVar[str] = ContextVar("celery5_without_worker", default="no worker reads it")

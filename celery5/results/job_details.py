@@ -147,7 +147,7 @@ async def _state_of_app(
             paused=get_queue_of_shard(state.queue) in paused,
             held_by=held_by.get(state.queue, ""),
             lacks=describe_lacking(state.lacking, partial(_find_needs, app)),
-            awaits=describe_awaited(state.unknown),
+            awaits=describe_awaited(state.unknown, state.unfit),
         )
         for state in states
     ]

@@ -230,8 +230,10 @@ class QueueState(msgspec.Struct, frozen=True):
     # Jobs that wait for a worker with the resources that they take, by task; the same in words.
     lacking: dict[str, int] = {}
     lacks: str = ""
-    # Jobs that wait for a worker whose code has their task, by task; the same in words.
+    # Jobs that wait for a worker whose code has their task, and for one whose code takes their arguments, by task; the
+    # same in words.
     unknown: dict[str, int] = {}
+    unfit: dict[str, int] = {}
     awaits: str = ""
     # The node of a Redis Cluster that has it, where each shard is shown; else ''.
     node: str = ""
@@ -307,6 +309,7 @@ def _merge_states(queue: str, parts: Sequence[QueueState]) -> QueueState:
         lost_count=max(len(lost), *(part.lost_count for part in parts)),
         lacking=sum_counts(part.lacking for part in parts),
         unknown=sum_counts(part.unknown for part in parts),
+        unfit=sum_counts(part.unfit for part in parts),
         documents=sum_counts(part.documents for part in parts),
     )
 
@@ -376,6 +379,7 @@ def _queue_state(queue: str, raw: Any) -> QueueState:
         lost,
         lacking,
         unknown,
+        unfit,
     ) = raw
     reading = _flow(seen, backlog=backlog, running=running)
     states = [_worker_state(*worker) for worker in workers]
@@ -403,4 +407,5 @@ def _queue_state(queue: str, raw: Any) -> QueueState:
         lost_count=lost_count,
         lacking=_held_tasks(lacking),
         unknown=_held_tasks(unknown),
+        unfit=_held_tasks(unfit),
     )

@@ -83,12 +83,25 @@ def plan_hand_over(refusal: Refusal, *, is_known: bool, now: float, grace: float
     return HandOverPlan(Refusal(by=refusal.by, since=since), left) if left > 0 else None
 
 
-def describe_awaited(jobs_by_task: Mapping[str, int]) -> str:
-    """Return which tasks have jobs that wait for a worker whose code has them, in words; '' for none."""
+def describe_awaited(unknown: Mapping[str, int], unfit: Mapping[str, int]) -> str:
+    """Return which jobs wait for a worker with other code, in words; '' for none.
+
+    Args:
+        unknown: How many wait for one whose code has their task, by task.
+        unfit: How many wait for one whose code takes their arguments, by task.
+    """
     return "; ".join(
-        f"{count} {'job waits' if count == 1 else 'jobs wait'} for a worker whose code has task {task}"
-        for task, count in jobs_by_task.items()
+        f"{count} {'job waits' if count == 1 else 'jobs wait'} for {describe_code(task, is_unfit=counts is unfit)}"
+        for counts in (unknown, unfit)
+        for task, count in counts.items()
     )
+
+
+def describe_code(task: str, *, is_unfit: bool) -> str:
+    """Return for which worker a foreign job of a task waits, in words: its arguments do not fit the code of others, or
+    they do not have the task."""
+    other = " with other parameters, which the arguments fit" if is_unfit else ""
+    return f"a worker whose code has task {task}{other}"
 
 
 def format_foreign_list(task: str, refusal: Refusal) -> str:

@@ -258,7 +258,7 @@ async def test_nothing_is_left_of_ten_thousand_keys(app: App, redis_client: "red
         if not key.startswith(
             (keys.result_prefix, f"celery5:{{{app.name}}}:metrics:", f"celery5:{{{app.name}}}:history:")
         )
-        and not key.startswith((keys.code_versions, keys.flow, keys.steady_since))
+        and not key.startswith((keys.code_versions, keys.flow, keys.steady_since, keys.consumers_checked))
     }
     assert left == {keys.stream: "stream", app.keys.queues: "set"}
 

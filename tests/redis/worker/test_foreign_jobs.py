@@ -423,7 +423,10 @@ def test_a_foreign_job_that_a_live_worker_knows_waits_for_its_free_slot() -> Non
     )
 
 
-async def test_a_task_that_no_worker_has_is_named_on_every_surface(url: str, app_name: str) -> None:
+@pytest.mark.parametrize("is_unfit", [False, True])
+async def test_a_task_that_no_worker_has_is_named_on_every_surface(
+    url: str, app_name: str, *, is_unfit: bool
+) -> None:
     settings: dict[str, Any] = {"broker": url, "lease": LEASE, "unknown_task_grace": GRACE}
     app = App(app_name, inbox_signatures=False, **settings)
     newer = App(app_name, **settings)
@@ -431,7 +434,14 @@ async def test_a_task_that_no_worker_has_is_named_on_every_surface(url: str, app
     @newer.task(name="shop.nope")
     async def nope() -> None: ...
 
-    line = "2 jobs wait for a worker whose code has task shop.nope"
+    code = "a worker whose code has task shop.nope"
+    if is_unfit:
+        code += " with other parameters, which the arguments fit"
+
+        @app.task(name="shop.nope")
+        async def older(number: int) -> None: ...
+
+    line = f"2 jobs wait for {code}"
     async with working(app):
         sent = await newer.asend_many([nope.s(), nope.s()])
 
@@ -445,8 +455,6 @@ async def test_a_task_that_no_worker_has_is_named_on_every_surface(url: str, app
         assert listed["awaits"] == line
         overview = await app.metrics.aoverview()
         assert [queue.awaits for queue in overview.queues] == [line]
-        with pytest.raises(
-            ResultTimeout, match=r"HELD on queue .* waits for a worker whose code has task shop.nope"
-        ):
+        with pytest.raises(ResultTimeout, match=rf"HELD on queue .* waits for {code}"):
             await sent[0].aget(timeout=0.01)
     app.close()

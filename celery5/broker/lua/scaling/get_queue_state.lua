@@ -23,7 +23,8 @@
 -- Then how many workers were lost, and of the last twenty the name, when in ms since 1970, and what it had begun, packed.
 -- Last, each task with jobs that wait for a worker with what they take, and how many do: those of the lists of foreign jobs
 -- (lib/foreign.lua) with a signature that says so, by a `!` at its end. And each task with jobs that wait for a worker
--- whose code has it, and how many do: those of the list of no signature.
+-- whose code has it, and how many do: those of the list of no signature. And each task with jobs that wait for a worker whose
+-- code takes their arguments, and how many do: those of the other lists.
 local due, dead, leases, unique = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local now = now_ms()
 local held, all, waiting, workers, oldest_waiting = {}, 0, {}, {}, -1
@@ -55,17 +56,16 @@ local found = redis.call('ZRANGE', KEYS[9], until_now, since, 'BYSCORE', 'REV', 
 for n = 1, #found, 2 do -- bound: twenty
   lost[#lost + 1] = {found[n], found[n + 1], redis.call('HGET', KEYS[10], found[n]) or ''}
 end
-local lacking, unknown, foreign = {}, {}, redis.call('HGETALL', KEYS[7] .. ':foreign')
+local lacking, unknown, unfit, foreign = {}, {}, {}, redis.call('HGETALL', KEYS[7] .. ':foreign')
 for n = 1, #foreign, 2 do -- bound: the tasks of the application
-  local count = 0
+  local counts = {[lacking] = 0, [unknown] = 0, [unfit] = 0}
   for signatures in string.gmatch(foreign[n + 1], '[^ ]+') do -- bound: FOREIGN_LISTS
-    if string.find(signatures, '!', 1, true) then
-      count = count + redis.call('ZCARD', KEYS[7] .. ':foreign:' .. foreign[n] .. ' ' .. signatures)
-    end
+    local kind = signatures == '-' and unknown or string.find(signatures, '!', 1, true) and lacking or unfit
+    counts[kind] = counts[kind] + redis.call('ZCARD', KEYS[7] .. ':foreign:' .. foreign[n] .. ' ' .. signatures)
   end
-  if count > 0 then lacking[#lacking + 1] = {foreign[n], count} end
-  count = redis.call('ZCARD', KEYS[7] .. ':foreign:' .. foreign[n] .. ' -')
-  if count > 0 then unknown[#unknown + 1] = {foreign[n], count} end
+  for kind, count in pairs(counts) do -- bound: three
+    if count > 0 then kind[#kind + 1] = {foreign[n], count} end
+  end
 end
 local next_one, oldest = redis.call('ZRANGE', due, 0, 0, 'WITHSCORES'), redis.call('XRANGE', dead, '-', '+', 'COUNT', 1)
 return {
@@ -87,4 +87,5 @@ return {
   lost,
   lacking,
   unknown,
+  unfit,
 }
