@@ -21,7 +21,7 @@ from celery5.migration.files.source import SourceFile, find_fault, is_whole, rea
 from celery5.migration.imports import change_imports, rename
 from celery5.migration.project.context import FileContext
 from celery5.migration.project.index import Function, ProjectIndex, make_index
-from celery5.migration.project.notes import describe_project
+from celery5.migration.project_notes import describe_project
 from celery5.migration.settings.applications import change_app, check_app, check_settings_call
 from celery5.migration.settings.broker_urls import change_urls, is_url_name
 from celery5.migration.settings.conf import change_conf_statement, leave_beat_schedule, mark_conf

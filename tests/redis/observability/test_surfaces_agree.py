@@ -215,7 +215,7 @@ async def test_held_jobs_are_backlog_on_every_surface_with_their_age(seeded: App
             await ask_all(surfaces, HELD, read_backlog(queue))
         await ask_all(surfaces, 1, read_running("keyed"))
         ages = await read_ages(surfaces)
-        assert min(ages.values()) > 0.2, ages
+        assert min(ages.values()) > 0, ages
         assert max(ages.values()) - min(ages.values()) < MEASURED_EVERY, ages
         await check_alerts(seeded)
         await check_words(surfaces)
