@@ -108,7 +108,9 @@ def _check_cluster(app: "App", file: str) -> None:
                 f"Warning: {format_cell(f'{name} is in {file or DEFAULT_FILE}, and is no setting')}", err=True
             )
     count = len(build_members(cluster))
-    echo(f"{file or DEFAULT_FILE}: {count} member{'s' * (count != 1)} can be started")
+    echo(
+        f"{file or DEFAULT_FILE}: {count} member{'s' * (count != 1)}, as described: their code was not loaded"
+    )
 
 
 def _load_configured(target: Target, flags: dict[str, Any]) -> "App":

@@ -96,7 +96,7 @@ def test_config_check_reads_the_cluster_description_that_is_there_or_named(shop:
     (shop / "cluster.toml").write_text("[workers.default]\ncount = 2\nenvironment = { CELERY5_OWN = '1' }\n")
     good = celery5("-A", "shop", "config", "check", cwd=shop)
     assert good.code == 0
-    assert good.out.startswith("cluster.toml: 2 members can be started\n")
+    assert good.out.startswith("cluster.toml: 2 members, as described: their code was not loaded\n")
     assert good.err == "Warning: CELERY5_OWN is in cluster.toml, and is no setting\n"
     (shop / "other.toml").write_text("[workers.default]\nlog_level = 'lound'\n")
     bad = celery5("-A", "shop", "config", "check", "--cluster", "other.toml", cwd=shop)
