@@ -340,12 +340,12 @@ async def _make_replays(
     app: "Application", redis: AsyncDriver, jobs: Sequence[DeadJob], tally: DeadLetterTally
 ) -> list[tuple[DeadJob, bytes]]:
     """Return the jobs that can be replayed with their messages, and count the others."""
-    ended = await find_unwanted_jobs(app, redis, jobs)
+    unwanted = await find_unwanted_jobs(app, redis, jobs)
     replays: list[tuple[DeadJob, bytes]] = []
     for job in jobs:
         if job.sink:
             continue
-        if reason := ended.get(job.id):
+        if reason := unwanted.get(job.id):
             tally.leave(reason)
             continue
         try:

@@ -46,7 +46,7 @@ async def list_members(
     queue = str(node.get("p", {}).get("queue", keys.queue))
     if is_one_job(node, run, number):
         own = (str(MemberId(run_id, number, generation, None, by_outbox)),)
-        return NodeJobs(queue, (), own) if state.startswith(b"held") else NodeJobs(queue, own)
+        return NodeJobs(queue, (), own) if state.partition(b" ")[0] == b"held" else NodeJobs(queue, own)
     by_outbox = keys.queue if node.get("p") else ""
     *ended, held = await redis.perform_all(
         [calls.read_bits(keys, run_id, number, name) for name in ("done", "bad", "again", "held")]

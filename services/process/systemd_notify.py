@@ -18,8 +18,9 @@ SEND_TIMEOUT = 1.0
 """Seconds for which an important message is sent again while systemd's socket is full."""
 
 CODE_FIELD = "X_CELERY5_CODE"
-INCARNATION_FIELD = "X_CELERY5_INCARNATION"
 """The field of a datagram that has the file of the application's module."""
+INCARNATION_FIELD = "X_CELERY5_INCARNATION"
+"""The field of a datagram that has the whole name of the process in Redis."""
 
 
 class NotifySettings(TypedDict):

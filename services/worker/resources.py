@@ -159,7 +159,7 @@ class _KeptResource:
         """Keep it open until cancelled; `started()` when it is open. Raises ResourceUnavailable if that fails."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._report_opened, task_status)
-            while not self._opened.is_set() and not self._is_stopping:
+            while not self._opened.is_set():
                 error = await self._hold()
                 if self._is_stopping:
                     break

@@ -327,9 +327,11 @@ def _list_warnings(
         )
     if awaiting:
         yield (
-            "; ".join(f"queue {name}: {text}" for name, text in list(awaiting.items())[:MAX_QUEUES]),
-            "start a worker with that code, or correct the name where the job is sent; a job that no live worker "
-            "knows becomes a dead letter (unknown-task) after unknown_task_grace",
+            join_names(
+                (f"queue {name}: {text}" for name, text in awaiting.items()), MAX_QUEUES, separator="; "
+            ),
+            "start a worker with that code, or correct the name or the arguments where the job is sent; a job that no "
+            "live worker can read becomes a dead letter after unknown_task_grace",
         )
     if waiting := {name: count for name, count in paused.items() if count}:
         yield (

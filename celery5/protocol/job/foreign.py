@@ -11,6 +11,7 @@ import msgspec
 
 from celery5.protocol.job.messages import Refusal
 from celery5.protocol.limits import escape_word
+from celery5.similar_names import join_names
 
 MAX_SIGNATURES = 16
 """The most signatures that are noted in a job: a job that this many could not read waits for no other."""
@@ -90,16 +91,21 @@ def describe_awaited(unknown: Mapping[str, int], unfit: Mapping[str, int]) -> st
         unknown: How many wait for one whose code has their task, by task.
         unfit: How many wait for one whose code takes their arguments, by task.
     """
-    return "; ".join(
-        f"{count} {'job waits' if count == 1 else 'jobs wait'} for {describe_code(task, is_unfit=counts is unfit)}"
-        for counts in (unknown, unfit)
+    texts = [
+        f"{count} {'job waits' if count == 1 else 'jobs wait'} for {describe_code(task, is_unfit=is_unfit)}"
+        for counts, is_unfit in ((unknown, False), (unfit, True))
         for task, count in counts.items()
-    )
+    ]
+    return join_names(texts, separator="; ")
 
 
 def describe_code(task: str, *, is_unfit: bool) -> str:
-    """Return for which worker a foreign job of a task waits, in words: its arguments do not fit the code of others, or
-    they do not have the task."""
+    """Return for which worker a foreign job of a task waits, in words.
+
+    Args:
+        task: Its name.
+        is_unfit: Whether other workers have the task, with parameters that the job's arguments do not fit.
+    """
     other = " with other parameters, which the arguments fit" if is_unfit else ""
     return f"a worker whose code has task {task}{other}"
 

@@ -15,6 +15,7 @@ import msgspec
 
 from celery5.errors import Misconfigured
 from celery5.protocol.text_values import parse_assignments
+from celery5.similar_names import join_names
 
 UNIT = 10_000
 """Ten-thousandths in 1: amounts are whole numbers of ten-thousandths."""
@@ -172,7 +173,7 @@ def describe_lacking(
         needs = ", ".join(f"{name} {amount:.15g}" for name, amount in find_needs(task).items())
         waits = "job waits" if count == 1 else "jobs wait"
         parts.append(f"{count} {waits} for a worker with {needs or 'the resources'} that {task} takes")
-    return "; ".join(parts)
+    return join_names(parts, separator="; ")
 
 
 class SizedThing(msgspec.Struct, frozen=True):

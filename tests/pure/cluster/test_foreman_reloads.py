@@ -37,7 +37,7 @@ def test_a_new_version_that_cannot_live_ends_with_the_first_member() -> None:
     assert names(clock.tick(), Start) == ["worker-default-1"], "the old description is the way back"
 
 
-def test_a_new_version_that_cannot_live_ends_with_the_first_member_while_all_still_start() -> None:
+def test_a_bad_version_ends_with_the_first_member_while_all_still_start() -> None:
     clock = Clock(described(3))
     clock.tick()
     clock.want(described(3, queues=["other"]))
@@ -47,7 +47,7 @@ def test_a_new_version_that_cannot_live_ends_with_the_first_member_while_all_sti
     assert clock.wait(20, beats=["worker-default-2", "worker-default-3"]) == []
 
 
-def test_members_that_hang_at_their_start_are_restarted_by_a_reload_one_after_the_other() -> None:
+def test_a_reload_restarts_members_that_hang_at_their_start_one_by_one() -> None:
     clock = Clock(described(3))
     clock.tick()
     clock.want(described(3, queues=["other"]))

@@ -453,9 +453,7 @@ def find_notes(folder: Path, text: str, *, settings: str = "") -> list[str]:
 
 
 @pytest.mark.parametrize("call", ["add.delay(1)", "add.apply_async((1,))", "add.delay_on_commit(1)"])
-def test_project_that_sends_has_one_note_that_delay_does_not_raise_while_redis_is_down(
-    tmp_path: Path, call: str
-) -> None:
+def test_project_that_sends_has_one_note_about_delay_while_redis_is_down(tmp_path: Path, call: str) -> None:
     (note,) = find_notes(tmp_path, f"{call}\n{call}\n")
     assert note.startswith("delay does not raise while Redis is down")
     assert "App(..., backlog=0) raises" in note

@@ -236,7 +236,7 @@ async def test_group_check_runs_in_one_worker_of_each_group(
 
 
 async def test_a_state_that_nobody_saw_again_goes_by_itself(app: App, redis_client: "redis.Redis") -> None:
-    check = HealthCheck("bank", period=0.1, stale_after=2, scope="global")
+    check = HealthCheck("bank", period=0.5, stale_after=2, scope="global")
     app.health_check.add(check)
     async with working(app):
         check.report("unhealthy")

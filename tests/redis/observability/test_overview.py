@@ -220,7 +220,7 @@ def test_the_end_of_a_process_is_told_of_that_one_and_else_of_the_last_of_its_na
 ) -> None:
     app.perform(queue_calls.register_queue(app.keys, "mail"))
     now = time.time() * 1000
-    redis_client.zadd(app.queue("mail").lost_workers, {"w-1:old": now - 9000, "w-1:new": now})
+    redis_client.zadd(app.queue("mail").lost_workers, {"w-1:old": now - 9000, "w-1:new": now - 1000})
     app.perform(
         cluster_calls.note_member_end(app.keys, MemberEnd("w-1", "fell", "it is started again", said))
     )

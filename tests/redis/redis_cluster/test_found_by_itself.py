@@ -156,25 +156,27 @@ async def test_a_producer_that_begins_while_the_cluster_is_down_goes_on_when_it_
     with closing(App(app_name, broker=make_url(small_cluster), backlog=0)) as app:
         task = app.task(name="add")(lambda: 7)
 
-        async def send() -> None:
-            if colour == "plain":
-                await trio.to_thread.run_sync(task.delay)
-            elif colour == "asyncio":
-                await trio.to_thread.run_sync(lambda: asyncio.run(_send(task)))
-            else:
-                await task.adelay()
-
         with pytest.raises(BrokerUnavailable):
-            await send()
+            await _send_in(colour, task)
         node.start()
         small_cluster.wait_until_whole()
-        await send()
+        await _send_in(colour, task)
         (queue,) = (await app.ainfo()).queues.values()
         assert queue.waiting == 1
 
 
-async def _send(task: Any) -> None:
-    await task.adelay()
+async def _send_in(colour: str, task: Any) -> None:
+    """Send a job by the driver of a colour."""
+
+    async def send() -> None:
+        await task.adelay()
+
+    if colour == "plain":
+        await trio.to_thread.run_sync(task.delay)
+    elif colour == "asyncio":
+        await trio.to_thread.run_sync(asyncio.run, send())
+    else:
+        await send()
 
 
 @contextmanager
@@ -199,24 +201,16 @@ async def test_a_producer_follows_when_a_single_server_stands_in_the_place_of_th
     with closing(App(app_name, broker=make_url(small_cluster), backlog=0)) as app:
         task = app.task(name="add")(lambda: 7)
 
-        async def send() -> None:
-            if colour == "plain":
-                await trio.to_thread.run_sync(task.delay)
-            elif colour == "asyncio":
-                await trio.to_thread.run_sync(lambda: asyncio.run(_send(task)))
-            else:
-                await task.adelay()
-
         async def send_until_it_arrives() -> None:
             """The first call may meet the end of its connection, and is not repeated."""
             for _ in range(10):
                 try:
-                    return await send()
+                    return await _send_in(colour, task)
                 except (BrokerUnavailable, ServerFound):
                     await trio.sleep(0.2)
             raise AssertionError("no call arrives")
 
-        await send()
+        await _send_in(colour, task)
         with single_server_in_place_of(small_cluster, tmp_path) as server:
             await send_until_it_arrives()
             assert server.client.xlen(app.queue("default").stream) == 1

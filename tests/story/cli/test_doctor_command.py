@@ -95,7 +95,8 @@ def test_its_advice_is_a_command_that_works_as_it_is_printed(
             until(lambda: handle.status() in ("HELD", "DEAD", "SUCCESS"))
     # With the application in the environment nothing is to be added.
     said = celery5("doctor", cwd=shop, env=env | {"CELERY5_APP": "shop"})
-    assert any(line.strip() == "celery5 worker start" for line in said.out.splitlines()), said.out
+    remedies = [line.strip().partition(";")[0] for line in said.out.splitlines()]
+    assert "celery5 worker start" in remedies, said.out
 
 
 def test_it_starts_no_worker_that_would_end_the_jobs_of_other_code(
