@@ -227,7 +227,7 @@ def diagnose_dead_jobs(found: DeadJobGroups) -> Finding:
         "dead jobs",
         "warn",
         f"{'more than ' if found.next else ''}{found.matched} of the last day: {join_names(causes, MAX_CAUSES)}",
-        "celery5 dlq groups shows each cause; when it is mended, celery5 dlq replay runs the jobs again",
+        "celery5 dlq groups shows each cause; when it is mended, run the jobs again: celery5 dlq replay",
     )
 
 

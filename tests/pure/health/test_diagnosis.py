@@ -16,6 +16,7 @@ from celery5.cli.main import cli
 from celery5.protocol.health import broker_diagnosis, host_diagnosis
 from celery5.protocol.health.broker_diagnosis import Finding, SentinelView, diagnose_replication
 from celery5.protocol.health.host_diagnosis import Credential, SystemdUnit, WorkerVersion
+from celery5.protocol.job.failure_groups import DeadJobGroup, DeadJobGroups
 from celery5.protocol.streams.diagnosis import GroupHealth, diagnose_streams
 from tests.house.sources import HERE, files
 
@@ -31,7 +32,25 @@ def unit(name: str = "celery5-worker@.service", **said: Any) -> SystemdUnit:
     return SystemdUnit(name, **{"is_user_unit": True, "enabled": True} | said)
 
 
+def died(count: int, kind: str = "", *reasons: str) -> DeadJobGroup:
+    return DeadJobGroup(
+        id="1", task="shop.t", type=kind, pattern="", count=count, first_died=1.0, last_died=2.0, queues=("default",),
+        reasons=reasons, message="", traceback="", ids=(),
+    )  # fmt: skip
+
+
+def dead(*groups: DeadJobGroup, after: str = "") -> Finding:
+    matched = sum(group.count for group in groups)
+    found = DeadJobGroups(
+        groups=groups, looked_at=matched, matched=matched, ungrouped=0, total=matched, next=after
+    )
+    return host_diagnosis.diagnose_dead_jobs(found)
+
+
 CASES: list[tuple[Finding, str, str]] = [
+    (dead(), "ok", "none of the last day"),
+    (dead(died(2, "OSError"), after="1-0"), "warn", "more than 2 of the last day: 2 of shop.t (OSError)"),
+    (dead(died(1, "", "expired", "revoked")), "warn", "1 of the last day: 1 of shop.t (expired and revoked)"),
     (
         broker_diagnosis.diagnose_server({"redis_version": "7.0.15", "role": "master"}),
         "ok",

@@ -59,3 +59,8 @@ def test_a_flag_that_is_required_is_missed(name: str, words: list[str], missing:
 def test_a_flag_for_several_values_says_so() -> None:
     text = " ".join(show_help(make_command(OPERATIONS["worker:ping"], CommandView())).split())
     assert "Workers, by name; default: all that live. May be given several times." in text
+
+
+def test_no_view_turns_off_the_question_of_a_command_that_destroys() -> None:
+    made = make_command(OPERATIONS["queue:purge"], CommandView(asks=False))
+    assert "--yes" in [flag for parameter in made.params for flag in parameter.opts]

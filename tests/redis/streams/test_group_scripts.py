@@ -1,5 +1,6 @@
 """The scripts of groups: who owns what, and what an earlier owner can still do."""
 
+import time
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -149,13 +150,16 @@ def test_a_commit_of_a_record_that_the_log_never_had_changes_nothing(
 ) -> None:
     """Two primaries that are cut off from each other give the same place in a log to different records."""
     append(redis, keys, 0, version=0)
-    ids = [record_id for _, record_id in append(redis, keys, 0, 0, 0).ids]
+    (_, first), *_ = append(redis, keys, 0).ids
+    time.sleep(0.01)  # the next ids begin with a later millisecond
+    ids = [first, *(record_id for _, record_id in append(redis, keys, 0, 0).ids)]
     one = next(
         partition for partition in renew(redis, keys, "a", joins=True).assigned if partition.partition == 0
     )
     ms, _, number = ids[1].partition("-")
     commit = Commit(0, one.epoch, one.cursor, "", outputs=[b"out"], name="a", number=1)
-    for foreign in (f"{int(ms) - 1}-{number}", f"{int(ms) + 1}-{number}", f"{int(ms) + 1000}-9"):
+    between = f"{int(ms) - 1}-{first.partition('-')[2]}"
+    for foreign in (between, f"{int(ms) - 1}-{number}", f"{int(ms) + 1}-{number}", f"{int(ms) + 1000}-9"):
         call = calls.commit(keys, GROUP, "a:1", [msgspec.structs.replace(commit, new_cursor=foreign)])
         assert redis.perform(call) == (False,)
     assert redis.perform(calls.read_outbox(keys, GROUP, 0, count=9)) == []
@@ -163,6 +167,9 @@ def test_a_commit_of_a_record_that_the_log_never_had_changes_nothing(
     assert redis.perform(
         calls.commit(keys, GROUP, "a:1", [msgspec.structs.replace(commit, new_cursor=ids[1])])
     ) == (True,)
+    cast("Any", redis_client).xtrim(keys.log(0), maxlen=0, approximate=False)
+    last = msgspec.structs.replace(commit, cursor=ids[1], new_cursor=ids[2], number=2)
+    assert redis.perform(calls.commit(keys, GROUP, "a:1", [last])) == (True,)
 
 
 def test_a_commit_may_be_repeated_and_is_done_once(redis: BlockingDriver, keys: StreamKeys) -> None:

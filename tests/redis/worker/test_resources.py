@@ -389,23 +389,28 @@ async def test_a_resource_that_cannot_be_opened_ends_the_worker(url: str, app_na
     app.close()
 
 
+@pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("loop", ["trio", "asyncio", "thread"])
 async def test_a_worker_that_is_stopped_while_it_opens_a_resource_closes_it(
-    url: str, app_name: str, loop: Any
+    url: str, app_name: str, loop: Any, *, fails: bool
 ) -> None:
-    """As when another part of it ends the start: the server refuses its login."""
+    """As when another part of it ends the start: the server refuses its login. If opening fails then, it ends, too."""
     is_allowed = threading.Event()
 
     async def open_late() -> AsyncIterator[Bank]:
         NOTES.append("opening")
         while not is_allowed.is_set():
             await (trio.sleep if loop == "trio" else asyncio.sleep)(0.001)
+        if fails:
+            raise OSError("no such host")
         yield Bank()
         NOTES.append("closed")
 
     def open_late_in_thread() -> Iterator[Bank]:
         NOTES.append("opening")
         assert is_allowed.wait(30)
+        if fails:
+            raise OSError("no such host")
         yield Bank()
         NOTES.append("closed")
 
@@ -428,7 +433,7 @@ async def test_a_worker_that_is_stopped_while_it_opens_a_resource_closes_it(
             await until(lambda: NOTES == ["opening"])
             nursery.cancel_scope.cancel()
             is_allowed.set()
-    assert NOTES == ["opening", "closed"]
+    assert NOTES == ["opening"] if fails else ["opening", "closed"]
     app.close()
 
 

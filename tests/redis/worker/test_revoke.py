@@ -271,6 +271,9 @@ async def test_thread_that_ignores_cancellation_is_awaited_and_its_result_counts
         assert explain_stop(None) == f"if its task is a def: {details.stops_when}"
         go.set()
         assert await result.aget(30) == 1
+        ended = await app.afind(result.id)
+        assert ended is not None
+        assert ended.stops_when == ""
 
 
 async def test_a_thread_may_be_left_behind_and_has_its_slot_until_it_ends(url: str, app_name: str) -> None:

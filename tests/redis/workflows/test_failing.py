@@ -8,7 +8,7 @@ import redis
 from celery5 import App, first, group
 from celery5.broker.calls import workflows as calls
 from celery5.errors import Misconfigured, RunNotRetried, WorkflowCancelled, WorkflowExpired, WorkflowFailed
-from celery5.protocol.workflows.member_ids import parse_member_id
+from celery5.protocol.workflows.member_ids import MemberId, parse_member_id
 from celery5.workflows import Flow, RunState, WorkflowRun
 from tests.redis.worker.workers import until_async, working
 from tests.redis.workflows.sample_tasks import QUEUES, SampleTasks, until_state
@@ -298,6 +298,17 @@ async def test_a_dead_letter_that_was_purged_before_its_run_knew_holds_nothing(
             await redis.perform(calls.advance(keys, [record], ttl=60))
         status = await run.astatus()
         assert (status.state, status.held, status.failed) == (RunState.FAILED, 0, 1)
+        await run.aretry()
+        again = MemberId(run.id, 0, 1, 0 if "~" in name else None)
+        for job_id, *words in (
+            (again, "PURGED", ""),
+            (f"{run.id}~{name}", "PURGED", ""),  # of the letter that the retry has replaced
+            (again, "DEAD", document),
+        ):
+            record = calls.pack_record("end", str(job_id), *words)
+            await redis.perform(calls.advance(keys, [record], ttl=60))
+        status = await run.astatus()
+        assert (status.state, status.held) == (RunState.FAILED, 0)
 
 
 async def test_a_run_that_has_ended_is_kept_for_a_minute_at_least(
