@@ -8,7 +8,7 @@ from hiredis import ReplyError
 
 from celery5.broker.connection.handshake import ServerHello, build_hello, parse_server_hello
 from celery5.broker.endpoint import Endpoint
-from celery5.broker.topologies import ClusterFound
+from celery5.broker.topologies import ClusterFound, ServerFound
 from celery5.errors import BrokerDenied, BrokerReplied, BrokerTooOld, BrokerUnsupported
 
 
@@ -138,3 +138,14 @@ def test_an_error_that_is_copied_for_several_callers_names_its_endpoint() -> Non
     found.mark_maybe_done()
     copied = copy(found)
     assert (str(copied), copied.endpoint, copied.maybe_done) == (str(found), found.endpoint, True)
+
+
+def test_only_the_server_that_the_url_names_takes_the_place_of_a_cluster() -> None:
+    """Another node that has left the cluster does not."""
+    cluster = Endpoint.from_url("redis://127.0.0.1:7000").as_cluster()
+    single = [[*hello("redis", "7.0.15"), b"mode", b"standalone"]]
+    with pytest.raises(ServerFound):
+        parse_server_hello(single, cluster.at_node("127.0.0.1", 7000))
+    with pytest.raises(BrokerUnsupported) as caught:
+        parse_server_hello(single, cluster.at_node("127.0.0.1", 7001))
+    assert not isinstance(caught.value, ServerFound)

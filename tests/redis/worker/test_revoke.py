@@ -461,3 +461,24 @@ async def test_a_queue_is_emptied_of_all_that_waits_and_of_nothing_else(
 
 async def is_in(handle: AsyncResult[Any], state: JobState) -> bool:
     return await handle.astatus() is state
+
+
+async def test_only_a_thread_that_runs_is_said_to_stop_late(app: App) -> None:
+    @app.task(name="asynchronous")
+    async def asynchronous() -> None: ...
+
+    @app.task(name="boxed", boxed=True)
+    def boxed() -> None: ...
+
+    @app.task(name="left", abandon_on_cancel=True)
+    def left() -> None: ...
+
+    @app.task(name="deaf")
+    def deaf() -> None: ...
+
+    assert [explain_stop(task) for task in (asynchronous, boxed, left)] == ["", "", ""]
+    result = await deaf.adelay()
+    assert await result.arevoke() is True
+    details = await app.afind(result.id)
+    assert details is not None
+    assert (details.state, details.stops_when) == (JobState.REVOKED, "")

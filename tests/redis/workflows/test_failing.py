@@ -300,12 +300,12 @@ async def test_a_dead_letter_that_was_purged_before_its_run_knew_holds_nothing(
         assert (status.state, status.held, status.failed) == (RunState.FAILED, 0, 1)
         await run.aretry()
         again = MemberId(run.id, 0, 1, 0 if "~" in name else None)
-        for job_id, *words in (
-            (again, "PURGED", ""),
+        for job_id, state, text in (
+            (str(again), "PURGED", ""),
             (f"{run.id}~{name}", "PURGED", ""),  # of the letter that the retry has replaced
-            (again, "DEAD", document),
+            (str(again), "DEAD", document),
         ):
-            record = calls.pack_record("end", str(job_id), *words)
+            record = calls.pack_record("end", job_id, state, text)
             await redis.perform(calls.advance(keys, [record], ttl=60))
         status = await run.astatus()
         assert (status.state, status.held) == (RunState.FAILED, 0)
