@@ -230,14 +230,14 @@ def _member(
         kind=group.kind,
         group=group.name,
         host=host,
-        arguments=(group.kind, "start", "--name", name, *_arguments(group.flags, number)),
+        arguments=(group.kind, "start", "--name", name, *format_flags(group.flags, number)),
         environment={**own_group, **environment, **cluster.environment, **group.environment},
         stop_after=grace_period + STOP_MARGIN,
     )
 
 
-def _arguments(flags: Mapping[str, Any], number: int) -> Iterator[str]:
-    """Yield flags as command line arguments."""
+def format_flags(flags: Mapping[str, Any], number: int) -> Iterator[str]:
+    """Yield the flags of the member with this number in its group as arguments of a command line."""
     for name, value in sorted(flags.items()):
         flag = name.replace("_", "-")
         if isinstance(value, bool):

@@ -1,10 +1,14 @@
 """Config commands: what the settings are, where they were said, and whether they can be used."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
+from celery5.config import member_check
+from celery5.config.member_check import GroupCheck, check_members
+from celery5.protocol.cluster.description import parse_cluster
 from tests.story.cli.commands import celery5
 
 
@@ -49,7 +53,7 @@ def test_config_show_is_as_wide_as_the_terminal_but_for_a_long_value(shop: Path)
 def test_config_check_tells_all_that_is_wrong_at_once(shop: Path) -> None:
     good = celery5("-A", "shop", "config", "check", cwd=shop, env={"CELERY5_COLOUR": "red"})
     assert good.code == 0
-    assert good.out.endswith(" settings, 2 of them set: all can be used\n")
+    assert " settings can be used, 2 of them set: grace_period (code), lease (file celery5.toml)" in good.out
     assert good.err == "Warning: CELERY5_COLOUR is in the environment, and is no setting\n"
 
     (shop / "celery5.toml").write_text("lease = 0\nconcurency = 5\n")
@@ -96,7 +100,10 @@ def test_config_check_reads_the_cluster_description_that_is_there_or_named(shop:
     (shop / "cluster.toml").write_text("[workers.default]\ncount = 2\nenvironment = { CELERY5_OWN = '1' }\n")
     good = celery5("-A", "shop", "config", "check", cwd=shop)
     assert good.code == 0
-    assert good.out.startswith("cluster.toml: 2 members, as described: their code was not loaded\n")
+    assert good.out.splitlines()[1:] == [
+        "cluster.toml: 2 members",
+        f"  worker-default (2 members): ok, {shop / 'shop.py'}",
+    ]
     assert good.err == "Warning: CELERY5_OWN is in cluster.toml, and is no setting\n"
     (shop / "other.toml").write_text("[workers.default]\nlog_level = 'lound'\n")
     bad = celery5("-A", "shop", "config", "check", "--cluster", "other.toml", cwd=shop)
@@ -107,3 +114,72 @@ def test_config_check_reads_the_cluster_description_that_is_there_or_named(shop:
     )
     missing = celery5("-A", "shop", "config", "check", "--cluster", "none.toml", cwd=shop)
     assert (missing.code, "none.toml" in missing.error) == (2, True)
+
+
+MEMBERS = """
+[workers.good]
+count = 2
+[workers.mail]
+environment = { PYTHONPATH = "broken" }
+[routers.gone]
+environment = { PYTHONPATH = "absent:." }
+[workers.configured]
+config = "absent.toml"
+[workers.far]
+hosts = ["north"]
+[hosts.north]
+"""
+
+
+def test_config_check_loads_what_each_group_of_members_would_load(shop: Path) -> None:
+    (shop / "broken").mkdir()
+    (shop / "broken" / "shop.py").write_text("print('hello')\nimport nothing_here\n")
+    (shop / "cluster.toml").write_text(MEMBERS)
+    code = str(shop / "shop.py")
+    bad = celery5("-A", "shop", "config", "check", "--json", cwd=shop)
+    assert (bad.code, bad.error) == (1, "Error: cluster.toml: 3 of 6 members would not run as described")
+    answer = json.loads(bad.out)
+    assert (answer["code"], answer["cluster"]["members"]) == (code, 6)
+    groups = {group.pop("group"): group for group in answer["cluster"]["groups"]}
+    assert groups["worker-good"] == {"members": 2, "verdict": "ok", "why": "", "code": code}
+    assert groups["worker-far"] == {"members": 1, "verdict": "not checked", "why": "on north", "code": ""}
+    assert groups["router-gone"]["verdict"] == "wrong"
+    assert groups["router-gone"]["why"] == "PYTHONPATH names absent, which does not exist"
+    assert "No module named 'nothing_here'" in groups["worker-mail"]["why"]
+    assert "absent.toml" in groups["worker-configured"]["why"]
+
+    lines = celery5("-A", "shop", "config", "check", cwd=shop).out.splitlines()
+    assert "  worker-far (1 member): not checked: on north" in lines
+    assert "  router-gone (1 member): wrong: PYTHONPATH names absent, which does not exist" in lines
+    alone = celery5("-A", "shop", "config", "check", "--no-cluster", "--json", cwd=shop)
+    assert (alone.code, json.loads(alone.out)["cluster"]) == (0, None)
+
+
+def test_config_check_loads_no_code_of_members_that_a_platform_runs(shop: Path) -> None:
+    (shop / "own.py").write_text(
+        "from unittest.mock import Mock\nfrom celery5.platform import Platform\n"
+        "def make(cluster, app):\n    return Mock(spec=Platform)\n"
+    )
+    (shop / "cluster.toml").write_text('platform = "own:make"\n[workers.default]\n')
+    good = celery5("-A", "shop", "config", "check", cwd=shop)
+    assert (good.code, good.err) == (0, "")
+    assert good.out.endswith("  worker-default (1 member): not checked: platform own:make runs it\n")
+
+
+def test_member_check_runs_equal_groups_once_and_ends_those_that_hang(
+    shop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (shop / "shop.py").write_text(
+        "import os, subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "open('begun', 'a').write(f'{child.pid}\\n')\n"
+        "child.wait()\n"
+    )
+    monkeypatch.chdir(shop)
+    monkeypatch.setattr(member_check, "CHECK_LIMIT", 3.0)
+    cluster = parse_cluster(b"[workers.one]\nqueues = ['a']\n[workers.two]\nqueues = ['b']\n")
+    checks = check_members(cluster, "shop", ("config",))
+    why = "its code was not loaded within 3 s"
+    assert checks == [GroupCheck(f"worker-{name}", 1, "wrong", why) for name in ("one", "two")]
+    (pid,) = (shop / "begun").read_text().split()
+    assert not os.path.exists(f"/proc/{pid}") or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2]
