@@ -11,6 +11,7 @@ from celery5.protocol.observability.rollup import (
     HOUR,
     HOURS,
     MINUTES,
+    MINUTES_KEPT,
     MetricsGroup,
     name_point,
     pack_chunk,
@@ -38,10 +39,10 @@ def seed_history(
     queue: str,
     minutes: Mapping[int, Ended],
     now: float,
-    *,
-    has_minutes: bool = True,
 ) -> None:
     """Write the minutes of a queue, by when they began: packed where their hour, and their day, are over.
+
+    Of hours that ended longer ago than minutes are kept, only the hour is there.
 
     Args:
         client: What writes.
@@ -49,7 +50,6 @@ def seed_history(
         queue: The queue.
         minutes: What ended in each minute.
         now: The time, in seconds since 1970.
-        has_minutes: Whether the minutes of hours that are over are there still.
     """
     waiting: dict[str, list[int]] = {MINUTES.name: [], HOURS.name: []}
     state: dict[str, bytes] = {}
@@ -62,7 +62,7 @@ def seed_history(
             waiting[MINUTES.name] += list(points)
             state |= {name_point(MINUTES, at, queue): pack_point(point) for at, point in points.items()}
             continue
-        if has_minutes:
+        if hour + HOUR > now - MINUTES_KEPT:
             _add_chunk(
                 client, app.keys.metrics_minutes_prefix + queue, hour, pack_chunk(MINUTES, points.items())
             )

@@ -7,6 +7,8 @@ import pytest
 import redis
 
 from celery5 import App
+from celery5.broker.call import Call
+from celery5.broker.calls import dead_letters as calls
 from celery5.protocol.observability.overview import TaskMinute, find_onset
 from celery5.protocol.observability.report import compress
 from celery5.protocol.observability.rollup import DAY, HOUR, MINUTE
@@ -61,8 +63,26 @@ def test_the_onset_is_known_by_the_hour_when_its_minutes_are_gone(
     seed: dict[int, Ended] = {begin - HOUR: {"push": (90, 0)}}
     seed |= {at: {"push": (0, 5)} for at in range(begin, int(now) - MINUTE, HOUR)}
     seed[int(now) // MINUTE * MINUTE - 120] = {"push": (0, 5)}
-    seed_history(redis_client, app, "crm", seed, now, has_minutes=False)
+    seed_history(redis_client, app, "crm", seed, now)
     assert [read_since(app, "push", window) for window in (900, 3600, 21_600)] == [begin] * 3
+
+
+@pytest.mark.parametrize("ago", [1800, 5400, 26 * HOUR, 9 * DAY])
+@pytest.mark.parametrize("past", [0.5, 59.5, 61.0, 179.5])
+def test_the_onset_does_not_jump_when_an_hour_begins(
+    app: App, redis_client: "redis.Redis", monkeypatch: pytest.MonkeyPatch, past: float, ago: int
+) -> None:
+    now = time.time() // HOUR * HOUR + past
+    begin = int(now - ago) // HOUR * HOUR
+    monkeypatch.setattr(calls, "get_server_time", lambda: Call(("TIME",), lambda _: int(now * 1000)))
+    seed: dict[int, Ended] = {begin - 600: {"push": (90, 0)}}
+    # Not in the hour that has just begun: what is known of the failures lies in the hours before.
+    seed |= {at: {"push": (0, 5)} for at in range(begin, int(now - past), HOUR)}
+    seed[int(now) // MINUTE * MINUTE - 240] = {"push": (0, 5)}
+    seed_history(redis_client, app, "crm", seed, now)
+    assert {window: read_since(app, "push", window) for window in WINDOWS[1:]} == dict.fromkeys(
+        WINDOWS[1:], begin
+    )
 
 
 def test_a_task_that_heals_and_fails_again_fails_since_the_second_time(
