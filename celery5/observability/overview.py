@@ -74,6 +74,7 @@ from celery5.protocol.process.standing import (
     make_lost,
 )
 from celery5.protocol.scaling.resource_budget import ResourceUse
+from celery5.protocol.scaling.slot_use import SlotUse
 from celery5.protocol.scheduling.periodic import decode_schedule
 from celery5.protocol.shards import get_queue_of_shard, take_queues
 from celery5.results.job_details import AppState, read_app_state
@@ -133,6 +134,7 @@ class ProcessNews(NamedTuple):
     breakers: tuple[str, ...]
     # What it has of each resource, and what is taken.
     resources: dict[str, ResourceUse]
+    slots_by_kind: dict[str, SlotUse]
 
 
 class DeadNews(NamedTuple):
@@ -609,6 +611,7 @@ def _make_worker(
         uptime=now - news.started if news.started else None,
         slots_used=news.running,
         slots=news.slots,
+        slots_by_kind=news.slots_by_kind,
         ended=news.ended,
         lag=news.lag,
         memory=news.memory,
@@ -636,6 +639,7 @@ def _read_news(at: float, report: MetricsReport) -> ProcessNews:
         memory=int(memory) if memory is not None else None,
         breakers=_find_open_breakers(gauges),
         resources=_read_resources(gauges),
+        slots_by_kind=_read_slots(gauges),
     )
 
 
@@ -647,6 +651,19 @@ def _read_resources(gauges: Mapping[Series, float]) -> dict[str, ResourceUse]:
             found[series[0]][get_labels(series).get("resource", "")] = value
     has, taken = found.values()
     return {name: ResourceUse(amount, taken.get(name, 0.0)) for name, amount in has.items()}
+
+
+def _read_slots(gauges: Mapping[Series, float]) -> dict[str, SlotUse]:
+    """Return the slots of each kind that a worker has tasks of; none of one whose version does not report them."""
+    found: dict[str, dict[str, int]] = {
+        "celery5_slots_used": {}, "celery5_slots": {}, "celery5_slots_max": {},
+    }  # fmt: skip
+    for series, value in gauges.items():
+        if series[0] in found:
+            found[series[0]][get_labels(series).get("kind", "")] = int(value)
+    used, current, most = found.values()
+    # A report leaves out gauges that are 0.
+    return {kind: SlotUse(used.get(kind, 0), current.get(kind, 0), maximum) for kind, maximum in most.items()}
 
 
 def _find_open_breakers(gauges: Mapping[Series, float]) -> tuple[str, ...]:

@@ -287,6 +287,7 @@ def make_duration_estimates(budgets: Mapping[str, Budget]) -> dict[str, Duration
 
 
 def make_sources(
+    app: App,
     redis: TrioRedis,
     reader: ParkedRedis,
     push: PushRedis,
@@ -316,6 +317,7 @@ def make_sources(
             budget=budget,
             task_execution=task_execution,
             resource_slots=resource_slots,
+            kinds={task.kind for task in app.tasks.values()},
         ),
         consumer,
         CommandMetrics(command_counts),

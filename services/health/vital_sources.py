@@ -1,6 +1,6 @@
 """Report the status of the parts of a process, and measure how far behind its queues are."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Sized
 from functools import partial
 from typing import ClassVar, Protocol
 
@@ -180,6 +180,10 @@ class CountsSlots(Protocol):
 
     def get_slots(self, name: str, /) -> int: ...
 
+    def get_counts(self) -> Mapping[str, Mapping[str, int]]:
+        """Return for each kind and task its `current` slots, its `executing` jobs, and its `maximum`."""
+        ...
+
     def get_cpu_shares(self) -> Mapping[str, float]:
         """Return what share of its time each task in threads computes, where the slots follow that."""
         ...
@@ -199,7 +203,16 @@ class CountsRunningJobs(Protocol):
 
 
 class JobMetrics:
-    """Reports the jobs in the worker: held, waiting and running ones, and the slots."""
+    """Reports the jobs in the worker: held, waiting and running ones, and the slots.
+
+    Args:
+        in_flight: The jobs that it has.
+        queues: Those that wait for a slot, by kind, and by task with its own budget.
+        budget: The slots.
+        task_execution: The jobs that run.
+        resource_slots: What jobs take.
+        kinds: The kinds of the tasks that it has.
+    """
 
     def __init__(
         self,
@@ -209,8 +222,10 @@ class JobMetrics:
         budget: CountsSlots,
         task_execution: CountsRunningJobs,
         resource_slots: CountsResources,
+        kinds: Collection[str],
     ) -> None:
         self._in_flight = in_flight
+        self._kinds = kinds
         self._queues = queues
         self._budget = budget
         self._execution = task_execution
@@ -243,6 +258,7 @@ class JobMetrics:
             "Jobs that may run at once: the concurrency budget.",
             *[(self._budget.get_slots(name), labels[name]) for name in labels if name not in tasks],
         )
+        yield from self._report_use()
         if tasks:
             yield make_gauge(
                 "celery5_task_slots",
@@ -266,6 +282,20 @@ class JobMetrics:
                 "The part of its time in which a job of a task in threads computes, from 0 to 1.",
                 *[(share, {"task": task}) for task, share in shares.items()],
             )
+
+    def _report_use(self) -> Iterable[MetricFamily]:
+        """Yield how many slots are taken and how many there can be, of each kind that the worker has tasks of."""
+        counts = {kind: count for kind, count in self._budget.get_counts().items() if kind in self._kinds}
+        yield make_gauge(
+            "celery5_slots_used",
+            "Slots that are taken: jobs of the kind that run.",
+            *[(count["executing"], {"kind": kind}) for kind, count in counts.items()],
+        )
+        yield make_gauge(
+            "celery5_slots_max",
+            "To how many the slots of the kind may grow.",
+            *[(count["maximum"], {"kind": kind}) for kind, count in counts.items()],
+        )
 
 
 class TimerMetrics:

@@ -31,6 +31,7 @@ from celery5.protocol.observability.overview import describe_loss
 from celery5.protocol.process.recycling import format_mib
 from celery5.protocol.scaling.budget import is_full_task_name
 from celery5.protocol.scaling.resource_budget import read_use, show_use
+from celery5.protocol.scaling.slot_use import format_slots, read_slots
 from celery5.protocol.task_kinds import TASK_KINDS
 from celery5.protocol.text_values import parse_parameter
 from celery5.similar_names import did_you_mean
@@ -79,7 +80,7 @@ def stats_table(worker: str, answer: Any) -> Iterator[Row]:
         "up": _format_seconds(numbers.get("uptime")),
         "jobs": ", ".join(f"{count} {state}" for state, count in _mapping(numbers.get("jobs")).items()),
         "running": numbers.get("running", ""),
-        "slots": ", ".join(_slots(_mapping(numbers.get("slots")))),
+        "slots": format_slots(read_slots(numbers.get("slots"))),
         "queues": ", ".join(_queues(_mapping(numbers.get("queues")))),
         "memory": format_mib(memory) if isinstance(memory, int) else "",
         "loop lag": _format_seconds(numbers.get("loop_lag")),
@@ -135,14 +136,6 @@ def format_stacks(worker: str, answer: Any) -> str:
         parts.append("\n".join(lines))
     parts += [format_cell(f"{worker}: {reply['note']}")] if reply.get("note") else []
     return "\n\n".join(parts or [f"{format_cell(worker)}  no stacks"])
-
-
-def _slots(slots: Mapping[str, Any]) -> Iterator[str]:
-    """Yield how many slots of each kind are taken, and how many there are; kinds without slots are left out."""
-    for kind, slot in slots.items():
-        numbers = _mapping(slot)
-        if numbers.get("current"):
-            yield f"{kind} {numbers.get('executing', 0)}/{numbers['current']}"
 
 
 def _queues(queues: Mapping[str, Any]) -> Iterator[str]:

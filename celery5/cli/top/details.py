@@ -152,7 +152,7 @@ def _describe_worker(worker: WorkerOverview, jobs: Sequence[ActiveJob] | None, n
     if worker.uptime is not None and worker.lag is not None:
         lines += [
             _field("up", format_duration(worker.uptime)),
-            _field("slots", f"{worker.slots_used} of {worker.slots}"),
+            _field("slots", worker.slots_text),
             *([_field("resources", show_use(worker.resources))] if worker.resources else []),
             _field("ended", f"{worker.ended:,} attempts"),
             _field("loop lag", format_duration(worker.lag)),

@@ -215,7 +215,7 @@ def make_worker_table(overview: Overview) -> TopTable:
         Column("worker", may_shrink=True),
         Column("host", 3, may_shrink=True),
         Column("up", 2, is_number=True),
-        Column("slots", 1, is_number=True),
+        Column("slots", 1, may_shrink=True),
         Column("ended", 2, is_number=True),
         Column("lag", 4, is_number=True),
         Column("memory", 3, is_number=True),
@@ -245,13 +245,12 @@ def _make_lost_row(lost: LostWorker) -> Row:
 def _make_worker_row(worker: WorkerOverview) -> Row:
     is_new = worker.health == "no report yet"
     style: Style = "dim" if worker.health == "ok" or is_new else "bad"
-    slots = "" if worker.slots is None else f"{worker.slots_used}/{worker.slots}"
     memory = "" if worker.memory is None else format_mib(worker.memory)
     cells = (
         _text(worker.name),
         _text(worker.host or ""),
         _span(worker.uptime),
-        Cell(slots, "", float(worker.slots_used or 0)),
+        Cell(worker.slots_text, "", float(worker.slots_used or 0)),
         _count(worker.ended),
         Cell(
             "" if worker.lag is None else format_duration(worker.lag),

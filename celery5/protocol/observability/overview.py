@@ -14,6 +14,7 @@ from celery5.protocol.observability.queue_flow import QueueFlow
 from celery5.protocol.observability.rollup import MINUTE
 from celery5.protocol.process.standing import LostJob, ProcessCondition, ProcessStanding
 from celery5.protocol.scaling.resource_budget import ResourceUse
+from celery5.protocol.scaling.slot_use import SlotUse, format_slots
 from celery5.similar_names import join_names
 
 RATE_MINUTES = 1
@@ -176,9 +177,11 @@ class WorkerOverview(msgspec.Struct, frozen=True, kw_only=True):
     host: str | None = None
     # Seconds since its process started.
     uptime: float | None = None
-    # Slots that are taken, and all.
+    # Jobs that run, and the slots of all kinds together, those included of which it has no tasks.
     slots_used: int | None = None
     slots: int | None = None
+    # The slots of each kind that it has tasks of; empty when its last report did not say.
+    slots_by_kind: dict[str, SlotUse] = {}
     # Attempts that ended since it started.
     ended: int | None = None
     # Seconds by which its event loop woke up late.
@@ -193,6 +196,11 @@ class WorkerOverview(msgspec.Struct, frozen=True, kw_only=True):
     reported: float | None = None
     # Whether it is `working` or `silent`.
     standing: ProcessCondition = "working"
+
+    @property
+    def slots_text(self) -> str:
+        """How many slots of each kind are taken, in words; '' when its last report did not say."""
+        return format_slots(self.slots_by_kind)
 
 
 class LostWorker(msgspec.Struct, frozen=True, kw_only=True):

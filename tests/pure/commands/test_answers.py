@@ -58,7 +58,7 @@ def test_how_a_worker_does_is_a_line() -> None:
         "up": "2 min",
         "jobs": "12 SUCCESS, 1 DEAD",
         "running": "3",
-        "slots": "trio 3/100",
+        "slots": "trio 3 of 100",
         "queues": "mail, slow (paused here)",
         "memory": "64.0 MiB",
         "loop lag": "2 ms",

@@ -15,6 +15,7 @@ from celery5.protocol.observability.overview import (
     WorkerOverview,
 )
 from celery5.protocol.observability.queue_flow import QueueFlow
+from celery5.protocol.scaling.slot_use import SlotUse
 
 NOW = 1_800_000_000.0
 
@@ -70,6 +71,7 @@ def make_worker(name: str, health: str = "ok") -> WorkerOverview:
         uptime=7200.0,
         slots_used=2,
         slots=100,
+        slots_by_kind={"trio": SlotUse(2, 4, 100)},
         ended=12345,
         lag=0.002,
         memory=60 * 1024 * 1024,

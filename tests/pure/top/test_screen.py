@@ -158,7 +158,7 @@ def test_the_details_of_a_queue_show_its_depth_and_whether_it_catches_up() -> No
 
 def test_the_details_of_a_worker_show_what_runs() -> None:
     shown = show(ScreenState(view=View.WORKERS, details="web1"))
-    assert "slots         2 of 100" in shown
+    assert "slots         trio 2 of 4 (up to 100)" in shown
     assert "12 s  shop.charge  order=7  j1" in shown
 
 

@@ -91,6 +91,8 @@ def test_metrics_count_jobs_by_task_and_state_and_how_long_they_took(staff: Staf
     assert 0.2 <= found['celery5_job_run_seconds_sum{queue="default",task="nap"}'] < 30
     assert found['celery5_job_run_seconds_count{queue="default",task="quiet"}'] == 20
     assert found['celery5_slots{kind="trio"}'] == 7
+    assert found['celery5_slots_used{kind="trio"}'] == 0
+    assert found['celery5_slots_max{kind="trio"}'] == 7
     assert found["celery5_jobs_running"] == 0
     assert found["celery5_log_written_total"] >= 22
     assert found["celery5_log_lost_total"] == 0

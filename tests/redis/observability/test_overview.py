@@ -24,6 +24,7 @@ from celery5.observability import overview as overview_module
 from celery5.protocol.cluster.members import MemberEnd
 from celery5.protocol.observability.overview import Overview
 from celery5.protocol.observability.report import Measurements, MetricsReport, ReportOrigin, Series
+from celery5.protocol.scaling.slot_use import SlotUse, format_slots, read_slots
 from celery5.results.job_details import read_app_state
 from tests.redis.dashboard.client import looking_at
 from tests.redis.worker.workers import until_async, working
@@ -106,6 +107,29 @@ async def test_an_overview_shows_tasks_queues_and_workers(app: App) -> None:
     assert seen.totals.waiting == 1
     assert seen.totals.ended_per_second > seen.totals.failed_per_second > 0
     assert [start.processes for start in seen.starts] == [1]
+
+
+async def test_the_slots_of_a_worker_are_shown_by_kind_and_up_to_how_many(app: App) -> None:
+    app.configure(**FAST, budgets="trio=3..40")
+    declare(app)
+    may_end = trio.Event()
+
+    @app.task(name="stay", queue="slow")
+    async def stay() -> None:
+        await may_end.wait()
+
+    async def is_shown() -> bool:
+        seen = await app.metrics.aoverview()
+        return [worker.slots_text for worker in seen.workers] == ["trio 1 of 3 (up to 40)"]
+
+    await stay.adelay()
+    async with working(app, name="one", queues=("slow",)):
+        await until_async(is_shown)  # no kind of which it has no tasks
+        (worker,) = (await app.metrics.aoverview()).workers
+        assert worker.slots_by_kind == {"trio": SlotUse(1, 3, 40)}
+        (reply,) = await app.control.asend("stats", to="one")
+        assert format_slots(read_slots(reply.answer["slots"])).startswith("trio 1 of 3 (up to 40), ")
+        may_end.set()
 
 
 def test_an_application_without_anything_has_an_empty_overview(app: App) -> None:
