@@ -13,6 +13,7 @@ import msgspec
 from celery5.config.scaling import get_autoscale, get_prioritisation, merge_budgets
 from celery5.config.settings import Settings, find_hash_fault, format_value, parse_value
 from celery5.errors import Misconfigured
+from celery5.extras import describe_installation
 from celery5.logs.journald import JOURNAL_SOCKET
 from celery5.protocol.masking import escape_text
 from celery5.protocol.scaling.budget import Budget, check_task_budgets
@@ -87,7 +88,7 @@ def check_environment(settings: Settings) -> None:
         (settings.opentelemetry != "off", "opentelemetry", "otel"),
     ):
         if is_used and find_spec(module) is None:
-            raise Misconfigured(f'it needs a package: pip install "celery5[{extra}]"')
+            raise Misconfigured(f"it needs a package: {describe_installation(extra)}")
     if settings.log_format == "journal" and not os.path.exists(
         os.environ.get("CELERY5_JOURNAL_SOCKET") or JOURNAL_SOCKET
     ):

@@ -18,6 +18,7 @@ from typing import Any
 from celery5.application import Application
 from celery5.broker.colour import current_colour
 from celery5.errors import Misconfigured
+from celery5.extras import describe_installation
 from celery5.middleware.middleware import Middleware
 from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
 from celery5.runners.context import LOG_EVENT
@@ -104,7 +105,7 @@ class DjangoConnections(Middleware):
         """Raise Misconfigured where Django is not installed."""
         del app
         if find_spec("django") is None:
-            raise Misconfigured("celery5.contrib.django needs Django: pip install django")
+            raise Misconfigured(f"celery5.contrib.django needs Django: {describe_installation('django')}")
 
     def calling(self, call: FunctionCall) -> CallBlock:
         """Return what surrounds a call."""

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 from celery5.application import Application
 from celery5.broker.keys import EVENTS
 from celery5.errors import Misconfigured
+from celery5.extras import describe_installation
 from celery5.middleware.jobs import IncomingJob, OutgoingJob, SendingBatch, SettlingBatch, get_raised
 from celery5.middleware.middleware import Middleware
 from celery5.middleware.outcomes import Dead, Retrying
@@ -75,7 +76,7 @@ class OpenTelemetryMiddleware(Middleware):
             meters: Any = import_module("opentelemetry.metrics")
         except ImportError as error:
             raise Misconfigured(
-                f'tracing by OpenTelemetry needs a package: pip install "celery5[otel]" ({error})'
+                f"tracing by OpenTelemetry needs a package: {describe_installation('otel')} ({error})"
             ) from None
         self._makes_spans = traces
         self._is_parent = relation == "parent"

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from celery5.errors import Misconfigured
+from celery5.extras import describe_installation
 from celery5.middleware.jobs import IncomingJob, OutgoingJob, SendingBatch, get_raised
 from celery5.middleware.middleware import Middleware
 from celery5.middleware.outcomes import Dead, Expired, JobOutcome, Rejected, Released, Retrying, Revoked
@@ -42,7 +43,7 @@ class SentryMiddleware(Middleware):
             self._utils: Any = import_module("sentry_sdk.utils")
         except ImportError as error:
             raise Misconfigured(
-                f'reports to Sentry need a package: pip install "celery5[sentry]" ({error})'
+                f"reports to Sentry need a package: {describe_installation('sentry')} ({error})"
             ) from None
         self._captures_retries = capture_retries
 

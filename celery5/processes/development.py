@@ -14,6 +14,7 @@ import trio
 from celery5.app import App
 from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.errors import Misconfigured
+from celery5.extras import describe_installation
 from celery5.logs.log import Log
 from celery5.processes import foreground, publisher, router, scheduler, worker
 from celery5.processes.foreground import (
@@ -111,7 +112,7 @@ def find_publisher(app: App) -> tuple[ProcessKind, ...]:
 def find_dashboard() -> tuple[ProcessKind, ...]:
     """Return what serves the dashboard; nothing where its packages are not installed."""
     if not all(map(find_spec, ("h11", "jinja2", "starlette"))):
-        sys.stderr.write("there is a dashboard, too: pip install 'celery5[dashboard]'\n")
+        sys.stderr.write(f"there is a dashboard, too: {describe_installation('dashboard')}\n")
         return ()
     return (ProcessKind("dashboard", _run_dashboard, lambda app: None),)
 

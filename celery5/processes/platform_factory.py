@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from celery5.errors import Misconfigured, PlatformError
+from celery5.extras import describe_installation
 from celery5.logs.log import Log
 from celery5.platform import Platform
 from celery5.protocol.cluster.description import Cluster
@@ -25,7 +26,7 @@ def make_kubernetes_members(*, cluster: Cluster, app: str) -> Platform:
     try:
         from celery5.services.controller.kubernetes_members import KubernetesMembers
     except ImportError:
-        raise PlatformError("it needs more packages: pip install 'celery5[kubernetes]'") from None
+        raise PlatformError(f"it needs more packages: {describe_installation('kubernetes')}") from None
     return KubernetesMembers(cluster=cluster, app=app)
 
 

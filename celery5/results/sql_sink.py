@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from celery5.errors import Misconfigured
+from celery5.extras import describe_installation
 from celery5.protocol.events.documents import ResultDocument
 from celery5.protocol.events.sinks import BATCH, TIMEOUT
 
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 Row = Callable[[ResultDocument], Mapping[str, Any]]
 """Returns the row of a document, by column."""
 
-NEEDS = "an SQLSink needs SQLAlchemy: pip install 'celery5[sql]'"
-"""The error without SQLAlchemy."""
 RACES = 5
 """Attempts at a batch while other Routers insert the same documents."""
 
@@ -83,7 +82,7 @@ class SQLSink:
     def check(self) -> None:
         """Raise Misconfigured when SQLAlchemy is not installed."""
         if find_spec("sqlalchemy") is None:
-            raise Misconfigured(f"sink {self.name!r}: {NEEDS}")
+            raise Misconfigured(f"sink {self.name!r}: {_describe_missing()}")
 
     def write(self, documents: Sequence[ResultDocument], /) -> None:
         """Insert the documents that are not in the table, in one transaction."""
@@ -123,7 +122,7 @@ class SQLSink:
                 try:
                     from sqlalchemy import create_engine
                 except ImportError:
-                    raise Misconfigured(NEEDS) from None
+                    raise Misconfigured(_describe_missing()) from None
                 engine = create_engine(self._url, **self._more)
                 table = self._table if not isinstance(self._table, str) else _made(self._table, engine)
                 if self._key not in table.c:
@@ -167,3 +166,8 @@ def _made(name: str, engine: "Engine") -> "Table":
 def _row(document: ResultDocument) -> dict[str, Any]:
     fields = {name: getattr(document, name) for name in document.__struct_fields__}
     return {**fields, "failure": msgspec.to_builtins(document.failure)}
+
+
+def _describe_missing() -> str:
+    """Return the error without SQLAlchemy."""
+    return f"an SQLSink needs SQLAlchemy: {describe_installation('sql')}"

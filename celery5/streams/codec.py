@@ -14,6 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar, cast, is_typeddict
 import msgspec
 
 from celery5.errors import BadRecord, Misconfigured
+from celery5.extras import describe_installation
 from celery5.logs.fence import pass_cancellation
 from celery5.protocol.bounded_decoding import (
     MAX_DECODED,
@@ -166,7 +167,7 @@ class _Lz4:
         try:
             self._frame: Any = import_module("lz4.frame")
         except ImportError:
-            raise Misconfigured("codec lz4 needs the package lz4: pip install 'celery5[lz4]'") from None
+            raise Misconfigured(f"codec lz4 needs the package lz4: {describe_installation('lz4')}") from None
 
     def compress(self, raw: bytes) -> bytes:
         return bytes(self._frame.compress(raw))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from celery5.app import App
 from celery5.broker.colour import run_in_thread
 from celery5.errors import Misconfigured, RunWaits
+from celery5.extras import describe_installation
 from celery5.middleware.jobs import IncomingJob, SendingBatch, get_command, get_sent_job
 from celery5.middleware.middleware import Middleware
 from celery5.middleware.outcomes import Dead, Released
@@ -402,7 +403,7 @@ def in_memory(app: App, *, schedules: bool = False) -> Generator[InMemoryWorker,
     if app.brokers.is_multi_broker:
         raise Misconfigured("in_memory works with one broker, and this application has several")
     if find_spec("lupa") is None:
-        raise Misconfigured("in_memory needs the package lupa: pip install 'celery5[testing]'")
+        raise Misconfigured(f"in_memory needs the package lupa: {describe_installation('testing')}")
     from celery5.testing.memory_server.server import MemoryServer
 
     previous_url = app.settings.broker

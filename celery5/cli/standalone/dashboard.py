@@ -12,11 +12,11 @@ from celery5.cli.terminal.flags import broker_flag
 from celery5.cli.terminal.output import echo
 from celery5.cli.terminal.target import Target
 from celery5.errors import Misconfigured
+from celery5.extras import describe_installation
 
 if TYPE_CHECKING:
     from celery5.dashboard.access import Authenticator
 
-MISSING = "the dashboard needs more packages: pip install 'celery5[dashboard]'"
 _ROLES = click.Choice(["viewer", "operator", "admin"])
 
 
@@ -114,7 +114,7 @@ def start(
         from celery5.dashboard.access import PROXY_SECRET_HEADER, ProxyHeaders, TokenFile, to_role
         from celery5.processes.dashboard import DashboardOptions, serve
     except ImportError:
-        raise Misconfigured(MISSING) from None
+        raise _make_missing_error() from None
     if tokens and proxy_user_header:
         raise Misconfigured("--tokens and --proxy-user-header: give only one of them")
     authenticator: Authenticator | None = TokenFile(tokens) if tokens else None
@@ -164,7 +164,7 @@ def token(*, name: str, role: str, days: float | None, file: str | None) -> None
         from celery5.dashboard.access import hash_token, read_tokens
         from celery5.processes.dashboard import make_token
     except ImportError:
-        raise Misconfigured(MISSING) from None
+        raise _make_missing_error() from None
     new = make_token()
     line = f"{name} {role} {hash_token(new)}"
     if days is not None:
@@ -179,3 +179,7 @@ def token(*, name: str, role: str, days: float | None, file: str | None) -> None
     else:
         echo(f"add this line to a file, for dashboard start --tokens FILE:\n{line}\nthe token:", err=True)
     echo(new)
+
+
+def _make_missing_error() -> Misconfigured:
+    return Misconfigured(f"the dashboard needs more packages: {describe_installation('dashboard')}")

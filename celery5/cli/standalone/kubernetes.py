@@ -14,14 +14,13 @@ import celery5
 from celery5.cli.terminal.output import echo
 from celery5.cli.terminal.target import Target
 from celery5.errors import Misconfigured
+from celery5.extras import describe_installation
 
 if TYPE_CHECKING:
     from celery5.app import App
     from celery5.protocol.cluster.description import Cluster
     from celery5.protocol.cluster.manifests import KubernetesOptions, Scaler
     from celery5.protocol.cluster.pods import Manifest
-
-MISSING = "manifests need more packages: pip install 'celery5[kubernetes]'"
 
 
 @click.group(no_args_is_help=False)
@@ -204,7 +203,7 @@ def _read_rules() -> "Sequence[Mapping[str, Any]]":
     try:
         import yaml
     except ImportError:
-        raise Misconfigured(MISSING) from None
+        raise _make_missing_error() from None
     text = (files("celery5.observability") / "monitoring" / "celery5-rules.yml").read_text(encoding="utf-8")
     return cast("Sequence[Mapping[str, Any]]", yaml.safe_load(text)["groups"])
 
@@ -233,7 +232,7 @@ def _to_yaml(made: "Sequence[Manifest]") -> str:
     try:
         import yaml
     except ImportError:
-        raise Misconfigured(MISSING) from None
+        raise _make_missing_error() from None
     from celery5.protocol.cluster.manifests import Expression
 
     class Dumper(yaml.SafeDumper):
@@ -260,3 +259,7 @@ def _to_yaml(made: "Sequence[Manifest]") -> str:
 
 
 _MARK = "celery5_expression_"
+
+
+def _make_missing_error() -> Misconfigured:
+    return Misconfigured(f"manifests need more packages: {describe_installation('kubernetes')}")

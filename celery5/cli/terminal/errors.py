@@ -29,6 +29,7 @@ from celery5.errors import (
     Misconfigured,
     UnknownTask,
 )
+from celery5.extras import describe_installation
 from celery5.protocol.masking import collapse_whitespace, describe_error, get_error_text
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class RichMissing(CeleryError):
 def require_rich(what: str, *, extra: str) -> None:
     """Raise RichMissing when rich is not installed."""
     if find_spec("rich") is None:
-        raise RichMissing(f"{what} needs rich: pip install 'celery5[{extra}]', or use --json")
+        raise RichMissing(f"{what} needs rich: {describe_installation(extra)}, or use --json")
 
 
 EXIT_FAILED = 1

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol, cast
 
 from celery5.contrib.celery.messages import CeleryMessage
 from celery5.errors import Misconfigured
+from celery5.extras import describe_installation
 
 BATCH = 100
 """Messages that are received at once, at most, and that are not acknowledged yet."""
@@ -23,7 +24,6 @@ HEARTBEAT = 30.0
 """Seconds between the heartbeats of AMQP, which notice that a broker is gone."""
 RECOVER_AFTER = 5.0
 """Seconds after which messages that a killed Router has left are looked for again."""
-NEEDS = "celery5.contrib.celery needs Celery: pip install 'celery5[celery]'"
 
 
 class Received(NamedTuple):
@@ -65,7 +65,7 @@ def make_celery(celery: Any, role: str) -> Any:
         Misconfigured: Celery is not installed, or the argument is neither.
     """
     if find_spec("celery") is None:
-        raise Misconfigured(NEEDS)
+        raise Misconfigured(f"celery5.contrib.celery needs Celery: {describe_installation('celery')}")
     kind: Any = import_module("celery").Celery
     if isinstance(celery, str):
         return kind("celery5", set_as_current=False, **{role: celery})

@@ -249,8 +249,8 @@ def test_without_rich_it_says_what_to_install(desk: Desk) -> None:
         assert ended.code == code
         if code:
             assert (
-                ended.error
-                == "Error: celery5 -A shop top needs rich: pip install 'celery5[top]', or use --json"
+                ended.error == "Error: celery5 -A shop top needs rich: pip install 'rich>=13.9' "
+                "(the extra celery5[top]), or use --json"
             )
 
 

