@@ -975,11 +975,20 @@ class DefaultApp(App):
     def _check_chosen(self, jobs: Sequence[Job] = ()) -> None:
         if self.is_chosen or self._is_recorded:
             return
+        from celery5.config.unincluded import advise_including  # reads files, which only mistakes need
+
         names = [job.task for job in jobs[:1]] or list(self.tasks)
+        apps = [app for app in _APPS if app is not self]
+        task = self.tasks[names[0]] if names and names[0] in self.tasks else None
+        remedy = (
+            advise_including(task.__module__, task.__name__, apps[0].module)
+            if len(apps) == 1 and task is not None
+            else "import the module of your App first, one that includes or imports the task (App(include=[...]))"
+        )
         raise Misconfigured(
             f"{join_names(names, 3) or 'this'} belongs to no application, and nobody has chosen the default one, which "
-            "no worker may read: import the module of your App first, one that includes or imports the task "
-            "(App(include=[...])); or write app = celery5.default_app() in a module, if workers run the default one"
+            f"no worker may read: {remedy}; or write app = celery5.default_app() in a module, if workers run the "
+            "default one"
         )
 
 
@@ -991,6 +1000,27 @@ def default_app() -> DefaultApp:
     if not _DEFAULT:
         _DEFAULT.append(DefaultApp())
     return _DEFAULT[0]
+
+
+def list_unincluded() -> list[str]:
+    """Return a line for each module of the project with tasks that no application has, with what to write.
+
+    None where the default application is chosen, which has all of them.
+    """
+    from celery5.config.unincluded import advise_including, find_unincluded  # as above
+
+    apps = list(_APPS)
+    if any(isinstance(app, DefaultApp) and app.is_chosen for app in apps):
+        return []
+    apps = [app for app in apps if not isinstance(app, DefaultApp)]
+    include = [name for app in apps for name in (app.module, *app.include)]
+    declared = {(task.__module__, task.__name__) for app in apps for task in app.tasks.values()}
+    own = apps[0].module if len(apps) == 1 else ""
+    return [
+        f"module {module!r} declares {join_names(tasks, 3)}, and no application has what it declares: "
+        f"{advise_including(module, tasks[0], own)}"
+        for module, tasks in find_unincluded(include, declared).items()
+    ]
 
 
 def find_owner(module: str, free: object) -> App:

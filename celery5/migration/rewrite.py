@@ -20,12 +20,18 @@ from celery5.migration.files.findings import CeleryUse, FileReport, ProjectRepor
 from celery5.migration.files.source import SourceFile, find_fault, is_whole, read_project
 from celery5.migration.imports import change_imports, rename
 from celery5.migration.project.context import FileContext
+from celery5.migration.project.includes import add_includes
 from celery5.migration.project.index import Function, ProjectIndex, make_index
 from celery5.migration.project_notes import describe_project
-from celery5.migration.settings.applications import change_app, check_app, check_settings_call
+from celery5.migration.settings.applications import (
+    change_app,
+    check_app,
+    check_missing,
+    check_settings_call,
+)
 from celery5.migration.settings.broker_urls import change_urls, is_url_name
 from celery5.migration.settings.conf import change_conf_statement, leave_beat_schedule, mark_conf
-from celery5.migration.settings.modules import change_settings_module
+from celery5.migration.settings.modules import OWN_CONFIGURATION, change_settings_module
 from celery5.migration.tasks.decorators import change_decorator, check_made_task, is_task_decorator
 from celery5.migration.tasks.running_job import change_bound
 from celery5.migration.tasks.task_class import check_class
@@ -62,7 +68,7 @@ class Migration:
 def migrate_project(source: Path) -> Migration:
     """Return what is to be changed in a project. Nothing is imported or written. Raises Misconfigured."""
     project = read_project(source)
-    index = make_index(project.files)
+    index = add_includes(make_index(project.files), project.files)
     reports: list[FileReport] = []
     unreadable = dict(project.unreadable)
     for file in project.files:
@@ -90,8 +96,9 @@ def migrate_file(file: SourceFile, index: ProjectIndex) -> FileReport:
     if file.tree is None:
         requirements = find_requirements(file.text, index) if _REQUIREMENTS.search(file.name) else ()
         return FileReport(file.name, (*find_command_lines(file.text, index), *requirements))
-    has_mark = (file.module in index.task_modules or any(mark in file.text for mark in _MARKS)) and (
-        index.tasks or "celery" in file.text.lower()
+    is_likely = file.module in index.task_modules or OWN_CONFIGURATION.search(file.name) is not None
+    has_mark = (is_likely or any(mark in file.text for mark in _MARKS)) and (
+        index.tasks or "celery" in f"{file.name} {file.text}".lower()
     )
     if not has_mark and not (index.tasks and "INSTALLED_APPS" in file.text):
         return FileReport(file.name, ())
@@ -109,6 +116,7 @@ def _change_file(
     context = FileContext(file, tree, index)
     _Rewriter(context).visit(tree)
     change_settings_module(context)
+    check_missing(context)
     for statement, reason in kept:
         context.keep_statement(statement, reason)
     change_imports(context)
@@ -143,7 +151,8 @@ def _find_blocking(context: FileContext) -> list[tuple[ast.stmt, str]]:
 
 def _finish(context: FileContext) -> FileReport:
     """Return the report of a file. Changes that would break its syntax are made by hand, all of them."""
-    file, result = context.file, context.source.result
+    file = context.file
+    result = context.source.result or ("\n" if context.file.text else "")  # '' would mean unchanged
     findings = tuple(context.findings)
     if result == file.text:
         return FileReport(file.name, findings)

@@ -97,6 +97,7 @@ def check(target: Target, /, *, file: str, skips_cluster: bool, wants_json: bool
     What the members of the description would load on this host is checked, too, in a process of its own; exits with 1
     when one of them cannot. Settings that are allowed, but probably a mistake, are reported as warnings.
     """
+    from celery5.app import list_unincluded
     from celery5.config.configuration import check_usable, list_warnings
     from celery5.config.settings import get_origins
     from celery5.processes import foreground
@@ -106,6 +107,7 @@ def check(target: Target, /, *, file: str, skips_cluster: bool, wants_json: bool
     app = _load_configured(target, flags)
     check_usable(app.settings, app.name, app.settings.broker)
     warnings = list_warnings(app.settings, app.configuration, list(app.tasks), os.environ)
+    warnings += list_unincluded()
     origins = get_origins(app)
     foreground.check(app)
     has_cluster = not skips_cluster and bool(file or os.path.exists(DEFAULT_FILE))

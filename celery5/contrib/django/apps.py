@@ -10,7 +10,7 @@ from django.core.checks import register
 
 from celery5.app import App
 from celery5.config.include import locate_error
-from celery5.errors import BadBrokerURL, Misconfigured
+from celery5.errors import BadBrokerURL, CeleryError, Misconfigured
 from celery5.protocol.masking import describe_error
 
 MISCONFIGURED = 2
@@ -70,7 +70,7 @@ def _report_failing_tasks() -> None:
     report_others = sys.excepthook
 
     def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        module = _find_failing_tasks(error)
+        module = _find_failing_tasks(error) or _find_refused_module(error)
         if not module:
             report_others(kind, error, trace)
             return
@@ -89,13 +89,25 @@ def _report_failing_tasks() -> None:
 def _find_failing_tasks(error: BaseException) -> str:
     """Return the innermost module of tasks of an installed app that was imported when it was raised; '' for none."""
     packages = [config.name for config in apps.app_configs.values()]
+    prefixes = tuple(f"{package}.tasks." for package in packages)
+    return next((name for name in _list_imported(error) if f"{name}.".startswith(prefixes)), "")
+
+
+def _find_refused_module(error: BaseException) -> str:
+    """Return the innermost module that was imported when celery5 refused what it declares; '' for another error."""
+    if not isinstance(error, CeleryError):
+        return ""
+    return next((name for name in _list_imported(error) if name != "__main__"), "")
+
+
+def _list_imported(error: BaseException) -> list[str]:
+    """Return the modules that were imported when an error was raised, the innermost first."""
     modules = [
         str(frame.f_globals.get("__name__"))
         for frame, _ in walk_tb(error.__traceback__)
         if frame.f_code.co_name == "<module>"
     ]
-    prefixes = tuple(f"{package}.tasks." for package in packages)
-    return next((module for module in reversed(modules) if f"{module}.".startswith(prefixes)), "")
+    return modules[::-1]
 
 
 def _is_command() -> bool:

@@ -41,6 +41,7 @@ def check_application(**_options: Any) -> list[checks.CheckMessage]:
     be imported are an error, as they are where Celery imports them; a project that is being moved can silence it.
     """
     # They load Trio, which a web process does not need.
+    from celery5.app import list_unincluded
     from celery5.config.configuration import check_usable, list_warnings
     from celery5.processes import foreground
 
@@ -52,13 +53,14 @@ def check_application(**_options: Any) -> list[checks.CheckMessage]:
         return [
             checks.Error(f"a worker would not start: {error}{where}", hint=_CORRECT_TASKS, id="celery5.E002")
         ]
+    unincluded = [checks.Warning(text, id="celery5.W005") for text in list_unincluded()]
     try:
         check_usable(app.settings, app.name, app.settings.broker)
         foreground.check(app)
     except CeleryError as error:
-        return [checks.Error(str(error), id="celery5.E001")]
+        return [checks.Error(str(error), id="celery5.E001"), *unincluded]
     found = list_warnings(app.settings, app.configuration, list(app.tasks), os.environ)
-    return [checks.Warning(text, id="celery5.W004") for text in found]
+    return [*(checks.Warning(text, id="celery5.W004") for text in found), *unincluded]
 
 
 def check_leftovers_of_celery(**_options: Any) -> list[checks.CheckMessage]:

@@ -1,10 +1,9 @@
 """Find what the tests of a project use of Celery: its plugin for pytest, and stand-ins for its methods."""
 
 import ast
-import re
 
 from celery5.migration.project.context import FileContext
-from celery5.migration.project.index import Function, get_dotted
+from celery5.migration.project.index import TEST_FILE, Function, get_dotted
 
 _FIXTURES = {
     **dict.fromkeys(
@@ -24,7 +23,6 @@ _FIXTURES = {
     ),
 }
 """The fixtures of Celery's plugin for pytest."""
-_TEST_FILE = re.compile(r"(^|/)(tests?/.*|tests?\w*|\w+_tests?|conftest)\.py$")
 _METHODS = {"apply_async", "si", "apply", "retry"}
 _OF_A_TASK = {*_METHODS, "run"}
 _STAND_IN = (
@@ -37,7 +35,7 @@ def is_test_module(context: FileContext) -> bool:
     packages = {origin.partition(".")[0] for origin in context.origins.values()}
     is_of_django = any(origin.startswith("django.test") for origin in context.origins.values())
     return (
-        is_of_django or bool(packages & {"unittest", "pytest"}) or bool(_TEST_FILE.search(context.file.name))
+        is_of_django or bool(packages & {"unittest", "pytest"}) or bool(TEST_FILE.search(context.file.name))
     )
 
 

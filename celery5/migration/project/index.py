@@ -16,6 +16,8 @@ _APP_MAKERS = {"Celery", "make_celery", "create_celery_app"}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 MAX_DEPTH = 5
 """How many imports a name is followed through."""
+TEST_FILE = re.compile(r"(^|/)(tests?/.*|tests?\w*|\w+_tests?|conftest)\.py$")
+"""A module of tests."""
 _FLOWER = re.compile(r"\bflower\b|\bcelery5\b.*\s(?:dashboard start|top)\b")
 
 
@@ -57,6 +59,8 @@ class ProjectIndex:
     events: set[str] = field(default_factory=set)  # the classes of celery5's events, which have `delay`, too
     failure_classes: set[str] = field(default_factory=set)  # classes with a method on_failure
     errbacks: set[str] = field(default_factory=set)  # the names of tasks that are called when a job fails
+    missing: tuple[str, ...] = ()  # modules with tasks that no application would import
+    moved: tuple[str, ...] = ()  # modules of the setting `imports`, which go into the application's `include`
 
     def find_task(self, origin: str, *, depth: int = MAX_DEPTH) -> KnownTask | None:
         """Return the task that a dotted name means, as seen from anywhere in the project."""
@@ -99,6 +103,11 @@ class ProjectIndex:
         """Return whether a dotted name means an application that is defined in the project."""
         *module, name = origin.lstrip(".").split(".")
         return any(not module or _ends_alike(defined, module) for defined in self.apps.get(name, ()))
+
+    @property
+    def has_one_app(self) -> bool:
+        """Whether the project has a single application."""
+        return sum(map(len, self.apps.values())) == 1
 
     def has_module(self, name: str) -> bool:
         """Return whether a dotted name is a module of the project, and no package."""

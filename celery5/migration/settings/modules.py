@@ -12,6 +12,8 @@ from celery5.migration.settings.new_settings import rename_setting
 _SETTINGS_FILE = re.compile(
     r"(^|/)(\w*settings\w*|settings/\w+|config/\w+|celery_?config\w*|\w*celeryconfig)\.py$"
 )
+OWN_CONFIGURATION = re.compile(r"celery_?config")
+"""In the name of a module with settings of Celery alone, which need no prefix."""
 INSTALLED_APP = "celery5.contrib.django"
 
 
@@ -20,7 +22,7 @@ def change_settings_module(context: FileContext) -> None:
     if not _SETTINGS_FILE.search(context.file.name) and not _has_installed_apps(context.tree):
         _report_upper(context)
         return
-    own = re.search(r"celery_?config", context.file.name) is not None
+    own = OWN_CONFIGURATION.search(context.file.name) is not None
     has_star = any(
         isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in context.tree.body
     )

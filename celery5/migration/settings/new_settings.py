@@ -8,6 +8,7 @@ from celery5.config.settings import Settings
 from celery5.hints import find_equivalent
 from celery5.migration.files.edits import Located
 from celery5.migration.project.context import FileContext
+from celery5.migration.project.includes import read_names
 from celery5.migration.settings.beat_entries import Entries, change_beat_schedule
 from celery5.migration.settings.names import normalize
 
@@ -35,6 +36,9 @@ def rename_setting(context: FileContext, node: Located, name: str, value: ast.ex
     if setting in _VALUES and (new := _VALUES[setting](context, value)) is not None:
         context.changed(node, name, new.name)
         return new
+    if setting in ("imports", "include") and _is_moved(context, value):
+        context.changed(node, name, "include of the App")
+        return NewSetting()
     why = _find_obstacle(setting, text)
     if why:
         context.by_hand(node, name, why)
@@ -50,6 +54,12 @@ def rename_setting(context: FileContext, node: Located, name: str, value: ast.ex
         return NewSetting()
     context.report(node, "setting", setting, name)
     return None
+
+
+def _is_moved(context: FileContext, value: ast.expr) -> bool:
+    """Return whether the application of the project includes the modules of a setting."""
+    names, is_whole = read_names(value)
+    return is_whole and bool(names) and {*names} <= {*context.index.moved}
 
 
 def report_setting(context: FileContext, node: Located, name: str, value: ast.expr) -> None:

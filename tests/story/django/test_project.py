@@ -469,3 +469,54 @@ def test_check_says_nothing_where_celery_is_kept_on_purpose(project: Project) ->
         "shop/celery5.py", "import celery5.contrib.celery\nfrom celery5 import App\napp = App('till')\n"
     )
     assert "no issues" in project.manage("check").out
+
+
+def test_tasks_outside_of_the_modules_tasks_are_named_with_the_line_to_write(project: Project) -> None:
+    project.write("orders/jobs.py", ORDERS.replace("count", "late"))
+    project.write("orders/tests/test_jobs.py", ORDERS.replace("count", "tested"))
+    send = """
+    import django
+    django.setup()
+    from celery5 import Misconfigured
+    from orders.jobs import late
+    try:
+        late.delay()
+    except Misconfigured as error:
+        print(error)
+    """
+    line = "import it in orders.tasks, as in `from orders.jobs import late`"
+    checked = project.manage("check")
+    assert checked.code == 0
+    assert (
+        f"(celery5.W005) module 'orders.jobs' declares late, and no application has what it declares: {line}"
+        in (checked.err)
+    )
+    assert "test_jobs" not in checked.err
+    assert f"declares late, and no application has what it declares: {line}" in (
+        project.manage("celery5", "config", "check").err
+    )
+    assert line in project.python(send).out
+    project.write("shop/celery5.py", 'from celery5 import App\napp = App("shop")\n')
+    assert (
+        "add \"orders.jobs\" to include=[...] of the App in module 'shop.celery5'" in project.python(send).out
+    )
+    for module, text in {
+        "orders/tasks.py": ORDERS + "from orders.jobs import late\n",
+        "shop/celery5.py": 'from celery5 import App\napp = App("shop", include=["orders.jobs"])\n',
+    }.items():
+        project.write("shop/celery5.py", "")
+        project.write("orders/tasks.py", ORDERS)
+        project.write(module, text)
+        assert "W005" not in project.manage("check").err
+
+
+def test_module_that_celery5_refuses_is_one_line_whatever_its_name(project: Project) -> None:
+    project.write("orders/jobs.py", ORDERS.replace("@task", '@task(serializer="pickle")'))
+    project.write("orders/models.py", "import orders.jobs\n")
+    ended = project.manage("check")
+    assert ended.code == 1
+    (line,) = ended.err.splitlines()
+    assert line.startswith(
+        "Error: module 'orders.jobs' fails while it is imported: Misconfigured: task option"
+    )
+    assert "orders/jobs.py:4" in line
