@@ -5,7 +5,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 from urllib.parse import quote
 
@@ -14,6 +14,7 @@ from markupsafe import Markup
 
 from celery5.protocol.byte_counts import format_bytes
 from celery5.protocol.durations import format_age, format_duration
+from celery5.protocol.job.history import format_arguments
 from celery5.protocol.job.messages import MAX_DEPTH, is_nested_deeper
 from celery5.protocol.masking import escape_text
 from celery5.protocol.observability import overview
@@ -135,6 +136,8 @@ _FILTERS: Mapping[str, Callable[[Any], Any]] = {
     "share": format_share,
     "size": format_bytes,
     "use": lambda resources: show_use(read_use(resources)),
+    "arguments": format_arguments,
+    "argument_lines": partial(format_arguments, separator="\n"),
     "moment": format_moment,
     "clock": format_clock,
     "time": format_time,

@@ -5,6 +5,7 @@ setting `show_raw_values` switches it off. What the API returns to programs is a
 that a task redacts.
 """
 
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -13,7 +14,7 @@ from celery5.application import Application
 from celery5.observability.job_sources import get_shape
 from celery5.protocol.job.dead_letters import DeadJob
 from celery5.protocol.job.failure_groups import DeadJobGroups
-from celery5.protocol.job.history import mask_call
+from celery5.protocol.job.history import CallShape, mask_call, name_arguments
 from celery5.protocol.job.messages import Failure
 from celery5.protocol.job.story import JobDetails
 from celery5.protocol.masking import mask_lines, mask_shown
@@ -57,19 +58,29 @@ def mask_groups(app: Application, found: DeadJobGroups) -> DeadJobGroups:
 
 
 def mask_job(app: Application, job: JobDetails) -> JobDetails:
-    """Return a job without passwords in its arguments, result, errors and progress."""
+    """Return a job as people are shown it: its arguments named, and no passwords in them, in its result, errors and
+    progress.
+    """
+    shape = get_shape(app, job.task)
     if app.settings.show_raw_values:
-        return job
-    args, kwargs = mask_call(get_shape(app, job.task), job.args, job.kwargs)
+        return msgspec.structs.replace(job, arguments=_name_arguments(shape, job))
+    args, kwargs = mask_call(shape, job.args, job.kwargs)
+    job = msgspec.structs.replace(job, args=args, kwargs=kwargs)
     return msgspec.structs.replace(
         job,
-        args=args,
-        kwargs=kwargs,
+        arguments=_name_arguments(shape, job),
         value=mask_shown(job.value),
         failure=None if job.failure is None else _mask_failure(job.failure),
         failures=tuple(map(_mask_failure, job.failures)),
         progress=None if job.progress is None else _mask_texts(job.progress, "note"),
     )
+
+
+def _name_arguments(shape: CallShape, job: JobDetails) -> Mapping[str, Any]:
+    """Return the arguments of a job by parameter; of one whose message is gone those that the history has."""
+    if job.is_from_history or (job.args is None and job.kwargs is None):
+        return job.attempts[-1].arguments if job.attempts else {}
+    return name_arguments(shape, job.args, job.kwargs)
 
 
 def mask_dead_record(app: Application, dead: StoredDeadRecord) -> StoredDeadRecord:

@@ -166,8 +166,7 @@ class WorkerCommands:
         return None if report is None else report._replace(note=mask_lines(report.note))._asdict()
 
     def _format_arguments(self, command: Command) -> str:
-        shape = self._tasks[command.task].call_shape
-        return format_call(shape.names, command.args, command.kwargs, shape.redacted)
+        return format_call(self._tasks[command.task].call_shape, command.args, command.kwargs)
 
     async def _revoke(self, parameters: RevokeParameters) -> object:
         job_id = parameters.id

@@ -15,6 +15,7 @@ from celery5.cli.terminal.output import (
 )
 from celery5.logs.destination import has_journal
 from celery5.protocol.durations import format_age, format_duration
+from celery5.protocol.job.history import format_arguments
 from celery5.protocol.job.story import describe_deaths, explain_awaited_code
 from celery5.protocol.job.verdict import FOREIGN_REASONS
 from celery5.protocol.workflows.member_ids import parse_member_id
@@ -61,8 +62,7 @@ def _fields(details: "JobDetails", now: float) -> Iterator[tuple[str, object]]:
     yield "key", details.key
     yield "priority", details.priority if details.priority != "normal" else ""
     yield "worker", details.worker
-    yield "args", format_cell(details.args) if details.args else None
-    yield "kwargs", format_cell(details.kwargs) if details.kwargs else None
+    yield "arguments", format_cell(format_arguments(details.arguments))
     yield "sent", _format_moment(details.sent, now)
     yield "due", _format_moment(details.due, now)
     yield "waits at", _format_waiting(details)
@@ -77,7 +77,6 @@ def _fields(details: "JobDetails", now: float) -> Iterator[tuple[str, object]]:
     yield "entry", details.dead_entry
     yield "error", f"{details.failure.type}: {details.failure.message}" if details.failure else None
     yield "value", format_cell(to_json(details.value)) if details.has_result else None
-    yield "arguments", format_arguments(details.attempts[-1]) if details.is_from_history else ""
     yield "trace", details.trace
     shows_log = details.attempts and has_journal(os.environ)
     yield "log", f"journalctl CELERY5_JOB={details.id}" if shows_log else ""
@@ -130,11 +129,6 @@ def _format_death(death: "WorkerDeath", now: float) -> str:
 def _format_failure(failure: "Failure") -> str:
     place = " ".join(filter(None, (format_time(failure.at), failure.worker)))
     return f"{failure.type}: {failure.message}" + (f" ({place})" if place else "")
-
-
-def format_arguments(job: "JobRecord") -> str:
-    """Return the arguments of a job on one line."""
-    return ", ".join(f"{name}={to_json(value)}" for name, value in job.arguments.items())
 
 
 def format_attempts(attempts: "Sequence[JobRecord]") -> Iterator[str]:

@@ -3,7 +3,7 @@
 import time
 from typing import TYPE_CHECKING
 
-from celery5.cli.commands.job_details import format_arguments, format_job_details, format_seconds
+from celery5.cli.commands.job_details import format_job_details, format_seconds
 from celery5.cli.commands.limit import format_rule_limit, format_suspension
 from celery5.cli.terminal.filters import warn_of_unknown_tasks
 from celery5.cli.terminal.operation_commands import CommandView, Finished, Started, make_group, perform
@@ -12,6 +12,7 @@ from celery5.errors import CeleryError
 from celery5.operations.jobs import JOB_OPERATIONS, SHOW
 from celery5.operations.limits import LIMIT_OPERATIONS, NewLimit
 from celery5.operations.operation import Changed, NotFound
+from celery5.protocol.job.history import format_arguments
 from celery5.protocol.workflows.member_ids import MemberId, parse_member_id
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def _make_search_row(job: "JobRecord") -> dict[str, object]:
         "ran": format_seconds(job.ran),
         "worker": job.worker,
         "error": job.error or job.reason,
-        "arguments": format_arguments(job),
+        "arguments": format_arguments(job.arguments),
     }
 
 

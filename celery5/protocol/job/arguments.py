@@ -36,7 +36,7 @@ from celery5.protocol.job.annotations import (
     is_simple,
     make_check,
 )
-from celery5.protocol.job.history import CallShape
+from celery5.protocol.job.history import CallShape, format_arguments, read_arguments
 from celery5.protocol.job.json_values import (
     FAULTS,
     AdaptedType,
@@ -50,47 +50,25 @@ from celery5.protocol.job.json_values import (
     refuse_changes,
     to_json,
 )
-from celery5.protocol.job.messages import MAX_DEPTH, NO_ARGS, NO_KWARGS, is_nested_deeper, try_decode_value
+from celery5.protocol.job.messages import MAX_DEPTH, NO_ARGS, NO_KWARGS, is_nested_deeper
 from celery5.protocol.job.signature_digests import digest_signature
-from celery5.protocol.masking import MASK, get_error_text, mask_passwords
+from celery5.protocol.masking import get_error_text
 from celery5.similar_names import did_you_mean
 
 MAX_CALL_LENGTH = 120
 """Characters of a call's arguments that are shown."""
-MAX_CALL_SIZE = 16 * 1024
-"""Bytes of a call's arguments that are decoded; of larger ones only the size is shown."""
 
 
-def format_call(
-    names: Sequence[str], args: msgspec.Raw, kwargs: msgspec.Raw, redacted: Collection[str] = ()
-) -> str:
+def format_call(shape: CallShape, args: msgspec.Raw, kwargs: msgspec.Raw) -> str:
     """Return the arguments of a call on one line, `order=7, token="***"`: shortened, and without passwords.
 
     Args:
-        names: the task's positional parameters, in order.
-        args: the positional arguments, a JSON array.
-        kwargs: the named ones, a JSON object.
-        redacted: the parameters whose values are never shown.
+        shape: What is known of the task.
+        args: The positional arguments, a JSON array.
+        kwargs: The named ones, a JSON object.
     """
-    size = len(bytes(args)) + len(bytes(kwargs))
-    if size > MAX_CALL_SIZE:
-        return f"({size} bytes)"
-    positional, named = try_decode_value(args), try_decode_value(kwargs)
-    if not isinstance(positional, list) or not isinstance(named, dict):
-        return "(unreadable)"
-    values = cast("list[object]", positional)
-    values_by_name = dict(zip(names, values, strict=False)) | cast("dict[str, object]", named)
-    values_by_name |= {name: MASK for name in redacted if name in values_by_name}
-    try:
-        shown = [f"{name}={_json(value)}" for name, value in mask_passwords(values_by_name).items()]
-        text = ", ".join(shown + [_json(mask_passwords(value)) for value in values[len(names) :]])
-    except RecursionError:
-        return "(unreadable)"
+    text = format_arguments(read_arguments(shape, args, kwargs))
     return text if len(text) <= MAX_CALL_LENGTH else f"{text[:MAX_CALL_LENGTH]}..."
-
-
-def _json(value: object) -> str:
-    return msgspec.json.encode(value).decode()
 
 
 _EMPTY = inspect.Parameter.empty

@@ -24,6 +24,7 @@ from celery5.protocol.job.verdict import (
 from celery5.protocol.masking import (
     MASK,
     collapse_whitespace,
+    escape_json,
     escape_text,
     is_named_secret,
     mask_passwords,
@@ -130,26 +131,49 @@ NO_SHAPE = CallShape()
 def read_arguments(shape: CallShape, args: Raw, kwargs: Raw) -> dict[str, Any]:
     """Return the arguments of a call by parameter, masked. A positional one without a name has its number.
 
-    Of a large call only its size is returned.
+    Of a large call only its size is returned, and that it cannot be read of one that cannot.
     """
     size = len(bytes(args)) + len(bytes(kwargs))
     if size > MAX_DECODED:
         return {CUT: f"{size} bytes"}
     positional, named = try_decode_value(args), try_decode_value(kwargs)
     if not isinstance(positional, list) or not isinstance(named, dict):
-        return {}
-    values, names = cast("list[object]", positional), shape.names
-    by_name: dict[str, object] = {
-        names[number] if number < len(names) else str(number): value for number, value in enumerate(values)
-    }
-    by_name |= cast("dict[str, object]", named)
+        return {CUT: "unreadable"}
+    by_name = name_arguments(shape, positional, named)
     for name in shape.redacted:
         if name in by_name:
             by_name[name] = MASK
     try:
         return cast("dict[str, Any]", mask_passwords(by_name))
     except RecursionError:
-        return {}
+        return {CUT: "unreadable"}
+
+
+def name_arguments(shape: CallShape, args: Any, kwargs: Any) -> dict[str, Any]:
+    """Return decoded arguments by parameter. A positional one without a name has its number."""
+    values = cast("list[Any]", args) if isinstance(args, list) else []
+    by_name: dict[str, Any] = {
+        shape.names[number] if number < len(shape.names) else str(number): value
+        for number, value in enumerate(values)
+    }
+    return by_name | (cast("dict[str, Any]", kwargs) if isinstance(kwargs, dict) else {})
+
+
+def format_arguments(arguments: Mapping[str, Any], *, separator: str = ", ") -> str:
+    """Return the arguments of a call as they are written in one: `order=7, "express"`.
+
+    Args:
+        arguments: By parameter, as `name_arguments` and `shorten_arguments` return them.
+        separator: What stands between two of them.
+    """
+    shown: list[str] = []
+    for number, (name, value) in enumerate(arguments.items()):
+        text = escape_json(msgspec.json.encode(value).decode())
+        if name == CUT:
+            shown.append(f"({value})" if isinstance(value, str) else f"{CUT} and {text} more")
+        else:
+            shown.append(text if name == str(number) else f"{name}={text}")
+    return separator.join(shown)
 
 
 def redact_call(shape: CallShape, args: Any, kwargs: Any) -> tuple[Any, Any]:

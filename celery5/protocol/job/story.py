@@ -53,6 +53,9 @@ class JobDetails(msgspec.Struct, frozen=True):
     # Arguments and value are decoded JSON.
     args: Any = None
     kwargs: Any = None
+    # The same by parameter; a positional one whose name is not known has its number. When the message is gone those
+    # that the history has, shortened. Only where people are shown a job: `App.find` does not name them.
+    arguments: Mapping[str, Any] = {}
     sent: float = 0.0
     # When a scheduled job or a retry may start.
     due: float = 0.0

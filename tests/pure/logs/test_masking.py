@@ -7,7 +7,8 @@ import pytest
 from msgspec import Raw
 
 from celery5.config.settings import format_value as said
-from celery5.protocol.job.arguments import MAX_CALL_LENGTH, MAX_CALL_SIZE, format_call
+from celery5.protocol.job.arguments import MAX_CALL_LENGTH, format_call
+from celery5.protocol.job.history import MAX_DECODED, NO_SHAPE, CallShape
 from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error, mask_lines, mask_passwords, mask_shown
 
 
@@ -110,16 +111,16 @@ def test_a_long_text_takes_no_longer_for_each_of_its_characters(text: str, doubt
 def test_the_arguments_of_a_call_are_shown_on_a_line_without_passwords(
     args: bytes, kwargs: bytes, text: str | None
 ) -> None:
-    shown = format_call(("order", "token"), Raw(args), Raw(kwargs))
+    shown = format_call(CallShape(("order", "token")), Raw(args), Raw(kwargs))
     assert text is None or shown == text
     assert "hush" not in shown
     assert len(shown) <= MAX_CALL_LENGTH + 3
 
 
 def test_long_arguments_are_shortened_and_very_long_ones_not_even_read() -> None:
-    long = format_call((), Raw(b'["' + b"x" * 1000 + b'"]'), Raw(b"{}"))
+    long = format_call(NO_SHAPE, Raw(b'["' + b"x" * 1000 + b'"]'), Raw(b"{}"))
     assert long == '"' + "x" * (MAX_CALL_LENGTH - 1) + "..."
-    assert format_call((), Raw(b"[" + b"1," * MAX_CALL_SIZE + b"1]"), Raw(b"{}")).endswith(" bytes)")
+    assert format_call(NO_SHAPE, Raw(b"[" + b"1," * MAX_DECODED + b"1]"), Raw(b"{}")).endswith(" bytes)")
 
 
 class _Unprintable(Exception):

@@ -20,6 +20,7 @@ from celery5.protocol.job.history import (
     NO_SHAPE,
     CallShape,
     JobRecord,
+    format_arguments,
     pack_record,
     read_arguments,
     shorten_arguments,
@@ -40,6 +41,16 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     max_leaves=30,
 )
+
+
+def test_arguments_are_shown_as_in_a_call() -> None:
+    shape = CallShape(("a", "b"))
+    positional = read_arguments(shape, Raw(b"[1,2,3,[4]]"), Raw(b'{"c":"x"}'))
+    assert format_arguments(positional) == 'a=1, b=2, 3, [4], c="x"'
+    assert format_arguments(read_arguments(NO_SHAPE, Raw(b"[1,2]"), Raw(b'{"c":3}'))) == "1, 2, c=3"
+    assert format_arguments(read_arguments(NO_SHAPE, Raw(b"["), Raw(b"{}"))) == "(unreadable)"
+    assert format_arguments({"a": 1, CUT: 3}) == f"a=1, {CUT} and 3 more"
+    assert format_arguments({}) == ""
 
 
 @given(st.dictionaries(st.text(), VALUES))
@@ -107,7 +118,7 @@ def test_parameters_are_named_masked_and_redacted() -> None:
     read = read_arguments(shape, Raw(b'[7,"4111","more"]'), Raw(b'{"pin":1,"api_key":"k","note":"n"}'))
     assert read == {"order": 7, "card": "***", "2": "more", "pin": "***", "api_key": "***", "note": "n"}
     assert read_arguments(shape, Raw(b"[" + b"1," * 10_000 + b"1]"), Raw(b"{}")) == {CUT: "20005 bytes"}
-    assert read_arguments(shape, Raw(b"x"), Raw(b"{}")) == {}
+    assert read_arguments(shape, Raw(b"x"), Raw(b"{}")) == {CUT: "unreadable"}
 
 
 @pytest.mark.parametrize(("redact", "words"), [(["crad"], "did you mean 'card'?"), ("card", "a list")])

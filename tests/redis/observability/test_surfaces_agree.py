@@ -222,6 +222,25 @@ async def test_held_jobs_are_backlog_on_every_surface_with_their_age(seeded: App
     await seeded.limits.aresume("push")
 
 
+async def test_arguments_of_a_held_job_read_alike_everywhere(seeded: App) -> None:
+    call = 'site="a", depth=2, "x", "y"'
+    results = await seeded.asend_many([seeded.tasks["crawl"].s("a", 2, "x", "y") for _ in range(2)])
+    surfaces = Surfaces(seeded)
+    async with working(seeded, queues=["web"], name="first"):
+        await until_held(seeded, web=1)
+        (held,) = [result for result in results if (await result.astatus()).value == "HELD"]
+        texts = {
+            "task search": await surfaces.run("task", "search", "--state", "HELD"),
+            "task show": await surfaces.run("task", "show", held.id),
+            "jobs page": await surfaces.look(f"jobs?id={held.id}"),
+            # A line for each, which `look` joins.
+            "job page": (await surfaces.look(f"jobs/{held.id}")).replace(
+                ' depth=2 "x" "y"', ', depth=2, "x", "y"'
+            ),
+        }
+    assert [name for name, text in texts.items() if call not in text] == [], texts
+
+
 async def read_ages(surfaces: Surfaces) -> dict[str, float]:
     """The age of the oldest job of each queue, wherever it is shown as a number of seconds."""
     info, shown = (await surfaces.app.ainfo()).queues, await surfaces.app.metrics.aoverview()
