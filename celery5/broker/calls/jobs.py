@@ -19,6 +19,7 @@ PUBLISH = Script.load("job/publish")
 SCHEDULE = Script.load("job/schedule", "clock", "timing")
 PUBLISH_UNIQUE = Script.load("job/publish_unique", "clock", "sending", "timing")
 READ_BY_LANE = Script.load("job/read_by_lane")
+READ_PENDING = Script.load("job/read_pending")
 PROMOTE = Script.load("job/promote", "clock", "member", "admission")
 SETTLE = Script.load(
     "job/settle", "lease", on_demand=("clock", "ending", "timing", "member", "foreign", "causes")
@@ -167,20 +168,13 @@ def read_by_lane(
 
 
 def read_pending(keys: QueueKeys, worker: str, *, after: bytes, count: int) -> Call[list[Entry]]:
-    """Return what this worker was given on a lane and has not settled, from the entry `after` on (b"0" for all)."""
-    named = {keys.stream.encode(): keys}
-    words = (
-        "XREADGROUP",
-        "GROUP",
-        GROUP,
-        worker,
-        "COUNT",
-        count,
-        "STREAMS",
-        keys.stream,
-        get_stream_id(after),
-    )
-    return Call(words, partial(_entries, named), repeatable=True)
+    """Return what this worker was given on a lane and has not settled, from the entry `after` on (b"0" for all).
+
+    Nothing changes: since when the worker has each job is known as before.
+    """
+    decode = partial(_entries, {keys.stream.encode(): keys})
+    words = (GROUP, worker, get_stream_id(after), count)
+    return script_call(READ_PENDING, (keys.stream,), words, decode, repeatable=True)
 
 
 def settle(

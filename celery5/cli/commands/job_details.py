@@ -16,7 +16,7 @@ from celery5.cli.terminal.output import (
 from celery5.logs.destination import has_journal
 from celery5.protocol.durations import format_age, format_duration
 from celery5.protocol.job.history import format_arguments
-from celery5.protocol.job.story import describe_deaths, explain_awaited_code
+from celery5.protocol.job.story import describe_deaths, explain_awaited_code, list_takes
 from celery5.protocol.job.verdict import FOREIGN_REASONS
 from celery5.protocol.workflows.member_ids import parse_member_id
 
@@ -68,7 +68,7 @@ def _fields(details: "JobDetails", now: float) -> Iterator[tuple[str, object]]:
     yield "waits at", _format_waiting(details)
     yield "waits for", format_cell(explain_awaited_code(details, _format_moment(details.due, now)))
     yield "expires", _format_moment(details.expires, now)
-    yield "taken", _format_moment(details.taken, now)
+    yield from _format_takes(details, now)
     yield "started", _format_moment(details.started, now)
     yield "progress", _format_job_progress(details, now)
     yield "finished", _format_moment(details.finished, now)
@@ -80,6 +80,17 @@ def _fields(details: "JobDetails", now: float) -> Iterator[tuple[str, object]]:
     yield "trace", details.trace
     shows_log = details.attempts and has_journal(os.environ)
     yield "log", f"journalctl CELERY5_JOB={details.id}" if shows_log else ""
+
+
+def _format_takes(details: "JobDetails", now: float) -> Iterator[tuple[str, str]]:
+    """Yield when workers took a job; which ones, where there were several."""
+    takes = list_takes(details)
+    texts = {
+        take: _format_moment(take.at, now) + (f" by {take.worker}" if len(takes) > 1 else "")
+        for take in takes
+    }
+    for label in dict.fromkeys(take.label for take in takes):
+        yield label, "; ".join(text for take, text in texts.items() if take.label == label)
 
 
 def _explain_end(details: "JobDetails") -> str:

@@ -17,7 +17,7 @@ from celery5.protocol.durations import format_duration
 from celery5.protocol.job.history import JobRecord
 from celery5.protocol.job.messages import Failure
 from celery5.protocol.job.states import JobState
-from celery5.protocol.job.story import JobDetails, describe_deaths, explain_awaited_code
+from celery5.protocol.job.story import JobDetails, describe_deaths, explain_awaited_code, list_takes
 from celery5.protocol.job.verdict import FOREIGN_REASONS
 from celery5.protocol.masking import MASK
 from celery5.protocol.shards import get_queue_of_shard
@@ -93,6 +93,9 @@ def _tell(job: JobDetails, now: float) -> Iterator[StoryLine]:
         key = f", with the key {job.key}" if job.key else ""
         priority = f", with {job.priority} priority" if job.priority != "normal" else ""
         yield StoryLine(job.sent, f"sent to queue {job.queue}{priority}{key}")
+    for take in list_takes(job):
+        if take.is_past:
+            yield StoryLine(take.at, f"{take.label} by {take.worker}")
     for death in job.deaths:
         why = f": {death.why}" if death.why else ""
         yield StoryLine(death.at, f"worker {death.worker} died with it{why}", "bad")
@@ -165,8 +168,10 @@ def _tell_now(job: JobDetails, now: float) -> Iterator[StoryLine]:
         yield StoryLine(job.due, f"waits for {word}")
     elif job.worker:
         deaths = describe_deaths(job.deliveries)
+        again = [f"{take.label}: " for take in list_takes(job) if not take.is_past and take.label != "taken"]
         yield StoryLine(
-            job.taken, f"attempt {job.attempt} runs on {job.worker}{'; ' if deaths else ''}{deaths}"
+            job.taken,
+            f"{''.join(again)}attempt {job.attempt} runs on {job.worker}{'; ' if deaths else ''}{deaths}",
         )
     else:
         yield StoryLine(0.0, f"waits on queue {job.queue} for a worker")

@@ -54,6 +54,7 @@ class WorkerDeath(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     worker: str
     at: float = 0.0  # seconds since 1970
     why: str = ""  # why it ended, for people; '' when nobody knows
+    taken: float = 0.0  # when it had taken the job, in seconds since 1970; 0.0 when that is not known
 
 
 class Refusal(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

@@ -1,7 +1,7 @@
 """Describe one job in detail, from its message and its document."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -60,7 +60,7 @@ class JobDetails(msgspec.Struct, frozen=True):
     # When a scheduled job or a retry may start.
     due: float = 0.0
     expires: float = 0.0
-    # When a worker took it.
+    # When the worker that has it took it.
     taken: float = 0.0
     started: float = 0.0
     finished: float = 0.0
@@ -253,6 +253,32 @@ def _make_from_record(record: JobRecord) -> JobDetails:
 def describe_deaths(count: int) -> str:
     """Return how many workers died with a job, in words; '' for none."""
     return f"{count} worker{'' if count == 1 else 's'} died with it" if count else ""
+
+
+class Take(NamedTuple):
+    """A worker that took a job."""
+
+    # `taken`, or which time it was: `first taken`, `taken before`, `taken again`.
+    label: str
+    # When, in seconds since 1970.
+    at: float
+    worker: str
+    # Whether the worker died with it.
+    is_past: bool
+
+
+def list_takes(details: JobDetails) -> list[Take]:
+    """Return which workers took a job, and when: those that died with it, then the one that has it."""
+    past = [death for death in details.deaths if death.taken]
+    # A job that was retried or replayed was taken by workers that did not die, and of many deaths the first are gone.
+    knows_first = details.attempt == 1 and not details.replays and details.deliveries == len(past)
+    takes = [
+        Take("first taken" if knows_first and not number else "taken before", death.taken, death.worker, True)
+        for number, death in enumerate(past)
+    ]
+    if details.taken:
+        takes.append(Take("taken again" if takes else "taken", details.taken, details.worker, False))
+    return takes
 
 
 def explain_awaited_code(details: JobDetails, due: str) -> str:

@@ -124,11 +124,11 @@ local function write_deaths()
   end
   redis.call('PEXPIRE', key, 90 * 86400000)
 end
--- Note that a job took this worker down, for those who look at the job: the last twenty times.
-local function note_death(id)
+-- Note that a job took this worker down, which took it in that ms, for those who look at the job: the last twenty times.
+local function note_death(id, taken)
   if id == '' then return end
   local key = dead .. ':job:' .. id
-  local times = redis.call('RPUSH', key, cjson.encode({worker = name, at = now / 1000, why = ARGV[12]}))
+  local times = redis.call('RPUSH', key, cjson.encode({worker = name, at = now / 1000, why = ARGV[12], taken = taken / 1000}))
   if times > 20 then redis.call('LTRIM', key, -20, -1) end
   redis.call('PEXPIRE', key, string.format('%.0f', math.max(tonumber(ARGV[5]), 86400000)))
 end
@@ -198,7 +198,7 @@ local function undo(one, lane)
     replays = as_whole(command.replays, 0)}
   if entry and blamed then
     count_death(task, not over and not revoked and deliveries > tonumber(ARGV[3]))
-    note_death(id)
+    note_death(id, now - one[3])
   end
   local fate = 'put back'
   if not entry or over or (revoked and not here) then -- there is nothing to run
