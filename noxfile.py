@@ -437,7 +437,7 @@ def _test(session: nox.Session, *arguments: str) -> None:
     """Run pytest in this session's environment."""
     session.env["UV_COMPILE_BYTECODE"] = "1"  # as pip does by itself: see `_compile`
     _install(session, "test", project=True)
-    paths = [argument for argument in arguments if Path(argument.partition("::")[0]).exists()]
+    paths = [argument for argument in arguments if argument.startswith("tests/")]
     _compile(session, *(paths or ["tests"]))
     # Most tests wait for something, so eight processes are quickest on two cores. Each has its own server.
     # No `create_tmp`: it moves the tests' own folders into the checkout, and a socket's path has 107 bytes.
