@@ -381,7 +381,7 @@ class Keys(msgspec.Struct, frozen=True):
 
     @property
     def recycling(self) -> Expiring:
-        """STRING  the worker process that is recycled, until this is gone."""
+        """STRING  the worker that has the turn to be recycled, until its next process consumes, or this is gone."""
         return f"celery5:{{{self.app}}}:recycling"
 
     def source_lease(self, name: str) -> Expiring:

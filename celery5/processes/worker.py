@@ -4,6 +4,8 @@
 stands in worker_parts.py; a worker that was taken for dead begins a new one under a new name.
 """
 
+import os
+import socket
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -40,6 +42,7 @@ from celery5.processes.process_parts import (
 from celery5.processes.watch.sidecar import Sidecar
 from celery5.processes.worker_parts import WorkerParts, WorkerValues
 from celery5.protocol.brokers import DEFAULT_BROKER
+from celery5.protocol.commands.definitions import get_inbox_name
 from celery5.protocol.events.sinks import get_all_recipients
 from celery5.protocol.job.foreign import make_code_version, mark_lacking
 from celery5.protocol.limits import parse_kind_rates
@@ -377,8 +380,20 @@ def make_incarnation_values(
         timer_standing=options.timer_standing,
         recycle_at=RecyclingLimits(settings.max_jobs, SIZE.parse_optional(settings.max_memory) or 0),
         restart_mode=options.restart_mode,
+        recycling_name=_make_recycling_name(options, incarnation.name),
         when_unpublishable=app.unpublishable_fallback or settings.when_unpublishable,
     )
+
+
+def _make_recycling_name(options: WorkerOptions, incarnation: str) -> str:
+    """Return what a process and the one that takes its place when it is recycled have in common, and no others.
+
+    One that has a name keeps it, and one that restarts in place its process id; of several under one parent the next
+    one has the same number.
+    """
+    if options.processes > 1 and not options.name:
+        return f"{socket.gethostname()}:{os.getppid()}.{options.number}"
+    return get_inbox_name(incarnation)
 
 
 def _make_resource_slots(app: App, options: WorkerOptions) -> ResourceSlots:

@@ -228,6 +228,8 @@ class WorkerValues(msgspec.Struct, frozen=True, kw_only=True):
     # When the process is replaced by a fresh one, and how.
     recycle_at: RecyclingLimits
     restart_mode: RestartMode
+    # What the process and the one that takes its place then have in common.
+    recycling_name: str
     # What becomes of retries that cannot be published.
     when_unpublishable: UnpublishableChoice | UnpublishableFallback
 
@@ -688,7 +690,8 @@ class WorkerParts(ProcessParts):
     status_phase = step(StatusPhase, name="vitals", after=(consumer,))
     systemd = step(make_systemd, after=(status_phase,))
     reloader = step(Reloader, after=(consumer,))
-    recycling = step(Recycling, after=(consumer,))
+    # It begins when the process is known to be up, so that one process in a place is over before the next turn.
+    recycling = step(Recycling, after=(systemd,))
     queue_depths = step(QueueDepths, name="depths", after=(redis,))
     group_lags = step(GroupLags, name="lags", after=(redis,))
     stream_archives = step(StreamArchives, name="archives", after=(redis,))

@@ -4,6 +4,9 @@ Where a parent can, it starts the next process first. Then the worker stops read
 started. Everything else continues, the heartbeats and
 systemd's watchdog too, until the running jobs have ended and are settled. Then the worker stops as usual. It is started
 again by whatever has started it, or it replaces itself.
+
+One worker of the application at a time has the turn to be recycled, a lease in Redis. The turn ends when the next
+process consumes in its place; if none does, when the lease has lapsed.
 """
 
 import random
@@ -30,8 +33,10 @@ CHECK_INTERVAL = 1.0
 """Seconds between readings of the memory."""
 DRAIN_TIMEOUT = 3600.0
 """Seconds that running jobs have to end. After that the worker stops as usual, with its grace period."""
-TURN_SECONDS = 5.0
-"""Seconds in which no other worker of the application is recycled: mostly a worker is back by then."""
+TURN_LEASE = 30.0
+"""Seconds for which a worker has its turn at most: from its beginning, and again from the end of its process. Two of
+them are within TURN_TIMEOUT, so that the others need not go without a turn when it is lost.
+"""
 TURN_TIMEOUT = 60.0
 """The most seconds to wait for the turn: the memory may keep growing, and there may be many workers."""
 
@@ -77,7 +82,11 @@ class RestartMode(msgspec.Struct):
 
 
 class Recycling:
-    """Drains this process when it has reached a limit, and sets `stop_requested` then."""
+    """Drains this process when it has reached a limit, and sets `stop_requested` then.
+
+    Args:
+        recycling_name: The name under which it has its turn; the process that takes its place has the same.
+    """
 
     def __init__(
         self,
@@ -89,7 +98,7 @@ class Recycling:
         recycle_at: RecyclingLimits,
         restart_mode: RestartMode,
         keys: Keys,
-        worker: str,
+        recycling_name: str,
         stop_requested: trio.Event,
         resource_slots: ResourceSlots,
         log: Log,
@@ -97,7 +106,7 @@ class Recycling:
     ) -> None:
         self._redis = redis
         self._keys = keys
-        self._worker = worker
+        self._name = recycling_name
         self._limits = (
             jitter_limits(recycle_at, random.random) if restart_mode.is_requested else RecyclingLimits()
         )
@@ -112,6 +121,7 @@ class Recycling:
         self._successor = None if resource_slots.capacity else restart_mode.successor
         self._due = trio.Event()
         self._is_draining = False
+        self._is_replaced = False  # its successor consumes already
 
     @property
     def ended_jobs(self) -> int:
@@ -130,20 +140,20 @@ class Recycling:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Wait until a limit is reached, then drain this process."""
-        self._due, self._is_draining = trio.Event(), False
+        self._due, self._is_draining, self._is_replaced = trio.Event(), False, False
         async with trio.open_nursery() as nursery:
             if self._limits.memory:
                 self._check_memory_limit()
                 nursery.start_soon(self._watch_memory)
             if self._limits.jobs:
                 nursery.start_soon(self._watch_jobs)
+            if self._limits.jobs or self._limits.memory:
+                nursery.start_soon(self._end_turn)  # of the process before this one: its place is taken again
             task_status.started()
             await self._due.wait()
             nursery.cancel_scope.cancel()
         reason = self._get_reason()
-        with trio.move_on_after(TURN_TIMEOUT):
-            while not await self._claim_turn():  # noqa: ASYNC110  it is Redis that changes
-                await trio.sleep(RETRY_INTERVAL)
+        await self._take_turn()
         if self._successor is not None:
             await self._start_successor(self._successor, reason)
         await self._drain(reason)
@@ -157,15 +167,39 @@ class Recycling:
             await trio.lowlevel.wait_readable(successor.ready)
         if timeout.cancelled_caught:
             self._log.event("worker:successor-missing", "warning", after=SUCCESSOR_TIMEOUT)
+        else:
+            self._is_replaced = True
+            await self._end_turn()
 
-    async def _claim_turn(self) -> bool:
-        """Return whether this worker may be recycled now. While Redis is unreachable nothing could be settled."""
+    async def _take_turn(self) -> None:
+        """Wait until no other worker is being recycled, for TURN_TIMEOUT at most."""
+        with trio.move_on_after(TURN_TIMEOUT):
+            while (wait := await self._request_turn()) > 0:  # noqa: ASYNC110  it is Redis that changes
+                await trio.sleep(min(wait, RETRY_INTERVAL))
+
+    async def _request_turn(self) -> float:
+        """Return 0 when this worker has the turn, now for TURN_LEASE; else after how many seconds to ask again.
+
+        While Redis is unreachable nothing could be settled, so there is no turn.
+        """
         try:
-            return await self._redis.perform(
-                cluster.claim_recycling(self._keys, self._worker, seconds=TURN_SECONDS)
+            reply = await self._redis.perform(
+                cluster.acquire_lease(self._keys.recycling, self._name, lease=TURN_LEASE)
             )
         except BrokerError:
-            return False
+            return RETRY_INTERVAL
+        return reply.wait
+
+    async def _end_turn(self) -> None:
+        """Let others have the turn, if this worker or the one before it has it."""
+        with trio.move_on_after(TURN_LEASE):  # after that it has lapsed
+            while True:
+                try:
+                    await self._redis.perform(cluster.release_lease(self._keys.recycling, self._name))
+                except BrokerError:
+                    await trio.sleep(RETRY_INTERVAL)
+                else:
+                    return
 
     def _check_memory_limit(self) -> None:
         """Drop a limit that is reached before the first job: the process would be restarted for ever."""
@@ -215,6 +249,10 @@ class Recycling:
             self._log.event(
                 "worker:recycle-delayed", "warning", running=len(self._in_flight), after=DRAIN_TIMEOUT
             )
+        if not self._is_replaced:
+            await (
+                self._request_turn()
+            )  # for as long as its successor takes to start; if others have it, they go on
         self._restart_mode.request_restart()
         self._stop_requested.set()
 

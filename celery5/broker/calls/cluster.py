@@ -53,12 +53,6 @@ def list_live_processes(keys: Keys, kind: str) -> Call[tuple[str, ...]]:
     )
 
 
-def claim_recycling(keys: Keys, worker: str, *, seconds: float) -> Call[bool]:
-    """Return whether `worker` may be recycled now: no other was in the last `seconds`."""
-    ms = to_ms(seconds)
-    return Call(("SET", keys.recycling, worker, "NX", "PX", ms), bool, repeatable=True)
-
-
 ACQUIRE_LEASE = Script.load("cluster/acquire_lease", "clock")
 RELEASE_LEASE = Script.load("cluster/release_lease")
 

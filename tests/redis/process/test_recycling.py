@@ -7,16 +7,18 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections import Counter
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import redis
 
 from celery5 import AsyncResult
 from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.processes.foreground import RESTART_FOLDER_VARIABLE
 from celery5.protocol.process.recycling import RESTART_EXIT_CODE, SUPERVISED_VARIABLE
+from celery5.services.worker.recycling import TURN_LEASE
 from tests.redis.commands.staff import Employee, Staff, wait_until
 
 
@@ -177,10 +179,53 @@ def test_workers_that_reach_their_limits_together_are_recycled_one_by_one(staff:
     sent = send(staff, "nap", 0.02, count=200)
     assert [job.get(timeout=60) for job in sent]
     wait_until(lambda: len(recycled(fleet)) >= 3, within=60)
-    times = [line["timestamp"] for line in fleet.lines("worker:recycle-requested")]
-    assert all(later - earlier > 4 for earlier, later in pairwise(times))
+    wait_until(lambda: len(fleet.lines("worker:started")) >= 4 + 3)
+    started = [line["timestamp"] for line in fleet.lines("worker:started")]
+    for number, line in enumerate(fleet.lines("worker:successor-requested")):
+        until = line["timestamp"] + 0.1  # others hear that a process works before the log does
+        assert sum(at <= until for at in started) >= 4 + number, "the one before is replaced"
     assert each_ran_once(staff, sent)
     assert stopped(fleet) == 0
+
+
+def test_turn_to_be_recycled_ends_when_the_next_process_consumes(
+    staff: Staff, redis_client: "redis.Redis"
+) -> None:
+    key, supervised = staff.app.keys.recycling, SUPERVISED_VARIABLE.removeprefix("CELERY5_")
+    one = staff.start("--name", "w", max_jobs=1, **{supervised: 1})
+    assert send(staff, "nap", 0.0)[0].get(timeout=30)
+    assert one.wait(30) == RESTART_EXIT_CODE
+    assert redis_client.get(key) == b"w", "it keeps its turn until its place is taken again"
+    assert 0 < redis_client.pttl(key) <= TURN_LEASE * 1000
+    following = staff.start("--name", "w", max_jobs=1, **{supervised: 1})
+    wait_until(lambda: not redis_client.exists(key), within=TURN_LEASE / 3)
+    assert stopped(following) == 0
+
+
+def test_worker_in_place_gives_its_turn_to_the_next_one_when_it_consumes(
+    staff: Staff, redis_client: "redis.Redis"
+) -> None:
+    one = staff.start(max_jobs=1)
+    assert send(staff, "nap", 0.0)[0].get(timeout=30)
+    wait_until(lambda: len(one.lines("worker:started")) == 2)
+    wait_until(lambda: not redis_client.exists(staff.app.keys.recycling), within=TURN_LEASE / 3)
+    assert stopped(one) == 0
+
+
+def test_worker_waits_for_its_turn_while_another_has_it_at_most_for_its_lease(
+    staff: Staff, redis_client: "redis.Redis"
+) -> None:
+    one = staff.start(max_jobs=1)
+    redis_client.set(staff.app.keys.recycling, "lost", px=4000)
+    assert send(staff, "nap", 0.0)[0].get(timeout=30)
+    early = 0
+    while redis_client.get(staff.app.keys.recycling) == b"lost":
+        early = len(recycled(one))
+        time.sleep(0.05)
+    assert early == 0
+    wait_until(lambda: len(recycled(one)) == 1)
+    wait_until(lambda: len(one.lines("worker:started")) == 2)
+    assert stopped(one) == 0
 
 
 def test_the_list_of_workers_shows_jobs_memory_and_limits(staff: Staff) -> None:
