@@ -19,6 +19,7 @@ from celery5.protocol.cluster.canary import CanaryWatch
 from celery5.protocol.cluster.description import Cluster, build_canaries, build_members, distribute_workers
 from celery5.protocol.cluster.foreman import STOP_ORDER, ClusterState
 from celery5.protocol.cluster.members import (
+    RECYCLING,
     Action,
     Ended,
     Kill,
@@ -32,6 +33,7 @@ from celery5.protocol.cluster.members import (
     Stop,
 )
 from celery5.protocol.observability.families import MetricFamily, make_gauge
+from celery5.protocol.process.recycling import RESTART_EXIT_CODE
 
 DECISION_PERIOD = 1.0
 """Seconds between two decisions when nothing happens."""
@@ -258,8 +260,8 @@ class Foreman:
             "celery5_members",
             "Members of the cluster, by phase.",
             *[
-                (float(sum(state.phase is phase for state in states)), {"phase": phase.value})
-                for phase in Phase
+                (float(sum(state.shown_phase == phase for state in states)), {"phase": phase})
+                for phase in (*[phase.value for phase in Phase], RECYCLING)
             ],
             merge="max",
         )
@@ -309,6 +311,7 @@ class Foreman:
         decides = self._leads.has_valid_lease if self._is_acting else not self._leads.is_leader
         if decides and self._is_acting:
             self._follow_trial(now)
+        self.cluster_state.end_overdue_recycling(now)  # also while nothing may be started
         for action in self.cluster_state.decide(now) if decides else ():
             if self._actions is not None:
                 self._actions.start_soon(self._act, action)
@@ -447,11 +450,12 @@ class Foreman:
             details = {"kept": kept} if kept else {}
             self._log.event("member:abandoned", "error", name=event.name, why=how, hint=_GIVEN_UP, **details)
         elif isinstance(event, Ended):
+            state = self.cluster_state.members[event.name]
             self._log.event(
                 "member:ended",
-                "info" if is_expected else "warning",
+                "info" if is_expected or state.is_recycling else "warning",
                 name=event.name,
-                how=event.how,
+                how=state.end_reason if event.code == RESTART_EXIT_CODE else event.how,
                 code=event.code,
             )
         elif phase is Phase.UP:

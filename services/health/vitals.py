@@ -82,6 +82,7 @@ class ProcessStatus:
         self.memory: dict[str, ServerMemory] = {}
         self.timers: dict[str, TimerCounts] = {}
         self._waits_for = ""
+        self._recycling = ""
         self._sources: Sequence[StatusSource] = ()
         self._started_at = time.time()
         self._code = ""
@@ -110,11 +111,15 @@ class ProcessStatus:
 
     def mark_starting(self, worker: str) -> None:
         """Note that another incarnation starts."""
-        self.worker, self.phase, self._waits_for = worker, "starting", ""
+        self.worker, self.phase, self._waits_for, self._recycling = worker, "starting", "", ""
 
     def mark_waiting(self, why: str) -> None:
         """Note why the next incarnation does not start yet."""
         self._waits_for = why
+
+    def mark_recycling(self, why: str) -> None:
+        """Note why the process takes no more jobs, and ends to be started again."""
+        self._recycling = why
 
     def set_code(self, version: str) -> None:
         """Set the version of the code that this process runs."""
@@ -225,7 +230,13 @@ class ProcessStatus:
         failures = sum(counts.get(state, 0) for state in FAILED_STATES)
         problems = "; ".join(f"{name}: {why}" for name, why in self.get_readiness().conditions.items() if why)
         attempts = Attempts(counts.get("SUCCESS", 0), failures)
-        return format_worker_status(problems, sum(counts.values()), attempts, counts.get("DEAD", 0))
+        return format_worker_status(
+            problems,
+            sum(counts.values()),
+            attempts,
+            counts.get("DEAD", 0),
+            recycling=self._recycling,
+        )
 
 
 class StatusPhase:

@@ -125,7 +125,7 @@ class SystemdNotify:
         self._is_exiting = is_exiting
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Send READY=1, notify the watchdog until cancelled, then send STOPPING=1."""
+        """Send READY=1, notify the watchdog until cancelled, then send STOPPING=1, with the last status."""
         try:
             await self._send("READY=1", *self._for_controller, *self._format_status())
             task_status.started()
@@ -137,7 +137,7 @@ class SystemdNotify:
         except trio.Cancelled:  # after an error this begins again
             if self._is_exiting():
                 with trio.CancelScope(shield=True):
-                    await self._send("STOPPING=1")
+                    await self._send("STOPPING=1", *self._format_status())
             raise
 
     def _format_status(self) -> tuple[str, ...]:

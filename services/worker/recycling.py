@@ -24,6 +24,7 @@ from celery5.health.machine import used_memory
 from celery5.logs.log import Log
 from celery5.protocol.observability.job_tally import JobTally
 from celery5.protocol.process.recycling import RecyclingLimits, format_mib, get_recycle_reason, jitter_limits
+from celery5.services.health.vitals import ProcessStatus
 from celery5.services.job.in_flight import InFlightJobs
 from celery5.services.job.resource_slots import ResourceSlots
 from celery5.services.process.broker_outages import RETRY_INTERVAL
@@ -99,6 +100,7 @@ class Recycling:
         restart_mode: RestartMode,
         keys: Keys,
         recycling_name: str,
+        process_status: ProcessStatus,
         stop_requested: trio.Event,
         resource_slots: ResourceSlots,
         log: Log,
@@ -107,6 +109,7 @@ class Recycling:
         self._redis = redis
         self._keys = keys
         self._name = recycling_name
+        self._process_status = process_status
         self._limits = (
             jitter_limits(recycle_at, random.random) if restart_mode.is_requested else RecyclingLimits()
         )
@@ -241,6 +244,7 @@ class Recycling:
             running=running,
         )
         self._is_draining = True
+        self._process_status.mark_recycling(reason)
         self._consumer.stop_reading()
         with trio.move_on_after(DRAIN_TIMEOUT) as timeout:
             while len(self._in_flight):

@@ -347,6 +347,12 @@ def _to_json_fields(reply: "Reply") -> dict[str, Any]:
     return {"controller": reply.worker, "ok": True, **answer}
 
 
+def _format_recycling(member: Mapping[str, Any]) -> str:
+    """Return why a member is being recycled, for people; "" when it is not, or its Controller does not tell."""
+    why = member.get("recycling", "")
+    return f"recycling: {why}" if why else ""
+
+
 def _format_members(reply: "Reply") -> str:
     """Return a line about the cluster, and below it a line for each member of a Controller."""
     rows = [
@@ -359,7 +365,7 @@ def _format_members(reply: "Reply") -> str:
             "died": member["deaths"],
             "restarts": member["restarts"],
             "reported": "" if member["status_age"] is None else format_age(0.0, member["status_age"]),
-            "status": member["trouble"] or member["status"],
+            "status": member["trouble"] or _format_recycling(member) or member["status"],
         }
         for member in reply.answer["members"]
     ]

@@ -27,6 +27,7 @@ from celery5.protocol.cluster.members import (
     Stop,
     Unknown,
 )
+from celery5.protocol.health.worker_status import parse_worker_status
 from celery5.protocol.job.retry_policy import full_jitter
 from celery5.protocol.process.liveness import get_silence_limit
 from celery5.protocol.process.recycling import RESTART_EXIT_CODE
@@ -42,6 +43,12 @@ KILL_RETRY_DELAY = 5.0
 """Seconds after which a process that survived a kill is killed again."""
 STALL_LIMIT = 5.0
 """Seconds without a decision after which this process counts as frozen: silent members are not blamed then."""
+
+
+UNKNOWN_LIMIT = "it has reached a limit"
+"""Why a member is recycled that has not reported why, or whose report was lost."""
+ASKED_TOO_EARLY = "it asked to be started again before it was ready"
+"""How a process ended that asked for its successor and had not done anything."""
 
 
 class ClusterState:
@@ -103,7 +110,7 @@ class ClusterState:
     def release(self, names: Iterable[str]) -> None:
         """Leave these to another Controller: no action is taken on them, and their events are ignored."""
         for state in [self._states[name] for name in names]:
-            state.phase, state.started_as = Phase.DOWN, None
+            state.phase, state.started_as, state.recycle_reason = Phase.DOWN, None, ""
             state.stop_requested = state.stopping_by_itself = False
             state.killed_at = -inf
 
@@ -184,16 +191,15 @@ class ClusterState:
         state = self._states.get(event.name)
         if state is None or not state.phase.is_running:
             return
+        if isinstance(event, Beat) and event.status:
+            _take_status(state, event.status, now)
         if isinstance(event, Beat) and not event.loop_alive:
-            state.status, state.status_at = event.status, now
             return
         state.last_heard_at = now
         state.unknown_reason = event.why if isinstance(event, Unknown) else ""
         if isinstance(event, Ended):
             self._handle_end(state, event, now, excused=is_excused)
             return
-        if isinstance(event, Beat) and event.status:
-            state.status, state.status_at = event.status, now
         if isinstance(event, Ready):
             state.code = event.code or state.code
             state.incarnation = event.incarnation or state.incarnation
@@ -201,6 +207,8 @@ class ClusterState:
         if phase is not state.phase:
             state.phase, state.phase_since = phase, now
             state.stopping_by_itself = state.stopping_by_itself or phase is Phase.STOPPING
+            if phase is Phase.UP:
+                state.recycle_reason = ""
         if state.unknown_reason and (
             phase is Phase.STARTING or (phase is Phase.STOPPING and not self.draining)
         ):
@@ -230,6 +238,9 @@ class ClusterState:
         recycled = event.code == RESTART_EXIT_CODE and state.phase is not Phase.STARTING
         in_order = state.stop_requested or (state.stopping_by_itself and event.code == 0) or recycled
         why = state.end_reason if state.killed_at > -inf and not state.stop_requested else event.how
+        if event.code == RESTART_EXIT_CODE:  # people are not told by a number
+            why = f"recycled: {state.recycle_reason or UNKNOWN_LIMIT}" if recycled else ASKED_TOO_EARLY
+        state.recycle_reason = (state.recycle_reason or UNKNOWN_LIMIT) if recycled else ""
         state.phase, state.phase_since, state.started_as, state.status = Phase.DOWN, now, None, ""
         state.code = ""
         state.stop_requested = state.stopping_by_itself = False
@@ -257,6 +268,19 @@ class ClusterState:
                 f"it has died {len(state.recent_deaths)} times within "
                 f"{self._cluster.restart_period:g} s: {why}"
             )
+
+    def end_overdue_recycling(self, now: float) -> None:
+        """Count recycled members that have not come back within `start_limit` as failed, like any other."""
+        limit = self._cluster.start_limit
+        for state in self._states.values():
+            if (
+                state.is_recycling
+                and state.phase in (Phase.DOWN, Phase.STARTING)
+                and now - state.phase_since >= limit
+            ):
+                state.recycle_reason = ""
+                state.failures = 1
+                state.end_reason = f"it was recycled, and was not up {limit:g} s later"
 
     def decide(self, now: float) -> list[Action]:
         """Return what to do now. An action counts as done unless `mark_start_failed` or `mark_stop_failed` follows."""
@@ -400,8 +424,11 @@ class ClusterState:
 
     @property
     def is_complete(self) -> bool:
-        """Return whether all wanted members are up and current."""
-        return all(state.phase is Phase.UP and not self._is_stale(state) for state in self._wanted())
+        """Return whether all wanted members are up, or are being recycled, and are current."""
+        return all(
+            (state.phase is Phase.UP or state.is_recycling) and not self._is_stale(state)
+            for state in self._wanted()
+        )
 
     @property
     def is_stopped(self) -> bool:
@@ -431,9 +458,22 @@ class ClusterState:
     def status_line(self) -> str:
         """Return how many are up and what is wrong, in one line."""
         wanted = self._wanted()
-        up = sum(state.phase is Phase.UP and not state.unknown_reason for state in wanted)
+        recycling = sum(state.is_recycling for state in wanted)
+        up = sum(
+            state.phase is Phase.UP and not state.unknown_reason and not state.is_recycling
+            for state in wanted
+        )
+        line = f"{up} of {len(wanted)} members up" + (f", {recycling} recycling" if recycling else "")
         wrong = self.problem
-        return f"{up} of {len(wanted)} members up" + (f"; {wrong}" if wrong else "")
+        return line + (f"; {wrong}" if wrong else "")
+
+
+def _take_status(state: MemberState, status: str, now: float) -> None:
+    """Keep what a member reports of itself. Of a process that starts, the former one may be what is recycled."""
+    state.status, state.status_at = status, now
+    worker = parse_worker_status(status)
+    if worker is not None and state.phase is not Phase.STARTING:
+        state.recycle_reason = worker.recycling
 
 
 def _get_stop_limit(state: MemberState) -> float:

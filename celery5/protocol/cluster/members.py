@@ -193,6 +193,10 @@ class Kill(msgspec.Struct, frozen=True):
 Action = Start | Stop | Kill
 
 
+RECYCLING = "recycling"
+"""What people and programs see in place of the phase of a member that is being recycled."""
+
+
 class MemberState(msgspec.Struct):
     """The state of one member. Changed by `ClusterState` alone."""
 
@@ -237,11 +241,29 @@ class MemberState(msgspec.Struct):
     has_been_up: bool = False
     # Why its state is unknown; "" when it is known.
     unknown_reason: str = ""
+    # Why it is being recycled: from when its process says so until the next one is up, or is late; "" when it is not.
+    recycle_reason: str = ""
 
     @property
     def group(self) -> tuple[Kind, str]:
         """Return its kind and group."""
         return self.member.kind, self.member.group
+
+    @property
+    def is_recycling(self) -> bool:
+        """Return whether it is being recycled, and nothing else has happened to it."""
+        return bool(self.recycle_reason) and not (
+            self.stop_requested
+            or self.killed_at > -inf
+            or self.failures
+            or self.unknown_reason
+            or self.phase is Phase.GIVEN_UP
+        )
+
+    @property
+    def shown_phase(self) -> str:
+        """Return its phase, or that it is being recycled, for people and programs."""
+        return RECYCLING if self.is_recycling else self.phase.value
 
     @property
     def problem(self) -> str:

@@ -6,7 +6,9 @@ import msgspec
 
 READY = "ready"
 """How the status of a worker begins when nothing keeps it from being ready."""
-_STATUS = re.compile(r"(.*); \d+ attempts ended: (\d+) successes, (\d+) failures; \d+ jobs dead")
+_STATUS = re.compile(
+    r"(.*); \d+ attempts ended: (\d+) successes, (\d+) failures; \d+ jobs dead(?:; recycling: (.*))?"
+)
 
 
 class Attempts(msgspec.Struct, frozen=True):
@@ -42,12 +44,17 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     # What keeps it from being ready; "" for nothing.
     problem: str
     attempts: Attempts
+    # Why it is being recycled; "" when it is not.
+    recycling: str = ""
 
 
-def format_worker_status(problem: str, ended: int, attempts: Attempts, dead: int) -> str:
+def format_worker_status(
+    problem: str, ended: int, attempts: Attempts, dead: int, *, recycling: str = ""
+) -> str:
     """Return the status that a worker reports, in one line."""
     counts = f"{attempts.successes} successes, {attempts.failures} failures"
-    return f"{problem or READY}; {ended} attempts ended: {counts}; {dead} jobs dead"
+    last = f"; recycling: {recycling}" if recycling else ""
+    return f"{problem or READY}; {ended} attempts ended: {counts}; {dead} jobs dead{last}"
 
 
 def parse_worker_status(status: str) -> WorkerStatus | None:
@@ -56,4 +63,4 @@ def parse_worker_status(status: str) -> WorkerStatus | None:
     if found is None:
         return None
     problem = "" if found[1] == READY else found[1]
-    return WorkerStatus(problem, Attempts(int(found[2]), int(found[3])))
+    return WorkerStatus(problem, Attempts(int(found[2]), int(found[3])), found[4] or "")

@@ -65,6 +65,8 @@ class Trial:
 def test_a_status_of_a_worker_is_read_as_it_was_written(problem: str) -> None:
     status = format_worker_status(problem, 9, Attempts(5, 3), 1)
     assert parse_worker_status(status) == WorkerStatus(problem, Attempts(5, 3))
+    status = format_worker_status(problem, 9, Attempts(5, 3), 1, recycling="it has done 9 jobs")
+    assert parse_worker_status(status) == WorkerStatus(problem, Attempts(5, 3), "it has done 9 jobs")
 
 
 @pytest.mark.parametrize("status", ["", "ready", "ready; 9 attempts ended, 1 jobs dead", "failed: no"])

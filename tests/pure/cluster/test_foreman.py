@@ -21,6 +21,7 @@ from celery5.protocol.cluster.members import (
     Stopping,
     Unknown,
 )
+from celery5.protocol.health.worker_status import Attempts, format_worker_status
 from celery5.protocol.process.recycling import RESTART_EXIT_CODE
 
 CLUSTER = parse_cluster(
@@ -135,6 +136,65 @@ def test_one_that_is_recycled_is_started_at_once_and_has_not_died() -> None:
         assert names(clock.tick(), Start) == ["worker-default-1"]
         clock.say(Ready("worker-default-1"))
     assert clock.crew.members["worker-default-1"].recent_deaths == []
+
+
+def test_recycled_member_is_recycling_until_its_next_process_is_up() -> None:
+    clock, name, why = Clock().up(), "worker-default-1", "it has done 500 jobs (max_jobs)"
+    state = clock.crew.members[name]
+    status = format_worker_status("", 500, Attempts(500, 0), 0, recycling=why)
+    words: list[MemberEvent] = [Beat(name, status), Stopping(name), Beat(name, status, loop_alive=False)]
+    for word in (*words, Ended(name, "it ended with 75", RESTART_EXIT_CODE)):
+        clock.say(word)
+        assert (state.shown_phase, state.recycle_reason, state.problem) == ("recycling", why, "")
+        assert clock.crew.is_complete
+        assert clock.crew.status_line == "4 of 5 members up, 1 recycling"
+    assert state.end_reason == f"recycled: {why}"
+    assert names(clock.tick(), Start) == [name]
+    clock.say(Beat(name, format_worker_status("boot", 0, Attempts(), 0), loop_alive=False))
+    assert (state.shown_phase, state.recycle_reason) == ("recycling", why)
+    clock.say(Ready(name))
+    assert (state.shown_phase, state.recycle_reason) == ("up", "")
+    assert (state.death_count, state.failures) == (0, 0)
+    assert clock.crew.status_line == "5 of 5 members up"
+
+
+def test_recycled_member_that_does_not_come_back_in_time_is_down() -> None:
+    clock, name = Clock().up(), "worker-default-1"
+    clock.say(Ended(name, "it ended with 75", RESTART_EXIT_CODE))
+    clock.now += (
+        CLUSTER.start_limit - 1
+    )  # nothing may be started, since this Controller is not sure that it leads
+    clock.crew.end_overdue_recycling(clock.now)
+    assert clock.crew.is_complete
+    clock.now += 1
+    clock.crew.end_overdue_recycling(clock.now)
+    assert not clock.crew.is_complete
+    assert clock.crew.members[name].shown_phase == "down"
+    late = f"{name}: it was recycled, and was not up 20 s later; it is started again"
+    assert clock.crew.status_line == f"4 of 5 members up; {late}"
+
+
+def test_recycled_member_whose_next_process_dies_has_failed() -> None:
+    clock, name = Clock().up(), "worker-default-1"
+    clock.say(Ended(name, "it ended with 75", RESTART_EXIT_CODE))
+    clock.tick()
+    clock.say(Ended(name, "it ended with 1", 1))
+    assert not clock.crew.is_complete
+    assert clock.crew.status_line == f"4 of 5 members up; {name}: it ended with 1; it is started again"
+
+
+@pytest.mark.parametrize("code", [0, -9])
+def test_recycling_member_that_is_asked_to_stop_or_dies_is_not_recycled(code: int) -> None:
+    clock, name = Clock().up(), "worker-default-1"
+    clock.say(Beat(name, format_worker_status("", 9, Attempts(9, 0), 0, recycling="it has done 9 jobs")))
+    state = clock.crew.members[name]
+    assert state.is_recycling
+    if code == 0:
+        clock.crew.restart([name])
+        clock.tick()
+        assert state.shown_phase == "stopping"
+    clock.say(Ended(name, "it ended", code))
+    assert (state.shown_phase, state.recycle_reason) == ("down", "")
 
 
 def test_member_that_ends_in_order_is_restarted_uncounted() -> None:
@@ -396,6 +456,7 @@ def test_who_says_that_it_is_recycled_before_it_was_ready_has_died() -> None:
         clock.say(Ended(name, "it ended with 75", RESTART_EXIT_CODE))
         clock.tick()
     assert clock.phase(name) is Phase.GIVEN_UP
+    assert clock.crew.problem.endswith("within 60 s: it asked to be started again before it was ready")
 
 
 def test_who_waits_for_anothers_place_is_never_given_up() -> None:

@@ -65,7 +65,7 @@ async def test_it_says_ready_then_feeds_the_watchdog_then_says_stopping(
         await trio.sleep(12)
         assert heard() == ["WATCHDOG=1\nSTATUS=7 jobs running"] * 2
         nursery.cancel_scope.cancel()
-    assert heard() == ["STOPPING=1"]
+    assert heard() == ["STOPPING=1\nSTATUS=7 jobs running"]
 
 
 async def test_the_notification_names_the_loaded_file_in_one_line(
