@@ -1,16 +1,20 @@
 """Find the command lines of Celery in files such as a Procfile or a unit of systemd, and write those of celery5."""
 
+import ast
 import re
 import shlex
 from collections.abc import Iterator
 
 from celery5.hints import find_command_hint
 from celery5.migration.files.findings import CeleryUse
+from celery5.migration.files.source import SourceFile
 from celery5.migration.project.index import ProjectIndex
 
 MAX_LINE = 2000
-_COMMAND = re.compile(r"(?<![\w./-])(?:[\w./${}-]+/)?celery(?=[\s\"',])(?P<rest>[^#;&|]*)")
-_LIST = re.compile(r"[\[\]\"']|,(?=[\s\"']|$)")
+_COMMAND = re.compile(
+    r"(?<![\w./-])(?:[\w./${}-]+/)?(?:celery|\$\{?CELERY_BIN\}?)(?=[\s\"',])(?P<rest>[^#;&|]*)"
+)
+_LIST = re.compile(r"[\[\]\"'`]|,(?=[\s\"']|$)")
 """What a list of YAML or of a Dockerfile puts around words."""
 _WORDS = [
     "worker",
@@ -40,8 +44,8 @@ _FLAGS = {
     "--concurrency": "--cpu-slots",
     "-Q": "--queues",
     "--queues": "--queues",
-    "-n": "--name",
-    "--hostname": "--name",
+    "-n": "",
+    "--hostname": "",
     "--max-tasks-per-child": "--max-jobs",
 }
 """Flags of `celery worker`, and those of `celery5 worker start`."""
@@ -65,39 +69,145 @@ _ALONE = {
 """Flags without a value."""
 
 
-def find_command_lines(text: str, index: ProjectIndex) -> Iterator[CeleryUse]:
-    """Yield a finding for each command line of Celery."""
-    for number, line in enumerate(text.split("\n"), 1):
-        if "celery" not in line or len(line) > MAX_LINE or line.lstrip().startswith("#"):
-            continue
-        for match in _COMMAND.finditer(_LIST.sub(" ", line)):
-            advice = _translate(_split(match["rest"]), index)
-            if advice:
-                yield CeleryUse(number, "by hand", f"celery {' '.join(match['rest'].split())}"[:200], advice)
+_LONELY = re.compile(r"(?i)^\s*(?:-\s+|command:\s*|entrypoint:?\s*)[\[\"']*[\w./${}-]*celery\b")
+"""A line of YAML or of a Dockerfile whose command may have its words in the lines below."""
+_MORE_WORDS = re.compile(r"^\s*(?:-\s+[^\s:]+\s*$|args:|cmd:?\s*\[)", re.IGNORECASE)
+_FLAG = re.compile(r"^\s+--?[A-Za-z]")
+_ITEM = re.compile(r"(?i)^\s*(?:-\s+|args:|cmd:?\s)")
+_ENDING = re.compile(r"\b(?:pkill|killall|pgrep|pidof)\b|\bps\s+\w+\s*\|")
+_END = "{begin} worker shutdown stops workers, and {begin} worker list shows them: their processes are called celery5"
+_OPTIONS = re.compile(r"^\s*(?:export\s+)?(CELERY_BIN|CELERY_APP|CELERY(?:D|BEAT)_\w+)=")
+_OF_SCRIPTS = (
+    "leave it out with the script that reads it: units for systemd are those of celery5 docs systemd, and options are "
+    "flags of celery5 worker start"
+)
+_DOCUMENTS = re.compile(r"(?i)\.(md|rst|txt)$")
+_PLAIN_TEXT = re.compile(r"(?:-A|--app)\b")
+"""What a command line in a text for people has: the words `celery worker` alone are prose."""
+
+
+def find_command_lines(file: SourceFile, index: ProjectIndex) -> Iterator[CeleryUse]:
+    """Yield a finding for each command line of Celery in a file that is not Python, and for options of its scripts."""
+    lines = file.text.split("\n")
+    is_text = _DOCUMENTS.search(file.name) and not file.path.name.lower().startswith(("crontab", "procfile"))
+    for number, line in enumerate(lines, 1):
+        option = _OPTIONS.match(line)
+        if option and len(line) <= MAX_LINE and option[1] not in _KEPT_VARIABLES:
+            yield CeleryUse(number, "by hand", option[1], _OF_SCRIPTS)
+        elif _is_candidate(line) and not (is_text and not _PLAIN_TEXT.search(line)):
+            yield from _find_in_line(number, _join(lines, number - 1), index)
+
+
+_KEPT_VARIABLES = {"CELERY_BROKER_URL", "CELERY_RESULT_BACKEND"}
+
+
+def find_commands_in_code(tree: ast.Module, index: ProjectIndex) -> Iterator[CeleryUse]:
+    """Yield a finding for each command line in a Python file: a text, or a list of words, but no docstring."""
+    documents = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Constant(value=str(text)) if id(node) not in documents and "celery " in text:
+                yield from _find_in_line(node.lineno, text.replace("\n", " "), index)
+            case (
+                ast.List(elts=[ast.Constant(value=str(first)), *others])
+                | ast.Tuple(elts=[ast.Constant(value=str(first)), *others])
+            ) if first.rpartition("/")[2] == "celery" and others:
+                words = [str(word.value) if isinstance(word, ast.Constant) else "..." for word in others]
+                yield from _find_in_line(node.lineno, f"celery {' '.join(words)}", index)
+            case _:
+                pass
+
+
+def _is_candidate(line: str) -> bool:
+    return (
+        "celery" in line.lower() and len(line) <= MAX_LINE and not line.lstrip().startswith(("#", ";", "//"))
+    )
+
+
+def _find_in_line(number: int, line: str, index: ProjectIndex) -> Iterator[CeleryUse]:
+    for match in _COMMAND.finditer(_LIST.sub(" ", line)[:MAX_LINE]):
+        is_ending = _ENDING.search(line[: match.start()]) is not None
+        words = _split(match["rest"])
+        advice = _END.format(begin=_begin("", index)) if is_ending else _translate(words, index)
+        if advice:
+            yield CeleryUse(number, "by hand", f"celery {' '.join(match['rest'].split())}"[:200], advice)
+
+
+def _join(lines: list[str], first: int) -> str:
+    """Return a command line with the lines below it that belong to it.
+
+    They follow a backslash, begin with a flag and are indented, or are the items of a list of YAML; `CMD` of a
+    Dockerfile and `args` of a container follow the list of the command.
+    """
+    whole = lines[first]
+    is_list = _LONELY.match(whole) is not None and not _find_word(whole)
+    for line in lines[first + 1 : first + MAX_JOINED]:
+        if whole.rstrip().endswith("\\"):
+            whole = f"{whole.rstrip()[:-1]} {line.strip()}"
+        elif _FLAG.match(line) or (is_list and _MORE_WORDS.match(line)):
+            whole = f"{whole} {_ITEM.sub('', line).strip()}"
+        else:
+            break
+    return whole
+
+
+MAX_JOINED = 40
+"""The most lines that one command has."""
+
+
+def _find_word(line: str) -> str:
+    """Return the command of Celery in a line; '' if it is not in this one."""
+    words = _LIST.sub(" ", line).split()
+    return next((word for word in words if word in _WORDS), "")
 
 
 _REQUIREMENT = re.compile(
-    r"""(?:^[\s"']*|["'](?=celery\s*[\[<>=!~]))(celery(?:\[[\w,\s-]*\])?)(?=\s*(?:[<>=!~;"',#@]|$))"""
+    r"""^[\s"'-]*(?P<name>[A-Za-z][\w.-]*)(?P<extras>\[[\w,\s-]*\])?(?=\s*(?:[<>=!~;"',#@]|$))"""
+    r"""|["'](?P<inner>[A-Za-z][\w.-]*)(?P<more>\[[\w,\s-]*\])?(?=\s*[<>=!~;])"""
+    r"""|["'](?P<only>[A-Za-z][\w.-]*)(?P<extra>\[[\w,\s-]*\])(?=["'])"""
+    r"""|\b(?:install|add)\b[^#]*?\s["']?(?P<installed>celery)(?P<with>\[[\w,-]*\])?(?=[\s"'<>=~!]|$)"""
 )
-"""Celery among the packages that a project needs, in `requirements.txt` or a list of `pyproject.toml`."""
+"""A package that a project needs, in `requirements.txt` or a list of `pyproject.toml`, or that a command installs."""
+_COMPANIONS = {
+    "django-celery-beat": "leave it out: celery5 migrate --beat FILE.json writes its rows as schedules",
+    "django-celery-results": "leave it out: results are in Redis, and celery5 migrate --results FILE.json stores "
+    "those that are still wanted",
+    "flower": "leave it out: celery5[dashboard,top] has celery5 dashboard start and celery5 top",
+    "celery-once": "leave it out: options(key=...), or unique_for= of a task (celery5 docs idempotency)",
+    "celery-singleton": "leave it out: options(key=...), or unique_for= of a task (celery5 docs idempotency)",
+    "celery-redbeat": "leave it out: schedules are in Redis",
+    "celery-progress": "leave it out: progress(done, total, note), and result.watch() (celery5 docs results)",
+    "pytest-celery": "celery5[testing]: in_memory(app) and running_worker(app)",
+    **dict.fromkeys(
+        ("kombu", "billiard", "amqp", "vine"),
+        "leave it out, unless something else needs it: celery5 does not",
+    ),
+}
+"""Packages that come with Celery, and what to do with them."""
 
 
 def find_requirements(text: str, index: ProjectIndex) -> Iterator[CeleryUse]:
-    """Yield a finding for each line that requires Celery, with what celery5 has for its extras."""
+    """Yield a finding for each line that requires Celery or a package for it, with what celery5 has for its extras."""
     extras = ["testing"]
     extras += ["django"] if index.is_django else []
     extras += ["dashboard", "top"] if index.has_flower else []
     of_flower = ", dashboard and top for what replaces Flower" if index.has_flower else ""
     for number, line in enumerate(text.split("\n"), 1):
-        match = _REQUIREMENT.search(line) if len(line) <= MAX_LINE else None
-        if match:
-            yield CeleryUse(
-                number,
-                "by hand",
-                match[1],
-                f"celery5[{','.join(sorted(extras))}], which needs no extra for Redis; testing is for tests (in_memory)"
-                f"{of_flower}: celery5 docs install lists all extras",
-            )
+        for match in _REQUIREMENT.finditer(line) if len(line) <= MAX_LINE else ():
+            groups = match.groupdict()
+            name = next(groups[key] for key in ("name", "inner", "only", "installed") if groups[key])
+            key = name.lower().replace("_", "-")
+            if key == "celery":
+                shown = next((groups[key] for key in ("extras", "more", "extra", "with") if groups[key]), "")
+                yield CeleryUse(
+                    number,
+                    "by hand",
+                    f"celery{shown}",
+                    f"celery5[{','.join(sorted(extras))}], which needs no extra for Redis; testing is for tests "
+                    f"(in_memory){of_flower}: celery5 docs install lists all extras",
+                )
+            elif key in _COMPANIONS:
+                yield CeleryUse(number, "by hand", key, _COMPANIONS[key])
 
 
 def _split(text: str) -> list[str]:
@@ -132,18 +242,22 @@ def _translate(words: list[str], index: ProjectIndex) -> str:
         position += 1
     if not command:
         return ""
-    begin = f"celery5 -A {index.find_celery_module(app)}" if app else "celery5"
-    if index.is_django:
-        begin = "python manage.py celery5"
+    begin = _begin(app, index)
     if command == "worker":
         return _translate_worker(begin, rest)
     if command == "beat":
         return f"{begin} scheduler start, twice or more"
     hint = find_command_hint([command, *rest[:1]])
     advice = hint.removeprefix("; ").partition(" there is ")[2].rpartition(" (see ")[0]
-    if index.is_django:
-        advice = re.sub(r"\bcelery5 (?=[a-z])", "python manage.py celery5 ", advice)
+    advice = re.sub(r"\bcelery5 (?!docs|migrate)(?=[a-z])", f"{begin} ", advice)
     return advice or _OTHER_COMMANDS.get(command, "see celery5 docs from-celery")
+
+
+def _begin(app: str, index: ProjectIndex) -> str:
+    """Return the words that a command line begins with."""
+    if index.is_django:
+        return "python manage.py celery5"
+    return f"celery5 -A {index.find_celery_module(app)}" if app else "celery5"
 
 
 def _translate_worker(begin: str, words: list[str]) -> str:
@@ -158,6 +272,9 @@ def _translate_worker(begin: str, words: list[str]) -> str:
             flags.append(f"--queues {','.join(queues)}")
         elif flag in ("-c", "--concurrency") and is_green:
             flags.append(f"--concurrency {value}")
+        elif flag in ("-n", "--hostname"):
+            name = value.partition("@")[0]  # the host is known without it
+            flags += [f"--name {name}"] if name and "%" not in name else []
         elif flag in _FLAGS:
             flags.append(f"{_FLAGS[flag]} {value.lower() if 'level' in _FLAGS[flag] else value}")
             notes += [_OF_ALL] if _FLAGS[flag] == "--max-jobs" else []

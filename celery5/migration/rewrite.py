@@ -8,21 +8,21 @@ from pathlib import Path
 
 import msgspec
 
-from celery5.migration.calls.argument_types import check_argument_types, describe_unannotated
+from celery5.migration.calls.argument_types import check_argument_types
 from celery5.migration.calls.attributes import check_attribute
 from celery5.migration.calls.canvas import change_operator
 from celery5.migration.calls.dispatch import change_call
 from celery5.migration.calls.project_tests import check_fixtures, check_replaced, check_stand_in
 from celery5.migration.calls.signals import check_signal, mark_signals
-from celery5.migration.command_lines import find_command_lines, find_requirements
+from celery5.migration.command_lines import find_command_lines, find_commands_in_code, find_requirements
+from celery5.migration.differences import find_differences
 from celery5.migration.files.edits import Edit, EditableSource, make_diff
-from celery5.migration.files.findings import CeleryUse, FileReport, ProjectReport
+from celery5.migration.files.findings import CeleryUse, Decisions, FileReport, ProjectReport
 from celery5.migration.files.source import SourceFile, find_fault, is_whole, read_project
 from celery5.migration.imports import change_imports, rename
 from celery5.migration.project.context import FileContext
 from celery5.migration.project.includes import add_includes
 from celery5.migration.project.index import Function, ProjectIndex, make_index
-from celery5.migration.project_notes import describe_project
 from celery5.migration.settings.applications import (
     change_app,
     check_app,
@@ -53,7 +53,13 @@ _MARKS = (
 """A file without any of these has nothing of Celery's."""
 
 
-_REQUIREMENTS = re.compile(r"requirements|pyproject\.toml$")
+_REQUIREMENTS = re.compile(r"requirements|(pyproject\.toml|Pipfile|setup\.cfg|environment\.ya?ml)$")
+
+
+_INSTALLING = re.compile(
+    r"\b(?:pip3?|uv|poetry|pipenv|conda)\b[^\n]*\b(?:install|add)\b[^\n]*[\s\"']celery\b"
+)
+"""A command that installs Celery."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +76,11 @@ def migrate_project(source: Path) -> Migration:
     project = read_project(source)
     index = add_includes(make_index(project.files), project.files)
     reports: list[FileReport] = []
+    differences = find_differences(project.files, index)
     unreadable = dict(project.unreadable)
     for file in project.files:
         try:
-            report = migrate_file(file, index)
+            report = migrate_file(file, index, differences.get(file.name, ()))
         except (RecursionError, MemoryError):
             unreadable[file.name] = "it is nested too deeply"
             continue
@@ -84,29 +91,41 @@ def migrate_project(source: Path) -> Migration:
         notes.append(
             "no Celery(...) was found: give the App retry_policy=RetryPolicy(max_retries=0), as Celery tries a job once"
         )
-    unannotated = describe_unannotated(index)
-    notes += [unannotated] if unannotated else []
-    notes += describe_project(project.files, index)
     whole = ProjectReport(tuple(reports), unreadable, notes, index.is_django)
     return Migration(source if source.is_dir() else source.parent, project.files, whole)
 
 
-def migrate_file(file: SourceFile, index: ProjectIndex) -> FileReport:
-    """Return what is to be changed in a file."""
+def migrate_file(file: SourceFile, index: ProjectIndex, differences: Sequence[CeleryUse] = ()) -> FileReport:
+    """Return what becomes of a file, and what is to be decided there: also the `differences` that show in it."""
+    report = _migrate_file(file, index, differences)
+    decisions = Decisions(file.text)
+    findings = tuple(finding for finding in report.findings if not decisions.settle(finding))
+    return msgspec.structs.replace(report, findings=findings)
+
+
+def _migrate_file(file: SourceFile, index: ProjectIndex, differences: Sequence[CeleryUse]) -> FileReport:
     if file.tree is None:
-        requirements = find_requirements(file.text, index) if _REQUIREMENTS.search(file.name) else ()
-        return FileReport(file.name, (*find_command_lines(file.text, index), *requirements))
+        requirements = find_requirements(file.text, index) if _may_require(file) else ()
+        return FileReport(file.name, (*find_command_lines(file, index), *requirements, *differences))
     is_likely = file.module in index.task_modules or OWN_CONFIGURATION.search(file.name) is not None
     has_mark = (is_likely or any(mark in file.text for mark in _MARKS)) and (
         index.tasks or "celery" in f"{file.name} {file.text}".lower()
     )
     if not has_mark and not (index.tasks and "INSTALLED_APPS" in file.text):
-        return FileReport(file.name, ())
+        return FileReport(file.name, tuple(differences))
     context = _change_file(file, file.tree, index, ())
-    if is_whole(context.source.result):
-        return _finish(context)
-    blocking = _find_blocking(context)
-    return _finish(_change_file(file, file.tree, index, blocking) if blocking else context)
+    if not is_whole(context.source.result):
+        blocking = _find_blocking(context)
+        context = _change_file(file, file.tree, index, blocking) if blocking else context
+    if file.path.name == "setup.py":
+        context.findings.extend(find_requirements(file.text, index))
+    context.findings.extend((*differences, *find_commands_in_code(file.tree, index)))
+    return _finish(context)
+
+
+def _may_require(file: SourceFile) -> bool:
+    """Return whether a file that is not Python says which packages a project needs, or installs some."""
+    return _REQUIREMENTS.search(file.name) is not None or _INSTALLING.search(file.text) is not None
 
 
 def _change_file(

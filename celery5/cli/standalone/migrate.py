@@ -87,7 +87,7 @@ def migrate(  # noqa: C901
 _KEYS: dict[str, FindingKind] = {
     "changes": "change",
     "by_hand": "by hand",
-    "to_check": "check",
+    "to_decide": "decide",
     "no_counterpart": "nothing",
 }
 """The kinds of findings, by their names in JSON."""
@@ -117,7 +117,15 @@ def _describe_file(file: FileReport, written: list[str]) -> dict[str, object]:
     return fields
 
 
-_SHOWN: dict[FindingKind, str] = {"by hand": "by hand", "check": "to check", "nothing": "no counterpart"}
+_SHOWN: dict[FindingKind, str] = {
+    "by hand": "to change by hand",
+    "decide": "to decide",
+    "nothing": "no counterpart",
+}
+_HOW_TO_DECIDE = (
+    "the program cannot judge these: each stays listed until its line ends with the comment `# celery5: decided`, "
+    "or the file has that comment in a line of its own"
+)
 WIDTH_OF_PIPE = 120
 """The most columns of a line; also used if the output is no terminal."""
 MIN_WIDTH = 40
@@ -140,20 +148,20 @@ def _print_report(report: ProjectReport, written: list[str]) -> None:
     for note in report.list_notes():
         echo(_wrap(f"note: {note}", "", "  "))
     if not (report.count("change") or report.count("by hand") or report.unreadable):
-        left = [f", {count} to check" for count in [report.count("check")] if count]
+        left = [f", {count} to decide" for count in [report.count("decide")] if count]
         left += [f", {count} without a counterpart" for count in [report.count("nothing")] if count]
-        echo(f"nothing left to do{''.join(left)}")
+        echo(f"nothing left to {'change' if left else 'do'}{''.join(left)}")
         return
     echo(
         f"{report.count('change')} changes {'are written' if written else 'in the diffs above'}, "
-        f"{report.count('by hand')} to make by hand, {_count_checks(report)}"
+        f"{report.count('by hand')} to make by hand, {_count_decisions(report)}"
         f"{report.count('nothing')} without a counterpart"
         + ("" if written or not report.count("change") else "; --write makes the changes")
     )
 
 
-def _count_checks(report: ProjectReport) -> str:
-    return f"{report.count('check')} to check, " if report.count("check") else ""
+def _count_decisions(report: ProjectReport) -> str:
+    return f"{report.count('decide')} to decide, " if report.count("decide") else ""
 
 
 def _print_findings(files: Iterable[FileReport], kind: FindingKind, written: list[str]) -> None:
@@ -166,6 +174,8 @@ def _print_findings(files: Iterable[FileReport], kind: FindingKind, written: lis
             lines += [] if line in lines else [line]
     if places:
         echo(f"{_SHOWN[kind]}\n{'-' * len(_SHOWN[kind])}")
+        if kind == "decide":
+            echo(_wrap(_HOW_TO_DECIDE, "  ", "  "))
     for advice, here in places.items():
         for (path, name), lines in here.items():
             echo(_wrap(f"{path}:{', '.join(map(str, lines))}  {name}", "  ", " " * 6))

@@ -3,9 +3,10 @@
 import ast
 from collections.abc import Iterable, Iterator
 
+from celery5.migration.files.findings import CeleryUse
+from celery5.migration.files.source import SourceFile
 from celery5.migration.project.context import FileContext
 from celery5.migration.project.index import Function, KnownTask, ProjectIndex, get_dotted
-from celery5.similar_names import join_names
 
 _ADVICE = (
     "annotate the parameter with this type: arguments are JSON, and without an annotation the task gets text, where "
@@ -45,8 +46,11 @@ _SENDING = {
 }
 _PACKED = {"apply_async", "apply_async_on_commit", "signature"}
 """Methods that take the arguments of the task as a tuple and a dictionary."""
-_MAX_NAMED = 8
-"""The most tasks that one note names."""
+_UNANNOTATED = "parameters without annotations"
+_ANNOTATE = (
+    "where one gets a datetime, date, time, timedelta, Decimal, UUID or bytes, annotate it, since it arrives as text "
+    "(celery5 docs types)"
+)
 
 
 def check_argument_types(context: FileContext, call: ast.Call) -> None:
@@ -63,15 +67,17 @@ def check_argument_types(context: FileContext, call: ast.Call) -> None:
             context.by_hand(call, f"{kind} for {task.name}({name})", _ADVICE)
 
 
-def describe_unannotated(index: ProjectIndex) -> str:
-    """Return a note of all tasks that have parameters without annotations whose type may matter; '' for none."""
-    names = sorted({task.name for tasks in index.tasks.values() for task in tasks if _may_matter(task)})
-    if not names:
-        return ""
-    return (
-        f"parameters without annotations have {join_names(names, _MAX_NAMED)}: where one gets a datetime, "
-        "date, time, timedelta, Decimal, UUID or bytes, annotate it, since it arrives as text (celery5 docs types)"
-    )
+def find_unannotated(file: SourceFile, tree: ast.Module, index: ProjectIndex) -> Iterator[CeleryUse]:
+    """Yield the tasks of a file that have parameters without annotations whose type may matter."""
+    known = {
+        task.name
+        for tasks in index.tasks.values()
+        for task in tasks
+        if task.module == file.module and _may_matter(task)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, Function) and node.name in known - index.errbacks:
+            yield CeleryUse(node.lineno, "decide", _UNANNOTATED, _ANNOTATE)
 
 
 def _may_matter(task: KnownTask) -> bool:

@@ -61,7 +61,7 @@ def check_declared(context: FileContext, name: ast.expr) -> None:
         case ast.Constant():
             pass
         case _:
-            context.note(name, "check", f"the task {context.render(name)}", _NAMED_LATER)
+            context.note(name, "decide", f"the task {context.render(name)}", _NAMED_LATER)
 
 
 _NAMED_LATER = (

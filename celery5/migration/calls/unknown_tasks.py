@@ -40,9 +40,9 @@ def check_unknown_task(context: FileContext, call: ast.expr, method: str, receiv
     elif method == "si":
         context.by_hand(call, shown, _IMMUTABLE)
     elif method == "delay":
-        context.note(call, "check", shown, _SENDS)
+        context.note(call, "decide", shown, _SENDS)
     elif "task" in f"{ast.unparse(receiver)} {context.origin_of(receiver)}".lower():
-        context.note(call, "check", shown, _SIGNATURE if method in ("signature", "subtask") else _RUNS)
+        context.note(call, "decide", shown, _SIGNATURE if method in ("signature", "subtask") else _RUNS)
     return True
 
 

@@ -1,11 +1,14 @@
-"""What is found in a project: changes that are made or to be made by hand, what to check, what has no counterpart."""
+"""What is found in a project: changes that are made or to be made by hand, what to decide, what has no counterpart."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import msgspec
 
-FindingKind = Literal["change", "by hand", "check", "nothing"]
+FindingKind = Literal["change", "by hand", "decide", "nothing"]
+_DECIDED = re.compile(r"(?:[#;]|//|<!--)\s*celery5: decided\b")
+"""A comment that says that a finding of its line is settled; in a line of its own: all to decide in the file is."""
 _KEEP_CELERY = (
     "keep celery installed until python manage.py check is silent: modules that still import Celery cannot be imported "
     "without it"
@@ -20,6 +23,26 @@ class CeleryUse(msgspec.Struct, frozen=True, order=True):
     name: str  # what is there: `link_error`
     advice: str  # what to write instead, or why there is nothing
     line_after: int = 0  # the line when the changes are written; 0 in a file without any
+
+
+class Decisions:
+    """The comments `# celery5: decided` of a file, by which people say that there is nothing left to do."""
+
+    def __init__(self, text: str) -> None:
+        self._lines: set[int] = set()
+        self._is_whole = False
+        for number, line in enumerate(text.split("\n"), 1) if "celery5: decided" in text else ():
+            found = _DECIDED.search(line)
+            if found and line[: found.start()].strip():
+                self._lines.add(number)
+            elif found:
+                self._is_whole = True
+
+    def settle(self, finding: CeleryUse) -> bool:
+        """Return whether a finding is settled. A change that the program makes never is."""
+        return finding.kind != "change" and (
+            finding.line in self._lines or (self._is_whole and finding.kind == "decide")
+        )
 
 
 class FileReport(msgspec.Struct, frozen=True):

@@ -18,10 +18,23 @@ MAX_FILES = 20_000
 MAX_DEPTH = 32
 """How deep folders are searched."""
 _SKIPPED = {"__pycache__", "node_modules", "site-packages", "venv", "env", "build", "dist"}
+_READ_HIDDEN = {
+    ".github",
+    ".circleci",
+    ".gitlab",
+    ".buildkite",
+    ".devcontainer",
+    ".vscode",
+    ".ebextensions",
+    ".platform",
+}
+"""Hidden folders with files that start processes."""
 _COMMAND_FILE = re.compile(
-    r"(?i)(procfile.*|makefile|gnumakefile|justfile|.*dockerfile.*|.*\.(ya?ml|service|sh|conf|ini|toml|mk)"
-    r"|.*requirements.*\.(txt|in))"
+    r"(?i)(procfile.*|makefile|gnumakefile|justfile|pipfile|.*(dockerfile|containerfile).*|celery(d|beat)?(\.env)?"
+    r"|.*\.(ya?ml|service|timer|sh|bash|conf|cfg|ini|toml|mk|tf|hcl|j2|tpl|bat|ps1|cron|md|rst)|\.env.*|.*\.env"
+    r"|crontab.*|(package|launch|tasks|devcontainer|app|task-?def\w*).json|.*requirements.*\.(txt|in))"
 )
+"""Files that may hold command lines of Celery, or the packages that a project needs."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +114,9 @@ def _find_paths(folder: Path, unreadable: dict[str, str]) -> Iterator[Path]:
         if "pyvenv.cfg" in names:
             folders.clear()
             continue
-        folders[:] = sorted(name for name in folders if name not in _SKIPPED and not name.startswith("."))
+        folders[:] = sorted(
+            name for name in folders if name in _READ_HIDDEN or not (name in _SKIPPED or name.startswith("."))
+        )
         if len(here.parts) - depth >= MAX_DEPTH and folders:
             unreadable[here.relative_to(folder).as_posix()] = f"folders are searched {MAX_DEPTH} deep"
             folders.clear()

@@ -183,7 +183,7 @@ def check_rate(context: FileContext, option: ast.keyword) -> None:
     constant, value = get_constant(option), context.render(option.value)
     is_written = isinstance(option.value, ast.Call) and get_dotted(option.value.func).endswith("Rate")
     if constant is ... and not is_written:
-        context.note(option, "check", "rate_limit", f"{_RATE_BY_HAND}: {value} is known only when it runs")
+        context.note(option, "decide", "rate_limit", f"{_RATE_BY_HAND}: {value} is known only when it runs")
     elif constant is not ... and translate_rate(constant) is None:
         context.by_hand(option, "rate_limit", f"{_RATE_BY_HAND}: {value} is no rate")
 

@@ -32,7 +32,7 @@ def list_left(report: ProjectReport) -> set[tuple[str, str, str]]:
     return {
         (file.path, finding.name, finding.advice)
         for file in report.files
-        for kind in ("by hand", "check", "nothing")
+        for kind in ("by hand", "decide", "nothing")
         for finding in file.of_kind(kind)
     }
 
@@ -223,7 +223,8 @@ app.control.send("stats")
 celery = "the word"
 """
     (tmp_path / "tasks.py").write_text(text)
-    assert migrate_project(tmp_path).report.files == ()
+    report = migrate_project(tmp_path).report
+    assert [report.count(kind) for kind in ("change", "by hand", "nothing")] == [0, 0, 0]
 
 
 ERRBACKS = [
@@ -413,7 +414,7 @@ def test_an_advice_is_written_once_with_its_places_in_lines_of_the_terminal(
         (tmp_path / name).write_text(APP + TWICE)
     done = CliRunner(env={"COLUMNS": str(columns)}).invoke(migrate_command, [str(tmp_path)])
     assert done.exit_code == 0
-    text = done.output[done.output.index("\nby hand\n") :]
+    text = done.output[done.output.index("\nto change by hand\n") :].partition("to decide\n")[0]
     assert " ".join(text.split()).count("a task is a function, not a class") == 1
     assert "  more.py:18, 22  base\n  tasks.py:18, 22  base\n      middleware (App(" in text
     assert max(map(len, text.splitlines()[:-1])) <= columns  # without the summary
@@ -441,15 +442,39 @@ DJANGO = "INSTALLED_APPS = []\n"
 
 
 def find_notes(folder: Path, text: str, *, settings: str = "") -> list[str]:
-    """Return the notes of a project, and check that a run after `--write` has the same."""
+    """Return what is to be decided in a project, each once, and check that a run after `--write` lists the same.
+
+    A comment on each line that is listed ends it.
+    """
     (folder / "tasks.py").write_text(f"{APP}{text}")
     if settings:
         (folder / "manage.py").write_text(settings)
     first = migrate_project(folder).report
     write(folder, first)
     again = migrate_project(folder).report
-    assert again.notes == first.notes
-    return [note for note in first.notes if not note.startswith("parameters without")]
+    assert list_to_decide(again) == list_to_decide(first)
+    notes = {
+        use.advice: None for file in again.files for use in file.of_kind("decide") if use.name != UNANNOTATED
+    }
+    settle(folder, again)
+    assert migrate_project(folder).report.count("decide") == 0
+    return [*notes]
+
+
+def list_to_decide(report: ProjectReport) -> set[tuple[str, str, str]]:
+    return {(file.path, use.name, use.advice) for file in report.files for use in file.of_kind("decide")}
+
+
+UNANNOTATED = "parameters without annotations"
+
+
+def settle(folder: Path, report: ProjectReport) -> None:
+    """Write the comment of a decision at the end of each line that is listed as one to decide."""
+    for file in report.files:
+        lines = (folder / file.path).read_text().split("\n")
+        for number in {use.line for use in file.of_kind("decide")}:
+            lines[number - 1] += "  # celery5: decided"
+        (folder / file.path).write_text("\n".join(lines))
 
 
 @pytest.mark.parametrize("call", ["add.delay(1)", "add.apply_async((1,))", "add.delay_on_commit(1)"])
@@ -457,6 +482,10 @@ def test_project_that_sends_has_one_note_about_delay_while_redis_is_down(tmp_pat
     (note,) = find_notes(tmp_path, f"{call}\n{call}\n")
     assert note.startswith("delay does not raise while Redis is down")
     assert "App(..., backlog=0) raises" in note
+    (tmp_path / "tasks.py").write_text(f"{APP}{call}\n")
+    uses = [use for file in migrate_project(tmp_path).report.files for use in file.of_kind("decide")]
+    (line,) = [use.line for use in uses if use.name == "the backlog"]
+    assert APP.split("\n")[line - 1].startswith("app = Celery(")
     (note,) = find_notes(tmp_path, f"{call}\n", settings=DJANGO)
     assert 'CELERY5["backlog"] = 0 raises' in note
     assert find_notes(tmp_path, f"{call}\n", settings=f'{DJANGO}CELERY5 = {{"backlog": 0}}\n') == []
@@ -524,7 +553,9 @@ def test_django_project_is_told_to_keep_celery_until_nothing_is_left(tmp_path: P
     write(tmp_path, migrate_project(tmp_path).report)
     left = CliRunner().invoke(migrate_command, [str(tmp_path)]).output
     assert "keep celery" not in left
-    assert left.endswith("nothing left to do\n")
+    assert left.endswith("nothing left to change, 1 to decide\n")
+    (tmp_path / "tasks.py").write_text(f"# celery5: decided\n{(tmp_path / 'tasks.py').read_text()}")
+    assert CliRunner().invoke(migrate_command, [str(tmp_path)]).output == "nothing left to do\n"
 
 
 MOVED = """
@@ -569,13 +600,39 @@ def test_value_of_json_or_for_an_annotated_parameter_is_not_named(tmp_path: Path
     assert find_names(tmp_path, f"{call}\n", head=MOVED) == []
 
 
-def test_tasks_without_annotations_are_named_in_one_note(tmp_path: Path) -> None:
+def test_tasks_without_annotations_are_listed_by_their_lines_until_each_is_settled(tmp_path: Path) -> None:
     tasks = "".join(f"@app.task\ndef job_{number:02}(at): ...\n\n\n" for number in range(30))
     others = "@app.task\ndef by_id(order_id, pk, times=3): ...\n\n\n@app.task\ndef typed(at: str): ...\n"
     (tmp_path / "tasks.py").write_text(f'from celery import Celery\n\napp = Celery("a")\n\n\n{tasks}{others}')
-    (note,) = migrate_project(tmp_path).report.notes
-    assert note.startswith("parameters without annotations have job_00, job_01, job_02, ")
-    assert "job_07 and 22 more: where one gets a datetime" in note
+    report = migrate_project(tmp_path).report
+    assert report.notes == []
+    found = [use for file in report.files for use in file.of_kind("decide")]
+    assert {use.name for use in found} == {UNANNOTATED}
+    assert [use.line for use in found] == [*range(7, 7 + 30 * 4, 4)]
+    done = CliRunner(env={"COLUMNS": "120"}).invoke(migrate_command, [str(tmp_path)])
+    assert done.output.count("where one gets a datetime") == 1
+    write(tmp_path, report)
+    text = (tmp_path / "tasks.py").read_text().replace("(at)", "(at: str)")
+    (tmp_path / "tasks.py").write_text(text)
+    assert migrate_project(tmp_path).report.files == ()
+
+
+def test_comment_of_a_decision_settles_its_line_and_alone_what_is_to_decide_in_the_file(
+    tmp_path: Path,
+) -> None:
+    text = "add.delay(1).get(propagate=False)  # celery5: decided\nadd.delay(2).get(propagate=False)\n"
+    tasks = f"from celery5 import App\n\napp = App('a')\n\n\n@app.task\ndef add(at): ...\n\n\n{text}"
+    (tmp_path / "tasks.py").write_text(tasks)
+    (tmp_path / "Procfile").write_text("a: celery -A a worker  # celery5: decided\nb: celery -A a beat\n")
+
+    def list_places() -> list[tuple[str, str, int]]:
+        files = migrate_project(tmp_path).report.files
+        return [(file.path, use.kind, use.line) for file in files for use in sorted(file.findings)]
+
+    left = [("Procfile", "by hand", 2), ("tasks.py", "by hand", 11)]
+    assert list_places() == [left[0], ("tasks.py", "decide", 3), ("tasks.py", "decide", 7), left[1]]
+    (tmp_path / "tasks.py").write_text(f"{tasks}# celery5: decided\n")
+    assert list_places() == left
 
 
 @pytest.mark.parametrize(

@@ -182,7 +182,7 @@ DECORATORS = [
 
 RATES = {
     **dict.fromkeys(("'fast'", "'1e3/s'", "'9999999/s'", "True"), "by hand"),
-    **dict.fromkeys(("-1", "settings.RATE", "f'{n}/m'", "read()"), "check"),
+    **dict.fromkeys(("-1", "settings.RATE", "f'{n}/m'", "read()"), "decide"),
 }
 
 
@@ -363,7 +363,7 @@ def test_setting_is_rewritten(tmp_path: Path, before: str, after: str) -> None:
 
 def test_module_that_is_discovered_is_included_as_celery_imports_it_itself(tmp_path: Path) -> None:
     for name in ("proj/__init__.py", "proj/jobs.py", "plain/__init__.py"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).write_text("")
     report = migrate(tmp_path, "app.autodiscover_tasks(['proj.jobs', 'plain'])\n")
     assert "\napp.extend_include(['proj.jobs'])\napp.autodiscover(['plain'])\n" in report.text
@@ -500,10 +500,13 @@ COMMAND_LINES = [
         "celery5 -A proj worker start --max-jobs 1000, where --max-jobs counts for the whole worker, not for each "
         "child: multiply it by the concurrency",
     ),
-    ("celery worker -A proj -n w@%h -E", "celery5 -A proj worker start --name w@%h"),
+    ("celery worker -A proj -n w@%h -E", "celery5 -A proj worker start --name w"),
     ("/venv/bin/celery -A proj beat -S x", "celery5 -A proj scheduler start, twice or more"),
-    ("celery -A proj flower", "celery5 dashboard start and celery5 top, and /metrics for Prometheus"),
-    ("celery -A proj inspect ping", "celery5 worker ping"),
+    (
+        "celery -A proj flower",
+        "celery5 -A proj dashboard start and celery5 -A proj top, and /metrics for Prometheus",
+    ),
+    ("celery -A proj inspect ping", "celery5 -A proj worker ping"),
     ('["celery", "-A", "proj", "worker", "-Q", "a,b"]', "celery5 -A proj worker start --queues a,b"),
 ]
 
@@ -540,19 +543,106 @@ def test_command_line_of_a_django_project_is_one_of_manage_py(tmp_path: Path) ->
         ("pyproject.toml", 'celery = {extras = ["redis"], version = "^5"}', "celery"),
         ("requirements.txt", "celery5", None),
         ("requirements.txt", "celery-types==0.2", None),
-        ("requirements.txt", "django-celery-beat", None),
+        ("requirements.txt", "django-celery-beat", "django-celery-beat"),
+        ("requirements.txt", "kombu>=5", "kombu"),
+        ("pyproject.toml", 'dependencies = ["flower>=2"]', "flower"),
+        ("pyproject.toml", 'keywords = ["celery"]', None),
+        ("setup.cfg", "    celery>=5", "celery"),
+        ("setup.py", 'setup(install_requires=["celery[redis]>=5"])', "celery[redis]"),
+        ("environment.yml", "  - celery=5.4", "celery"),
+        ("Dockerfile", "RUN pip install gunicorn 'celery[redis]==5.4'", "celery[redis]"),
+        (".github/workflows/ci.yml", "      - run: pip install celery", "celery"),
+        (".git/workflows/ci.yml", "      - run: pip install celery", None),
     ],
 )
 def test_celery_among_the_requirements_is_named(
     tmp_path: Path, name: str, line: str, required: str | None
 ) -> None:
-    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
     (tmp_path / name).write_text(f"[project]\n{line}\n")
     found = [use for file in migrate_project(tmp_path).report.files for use in file.findings]
     assert [(use.line, use.name) for use in found] == ([] if required is None else [(2, required)])
     assert all(
-        use.advice.startswith("celery5[testing], which needs no extra for Redis; testing is") for use in found
+        use.advice.startswith("celery5[")
+        or (use.advice.startswith("leave it out") and "celery5" in use.advice)
+        for use in found
     )
+
+
+JOINED = [
+    (
+        "run.sh",
+        "exec celery -A proj worker \\\n    --queues a,b \\\n    -c 4\n",
+        "--queues a,b --cpu-slots 4",
+    ),
+    (
+        "w.conf",
+        "command=/v/bin/celery -A proj worker\n    -Q a\n    --concurrency=2\nautostart=true\n",
+        "--queues a --cpu-slots 2",
+    ),
+    (
+        "c.yml",
+        "command: >\n  celery -A proj worker -l INFO\n  -Q a\nother: -x\n",
+        "--log-level info --queues a",
+    ),
+    (
+        "k.yaml",
+        "command:\n  - celery\n  - -A\n  - proj\n  - worker\n  - -Q\n  - a\n- name: b\n",
+        "--queues a",
+    ),
+    ("k.yaml", 'command: ["celery"]\nargs: ["-A", "proj", "worker", "-Q", "a"]\n', "--queues a"),
+    ("Dockerfile", 'ENTRYPOINT ["celery", "-A", "proj"]\nCMD ["worker", "-Q", "a"]\n', "--queues a"),
+    (".github/workflows/ci.yml", "- run: celery -A proj worker -Q a\n", "--queues a"),
+    ("README.md", "Run `celery -A proj worker -Q a` here.\n", "--queues a"),
+    ("package.json", '"scripts": {"w": "celery -A proj worker -Q a"}\n', "--queues a"),
+    ("dev.py", 'subprocess.run(["celery", "-A", "proj", "worker", "-Q", "a"])\n', "--queues a"),
+    ("dev.py", 'run("celery -A proj worker -Q a")\n', "--queues a"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "flags"), JOINED)
+def test_command_over_several_lines_or_in_code_is_translated_whole(
+    tmp_path: Path, name: str, text: str, flags: str
+) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+    (tmp_path / name).write_text(text)
+    ((found,),) = [report.of_kind("by hand") for report in migrate_project(tmp_path).report.files]
+    assert found.advice == f"celery5 -A proj worker start {flags}"
+
+
+SCRIPTS = [
+    (
+        "a.service",
+        "ExecStart=/bin/sh -c '${CELERY_BIN} -A $CELERY_APP multi start w1'\n",
+        "worker start --processes 4",
+    ),
+    ("celeryd", 'CELERYD_OPTS="--time-limit=300"\n', "leave it out with the script"),
+    ("Makefile", 'stop:\n\tpkill -f "celery worker"\n', "worker shutdown stops workers"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "advice"), SCRIPTS)
+def test_scripts_around_celery_are_named_with_what_takes_their_place(
+    tmp_path: Path, name: str, text: str, advice: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    ((found,),) = [report.of_kind("by hand") for report in migrate_project(tmp_path).report.files]
+    assert advice in found.advice
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("README.md", "A celery worker runs the jobs.\n"),
+        ("a.py", '"""Run celery -A proj worker now."""\n'),
+        (".env", "CELERY_BROKER_URL=redis://a/0\n"),
+        (".cache/a.yml", "run: celery -A proj worker\n"),
+    ],
+)
+def test_prose_and_variables_that_stay_are_not_named(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+    (tmp_path / name).write_text(text)
+    assert migrate_project(tmp_path).report.files == ()
 
 
 def test_text_that_only_has_the_word_is_no_command_line(tmp_path: Path) -> None:

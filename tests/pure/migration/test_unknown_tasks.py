@@ -60,23 +60,23 @@ def migrate_views(folder: Path, text: str) -> tuple[str, list[CeleryUse]]:
 
 
 UNKNOWN = [
-    ("def send(task): task.delay(1)", "check", "task.delay"),
-    ("def send(task): task.run(1)", "check", "task.run"),
-    ("def send(task): task.apply(args=(1,))", "check", "task.apply"),
-    ("def send(task): task.subtask((1,))", "check", "task.subtask"),
+    ("def send(task): task.delay(1)", "decide", "task.delay"),
+    ("def send(task): task.run(1)", "decide", "task.run"),
+    ("def send(task): task.apply(args=(1,))", "decide", "task.apply"),
+    ("def send(task): task.subtask((1,))", "decide", "task.subtask"),
     ("def send(task): task.apply_async((1,))", "by hand", "task.apply_async"),
     ("def send(job): job.si(1)", "by hand", "job.si"),
-    ("registry.TASKS['add'].delay(1)", "check", "registry.TASKS['add'].delay"),
-    ("registry.TASKS['add'].run(1)", "check", "registry.TASKS['add'].run"),
+    ("registry.TASKS['add'].delay(1)", "decide", "registry.TASKS['add'].delay"),
+    ("registry.TASKS['add'].run(1)", "decide", "registry.TASKS['add'].run"),
     ("registry.get('add')(1).apply_async()", "by hand", "registry.get('add')(1).apply_async"),
-    ("class View:\n    def post(self): self.notify_task.run(1)", "check", "self.notify_task.run"),
-    ("send_mail.delay(1)", "check", "send_mail.delay"),
-    ("send_mail.run(1)", "check", "send_mail.run"),
+    ("class View:\n    def post(self): self.notify_task.run(1)", "decide", "self.notify_task.run"),
+    ("send_mail.delay(1)", "decide", "send_mail.delay"),
+    ("send_mail.run(1)", "decide", "send_mail.run"),
     ("current_app.tasks[name].run(1)", "by hand", "run()"),
     ("app.send_task('other.task', (1,))", "by hand", 'the task "other.task"'),
     ("signature('other.task', args=(1,)).delay()", "by hand", 'the task "other.task"'),
-    ("app.send_task(name, (1,))", "check", "the task name"),
-    ("signature(name).delay()", "check", "the task name"),
+    ("app.send_task(name, (1,))", "decide", "the task name"),
+    ("signature(name).delay()", "decide", "the task name"),
     ("print(registry.add.apply_async)", "by hand", "registry.add.apply_async"),
 ]
 
@@ -120,7 +120,7 @@ def test_run_of_a_task_by_another_name_is_a_change_by_hand(tmp_path: Path, call:
 def test_file_alone_does_not_list_tasks_of_files_beside_it(tmp_path: Path) -> None:
     write_project(tmp_path, "add.delay(1)\nsend_mail.delay(1)\n")
     (report,) = migrate_project(tmp_path / "shop" / "views.py").report.files
-    assert [use for use in report.findings if use.kind == "check"] == []
+    assert [use for use in report.findings if use.kind == "decide"] == []
 
 
 def test_event_of_celery5_is_no_unknown_task(tmp_path: Path) -> None:
@@ -142,14 +142,16 @@ Paid.delay(order=1)
     assert migrate_project(tmp_path).report.files == ()
 
 
-def test_what_is_to_be_checked_is_a_list_of_its_own_and_leaves_nothing_to_do(tmp_path: Path) -> None:
-    (tmp_path / "tasks.py").write_text(
-        "from celery5 import App\n\napp = App('shop')\n\n\ndef send(task):\n    task.delay(1)\n"
-    )
+def test_what_is_to_be_decided_is_a_list_of_its_own_with_the_comment_that_ends_it(tmp_path: Path) -> None:
+    text = "from celery5 import App\n\napp = App('shop')\n\n\ndef send(task):\n    task.delay(1)\n"
+    (tmp_path / "tasks.py").write_text(text)
     done = CliRunner(env={"COLUMNS": "120"}).invoke(migrate_command, [str(tmp_path)])
     assert done.output.startswith(
-        "to check\n--------\n  tasks.py:7  task.delay\n      is this a task? delay(...) stays"
+        "to decide\n---------\n  the program cannot judge these: each stays listed until"
     )
-    assert done.output.endswith("\nnothing left to do, 1 to check\n")
+    assert "\n  tasks.py:7  task.delay\n      is this a task? delay(...) stays" in done.output
+    assert done.output.endswith("\nnothing left to change, 1 to decide\n")
     done = CliRunner().invoke(migrate_command, [str(tmp_path), "--json"])
-    assert '"to_check":1' in done.output.replace(" ", "")
+    assert '"to_decide":1' in done.output.replace(" ", "")
+    (tmp_path / "tasks.py").write_text(text.replace("delay(1)", "delay(1)  # celery5: decided"))
+    assert CliRunner().invoke(migrate_command, [str(tmp_path)]).output == "nothing left to do\n"
