@@ -520,3 +520,56 @@ def test_module_that_celery5_refuses_is_one_line_whatever_its_name(project: Proj
         "Error: module 'orders.jobs' fails while it is imported: Misconfigured: task option"
     )
     assert "orders/jobs.py:4" in line
+
+
+REFUSED = {
+    "a value": ("", {"CELERY5_CONCURRENCY": "many"}, "Error: CELERY5_CONCURRENCY='many': "),
+    "a name": ("", {"CELERY5_CONCURENCY": "3"}, "Error: CELERY5_CONCURENCY is no setting: did you mean"),
+    "a broker": (
+        "",
+        {"CELERY5_BROKER": "redos://x"},
+        "Error: module 'shop.celery5' fails while it is imported: ",
+    ),
+    "an option": (
+        "App('a b')\n",
+        {},
+        "Error: module 'shop.celery5' fails while it is imported: Misconfigured: ",
+    ),
+    "a task": (
+        "@app.task(base=object)\ndef sell(): ...\n",
+        {},
+        "Error: module 'shop.celery5' fails while it is imported: ",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_an_app_refuses_is_one_line_where_the_settings_import_it(project: Project, case: str) -> None:
+    text, env, line = REFUSED[case]
+    project.write("shop/__init__.py", "from .celery5 import app\n")
+    project.write("shop/celery5.py", f"from celery5 import App\napp = App('till')\n{text}")
+    for words in (["check"], ["celery5", "info"], ["runserver", "--noreload"]):
+        ended = manage_alone(project, *words, **env)
+        assert (ended.returncode, ended.stderr.count("\n")) == (1, 1), ended.stderr
+        assert ended.stderr.startswith(line)
+    assert manage_alone(project, "check", "--traceback", **env).stderr.startswith("Traceback")
+
+
+def test_an_error_in_code_for_the_shell_of_django_is_no_failed_import(project: Project) -> None:
+    ended = manage_alone(project, "shell", "-c", "from celery5 import App; App('a b')")
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("Traceback")
+    assert "celery5.errors.Misconfigured: application name 'a b'" in ended.stderr.splitlines()[-1]
+
+
+def manage_alone(project: Project, *words: str, **env: str) -> "subprocess.CompletedProcess[str]":
+    """Run `manage.py` in an interpreter of its own, which ends as Python ends: with `sys.excepthook`."""
+    return subprocess.run(
+        [sys.executable, "manage.py", *words],
+        cwd=project.folder,
+        env=environment(**env),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT,
+    )
