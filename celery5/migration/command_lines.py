@@ -244,7 +244,7 @@ def _translate(words: list[str], index: ProjectIndex) -> str:
         return ""
     begin = _begin(app, index)
     if command == "worker":
-        return _translate_worker(begin, rest)
+        return _translate_worker(begin, rest, index)
     if command == "beat":
         return f"{begin} scheduler start, twice or more"
     hint = find_command_hint([command, *rest[:1]])
@@ -260,7 +260,11 @@ def _begin(app: str, index: ProjectIndex) -> str:
     return f"celery5 -A {index.find_celery_module(app)}" if app else "celery5"
 
 
-def _translate_worker(begin: str, words: list[str]) -> str:
+def _rename_queue(queue: str, index: ProjectIndex) -> str:
+    return "default" if queue == "celery" and not index.names_default_queue else queue
+
+
+def _translate_worker(begin: str, words: list[str], index: ProjectIndex) -> str:
     is_green = any(
         word in ("gevent", "eventlet") or word.endswith(("=gevent", "=eventlet")) for word in words
     )
@@ -268,7 +272,7 @@ def _translate_worker(begin: str, words: list[str]) -> str:
     notes: list[str] = []
     for flag, value in _read_flags(words):
         if flag in ("-Q", "--queues"):
-            queues = ["default" if queue == "celery" else queue for queue in value.split(",")]
+            queues = [_rename_queue(queue, index) for queue in value.split(",")]
             flags.append(f"--queues {','.join(queues)}")
         elif flag in ("-c", "--concurrency") and is_green:
             flags.append(f"--concurrency {value}")

@@ -12,6 +12,7 @@ from celery5.migration.calls.argument_types import check_argument_types
 from celery5.migration.calls.attributes import check_attribute
 from celery5.migration.calls.canvas import change_operator
 from celery5.migration.calls.dispatch import change_call
+from celery5.migration.calls.methods import check_handlers
 from celery5.migration.calls.project_tests import check_fixtures, check_replaced, check_stand_in
 from celery5.migration.calls.signals import check_signal, mark_signals
 from celery5.migration.command_lines import find_command_lines, find_commands_in_code, find_requirements
@@ -23,6 +24,7 @@ from celery5.migration.imports import change_imports, rename
 from celery5.migration.project.context import FileContext
 from celery5.migration.project.includes import add_includes
 from celery5.migration.project.index import Function, ProjectIndex, make_index
+from celery5.migration.project.queues import change_queue_option
 from celery5.migration.settings.applications import (
     change_app,
     check_app,
@@ -215,6 +217,7 @@ class _Rewriter(ast.NodeVisitor):
     def visit_Call(self, node: ast.Call) -> None:
         self.context.handled.add(id(node.func))
         self.generic_visit(node)
+        change_queue_option(self.context, node)
         check_argument_types(self.context, node)
         if self.context.celery_name(node.func) == "Celery":
             change_app(self.context, node)
@@ -224,6 +227,10 @@ class _Rewriter(ast.NodeVisitor):
             change_call(self.context, node)
             check_settings_call(self.context, node)
             check_stand_in(self.context, node)
+
+    def visit_Try(self, node: ast.Try) -> None:
+        self.generic_visit(node)
+        check_handlers(self.context, node)
 
     def visit_keyword(self, node: ast.keyword) -> None:
         self.generic_visit(node)

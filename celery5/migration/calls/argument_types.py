@@ -12,6 +12,21 @@ _ADVICE = (
     "annotate the parameter with this type: arguments are JSON, and without an annotation the task gets text, where "
     "Celery gives the value back (celery5 docs types)"
 )
+_MODELS = "arguments are JSON: pass the key, such as order.pk, and get the object in the task, as it is then"
+_GETTING = {
+    "get",
+    "create",
+    "first",
+    "last",
+    "latest",
+    "earliest",
+    "all",
+    "filter",
+    "exclude",
+    "aget",
+    "acreate",
+}
+"""Methods of a manager and of a query that return an object of the database, or a query."""
 _MAKERS = {
     "datetime.datetime": "datetime",
     "datetime.date": "date",
@@ -59,9 +74,12 @@ def check_argument_types(context: FileContext, call: ast.Call) -> None:
     if not (isinstance(called, ast.Attribute) and called.attr in _SENDING):
         return
     task = context.find_task(called.value)
-    if task is None or not task.unannotated:
+    if task is None:
         return
     for name, value in _list_arguments(call, called.attr, task):
+        if context.index.is_django and _is_model(context, value, call):
+            context.by_hand(call, f"an object of the database for {task.name}({name})", _MODELS)
+            continue
         kind = _find_type(context, value, call)
         if kind and name in task.unannotated:
             context.by_hand(call, f"{kind} for {task.name}({name})", _ADVICE)
@@ -124,6 +142,28 @@ def _find_type(context: FileContext, value: ast.expr, call: ast.Call) -> str:
             return kinds.pop() if len(kinds) == 1 else ""
         case _:
             return ""
+
+
+def _is_model(context: FileContext, value: ast.expr, call: ast.Call) -> bool:
+    """Return whether an expression is surely an object of a model of Django, or a query."""
+    match value:
+        case ast.Await(value=inner):
+            return _is_model(context, inner, call)
+        case ast.Call(func=ast.Name(id="get_object_or_404")):
+            return True
+        case ast.Call(func=ast.Attribute(attr=method) as called) if method in _GETTING:
+            return any(
+                isinstance(node, ast.Attribute) and node.attr == "objects" for node in ast.walk(called)
+            )
+        case ast.Attribute(attr="user", value=ast.Name(id="request")):
+            return True
+        case ast.Name(id=name) if name not in context.origins:
+            found = [
+                value for value in _find_assigned(context, name, call) if not isinstance(value, ast.Name)
+            ]
+            return bool(found) and all(_is_model(context, assigned, call) for assigned in found)
+        case _:
+            return False
 
 
 def _find_made(context: FileContext, called: ast.expr, call: ast.Call) -> str:

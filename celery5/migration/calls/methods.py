@@ -9,6 +9,7 @@ from celery5.migration.calls.functions import MADE_IN_A_FUNCTION
 from celery5.migration.calls.project_tests import is_test_module
 from celery5.migration.calls.sending import render_arguments, render_operand
 from celery5.migration.project.context import FileContext
+from celery5.migration.project.index import get_dotted
 
 
 def check_periodic_task(context: FileContext, call: ast.Call, _receiver: ast.expr) -> None:
@@ -112,3 +113,38 @@ def check_task_call(context: FileContext, call: ast.Call, method: str, receiver:
 def check_canvas_call(context: FileContext, call: ast.Call, method: str, receiver: ast.expr) -> None:
     """Report a call of a method of a signature, a workflow or `inspect`."""
     answer_name(context, call, context.kind_of(receiver), method, receiver, call="()")
+
+
+_TASK_FAILED = (
+    "get() raises TaskFailed, whatever the task raised: except TaskFailed as error, with the name of its class in "
+    'error.type, such as "ValueError" (celery5 docs results)'
+)
+_ALL_ERRORS = {
+    "Exception",
+    "BaseException",
+    "TimeoutError",
+    "OSError",
+    "ConnectionError",
+    "KeyboardInterrupt",
+}
+"""Errors that `except` clauses around `get` catch with celery5, too, or for another reason."""
+
+
+def check_handlers(context: FileContext, node: ast.Try) -> None:
+    """Report `except ValueError` around `get`, which raised the error of the task, and raises TaskFailed."""
+    waits = any(
+        isinstance(inner, ast.Call)
+        and isinstance(inner.func, ast.Attribute)
+        and inner.func.attr == "get"
+        and context.kind_of(inner.func.value) == "result"
+        for statement in node.body
+        for inner in ast.walk(statement)
+    )
+    for handler in node.handlers if waits else ():
+        kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+        for kind in kinds:
+            name = get_dotted(kind).rpartition(".")[2] if kind is not None else ""
+            if kind is None or not name or name in _ALL_ERRORS:
+                continue
+            if not (context.celery_name(kind) or context.new_name(kind)):
+                context.note(kind, "decide", f"except {name} around get()", _TASK_FAILED)

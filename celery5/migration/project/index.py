@@ -18,6 +18,8 @@ MAX_DEPTH = 5
 """How many imports a name is followed through."""
 TEST_FILE = re.compile(r"(^|/)(tests?/.*|tests?\w*|\w+_tests?|conftest)\.py$")
 """A module of tests."""
+_ENVIRONMENT = re.compile(r"(^|\.)(environ|getenv|env|config)(\.|$)")
+"""What reads a variable of the environment."""
 _FLOWER = re.compile(r"\bflower\b|\bcelery5\b.*\s(?:dashboard start|top)\b")
 
 
@@ -59,6 +61,7 @@ class ProjectIndex:
     events: set[str] = field(default_factory=set)  # the classes of celery5's events, which have `delay`, too
     failure_classes: set[str] = field(default_factory=set)  # classes with a method on_failure
     errbacks: set[str] = field(default_factory=set)  # the names of tasks that are called when a job fails
+    names_default_queue: bool = False  # a setting says what the default queue is called
     missing: tuple[str, ...] = ()  # modules with tasks that no application would import
     moved: tuple[str, ...] = ()  # modules of the setting `imports`, which go into the application's `include`
 
@@ -132,6 +135,7 @@ def make_index(files: Sequence[SourceFile]) -> ProjectIndex:
     """Return the names of the files of a project."""
     index = ProjectIndex(packages={file.module for file in files if file.name.endswith("__init__.py")})
     for file in files:
+        index.names_default_queue |= "default_queue" in file.text.lower()
         if file.tree is None:
             index.has_flower |= _FLOWER.search(file.text) is not None
             continue
@@ -140,6 +144,7 @@ def make_index(files: Sequence[SourceFile]) -> ProjectIndex:
         index.errbacks |= _find_errbacks(file.tree)
         index.makers |= _find_makers(file.tree)
         _add_names(index, file.tree, file.module)
+        variables = _find_variables(file.tree)
         makers = {*_APP_MAKERS, *(["App"] if imports_celery5(file.tree) else [])}
         for node in ast.walk(file.tree):
             match node:
@@ -147,7 +152,7 @@ def make_index(files: Sequence[SourceFile]) -> ProjectIndex:
                     index.names[name] += 1
                     index.is_django |= name == "INSTALLED_APPS"
                 case ast.Constant(value=str(text)):
-                    index.names[text] += text.isidentifier()
+                    index.names[text] += text.isidentifier() and id(node) not in variables
                     index.is_django |= text.startswith(("django.conf:settings", "celery5.contrib.django"))
                 case ast.FunctionDef() | ast.AsyncFunctionDef() if find_task_decorator(node) is not None:
                     index.tasks[node.name].append(_describe_task(node, file.module))
@@ -164,6 +169,21 @@ def make_index(files: Sequence[SourceFile]) -> ProjectIndex:
                     pass
     _add_made_tasks(index, files)
     return index
+
+
+def _find_variables(tree: ast.Module) -> set[int]:
+    """Return the ids of the texts that name a variable of the environment: these are no names of the project's."""
+    return {
+        id(named)
+        for node in ast.walk(tree)
+        for named in (
+            node.args[:1]
+            if isinstance(node, ast.Call) and _ENVIRONMENT.search(get_dotted(node.func))
+            else [node.slice]
+            if isinstance(node, ast.Subscript) and _ENVIRONMENT.search(get_dotted(node.value))
+            else ()
+        )
+    }
 
 
 def _makes_task(called: ast.expr) -> bool:

@@ -9,6 +9,7 @@ from celery5.hints import find_equivalent
 from celery5.migration.files.edits import Located
 from celery5.migration.project.context import FileContext
 from celery5.migration.project.includes import read_names
+from celery5.migration.project.queues import change_queue
 from celery5.migration.settings.beat_entries import Entries, change_beat_schedule
 from celery5.migration.settings.names import normalize
 
@@ -128,6 +129,7 @@ def _change_routes(context: FileContext, value: ast.expr) -> NewSetting | None:
         if queue is None or not isinstance(key, ast.Constant):
             left[key] = f"{context.render(key)}: {context.render(route)}", _ROUTE_LEFT
         else:
+            change_queue(context, queue)
             pairs.append(f"{context.render(key)}: {context.render(queue)}")
     entries = Entries(tuple(pairs), left)
     if left and not pairs:

@@ -1,0 +1,102 @@
+"""What would go on without an error after a migration, and do something else: it is changed, or listed."""
+
+from pathlib import Path
+
+import pytest
+
+from celery5.migration.rewrite import migrate_project
+
+TASKS = 'from celery import Celery\n\napp = Celery("shop")\n\n\n@app.task\ndef add(a_id, b_id=1): ...\n\n\n'
+
+
+def migrate(folder: Path, text: str, *, settings: str = "") -> tuple[str, list[tuple[str, str]]]:
+    """Return a module as it is changed, and what is left of it, by kind."""
+    (folder / "tasks.py").write_text(TASKS + text)
+    if settings:
+        (folder / "settings.py").write_text(settings)
+        (folder / "manage.py").touch()
+    (report,) = [file for file in migrate_project(folder).report.files if file.path == "tasks.py"]
+    return report.text, [(use.kind, use.name) for use in sorted(report.findings) if use.kind != "change"]
+
+
+QUEUES = [
+    ("add.apply_async((1,), queue='celery')\n", 'add.options(queue="default").delay(1)'),
+    ("app.send_task('tasks.add', (1,), queue='celery')\n", '.task.options(queue="default").delay(1)'),
+    ("@app.task(queue='celery')\ndef late(): ...\n", '@app.task(queue="default")'),
+    ("app.conf.task_routes = {'tasks.*': {'queue': 'celery'}}\n", "queue_routes={'tasks.*': \"default\"}"),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), QUEUES)
+def test_default_queue_of_celery_becomes_the_default_queue(tmp_path: Path, text: str, expected: str) -> None:
+    assert expected in migrate(tmp_path, text)[0]
+    named = f"app.conf.task_default_queue = 'celery'\n{text}"
+    assert expected not in migrate(tmp_path, named)[0]
+
+
+def test_queues_of_a_worker_keep_a_default_queue_that_is_named(tmp_path: Path) -> None:
+    (tmp_path / "Procfile").write_text("w: celery -A tasks worker -Q celery,a\n")
+    for text, queues in [("", "default,a"), ("app.conf.task_default_queue = 'celery'\n", "celery,a")]:
+        (tmp_path / "tasks.py").write_text(TASKS + text)
+        (report,) = [file for file in migrate_project(tmp_path).report.files if file.path == "Procfile"]
+        assert report.findings[0].advice == f"celery5 -A tasks worker start --queues {queues}"
+
+
+@pytest.mark.parametrize(
+    ("clause", "names"),
+    [
+        ("except ValueError:", ["except ValueError around get()"]),
+        (
+            "except (KeyError, errors.Refused) as error:",
+            ["except KeyError around get()", "except Refused around get()"],
+        ),
+        ("except Exception:", []),
+        ("except TaskFailed:", []),
+        ("except (TimeoutError, celery.exceptions.TimeoutError):", []),
+    ],
+)
+def test_except_around_get_of_the_error_of_a_task_is_to_be_decided(
+    tmp_path: Path, clause: str, names: list[str]
+) -> None:
+    head = "import celery.exceptions\nfrom celery5 import TaskFailed\n"
+    _, left = migrate(tmp_path, f"{head}try:\n    add.delay(1).get(timeout=3)\n{clause}\n    pass\n")
+    assert [name for kind, name in left if kind == "decide" and "get()" in name] == names
+    _, left = migrate(tmp_path, f"{head}try:\n    {{}}.get(1)\n{clause}\n    pass\n")
+    assert [name for _, name in left if "get()" in name] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "is_named"),
+    [
+        ("add.delay(Order.objects.get(pk=1))\n", True),
+        ("add.apply_async(args=[Order.objects.filter(a=1).first()])\n", True),
+        ("def view(request):\n    order = Order.objects.create()\n    add.delay(order)\n", True),
+        ("def view(request):\n    add.delay(request.user)\n", True),
+        ("def view(request):\n    add.delay(b_id=get_object_or_404(Order, pk=1))\n", True),
+        ("def view(request):\n    order = Order.objects.create()\n    add.delay(order.pk)\n", False),
+        ("def view(request, order):\n    add.delay(order)\n", False),
+    ],
+)
+def test_object_of_the_database_as_an_argument_is_named_in_a_django_project(
+    tmp_path: Path, text: str, is_named: bool
+) -> None:
+    _, left = migrate(tmp_path, text, settings="INSTALLED_APPS = []\n")
+    assert (
+        any(kind == "by hand" and "an object of the database for add(" in name for kind, name in left)
+        == is_named
+    )
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        "os.environ.get('CELERY_BROKER_URL', 'redis://a/0')",
+        "os.environ['CELERY_BROKER_URL']",
+        "env.str('CELERY_BROKER_URL')",
+    ],
+)
+def test_variable_of_the_environment_does_not_keep_the_setting_of_its_name(tmp_path: Path, read: str) -> None:
+    migrate(tmp_path, "", settings=f"INSTALLED_APPS = []\nCELERY_BROKER_URL = {read}\n")
+    (report,) = [file for file in migrate_project(tmp_path).report.files if file.path == "settings.py"]
+    assert f'CELERY5 = {{"broker": {read}}}\n' in report.text
+    assert "\nCELERY_BROKER_URL =" not in report.text
