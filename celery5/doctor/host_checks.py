@@ -191,6 +191,7 @@ class HostChecks:
             lacking=[queue.lacks for queue in state.queues.values() if queue.lacks],
             awaiting={queue.queue: queue.awaits for queue in state.queues.values() if queue.awaits},
             paused={queue.queue: queue.backlog for queue in state.queues.values() if queue.paused},
+            recycling=state.recycling,
         )
 
     def check_alerts(self, app: "App") -> Finding:

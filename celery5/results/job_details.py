@@ -67,6 +67,8 @@ class AppState(msgspec.Struct, frozen=True):
     left_out: int = 0
     # The Schedulers, Controllers and publishers that were lost in the last hour, by kind, and how many seconds ago.
     lost: dict[str, dict[str, float]] = {}
+    # The worker that is being recycled, by the name that its next process has, too; "" for none.
+    recycling: str = ""
 
     def list_lost_counts(self) -> list[tuple[int, int]]:
         """Return of each queue how many workers were lost in the last hour, and of how many the names are known."""
@@ -130,8 +132,7 @@ async def _state_of_app(
     replies: list[Any] = await redis.perform_all(calls) if calls else []
     states: list[QueueState] = replies[: len(names)]
     runs = dict(zip(names, replies[len(names) :], strict=True))
-    events, schedulers, controllers, publishers, record, *lost, scaled = await _beside(app, redis)
-    leader = record.leader if record.leader in controllers else ""  # the record outlives its Controller
+    events, schedulers, controllers, publishers, record, recycling, *lost, scaled = await _beside(app, redis)
     documents = await _documents(app, redis, names)
     states = [
         replace(state, documents=documents.get(state.queue, {}), runs=runs[state.queue]) for state in states
@@ -160,9 +161,10 @@ async def _state_of_app(
         schedulers,
         controllers,
         publishers,
-        leader,
+        record.leader if record.leader in controllers else "",  # the record outlives its Controller
         len(known_queues) - len(queue_names) if queue is None else 0,
         dict(zip(LEASED_PROCESS_KINDS, lost, strict=True)),
+        recycling,
     )
 
 
@@ -182,6 +184,7 @@ async def _beside(app: "Application", redis: AsyncDriver) -> Sequence[Any]:
         queue_calls.get_queue_state(app.queue(EVENTS)),
         *process_calls,
         cluster.get_leader(app.keys),
+        cluster.get_recycling_worker(app.keys),
         *[cluster.list_lost_processes(app.keys, kind) for kind in LEASED_PROCESS_KINDS],
     ]
     if is_scaled(app.settings):
@@ -191,7 +194,7 @@ async def _beside(app: "Application", redis: AsyncDriver) -> Sequence[Any]:
     except UNREACHABLE:
         if not get_unreachable():
             raise
-        return (_no_events(), (), (), (), LeaderRecord(), {}, {}, {}, None)
+        return (_no_events(), (), (), (), LeaderRecord(), "", {}, {}, {}, None)
     return replies if is_scaled(app.settings) else [*replies, None]
 
 

@@ -94,6 +94,11 @@ def _names(raw: Iterable[bytes]) -> tuple[str, ...]:
     return tuple(word.decode(errors="replace") for word in raw)
 
 
+def get_recycling_worker(keys: Keys) -> Call[str]:
+    """Return the worker that has the turn to be recycled; "" for none."""
+    return Call(("GET", keys.recycling), lambda reply: decode_text(reply or b""), repeatable=True)
+
+
 CLAIM_LEADERSHIP = Script.load("cluster/claim_leadership", "clock")
 LEADER_TTL = 30 * 86400.0
 """Seconds for which the record of the last leader is kept."""

@@ -109,6 +109,7 @@ def _to_json_fields(app: "App", state: "AppState", reached: ReachedBrokers) -> d
         "schedulers": state.schedulers,
         "controllers": state.controllers,
         "leader": state.leader,
+        "recycling": state.recycling,
         "publishers": state.publishers,
         "memory": [memory for memory in app.metrics.memory() if memory.is_almost_full],
         "unreachable": reached.unreachable(),
@@ -188,6 +189,7 @@ def _format_processes(state: "AppState", *, events: bool) -> dict[str, object]:
         **({"schedulers": ", ".join(state.schedulers)} if state.schedulers else {}),
         **({"controllers": ", ".join(_controllers(state))} if state.controllers else {}),
         **({"publishers": ", ".join(state.publishers)} if state.publishers else {}),
+        **({"recycling": state.recycling} if state.recycling else {}),
     }
 
 

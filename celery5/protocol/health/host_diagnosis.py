@@ -255,6 +255,7 @@ def diagnose_workers(
     lacking: Sequence[str] = (),
     awaiting: Mapping[str, str] = MappingProxyType({}),
     paused: Mapping[str, int] = MappingProxyType({}),
+    recycling: str = "",
 ) -> Finding:
     """Diagnose the workers.
 
@@ -273,6 +274,7 @@ def diagnose_workers(
         lacking: Which tasks have jobs that wait for a worker with what they take, for each queue in words.
         awaiting: Which tasks have jobs that wait for a worker whose code has them, for each queue in words.
         paused: The queues that are paused, and how many jobs wait on each.
+        recycling: The worker that is being recycled; '' for none.
     """
     finding = _diagnose_live(
         found,
@@ -283,6 +285,7 @@ def diagnose_workers(
         foreign_schedule=foreign_schedule,
         unread=unread,
         foreign=foreign,
+        recycling=recycling,
     )
     warnings = list(_list_warnings(lost, silent, breakers, lacking, awaiting, paused))
     if not warnings:
@@ -357,12 +360,15 @@ def _diagnose_live(
     foreign_schedule: str,
     unread: Sequence[str],
     foreign: Mapping[str, str],
+    recycling: str,
 ) -> Finding:
     """Diagnose the live workers, and what they do not read."""
     if unread:
-        finding = _diagnose_unread(len(found), unread, foreign)
+        finding = _diagnose_unread(len(found), unread, foreign, recycling)
         if found or foreign:
             return finding
+    if not found and recycling:
+        return Finding("workers", "ok", f"{recycling} is being recycled: its next process starts")
     if not found:
         return Finding("workers", "warn", "none is alive", "celery5 worker start")
     summary = f"{len(found)} live"
@@ -389,7 +395,9 @@ def _start_scheduler(foreign_schedule: str) -> str:
     )
 
 
-def _diagnose_unread(workers: int, unread: Sequence[str], foreign: Mapping[str, str]) -> Finding:
+def _diagnose_unread(
+    workers: int, unread: Sequence[str], foreign: Mapping[str, str], recycling: str
+) -> Finding:
     """Diagnose queues that nobody reads. A worker whose code has not the task of a job ends it as a dead letter."""
     own = [name for name in unread if name not in foreign and is_queue_name(name) and name.isprintable()]
     odd = [name for name in unread if name not in foreign and name not in own]
@@ -411,6 +419,8 @@ def _diagnose_unread(workers: int, unread: Sequence[str], foreign: Mapping[str, 
     shown = join_names(unread, MAX_QUEUES, separator=",")
     live = f"{workers} live" if workers else "none is alive"
     summary = f"{live}, and jobs wait on queues that {'none of them' if workers else 'nobody'} reads: {shown}"
+    if recycling:
+        summary += f"; {recycling} is being recycled, and perhaps reads them in a moment"
     return Finding("workers", "warn", summary, "; ".join(remedies))
 
 

@@ -271,6 +271,18 @@ CASES: list[tuple[Finding, str, str]] = [
         "none is alive",
     ),
     (
+        host_diagnosis.diagnose_workers([], "1", is_version_known=True, unread=["a"], recycling="w-1"),
+        "ok",
+        "w-1 is being recycled: its next process starts",
+    ),
+    (
+        host_diagnosis.diagnose_workers(
+            [WorkerVersion("w", "1")], "1", is_version_known=True, unread=["a"], recycling="w-1"
+        ),
+        "warn",
+        "reads: a; w-1 is being recycled, and perhaps reads them in a moment",
+    ),
+    (
         host_diagnosis.diagnose_workers(
             [WorkerVersion("w", "1")], "1", is_version_known=True, unrouted=False
         ),

@@ -1,6 +1,7 @@
 """The doctor command: what it prints, and its exit code."""
 
 import json
+import re
 import shlex
 import sys
 from contextlib import closing
@@ -11,6 +12,7 @@ import redis
 
 from celery5 import App
 from celery5.broker.servers.embedded import EmbeddedServer
+from celery5.protocol.process.recycling import RESTART_EXIT_CODE, SUPERVISED_VARIABLE
 from tests.redis.dead_letters.many_dead_letters import add_dead_letters
 from tests.story.cli.commands import Serving, celery5, until
 
@@ -55,6 +57,30 @@ def test_all_is_well_with_a_worker_that_lives_and_keys(
             app.task(name="shop.add", queue="elsewhere")(len).delay("a")
         unread = celery5("-A", "shop", "doctor", cwd=shop, env=env)
         assert "1 live, and jobs wait on queues that none of them reads: elsewhere" in unread.out
+
+
+def test_doctor_and_info_name_a_worker_that_is_being_recycled(
+    own_server: EmbeddedServer, shop: Path, tmp_path: Path
+) -> None:
+    env = {"CELERY5_BROKER": own_server.url, "CELERY5_KEYS": str(tmp_path / "keys")}
+    limits = {SUPERVISED_VARIABLE: "1", "CELERY5_MAX_JOBS": "1"}
+    with (
+        closing(App("shop", broker=own_server.url)) as app,
+        Serving("-A", "shop", "worker", "start", "--name", "w-1", cwd=shop, env=env | limits) as worker,
+    ):
+        worker.ready()
+
+        @app.task(name="shop.add")
+        def add(a: int) -> int:
+            return a
+
+        assert add.delay(1).get(timeout=30) == 1
+        assert worker.process.wait(30) == RESTART_EXIT_CODE
+    examined = celery5("-A", "shop", "doctor", "--json", cwd=shop, env=env)
+    finding = next(entry for entry in json.loads(examined.out) if entry["check"] == "workers")
+    assert (finding["state"], finding["summary"]) == ("ok", "w-1 is being recycled: its next process starts")
+    assert re.search(r"(?m)^recycling +w-1$", celery5("-A", "shop", "info", cwd=shop, env=env).out)
+    assert json.loads(celery5("-A", "shop", "info", "--json", cwd=shop, env=env).out)["recycling"] == "w-1"
 
 
 def test_jobs_that_died_in_the_last_day_are_counted_by_cause(own_server: EmbeddedServer, shop: Path) -> None:

@@ -227,6 +227,7 @@ def poisoned(desk: Desk, redis_client: "redis.Redis") -> Iterator[_Forger]:
     for kind in ("scheduler", "router", "controller"):
         client.zadd(keys.live_processes(kind), {POISON: soon})
     client.hset(keys.leader, mapping={"epoch": "1", "beat": "1", "leader": POISON, "since": "1"})
+    client.set(keys.recycling, POISON)
     client.hset(keys.unclaimed_events, POISON, 3)
     client.hset(keys.subscriptions, POISON, msgspec.json.encode({"v": 1, "name": POISON, "task": POISON}))
     client.set(
