@@ -17,6 +17,7 @@ from celery5.errors import BootStepFailed, BrokerDenied, BrokerReplied, BrokerUn
 from celery5.health.circuit_breaker import CircuitBreaker
 from celery5.logs.log import Log
 from celery5.protocol.commands.definitions import RETRY_BOOT_STEP
+from celery5.protocol.counts import format_count
 from celery5.protocol.job.tracebacks import format_traceback
 from celery5.protocol.job.verdict import iterate_leaves
 from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
@@ -276,7 +277,7 @@ class SupervisedStep:
         One of an unreachable or refusing Redis keeps its class: a later incarnation waits for Redis.
         """
         event = "crashed" if has_crashed else "did not come up"
-        times = f" {failures} times in a row" if failures > 1 else ""
+        times = f" {format_count(failures, 'time')} in a row" if failures > 1 else ""
         text = f"boot step {self._step.name!r} {event}{times}: {_describe(error)}"
         match _find_leaf(error):
             case BrokerUnavailable():

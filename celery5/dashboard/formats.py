@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial, wraps
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote
 
 import msgspec
 from markupsafe import Markup
 
 from celery5.protocol.byte_counts import format_bytes
+from celery5.protocol.counts import format_count
 from celery5.protocol.durations import format_age, format_duration
 from celery5.protocol.job.history import format_arguments
 from celery5.protocol.job.messages import MAX_DEPTH, is_nested_deeper
@@ -107,16 +108,16 @@ def format_value(value: Any) -> str:
     return encode_json(value).decode()
 
 
-def _make_total(show: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _make_total(show: Callable[..., Any]) -> Callable[..., Any]:
     """Return a filter that shows any value: one that `show` cannot show, such as a time in the year 30,000, as text.
 
     One bad number in Redis is no reason to show nothing of a page.
     """
 
     @wraps(show)
-    def show_any(value: Any) -> Any:
+    def show_any(value: Any, *words: str) -> Any:
         try:
-            return show(value)
+            return show(value, *words)
         except (ValueError, OverflowError, OSError, TypeError):
             return escape_text(f"{value!r}"[:MAX_ODD_VALUE])
 
@@ -128,16 +129,23 @@ def encode_name(name: str) -> str:
     return quote(name, safe="" if _DOTS.search(name) else "/")
 
 
+def _show_arguments(arguments: Any, separator: str = ", ") -> str:
+    if not isinstance(arguments, Mapping):
+        raise TypeError("no arguments by name")
+    return format_arguments(cast("Mapping[str, Any]", arguments), separator=separator)
+
+
 _DOTS = re.compile(r"(?:^|/)\.\.?(?:/|$)")
 
-_FILTERS: Mapping[str, Callable[[Any], Any]] = {
+_FILTERS: Mapping[str, Callable[..., Any]] = {
     "number": format_number,
+    "count": format_count,
     "span": format_span,
     "share": format_share,
     "size": format_bytes,
     "use": lambda resources: show_use(read_use(resources)),
-    "arguments": format_arguments,
-    "argument_lines": partial(format_arguments, separator="\n"),
+    "arguments": _show_arguments,
+    "argument_lines": partial(_show_arguments, separator="\n"),
     "moment": format_moment,
     "clock": format_clock,
     "time": format_time,
@@ -145,5 +153,5 @@ _FILTERS: Mapping[str, Callable[[Any], Any]] = {
     "value": format_value,
     "urlencode": encode_name,
 }
-FILTERS: Mapping[str, Callable[[Any], Any]] = {name: _make_total(show) for name, show in _FILTERS.items()}
+FILTERS: Mapping[str, Callable[..., Any]] = {name: _make_total(show) for name, show in _FILTERS.items()}
 """The filters of the templates, by name."""

@@ -15,6 +15,7 @@ from celery5.errors import BrokerError, Misconfigured
 from celery5.health import http_requests
 from celery5.health.health_check import CheckContext, CheckFunction, HealthCheck
 from celery5.health.machine import MEMINFO, available_memory, used_memory
+from celery5.protocol.counts import format_count
 from celery5.protocol.health.readings import (
     HTTP_STATES,
     EndpointResponse,
@@ -155,7 +156,8 @@ class QueueLength(HealthCheck):
         """Read the length of the queue."""
         depth = await context.perform(queues.get_queue_depth(context.get_queue_keys(self._queue)))
         waiting = depth.backlog
-        self.why: str = f"{waiting} jobs wait on queue {self._queue}; the limit is {self._limit}"
+        jobs_wait = format_count(waiting, "job waits", "jobs wait")
+        self.why: str = f"{jobs_wait} on queue {self._queue}; the limit is {self._limit}"
         return grade_usage(waiting, self._limit)
 
 
@@ -182,7 +184,8 @@ class UnpublishedMessages(HealthCheck):
     async def run_check(self, function: CheckFunction | None, context: CheckContext) -> object:
         """Compare the size of the backlog with the limit."""
         size = self._backlog.size
-        self.why: str = f"{size} messages wait that Redis has not got; the limit is {self._limit}"
+        messages_wait = format_count(size, "message waits", "messages wait")
+        self.why: str = f"{messages_wait} that Redis has not got; the limit is {self._limit}"
         return grade_usage(size, self._limit)
 
 

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 import msgspec
 import trio
 
+from celery5.protocol.counts import format_count
+
 
 class LoopBlock(msgspec.Struct, frozen=True):
     """A block of the event loop, now or in the past: some code on it neither returned nor awaited."""
@@ -21,7 +23,7 @@ class LoopBlock(msgspec.Struct, frozen=True):
     def why(self) -> str:
         """Return it as a phrase."""
         cause = f"job {self.job} of task {self.task}" if self.job else "code that belongs to no job"
-        others = f" and {self.others} others" if self.others else ""
+        others = f" and {format_count(self.others, 'other')}" if self.others else ""
         return f"the event loop was blocked for {self.seconds:.3g} s by {cause}{others}"
 
 

@@ -17,6 +17,7 @@ from celery5.broker.calls import queues as queue_calls
 from celery5.broker.driver import AsyncDriver
 from celery5.errors import BrokerReplied
 from celery5.protocol.bounded_decoding import read_whole
+from celery5.protocol.counts import format_count
 from celery5.protocol.job.history import (
     NO_SHAPE,
     CallShape,
@@ -539,7 +540,9 @@ class HistorySource(SearchSource):
         if self._query.state in (None, JobState.SUCCESS):
             notes.append("successes that were neither among the slowest nor sampled")
         if self._lost:
-            notes.append(f"{self._lost:,} failures that were too many for the history")
+            notes.append(
+                f"{format_count(self._lost, 'failure that was', 'failures that were')} too many for the history"
+            )
         for name, stream in self._streams.items():
             what = "failures" if name == "f" else "successes"
             oldest = await self._redis.perform(calls.read_oldest(stream))

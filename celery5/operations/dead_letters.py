@@ -12,6 +12,7 @@ from celery5.operations.columns import ResultColumn
 from celery5.operations.operation import Changed, Effect, Operation
 from celery5.operations.parameters import Limit, Names, Pattern, Patterns, Rate, Seconds, Span, about
 from celery5.protocol.bulk import BulkRequest, BulkVerb, check_bulk_action
+from celery5.protocol.counts import choose_form, format_count
 from celery5.protocol.job.dead_letters import CONDITION_WORDS, DeadJobDetails, DeadJobFilter
 from celery5.protocol.job.failure_groups import DeadJobGroups
 
@@ -190,14 +191,14 @@ async def _change(app: "App", asked: Replay | Purge, change: _Change) -> Changed
 def _summarize(tally: "DeadLetterTally", done: str) -> Changed:
     left = ", ".join(f"{count} {why}" for why, count in tally.left.items())
     return Changed(
-        summary=f"{tally.done} {_name_jobs(tally.done)} {done}",
+        summary=f"{format_count(tally.done, 'dead job')} {done}",
         count=tally.done,
         failure=f"left alone: {left}" if left else "",
     )
 
 
 def _name_jobs(count: int) -> str:
-    return "dead job" if count == 1 else "dead jobs"
+    return choose_form(count, "dead job")
 
 
 READ = Operation(

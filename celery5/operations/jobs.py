@@ -10,6 +10,7 @@ from msgspec import Meta
 from celery5.errors import BrokerUnavailable
 from celery5.operations.operation import Changed, Effect, NotFound, Operation
 from celery5.operations.parameters import Limit, Names, Pattern, Span, Text, about
+from celery5.protocol.counts import choose_form, format_count
 from celery5.protocol.job.states import JobState
 from celery5.protocol.job.story import JobDetails
 from celery5.protocol.limits import Rate, make_admission_rule, parse_kind_rates
@@ -152,8 +153,11 @@ async def revoke_jobs(app: "App", asked: SomeJobs) -> Changed:
     found, error = await _find_jobs(app, asked)
     if asked.dry_run:
         live = [details for details in found.values() if details is not None and not details.has_ended]
+        have = choose_form(len(found), "has", "have")
         return Changed(
-            summary=f"{len(live)} of {len(found)} jobs have not ended", count=len(live), dry_run=True
+            summary=f"{len(live)} of {format_count(len(found), 'job')} {have} not ended",
+            count=len(live),
+            dry_run=True,
         )
     handles: list[AsyncResult[Any]] = [
         app.result(job_id, queue=details.queue) for job_id, details in found.items() if details
@@ -169,7 +173,7 @@ async def revoke_jobs(app: "App", asked: SomeJobs) -> Changed:
     failure = f"not revoked: {', '.join(left)}: it had ended before, or nothing is known of it"
     count = len(outcomes) - len(left)
     return Changed(
-        summary=f"{count} jobs revoked",
+        summary=f"{format_count(count, 'job')} revoked",
         count=count,
         value=list(outcomes.values()),
         failure=f"{failure}; {error}".removesuffix("; ") if left else "",

@@ -8,6 +8,7 @@ from celery5.operations.operation import Changed, Effect, Operation
 from celery5.operations.parameters import Nothing, Seconds, Text, about
 from celery5.operations.replies import TIMEOUT, WORKER_NAMES, ReplyTimeout, summarize_replies
 from celery5.protocol.commands.definitions import PAUSE_QUEUE, RESUME_QUEUE
+from celery5.protocol.counts import format_count
 from celery5.protocol.observability.rollup import HOUR
 from celery5.protocol.observability.storage import Storage
 
@@ -106,7 +107,7 @@ async def purge_queue(app: "App", asked: PurgeQueue) -> Changed:
 
 
 def _summarize(queue: str, count: int, *, is_dry: bool = False) -> Changed:
-    jobs = "1 job" if count == 1 else f"{count} jobs"
+    jobs = format_count(count, "job")
     return Changed(summary=f"{queue}: {jobs} revoked", count=count, dry_run=is_dry)
 
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from celery5.operations.operation import Changed
 from celery5.operations.parameters import Names, about, as_duration
+from celery5.protocol.counts import format_count
 from celery5.similar_names import join_names
 
 if TYPE_CHECKING:
@@ -44,7 +45,9 @@ def summarize_replies(done: str, replies: "Sequence[Reply]", *, keep_answers: bo
     count = sum(reply.ok for reply in replies)
     concerned = count + len(found)
     return Changed(
-        summary=done if not replies else f"{done}: {count} of {concerned} processes",
+        summary=done
+        if not replies
+        else f"{done}: {count} of {format_count(concerned, 'process', 'processes')}",
         count=count,
         replies={reply.worker: reply.answer if reply.ok else reply.why for reply in replies}
         if keep_answers

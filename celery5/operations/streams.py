@@ -9,6 +9,7 @@ from celery5.errors import Misconfigured
 from celery5.operations.columns import ResultColumn
 from celery5.operations.operation import Changed, Effect, Operation
 from celery5.operations.parameters import Limit, Names, Nothing, Pattern, Span, Text, about
+from celery5.protocol.counts import format_count
 
 if TYPE_CHECKING:
     from celery5.app import App
@@ -77,7 +78,7 @@ async def send_records(app: "App", asked: NewRecords) -> Changed:
     records: list[Any] = [stream.codec.parse(text.encode()) for text in asked.records]
     places = await stream.asend(*records)
     await app.audit.arecord_sending("stream:send", asked.stream, count=len(places))
-    return Changed(summary=f"{len(places)} records are sent", count=len(places))
+    return Changed(summary=f"{format_count(len(places), 'record is', 'records are')} sent", count=len(places))
 
 
 class Seek(msgspec.Struct, frozen=True):
@@ -156,7 +157,7 @@ async def reshard(app: "App", asked: Reshard) -> Changed:
     before = await show_stream(app, OneStream(asked.stream))
     new = await app.streams.areshard(asked.stream, asked.partitions, force=asked.force)
     return Changed(
-        summary=f"stream {asked.stream} has {new.partitions} partitions",
+        summary=f"stream {asked.stream} has {format_count(new.partitions, 'partition')}",
         count=new.partitions,
         value={"stream": asked.stream, "before": before.partitions, "partitions": new.partitions},
     )
@@ -205,7 +206,9 @@ async def release(app: "App", asked: ParkedRelease) -> Changed:
     act = keys.adiscard if asked.discard else keys.arelease
     count = await act(asked.stream, asked.group, *asked.keys)
     done = "discarded" if asked.discard else "released"
-    return Changed(summary=f"{count} keys are {done}", count=count, value={done: count})
+    return Changed(
+        summary=f"{format_count(count, 'key is', 'keys are')} {done}", count=count, value={done: count}
+    )
 
 
 class DeadRecordFilter(msgspec.Struct, frozen=True, kw_only=True):
@@ -284,7 +287,7 @@ async def purge_dead_records(app: "App", asked: DeadRecordChange) -> Changed:
 def _summarize(tally: "DeadRecordTally", done: str, *, is_dry: bool) -> Changed:
     count = tally.matched if is_dry else tally.done
     return Changed(
-        summary=f"{count} dead records {done}",
+        summary=f"{format_count(count, 'dead record')} {done}",
         count=count,
         dry_run=is_dry,
         failure=f"{len(tally.left)} cannot be sent" if tally.left else "",

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, cast
 import msgspec
 import trio
 
+from celery5.protocol.counts import choose_form, format_count
 from celery5.protocol.masking import mask_lines
 from celery5.runners import asyncio_thread, in_thread, on_trio
 from celery5.runners.running_job import JobThread, RunningJob
@@ -164,7 +165,11 @@ def format_stacks(stacks: Sequence[ReadStack], left_out: int = 0) -> WorkerStack
         kept = len(answer) * 3 // 4
         left_out += len(answer) - kept
         del answer[kept:]
-    note = f"{left_out} more stacks do not fit: ask for those of one job" if left_out else ""
+    note = (
+        f"{format_count(left_out, 'more stack does', 'more stacks do')} not fit: ask for those of one job"
+        if left_out
+        else ""
+    )
     return WorkerStacks(stacks=answer, note=note)
 
 
@@ -214,7 +219,9 @@ def _read_children(own: ReadStack, executor_task: trio.lowlevel.Task) -> Iterato
         waiting += children
     counts = Counter((child.name, _read_places(walk_awaited(child.coro))) for child in found[:MAX_CHILDREN])
     for (name, places), count in counts.items():
-        yield own._replace(child=name, places=places, note=f"{count} tasks stand here" if count > 1 else "")
+        yield own._replace(
+            child=name, places=places, note=f"{format_count(count, 'task')} stand here" if count > 1 else ""
+        )
 
 
 def _read_places(frames: Iterable[FrameType]) -> tuple[StackPlace, ...]:
@@ -241,9 +248,12 @@ def _format_places(places: tuple[StackPlace, ...]) -> list[str]:
 def _keep_frames(stack: ReadStack, parts: list[str], frames: int) -> JobStack:
     """Return a stack with its innermost frames, and a word on those that are left out."""
     cut = len(parts) - frames
+    lines = format_count(len(parts), "line")
     notes = [
         stack.note,
-        f"the outermost {cut} of {len(parts)} lines of the stack are left out" if cut > 0 else "",
+        f"the outermost {cut} of {lines} of the stack {choose_form(cut, 'is', 'are')} left out"
+        if cut > 0
+        else "",
     ]
     return JobStack(
         job=stack.job,

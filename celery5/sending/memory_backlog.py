@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from celery5.broker.colour import check_may_block, run_blocking, run_in_thread
 from celery5.errors import BacklogFull, BrokerUnavailable
+from celery5.protocol.counts import choose_form, format_count
 from celery5.protocol.job.job import Job
 from celery5.protocol.job.retry_policy import full_jitter
 from celery5.sending.own_backlog import CheckedBacklog, JobsInMemory, OwnBacklog, UnsentJob
@@ -77,7 +78,7 @@ class Backlog:
         _ALL.add(self)
 
     def __repr__(self) -> str:
-        return f"<Backlog of {self._owner}: {self.size} jobs{f', {self.why}' if self.why else ''}>"
+        return f"<Backlog of {self._owner}: {format_count(self.size, 'job')}{f', {self.why}' if self.why else ''}>"
 
     @property
     def size(self) -> int:
@@ -188,7 +189,7 @@ class Backlog:
         self, unsent: Sequence[UnsentJob], what: str, error: BrokerUnavailable | None, remedy: str
     ) -> BacklogFull:
         full = BacklogFull(
-            f"{len(unsent)} jobs were not sent: {what} ({error or self._why}); {remedy}",
+            f"{format_count(len(unsent), 'job was', 'jobs were')} not sent: {what} ({error or self._why}); {remedy}",
             maybe_done=error is not None and error.maybe_done,
         )
         full.__cause__ = error
@@ -271,7 +272,7 @@ class Backlog:
         """Return a message about jobs that wait when the process ends; '' when there are none."""
         if not self.size:
             return ""
-        jobs, are = ("1 job", "is") if self.size == 1 else (f"{self.size} jobs", "are")
+        jobs, are = format_count(self.size, "job"), choose_form(self.size, "is", "are")
         if self._own is None:
             return f"celery5: {jobs} of {self._owner} could not be published and {are} lost: {self._why}"
         return (

@@ -33,6 +33,7 @@ from celery5.errors import (
     Misconfigured,
     PublisherUnavailable,
 )
+from celery5.protocol.counts import format_count
 from celery5.protocol.health.breaker import Breaker, BreakerPolicy
 from celery5.protocol.job.job import Job
 from celery5.protocol.publisher.address import DaemonAddress, check_socket_path
@@ -245,7 +246,8 @@ class PublisherClient:
     def _begun(self, jobs: Sequence[Job]) -> _Delivery:
         if len(jobs) > MAX_MESSAGES:
             raise MessageTooLarge(
-                f"{len(jobs)} jobs in one call: the Publisher takes {MAX_MESSAGES} at once; send them in several calls"
+                f"{format_count(len(jobs), 'job')} in one call: the Publisher takes {MAX_MESSAGES:,} at once; "
+                "send them in several calls"
             )
         delivery = _Delivery(tuple(make_job_message(job) for job in jobs))
         with self._changed:

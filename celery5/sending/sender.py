@@ -27,6 +27,7 @@ from celery5.errors import (
     NotReplicated,
 )
 from celery5.middleware.middleware import ObservedApplication
+from celery5.protocol.counts import choose_form, format_count
 from celery5.protocol.job.job import Job
 from celery5.results.async_result import AsyncResult
 from celery5.runners.context import CURRENT_JOB, CURRENT_PARTITION
@@ -142,8 +143,8 @@ def publish_replicated(
     count, reason = (result, "") if isinstance(result, int) else (0, f" ({result})")
     if count < wanted:
         raise NotReplicated(
-            f"{_count(jobs)} published, but after {REPLICATION_TIMEOUT:g} s {count} of {wanted} "
-            f"replicas have all of that{reason}; "
+            f"{_count(jobs)} published, but after {REPLICATION_TIMEOUT:g} s {count} of "
+            f"{format_count(wanted, 'replica')} {choose_form(wanted, 'has', 'have')} all of that{reason}; "
             "what was published will run: do not send it again, look at the replicas",
             ids=tuple(job.id for job in jobs),
             replicas=count,
@@ -153,7 +154,7 @@ def publish_replicated(
 
 
 def _count(jobs: Sequence[Job]) -> str:
-    return f"job {jobs[0].id} is" if len(jobs) == 1 else f"{len(jobs)} jobs are"
+    return f"job {jobs[0].id} is" if len(jobs) == 1 else format_count(len(jobs), "job is", "jobs are")
 
 
 _SENDS_NOW: ContextVar[bool] = ContextVar("celery5_sends_now", default=False)

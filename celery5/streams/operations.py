@@ -9,6 +9,7 @@ from celery5.broker.calls.streams import MAX_PARTITIONS
 from celery5.broker.driver import AsyncDriver
 from celery5.connections.long_operations import persist
 from celery5.errors import CeleryError, Misconfigured
+from celery5.protocol.counts import choose_form, format_count
 from celery5.protocol.streams.groups import StreamMap
 from celery5.streams.browsing import make_unknown_group_error
 from celery5.streams.lags import PARTITIONS_PER_CALL
@@ -63,7 +64,7 @@ async def _check_sought(
 
 
 def _name_members(count: int, group: str) -> str:
-    return f"1 member of group {group} runs" if count == 1 else f"{count} members of group {group} run"
+    return f"{format_count(count, 'member')} of group {group} {choose_form(count, 'runs', 'run')}"
 
 
 async def reset(
@@ -104,9 +105,11 @@ async def _forget(app: Application, redis: AsyncDriver, stream: str, group: str,
         if reply.outcome == "live":
             raise GroupIsLive(f"{_name_members(reply.number, group)}: stop them first")
         if reply.outcome == "kept":
+            outputs = format_count(reply.number, "output that is", "outputs that are")
             raise GroupNotEmpty(
-                f"group {group} of stream {stream} has {reply.number} outputs that are not delivered and "
-                f"{reply.dead} dead and {reply.parked} parked records: nothing was forgotten; with force they go, too"
+                f"group {group} of stream {stream} has {outputs} not delivered and "
+                f"{reply.dead} dead and {format_count(reply.parked, 'parked record')}: "
+                "nothing was forgotten; with force they go, too"
             )
         first = reply.number
         if not first:

@@ -36,6 +36,7 @@ from celery5.broker.keys import StreamKeys
 from celery5.errors import Misconfigured, StreamFull
 from celery5.hints import describe_option, make_attribute_error
 from celery5.middleware.middleware import ObservedApplication
+from celery5.protocol.counts import format_count
 from celery5.protocol.streams.groups import RefusedAppend, StaleMap, StreamMap
 from celery5.protocol.streams.routing import find_partition
 from celery5.runners.operations import MessageOperation
@@ -237,7 +238,9 @@ class Stream(Generic[R]):
 
     def _encode(self, records: Sequence[R], times: Sequence[int] | None) -> list["EncodedRecord"]:
         if times is not None and len(times) != len(records):
-            raise ValueError(f"{len(records)} records with {len(times)} times: give one for each")
+            raise ValueError(
+                f"{format_count(len(records), 'record')} with {format_count(len(times), 'time')}: give one for each"
+            )
         return [
             self.encode(record, None if times is None else times[index])
             for index, record in enumerate(records)

@@ -13,6 +13,7 @@ import msgspec
 
 from celery5.broker.calls.streams import RawEntry
 from celery5.errors import CeleryError, Misconfigured
+from celery5.protocol.counts import choose_form, format_count
 from celery5.protocol.job.arguments import encode_value
 from celery5.protocol.job.json_values import from_json
 from celery5.protocol.streams.groups import split_id
@@ -251,9 +252,10 @@ class Windows(Generic[R, K, A]):
         options, record = self._options, self._codec.decode(raw[1])
         placement = tracker.add(self._find_time(raw, record), self._find_key(record))
         if isinstance(placement, TooManyOpen):
+            windows = f"{format_count(placement.open, 'window')} of partition {self._feed.partition}"
             raise TooManyWindows(
-                f"processor {self._feed.group}: {placement.open:,} windows of partition {self._feed.partition} are "
-                f"open, and max_open is {options.max_open:,}: allow more, or use fewer keys or a smaller lateness"
+                f"processor {self._feed.group}: {windows} {choose_form(placement.open, 'is', 'are')} open, "
+                f"and max_open is {options.max_open:,}: allow more, or use fewer keys or a smaller lateness"
             )
         for number, window, is_new in placement.windows:
             value = options.add(await self._get_value(number, is_new=is_new), record)

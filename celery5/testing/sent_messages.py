@@ -10,6 +10,7 @@ import msgspec
 from celery5.app import App
 from celery5.broker.keys import EVENTS
 from celery5.events.event import Event, get_event_declaration
+from celery5.protocol.counts import format_count
 from celery5.protocol.events.messages import EventMessage, parse_event
 from celery5.protocol.job.job import Job
 from celery5.protocol.job.messages import Command, read_command
@@ -165,7 +166,7 @@ def describe_calls(calls: Sequence[str], verb: str) -> str:
 
 def count_times(count: int) -> str:
     """Return how often something happened, in words."""
-    return "once" if count == 1 else f"{count} times"
+    return "once" if count == 1 else format_count(count, "time")
 
 
 def sort_first(jobs: Sequence[Any], first: Sequence[Any]) -> list[Any]:

@@ -19,6 +19,7 @@ from celery5.app import App
 from celery5.broker.calls.streams import RawEntry
 from celery5.errors import Misconfigured
 from celery5.logs.log import Log
+from celery5.protocol.counts import format_count
 from celery5.protocol.job.job import Job
 from celery5.protocol.streams.groups import Assignment, Commit, split_id
 from celery5.protocol.streams.parking import ParkedAction, ParkedKey, ParkedKeysFound, read_parked_words
@@ -120,7 +121,9 @@ class ProcessorDriver(Generic[R]):
             ValueError: A time is earlier than that of the last record of the partition, or `times` has another length.
         """
         if times is not None and len(times) != len(records):
-            raise ValueError(f"{len(records)} records with {len(times)} times: give one for each")
+            raise ValueError(
+                f"{format_count(len(records), 'record')} with {format_count(len(times), 'time')}: give one for each"
+            )
         ids = [self._append(record, None if times is None else times[n]) for n, record in enumerate(records)]
         self._loop.call(self._group.supply)
         if commit:

@@ -12,6 +12,7 @@ from msgspec import Raw
 
 from celery5.errors import Misconfigured
 from celery5.limits.declaration import LimitDeclaration
+from celery5.protocol.counts import format_count
 from celery5.protocol.job.arguments import Parameters
 from celery5.protocol.job.job import Options, SharedFields, check_not_by_key, to_seconds
 from celery5.protocol.job.messages import VERSION, Command, encode, format_lock
@@ -229,7 +230,9 @@ class Compiler:
             n for n, node in enumerate(self.nodes) if node.where is not None and self._is_known(node)
         )
         if len(waits) > 100:
-            raise Misconfigured(f"this workflow waits for {len(waits)} events from its start: 100 at most")
+            raise Misconfigured(
+                f"this workflow waits for {format_count(len(waits), 'event')} from its start: 100 at most"
+            )
         on_failure = self._add_on_failure(self._on_failure)
         home = self._home or self._choose_home()
         for node in self.nodes:

@@ -11,6 +11,7 @@ from celery5.broker.calls import workflows as calls
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import QueueKeys
 from celery5.protocol.bounded_decoding import decode_msgpack, read_whole
+from celery5.protocol.counts import format_count
 from celery5.protocol.workflows.member_ids import MemberId
 from celery5.protocol.workflows.status import ENDED, NODE_STATES, RUN_STATES, NodeState
 
@@ -70,7 +71,7 @@ class RunGraph(msgspec.Struct, frozen=True, kw_only=True):
                 elif after in drawn:
                     lines.append(f"    n{node.id} --> n{after}")
         if len(self.nodes) > MAX_DRAWN:
-            lines.append(f'    more["{len(self.nodes) - MAX_DRAWN} more nodes"]')
+            lines.append(f'    more["{format_count(len(self.nodes) - MAX_DRAWN, "more node")}"]')
         return "\n".join([*lines, *_CLASSES])
 
 

@@ -11,6 +11,7 @@ from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import QueueKeys
 from celery5.errors import ResultLost
 from celery5.protocol.bounded_decoding import decode_msgpack
+from celery5.protocol.counts import format_count
 from celery5.protocol.workflows.plan import (
     Expression,
     Fields,
@@ -74,8 +75,8 @@ class MapPages:
         part = range(self._next, min(self._next + self._buckets, -(-self._total // BUCKET)))
         if not part:
             if self._found < self._expected:
-                lost = f"{self._expected - self._found} of the {self._expected}"
-                raise ResultLost(f"run {self._run}: {lost} results of its map are lost")
+                lost = f"{self._expected - self._found} of the {format_count(self._expected, 'result')}"
+                raise ResultLost(f"run {self._run}: {lost} of its map are lost")
             return None
         self._next = part.stop
         read = [calls.read_bucket(self._keys, self._run, self._node, bucket) for bucket in part]

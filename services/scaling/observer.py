@@ -20,6 +20,7 @@ from celery5.broker.routing.broker_router import run_all_async
 from celery5.errors import BrokerError, BrokerUnavailable
 from celery5.logs.log import Log
 from celery5.protocol.brokers import DEFAULT_BROKER
+from celery5.protocol.counts import format_count
 from celery5.protocol.limits import DeclaredLimits
 from celery5.protocol.scaling.snapshot import (
     BrokerVisibility,
@@ -177,7 +178,7 @@ class ClusterObserver:
         known = sorted(here, key=lambda name: get_queue_of_shard(name) not in self._known_queues)
         looked_at = take_queues(known, MAX_QUEUES)
         if len(here) > len(looked_at) and self._too_many.get(broker) != len(here):
-            why = f"{len(here)} queues: only {MAX_QUEUES} of them are looked at"
+            why = f"{format_count(len(here), 'queue')}: only {MAX_QUEUES} of them are looked at"
             self._log.event("autoscale:failed", "warning", of="queues", broker=broker, why=why)
         self._too_many[broker], self._looked_at[broker] = len(here), len(looked_at)
         return looked_at

@@ -14,6 +14,7 @@ import msgspec
 import trio
 
 from celery5.broker.calls.streams import RawEntry
+from celery5.protocol.counts import format_count
 from celery5.protocol.streams.failure import make_dead_record
 from celery5.protocol.streams.groups import Commit
 from celery5.protocol.streams.parking import (
@@ -297,7 +298,9 @@ class ParkingSequence:
         if key is None or about is None:
             return False
         if about.tries >= self._max_tries:
-            self._keep(key, f"{about.tries} owners have not got its first record done")
+            self._keep(
+                key, f"{format_count(about.tries, 'owner has', 'owners have')} not got its first record done"
+            )
             return True
         if key not in self._begun:
             self._begun.add(key)

@@ -10,6 +10,7 @@ import trio
 
 from celery5.broker.calls.streams import RawEntry
 from celery5.logs.log import Log
+from celery5.protocol.counts import format_count
 from celery5.protocol.masking import show_error
 from celery5.protocol.names import get_class_names
 from celery5.protocol.streams.failure import (
@@ -239,7 +240,7 @@ class SerialExecutor:
         if partition.deaths < self._max_deliveries:  # another sequence had that record
             sequence.give_back()
             return
-        why = f"{partition.deaths} workers have died at this record"
+        why = f"{format_count(partition.deaths, 'worker has', 'workers have')} died at this record"
         number, record = partition.number, found[0][0].decode()
         self._log.event(
             "record:poisonous",

@@ -18,6 +18,7 @@ from celery5.broker.call import (
 )
 from celery5.broker.keys import Keys, StreamKeys
 from celery5.protocol.bounded_decoding import read_whole
+from celery5.protocol.counts import format_count
 from celery5.protocol.streams.groups import (
     Appended,
     ArchiveClaim,
@@ -132,16 +133,16 @@ def _read_appended(stream: str, raw: Any, most: int) -> AppendReply:
         return StaleMap(StreamMap(_read_partitions(raw[1]), raw[2]))
     if outcome == b"full" and raw[5] > most:
         return RefusedAppend(
-            f"{int(raw[5])} records at once for partition {int(raw[1])} of stream {stream}, which keeps {most}: "
-            f"however soon group {decode_text(raw[2])} reads, they do not fit; send at most {most} in a call, or raise "
-            "Keep(records=...)",
+            f"{format_count(int(raw[5]), 'record')} at once for partition {int(raw[1])} of stream {stream}, "
+            f"which keeps {most}: however soon group {decode_text(raw[2])} reads, they do not fit; "
+            f"send at most {most} in a call, or raise Keep(records=...)",
             is_full=True,
         )
     if outcome == b"full":
         waiting = f", and {int(raw[4])} wait for the archive" if raw[4] else ""
         return RefusedAppend(
             f"partition {int(raw[1])} of stream {stream} is full: group {decode_text(raw[2])} has not read "
-            f"{int(raw[3])} records{waiting}; "
+            f"{format_count(int(raw[3]), 'record')}{waiting}; "
             "start its processor, raise Keep(records=...), or forget the group",
             is_full=True,
         )

@@ -16,6 +16,7 @@ from celery5.broker.connection.socket_link import SocketLink, dial
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.timing import Timing
 from celery5.errors import BrokerError, BrokerUnavailable, CircuitOpen
+from celery5.protocol.counts import format_count
 from celery5.protocol.health.breaker import Breaker, BreakerPolicy
 
 NAME = "celery5-producer"
@@ -228,7 +229,8 @@ def new_breaker(timing: Timing) -> Breaker:
 
 def circuit_open(endpoint: Endpoint, timing: Timing) -> CircuitOpen:
     """Return the error of an open breaker."""
+    times = format_count(timing.breaker_failures, "time")
     return CircuitOpen(
-        f"broker {endpoint.masked_url} could not be reached {timing.breaker_failures} times in a row and is left alone "
+        f"broker {endpoint.masked_url} could not be reached {times} in a row and is left alone "
         f"for {timing.breaker_reset:g} s; check that it runs"
     )

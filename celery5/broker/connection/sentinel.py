@@ -23,6 +23,7 @@ from celery5.broker.connection.exchange import ReplyError
 from celery5.broker.endpoint import Endpoint, format_node
 from celery5.broker.translate import translate_reply
 from celery5.errors import BrokerDenied, BrokerError, BrokerReadOnly, BrokerReplied, BrokerUnavailable
+from celery5.protocol.counts import format_count
 from celery5.similar_names import did_you_mean
 
 SENTINEL_LIMIT: Final = 1.0
@@ -282,6 +283,8 @@ def _make_unanswered(endpoint: Endpoint, failures: Sequence[BrokerError]) -> Bro
     reasons = "; ".join(dict.fromkeys(str(error).removeprefix("broker ") for error in failures))
     nodes = [format_node(*node) for node in endpoint.nodes]
     which = (
-        f"none of its {len(nodes)} sentinels answers" if len(nodes) > 1 else "its sentinel does not answer"
+        f"none of its {format_count(len(nodes), 'sentinel')} answers"
+        if len(nodes) > 1
+        else "its sentinel does not answer"
     )
     return BrokerUnavailable(f"broker {endpoint.masked_url}: {which} ({reasons})")

@@ -15,6 +15,7 @@ from celery5.broker.colour import BlockingDriverAdapter, current_colour, run_blo
 from celery5.broker.driver import AsyncDriver, BlockingDriver
 from celery5.broker.routing.unreachable import UNREACHABLE, get_unreachable
 from celery5.errors import BrokerError
+from celery5.protocol.counts import format_count
 
 T = TypeVar("T")
 
@@ -256,6 +257,6 @@ def _merge(call: Call[T], replies: Sequence[T]) -> T:
         return replies[0]
     if call.merge is None:
         raise TypeError(
-            f"{call.words[0]!r} went to {len(replies)} brokers, but the call does not say how to merge"
+            f"{call.words[0]!r} went to {format_count(len(replies), 'broker')}, but the call does not say how to merge"
         )
     return call.merge(replies)

@@ -11,6 +11,7 @@ from celery5.cli.terminal.output import echo, echo_hint, format_cell, format_tab
 from celery5.cli.terminal.target import Target
 from celery5.config.settings import get_descriptions
 from celery5.errors import CeleryError
+from celery5.protocol.counts import format_count
 
 if TYPE_CHECKING:
     from celery5.app import App
@@ -130,7 +131,9 @@ def _print_check(
     places = [f"{origin.setting} ({origin.origin})" for origin in origins if origin.origin != "default"]
     named = ", ".join(places[:MAX_NAMED]) + (", ..." if len(places) > MAX_NAMED else "")
     what = f"{len(places)} of them set: {to_one_line(named)}" if places else "none of them is set"
-    echo_hint(f"{len(origins)} settings can be used, {what}; values: celery5 config show --origin")
+    echo_hint(
+        f"{format_count(len(origins), 'setting')} can be used, {what}; values: celery5 config show --origin"
+    )
     if report:
         echo(f"{report.file}: {_count(report.members)}")
     for group in report.groups if report else ():

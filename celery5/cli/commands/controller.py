@@ -19,6 +19,7 @@ from celery5.cli.terminal.target import Target
 from celery5.errors import BrokerUnavailable, CeleryError, Misconfigured
 from celery5.operations.processes import PROCESS_OPERATIONS
 from celery5.protocol.commands.definitions import get_inbox_name
+from celery5.protocol.counts import format_count
 from celery5.protocol.durations import format_age, format_duration
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def _show_changes(finished: Finished) -> None:
         code = _wait_until_up(finished, wait)
         if not finished.wants_json:
             for file, count in sorted(code.items()):
-                echo(f"code: {to_one_line(file)} ({count} members)")
+                echo(f"code: {to_one_line(file)} ({format_count(count, 'member')})")
             echo("done")
 
 

@@ -17,6 +17,7 @@ from celery5.cli.terminal.output import (
 )
 from celery5.errors import CeleryError, Misconfigured
 from celery5.operations.streams import READ_DEAD_RECORDS
+from celery5.protocol.counts import format_count
 
 if TYPE_CHECKING:
     from celery5.streams.dead_records import DeadRecordQuery, DeadRecordTally, StoredDeadRecord
@@ -104,7 +105,8 @@ def replay_dead_records(started: Started) -> None:
     if tally.left:
         entry, why = next(iter(tally.left.items()))
         raise NotReplayed(
-            f"{len(tally.left)} of {_count(tally.matched)} cannot be replayed; the first is {entry}: {why}"
+            f"{len(tally.left)} of {format_count(tally.matched, 'dead record')} cannot be replayed; "
+            f"the first is {entry}: {why}"
         )
 
 
@@ -115,7 +117,7 @@ def purge_dead_records(started: Started) -> None:
     if started.asks:
         check_answerable("delete dead records for good")
         matched = records.purge(*names, query, dry_run=True).matched
-        click.confirm(f"Purge {_count(matched)} for good?", err=True, abort=True)
+        click.confirm(f"Purge {format_count(matched, 'dead record')} for good?", err=True, abort=True)
     _print_tally(started, records.purge(*names, query, dry_run=asked.dry_run), "purged")
 
 
@@ -125,13 +127,9 @@ def _print_tally(started: Started, tally: "DeadRecordTally", participle: str) ->
         counts = {"matched": tally.matched, participle: tally.done}
         echo(to_json({**counts, "dry_run": dry_run, "left": tally.left}))
     elif dry_run:
-        echo(f"{_count(tally.matched)} would be {participle}")
+        echo(f"{format_count(tally.matched, 'dead record')} would be {participle}")
     else:
-        echo(f"{_count(tally.done)} {participle}")
-
-
-def _count(number: int) -> str:
-    return f"{number} dead record{'' if number == 1 else 's'}"
+        echo(f"{format_count(tally.done, 'dead record')} {participle}")
 
 
 def _format_details(dead: "StoredDeadRecord") -> str:

@@ -38,6 +38,7 @@ from celery5.cli.terminal.output import (
 )
 from celery5.errors import CeleryError
 from celery5.operations.dead_letters import DEAD_LETTER_OPERATIONS, READ
+from celery5.protocol.counts import choose_form, format_count
 from celery5.protocol.job.dead_letters import format_position
 
 if TYPE_CHECKING:
@@ -146,10 +147,13 @@ def _show_groups(finished: Finished) -> None:
     empty = _describe_none(finished.asked.to_filter())
     echo(to_json(found) if finished.wants_json else format_table(rows, empty=empty))
     if found.next:
-        more = f"looked at {found.looked_at} of {found.total} dead jobs"
+        more = f"looked at {found.looked_at} of {format_count(found.total, 'dead job')}"
         echo(f"{more}; the next ones: --after {format_cell(found.next)}", err=True)
     if found.ungrouped:
-        echo(f"{found.ungrouped} jobs are of further groups: narrow the selection", err=True)
+        echo(
+            f"{format_count(found.ungrouped, 'job is', 'jobs are')} of further groups: narrow the selection",
+            err=True,
+        )
 
 
 def _make_group_row(group: "DeadJobGroup") -> dict[str, object]:
@@ -231,7 +235,7 @@ class _Change:
     @property
     def selected(self) -> str:
         """The number of selected jobs, in words."""
-        return _format_count(sum(self._counts.values()))
+        return format_count(sum(self._counts.values()), "dead job")
 
     def begin(self) -> bool:
         """Count and print the selected jobs; return whether there are any.
@@ -274,7 +278,7 @@ class _Change:
             echo(to_json(self._get_summary()))
         elif not self._is_dry:
             causes = f":\n{_format_causes(self._tally.causes)}" if self._tally.causes else ""
-            echo(f"{_format_count(self._tally.done)} {self._participle}{causes}")
+            echo(f"{format_count(self._tally.done, 'dead job')} {self._participle}{causes}")
         self._raise_for_unchanged()
 
     def _clear_progress(self) -> None:
@@ -299,7 +303,7 @@ class _Change:
                 f"{number} {reason} ({LEFT_REASONS[reason]})" for reason, number in unchanged.items()
             )
             count = sum(unchanged.values())
-            would = "would not be" if self._is_dry else f"{'was' if count == 1 else 'were'} not"
+            would = "would not be" if self._is_dry else f"{choose_form(count, 'was', 'were')} not"
             also = f"; {_format_unknown_ids(self._unknown)}" if self._unknown else ""
             raise IncompleteOperation(
                 f"{count} of {self.selected} {would} {self._participle}: {reasons}{also}"
@@ -310,10 +314,6 @@ class _Change:
 def _format_causes(counts: Mapping[str, int]) -> str:
     width = max(len(str(number)) for number in counts.values())
     return "\n".join(f"  {number:{width}}  {format_cell(cause)}" for cause, number in counts.items())
-
-
-def _format_count(number: int) -> str:
-    return f"{number} dead job{'' if number == 1 else 's'}"
 
 
 # What was selected, and is not there

@@ -8,6 +8,7 @@ from celery5.cli.terminal.operation_commands import CommandView, Finished, make_
 from celery5.cli.terminal.output import echo, format_cell, format_fields, format_table, to_one_line
 from celery5.operations.queues import QUEUE_OPERATIONS, PurgeQueue
 from celery5.protocol.byte_counts import format_bytes
+from celery5.protocol.counts import format_count
 from celery5.protocol.durations import format_duration
 from celery5.protocol.observability.overview import format_rate
 from celery5.protocol.observability.queue_depth import AT_LIMITS
@@ -61,7 +62,7 @@ def format_unread_warning(app: "App", states: "Sequence[QueueState]") -> str:
             similar = find_similar(state.queue, used_queues - {state.queue}, cutoff=SIMILARITY_CUTOFF)
             is_used = get_queue_of_shard(state.queue) in used_queues
             hint = f", did you mean {similar}?" if similar and not is_used else ""
-            jobs = "1 job" if state.unread == 1 else f"{state.unread} jobs"
+            jobs = format_count(state.unread, "job")
             warnings.append(f"{state.queue} ({jobs}, no worker{hint})")
     return format_cell("; ".join(warnings))
 
@@ -94,7 +95,8 @@ def _iterate_storage(storage: Storage) -> Iterator[str]:
         yield "\n" + format_table(streams, empty="")
     yield "\n" + ", ".join(f"{name} {format_bytes(size)}" for name, size in storage.others.items())
     if storage.queues_left_out or storage.streams_left_out:
-        yield f"not shown: {storage.queues_left_out} queues, {storage.streams_left_out} streams"
+        left_out = format_count(storage.queues_left_out, "queue")
+        yield f"not shown: {left_out}, {format_count(storage.streams_left_out, 'stream')}"
 
 
 def _make_server_row(server: ServerStorage) -> dict[str, object]:

@@ -18,6 +18,7 @@ from celery5.cli.terminal.target import Target
 from celery5.errors import BadRecord, CeleryError, Misconfigured
 from celery5.operations.operation import Changed
 from celery5.operations.streams import PLACE, STREAM_OPERATIONS, Reset
+from celery5.protocol.counts import format_count
 from celery5.protocol.durations import format_duration
 
 if TYPE_CHECKING:
@@ -58,7 +59,8 @@ def _format_cursors(changed: Changed) -> str:
 
 def _format_resharding(changed: Changed) -> str:
     value = changed.value
-    return f"stream {format_cell(value['stream'])}: {value['before']} partitions before, {value['partitions']} now"
+    before = format_count(value["before"], "partition")
+    return f"stream {format_cell(value['stream'])}: {before} before, {value['partitions']} now"
 
 
 def _check_keys(given: dict[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -212,7 +214,7 @@ class _Sending:
 
     @property
     def _count(self) -> str:
-        return "1 record" if self.sent == 1 else f"{self.sent} records"
+        return format_count(self.sent, "record")
 
     def _clear_progress(self) -> None:
         if self._shows_progress:

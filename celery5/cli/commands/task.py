@@ -12,6 +12,7 @@ from celery5.errors import CeleryError
 from celery5.operations.jobs import JOB_OPERATIONS, SHOW
 from celery5.operations.limits import LIMIT_OPERATIONS, NewLimit
 from celery5.operations.operation import Changed, NotFound
+from celery5.protocol.counts import format_count
 from celery5.protocol.job.history import format_arguments
 from celery5.protocol.workflows.member_ids import MemberId, parse_member_id
 
@@ -93,7 +94,10 @@ def _show_next_page(finished: Finished) -> None:
     if page.not_looked_at:
         echo(f"not looked at: {page.not_looked_at}", err=True)
     if page.cursor is not None:
-        echo(f"{page.looked_at} jobs were looked at; go on with --cursor {page.cursor}", err=True)
+        echo(
+            f"{format_count(page.looked_at, 'job was', 'jobs were')} looked at; go on with --cursor {page.cursor}",
+            err=True,
+        )
 
 
 def _show_duplicate(finished: Finished) -> None:

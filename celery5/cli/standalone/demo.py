@@ -18,6 +18,7 @@ from celery5.cli.terminal.errors import require_rich
 from celery5.cli.terminal.output import echo, to_json
 from celery5.errors import CeleryError, Misconfigured
 from celery5.processes.lifecycle.signals import Interruption
+from celery5.protocol.counts import format_count
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -72,7 +73,7 @@ class LineDisplay:
         self._ended += 1
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + LINE_INTERVAL
-            click.echo(f"{self._ended} of {self._all} jobs", err=True)
+            click.echo(f"{self._ended} of {format_count(self._all, 'job')}", err=True)
 
 
 class ProgressBars:

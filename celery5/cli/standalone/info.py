@@ -20,6 +20,7 @@ from celery5.cli.terminal.target import Target
 from celery5.errors import BrokerError, Misconfigured
 from celery5.observability.alerts import summarize_alerts
 from celery5.protocol.commands.definitions import get_inbox_name
+from celery5.protocol.counts import format_count
 from celery5.protocol.durations import format_age, format_duration
 from celery5.protocol.masking import get_error_text
 from celery5.protocol.observability.overview import describe_loss
@@ -136,9 +137,7 @@ def _format_state(app: "App", state: "AppState") -> dict[str, object]:
     """Return fields about processes, runs, limits, alerts and unread queues; none where there is nothing to say."""
     fields = _format_processes(state, events=app.events.has_own_events)
     if state.runs:
-        fields["workflows"] = (
-            f"{state.runs} live {'run' if state.runs == 1 else 'runs'}: {as_called('celery5 workflow list')}"
-        )
+        fields["workflows"] = f"{format_count(state.runs, 'live run')}: {as_called('celery5 workflow list')}"
     alerts = summarize_alerts(app.alerts.list())
     full = [memory for memory in app.metrics.memory() if memory.is_almost_full]
     texts = {

@@ -17,6 +17,7 @@ from celery5.migration.files.writing import write_changes
 from celery5.migration.rewrite import migrate_project
 from celery5.migration.rows.beat import export_beat_rows
 from celery5.migration.rows.results import import_results, read_result_rows
+from celery5.protocol.counts import format_count
 
 
 @click.command()
@@ -136,7 +137,7 @@ def _print_report(report: ProjectReport, written: list[str]) -> None:
     for file in report.files:
         path = to_one_line(file.path)
         if file.path in written:
-            echo(f"{path}: {len(file.of_kind('change'))} changes are written")
+            echo(f"{path}: {format_count(len(file.of_kind('change')), 'change is', 'changes are')} written")
         elif file.diff:
             echo(f"{path}\n{'-' * len(file.path)}\n{clean_lines(file.diff)}\n")
     if written:
@@ -152,8 +153,13 @@ def _print_report(report: ProjectReport, written: list[str]) -> None:
         left += [f", {count} without a counterpart" for count in [report.count("nothing")] if count]
         echo(f"nothing left to {'change' if left else 'do'}{''.join(left)}")
         return
+    changes = (
+        f"{format_count(report.count('change'), 'change is', 'changes are')} written"
+        if written
+        else f"{format_count(report.count('change'), 'change')} in the diffs above"
+    )
     echo(
-        f"{report.count('change')} changes {'are written' if written else 'in the diffs above'}, "
+        f"{changes}, "
         f"{report.count('by hand')} to make by hand, {_count_decisions(report)}"
         f"{report.count('nothing')} without a counterpart"
         + ("" if written or not report.count("change") else "; --write makes the changes")
@@ -216,13 +222,13 @@ def _import_results(target: Target, file: Path, *, wants_store: bool, wants_json
             echo(f"left out: {to_one_line(line)}", err=True)
 
     counts = import_results(app, read_result_rows(file), time.time(), leave_out, store=wants_store)
+    rows = format_count(counts.left_out, "row is", "rows are")
     if wants_json:
         fields = {"wanted": counts.wanted, "stored": 0, "known": counts.known, "left_out": counts.left_out}
         echo(to_json(fields | {"stored": counts.wanted - counts.known if wants_store else 0}))
     elif wants_store:
         known = f", {counts.known} had one already" if counts.known else ""
-        echo(f"{counts.wanted - counts.known} results are stored{known}, {counts.left_out} rows are left out")
+        stored = format_count(counts.wanted - counts.known, "result is", "results are")
+        echo(f"{stored} stored{known}, {rows} left out")
     else:
-        echo(
-            f"{counts.wanted} results can be stored, {counts.left_out} rows are left out; --store stores them"
-        )
+        echo(f"{format_count(counts.wanted, 'result')} can be stored, {rows} left out; --store stores them")

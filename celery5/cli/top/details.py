@@ -8,6 +8,7 @@ from celery5.cli.top.layout import Line
 from celery5.cli.top.readings import ActiveJob, Reading
 from celery5.cli.top.tables import Style, View, make_sparkline
 from celery5.observability.metrics import HistoryPoint
+from celery5.protocol.counts import format_count
 from celery5.protocol.durations import format_age, format_duration
 from celery5.protocol.job.dead_letters import DeadJob
 from celery5.protocol.job.failure_groups import DeadJobGroup
@@ -154,7 +155,7 @@ def _describe_worker(worker: WorkerOverview, jobs: Sequence[ActiveJob] | None, n
             _field("up", format_duration(worker.uptime)),
             _field("slots", worker.slots_text),
             *([_field("resources", show_use(worker.resources))] if worker.resources else []),
-            _field("ended", f"{worker.ended:,} attempts"),
+            _field("ended", format_count(worker.ended or 0, "attempt")),
             _field("loop lag", format_duration(worker.lag)),
             _field("memory", "" if worker.memory is None else format_mib(worker.memory)),
             _field("report", format_age(0.0, worker.reported or 0.0)),
@@ -186,7 +187,7 @@ def _describe_lost(lost: LostWorker, now: float) -> list[Line]:
 def _describe_group(group: DeadJobGroup, now: float) -> list[Line]:
     first, last = (format_age(min(died, now), now) for died in (group.first_died, group.last_died))
     lines = [
-        _title(f"{group.count:,} dead letters of {group.task or 'unknown tasks'}"),
+        _title(f"{format_count(group.count, 'dead letter')} of {group.task or 'unknown tasks'}"),
         _field("group", group.id),
         _field("queues", ", ".join(group.queues)),
         _field("reasons", ", ".join(group.reasons)),

@@ -24,6 +24,7 @@ from celery5.cli.top.tables import (
     make_task_table,
     make_worker_table,
 )
+from celery5.protocol.counts import format_count
 from celery5.protocol.durations import format_duration
 from celery5.protocol.observability.overview import Overview, format_rate
 
@@ -188,9 +189,7 @@ def _draw_attention(overview: Overview, alerts: str) -> Line:
         (workers, "worker", "workers"),
         (others, "other process", "other processes"),
     )
-    problems = [
-        f"{count} {singular if count == 1 else plural}" for count, singular, plural in counts if count
-    ]
+    problems = [format_count(count, singular, plural) for count, singular, plural in counts if count]
     problems += [f"alerts: {alerts}"] if alerts else []
     line: Line = (("needs attention: ", "dim"), (to_one_line(", ".join(problems)), "bad"))
     if not problems:

@@ -12,6 +12,7 @@ from celery5.errors import BrokerError, CeleryError
 from celery5.observability.alerts import summarize_alerts
 from celery5.observability.metrics import HistoryPoint
 from celery5.protocol.commands.definitions import ACTIVE, PAUSE_QUEUE, RESUME_QUEUE
+from celery5.protocol.counts import format_count
 from celery5.protocol.job.dead_letters import DeadJob
 from celery5.protocol.job.failure_groups import DeadJobGroup
 from celery5.protocol.masking import get_error_text
@@ -85,7 +86,11 @@ class TopSources:
         with self._app.brokers.reachable():
             found = self._app.dlq.groups(newest_first=True, limit=MAX_DEAD)
         others = found.total - sum(group.count for group in found.groups)
-        note = f"{others:,} more dead letters have other causes" if others > 0 else ""
+        note = (
+            f"{format_count(others, 'more dead letter has another cause', 'more dead letters have other causes')}"
+            if others > 0
+            else ""
+        )
         return found.groups, note
 
     def _read_failures(self, task: str, queues: Sequence[str], overview: Overview) -> list[DeadJob]:
@@ -111,7 +116,9 @@ class TopSources:
         if len(silent) > 1:
             notes.append(f"{len(silent) - 1} more have not answered")
         if len(workers) > MAX_ASKED:
-            notes.append(f"{len(workers) - MAX_ASKED:,} more workers were not asked")
+            notes.append(
+                f"{format_count(len(workers) - MAX_ASKED, 'more worker was', 'more workers were')} not asked"
+            )
         return sorted(jobs, key=lambda job: -job.seconds), "; ".join(notes)
 
     def set_paused(self, queue: str, *, paused: bool) -> str:
@@ -121,10 +128,8 @@ class TopSources:
         state = "paused" if paused else "resumed"
         failed = find_failures(replies)
         if failed:
-            return (
-                f"{len(failed)} of {len(failed) + sum(reply.ok for reply in replies)} workers did not do it: "
-                f"{failed[0].worker}: {failed[0].why}"
-            )
+            asked = format_count(len(failed) + sum(reply.ok for reply in replies), "worker")
+            return f"{len(failed)} of {asked} did not do it: {failed[0].worker}: {failed[0].why}"
         return f"{queue} is {state}" if replies else f"{queue} is {state} for workers that start later"
 
     def count_dead(self, group: DeadJobGroup) -> int:

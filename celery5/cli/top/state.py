@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from celery5.cli.top.tables import Row, TopTable, View
+from celery5.protocol.counts import format_count
 from celery5.protocol.job.failure_groups import DeadJobGroup
 
 VIEWS = tuple(View)
@@ -260,7 +261,7 @@ def ask_to_replay(state: ScreenState, group: DeadJobGroup, count: int) -> Screen
     """Return the state that asks whether this many dead letters are to be replayed."""
     if not count:
         return replace(state, notice="this group has no dead letters any more")
-    jobs = "1 dead letter" if count == 1 else f"{count:,} dead letters"
+    jobs = format_count(count, "dead letter")
     where = ", ".join(group.queues)
     text = f"Replay {jobs} of {group.task or 'unknown tasks'} on {where} ({group.type or 'no error'})?"
     return replace(state, question=Question(text, ReplayDead(group)), notice="")

@@ -7,6 +7,7 @@ from typing import Literal
 
 from celery5.cli.terminal.output import as_called, to_one_line
 from celery5.cli.top.readings import ActiveJob
+from celery5.protocol.counts import format_count
 from celery5.protocol.durations import format_age, format_duration
 from celery5.protocol.job.failure_groups import DeadJobGroup
 from celery5.protocol.observability.overview import (
@@ -328,7 +329,7 @@ def make_job_table(jobs: Sequence[ActiveJob] | None, note: str) -> TopTable:
 
 
 def _note_left_out(count: int, noun: str) -> str:
-    return f"{count:,} more {noun}{'' if count == 1 else 's'} not shown" if count else ""
+    return f"{format_count(count, f'more {noun}')} not shown" if count else ""
 
 
 def _join_notes(left_out: str, columns: str, window: str) -> str:

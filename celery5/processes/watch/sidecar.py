@@ -35,6 +35,7 @@ from celery5.processes.options import resolve_budgets
 from celery5.processes.watch.freeze import FreezeWatch, StopTimes
 from celery5.processes.watch.interpreter import InterpreterPulse, SharedFiles
 from celery5.protocol.brokers import DEFAULT_BROKER
+from celery5.protocol.counts import format_count
 from celery5.protocol.masking import escape_text
 from celery5.protocol.process.frozen import LOOK_INTERVAL
 from celery5.protocol.process.liveness import (
@@ -491,9 +492,8 @@ class _Watch:
         else:
             if not left or back or dead:
                 how = "had left" if left else "died"
-                _write_stderr(
-                    f"worker {name} (pid {self._pid}) {how}: {back} jobs put back, {dead} dead letters"
-                )
+                fates = f"{format_count(back, 'job')} put back, {format_count(dead, 'dead letter')}"
+                _write_stderr(f"worker {name} (pid {self._pid}) {how}: {fates}")
 
     def _get_begun_entries(self) -> Mapping[str, Sequence[bytes]]:
         reported = self._report.begun_entries

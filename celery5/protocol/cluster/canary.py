@@ -7,6 +7,7 @@ import msgspec
 
 from celery5.protocol.cluster.description import Cluster
 from celery5.protocol.cluster.members import Member, MemberState, Phase
+from celery5.protocol.counts import format_count
 from celery5.protocol.health.worker_status import Attempts, parse_worker_status
 
 
@@ -51,7 +52,7 @@ class CanaryWatch:
             ]
             own, theirs = self._count([state]), self._count(others)
             seen = (
-                f"{own.failures} of its {own.total} attempts failed, "
+                f"{own.failures} of its {format_count(own.total, 'attempt')} failed, "
                 f"{theirs.failures} of {theirs.total} of the other workers"
             )
             if (

@@ -27,6 +27,7 @@ from celery5.protocol.cluster.members import (
     Stop,
     Unknown,
 )
+from celery5.protocol.counts import format_count
 from celery5.protocol.health.worker_status import parse_worker_status
 from celery5.protocol.job.retry_policy import full_jitter
 from celery5.protocol.process.liveness import get_silence_limit
@@ -265,7 +266,7 @@ class ClusterState:
         if len(state.recent_deaths) >= self._cluster.restart_limit:
             state.phase = Phase.GIVEN_UP
             state.end_reason = (
-                f"it has died {len(state.recent_deaths)} times within "
+                f"it has died {format_count(len(state.recent_deaths), 'time')} within "
                 f"{self._cluster.restart_period:g} s: {why}"
             )
 
@@ -463,7 +464,8 @@ class ClusterState:
             state.phase is Phase.UP and not state.unknown_reason and not state.is_recycling
             for state in wanted
         )
-        line = f"{up} of {len(wanted)} members up" + (f", {recycling} recycling" if recycling else "")
+        members = f"{up} of {format_count(len(wanted), 'member')} up"
+        line = members + (f", {recycling} recycling" if recycling else "")
         wrong = self.problem
         return line + (f"; {wrong}" if wrong else "")
 

@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
+from celery5.protocol.counts import format_count
 from celery5.protocol.health.server_memory import MORE_MEMORY, read_server_memory
 from celery5.protocol.health.server_nodes import PrimaryView, read_replicas
 from celery5.similar_names import join_names
@@ -233,7 +234,7 @@ def diagnose_replication(
     name = "replication"
     replicas = [replica.address for replica in read_replicas(info) if replica.is_online]
     primaries = list(dict.fromkeys(view.primary for view in sentinels if view.primary))
-    count = f"{len(replicas)} replica{'' if len(replicas) == 1 else 's'}"
+    count = format_count(len(replicas), "replica")
     summary = f"{count}{': ' if replicas else ''}{_join_names(replicas)}"
     summary = f"primary {' or '.join(primaries)}, {summary}" if primaries else summary
     if no_quorum := next((view for view in sentinels if view.no_quorum), None):
@@ -317,7 +318,7 @@ def diagnose_clock(ahead: float, uncertain: float) -> Finding:
 def diagnose_latency(pings: Sequence[float]) -> Finding:
     """Diagnose how many seconds pings took."""
     middle, worst = sorted(pings)[len(pings) // 2], max(pings)
-    summary = f"{middle * 1000:.2f} ms, at worst {worst * 1000:.2f} ms, of {len(pings)} pings"
+    summary = f"{middle * 1000:.2f} ms, at worst {worst * 1000:.2f} ms, of {format_count(len(pings), 'ping')}"
     if middle > UNUSABLE_MEDIAN:
         return Finding(
             "latency", "fail", summary, "have the broker near its workers, and its host not overloaded"
@@ -364,7 +365,7 @@ def diagnose_keys(
         mistyped: What is said of each key of a type that celery5 does not give it.
         unreadable: The tasks of limits and suspensions that cannot be read.
     """
-    scope = f"{key_count} keys looked at" + ("" if is_complete else ", of more")
+    scope = f"{format_count(key_count, 'key')} looked at" + ("" if is_complete else ", of more")
     if mistyped:
         return Finding("keys", "fail", f"{_join_names(mistyped)} ({scope})", PUT_KEY_ASIDE)
     if unreadable:

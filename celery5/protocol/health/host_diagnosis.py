@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 import msgspec
 
+from celery5.protocol.counts import format_count
 from celery5.protocol.health.broker_diagnosis import Finding
 from celery5.protocol.job.failure_groups import DeadJobGroups
 from celery5.protocol.names import is_queue_name
@@ -193,8 +194,8 @@ def diagnose_application(name: str, tasks: int, processors: int = 0) -> Finding:
     if not (tasks or processors):
         remedy = "name the modules that declare them: App(include=[...])"
         return Finding("application", "warn", f"{name} has no tasks", remedy)
-    also = f", {processors} processors" if processors else ""
-    return Finding("application", "ok", f"{name}, {tasks} tasks{also}")
+    also = f", {format_count(processors, 'processor')}" if processors else ""
+    return Finding("application", "ok", f"{name}, {format_count(tasks, 'task')}{also}")
 
 
 def diagnose_settings(set_count: int, oddities: Sequence[str]) -> Finding:
@@ -411,7 +412,7 @@ def _diagnose_unread(
         for name, task in list(foreign.items())[:MAX_QUEUES]
     ]
     if len(foreign) > MAX_QUEUES:
-        remedies.append(f"so too for {len(foreign) - MAX_QUEUES} more queues")
+        remedies.append(f"so too for {format_count(len(foreign) - MAX_QUEUES, 'more queue')}")
     if odd:
         remedies.append(
             f"leave {join_names(map(repr, odd), MAX_QUEUES)}: no queue of celery5 has such a name"

@@ -1,14 +1,11 @@
 """The status that a worker reports in one line, for people, and for the Controller that compares a new version."""
 
-import re
-
 import msgspec
 
 READY = "ready"
 """How the status of a worker begins when nothing keeps it from being ready."""
-_STATUS = re.compile(
-    r"(.*); \d+ attempts ended: (\d+) successes, (\d+) failures; \d+ jobs dead(?:; recycling: (.*))?"
-)
+_SUCCEEDED, _FAILED = "succeeded", "failed"
+_RECYCLING = "; recycling: "
 
 
 class Attempts(msgspec.Struct, frozen=True):
@@ -51,16 +48,26 @@ class WorkerStatus(msgspec.Struct, frozen=True):
 def format_worker_status(
     problem: str, ended: int, attempts: Attempts, dead: int, *, recycling: str = ""
 ) -> str:
-    """Return the status that a worker reports, in one line."""
-    counts = f"{attempts.successes} successes, {attempts.failures} failures"
-    last = f"; recycling: {recycling}" if recycling else ""
-    return f"{problem or READY}; {ended} attempts ended: {counts}; {dead} jobs dead{last}"
+    """Return the status that a worker reports, in one line: `ready; attempts: 9, succeeded: 8, failed: 1, dead: 0`.
+
+    Each number has its name before it, so that they are read without knowing the words around them.
+    """
+    counts = {"attempts": ended, _SUCCEEDED: attempts.successes, _FAILED: attempts.failures, "dead": dead}
+    named = ", ".join(f"{name}: {count}" for name, count in counts.items())
+    return f"{problem or READY}; {named}{f'{_RECYCLING}{recycling}' if recycling else ''}"
 
 
 def parse_worker_status(status: str) -> WorkerStatus | None:
     """Return what a worker's status says; None for one of another version or of another kind of process."""
-    found = _STATUS.fullmatch(status)
-    if found is None:
+    text, _, recycling = status.rpartition(_RECYCLING)
+    return _read_counts(text, recycling) or _read_counts(status, "")
+
+
+def _read_counts(text: str, recycling: str) -> WorkerStatus | None:
+    problem, _, counts = text.rpartition("; ")
+    pairs = (pair.partition(": ") for pair in counts.split(", "))
+    numbers = {name: int(number) for name, _, number in pairs if number.isdecimal()}
+    if not {_SUCCEEDED, _FAILED} <= numbers.keys():
         return None
-    problem = "" if found[1] == READY else found[1]
-    return WorkerStatus(problem, Attempts(int(found[2]), int(found[3])), found[4] or "")
+    attempts = Attempts(numbers[_SUCCEEDED], numbers[_FAILED])
+    return WorkerStatus("" if problem == READY else problem, attempts, recycling)

@@ -29,6 +29,7 @@ from msgspec import Raw
 
 from celery5.errors import BadArguments, BadResult, Misconfigured
 from celery5.protocol.annotations import resolve_hint
+from celery5.protocol.counts import format_count
 from celery5.protocol.job.annotations import (
     Check,
     adapt_annotation,
@@ -437,7 +438,8 @@ class Parameters:
         rest = self._rest
         if rest is None and len(values) > len(self._names):
             raise BadArguments(
-                f"{self._task}{self._signature}: takes {len(self._names)} positional arguments, got {len(values)}"
+                f"{self._task}{self._signature}: takes {format_count(len(self._names), 'positional argument')}, "
+                f"got {len(values)}"
             )
         count = len(self._names)
         return [

@@ -9,6 +9,7 @@ from hashlib import sha256
 
 import msgspec
 
+from celery5.protocol.counts import format_count
 from celery5.protocol.job.messages import Refusal
 from celery5.protocol.limits import escape_word
 from celery5.similar_names import join_names
@@ -92,7 +93,7 @@ def describe_awaited(unknown: Mapping[str, int], unfit: Mapping[str, int]) -> st
         unfit: How many wait for one whose code takes their arguments, by task.
     """
     texts = [
-        f"{count} {'job waits' if count == 1 else 'jobs wait'} for {describe_code(task, is_unfit=is_unfit)}"
+        f"{format_count(count, 'job waits', 'jobs wait')} for {describe_code(task, is_unfit=is_unfit)}"
         for counts, is_unfit in ((unknown, False), (unfit, True))
         for task, count in counts.items()
     ]

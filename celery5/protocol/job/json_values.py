@@ -18,6 +18,7 @@ from typing import Any, cast, get_origin
 import msgspec
 from msgspec import Raw
 
+from celery5.protocol.counts import format_count
 from celery5.protocol.masking import get_error_text
 
 FAULTS = (NotImplementedError, TypeError, ValueError, RecursionError)
@@ -421,7 +422,7 @@ def _pair_parts(where: str, before: Any, after: Any) -> _Parts | str | None:
     is_sequence = _is_sequence(before)
     if is_sequence and _is_sequence(after):
         if len(before) != len(after):
-            return f"arrives with {len(after)} items of {len(before)}"
+            return f"arrives with {format_count(len(after), 'item')} of {len(before)}"
         pairs = zip(before, after, strict=True)
         return [(f"{where}[{index}]", *pair) for index, pair in enumerate(pairs)]
     fields = _get_fields(after)

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from celery5.protocol.counts import format_count
 from celery5.protocol.job.foreign import is_lacking
 from celery5.protocol.job.history import JobRecord
 from celery5.protocol.job.messages import (
@@ -252,7 +253,7 @@ def _make_from_record(record: JobRecord) -> JobDetails:
 
 def describe_deaths(count: int) -> str:
     """Return how many workers died with a job, in words; '' for none."""
-    return f"{count} worker{'' if count == 1 else 's'} died with it" if count else ""
+    return f"{format_count(count, 'worker')} died with it" if count else ""
 
 
 class Take(NamedTuple):

@@ -9,6 +9,7 @@ import msgspec
 from celery5.errors import Misconfigured
 from celery5.protocol.byte_counts import format_bytes
 from celery5.protocol.commands.definitions import get_inbox_name
+from celery5.protocol.counts import format_count
 from celery5.protocol.durations import format_duration
 from celery5.protocol.health.server_memory import ServerMemory
 from celery5.protocol.observability.alerting import (
@@ -495,13 +496,11 @@ def _read_queue(
         waiting = 0 if depth.workers else depth.backlog
         if not waiting:
             return AlertReading(0, f"no job waits on queue {name} without a worker")
-        words = (
-            f"{waiting} job{' waits' if waiting == 1 else 's wait'} on queue {name}, and no worker reads it"
-        )
+        words = f"{format_count(waiting, 'job waits', 'jobs wait')} on queue {name}, and no worker reads it"
         return AlertReading(waiting, words)
     base = _find_base(samples, measured.at - condition.within)
     added = max(0, depth.dead - (depth.dead if base is None else base.dead.get(name, 0)))
-    letters = f"{added} new dead letter{'' if added == 1 else 's'}"
+    letters = format_count(added, "new dead letter")
     return AlertReading(added, f"queue {name} has {letters} in {format_duration(condition.within)}")
 
 
@@ -528,7 +527,9 @@ def _read_failures(
         before = TaskCount()
     failed, ended = max(0.0, count.failed - before.failed), count.ended - before.ended
     share = failed / ended if ended and ended >= condition.least else 0.0
-    return AlertReading(share, f"{failed:.0f} of {ended:.0f} attempts of task {task} failed ({share:.0%})")
+    return AlertReading(
+        share, f"{failed:.0f} of {format_count(round(ended), 'attempt')} of task {task} failed ({share:.0%})"
+    )
 
 
 def _read_stopping(condition: AlertCondition, name: str, queue: MeasuredQueue, at: float) -> AlertReading:
@@ -536,7 +537,7 @@ def _read_stopping(condition: AlertCondition, name: str, queue: MeasuredQueue, a
     if not late:
         return AlertReading(0, f"no run of queue {name} waits to be undone")
     first = max(late, key=lambda run: run.failed)
-    what = "1 run is" if len(late) == 1 else f"{len(late)} runs are"
+    what = format_count(len(late), "run is", "runs are")
     words = f"{what} not undone on queue {name}: {first.description}, since {format_duration(int(at - first.since))}"
     return AlertReading(len(late), words)
 
@@ -584,7 +585,12 @@ def _read_lost(condition: AlertCondition, measured: MeasuredCluster) -> Iterator
     others = sum(measured.at - at <= condition.within for _, at in in_order[MAX_LOST_SUBJECTS:])
     others += _count_unnamed_lost(condition, measured)
     if others or len(in_order) > MAX_LOST_SUBJECTS:
-        yield "further processes", AlertReading(others, f"{others} further processes were lost lately")
+        yield (
+            "further processes",
+            AlertReading(
+                others, f"{format_count(others, 'further process was', 'further processes were')} lost lately"
+            ),
+        )
 
 
 def _count_unnamed_lost(condition: AlertCondition, measured: MeasuredCluster) -> int:

@@ -14,6 +14,8 @@ from typing import Literal
 
 import msgspec
 
+from celery5.protocol.counts import format_count
+
 Severity = Literal["warning", "critical"]
 AlertStatus = Literal["inactive", "pending", "firing", "silenced"]
 Change = Literal["fired", "resolved"]
@@ -150,7 +152,7 @@ class UndeliveredNotification(msgspec.Struct, frozen=True, kw_only=True):
     def description(self) -> str:
         """What is not delivered, why, and whether it is sent again, in a line."""
         then = "not sent any more" if self.is_dropped else "sent again"
-        return f"{self.change}: {self.why} ({self.tries} {'try' if self.tries == 1 else 'tries'}, {then})"
+        return f"{self.change}: {self.why} ({format_count(self.tries, 'try', 'tries')}, {then})"
 
 
 class AlertDecision(msgspec.Struct, frozen=True):

@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from celery5.protocol.counts import choose_form, format_count
 from celery5.protocol.durations import format_age, format_duration
 from celery5.protocol.health.server_memory import ServerMemory
 from celery5.protocol.observability.queue_depth import TaskDeaths
@@ -249,9 +250,9 @@ def describe_lost_work(lost: LostWorker) -> str:
     counts = (
         (lost.held, "not put back yet: no other worker reads its queues"),
         (lost.put_back, "put back"),
-        (lost.dead, "became a dead letter" if lost.dead == 1 else "became dead letters"),
+        (lost.dead, choose_form(lost.dead, "became a dead letter", "became dead letters")),
     )
-    parts = [f"{count} job{'' if count == 1 else 's'} {fate}" for count, fate in counts if count]
+    parts = [f"{format_count(count, 'job')} {fate}" for count, fate in counts if count]
     begun = join_names((f"{job.task} {job.id} ({job.fate})" for job in lost.jobs), LOST_JOBS_NAMED)
     had_begun = f"it had begun {begun}" if begun else ""
     is_worker = lost.kind in ("worker", "router")
@@ -537,10 +538,8 @@ def add_deaths(
 
 def describe_deaths(deaths: TaskDeaths, now: float, jobs: str = "its jobs") -> str:
     """Return how many workers died with the jobs of a task, in words. It does not say that these were the cause."""
-    workers = f"{deaths.workers} worker{'' if deaths.workers == 1 else 's'} died with {jobs}"
-    given_up = (
-        f"; {deaths.poisoned} job{'' if deaths.poisoned == 1 else 's'} given up" if deaths.poisoned else ""
-    )
+    workers = f"{format_count(deaths.workers, 'worker')} died with {jobs}"
+    given_up = f"; {format_count(deaths.poisoned, 'job')} given up" if deaths.poisoned else ""
     last = f", the last {format_age(min(deaths.last, now), now)}" if deaths.last else ""
     return f"{workers}{last}{given_up}"
 

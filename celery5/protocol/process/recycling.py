@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+from celery5.protocol.counts import format_count
+
 RESTART_EXIT_CODE = 75
 """The exit code of a process that asks for a restart and has not failed (EX_TEMPFAIL of sysexits.h)."""
 SUPERVISED_VARIABLE = "CELERY5_SUPERVISED"
@@ -38,7 +40,7 @@ def jitter_limits(limits: RecyclingLimits, random: Callable[[], float]) -> Recyc
 def get_recycle_reason(limits: RecyclingLimits, *, jobs: int, memory: int) -> str:
     """Return why a process with this many jobs and bytes should be recycled; '' if it should not."""
     if limits.jobs and jobs >= limits.jobs:
-        return f"it has done {jobs} jobs, and its limit is {limits.jobs} (max_jobs)"
+        return f"it has done {format_count(jobs, 'job')}, and its limit is {limits.jobs} (max_jobs)"
     if limits.memory and jobs and memory >= limits.memory:
         return f"it takes {format_mib(memory)}, and its limit is {format_mib(limits.memory)} (max_memory)"
     return ""

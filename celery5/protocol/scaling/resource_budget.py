@@ -14,6 +14,7 @@ from typing import Any, Literal, cast
 import msgspec
 
 from celery5.errors import Misconfigured
+from celery5.protocol.counts import format_count
 from celery5.protocol.text_values import parse_assignments
 from celery5.similar_names import join_names
 
@@ -171,8 +172,8 @@ def describe_lacking(
     parts: list[str] = []
     for task, count in jobs_by_task.items():
         needs = ", ".join(f"{name} {amount:.15g}" for name, amount in find_needs(task).items())
-        waits = "job waits" if count == 1 else "jobs wait"
-        parts.append(f"{count} {waits} for a worker with {needs or 'the resources'} that {task} takes")
+        waiting = format_count(count, "job waits", "jobs wait")
+        parts.append(f"{waiting} for a worker with {needs or 'the resources'} that {task} takes")
     return join_names(parts, separator="; ")
 
 

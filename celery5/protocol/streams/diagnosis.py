@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from celery5.protocol.counts import format_count
 from celery5.protocol.health.broker_diagnosis import Finding
 from celery5.similar_names import join_names
 
@@ -111,8 +112,10 @@ def diagnose_streams(
         )
     if not streams:
         return Finding("streams", "ok", "none")
-    records = sum(group.lag for group in groups)
-    return Finding("streams", "ok", f"{streams}, with {len(groups)} groups; {records} records not done")
+    records = format_count(sum(group.lag for group in groups), "record")
+    return Finding(
+        "streams", "ok", f"{streams}, with {format_count(len(groups), 'group')}; {records} not done"
+    )
 
 
 def _diagnose_archives(groups: Sequence[GroupHealth], archives: Sequence[ArchiveHealth]) -> Finding | None:
@@ -146,7 +149,9 @@ def _start_workers(group: GroupHealth) -> str:
 
 
 def _numbers(partitions: Sequence[int]) -> str:
-    return f"partition {partitions[0]}" if len(partitions) == 1 else f"{len(partitions)} partitions"
+    return (
+        f"partition {partitions[0]}" if len(partitions) == 1 else format_count(len(partitions), "partition")
+    )
 
 
 def _list(names: Sequence[str]) -> str:

@@ -59,9 +59,7 @@ class Trial:
         return self.watch.judge(self.clock.crew.members, self.clock.now)
 
 
-@pytest.mark.parametrize(
-    "problem", ["", "redis: away; for 3 attempts ended: 1 successes, 2 failures; 1 jobs dead"]
-)
+@pytest.mark.parametrize("problem", ["", "redis: away; attempts: 3, succeeded: 1, failed: 2, dead: 1"])
 def test_a_status_of_a_worker_is_read_as_it_was_written(problem: str) -> None:
     status = format_worker_status(problem, 9, Attempts(5, 3), 1)
     assert parse_worker_status(status) == WorkerStatus(problem, Attempts(5, 3))
@@ -69,7 +67,9 @@ def test_a_status_of_a_worker_is_read_as_it_was_written(problem: str) -> None:
     assert parse_worker_status(status) == WorkerStatus(problem, Attempts(5, 3), "it has done 9 jobs")
 
 
-@pytest.mark.parametrize("status", ["", "ready", "ready; 9 attempts ended, 1 jobs dead", "failed: no"])
+@pytest.mark.parametrize(
+    "status", ["", "ready", "ready; attempts: 9, dead: 1", "ready; succeeded: x, failed: 1", "failed: no"]
+)
 def test_attempts_are_unknown_in_a_status_of_another_form(status: str) -> None:
     assert parse_worker_status(status) is None
 

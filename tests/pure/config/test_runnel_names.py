@@ -186,7 +186,7 @@ def test_what_runnel_checks_is_checked() -> None:
     with pytest.raises(Misconfigured, match=r"record Native is primitive: .* without a codec"):
         one.stream("other", Native, by="size", codec="msgpack")
     stream = one.stream("orders", Order, by="order_id")
-    with pytest.raises(ValueError, match="2 records with 1 times: give one for each"):
+    with pytest.raises(ValueError, match="2 records with 1 time: give one for each"):
         stream.send(Order(order_id=1), Order(order_id=2), times=[5])
     declare(stream)(bill)
     with pytest.raises(Misconfigured, match="two processors of stream orders are named 'bill'"):

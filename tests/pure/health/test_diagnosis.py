@@ -203,7 +203,7 @@ CASES: list[tuple[Finding, str, str]] = [
         "enter the keys",
     ),
     (broker_diagnosis.diagnose_keys(3, True, []), "ok", "(3 keys looked at)"),
-    (broker_diagnosis.diagnose_keys(2000, False, []), "ok", "(2000 keys looked at, of more)"),
+    (broker_diagnosis.diagnose_keys(2000, False, []), "ok", "(2,000 keys looked at, of more)"),
     (
         broker_diagnosis.diagnose_keys(9, True, [f"k{n}" for n in range(7)]),
         "warn",

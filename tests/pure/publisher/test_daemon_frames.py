@@ -124,7 +124,7 @@ def test_a_group_has_a_message_and_a_frame_has_as_many_as_a_client_sends() -> No
 
 def test_a_call_with_more_jobs_than_a_daemon_takes_is_refused_by_its_sender() -> None:
     client = PublisherClient(address=DaemonAddress(path="/nowhere"), app="shop")
-    with pytest.raises(MessageTooLarge, match=r"50001 jobs in one call: .* send them in several calls"):
+    with pytest.raises(MessageTooLarge, match=r"50,001 jobs in one call: .* send them in several calls"):
         run_blocking(client.publish([Job("id", "task", "mail", b"message", "")] * (MAX_MESSAGES + 1)))
 
 

@@ -43,7 +43,7 @@ async def test_parked_keys_are_seen_with_their_reason_and_discarded(app: App) ->
         orders: Any = app.streams["orders"]
         await orders.asend({"customer": "ada", "amount": 1}, {"customer": "bob", "amount": -1})
         await until_parked(app, 1)
-        assert "1 keys parked" in await client.look("streams")
+        assert "1 key parked" in await client.look("streams")
         html = await client.load("streams/orders/bill")
         assert "no &lt;b&gt;amount" in html
         assert "bob" in html

@@ -215,7 +215,7 @@ async def test_loop_watch_reports_what_blocks_and_when_it_has_ended(
             said = b""
             while b"ready" not in said:
                 said = await trio.to_thread.run_sync(ear.recv, 1000)
-    assert said == b"STATUS=ready; 0 attempts ended: 0 successes, 0 failures; 0 jobs dead"
+    assert said == b"STATUS=ready; attempts: 0, succeeded: 0, failed: 0, dead: 0"
 
 
 async def test_a_process_that_starts_is_not_blocked(app: App) -> None:

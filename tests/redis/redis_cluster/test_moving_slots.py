@@ -135,7 +135,7 @@ async def test_jobs_that_a_replica_has_survive_the_death_of_their_primary(
     with trio.fail_after(LIMIT):
         await trio.to_thread.run_sync(mortal_cluster.add_replica, primary)
         results = [await double.adelay(number) for number in range(30)]
-        with pytest.raises(NotReplicated, match="is published, but after 1 s 0 of 1 replicas") as caught:
+        with pytest.raises(NotReplicated, match="is published, but after 1 s 0 of 1 replica ") as caught:
             await app.asend_many([double.s(1), double.options(queue=other).s(1)])
         assert len(caught.value.ids) == 1, "the node of the other queue has no replica"
         async with trio.open_nursery() as nursery:

@@ -283,7 +283,7 @@ def test_sending_returns_when_replicas_have_the_jobs(
             app.close()
             os.kill(other.pid, signal.SIGSTOP)
             try:
-                with pytest.raises(NotReplicated, match="after 1 s 0 of 1 replicas"):
+                with pytest.raises(NotReplicated, match="after 1 s 0 of 1 replica "):
                     tell("trio", one)
             finally:
                 os.kill(other.pid, signal.SIGCONT)

@@ -131,7 +131,7 @@ def test_the_default_backlog_is_bounded_by_jobs_and_by_bytes(
         text.delay("x" * 3000)
     assert app.backlog.size == 1
     app.configure(backlog_bytes=10_000_000)
-    with pytest.raises(BacklogFull, match="10001 jobs were not sent: 1 of at most 10000 wait"):
+    with pytest.raises(BacklogFull, match="10,001 jobs were not sent: 1 of at most 10000 wait"):
         app.send_many([text.s("")] * 10_001)
     assert app.backlog.size == 1, "all or none"
     own_server.revive()

@@ -148,7 +148,7 @@ async def test_the_doctor_sees_what_stands_still(app: App) -> None:
     orders = bill_of(app, keep=Keep(records=50), partitions=1)
     await orders.asend(*map(Order, range(5)))
     await process_all(app)
-    assert await examine(app) == ("ok", "1, with 1 groups; 0 records not done")
+    assert await examine(app) == ("ok", "1, with 1 group; 0 records not done")
     await orders.asend(Order(1))
     assert await examine(app) == ("warn", "records wait, and no worker runs: orders:bill 1")
     await app.streams.aset_quarantine("orders", "bill", 0, "a look")

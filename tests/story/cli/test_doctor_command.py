@@ -42,7 +42,7 @@ def test_all_is_well_with_a_worker_that_lives_and_keys(
         assert (said.code, said.err) == (0, ""), said
         found = {entry["check"]: entry for entry in json.loads(said.out)}
         assert found["workers"]["summary"].startswith("1 live, of version ")
-        assert found["application"]["summary"] == "shop, 1 tasks"
+        assert found["application"]["summary"] == "shop, 1 task"
         assert found["certificates"]["state"] == "ok"
         checks = "application settings server persistence memory clock latency permissions keys"
         assert list(found)[:9] == checks.split()

@@ -68,7 +68,7 @@ def test_records_are_sent_from_arguments_stdin_and_files(shop: Desk) -> None:
     (entry,) = shop.app.audit.list()
     assert (entry.action, entry.source, entry.target, entry.count) == ("stream:send", "cli", "orders", 2)
     (shop.folder / "more.jsonl").write_text("".join(f"{order(n, n)}\n\n" for n in range(1200)))
-    assert shop("stream", "send", "orders", "--file", "more.jsonl") == "1200 records sent\n"
+    assert shop("stream", "send", "orders", "--file", "more.jsonl") == "1,200 records sent\n"
     done = subprocess.run(
         [*COMMAND, "-A", "shop", "stream", "send", "orders", "-", "--json"],
         input=f"{order(3, 7)}\n{order(3, 8)}\n",
@@ -92,7 +92,7 @@ def test_what_was_archived_is_sent_again_from_its_file(shop: Desk) -> None:
     archive = FileArchive(shop.folder / "archive")
     archive("orders", 0, [StoredRecord(0, f"5-{n}", {"order_id": n, "amount": n}) for n in range(1, 1100)])
     (file,) = (shop.folder / "archive").iterdir()
-    assert shop("stream", "send", "orders", "--file", file) == "1099 records sent\n"
+    assert shop("stream", "send", "orders", "--file", file) == "1,099 records sent\n"
     assert len(tail(shop, "--from", "earliest")) == 1099
     file.write_bytes(file.read_bytes()[:-20])
     ended = run(shop, "stream", "send", "orders", "--file", file)
@@ -107,7 +107,7 @@ def test_a_line_that_is_no_record_stops_its_portion_and_says_what_was_sent(shop:
     ended = run(shop, "stream", "send", "orders", "--file", "bad.jsonl")
     assert ended.code == 1
     assert "line 1004 of bad.jsonl: no Order: Expected `int`, got `str`" in ended.error
-    assert ended.error.endswith("; 1000 records sent before")
+    assert ended.error.endswith("; 1,000 records sent before")
     assert len(tail(shop, "--from", "earliest")) == 1000
     ended = run(shop, "stream", "send", "orders", order(1, 2), "{")
     assert "record 2: no Order" in ended.error
@@ -237,7 +237,7 @@ def test_parked_keys_are_listed_released_and_discarded(shop: Desk) -> None:
     assert (group["parked_keys"], group["parked_records"]) == (2, 3)
     assert "give keys, or --all" in run(shop, "stream", "release", *words).error
     assert "has not parked key '7'" in run(shop, "stream", "release", *words, "7").error
-    assert shop("stream", "release", *words, "1") == "1 keys are released by the workers that own them\n"
+    assert shop("stream", "release", *words, "1") == "1 key is released by the workers that own them\n"
     assert json.loads(shop("stream", "release", *words, "3", "--discard", "--json")) == {"discarded": 1}
     page.write_text(page.read_text().replace("if order.amount < 0", "if order.amount < -9"))
     with Serving("-A", "shop", "worker", "start", cwd=shop.folder):

@@ -77,7 +77,7 @@ def test_a_bad_version_is_taken_back_after_one_worker_and_no_job_is_lost(
             assert (told.code, told.out.count(CANARY)) == (1, 1)
             assert f"the change was taken back: {CANARY}: " in told.error
             assert controller.pids() == before
-            assert "1 of 1 members up; the last change was taken back" in controller.tell("status").out
+            assert "1 of 1 member up; the last change was taken back" in controller.tell("status").out
             restart = controller.tell("restart", WORKER, "--wait", "100")
             assert (restart.code, restart.out.splitlines()[-1]) == (0, "done"), restart
             before = controller.pids()
@@ -122,7 +122,7 @@ def test_a_reload_runs_the_version_of_pythonpath_where_the_current_folder_has_th
         (tmp_path / "cluster.toml").write_text(NEXT)
         told = controller.tell("reload", "--wait", "100")
         code = str(tmp_path / "v2" / "shop.py")
-        assert (told.code, told.out.splitlines()[-2:]) == (0, [f"code: {code} (1 members)", "done"])
+        assert (told.code, told.out.splitlines()[-2:]) == (0, [f"code: {code} (1 member)", "done"])
         assert {member["code"] for member in controller.members().values()} == {code}
         assert get_version.delay().get(timeout=LIMIT) == "v2"
         files = [line["code"] for line in controller.logged("worker:started")]
