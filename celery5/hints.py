@@ -667,7 +667,8 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
         "reply_to": "job.headers in Middleware.running, or an argument of the task",
     },
     "result option": {
-        "propagate": "gather([result], return_exceptions=True), whose list has the error in place of the result",
+        "propagate": "gather([result], return_exceptions=True), whose list has the error in place of the result; "
+        "gather takes no run of a workflow: except TaskFailed around its get()",
         "interval": "nothing: results are not polled",
         "no_ack": "nothing: results are not polled",
         "follow_parents": "nothing: a job has no parents",

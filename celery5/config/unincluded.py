@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Container, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import cast
 
 from celery5.config.include import is_included
 
@@ -62,7 +63,7 @@ def _iterate_modules() -> Iterator[tuple[str, Path]]:
     for name, package in sorted(sys.modules.items()):
         if "." in name or name in ("celery5", "__main__"):
             continue
-        for folder in list(getattr(package, "__path__", None) or ()):
+        for folder in cast("list[str]", list(getattr(package, "__path__", None) or ())):
             real = os.path.realpath(folder)
             if real not in seen and not real.startswith(installed):
                 seen.add(real)

@@ -116,8 +116,8 @@ def check_canvas_call(context: FileContext, call: ast.Call, method: str, receive
 
 
 _TASK_FAILED = (
-    "get() raises TaskFailed, whatever the task raised: except TaskFailed as error, with the name of its class in "
-    'error.type, such as "ValueError" (celery5 docs results)'
+    "get() raises TaskFailed, whatever the task raised: except TaskFailed as error, with "
+    'the name of its class in error.type, such as "ValueError" (celery5 docs results)'
 )
 _ALL_ERRORS = {
     "Exception",

@@ -116,6 +116,7 @@ BY_HAND = [
     ("add.delay(1).ready()", "result.ready()", "wait([result], timeout=0)"),
     ("add.delay(1).state", "result.state", "result.status()"),
     ("add.delay(1).get(propagate=False)", "get(propagate=)", "gather"),
+    ("add.s(1).delay().get(propagate=False)", "get(propagate=)", "except TaskFailed"),
     ("app.control.broadcast('x')", "control.broadcast", "app.control.send"),
     ("app.control.inspect().active()", "control.inspect", "app.control.send"),
     ("add.apply((1,))", "apply()", "task(...)"),
