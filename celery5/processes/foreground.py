@@ -35,6 +35,7 @@ from celery5.processes.watch.freeze import StopTimes
 from celery5.processes.watch.sidecar import start_sidecars
 from celery5.processes.watch.stacks import StackDump
 from celery5.processes.worker import WorkerOptions
+from celery5.protocol.cluster.canary_limit import parse_bounds
 from celery5.protocol.cluster.leadership import EPOCH_VARIABLE, is_superseded
 from celery5.protocol.masking import escape_text
 from celery5.protocol.process.recycling import RESTART_EXIT_CODE, SUPERVISED_VARIABLE
@@ -214,6 +215,7 @@ def serve(app: App, options: ServeOptions, kind: ProcessKind = WORKER) -> int:
             processes=options.processes,
             number=number,
             restart_mode=restart_mode,
+            canary=parse_bounds(os.environ),
             skips_startup_warnings=introduced,
             sidecars=sidecars.by_broker,
         )

@@ -42,6 +42,7 @@ from celery5.processes.process_parts import (
 from celery5.processes.watch.sidecar import Sidecar
 from celery5.processes.worker_parts import WorkerParts, WorkerValues
 from celery5.protocol.brokers import DEFAULT_BROKER
+from celery5.protocol.cluster.canary_limit import CanaryBounds, CanaryLimit
 from celery5.protocol.commands.definitions import get_inbox_name
 from celery5.protocol.events.sinks import get_all_recipients
 from celery5.protocol.job.foreign import make_code_version, mark_lacking
@@ -96,6 +97,8 @@ class WorkerOptions(ProcessOptions, frozen=True, kw_only=True):
     slots: SharedSlots | None = None
     # Of workers on several brokers in one process all but the first: they run no steps of the application.
     is_secondary: bool = False
+    # What bounds it while it is a canary; None: it is none.
+    canary: CanaryBounds | None = None
     # Nobody else reads its queues, as in tests: what its code does not know, none does, and nothing waits for that.
     reads_alone: bool = False
 
@@ -381,6 +384,9 @@ def make_incarnation_values(
         recycle_at=RecyclingLimits(settings.max_jobs, SIZE.parse_optional(settings.max_memory) or 0),
         restart_mode=options.restart_mode,
         recycling_name=_make_recycling_name(options, incarnation.name),
+        canary_limit=CanaryLimit(
+            options.canary, count_failures=status.count_failures, clock=trio.current_time
+        ),
         when_unpublishable=app.unpublishable_fallback or settings.when_unpublishable,
     )
 

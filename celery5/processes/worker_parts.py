@@ -49,6 +49,7 @@ from celery5.processes.process_parts import (
 )
 from celery5.processes.watch.sidecar import Sidecar
 from celery5.protocol.brokers import DEFAULT_BROKER
+from celery5.protocol.cluster.canary_limit import CanaryLimit
 from celery5.protocol.commands.definitions import (
     BUDGET,
     CHECK_EXPIRED,
@@ -230,6 +231,8 @@ class WorkerValues(msgspec.Struct, frozen=True, kw_only=True):
     restart_mode: RestartMode
     # What the process and the one that takes its place then have in common.
     recycling_name: str
+    # How many jobs it may take while it is a canary.
+    canary_limit: CanaryLimit
     # What becomes of retries that cannot be published.
     when_unpublishable: UnpublishableChoice | UnpublishableFallback
 

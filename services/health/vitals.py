@@ -224,12 +224,16 @@ class ProcessStatus:
             self.worker, self._started_at, sum(self.jobs.count_by_state().values()), self._code
         )
 
+    def count_failures(self) -> int:
+        """Return how many attempts have failed in this process: those that are retried, and those that are dead."""
+        counts = self.jobs.count_by_state()
+        return sum(counts.get(state, 0) for state in FAILED_STATES)
+
     def format_summary(self) -> str:
         """Return the status in one line, for `systemctl status`."""
         counts = self.jobs.count_by_state()
-        failures = sum(counts.get(state, 0) for state in FAILED_STATES)
         problems = "; ".join(f"{name}: {why}" for name, why in self.get_readiness().conditions.items() if why)
-        attempts = Attempts(counts.get("SUCCESS", 0), failures)
+        attempts = Attempts(counts.get("SUCCESS", 0), self.count_failures())
         return format_worker_status(
             problems,
             sum(counts.values()),

@@ -16,6 +16,7 @@ import trio
 
 from celery5.broker.wall_clock import wall_time
 from celery5.logs.log import Log
+from celery5.protocol.cluster.canary_limit import CanaryLimit
 from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.limits import (
     KIND_PREFIX,
@@ -73,8 +74,10 @@ class AdmissionState:
         kind_rates: Mapping[str, Rate],
         waiting_tasks: WaitingTasks,
         kind_starts: KindRates,
+        canary_limit: CanaryLimit,
     ) -> None:
         self._kind_rates = kind_rates
+        self._canary_limit = canary_limit
         self._tasks = tasks
         self._queues = queues
         self._duration_estimates = duration_estimates
@@ -295,7 +298,9 @@ class AdmissionState:
         if mean is not None and mean < HORIZON:
             slots += count_ahead(slots, mean) // 2
             taken = taken if is_saturated else self.admitted[kind]
-        return max(slots - taken - self._reserved[kind] + leaving, 0)
+        begun = len(self._in_flight) - self._in_flight.count(AWAITING_ADMISSION) + self._reserved.total()
+        free_of_canary = self._canary_limit.count_free(begun - leaving)
+        return int(max(min(slots - taken - self._reserved[kind] + leaving, free_of_canary), 0))
 
     @contextmanager
     def reserving_slots(self, rules: Iterable[tuple[AdmissionRule, int]]) -> Generator[None]:

@@ -14,6 +14,7 @@ from celery5.broker.drivers.parked import ParkedRedis
 from celery5.broker.transient_errors import is_outage
 from celery5.errors import BrokerError, BrokerReplied, BrokerUnavailable
 from celery5.logs.log import Log
+from celery5.protocol.cluster.canary_limit import CanaryLimit
 from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.job.verdict import Release
 from celery5.protocol.observability.families import MetricFamily, make_counter
@@ -51,6 +52,7 @@ class Consumer:
     _last_block = 0.0
     _audit_at = math.inf
     _stopped_reading = False
+    _is_canary_paused = False
 
     def __init__(
         self,
@@ -71,6 +73,7 @@ class Consumer:
         queues: Mapping[str, InternalTasksQueue],
         budget: MaximalConcurrencyBudget,
         admission: AdmissionState,
+        canary_limit: CanaryLimit,
         log: Log,
     ) -> None:
         self._reader = reader
@@ -85,6 +88,7 @@ class Consumer:
         self._in_flight = in_flight
         self._isolated_jobs = isolated_jobs
         self._admission = admission
+        self._canary_limit = canary_limit
         self._foreign_jobs = foreign_jobs
         self._lease = lease
         self._log = log
@@ -203,11 +207,28 @@ class Consumer:
             self._admission.set_unreadable(not all(capacity_by_queue.values()))
             if any(capacity_by_queue.values()):
                 return capacity_by_queue
+            await self._wait_changed()
+
+    async def _wait_changed(self) -> None:
+        """Wait until there may be capacity: jobs were settled, or the pause of a canary is over."""
+        pause = self._canary_limit.pause_left
+        if pause < math.inf and not self._is_canary_paused:
+            self._is_canary_paused = True
+            self._log.event("canary:paused", "warning", seconds=round(pause, 1), why=_CANARY_PAUSE)
+        with trio.move_on_after(pause) as timeout:
             await self._in_flight.wait_changed()
+        if timeout.cancelled_caught:
+            self._is_canary_paused = False
+            self._admission.notify()
 
     def _count_capacity(self, queue: str) -> int:
         """Return how many jobs of one queue may be read now."""
-        return 0 if self._reading.is_paused(queue) else self._capacity.get_capacity(queue)
+        if self._reading.is_paused(queue):
+            return 0
+        free_of_canary = self._canary_limit.count_free(len(self._in_flight))
+        if free_of_canary < math.inf:  # each queue has its share, and one at least
+            free_of_canary = max(free_of_canary // len(self._read_order.queues), min(free_of_canary, 1))
+        return int(min(self._capacity.get_capacity(queue), free_of_canary))
 
     async def _read(self, capacity_by_queue: Mapping[str, int]) -> int:
         """Read from the queues that there is capacity for.
@@ -324,3 +345,6 @@ class Consumer:
         self._log.event("consumer:jobs-returned", "info", count=len(waiting), kind=kind)
         for delivery in waiting:
             self._unstarted.settle(delivery, Release())
+
+
+_CANARY_PAUSE = "as many of its attempts have failed as a canary may: it reads no jobs until it is judged"

@@ -13,6 +13,7 @@ from typing import Any, cast
 import msgspec
 
 from celery5.errors import Misconfigured
+from celery5.protocol.cluster.canary_limit import CANARY_VARIABLE, CanaryBounds, format_bounds
 from celery5.protocol.cluster.members import KINDS, MAX_GROUP_MEMBERS, Kind, Member
 from celery5.protocol.cluster.own_broker import (
     SINGLE_HOST_ERROR,
@@ -174,13 +175,15 @@ def build_canaries(
 ) -> tuple[Member, ...]:
     """Return an additional worker for each of these groups of Workers. See `build_members` for the rest."""
     canaries: list[Member] = []
+    bounds = CanaryBounds(cluster.canary_attempts, cluster.canary)
+    variables = {**environment, CANARY_VARIABLE: format_bounds(bounds)}
     for group in cluster.groups:
         if group.kind == "worker" and group.name in groups:
             host, number = (
                 (group.hosts or ("",))[0],
                 _count_on_host(group, 0, scale.get(group.key, group.total)) + 1,
             )
-            canaries.append(_member(cluster, group, host, number, dict(environment), grace, label=CANARY))
+            canaries.append(_member(cluster, group, host, number, variables, grace, label=CANARY))
     return tuple(canaries)
 
 

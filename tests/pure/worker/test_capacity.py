@@ -1,11 +1,13 @@
 """Capacity of a queue with jobs of two kinds: how much is read of it, and when one of the kinds is saturated."""
 
+import time
 from typing import Any, cast
 
 import pytest
 
 from celery5 import App
 from celery5.logs.log import Log
+from celery5.protocol.cluster.canary_limit import CanaryLimit
 from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.scaling.budget import Budget
 from celery5.protocol.scaling.prefetch import BATCH, FAST_RATE, HORIZON, DurationEstimate
@@ -62,6 +64,7 @@ class MixedQueue:
             log=log,
             kind_rates={},
             kind_starts=cast("Any", None),  # no kind has a rate
+            canary_limit=CanaryLimit(None, count_failures=int, clock=time.monotonic),
             waiting_tasks=WaitingTasks(
                 tasks=app.tasks, budget=budget, preferences=Preferences(log=log), queue_order=""
             ),

@@ -1,5 +1,6 @@
 """Shares of limited tasks: how many waiting jobs of each a worker asks for, where several tasks have some."""
 
+import time
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any, cast
@@ -8,6 +9,7 @@ import pytest
 
 from celery5 import App
 from celery5.logs.log import Log
+from celery5.protocol.cluster.canary_limit import CanaryLimit
 from celery5.protocol.limits import AdmissionRule, LimitOverride
 from celery5.protocol.scaling.budget import Budget
 from celery5.protocol.scaling.prefetch import DurationEstimate
@@ -58,6 +60,7 @@ class Asking(AdmissionState):
             log=log,
             kind_rates={},
             kind_starts=cast("Any", None),  # no kind has a rate
+            canary_limit=CanaryLimit(None, count_failures=int, clock=time.monotonic),
             waiting_tasks=WaitingTasks(
                 tasks=app.tasks, budget=budget, preferences=Preferences(log=log), queue_order=""
             ),

@@ -91,6 +91,7 @@ def make_admission(in_flight: InFlightJobs, isolated_jobs: IsolatedJobs, log: Lo
         kind_rates={},
         waiting_tasks=nothing,
         kind_starts=nothing,
+        canary_limit=nothing,
     )
 
 

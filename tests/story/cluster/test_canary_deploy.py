@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from celery5 import App, AsyncResult, gather
-from tests.story.cluster.controlling import LIMIT, Controlling
+from celery5.broker.calls import dead_letters
+from tests.story.cluster.controlling import LIMIT, Controlling, until
 
 pytestmark = pytest.mark.timeout(300)
 VERSION = """
@@ -85,6 +86,46 @@ def test_a_bad_version_is_taken_back_after_one_worker_and_no_job_is_lost(
         (failed,) = controller.logged("canary:failed")
         assert failed["why"] in told.error
         assert len(controller.of(WORKER, "stop-requested")) == 1, "by the command that names it"
+    app.close()
+
+
+FULL_QUEUE = """
+from celery5 import App
+
+app = App({name!r}, broker={url!r}, grace_period=5, concurrency=2)
+
+
+@app.task(name="shop.price", max_retries=0)
+async def price(n: int) -> int:
+    import trio
+
+    {line}
+    return n
+"""
+ATTEMPTS = 5
+
+
+def test_canary_whose_jobs_all_fail_ends_no_more_of_a_full_queue_than_its_bound(
+    tmp_path: Path, app_name: str, url: str
+) -> None:
+    for version, line in (("v1", "await trio.sleep(0.5)"), ("v2", "raise KeyError('currency')")):
+        (tmp_path / version).mkdir()
+        code = FULL_QUEUE.format(name=app_name, url=url, line=line)
+        (tmp_path / version / "shop.py").write_text(code)
+    first, second = (CLUSTER.format(folder=tmp_path / version) for version in ("v1", "v2"))
+    app = App(app_name, broker=url)
+
+    @app.task(name="shop.price")
+    async def price(n: int) -> int:
+        return n
+
+    with Controlling(tmp_path, first, env={"PYTHONPATH": str(tmp_path / "v1")}).up() as controller:
+        app.send_many([price.s(number) for number in range(500)])
+        (tmp_path / "cluster.toml").write_text(second)
+        told = controller.tell("reload", "--wait", "100")
+        assert "the change was taken back" in told.error
+        until(lambda: controller.of(CANARY, "ended"))
+        assert app.perform(dead_letters.count_entries(app.queue("default"))) == ATTEMPTS
     app.close()
 
 
