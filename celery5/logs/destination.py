@@ -28,7 +28,7 @@ class RuntimeEnvironment(msgspec.Struct, frozen=True):
 
     def make_line_writer(self, form: Literal["json", "console"] = "json") -> LineWriter:
         """Return a destination that writes lines to stdout."""
-        return LineWriter(self.stdout, form=form, process=self.process)
+        return LineWriter(self.stdout, form=form, process=self.process, stderr=self.stderr)
 
     @property
     def journal_socket(self) -> str:

@@ -60,6 +60,8 @@ _HIDDEN = {
     *_MULTILINE_FIELDS,
 }
 _HIDDEN_OF_LOG = {*_HIDDEN, "logger", "message"}
+_REASON_FIELDS = {"exception", "reason"}
+"""The fields in which eliot says why an action has failed."""
 _COLOURS: Mapping[str, str] = {"debug": "\x1b[2m", "warning": "\x1b[33m", "error": "\x1b[31m"}
 _PLAIN = "\x1b[0m"
 
@@ -67,13 +69,20 @@ _PLAIN = "\x1b[0m"
 class LineWriter:
     """A destination that writes each message as a line on `stream`.
 
-    Lines for people name the worker, or the `process` where a message has no worker.
+    Lines for people name the worker, or the `process` where a message has no worker. Where such lines go where
+    `stderr` leads, the line that a process has failed does not say why: the last line on stderr does.
     """
 
     def __init__(
-        self, stream: TextIO, *, form: Literal["json", "console"] = "json", process: str = ""
+        self,
+        stream: TextIO,
+        *,
+        form: Literal["json", "console"] = "json",
+        process: str = "",
+        stderr: TextIO | None = None,
     ) -> None:
         self._stream = stream
+        self._is_beside_stderr = stderr is not None and _is_same_file(stream, stderr)
         self._form = form
         self._process = process
         self._encoding = stream.encoding or "utf-8"
@@ -83,6 +92,11 @@ class LineWriter:
     def accepts_job_lines(self) -> bool:
         """Return whether it takes a JobLine as it is, as well as a dict."""
         return self._form == "json"
+
+    @property
+    def repeats_stderr(self) -> bool:
+        """Return whether a failure that is logged would stand twice in one place if stderr got it, too."""
+        return self._is_beside_stderr and self._form == "json"
 
     def write(self, messages: Sequence[Message | JobLine]) -> int:
         """Write all messages, however long that takes. Raises OSError or ValueError when the stream is gone."""
@@ -114,11 +128,24 @@ class LineWriter:
             return self._format(make_unprintable_message(message, error))
 
     def _format(self, message: Message) -> str:
-        return (
-            _console(message, self._coloured, self._process)
-            if self._form == "console"
-            else to_json(message) + "\n"
-        )
+        if self._form != "console":
+            return to_json(message) + "\n"
+        if self._is_beside_stderr and _is_process_end(message):
+            message = {name: value for name, value in message.items() if name not in _REASON_FIELDS}
+        return _console(message, self._coloured, self._process)
+
+
+def _is_same_file(one: TextIO, other: TextIO) -> bool:
+    """Return whether two streams lead to the same file, pipe or terminal."""
+    try:
+        return os.path.samestat(os.fstat(one.fileno()), os.fstat(other.fileno()))
+    except (OSError, ValueError, AttributeError):  # closed, or no file
+        return False
+
+
+def _is_process_end(message: Message) -> bool:
+    """Return whether a message is the end of the action of a whole process."""
+    return len(message.get("task_level", ())) == 1 and "action_status" in message
 
 
 class WholeLines:

@@ -2,12 +2,13 @@
 
 import json
 import re
+import subprocess
 from typing import Any
 
 import pytest
 
 from celery5.cli.terminal.loading import load_app
-from tests.story.cli.commands import Serving, celery5, until
+from tests.story.cli.commands import COMMAND, LIMIT, Serving, celery5, environment, until
 from tests.story.conftest import Desk
 
 TALK = """
@@ -127,3 +128,29 @@ def test_what_a_processor_logs_is_in_the_log_with_its_stream_and_partition(desk:
             processor = text.replace("by eliot", "on trio").replace(" ", "_")
             fields = ("worker", "stream", "processor", "partition")
             assert [line[field] for field in fields] == [started["worker"], "words", processor, 0]
+
+
+@pytest.mark.parametrize("form", ["json", "console"])
+@pytest.mark.parametrize("kind", ["worker", "router", "scheduler", "controller"])
+def test_final_error_is_printed_once_where_log_and_stderr_meet(
+    desk: Desk, url: str, kind: str, form: str
+) -> None:
+    (desk.folder / "cluster.toml").write_text("[workers.default]\n")
+    scheme, _, rest = url.partition("://")
+    shop = desk.folder / "shop.py"
+    shop.write_text(shop.read_text().replace(url, f"{scheme}://nobody:wrong@{rest}"))
+    words = [*COMMAND, "-A", "shop", kind, "start", "--log-format", form]
+    ended = subprocess.run(
+        words,
+        cwd=desk.folder,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=LIMIT,
+        text=True,
+    )
+    lines = ended.stdout.splitlines()
+    assert ended.returncode == 1
+    assert sum("refuses this user or password" in line for line in lines) == 1, ended.stdout
+    assert lines[-1].startswith("Error: broker " if form == "console" else '{"exception":')
