@@ -51,6 +51,8 @@ class CircuitBreaker:
         log: Where its changes are logged.
         checks: The health checks that open it.
         effect: What it does while it is open, as a phrase; by default what that is for jobs or a service.
+        logs_probes: Whether probes are logged at their levels, and that they have failed. Else they are at debug, but
+            for the first failure that is an error: for a breaker that is probed every second or so.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class CircuitBreaker:
         log: Log,
         checks: Sequence[HealthCheck] = (),
         effect: str = "",
+        logs_probes: bool = True,
     ) -> None:
         self.name = name
         self.policy = policy
@@ -70,6 +73,8 @@ class CircuitBreaker:
         self.why: str = ""
         self._log = log
         self._custom_effect = effect
+        self._logs_probes = logs_probes
+        self._trip_level: Level = "debug"
         self._probe: object = None
         self._probe_began = 0.0
         self._is_next_probe = True
@@ -104,7 +109,8 @@ class CircuitBreaker:
             return False
         self.breaker = self.breaker.with_probe(now)
         self._probe, self._probe_began = caller, now
-        self._log.event("breaker:half-opened", self._quiet_level, breaker=self.name, mode=self.policy.mode)
+        level: Level = self._quiet_level if self._logs_probes else "debug"
+        self._log.event("breaker:half-opened", level, breaker=self.name, mode=self.policy.mode)
         return True
 
     @property
@@ -185,7 +191,7 @@ class CircuitBreaker:
             self.why, self._probe, self._is_next_probe = why, None, True
             self._log.event(
                 "breaker:tripped",
-                after.log_level(now),
+                self._get_trip_level(before, after, now),
                 breaker=self.name,
                 why=why,
                 mode=self.policy.mode,
@@ -196,6 +202,13 @@ class CircuitBreaker:
         elif after.state is BreakerState.CLOSED and before.state is not BreakerState.CLOSED:
             self.why = ""
             self._log.event("breaker:closed", self._quiet_level, breaker=self.name, mode=self.policy.mode)
+
+    def _get_trip_level(self, before: Breaker, after: Breaker, now: float) -> Level:
+        """Return the level of a trip: debug for one that says no more than the trip before it."""
+        level, last = after.log_level(now), self._trip_level
+        self._trip_level = level
+        is_repeat = before.state is not BreakerState.CLOSED and level == last
+        return "debug" if is_repeat and not self._logs_probes else level
 
     @property
     def _quiet_level(self) -> Level:

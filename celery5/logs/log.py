@@ -19,6 +19,7 @@ import msgspec
 from celery5.logs.eliot_context import JobActions, JobContext, end_action, find_listeners, is_place
 from celery5.logs.fence import FENCE, pass_cancellation
 from celery5.logs.lines import JobLine, LineWriter, Message, make_dropped_message, to_message
+from celery5.logs.lost_connections import LostConnections
 from celery5.protocol.masking import escape_text
 from celery5.protocol.workflows.member_ids import get_run_id
 from celery5.runners.context import CurrentJob, get_log_fields
@@ -319,6 +320,7 @@ class Log:
         self, *, worker: str, app: str, writer: LogWriter | None = None, kind: str = "worker"
     ) -> None:
         self.writer = writer
+        self.lost_connections: LostConnections = LostConnections(self.event)
         self._worker = worker
         self._action = eliot.start_action(action_type=f"celery5:{kind}", worker=worker, app=app)
         self._write = self._action.log
@@ -475,6 +477,7 @@ class NullLog(Log):
 
     def __init__(self) -> None:
         self.writer: LogWriter | None = None
+        self.lost_connections: LostConnections = LostConnections(self.event)
         self._worker = ""
         self.is_shared = False
 

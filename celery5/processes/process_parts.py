@@ -22,6 +22,7 @@ from celery5.broker.connection.link import (
     BreakerOpened,
     LinkConnected,
     LinkConnectFailed,
+    LinkEnded,
     LinkEvent,
     LinkLost,
 )
@@ -222,25 +223,53 @@ def _format_conditions(process_status: ProcessStatus) -> str:
 _LINK_EVENTS: dict[type, tuple[str, Level]] = {
     LinkConnected: ("redis:connected", "info"),
     LinkConnectFailed: ("redis:connect-failed", "debug"),
-    LinkLost: ("redis:disconnected", "warning"),
+    LinkLost: ("redis:disconnected", "debug"),
     BreakerOpened: ("redis:breaker-opened", "warning"),
-    BreakerClosed: ("redis:breaker-closed", "info"),
+    BreakerClosed: ("redis:breaker-closed", "debug"),
 }
+"""The names of link events in the log, and the levels of those that are news: others are at level debug."""
+_HIDDEN_FIELDS = ("broker", "is_error", "is_return")
+"""Fields of link events that decide what is logged, and are not logged themselves."""
 
 
 class ConnectionLog:
-    """Writes each link event as one log message."""
+    """Logs what happens to the connections of a process: each outage of a broker once, each connection at debug.
+
+    News are the first connection to a broker, with what the server is, and the first breaker that opens while there has
+    been no connection yet: that is no outage.
+    """
 
     def __init__(self, *, log: Log) -> None:
         self._log = log
+        self._connected: set[str] = set()
+        self._unreached: set[str] = set()
 
     def __call__(self, event: LinkEvent) -> None:
         """Log one event."""
+        outages, is_news = self._log.lost_connections, True
+        match event:
+            case LinkConnected(broker=broker):
+                is_news = broker not in self._connected
+                self._connected.add(broker)
+                self._unreached.discard(broker)
+                outages.record_connection(broker, is_return=event.is_return)
+            case LinkLost():
+                outages.record_loss(event.where, event.reason, failed=event.failed, requeued=event.requeued)
+            case LinkEnded():
+                outages.record_end(event.where)
+                return
+            case BreakerOpened():
+                is_news = not (event.where in self._unreached or outages.is_lost(event.where))
+                self._unreached.add(event.where)
+            case _:
+                pass
         name, level = _LINK_EVENTS[type(event)]
         event_fields = msgspec.structs.asdict(event)
-        if event_fields.pop("is_error", False):
-            level = "error"
-        self._log.event(name, level, **event_fields)
+        if event_fields.get("is_error"):
+            level, is_news = "error", True
+        for hidden in _HIDDEN_FIELDS:
+            event_fields.pop(hidden, None)
+        self._log.event(name, level if is_news else "debug", **event_fields)
 
 
 class ReconnectObserver(Protocol):

@@ -37,6 +37,7 @@ class _CheckCircuit:
             log=log,
             checks=(check,),
             effect="messages stay in the backlog",
+            logs_probes=False,
         )
 
 

@@ -183,5 +183,8 @@ class MetricsReporter:
         if name not in self._failing:
             self._failing.add(name)
             self._log.event(
-                "metrics:report-failed", "warning", to=name, why=describe_error(error, MAX_ERROR_LENGTH)
+                "metrics:report-failed",
+                "debug" if self._log.lost_connections.explains(error) else "warning",
+                to=name,
+                why=describe_error(error, MAX_ERROR_LENGTH),
             )

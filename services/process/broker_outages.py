@@ -41,6 +41,8 @@ LAST_TRY_LIMIT = 2.0
 class OutageLog:
     """Logs the outages of one service: one line when it is interrupted, one when it resumes.
 
+    Both are at level debug where the log of the process has the outage of the broker already (`broker:disconnected`).
+
     Args:
         interrupted_event: The log event of the first error of an outage.
         resumed_event: The log event of the recovery; None to log none.
@@ -66,14 +68,20 @@ class OutageLog:
         self._logs_repeats = logs_repeats
         self._fields = fields
         self._since: float | None = None
+        self._is_explained = False
 
     def record_error(self, error: Exception) -> None:
-        """Log the error, if it is the first one of an outage, or repeats are logged."""
-        is_first = self._since is None
+        """Log the error, if it is the first one of an outage, or repeats are logged.
+
+        The first one that the outage of the broker does not explain counts as the first, too.
+        """
+        is_explained = self._log.lost_connections.explains(error)
+        is_first = self._since is None or (self._is_explained and not is_explained)
         if is_first:
-            self._since = trio.current_time()
+            self._since = trio.current_time() if self._since is None else self._since
+            self._is_explained = is_explained
         if is_first or self._logs_repeats:
-            level: Level = self._level if is_first else "debug"
+            level: Level = self._level if is_first and not is_explained else "debug"
             self._log.event(self._interrupted_event, level, why=str(error), **self._fields)
 
     def record_recovery(self) -> None:
@@ -81,7 +89,8 @@ class OutageLog:
         if self._since is not None:
             seconds, self._since = round(trio.current_time() - self._since, 1), None
             if self._resumed_event is not None:
-                self._log.event(self._resumed_event, "info", after=seconds, **self._fields)
+                level: Level = "debug" if self._is_explained else "info"
+                self._log.event(self._resumed_event, level, after=seconds, **self._fields)
 
     @contextmanager
     def suppressing(self) -> Generator[None]:

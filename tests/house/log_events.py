@@ -38,7 +38,9 @@ COMPUTED = {
 }
 """What stands for `{}` in names that the code puts together."""
 LEVEL_FIELD = "is_error"
-"""A field of an event about a connection that is not logged: where it is true, the level is error."""
+"""A field of an event about a connection: where it is true, the level is error."""
+HIDDEN_FIELDS = {"broker", "is_error", "is_return"}
+"""Fields of events about connections that are not logged."""
 WRAPPER_FIELDS = {
     "celery5/tasks/sections.py": ("job", "task", "attempt", "trace", "section", "error"),
     "services/controller/remote_host.py": ("host",),
@@ -149,9 +151,8 @@ def _add_call(
         interrupted = next(
             (_list_levels(keyword.value) for keyword in call.keywords if keyword.arg == "level"), {"warning"}
         )
-        if any(keyword.arg == "logs_repeats" for keyword in call.keywords):
-            interrupted = {*interrupted, "debug"}
-        levels = (interrupted, {"info"})
+        # At debug where the log has the outage of the broker already.
+        levels = ({*interrupted, "debug"}, {"info", "debug"})
         for argument, level, extra in zip(call.args[1:], levels, ("why", "after"), strict=False):
             for name in _list_names(argument):
                 events.setdefault(name, LoggedEvent(name)).levels.update(level)
@@ -196,8 +197,8 @@ def _add_connection_events(events: dict[str, LoggedEvent], root: Path, table: as
             for name in _list_names(value.elts[0]):
                 one = events.setdefault(name, LoggedEvent(name))
                 fields = _list_class_fields(root / "celery5/broker/connection/link.py", key.id)
-                one.fields |= fields - {LEVEL_FIELD}
-                one.levels |= {"error"} if LEVEL_FIELD in fields else set()
+                one.fields |= fields - HIDDEN_FIELDS
+                one.levels |= {"debug", "error"} if LEVEL_FIELD in fields else {"debug"}
 
 
 def _list_class_fields(path: Path, name: str) -> set[str]:

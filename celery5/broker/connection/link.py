@@ -38,13 +38,16 @@ from celery5.protocol.process.wake_ups import get_next_tick
 
 
 class LinkConnected(msgspec.Struct, frozen=True):
-    """The handshake succeeded. `client_id` is the server's handle for this connection."""
+    """The handshake succeeded. `client_id` is the server's handle for this connection. `broker`: the address of the
+    broker, where `where` is that of a server. `is_return`: it follows a LinkLost."""
 
     link: str
     where: str
     server: str
     version: str
     client_id: int
+    broker: str = ""
+    is_return: bool = False
 
 
 class LinkConnectFailed(msgspec.Struct, frozen=True):
@@ -69,6 +72,13 @@ class LinkLost(msgspec.Struct, frozen=True):
     requeued: int
 
 
+class LinkEnded(msgspec.Struct, frozen=True):
+    """A link whose connection was lost has ended: that connection is not made again."""
+
+    link: str
+    where: str
+
+
 class BreakerOpened(msgspec.Struct, frozen=True):
     """Too many failures in a row: calls are refused at once. A probe is sent after `probe_in` seconds. `is_error`: it
     has opened too often."""
@@ -87,7 +97,7 @@ class BreakerClosed(msgspec.Struct, frozen=True):
     where: str
 
 
-LinkEvent = LinkConnected | LinkConnectFailed | LinkLost | BreakerOpened | BreakerClosed
+LinkEvent = LinkConnected | LinkConnectFailed | LinkLost | LinkEnded | BreakerOpened | BreakerClosed
 
 
 class LinkStatistics(msgspec.Struct, frozen=True):
@@ -206,6 +216,7 @@ class Link:
         self._scope: trio.CancelScope | None = None
         self._outer: trio.CancelScope | None = None
         self._reason = ""
+        self._is_lost = False
         self._last_failure = ""
         # Set while the pipeline takes calls: checked once per call.
         self.is_accepting = False
@@ -317,6 +328,9 @@ class Link:
             self.is_accepting = False
             self._ended = True
             self.connected = False
+            if self._is_lost:
+                self._is_lost = False
+                self._watch(LinkEnded(self.name, self.where))
             closed = f"the link {self.name!r} to broker {self.where} is closed"
             self.pipeline.disconnect(closed)
             self.pipeline.fail_unsent(lambda was_sent: BrokerUnavailable(closed, maybe_done=was_sent))
@@ -429,8 +443,17 @@ class Link:
         self._last_failure = ""
         greeting = self.greeting
         assert greeting is not None
+        is_return, self._is_lost = self._is_lost, False
         self._watch(
-            LinkConnected(self.name, self.server, greeting.server, greeting.version, greeting.client_id)
+            LinkConnected(
+                self.name,
+                self.server,
+                greeting.server,
+                greeting.version,
+                greeting.client_id,
+                self.where,
+                is_return,
+            )
         )
         if was is not BreakerState.CLOSED:
             self._watch(BreakerClosed(self.name, self.where))
@@ -450,6 +473,7 @@ class Link:
             self.connected = False
             await transport.aclose()
         failed, kept = self.pipeline.disconnect(self._reason)
+        self._is_lost = True
         self._watch(LinkLost(self.name, self.where, self._reason, failed, kept))
 
     async def _until_broken(self, work: Callable[..., Awaitable[None]], *args: object) -> None:

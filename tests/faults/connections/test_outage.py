@@ -14,6 +14,7 @@ from celery5.broker.connection.link import (
     BreakerOpened,
     LinkConnected,
     LinkConnectFailed,
+    LinkEnded,
     LinkEvent,
     LinkLost,
 )
@@ -170,7 +171,9 @@ async def test_a_connection_that_breaks_again_soon_is_an_error_in_the_log(
             proxy.accept()
             await until(lambda: link.connected)
         opened = lines.of("redis:breaker-opened")
-    assert [line["level"] for line in opened] == ["warning", "error"]
+    outages = lines.of("broker:disconnected"), lines.of("broker:reconnected")
+    assert [line["level"] for line in opened] == ["debug", "error"]
+    assert list(map(len, outages)) == [2, 2]
     assert all("is_error" not in line for line in opened)
 
 
@@ -281,3 +284,23 @@ async def test_restarted_server_is_used_again_within_two_seconds(
     while took[-1] >= 2 and len(took) < 5:  # the machine stood still, which it does not do each time
         took.append(await restarted())
     assert took[-1] < 2, took
+
+
+async def test_connection_that_ends_while_it_is_lost_reports_that_once(
+    proxy: FaultyProxy,
+) -> None:
+    kinds: list[type[LinkEvent]] = []
+    redis = TrioRedis(
+        endpoint=Endpoint.from_url(proxy.url), timing=BRISK, watch=lambda event: kinds.append(type(event))
+    )
+    for ends_while_lost in (True, False):
+        kinds.clear()
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as around:
+                await around.start(redis.run)
+                if ends_while_lost:
+                    proxy.refuse()
+                    await until(lambda: LinkLost in kinds)
+                scope.cancel()
+        proxy.accept()
+        assert kinds.count(LinkEnded) == ends_while_lost

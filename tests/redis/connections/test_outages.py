@@ -1,9 +1,12 @@
 """Outages: Redis is frozen, killed, emptied or cuts its clients off while jobs run; the workers go on by themselves."""
 
+import json
 import os
 import signal
+import sys
 import time
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import redis
@@ -11,7 +14,7 @@ import redis
 from celery5 import AsyncResult, gather
 from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.errors import BrokerReplied
-from tests.redis.commands.staff import Staff, wait_until
+from tests.redis.commands.staff import _TARGET, Staff, wait_until
 
 BACK = 30.0
 """Seconds after its return within which workers consume again, on a machine that may stand still. It is 2 s on one that
@@ -181,3 +184,31 @@ def test_a_worker_keeps_its_lease_and_ends_its_jobs_while_memory_is_full(
     for worker in workers:
         assert worker.process.poll() is None
         assert worker.lines("heartbeat:missed") == worker.lines("worker:restarted") == []
+
+
+@pytest.mark.parametrize("kind", ["worker", "router", "scheduler", "publisher"])
+def test_outage_is_two_lines_above_debug_in_each_process(
+    own_staff: Staff, own_server: EmbeddedServer, kind: str, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "celery5", *_TARGET, kind, "start"]
+    command += ["--socket", str(tmp_path / "socket"), "--backlog", "memory"] if kind == "publisher" else []
+    process = own_staff.launch(command, log_level="debug", lease=6.0)
+    wait_until(lambda: bool(process.lines(f"{kind}:started")))
+    own_server.kill()
+    wait_until(lambda: len(process.lines("redis:breaker-opened")) >= 2)
+    if kind == "worker":
+        wait_until(lambda: bool(process.lines("heartbeat:missed")))
+    own_server.revive()
+    wait_until(lambda: bool(process.lines("broker:reconnected")))
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 0
+    written = [json.loads(line) for line in process.output.read_text().splitlines() if line[:1] == "{"]
+    kinds = [str(line.get("message_type")) for line in written]
+    first, last = kinds.index("celery5:broker:disconnected"), kinds.index("celery5:process:stop-requested")
+    shown = [line for line in written[first:last] if line.get("level") != "debug"]
+    assert [line["message_type"] for line in shown] == [
+        "celery5:broker:disconnected",
+        "celery5:broker:reconnected",
+    ]
+    assert [line["level"] for line in shown] == ["warning", "info"]
+    assert shown[1]["connections"] == len(process.lines("redis:disconnected")) >= 2

@@ -92,3 +92,43 @@ async def test_who_looks_for_due_jobs_of_many_queues_says_so_once(
             await trio.testing.wait_all_tasks_blocked()
             nursery.cancel_scope.cancel()
     assert told(lines, "due-jobs") == ["due-jobs:interrupted", "due-jobs:resumed"]
+
+
+async def test_errors_of_a_service_are_at_debug_in_a_logged_outage_only() -> None:
+    log = Log(worker="one", app="shop")
+    waits = OutageLog(log, "admission:interrupted", "admission:resumed")
+    lost = log.lost_connections
+    with Lines() as lines:
+        lost.record_loss("redis://a", "it was cut off", failed=1, requeued=2)
+        waits.record_error(BrokerUnavailable("broker redis://a cannot be reached"))
+        waits.record_recovery()
+        waits.record_error(BrokerUnavailable("broker redis://a cannot be reached"))
+        waits.record_error(BrokerUnavailable("broker redis://b cannot be reached"))
+        waits.record_error(BrokerUnavailable("broker redis://b cannot be reached"))
+        waits.record_recovery()
+        lost.record_connection("redis://a", is_return=True)
+        waits.record_error(BrokerUnavailable("broker redis://a cannot be reached"))
+    levels = [line["level"] for line in lines.of("admission:interrupted")]
+    assert levels == ["debug", "debug", "warning", "warning"]
+    assert [line["level"] for line in lines.of("admission:resumed")] == ["debug", "info"]
+
+
+async def test_outage_lasts_until_each_lost_connection_is_back_or_given_up() -> None:
+    log = Log(worker="one", app="shop")
+    lost = log.lost_connections
+    with Lines() as lines:
+        for failed in (1, 2, 3):
+            lost.record_loss("redis://a", "it was cut off", failed=failed, requeued=1)
+        lost.record_connection("redis://a", is_return=True)
+        lost.record_connection("redis://b", is_return=True)
+        lost.record_end("redis://a")
+        log.event("worker:stopped")  # until here it goes on
+        lost.record_connection("redis://a", is_return=True)
+        lost.record_loss("redis://a", "it was cut off", failed=0, requeued=0)
+        lost.record_end("redis://a")
+        lost.record_connection("redis://a", is_return=False)  # of what follows on what has ended
+    stopped, (first, second) = lines.of("worker:stopped")[0], lines.of("broker:reconnected")
+    assert stopped["timestamp"] <= first["timestamp"] <= second["timestamp"]
+    assert (first["connections"], first["failed"], first["requeued"]) == (3, 6, 3)
+    assert (second["connections"], second["failed"]) == (1, 0)
+    assert len(lines.of("broker:disconnected")) == 2

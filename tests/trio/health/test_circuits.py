@@ -9,7 +9,7 @@ from trio.testing import MockClock
 
 from celery5 import App, Misconfigured
 from celery5.health import BreakerPolicy, HealthCheck
-from celery5.health.circuit_breaker import AFTER_PROBE_DELAY, MIN_HOLD
+from celery5.health.circuit_breaker import AFTER_PROBE_DELAY, MIN_HOLD, CircuitBreaker
 from celery5.logs.log import Log
 from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.job.messages import Command, Failure
@@ -408,3 +408,19 @@ async def test_a_breaker_says_everywhere_what_it_does_with_its_jobs(
     (tripped,) = told(lines, "breaker:tripped")
     assert tripped["effect"] == effect
     assert [told(lines, f"breaker:{event}")[0]["mode"] for event in ("half-opened", "closed")] == [mode, mode]
+
+
+async def test_breaker_that_is_probed_all_the_time_logs_no_probe_above_debug(
+    autojump_clock: MockClock, lines: Lines
+) -> None:
+    policy = BreakerPolicy(threshold=1, reset=1.0)
+    circuit = CircuitBreaker(name="publisher", policy=policy, log=Log(worker="w", app="a"), logs_probes=False)
+    circuit.record_result("it", succeeded=False, why="away")
+    for succeeded in (*[False] * 10, True):
+        await trio.sleep(1.0)
+        assert circuit.begin_probe("it")
+        circuit.record_result("it", succeeded=succeeded, why="away")
+    levels = [line["level"] for line in told(lines, "breaker:tripped")]
+    assert levels == ["warning", "debug", "error", *["debug"] * 8]
+    assert {line["level"] for line in told(lines, "breaker:half-opened")} == {"debug"}
+    assert [line["level"] for line in told(lines, "breaker:closed")] == ["info"]
