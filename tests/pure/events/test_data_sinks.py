@@ -337,6 +337,7 @@ def test_a_router_refuses_a_table_where_there_is_no_sqlalchemy(monkeypatch: pyte
     ROUTER.check(app)
     monkeypatch.setattr("celery5.results.sql_sink.find_spec", lambda name: None)
     with pytest.raises(
-        Misconfigured, match=r"^sink 'charges': an SQLSink needs.* pip install 'celery5\[sql\]'$"
+        Misconfigured,
+        match=r"^sink 'charges': an SQLSink needs.* pip install 'sqlalchemy>=2.0' \(the extra celery5\[sql\]\)$",
     ):
         ROUTER.check(app)
