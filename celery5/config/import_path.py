@@ -22,7 +22,9 @@ def add_current_folder() -> str:
 
 def describe_import_path(folder: str) -> str:
     """Return where modules are searched for, for an error about one that was not found."""
-    return f"looked in {', '.join([*read_python_path(), folder])} and where Python is installed"
+    return (
+        f"looked in {', '.join(dict.fromkeys([*read_python_path(), folder]))} and where Python is installed"
+    )
 
 
 def read_python_path() -> list[str]:

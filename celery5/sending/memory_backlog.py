@@ -24,6 +24,7 @@ from celery5.protocol.counts import choose_form, format_count
 from celery5.protocol.job.job import Job
 from celery5.protocol.job.retry_policy import full_jitter
 from celery5.sending.own_backlog import CheckedBacklog, JobsInMemory, OwnBacklog, UnsentJob
+from celery5.similar_names import count_rest
 
 if TYPE_CHECKING:
     import trio
@@ -37,6 +38,8 @@ THREAD_CHECK_INTERVAL = 0.05
 """Seconds between checks of the coroutine for the end of the thread."""
 EXIT_TIMEOUT = 5.0
 """Seconds for publishing the waiting jobs when the process ends."""
+NAMED_AT_EXIT = 3
+"""Jobs that are named of those that are lost then."""
 
 
 OPEN_INTERVAL = 1.0
@@ -274,11 +277,18 @@ class Backlog:
             return ""
         jobs, are = format_count(self.size, "job"), choose_form(self.size, "is", "are")
         if self._own is None:
-            return f"celery5: {jobs} of {self._owner} could not be published and {are} lost: {self._why}"
+            which = f"celery5: {jobs} of {self._owner} could not be published and {are} lost"
+            return f"{which}: {self._name_first_jobs()}: {self._why}"
         return (
             f"celery5: {jobs} of {self._owner} could not be published and {are} left in {self._store!r}, for the next "
             f"process that sends: {self._why}"
         )
+
+    def _name_first_jobs(self) -> str:
+        """Return the tasks and ids of the first jobs that wait, and how many more there are."""
+        waiting = [job for queue in self._queues for job in self._store.first(queue, NAMED_AT_EXIT)]
+        named = [f"{Job.from_bytes(unsent.job).task} {unsent.id}" for unsent in waiting[:NAMED_AT_EXIT]]
+        return ", ".join(named) + count_rest(self.size - len(named))
 
     async def _call(self, function: Callable[[], T]) -> T:
         """Call a function, in a thread where it may block."""

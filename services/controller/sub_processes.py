@@ -249,11 +249,11 @@ def parse_error(message: bytes) -> str:
 def describe_exit(code: int) -> str:
     """Return an exit code in words."""
     if code >= 0:
-        return f"it ended with {code}"
+        return f"ended with {code}"
     try:
-        return f"it was ended by {signal.Signals(-code).name}"
+        return f"ended by {signal.Signals(-code).name}"
     except ValueError:
-        return f"it was ended by signal {-code}"
+        return f"ended by signal {-code}"
 
 
 def _listening(path: str) -> socket.socket:

@@ -49,6 +49,7 @@ from celery5.protocol.job.json_values import (
     from_json,
     make_plain,
     refuse_changes,
+    suggest_instead,
     to_json,
 )
 from celery5.protocol.job.messages import MAX_DEPTH, NO_ARGS, NO_KWARGS, is_nested_deeper
@@ -543,7 +544,10 @@ class Parameters:
                 f"task {self._task}: {what} has no JSON form: {get_error_text(error)}"
             ) from None
         if bare is not None:
-            raise Misconfigured(f"task {self._task}: {what} has no JSON form: {_shown(bare)} {_INSTEAD}")
+            instead = suggest_instead(bare)
+            raise Misconfigured(
+                f"task {self._task}: {what} has no JSON form: {_shown(bare)} {_INSTEAD}{instead and f'; {instead}'}"
+            )
         return annotation
 
 

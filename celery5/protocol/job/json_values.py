@@ -51,7 +51,20 @@ def to_json(value: Any) -> Any:
         number = value.item()  # a number of numpy that is no subclass of Python's
         if type(number) in KEPT:
             return number
-    raise NotImplementedError(f"{type(value).__name__} has no JSON form")
+    instead = (
+        suggest_instead(type(value))
+        or "use a dataclass, or numbers, text, lists and dicts (celery5 docs types)"
+    )
+    raise NotImplementedError(f"{type(value).__name__} has no JSON form: {instead}")
+
+
+def suggest_instead(kind: type[Any]) -> str:
+    """Return what to use instead of an object of a database, such as a model of Django; '' for any other class."""
+    if hasattr(kind, "_meta") and hasattr(kind, "pk"):
+        return "use its pk"
+    if hasattr(kind, "values_list") and hasattr(kind, "as_manager"):
+        return "use the pks of its rows: list(rows.values_list('pk', flat=True))"
+    return "use its primary key" if hasattr(kind, "__mapper__") else ""
 
 
 def from_json(kind: type[Any], value: Any) -> Any:

@@ -15,6 +15,7 @@ from typing import Literal
 import msgspec
 
 from celery5.protocol.counts import format_count
+from celery5.protocol.durations import format_duration
 
 Severity = Literal["warning", "critical"]
 AlertStatus = Literal["inactive", "pending", "firing", "silenced"]
@@ -251,7 +252,10 @@ def _decide(
         low_since = now if before is None or before.low_since is None else before.low_since
         if now - low_since >= rule.keep_firing_for:
             return None, [_make_transition("resolved", instance, now, is_silenced=not instance.is_notified)]
-        return msgspec.structs.replace(instance, low_since=low_since), []
+        until = (
+            f"{reading.description}; resolves when that has lasted {format_duration(rule.keep_firing_for)}"
+        )
+        return msgspec.structs.replace(instance, low_since=low_since, description=until), []
     if not instance.is_notified and not is_silenced:  # the silence is over, and it still fires
         noted = msgspec.structs.replace(instance, is_notified=True)
         return noted, [_make_transition("fired", noted, now, is_silenced=False)]

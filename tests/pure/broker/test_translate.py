@@ -52,6 +52,14 @@ REPLIES = [
 ]
 
 
+def test_a_missing_password_is_told_without_the_options_of_hello() -> None:
+    reply = (
+        "NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH"
+    )
+    error = translate_error(hiredis.ReplyError(reply), maybe_done=False, where="redis://h")
+    assert str(error) == "broker redis://h wants a password: put user and password into the broker URL"
+
+
 @pytest.mark.parametrize(("reply", "ours"), REPLIES)
 def test_the_first_word_of_an_error_reply_decides(reply: str, ours: type[BrokerError]) -> None:
     error = translate_error(hiredis.ReplyError(reply), maybe_done=True, where="redis://h")

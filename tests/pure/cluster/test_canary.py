@@ -142,13 +142,13 @@ def test_attempts_of_a_process_that_was_started_again_are_added() -> None:
 
 def test_a_canary_that_dies_fails_with_what_it_died_of() -> None:
     trial = Trial()
-    trial.clock.say(Ended(CANARY, "it ended with 1: no module shop", 1))
-    assert trial.judge() == CanaryVerdict(passed=False, why=f"{CANARY}: it ended with 1: no module shop")
+    trial.clock.say(Ended(CANARY, "ended with 1: no module shop", 1))
+    assert trial.judge() == CanaryVerdict(passed=False, why=f"{CANARY}: ended with 1: no module shop")
 
 
 def test_a_canary_that_ends_while_redis_is_unreachable_is_started_again() -> None:
     trial = Trial().up()
-    trial.clock.crew.handle_event(Ended(CANARY, "it ended with 1", 1), trial.clock.now, is_excused=True)
+    trial.clock.crew.handle_event(Ended(CANARY, "ended with 1", 1), trial.clock.now, is_excused=True)
     assert trial.judge() is None
     assert names(trial.clock.tick(1), Start) == [CANARY]
 
@@ -167,7 +167,7 @@ def test_a_canary_that_is_not_ready_fails_unless_no_worker_is_ready() -> None:
 
 def test_a_canary_that_is_not_ready_fails_where_nobody_else_is_up() -> None:
     trial = Trial().up()
-    trial.clock.say(*(Ended(name, "it was ended by SIGKILL", -9) for name in WORKERS))
+    trial.clock.say(*(Ended(name, "ended by SIGKILL", -9) for name in WORKERS))
     trial.report(CANARY, problem="health: no database")
     verdict = trial.judge(60)
     assert verdict == CanaryVerdict(passed=False, why=f"{CANARY}: it is not ready: health: no database")
@@ -187,10 +187,10 @@ def test_before_the_verdict_no_other_member_changes_and_scaling_keeps_the_canary
 def test_only_the_failed_canary_stops_and_at_once() -> None:
     trial = Trial().up()
     clock = trial.clock
-    clock.say(Ended(WORKERS[0], "it was ended by SIGKILL", -9))  # its successor is not up yet
+    clock.say(Ended(WORKERS[0], "ended by SIGKILL", -9))  # its successor is not up yet
     clock.crew.end_canaries(passed=False)
     assert names(clock.tick(), Stop) == [CANARY]
-    clock.say(Ended(CANARY, "it ended with 0", 0), Ready(WORKERS[0]))
+    clock.say(Ended(CANARY, "ended with 0", 0), Ready(WORKERS[0]))
     assert clock.tick() == []
     assert sorted(clock.crew.members) == WORKERS
     assert clock.crew.pending_names == ()
@@ -210,7 +210,7 @@ def test_after_a_canary_has_passed_the_others_follow_one_by_one_and_it_goes_last
         clock.want(trial.new)
     for name in WORKERS:
         assert clock.tick() == [Stop(name)]
-        clock.say(Ended(name, "it ended with 0", 0))
+        clock.say(Ended(name, "ended with 0", 0))
         assert names(clock.tick(), Start) == [name]
         clock.say(Ready(name))
     assert clock.tick() == [Stop(CANARY)]
@@ -226,7 +226,7 @@ def test_another_change_replaces_the_canary_and_its_old_process_is_not_watched()
     clock.crew.start_canaries(trial.canaries)
     assert watch.judge(clock.crew.members, clock.now) is None
     assert clock.tick() == [Stop(CANARY)]
-    clock.say(Ended(CANARY, "it ended with 0", 0))
+    clock.say(Ended(CANARY, "ended with 0", 0))
     assert names(clock.tick(1), Start) == [CANARY]
     clock.say(Ready(CANARY))
     assert watch.judge(clock.crew.members, clock.now) is None
@@ -238,7 +238,7 @@ def test_only_groups_that_work_and_change_get_a_canary() -> None:
     assert clock.crew.find_restarting_groups(new) == set(), "nobody runs: there is nothing to compare with"
     clock.tick()
     assert clock.crew.find_restarting_groups(new) == {"default"}, "they come up, as far as anybody knows"
-    clock.say(*[Ended(worker, "it ended with 1", 1) for worker in WORKERS])
+    clock.say(*[Ended(worker, "ended with 1", 1) for worker in WORKERS])
     clock.tick(1)
     assert clock.crew.find_restarting_groups(new) == set(), (
         "a version that repairs a broken one is not delayed"

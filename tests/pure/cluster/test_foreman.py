@@ -118,11 +118,11 @@ def test_the_table_has_all_words_for_all_that_run() -> None:
 
 def test_who_dies_is_started_again_with_backoff() -> None:
     clock = Clock(chance=1.0).up()
-    clock.say(Ended("worker-default-1", "it was ended by SIGKILL", -9))
-    assert clock.crew.problem == "worker-default-1: it was ended by SIGKILL; it is started again"
+    clock.say(Ended("worker-default-1", "ended by SIGKILL", -9))
+    assert clock.crew.problem == "worker-default-1: ended by SIGKILL; it is started again"
     assert clock.tick() == []
     assert names(clock.tick(0.05), Start) == ["worker-default-1"]
-    clock.say(Ended("worker-default-1", "it ended with 1", 1))
+    clock.say(Ended("worker-default-1", "ended with 1", 1))
     assert clock.tick(0.09) == []
     assert names(clock.tick(0.02), Start) == ["worker-default-1"]
     clock.say(Ready("worker-default-1"))
@@ -132,7 +132,7 @@ def test_who_dies_is_started_again_with_backoff() -> None:
 def test_one_that_is_recycled_is_started_at_once_and_has_not_died() -> None:
     clock = Clock(chance=1.0).up()
     for _ in range(9):
-        clock.say(Ended("worker-default-1", "it ended with 75", RESTART_EXIT_CODE))
+        clock.say(Ended("worker-default-1", "ended with 75", RESTART_EXIT_CODE))
         assert names(clock.tick(), Start) == ["worker-default-1"]
         clock.say(Ready("worker-default-1"))
     assert clock.crew.members["worker-default-1"].recent_deaths == []
@@ -143,7 +143,7 @@ def test_recycled_member_is_recycling_until_its_next_process_is_up() -> None:
     state = clock.crew.members[name]
     status = format_worker_status("", 500, Attempts(500, 0), 0, recycling=why)
     words: list[MemberEvent] = [Beat(name, status), Stopping(name), Beat(name, status, loop_alive=False)]
-    for word in (*words, Ended(name, "it ended with 75", RESTART_EXIT_CODE)):
+    for word in (*words, Ended(name, "ended with 75", RESTART_EXIT_CODE)):
         clock.say(word)
         assert (state.shown_phase, state.recycle_reason, state.problem) == ("recycling", why, "")
         assert clock.crew.is_complete
@@ -160,7 +160,7 @@ def test_recycled_member_is_recycling_until_its_next_process_is_up() -> None:
 
 def test_recycled_member_that_does_not_come_back_in_time_is_down() -> None:
     clock, name = Clock().up(), "worker-default-1"
-    clock.say(Ended(name, "it ended with 75", RESTART_EXIT_CODE))
+    clock.say(Ended(name, "ended with 75", RESTART_EXIT_CODE))
     clock.now += (
         CLUSTER.start_limit - 1
     )  # nothing may be started, since this Controller is not sure that it leads
@@ -176,11 +176,11 @@ def test_recycled_member_that_does_not_come_back_in_time_is_down() -> None:
 
 def test_recycled_member_whose_next_process_dies_has_failed() -> None:
     clock, name = Clock().up(), "worker-default-1"
-    clock.say(Ended(name, "it ended with 75", RESTART_EXIT_CODE))
+    clock.say(Ended(name, "ended with 75", RESTART_EXIT_CODE))
     clock.tick()
-    clock.say(Ended(name, "it ended with 1", 1))
+    clock.say(Ended(name, "ended with 1", 1))
     assert not clock.crew.is_complete
-    assert clock.crew.status_line == f"4 of 5 members up; {name}: it ended with 1; it is started again"
+    assert clock.crew.status_line == f"4 of 5 members up; {name}: ended with 1; it is started again"
 
 
 @pytest.mark.parametrize("code", [0, -9])
@@ -200,7 +200,7 @@ def test_recycling_member_that_is_asked_to_stop_or_dies_is_not_recycled(code: in
 def test_member_that_ends_in_order_is_restarted_uncounted() -> None:
     clock = Clock(chance=1.0).up()
     for _ in range(9):
-        clock.say(Stopping("worker-default-1"), Ended("worker-default-1", "it ended with 0", 0))
+        clock.say(Stopping("worker-default-1"), Ended("worker-default-1", "ended with 0", 0))
         assert names(clock.tick(), Start) == ["worker-default-1"]
         clock.say(Ready("worker-default-1"))
     assert clock.crew.members["worker-default-1"].recent_deaths == []
@@ -208,17 +208,17 @@ def test_member_that_ends_in_order_is_restarted_uncounted() -> None:
 
 def test_who_says_nothing_and_ends_with_0_has_died() -> None:
     clock = Clock().up()
-    clock.say(Ended("worker-default-1", "it ended with 0", 0))
+    clock.say(Ended("worker-default-1", "ended with 0", 0))
     assert len(clock.crew.members["worker-default-1"].recent_deaths) == 1
 
 
 def test_who_dies_too_often_is_given_up_and_that_is_told() -> None:
     clock = Clock().up()
     for _ in range(3):
-        clock.say(Ended("worker-default-1", "it ended with 1", 1))
+        clock.say(Ended("worker-default-1", "ended with 1", 1))
         clock.tick()
     assert clock.phase("worker-default-1") is Phase.GIVEN_UP
-    why = "worker-default-1: given up: it has died 3 times within 60 s: it ended with 1"
+    why = "worker-default-1: given up: it has died 3 times within 60 s: ended with 1"
     assert clock.crew.problem == why
     assert clock.crew.status_line == f"4 of 5 members up; {why}"
     assert clock.wait(300, beats=clock.crew.members) == []
@@ -228,7 +228,7 @@ def test_deaths_that_are_long_ago_do_not_count() -> None:
     clock = Clock().up()
     for _ in range(9):
         clock.wait(31, beats=clock.crew.members)
-        clock.say(Ended("worker-default-1", "it ended with 1", 1))
+        clock.say(Ended("worker-default-1", "ended with 1", 1))
         assert names(clock.tick(), Start) == ["worker-default-1"]
         clock.say(Ready("worker-default-1"))
 
@@ -236,7 +236,7 @@ def test_deaths_that_are_long_ago_do_not_count() -> None:
 def test_deaths_that_are_excused_do_not_count_but_are_backed_off() -> None:
     clock = Clock(chance=1.0).up()
     for _ in range(20):
-        clock.crew.handle_event(Ended("worker-default-1", "it ended with 1", 1), clock.now, is_excused=True)
+        clock.crew.handle_event(Ended("worker-default-1", "ended with 1", 1), clock.now, is_excused=True)
         assert clock.tick() == []
         assert names(clock.wait(11, beats=clock.crew.members), Start) == ["worker-default-1"]
 
@@ -244,7 +244,7 @@ def test_deaths_that_are_excused_do_not_count_but_are_backed_off() -> None:
 def test_who_was_given_up_is_tried_again_when_somebody_says_so() -> None:
     clock = Clock().up()
     for _ in range(3):
-        clock.say(Ended("worker-default-1", "it ended with 1", 1))
+        clock.say(Ended("worker-default-1", "ended with 1", 1))
         clock.tick()
     assert clock.crew.restart(["worker-default-1"]) == ("worker-default-1",)
     assert names(clock.tick(), Start) == ["worker-default-1"]
@@ -260,7 +260,7 @@ def test_who_says_nothing_for_too_long_is_killed_and_replaced() -> None:
     assert kill == Kill("worker-default-1", "its event loop has said nothing for 10 s")
     assert clock.wait(4, beats=others) == []
     assert names(clock.wait(2, beats=others), Kill) == ["worker-default-1"], "and killed again"
-    clock.say(Ended("worker-default-1", "it was ended by SIGKILL", -9))
+    clock.say(Ended("worker-default-1", "ended by SIGKILL", -9))
     assert "its event loop has said nothing for 10 s" in clock.crew.problem
     assert names(clock.tick(), Start) == ["worker-default-1"]
 
@@ -307,7 +307,7 @@ def test_they_end_in_order() -> None:
     ):
         assert names(clock.tick(), Stop) == stage
         assert clock.tick() == []
-        clock.say(*[Ended(name, "it ended with 0", 0) for name in stage])
+        clock.say(*[Ended(name, "ended with 0", 0) for name in stage])
     assert clock.tick() == []
     assert clock.crew.is_stopped
 
@@ -319,7 +319,7 @@ def test_member_that_does_not_end_in_time_is_killed_before_the_next() -> None:
     patience = clock.crew.members["scheduler-default-1"].member.stop_after
     assert clock.wait(patience - 1, beats=clock.crew.members) == []
     assert names(clock.wait(2, beats=clock.crew.members), Kill) == ["scheduler-default-1"]
-    clock.say(Ended("scheduler-default-1", "it was ended by SIGKILL", -9))
+    clock.say(Ended("scheduler-default-1", "ended by SIGKILL", -9))
     assert names(clock.tick(), Stop) == ["router-default-1"]
 
 
@@ -328,7 +328,7 @@ def test_member_that_is_ending_is_not_asked_again_to_end() -> None:
     clock.say(Stopping("scheduler-default-1"))
     clock.crew.drain()
     assert clock.tick() == []
-    clock.say(Ended("scheduler-default-1", "it ended with 0", 0))
+    clock.say(Ended("scheduler-default-1", "ended with 0", 0))
     assert names(clock.tick(), Stop) == ["router-default-1"]
 
 
@@ -338,7 +338,7 @@ def test_they_are_restarted_one_of_a_group_at_a_time() -> None:
     for name in ("worker-default-1", "worker-default-2"):
         assert clock.tick() == [Stop(name)]
         assert clock.tick() == []
-        clock.say(Stopping(name), Ended(name, "it ended with 0", 0))
+        clock.say(Stopping(name), Ended(name, "ended with 0", 0))
         assert names(clock.tick(), Start) == [name]
         assert clock.tick() == [], "the next one waits until this one is up"
         clock.say(Ready(name))
@@ -353,12 +353,12 @@ def test_for_the_only_one_of_a_group_another_one_stands_in() -> None:
     assert clock.tick() == []
     clock.say(Ready("router-default-2"))
     assert clock.tick() == [Stop("router-default-1")]
-    clock.say(Ended("router-default-1", "it ended with 0", 0))
+    clock.say(Ended("router-default-1", "ended with 0", 0))
     assert names(clock.tick(), Start) == ["router-default-1"]
     assert clock.tick() == []
     clock.say(Ready("router-default-1"))
     assert clock.tick() == [Stop("router-default-2")]
-    clock.say(Ended("router-default-2", "it ended with 0", 0))
+    clock.say(Ended("router-default-2", "ended with 0", 0))
     assert clock.tick() == []
     assert "router-default-2" not in clock.crew.members
 
@@ -388,7 +388,7 @@ def test_scaling_down_ends_the_last_ones_at_once() -> None:
     clock = Clock().up()
     clock.want(CLUSTER, {"worker-default": 1})
     assert clock.tick() == [Stop("worker-default-2")]
-    clock.say(Ended("worker-default-2", "it ended with 0", 0))
+    clock.say(Ended("worker-default-2", "ended with 0", 0))
     assert clock.tick() == []
     assert clock.crew.status_line == "4 of 4 members up"
 
@@ -453,7 +453,7 @@ def test_who_says_that_it_is_recycled_before_it_was_ready_has_died() -> None:
     clock, name = Clock(), "worker-default-1"
     clock.tick()
     for _ in range(10):
-        clock.say(Ended(name, "it ended with 75", RESTART_EXIT_CODE))
+        clock.say(Ended(name, "ended with 75", RESTART_EXIT_CODE))
         clock.tick()
     assert clock.phase(name) is Phase.GIVEN_UP
     assert clock.crew.problem.endswith("within 60 s: it asked to be started again before it was ready")
@@ -463,7 +463,7 @@ def test_who_waits_for_anothers_place_is_never_given_up() -> None:
     clock, name = Clock(), "publisher-default-1"
     clock.tick()
     for _ in range(20):
-        clock.say(Ended(name, "it ended with 73", EXIT_ALREADY_IN_USE))
+        clock.say(Ended(name, "ended with 73", EXIT_ALREADY_IN_USE))
         clock.tick()
     assert clock.phase(name) is Phase.STARTING
     assert "started again" in clock.crew.members[name].problem

@@ -11,7 +11,7 @@ def described(count: int = 4, *, kind: str = "workers", **flags: object) -> Clus
 
 def replaced(clock: Clock, name: str) -> None:
     """It ends as it was asked to, and its successor comes up."""
-    clock.say(Ended(name, "it ended with 0", 0))
+    clock.say(Ended(name, "ended with 0", 0))
     assert names(clock.tick(), Start) == [name]
     assert clock.tick() == []
     clock.say(Ready(name))
@@ -19,10 +19,10 @@ def replaced(clock: Clock, name: str) -> None:
 
 def cannot_live(clock: Clock, name: str) -> None:
     """It ends as it was asked to, and its successors die, until nobody tries any more."""
-    clock.say(Ended(name, "it ended with 0", 0))
+    clock.say(Ended(name, "ended with 0", 0))
     for _ in range(3):
         assert names(clock.tick(), Start) == [name]
-        clock.say(Ended(name, "it ended with 1", 1))
+        clock.say(Ended(name, "ended with 1", 1))
     assert clock.wait(100, beats=clock.crew.members) == []
     assert clock.phase(name) is Phase.GIVEN_UP
 
@@ -84,7 +84,7 @@ def test_what_is_still_to_be_done_is_known_until_it_is() -> None:
     clock.tick()
     assert list(clock.crew.pending_names) == workers[2:]
     for name in workers[2:]:
-        clock.say(Ended(name, "it ended with 0", 0))
+        clock.say(Ended(name, "ended with 0", 0))
     clock.tick()
     assert clock.crew.pending_names == ()
     clock.crew.restart(workers[:1])
@@ -117,7 +117,7 @@ def test_who_stays_does_so_when_the_same_description_is_read_again() -> None:
     clock.want(described(1, kind="schedulers", log_level="debug"))
     assert clock.tick() == [Stop("scheduler-default-1")]
     for _ in range(4):
-        clock.say(Ended("scheduler-default-1", "it ended with 1", 1))
+        clock.say(Ended("scheduler-default-1", "ended with 1", 1))
         clock.tick()
     assert clock.phase("scheduler-default-1") is Phase.GIVEN_UP
     clock.want(described(1, kind="schedulers", log_level="debug"))
@@ -130,7 +130,7 @@ def test_member_is_wanted_again_when_the_old_description_is_back() -> None:
     clock.want(described(2, queues=["other"]))
     clock.tick()
     clock.want(described())
-    clock.say(Ended("worker-default-1", "it ended with 0", 0))
+    clock.say(Ended("worker-default-1", "ended with 0", 0))
     assert names(clock.tick(), Start) == ["worker-default-1"]
     clock.say(Ready("worker-default-1"))
     assert clock.wait(20, beats=clock.crew.members) == []
@@ -165,14 +165,14 @@ def test_one_of_the_surplus_that_hangs_is_killed_and_not_started_again() -> None
     clock.tick()
     found = clock.wait(12, beats=["worker-default-1"])
     assert names(found, Kill) == ["worker-default-2"]
-    clock.say(Ended("worker-default-2", "it was ended by SIGKILL", -9))
+    clock.say(Ended("worker-default-2", "ended by SIGKILL", -9))
     clock.tick()
     assert "worker-default-2" not in clock.crew.members
 
 
 def test_deaths_and_restarts_in_order_are_counted_apart() -> None:
     clock = Clock(described(1)).up()
-    clock.say(Ended("worker-default-1", "it was ended by SIGKILL", -9))
+    clock.say(Ended("worker-default-1", "ended by SIGKILL", -9))
     clock.tick(1)
     clock.say(Ready("worker-default-1"))
     clock.crew.restart()

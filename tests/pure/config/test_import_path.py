@@ -72,6 +72,7 @@ def test_an_error_says_where_modules_are_searched_for(monkeypatch: pytest.Monkey
     assert describe_import_path("/shop") == "looked in /shop and where Python is installed"
     monkeypatch.setenv("PYTHONPATH", "/v2:/lib")
     assert describe_import_path("/shop") == "looked in /v2, /lib, /shop and where Python is installed"
+    assert describe_import_path("/lib") == "looked in /v2, /lib and where Python is installed"
 
 
 MODULE, SCRIPT = ["-m", "celery5"], [str(Path(sys.executable).with_name("celery5"))]

@@ -100,6 +100,20 @@ def test_alert_fires_and_resolves_after_their_durations() -> None:
     assert {notification.since for notification in history.notifications} == {10}
 
 
+def test_a_firing_alert_whose_value_is_low_says_when_it_resolves() -> None:
+    history = History()
+    for now, value in ((0, 200), (60, 200)):
+        history.measure(now, value)
+    assert history.instances[0].description == "in words"
+    assert history.measure(70, 0) == "firing"
+    assert history.instances[0].description == "in words; resolves when that has lasted 30 s"
+    assert history.measure(80, 200) == "firing"
+    assert history.instances[0].description == "in words"
+    history.measure(90, 0)
+    assert history.measure(120, 0) == "inactive"
+    assert history.transitions[-1].description == "in words"
+
+
 def test_a_pending_alert_begins_anew_when_its_value_was_low_once() -> None:
     history = History()
     assert [history.measure(now, value) for now, value in ((0, 200), (50, 99), (60, 200), (119, 200))] == [

@@ -126,7 +126,7 @@ async def test_the_story_of_a_job_is_told_when_its_result_has_expired(
     ]
     *failed, succeeded = [record.kept for record in story.attempts]
     assert failed == ["failure", "failure"]
-    assert succeeded in ("slow", "sample")  # which of them depends on when it ended within the interval
+    assert succeeded in ("slow", "sample")  # which of them depends on when ended within the interval
     for attempt in story.attempts:
         assert attempt.worker.startswith("one:")
         assert attempt.sent <= attempt.ended

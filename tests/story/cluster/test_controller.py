@@ -101,7 +101,7 @@ def test_systemd_hears_ready_when_the_whole_cluster_is_up_and_how_many_members_a
             while "members up" not in said[-1]:  # a machine that stands still is another message
                 said.append(ear.recv(4096).decode())
             assert said[-1].startswith(
-                "STATUS=2 of 3 members up; worker-default-1: it was ended by SIGKILL; it is started again"
+                "STATUS=2 of 3 members up; worker-default-1: ended by SIGKILL; it is started again"
             )
 
 
@@ -237,7 +237,7 @@ def test_a_member_that_is_given_up_names_the_step_or_error_that_ended_it(
     shown = {name: member["trouble"] for name, member in members.items() if member["trouble"]}
     assert set(logged) == set(shown) == set(REASONS)
     for name, reason in REASONS.items():
-        begin = "it has died 2 times within 300 s: it ended with "
+        begin = "it has died 2 times within 300 s: ended with "
         assert logged[name].startswith(begin)
         assert reason in logged[name]
         assert shown[name] == f"given up: {logged[name]}"

@@ -522,6 +522,37 @@ def test_module_that_celery5_refuses_is_one_line_whatever_its_name(project: Proj
     assert "orders/jobs.py:4" in line
 
 
+SEND_ROWS = """
+from celery5 import BadArguments, Misconfigured, task
+from orders.models import Order
+from orders.tasks import ship
+
+for value in (Order(pk=1), Order.objects.all(), object()):
+    try:
+        ship.delay(value)
+    except BadArguments as error:
+        print(error)
+
+@task
+def bill(order: Order) -> None: ...
+"""
+
+
+def test_a_row_as_an_argument_is_answered_with_what_to_pass(project: Project) -> None:
+    project.write("orders/models.py", "from django.db import models\nclass Order(models.Model): pass\n")
+    project.write("orders/tasks.py", "from celery5 import task\n@task\ndef ship(order): ...\n")
+    text = SEND_ROWS + "try:\n    bill.delay(1)\nexcept Misconfigured as error:\n    print(error)\n"
+    row, rows, other, declared = project.run(text).splitlines()
+    assert row.endswith("Order has no JSON form: use its pk")
+    assert rows.endswith(
+        "QuerySet has no JSON form: use the pks of its rows: list(rows.values_list('pk', flat=True))"
+    )
+    assert other.endswith(
+        "object has no JSON form: use a dataclass, or numbers, text, lists and dicts (celery5 docs types)"
+    )
+    assert declared.endswith("that JSON can carry (see celery5 docs types); use its pk")
+
+
 REFUSED = {
     "a value": ("", {"CELERY5_CONCURRENCY": "many"}, "Error: CELERY5_CONCURRENCY='many': "),
     "a name": ("", {"CELERY5_CONCURENCY": "3"}, "Error: CELERY5_CONCURENCY is no setting: did you mean"),

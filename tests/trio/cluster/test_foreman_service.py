@@ -208,7 +208,7 @@ async def test_members_that_stay_go_on_when_their_controller_is_asked_to_end(
 async def test_who_dies_is_started_again(autojump_clock: MockClock) -> None:
     async with House().open() as house:
         house.stage.end("worker-default-1", -9)
-        assert house.foreman.conditions()["cluster"].startswith("worker-default-1: it was ended by SIGKILL")
+        assert house.foreman.conditions()["cluster"].startswith("worker-default-1: ended by SIGKILL")
         await trio.sleep(1)
         assert house.stage.did.count(("start", "worker-default-1")) == 2
         assert house.foreman.conditions() == {"cluster": ""}
@@ -406,7 +406,7 @@ async def test_the_end_of_a_successor_that_was_never_up_is_not_that_of_the_one_b
         house.stage.heard(Ready(name, "", f"{name}:first"))
         house.stage.quick = False
         house.stage.end(name, -9)
-        first = MemberEnd(name, "it was ended by SIGKILL", "it is started again", f"{name}:first")
+        first = MemberEnd(name, "ended by SIGKILL", "it is started again", f"{name}:first")
         assert await read_ends() == [first]
         house.stage.end(name, 1)
         assert await read_ends() == [first]

@@ -28,9 +28,9 @@ def test_what_a_child_says_is_the_protocol_of_systemd() -> None:
     assert list(
         parse_notification("w", b"READY=1\nX_CELERY5_CODE=/v2/shop.py\nX_CELERY5_INCARNATION=w:1")
     ) == [Ready("w", "/v2/shop.py", "w:1")]
-    assert describe_exit(3) == "it ended with 3"
-    assert describe_exit(-9) == "it was ended by SIGKILL"
-    assert describe_exit(-99) == "it was ended by signal 99"
+    assert describe_exit(3) == "ended with 3"
+    assert describe_exit(-9) == "ended by SIGKILL"
+    assert describe_exit(-99) == "ended by signal 99"
 
 
 def test_a_status_that_says_why_a_child_ends_is_no_sign_of_life() -> None:
@@ -54,7 +54,7 @@ async def test_a_sub_process_that_ends_is_told_of() -> None:
         with trio.fail_after(60):
             while not heard:
                 await trio.sleep(0.01)
-        assert heard == [Ended("w", "it ended with 0", 0)]
+        assert heard == [Ended("w", "ended with 0", 0)]
         await platform.stop("w")
         await platform.kill("w")
         assert await platform.living() == {}

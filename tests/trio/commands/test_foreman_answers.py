@@ -60,7 +60,7 @@ async def test_a_member_is_shown_with_the_code_that_it_has_loaded(autojump_clock
 
         state.handle_event(Ready("worker-default-1", "/v2/shop.py"), trio.current_time())
         assert await show() == {"worker-default-1": "/v2/shop.py", "worker-default-2": ""}
-        state.handle_event(Ended("worker-default-1", "it was ended by SIGKILL", -9), trio.current_time())
+        state.handle_event(Ended("worker-default-1", "ended by SIGKILL", -9), trio.current_time())
         assert await show() == {"worker-default-1": "", "worker-default-2": ""}
 
 
@@ -69,7 +69,7 @@ async def test_deaths_restarts_and_the_age_of_words_are_told_apart(autojump_cloc
         handlers = house.commands().handlers
         await trio.sleep(2)
         crew = house.foreman.cluster_state
-        crew.handle_event(Ended("worker-default-1", "it was ended by SIGKILL", -9), trio.current_time())
+        crew.handle_event(Ended("worker-default-1", "ended by SIGKILL", -9), trio.current_time())
         crew.members["worker-default-2"].status_at = trio.current_time() - 9
         told = await handlers["members"]({})
         assert isinstance(told, dict)
