@@ -30,7 +30,6 @@ from celery5.broker.call import Call
 from celery5.broker.colour import blocking
 from celery5.broker.keys import Keys, QueueKeys
 from celery5.commands.declaration import DeclareCommand
-from celery5.config.django_command import RefusalReport
 from celery5.config.include import check_includes, find_modules, import_modules, is_included
 from celery5.config.setting_options import SettingOptions
 from celery5.config.settings import (
@@ -173,7 +172,10 @@ class App:
         loop: EventLoop = "trio",
         **settings: Unpack[SettingOptions],
     ) -> None:
-        RefusalReport.install()
+        if "django.core.management" in sys.modules:
+            from celery5.config.django_command import RefusalReport  # most processes do without
+
+            RefusalReport.install()
         self.name: str = check_app_name(name)
         self.include: tuple[str, ...] = check_includes(include)
         self._discovered: frozenset[str] = frozenset()  # the patterns of `include` that need not match

@@ -1,7 +1,10 @@
 """Print the pages of the documentation that came with this version, or the sections with some words (`docs`)."""
 
+import math
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
@@ -9,20 +12,68 @@ from typing import NamedTuple
 import click
 
 from celery5.cli.terminal.output import echo, format_table
-from celery5.similar_names import did_you_mean
+from celery5.similar_names import did_you_mean, join_names
 
-MOST_SECTIONS = 10
+MOST_SECTIONS = 8
 """Sections that a search prints."""
+MOST_OF_A_PAGE = 2
+"""Those of one page among them."""
+LEAST_PAGES = 3
+"""Pages that it names, if there are so many with some of the words."""
 LINE_LENGTH = 110
 """Characters of a line that a search prints."""
+
+
+_SMALL_WORDS = re.compile(
+    "(an?|and|any|are|as|at|be|but|by|can|certain|could|do|does|each|for|from|get|has|have|how|i|if|in|into|is|it|its|"
+    "make|me|my|no|not|of|off|on|one|or|our|out|per|should|so|some|such|than|that|the|their|them|then|there|these|they|"
+    "this|to|too|use|using|was|we|what|when|where|which|while|who|why|will|with|without|you|your)"
+)
+"""Words that a search does without, if it has others."""
+_ENDINGS = (
+    {
+        "ations": 4,
+        "ation": 4,
+        "ings": 4,
+        "ing": 4,
+        "ies": 4,
+        "ied": 4,
+        "ers": 4,
+        "ed": 4,
+        "er": 4,
+        "es": 4,
+        "s": 3,
+    },
+    {"y": 4, "e": 4},
+)
+"""Those that a word loses to be compared, and how much must be left: one of the first, then one of the second."""
+_SHORTEST_PREFIX = 3
+_IN_PAGE, _IN_HEADING, _IN_TEXT, _ELSEWHERE = 5.0, 4.0, 1.0, 0.3
+"""What a word counts in the name or title of a page, in a heading, in the text, and in other sections of the page."""
+_OFTEN = 3.0
+"""The most that a word counts in a text that has it often."""
+_PHRASE = 1.5
+"""How much more a place counts where the words stand side by side."""
+_KINDS = {"docs/guide/": 1.0, "docs/tour": 0.9, "docs/reference/": 0.7}
+"""What pages count, by their paths: those for users before those on how celery5 is made."""
+_OTHER_KIND = 0.5
 
 
 class Section(NamedTuple):
     """A part of a page, under one heading."""
 
     page: str
-    title: str
+    # The title of the page, and the headings above it and its own, from the outside.
+    titles: tuple[str, ...]
     text: str
+
+
+class Found(NamedTuple):
+    """A section that has words of a search."""
+
+    section: Section
+    missing: tuple[str, ...]
+    score: float
 
 
 @click.command()
@@ -31,7 +82,8 @@ def docs(page: tuple[str, ...]) -> None:
     """Print PAGE of the documentation of this version, such as tasks; without PAGE list all.
 
     The end of a path is enough, `tasks` for example; pages of the guide go first. Errors name pages by this command.
-    Where no page has that name, the sections with these words are listed: `celery5 docs acks_late`.
+    Where no page has that name, the sections with these words, in any order and form, are listed, the best first:
+    `celery5 docs limit per customer`, `celery5 docs acks_late`.
     """
     pages = _list_pages()
     if not page:
@@ -46,8 +98,13 @@ def docs(page: tuple[str, ...]) -> None:
     found = [path for path in pages if f"/{path.removesuffix('.md')}".endswith(f"/{wanted}")]
     if found:
         echo(pages[min(found, key=lambda path: not path.startswith("docs/guide/"))])
-    elif sections := _find_sections(pages, words):
-        echo(format_table(sections, empty=""))
+        return
+    sections = search(pages, words)
+    missing = sections[0].missing if sections else ()
+    if sections and not (missing and len(page) == 1):  # one word may be a misspelt page, such as dead-leters
+        if missing:
+            echo(f"no section has all of these words; without {join_names(missing)}:", err=True)
+        echo(format_table([_make_row(section, words) for section in sections], empty=""))
     else:
         names = [path.removesuffix(".md").rpartition("/")[2] for path in pages]
         similar = did_you_mean(wanted.rpartition("/")[2], names, otherwise="celery5 docs alone lists all")
@@ -63,42 +120,144 @@ def _list_pages() -> dict[str, str]:
     }
 
 
-def _find_sections(pages: dict[str, str], words: str) -> list[dict[str, str]]:
-    """Return the sections with these words, and a line of each: those with the words in the heading first."""
-    pattern = re.compile(rf"\b{'[ _-]'.join(map(re.escape, re.split('[ _-]+', words)))}", re.IGNORECASE)
-    found: list[tuple[bool, bool, Section]] = []
-    for section in _list_sections(pages):
-        if pattern.search(section.title) or pattern.search(section.text):
-            is_guide = section.page.startswith("docs/guide/")
-            found.append((not pattern.search(section.title), not is_guide, section))
-    found.sort(key=lambda row: row[:2])
-    return [
-        {
-            "page": section.page,
-            "section": section.title,
-            "line": _read_line(section, pattern),
-        }
-        for _, _, section in found[:MOST_SECTIONS]
-    ]
+def search(pages: Mapping[str, str], words: str) -> list[Found]:
+    """Return the best sections for what somebody has typed: those with all of its words, else those with most."""
+    wanted = _split_query(words)
+    if not wanted:
+        return []
+    sections = list(_list_sections(pages))
+    of_pages = {page: _count_words(text) for page, text in pages.items()}
+    places = [_Place(section, of_pages[section.page]) for section in sections]
+    counts = {word: sum(place.weigh(word) > 0 for place in places) for word in wanted}
+    rarity = {word: math.log(1 + len(places) / count) for word, count in counts.items() if count}
+    phrase = re.compile(
+        r"[ _-]".join(rf"{re.escape(word)}\w*" for word in re.split(r"[\s_-]+", words.lower()))
+    )
+    found: list[Found] = []
+    for place in places:
+        weights = {word: place.weigh(word) for word in wanted}
+        missing = tuple(word for word in wanted if not weights[word])
+        score = sum(weight * rarity[word] for word, weight in weights.items() if weight)
+        if score:
+            found.append(
+                Found(place.section, missing, score * place.weigh_kind() * place.weigh_phrase(phrase))
+            )
+    found.sort(key=lambda one: (len(one.missing), -one.score))
+    return _choose(found)
 
 
-def _list_sections(pages: dict[str, str]) -> Iterator[Section]:
+def _choose(found: Sequence[Found]) -> list[Found]:
+    """Return the first sections, a few of each page: with equally many of the words, unless they are of few pages."""
+    chosen: list[Found] = []
+    for one in found:
+        pages = [other.section.page for other in chosen]
+        if chosen and len(one.missing) > len(chosen[-1].missing) and len({*pages}) >= LEAST_PAGES:
+            break
+        if pages.count(one.section.page) < MOST_OF_A_PAGE:
+            chosen.append(one)
+    return chosen[:MOST_SECTIONS]
+
+
+class _Place:
+    """A section, and how often it has each word; `page` has those of the whole page."""
+
+    def __init__(self, section: Section, page: Mapping[str, int]) -> None:
+        self.section = section
+        name = section.page.rpartition("/")[2].removesuffix(".md")
+        self._title = _count_words(f"{name} {section.titles[0]}")
+        self._heading = _count_words(" ".join(section.titles[1:]))
+        self._text = _count_words(section.text)
+        self._page = page
+
+    def weigh(self, word: str) -> float:
+        """Return what a word counts here: in the title most, in the text least; 0 where the page has it nowhere."""
+        often = _count(self._text, word)
+        weight = _IN_PAGE * bool(_count(self._title, word)) + _IN_HEADING * bool(_count(self._heading, word))
+        if often:
+            weight += min(_OFTEN, _IN_TEXT * (1 + math.log(often)))
+        return weight or _ELSEWHERE * bool(_count(self._page, word))
+
+    def weigh_kind(self) -> float:
+        """Return what its page counts."""
+        return next((w for path, w in _KINDS.items() if self.section.page.startswith(path)), _OTHER_KIND)
+
+    def weigh_phrase(self, phrase: re.Pattern[str]) -> float:
+        """Return what it counts that the words stand side by side."""
+        in_heading = phrase.search(" ".join(self.section.titles).lower())
+        return _PHRASE**2 if in_heading else _PHRASE if phrase.search(self.section.text.lower()) else 1.0
+
+
+def _count(words: Mapping[str, int], wanted: str) -> int:
+    """Return how often a word is among others: in any form, or as the beginning of a longer one."""
+    stem, shortest = _stem(wanted), len(wanted) >= _SHORTEST_PREFIX
+    return sum(
+        count
+        for word, count in words.items()
+        if _stem(word) == stem or (shortest and word.startswith(wanted))
+    )
+
+
+def _split_query(words: str) -> list[str]:
+    """Return the words of a search, without small words if there are others."""
+    split = list(dict.fromkeys(re.findall(r"[a-z0-9]+", words.lower())))
+    return [word for word in split if not _SMALL_WORDS.fullmatch(word)] or split
+
+
+def _count_words(text: str) -> Mapping[str, int]:
+    return Counter(re.findall(r"[a-z0-9]+", text.lower()))
+
+
+@cache
+def _stem(word: str) -> str:
+    """Return a word without the endings that differ between its forms: `retries`, `retry`, `retrying` are one."""
+    for endings in _ENDINGS:
+        fitting = (
+            end for end, left in endings.items() if word.endswith(end) and len(word) - len(end) >= left
+        )
+        ending = next(fitting, "")
+        word = word.removesuffix(ending)
+        if len(ending) > 1 and word[-1] == word[-2] and word[-1] in "bdgmnprt":  # running
+            word = word[:-1]
+    return word
+
+
+def _list_sections(pages: Mapping[str, str]) -> Iterator[Section]:
     """Yield what stands under each heading of each page."""
     for page, text in pages.items():
         # A line of code may begin as a heading does: headings follow an empty line, code outside of fences.
         outside = re.sub(r"(?ms)^```.*?^```$", lambda block: re.sub(r"(?m)^#", " #", block[0]), text)
+        above: list[str] = []
         for part in re.split(r"(?m)^(?=#{1,4} )", outside):
-            title, _, body = part.partition("\n")
-            yield Section(page, title.lstrip("# "), body)
+            line, _, body = part.partition("\n")
+            title = line.lstrip("#")
+            depth = len(line) - len(title)
+            above = [*above[: depth - 1], title.strip()] if depth else []
+            if above:
+                yield Section(page, tuple(above), body)
 
 
-def _read_line(section: Section, pattern: re.Pattern[str]) -> str:
-    """Return the line of a section that has what was looked for, else its first one."""
-    lines = [line.strip("| ") for line in section.text.splitlines() if line.strip("`| -")]
-    line = next((line for line in lines if pattern.search(line)), lines[0] if lines else "")
-    match = pattern.search(line)
-    begin = max(0, match.start() - LINE_LENGTH // 2) if match else 0
-    return line[begin : begin + LINE_LENGTH]
+def _make_row(found: Found, words: str) -> dict[str, object]:
+    section = found.section
+    return {
+        "page": section.page,
+        "section": " > ".join(section.titles[1:]) or section.titles[0],
+        "line": _read_line(section.text, _split_query(words)),
+    }
+
+
+def _read_line(text: str, wanted: Sequence[str]) -> str:
+    """Return the part of a line of a section that has most of the words."""
+    lines = [line.strip("| ") for line in text.splitlines() if line.strip("`| -")]
+    line = max(
+        lines, key=lambda line: sum(_count(_count_words(line), word) > 0 for word in wanted), default=""
+    )
+    begins = [
+        match.start()
+        for match in re.finditer(r"[A-Za-z0-9]+", line)
+        if any(_count({match[0].lower(): 1}, word) for word in wanted)
+    ]
+    begin = max(0, min(begins, default=0) - LINE_LENGTH // 4)
+    return line[begin : begin + LINE_LENGTH].strip()
 
 
 def _read_title(text: str) -> str:

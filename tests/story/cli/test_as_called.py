@@ -52,5 +52,5 @@ def test_shown_commands_begin_as_the_user_began(
 
 def test_an_error_shows_its_command_as_the_user_called_it(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
-        command_line.main(["-A", "no.such", "docs", "no-such-page"], **ADDED)
+        command_line.main(["-A", "no.such", "docs", "nosuchpage"], **ADDED)
     assert "python manage.py celery5 docs alone lists all" in capsys.readouterr().err

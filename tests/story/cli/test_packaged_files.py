@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from celery5.cli.standalone.docs import Found, search
+from tests.house.docs_search import TASKS, find_missed, read_words
 from tests.house.sources import HERE
 from tests.story.cli.commands import celery5
 
@@ -37,9 +39,10 @@ def test_all_pages_are_listed_with_their_titles(tmp_path: Path) -> None:
 
 
 def test_an_unknown_page_is_answered_with_a_similar_one(tmp_path: Path) -> None:
-    ended = celery5("docs", "taks", cwd=tmp_path)
-    assert (ended.code, ended.out) == (2, "")
-    assert "no page 'taks'; did you mean 'tasks'?" in ended.error
+    for name, similar in (("taks", "tasks"), ("dead-leters", "dead-letters")):
+        ended = celery5("docs", name, cwd=tmp_path)
+        assert (ended.code, ended.out) == (2, "")
+        assert f"no page {name!r}; did you mean {similar!r}?" in ended.error
 
 
 @pytest.mark.parametrize("words", [["acks_late"], ["visibility", "timeout"], ["Result-Backend"], ["flower"]])
@@ -50,6 +53,104 @@ def test_words_that_name_no_page_are_looked_for_in_all_pages(tmp_path: Path, wor
     assert first.startswith("docs/guide/celery-words.md")
     assert "_".join(words).lower().replace("-", "_") in first.replace(" ", "_")
     assert 1 <= len(others) < 10
+
+
+QUESTIONS = [
+    ("limit per customer", "limits"),
+    ("queue too old alert", "alerts"),
+    ("always_eager", "celery-words testing"),
+    ("retry with backoff", "retries"),
+    ("run a task every night", "periodic"),
+    ("rate limit", "limits"),
+    ("cancel a running job", "cancellation"),
+    ("replay dead letters", "dead-letters"),
+    ("dashboard login token", "dashboard"),
+    ("docker compose", "containers"),
+    ("send after commit of the transaction", "django transactions"),
+    ("worker concurrency", "concurrency workers"),
+    ("task time limit", "cancellation tasks"),
+    ("dashboard in gunicorn", "django dashboard flask"),
+    ("redis password", "trust brokers"),
+    ("test without redis", "testing"),
+    ("show the progress of a job", "results tasks"),
+    ("chain of tasks", "celery-words workflows"),
+    ("deploy a new version", "upgrading evolving"),
+    ("kubernetes autoscaling", "kubernetes autoscaling"),
+    ("json logs", "logging"),
+    ("prometheus metrics", "metrics"),
+    ("where is my job", "finding-jobs"),
+    ("job runs twice", "idempotency failures"),
+    ("systemd units", "systemd"),
+    ("result backend", "celery-words"),
+    ("django model as argument", "django types"),
+    ("redis memory is full", "failures"),
+    ("worker killed out of memory", "workers failures gpus"),
+    ("send to a certain queue", "sending tasks"),
+    ("priority of jobs", "priorities"),
+    ("scheduler high availability", "periodic"),
+    ("webhook for alerts", "alerts"),
+    ("signed commands keys", "control containers"),
+    ("countdown eta", "sending celery-words"),
+]
+"""What people type, and the pages of which one must be among the first three rows."""
+
+
+@pytest.mark.parametrize(("words", "names"), QUESTIONS)
+def test_a_question_finds_its_page_among_the_first_three(words: str, names: str) -> None:
+    wanted = {f"docs/guide/{name}.md" for name in names.split()}
+    assert wanted & {found.section.page for found in search(PAGES, words)[:3]}
+
+
+def test_the_questions_to_the_search_of_the_site_find_their_pages_here_too() -> None:
+    asked = [*read_words(), *TASKS]
+    found = {words: [_get_place(one) for one in search(PAGES, words)] for words in asked}
+    missed = [line.partition(":")[0] for line in find_missed(found)]
+    assert sorted(missed) == ["Task", "group"], "words that stand in the titles and headings of other pages"
+
+
+def _get_place(found: Found) -> str:
+    return f"{found.section.page.removeprefix('docs/').removesuffix('.md')}/#"
+
+
+PAGES = {path.relative_to(HERE).as_posix(): path.read_text() for path in (HERE / "docs").rglob("*.md")}
+
+
+def find(query: str, **texts: str) -> list[Found]:
+    return search({f"docs/guide/{name}.md": text for name, text in texts.items()}, query)
+
+
+def test_words_are_found_in_titles_before_headings_before_texts() -> None:
+    found = find(
+        "retrying jobs",
+        first="# First\n\nA job is retried.\n",
+        second="# Second\n\n## Retries of a job\n\nText.\n",
+        third="# Jobs and retry\n\nText.\n",
+    )
+    assert [one.section.titles for one in found] == [
+        ("Jobs and retry",),
+        ("Second", "Retries of a job"),
+        ("First",),
+        ("Second",),  # where another section has them
+    ]
+
+
+def test_a_part_of_a_name_is_found_and_small_words_do_not_count() -> None:
+    page = "# Words\n\n## task_always_eager\n\nNone.\n\n## Others\n\nWhere there is how.\n"
+    found = find("what is always_eager", words=page)
+    assert [one.section.titles[-1] for one in found][:1] == ["task_always_eager"]
+    assert found[0].missing == ()
+
+
+def test_where_nothing_has_all_words_the_sections_with_most_are_shown(tmp_path: Path) -> None:
+    ended = celery5("docs", "limti", "per", "customer", cwd=tmp_path)
+    assert (ended.code, ended.err) == (0, "no section has all of these words; without limti:\n")
+    assert "customer" in ended.out
+
+
+def test_the_heading_of_a_section_is_shown_with_those_above_it(tmp_path: Path) -> None:
+    first = celery5("docs", "schedules in memory", cwd=tmp_path).out.splitlines()[1]
+    assert first.startswith("docs/guide/testing.md")
+    assert "In memory > Schedules" in first
 
 
 def test_units_are_copied_to_the_folder_of_the_user(tmp_path: Path) -> None:

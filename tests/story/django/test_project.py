@@ -185,7 +185,7 @@ def test_manage_passes_words_help_and_exit_codes_on(project: Project) -> None:
         2,
         "Error: No such command 'lst'. Did you mean 'list'?; try 'manage.py celery5 queue --help'",
     )
-    unread = project.manage("celery5", "docs", "no-such-page")
+    unread = project.manage("celery5", "docs", "nosuchpage")
     assert "; python manage.py celery5 docs alone lists all" in unread.error
     named = project.manage("celery5", "-A", "orders.tasks", "config", "show", "--json")
     assert named.out == shown.out
