@@ -20,6 +20,7 @@ from celery5.config.settings import get_origins
 from celery5.doctor.needed_processes import needs_router, needs_scheduler
 from celery5.errors import Corrupt
 from celery5.observability.alerts import summarize_alerts
+from celery5.observability.shown_values import mask_groups
 from celery5.protocol.health import host_diagnosis as diagnosis
 from celery5.protocol.health.broker_diagnosis import Finding
 from celery5.protocol.health.host_diagnosis import Credential, SystemdUnit, WorkerVersion
@@ -200,7 +201,9 @@ class HostChecks:
 
     def check_dead_jobs(self, app: "App") -> Finding:
         """Check that no job died in the last day; of many, MAX_DEAD_JOBS are counted."""
-        return diagnosis.diagnose_dead_jobs(app.dlq.groups(newer_than=86_400, limit=MAX_DEAD_JOBS))
+        return diagnosis.diagnose_dead_jobs(
+            mask_groups(app, app.dlq.groups(newer_than=86_400, limit=MAX_DEAD_JOBS))
+        )
 
     def check_streams(self, app: "App") -> Finding:
         """Check that the streams are read: none is full, quarantined or without a worker, and nothing was lost."""

@@ -37,7 +37,7 @@ from celery5.protocol.scheduling.triggers import describe_trigger, with_zone
 from celery5.protocol.shards import choose_shard, get_queue_of_shard
 from celery5.results.async_result import AsyncResult
 from celery5.scheduling.fire_times import get_next_fire_time, validate_trigger
-from celery5.similar_names import join_names
+from celery5.similar_names import join_names, suggest_known
 from celery5.tasks.task import Signature, Task, TaskApplication
 
 TRIES = 20
@@ -147,12 +147,23 @@ def iterate_task_schedules(task: Task[Any, Any]) -> Iterator[DeclaredSchedule]:
         yield DeclaredSchedule(declared.name or task.name, call, declared)
 
 
+def _advise(app: TaskApplication, task: object) -> str:
+    """Return what to write for a task that the application does not have, or what it has."""
+    from celery5.config.unincluded import advise_including, find_unincluded  # for an error alone
+
+    module, _, function = str(task).rpartition(".")
+    if function in find_unincluded((), ()).get(module, ()):
+        return advise_including(module, function, app.module)
+    return suggest_known(str(task), app.tasks)
+
+
 def _make_from_settings(app: TaskApplication, name: str, table: Mapping[str, Any]) -> DeclaredSchedule:
     remaining = dict(table)
     task = remaining.pop("task", None)
     if not isinstance(task, str) or task not in app.tasks:
         raise Misconfigured(
-            f"schedule {name!r} in the settings: task is {task!r}, which is none of this application"
+            f"schedule {name!r} in the settings: task is {task!r}, which is none of this application; "
+            f"{_advise(app, task)}"
         )
     options = remaining.pop("options", None)
     scheduled_task = app.tasks[task] if options is None else app.tasks[task].options(**options)

@@ -144,6 +144,8 @@ def _show_counts(finished: Finished) -> None:
 def _show_groups(finished: Finished) -> None:
     found: DeadJobGroups = finished.result
     rows = [_make_group_row(group) for group in found.groups]
+    if not any(row["example"] for row in rows):
+        rows = [{name: value for name, value in row.items() if name != "example"} for row in rows]
     empty = _describe_none(finished.asked.to_filter())
     echo(to_json(found) if finished.wants_json else format_table(rows, empty=empty))
     if found.next:
@@ -162,6 +164,7 @@ def _make_group_row(group: "DeadJobGroup") -> dict[str, object]:
         "count": group.count,
         "task": group.task,
         "error": f"{group.type}: {group.pattern}" if group.pattern else group.type,
+        "example": group.example,
         "first": format_time(group.first_died),
         "last": format_time(group.last_died),
         "queues": ", ".join(group.queues),

@@ -172,9 +172,12 @@ def token(*, name: str, role: str, days: float | None, file: str | None) -> None
         line += f" {until.isoformat(timespec='seconds')}"
     read_tokens(line, "the name")
     if file:
-        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a") as opened:
-            check_owned(os.fstat(opened.fileno()), file)
-            opened.write(f"{line}\n")
+        try:
+            with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a") as opened:
+                check_owned(os.fstat(opened.fileno()), file)
+                opened.write(f"{line}\n")
+        except OSError as error:
+            raise Misconfigured(f"{file}: the token cannot be added there: {error.strerror}") from None
         echo(f"{name}: {role}, in {file}. The token:", err=True)
     else:
         echo(f"add this line to a file, for dashboard start --tokens FILE:\n{line}\nthe token:", err=True)

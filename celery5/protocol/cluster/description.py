@@ -64,6 +64,16 @@ UNSUPPORTED_FLAGS = {
     "burst": "members stay until they are stopped",
 }
 """Flags that make no sense for a member, with what to do instead."""
+_DASHBOARD = (
+    "the dashboard is no member: run `celery5 dashboard start` beside the Controller, or mount it in your web "
+    "application (celery5 docs controller)"
+)
+_SCHEDULERS = "write [schedulers.NAME]: a Scheduler publishes what is periodic"
+NO_MEMBERS = {
+    **dict.fromkeys(("dashboards", "dashboard", "web", "flower"), _DASHBOARD),
+    **dict.fromkeys(("beat", "beats", "celerybeat", "cron"), _SCHEDULERS),
+}
+"""What people look for among the kinds of members, with what to do instead."""
 
 
 class ValueChecker:
@@ -447,6 +457,8 @@ class _DescriptionReader:
         for key in table:
             if key in UNSUPPORTED_FLAGS and where:
                 self.errors.append(f"{where}{key}: {UNSUPPORTED_FLAGS[key]}")
+            elif key in NO_MEMBERS and not where:
+                self.errors.append(f"{key}: {NO_MEMBERS[key]}")
             elif key not in allowed:
                 suggestion = _suggest(key, allowed) or f"; known: {', '.join(sorted(allowed))}"
                 self.errors.append(f"{where}{key} is not known{suggestion}")

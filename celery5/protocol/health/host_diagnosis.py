@@ -10,7 +10,7 @@ import msgspec
 
 from celery5.protocol.counts import format_count
 from celery5.protocol.health.broker_diagnosis import Finding
-from celery5.protocol.job.failure_groups import DeadJobGroups
+from celery5.protocol.job.failure_groups import EXAMPLE_LENGTH, DeadJobGroup, DeadJobGroups
 from celery5.protocol.names import is_queue_name
 from celery5.similar_names import count_rest, join_names
 
@@ -220,16 +220,20 @@ def diagnose_dead_jobs(found: DeadJobGroups) -> Finding:
     """Diagnose the jobs and records that died in the last day, by what made them fail."""
     if not found.matched:
         return Finding("dead jobs", "ok", "none of the last day")
-    causes = [
-        f"{group.count} of {group.task} ({group.type or ' and '.join(group.reasons)})"
-        for group in found.groups
-    ]
+    causes = [f"{group.count} of {group.task} ({_describe_cause(group)})" for group in found.groups]
     return Finding(
         "dead jobs",
         "warn",
         f"{'more than ' if found.next else ''}{found.matched} of the last day: {join_names(causes, MAX_CAUSES)}",
         "celery5 dlq groups shows each cause; when it is mended, run the jobs again: celery5 dlq replay",
     )
+
+
+def _describe_cause(group: DeadJobGroup) -> str:
+    """Return what made jobs fail: of the newest one, since the pattern of a message may hide what its error names."""
+    what = group.type or " and ".join(group.reasons)
+    message = group.example or group.pattern[:EXAMPLE_LENGTH]
+    return f"{what}: {message}" if message else what
 
 
 MAX_QUEUES = 20

@@ -7,10 +7,13 @@ import msgspec
 
 from celery5.protocol.job.dead_letters import DeadJob, format_position
 from celery5.protocol.job.error_text import make_group_id, normalise_message
+from celery5.protocol.masking import collapse_whitespace
 from celery5.protocol.shards import get_queue_of_shard
 
 SAMPLES = 5
 """Ids of jobs that a group names."""
+EXAMPLE_LENGTH = 80
+"""Characters of an example of a message."""
 MAX_GROUPS = 1000
 """Groups of one reply: the jobs of further groups are counted together."""
 
@@ -38,6 +41,14 @@ class DeadJobGroup(msgspec.Struct, frozen=True, kw_only=True):
     traceback: str
     # The newest ones.
     ids: tuple[str, ...]
+
+    @property
+    def example(self) -> str:
+        """The message of the newest one, in a line that may be cut, with what the pattern leaves out; '' if nothing."""
+        line = collapse_whitespace(self.message)
+        if line == self.pattern:
+            return ""
+        return line if len(line) <= EXAMPLE_LENGTH else f"{line[: EXAMPLE_LENGTH - 1]}…"
 
 
 class DeadJobGroups(msgspec.Struct, frozen=True, kw_only=True):

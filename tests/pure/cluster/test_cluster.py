@@ -240,6 +240,24 @@ def test_a_broker_that_the_users_class_runs_may_serve_several_hosts() -> None:
 
 
 @pytest.mark.parametrize(
+    ("section", "advice"),
+    [
+        (
+            "dashboards",
+            "dashboards: the dashboard is no member: run `celery5 dashboard start` beside the Controller",
+        ),
+        ("web", "web: the dashboard is no member: "),
+        ("beat", "beat: write [schedulers.NAME]"),
+        ("scheduler", "scheduler is not known; did you mean 'schedulers'?"),
+    ],
+)
+def test_what_is_no_kind_of_member_is_answered_with_what_to_do(section: str, advice: str) -> None:
+    with pytest.raises(Misconfigured) as caught:
+        parse_cluster(f"[{section}.default]\n[workers.default]".encode())
+    assert advice in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("said", "wrong"),
     [
         ("broker = 1\n[workers.a]", "broker: 1 is not a table: write [broker]"),

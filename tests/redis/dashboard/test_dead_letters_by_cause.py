@@ -1,5 +1,7 @@
 """Dead letters in the dashboard: what died from one cause is seen, counted and replayed; many by a bulk action."""
 
+import re
+
 import pytest
 
 from celery5 import App
@@ -53,6 +55,7 @@ async def test_three_clicks_replay_what_died_from_one_cause(app: App) -> None:
         text = await client.look("dead")
         assert "3 shop.pay ConnectionError: bank # is closed" in text
         assert "3 shop.pay ValueError: order # is <empty>" in text
+        assert re.search(r"the newest: order \d is <empty>", text)
         group = await get_group(app, "ConnectionError")
         (link,) = [candidate for candidate in find_links(page, "do/dlq/replay") if group in candidate]
         form = await client.look(link.removeprefix(f"/{app.name}/"))
@@ -74,6 +77,7 @@ async def test_a_cause_has_a_page_with_its_jobs_and_a_traceback(app: App) -> Non
         group = await get_group(app, "ValueError")
         text = await client.look(f"dead/groups/{group}")
         assert "Traceback (most recent call last)" in text
+        assert re.search(r"the newest: order \d is <empty>", text)
         assert ids[0] in text
         assert ids[2] in text
         assert ids[1] not in text

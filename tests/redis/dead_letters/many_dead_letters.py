@@ -19,13 +19,14 @@ def add_dead_letters(
     error: str = "ValueError",
     reason: str = "exhausted",
     at: str = "*",
+    message_of_error: str = "",
     **more: Any,
 ) -> list[str]:
     """Dead jobs as the worker's script leaves them, many at once; gives their entries."""
     keys = app.queue(queue)
     app.perform(queues.register_queue(app.keys, queue))
     pipe = client.pipeline(transaction=False)
-    failure = Failure(type=error, message=f"{error} of {task}", attempt=4)
+    failure = Failure(type=error, message=message_of_error or f"{error} of {task}", attempt=4)
     for job_id in ids:
         message = encode(Command(v=1, id=job_id, task=task, attempt=4, failures=(failure,), **more))
         document = encode(

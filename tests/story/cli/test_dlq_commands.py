@@ -360,12 +360,23 @@ def test_the_application_at_a_glance(desk: Desk, redis_client: "redis.Redis") ->
     assert list(json.loads(desk("info", "--queue", "slow", "--json"))["queues"]) == ["slow"]
 
 
+def test_a_group_shows_what_its_pattern_hides_of_the_newest_job(
+    desk: Desk, redis_client: "redis.Redis"
+) -> None:
+    for job, key in (("a", "LIS"), ("b", "OPO")):
+        add_dead_letters(desk.app, redis_client, job, error="KeyError", message_of_error=f"'{key}'")
+    header, row = desk("dlq", "groups").splitlines()
+    assert header.split()[4:6] == ["error", "example"]
+    assert row.split()[3:6] == ["KeyError:", "'*'", "'OPO'"]
+
+
 def test_dead_jobs_are_shown_by_what_made_them_fail(desk: Desk, redis_client: "redis.Redis") -> None:
     add_dead_letters(desk.app, redis_client, "a", "b")
     add_dead_letters(desk.app, redis_client, "c", error="OSError", queue="slow")
     first, second = desk("dlq", "groups").splitlines()[1:]
     assert first.split()[1:5] == ["2", "shop.t", "ValueError:", "ValueError"]
     assert second.split()[-1] == "slow"
+    assert "example" not in desk("dlq", "groups").splitlines()[0], "the patterns hide nothing"
     part = celery5("-A", "shop", "dlq", "groups", "--limit", "1", "--json", cwd=desk.folder)
     found = json.loads(part.out)
     assert (found["looked_at"], found["total"], found["groups"][0]["id"]) == (1, 3, first.split()[0])

@@ -96,11 +96,25 @@ def test_jobs_that_died_in_the_last_day_are_counted_by_cause(own_server: Embedde
         add_dead_letters(app, client, "c", error="OSError")
         found = find()
         assert found["state"] == "warn"
-        assert found["summary"] == "3 of the last day: 2 of shop.t (ValueError), 1 of shop.t (OSError)"
+        assert found["summary"] == (
+            "3 of the last day: 2 of shop.t (ValueError: ValueError of shop.t), "
+            "1 of shop.t (OSError: OSError of shop.t)"
+        )
         assert found["remedy"].startswith("celery5 -A shop dlq groups shows each cause")
         add_dead_letters(app, client, "d", error="KeyError")
         add_dead_letters(app, client, "e", error="TypeError")
         assert find()["summary"].endswith(" and 1 more")
+        for job, message in (
+            ("f", "'LIS-1'"),
+            ("g", "'LIS-2' password=hunter2"),
+            ("h", "'LIS-3' password=hunter3"),
+        ):
+            add_dead_letters(
+                app, client, job, "1" + job, "2" + job, error="KeyError", message_of_error=message
+            )
+        summary = find()["summary"]
+        assert "LIS-3" in summary, "the newest of those that the pattern makes one"
+        assert "hunter" not in summary
 
 
 def test_its_advice_is_a_command_that_works_as_it_is_printed(

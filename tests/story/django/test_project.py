@@ -351,7 +351,12 @@ def test_check_names_settings_of_celery_once(project: Project) -> None:
     [
         (
             '"schedules": {"x": {"task": "nope", "cron": "* * * * *"}}',
-            "E001) schedule 'x' in the settings: task is 'nope'",
+            "E001) schedule 'x' in the settings: task is 'nope', which is none of this application; "
+            "known: orders.tasks.count",
+        ),
+        (
+            '"schedules": {"x": {"task": "orders.task.count", "cron": "* * * * *"}}',
+            "which is none of this application; did you mean 'orders.tasks.count'?",
         ),
         ('"schedules": {"x": {"task": "orders.tasks.count", "cron": "61 * * * *"}}', "61"),
         ('"queue_routes": {"billing.*": "documents"}', "W004) queue_routes: 'billing.*' matches no task"),
@@ -364,6 +369,24 @@ def test_check_finds_what_a_worker_or_a_scheduler_would_not_take(
     checked = project.manage("check")
     assert told in checked.err
     assert checked.code == ("W004" not in told)
+
+
+def test_a_schedule_of_a_task_that_no_app_includes_says_what_to_write(project: Project) -> None:
+    project.write("orders/weather.py", ORDERS)
+    schedules = '"schedules": {"x": {"task": "orders.weather.count", "cron": "* * * * *"}}'
+    project.configure('"orders"', schedules)
+    own = "which is none of this application; import it in orders.tasks, as in `from orders.weather import count`"
+    for words in (["check"], ["celery5", "scheduler", "start"]):
+        assert own in project.manage(*words).err
+    project.write("shop/celery5.py", "from celery5 import App\napp = App('till')\n")
+    assert (
+        "application; add \"orders.weather\" to include=[...] of the App in module 'shop.celery5'"
+        in project.manage("check").err
+    )
+    project.write(
+        "shop/celery5.py", "from celery5 import App\napp = App('till', include=['orders.weather'])\n"
+    )
+    assert "no issues" in project.manage("check").out
 
 
 BAD_TASK = """

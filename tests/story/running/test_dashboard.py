@@ -169,6 +169,10 @@ def test_a_token_is_printed_once_and_its_hash_is_kept(desk: Desk) -> None:
     _, grant = read_tokens(file.read_text(), "x").values()
     assert grant.expires is not None
     assert abs(grant.expires - time.time() - 43_200) < 600
+    nowhere = celery5("dashboard", "token", "eve", "--add-to", "missing/tokens", cwd=desk.folder)
+    assert (
+        nowhere.error == "Error: missing/tokens: the token cannot be added there: No such file or directory"
+    )
     file.chmod(0o666)
     assert "others may write it" in celery5(*more, cwd=desk.folder).error
     wrong = celery5("dashboard", "token", "anna lee", cwd=desk.folder)
