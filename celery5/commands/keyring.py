@@ -351,7 +351,7 @@ class Keyring:
         """Return the record of commands. One that cannot be read is replaced by a new one, which begins now."""
         try:
             return msgspec.json.decode((self.folder / "done").read_bytes(), type=_ExecutedCommands)
-        except (FileNotFoundError, msgspec.DecodeError, ValueError):
+        except (FileNotFoundError, msgspec.DecodeError, ValueError, RecursionError):
             return _ExecutedCommands(time.time())
 
     @contextmanager

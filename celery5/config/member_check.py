@@ -158,7 +158,7 @@ def _read_result(code: int, output: IO[bytes], errors: IO[bytes]) -> _Result:
     try:
         answer: Mapping[str, Any] = msgspec.json.decode(_read_last_lines(output)[-1], type=dict[str, Any])
         return _Result(code=str(answer["code"]))
-    except (IndexError, KeyError, msgspec.DecodeError):
+    except (IndexError, KeyError, msgspec.DecodeError, RecursionError):
         return _Result("the check has ended without a result")
 
 

@@ -91,7 +91,8 @@ def format_json(value: Any) -> str:
     encoded = encode_json(value)
     try:
         return msgspec.json.format(encoded, indent=2).decode()
-    except msgspec.DecodeError:  # of halves of surrogate pairs it says that the input was truncated
+    # Of halves of surrogate pairs msgspec says that the input was truncated.
+    except (msgspec.DecodeError, RecursionError):
         return json.dumps(json.loads(encoded), indent=2)
 
 

@@ -161,7 +161,7 @@ def parse_status(action_id: str, fields: Mapping[str, str], *, has_lease: bool) 
     try:
         action = msgspec.json.decode(fields["action"], type=BulkRequest)
         progress = msgspec.json.decode(fields["progress"], type=BulkProgress)
-    except (KeyError, msgspec.MsgspecError):
+    except (KeyError, msgspec.MsgspecError, RecursionError):
         return None
     state = fields.get("state", WAITING)
     if state in (WAITING, RUNNING) and not has_lease:

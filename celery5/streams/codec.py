@@ -80,7 +80,7 @@ def read_record_headers(fields: Sequence[bytes]) -> dict[str, str]:
         return {}
     try:
         return _HEADERS.decode(found[1])
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return {}
 
 

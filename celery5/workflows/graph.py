@@ -158,7 +158,7 @@ def try_decode_node(raw: bytes) -> dict[str, Any] | None:
     """Return a node; None for what is none: the rest of the graph is shown."""
     try:
         return decode_node(raw)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         return None
 
 

@@ -56,7 +56,7 @@ def _decode(tree: Tree, raw: bytes | Raw) -> Any:
         return msgspec.json.decode(raw)  # a list of Outcomes, or one for the whole map
     try:
         items = _LIST.decode(raw)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise BadResult(f"its result is no list: {error}") from None
     if isinstance(tree, Map):
         return [tree.task.result_type.decode(item) for item in items]

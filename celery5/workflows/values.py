@@ -256,7 +256,7 @@ def pick(value: bytes, path: Sequence[str | int]) -> bytes:
     for step in path:
         try:
             raw = _RAW_LIST.decode(raw)[step] if isinstance(step, int) else _RAW_FIELDS.decode(raw)[step]
-        except (msgspec.DecodeError, KeyError, IndexError):
+        except (msgspec.DecodeError, KeyError, IndexError, RecursionError):
             shown = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
             raise ResultLost(f"the result has nothing at {shown}") from None
     return bytes(raw)

@@ -97,7 +97,7 @@ class EventActions:
 def _parse_fields(event: EventMessage, kind: type[EventFields]) -> EventFields:
     try:
         return msgspec.json.decode(msgspec.json.encode(event.fields), type=kind)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Corrupt(f"event {event.event}: {error}") from None
 
 

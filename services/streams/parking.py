@@ -316,7 +316,7 @@ class ParkingSequence:
         for entry, words in entries:
             try:
                 raw = read_parked_words(words)
-            except (ValueError, KeyError, msgspec.MsgspecError) as error:
+            except (ValueError, KeyError, msgspec.MsgspecError, RecursionError) as error:
                 raw = (b"0-0", list[bytes]())  # another program has written it
                 self._discard(key, entry.decode(), raw, f"it cannot be read: {error!r}")
                 continue

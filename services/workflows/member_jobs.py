@@ -145,7 +145,7 @@ class MemberJobs:
         (raw,) = await values.make_all(member.run, [run_values.read_expression(node["a"]["args"][0])])
         try:
             items = _RAW_LIST.decode(raw)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             shown = raw[:80].decode(errors="replace")
             raise BadArguments(
                 f"{task.name}.map() takes a list from the step before it, got {shown}"

@@ -80,6 +80,48 @@ def test_no_loop_variable_has_a_name_that_says_nothing() -> None:
     assert variables == []
 
 
+def test_bytes_nested_too_deeply_are_handled_where_other_bad_bytes_are() -> None:
+    """For them msgspec raises a RecursionError, which is no ValueError: data from Redis must end no process."""
+    careless = [
+        f"{name(path)}:{handler.lineno}"
+        for path in files("celery5", "services", "bootsteps")
+        for node in nodes(path)
+        for handler in _find_handlers(node)
+        if _catches(handler, DECODE_ERRORS) and not _catches(handler, {"RecursionError", "Exception"})
+    ]
+    assert careless == []
+
+
+DECODE_ERRORS = {"ValueError", "msgspec.DecodeError", "msgspec.MsgspecError"}
+DECODERS = {"msgspec.json.decode", "msgspec.msgpack.decode", "json.loads"}
+
+
+def _find_handlers(node: ast.AST) -> list[ast.expr]:
+    """Return the types that a `try` or a `with suppress` around decoding catches."""
+    if isinstance(node, ast.Try) and _decodes(node.body):
+        return [handler.type for handler in node.handlers if handler.type is not None]
+    if isinstance(node, ast.With) and _decodes(node.body):
+        calls = [item.context_expr for item in node.items if isinstance(item.context_expr, ast.Call)]
+        return [
+            ast.copy_location(ast.Tuple(call.args), call)
+            for call in calls
+            if ast.unparse(call.func) == "suppress"
+        ]
+    return []
+
+
+def _decodes(body: list[ast.stmt]) -> bool:
+    return any(
+        isinstance(node, ast.Call) and ast.unparse(node.func) in DECODERS
+        for statement in body
+        for node in ast.walk(statement)
+    )
+
+
+def _catches(types: ast.expr, wanted: set[str]) -> bool:
+    return any(ast.unparse(node) in wanted for node in ast.walk(types))
+
+
 def test_no_public_class_name_stands_twice() -> None:
     places: dict[str, list[str]] = {}
     for path in files("celery5", "services", "bootsteps"):

@@ -162,7 +162,7 @@ def _alerts(raw: Any) -> AlertsRead:
 def _decode(content: bytes) -> AlertTransition | None:
     try:
         return msgspec.json.decode(content, type=AlertTransition)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         return None
 
 
@@ -178,7 +178,7 @@ def _name_alert(alert: AlertKey) -> str:
 def _undelivered(raw: Any) -> dict[AlertKey, UndeliveredNotification]:
     found: dict[AlertKey, UndeliveredNotification] = {}
     for content in raw or ():
-        with suppress(msgspec.MsgspecError):
+        with suppress(msgspec.MsgspecError, RecursionError):
             notification = msgspec.json.decode(content, type=UndeliveredNotification)
             found[notification.name, notification.subject] = notification
     return found
@@ -195,6 +195,6 @@ def _silences(raw: Any) -> dict[str, AlertSilence]:
     for name, content in zip(words[::2], words[1::2], strict=True):
         try:
             silences[decode_text(name)] = msgspec.json.decode(content, type=AlertSilence)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, RecursionError):
             continue
     return silences

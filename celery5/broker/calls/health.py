@@ -68,7 +68,7 @@ def _add_group(check: str, group: str) -> str:
 def _reading(reply: bytes | None) -> CheckReading | None:
     try:
         return None if reply is None else _DECODER.decode(reply)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None
 
 

@@ -304,7 +304,7 @@ def _read_imposed(raw: bytes) -> ImposedLimits:
     """Return what is imposed. What cannot be read is as if it were not there: a newer version may have written it."""
     try:
         return msgspec.json.decode(raw, type=ImposedLimits).validate() if raw else ImposedLimits()
-    except (msgspec.DecodeError, Misconfigured):
+    except (msgspec.DecodeError, Misconfigured, RecursionError):
         return ImposedLimits()
 
 
@@ -340,6 +340,6 @@ def _read(words: Sequence[bytes], kind: type[T], unreadable: list[str]) -> dict[
         name = task.decode(errors="replace")
         try:
             found[name] = msgspec.json.decode(what, type=kind)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             unreadable.append(name)
     return found

@@ -148,5 +148,5 @@ def _decoded(raw: bytes | None, kind: type[T]) -> T | None:
     """What is no JSON of ours, of another version say, is as if it were not there."""
     try:
         return msgspec.json.decode(raw, type=kind) if raw else None
-    except (msgspec.DecodeError, msgspec.ValidationError):
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
         return None

@@ -169,7 +169,7 @@ def _parse_url(url: str) -> tuple[str, int]:
 def _read_report(answer: ProbeResponse) -> dict[str, Any]:
     try:
         report: object = json.loads(answer.body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return cast("dict[str, Any]", report) if isinstance(report, dict) else {}
 

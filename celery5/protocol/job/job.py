@@ -75,7 +75,7 @@ class Job(msgspec.Struct, frozen=True, gc=False):
         """Return a job that `to_bytes` encoded. Raises Corrupt."""
         try:
             return msgspec.json.decode(raw, type=cls)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise Corrupt(f"not a job: {error}") from None
 
 

@@ -151,7 +151,7 @@ def read_flow(
     ended, at, since = counts
     before: tuple[QueueLook, ...] = ()
     if 0 < len(looks) <= MAX_LOOKS_BYTES:
-        with suppress(msgspec.DecodeError):
+        with suppress(msgspec.DecodeError, RecursionError):
             before = tuple(filter(_is_usable, msgspec.json.decode(looks, type=tuple[QueueLook, ...])))
     return FlowReading(
         QueueLook(now_ms / 1000, ended, backlog, running),

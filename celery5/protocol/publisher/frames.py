@@ -168,7 +168,7 @@ def decode_client_message(body: bytes) -> ClientMessage:
     """Return a client's message. Raises Corrupt."""
     try:
         message = _CLIENT_DECODER.decode(body) if len(body) <= SMALL_FRAME_BYTES else _decode_large(body)
-    except (msgspec.DecodeError, ValueError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise Corrupt(f"not a message of a client: {error}") from None
     if isinstance(message, PublishRequest) and not all(message.groups):
         raise Corrupt("not a message of a client: a group without a message")
@@ -204,7 +204,7 @@ def decode_daemon_message(body: bytes) -> DaemonMessage:
     """Return a message of the daemon. Raises Corrupt."""
     try:
         return _DAEMON_DECODER.decode(body)
-    except (msgspec.DecodeError, ValueError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise Corrupt(f"not a message of a Publisher daemon: {error}") from None
 
 
@@ -242,7 +242,7 @@ def decode_job_message(raw: bytes) -> JobMessage:
     """Return a job from the backlog. Raises Corrupt."""
     try:
         return _JOB_MESSAGE_DECODER.decode(raw)
-    except (msgspec.DecodeError, ValueError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise Corrupt(f"not a job message: {error}") from None
 
 

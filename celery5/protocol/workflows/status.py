@@ -243,7 +243,7 @@ def _read_cause(raw: bytes) -> _Cause:
         kind = failure.get("type", document.get("state", ""))
         error = ": ".join(filter(None, (kind, failure.get("message", document.get("reason", "")))))
         task, job = document.get("task", ""), document.get("id", "")
-    except (msgspec.DecodeError, AttributeError, TypeError):
+    except (msgspec.DecodeError, AttributeError, TypeError, RecursionError):
         return _Cause(mask_lines(raw[:200].decode(errors="replace")))
     is_text = isinstance(task, str) and isinstance(job, str)
     return _Cause(mask_lines(error), task if is_text else "", job if is_text else "")
@@ -255,7 +255,7 @@ def read_inner(document: bytes) -> bytes | None:
     """
     try:
         inner = msgspec.json.decode(document, type=dict[str, msgspec.Raw])
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None
     for name in ("cause", "error"):
         if name in inner and bytes(inner[name]) != b"null":
