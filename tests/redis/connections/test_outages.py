@@ -188,10 +188,10 @@ def test_a_worker_keeps_its_lease_and_ends_its_jobs_while_memory_is_full(
 
 @pytest.mark.parametrize("kind", ["worker", "router", "scheduler", "publisher"])
 def test_outage_is_two_lines_above_debug_in_each_process(
-    own_staff: Staff, own_server: EmbeddedServer, kind: str, tmp_path: Path
+    own_staff: Staff, own_server: EmbeddedServer, kind: str, short_path: Path
 ) -> None:
     command = [sys.executable, "-m", "celery5", *_TARGET, kind, "start"]
-    command += ["--socket", str(tmp_path / "socket"), "--backlog", "memory"] if kind == "publisher" else []
+    command += ["--socket", str(short_path / "socket"), "--backlog", "memory"] if kind == "publisher" else []
     process = own_staff.launch(command, log_level="debug", lease=6.0)
     wait_until(lambda: bool(process.lines(f"{kind}:started")))
     own_server.kill()
