@@ -359,7 +359,7 @@ class NotReplicated(BrokerError):
 
 
 class BrokerDenied(BrokerError):
-    """Redis refuses this user, password or permission. Trying again does not help."""
+    """Redis refuses this user, password or permission. Trying again does not help, until somebody changes them."""
 
 
 class BrokerUnsupported(BrokerError):

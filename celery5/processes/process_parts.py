@@ -168,7 +168,9 @@ def make_process_values(
         return next_incarnation.is_due or (lease is not None and lease.is_lost)
 
     def is_exiting() -> bool:
-        return not is_restarting() and not (restart_mode.is_due and restart_mode.in_place)
+        # An incarnation that ends by an error is followed by another one, unless the process was asked to stop.
+        asked_to_stop = status.phase == "stopping"
+        return asked_to_stop and not is_restarting() and not (restart_mode.is_due and restart_mode.in_place)
 
     return ProcessValues(
         app=app,

@@ -89,6 +89,22 @@ def notify_with_retry(address: str | None, *lines: str) -> None:
         time.sleep(0.01)
 
 
+async def keep_watchdog_fed(settings: NotifySettings, ready: trio.Event) -> None:
+    """Notify the watchdog until cancelled, from when the process has been ready, whether or not an incarnation is up.
+
+    `SystemdNotify` is the first to stop with an incarnation. The next one begins when the jobs have ended that run, or
+    when the broker can be reached: that may take longer than the watchdog waits. The event loop turns all the time.
+    """
+    address, interval = settings["address"], settings["interval"]
+    if address is None or interval is None:
+        return
+    await ready.wait()
+    while True:
+        with FENCE("systemd"):
+            notify(address, "WATCHDOG=1")
+        await trio.sleep(interval)
+
+
 def _always() -> bool:
     return True
 

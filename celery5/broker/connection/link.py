@@ -30,6 +30,7 @@ from celery5.broker.connection.sentinel import AskSentinel, ConnectServer, ask_p
 from celery5.broker.connection.transport import Connect, Transport, connect
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.timing import Timing
+from celery5.broker.topologies import ClusterFound
 from celery5.broker.translate import translate_error
 from celery5.errors import BrokerError, BrokerUnavailable, CircuitOpen
 from celery5.protocol.health.breaker import Breaker, BreakerPolicy, BreakerState
@@ -310,8 +311,10 @@ class Link:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep the connection up until cancelled. `started()` after the first handshake.
 
-        Raises BrokerUnavailable when the server was not reached within `timing.first_connect`, and at any
-        time BrokerDenied, BrokerUnsupported or BrokerReplied when the server refuses the handshake.
+        Raises BrokerUnavailable when the server was not reached within `timing.first_connect`, and BrokerDenied,
+        BrokerUnsupported or BrokerReplied when it refuses the first handshake. A server that refuses a later one counts
+        as unreachable: passwords and permissions change while processes run, and whoever changed them can change them
+        back. Raises ClusterFound at any time.
         """
         self._ended = False
         self._fatal = None
@@ -339,13 +342,16 @@ class Link:
 
     async def _keep_up(self, task_status: trio.TaskStatus[None]) -> None:
         attempt = 0
-        earlier: BrokerUnavailable | None = None
+        earlier: BrokerError | None = None
         first = True
         give_up = trio.current_time() + self.timing.first_connect
         while True:
             try:
                 transport, replies = await self._open(give_up if first else float("inf"))
-            except BrokerUnavailable as error:
+            except BrokerError as error:
+                if isinstance(error, ClusterFound) or (first and not isinstance(error, BrokerUnavailable)):
+                    self.fail(error)
+                    return
                 open_for = self._record_failure(str(error))
                 # An open breaker must not use up the little time that a first connection has.
                 pause = self._pause(attempt) if first else max(self._pause(attempt), open_for)
@@ -359,9 +365,6 @@ class Link:
                 attempt += 1
                 await trio.sleep(pause)
                 continue
-            except BrokerError as error:
-                self.fail(error)
-                return
             up_since = self._record_connection()
             if first:
                 first = False
@@ -372,7 +375,7 @@ class Link:
                 await trio.sleep(self._pause(attempt))
 
     async def _open(self, give_up: float) -> tuple[Transport, ReplyParser]:
-        """Connect once. Raises BrokerUnavailable to try again, any other BrokerError to give up."""
+        """Connect once. Raises BrokerError."""
         now = trio.current_time()
         self.breaker = self.breaker.with_probe(now)
         limit = min(self.timing.connect, max(give_up - now, 0.001))
@@ -622,7 +625,7 @@ class SingleConnection:
         """Keep connected until cancelled; `started()` after the first handshake.
 
         Raises BrokerUnavailable if there is no first connection within `timing.first_connect` seconds, and
-        BrokerDenied or BrokerUnsupported if the server refuses us. After the first success it reconnects for ever.
+        BrokerDenied or BrokerUnsupported if the server refuses us then. After the first success it reconnects for ever.
         """
         await self._link.run(task_status=task_status)
 

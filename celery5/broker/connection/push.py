@@ -114,9 +114,9 @@ class PushRedis(SingleConnection):
                     await self._send("SUBSCRIBE", sorted(self._channels))
             except BrokerUnavailable:
                 continue  # lost again: the next handshake renews them
-            except BrokerError as error:
-                self._link.fail(error)
-                return
+            except BrokerError as error:  # a permission that was taken away may be given back
+                self._link.reconnect(str(error))
+                continue
             self._on_connected()
 
     def _pushed(self, frame: list[Any]) -> None:

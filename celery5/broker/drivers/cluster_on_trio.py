@@ -18,6 +18,7 @@ from celery5.broker.drivers.parked import ParkedRedis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.routing.cluster_router import ClusterRouter, guard_script, join_replies
 from celery5.broker.timing import Timing
+from celery5.broker.topologies import ClusterFound
 from celery5.broker.translate import SlotRedirected
 from celery5.errors import BrokerError, BrokerUnavailable
 from celery5.protocol.hash_slots import NodeAddress, find_keys, get_key_slot, split_words, with_block
@@ -27,6 +28,8 @@ T = TypeVar("T")
 
 MAX_PARKED = 32
 """The most slots for which one reader waits at the same time. It looks at further slots in turns."""
+REFUSED_RETRY = 1.0
+"""Seconds until a node that has refused a connection is tried again."""
 TURN = 0.25
 """Seconds after which a reader of more slots looks at the others."""
 
@@ -38,11 +41,13 @@ class RunningConnections:
         self._nursery: trio.Nursery | None = None
         self._scopes: dict[SingleConnection, trio.CancelScope] = {}
         self._failure: BrokerError | None = None
+        self._is_up = False
         self.ended = LinkStatistics(0, 0, 0, 0, 0)
 
     async def run(self, start: Callable[[], Any], task_status: trio.TaskStatus[None]) -> None:
-        """Run the connections until cancelled; `started()` when `start` has returned. Raises their first error."""
-        self._failure = None
+        """Run the connections until cancelled; `started()` when `start` has returned. Raises their first error
+        until then."""
+        self._failure, self._is_up = None, False
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
@@ -51,6 +56,7 @@ class RunningConnections:
                 except BrokerError as error:
                     self.fail(error)
                 else:
+                    self._is_up = True
                     task_status.started()
                     await trio.sleep_forever()
         finally:
@@ -74,11 +80,19 @@ class RunningConnections:
             scope.cancel()
 
     async def _keep(self, connection: SingleConnection, scope: trio.CancelScope) -> None:
-        try:
-            with scope:
-                await connection.run()
-        except BrokerError as error:
-            self.fail(error)
+        """Run a connection until it is closed.
+
+        A node that refuses its first connection while others run may be a new one, whose users are not set up yet.
+        """
+        with scope:
+            while True:
+                try:
+                    await connection.run()
+                except BrokerError as error:
+                    if not self._is_up or isinstance(error, ClusterFound):
+                        self.fail(error)
+                        return
+                await trio.sleep(REFUSED_RETRY)
 
     def fail(self, error: BrokerError) -> None:
         """End all of them: `run` raises the first error."""

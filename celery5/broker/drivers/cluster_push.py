@@ -248,10 +248,9 @@ class ClusterPush(PushRedis):
             await slots.note_moved(error.redirection.slot, named)
             self._changed.set()
         except BrokerDenied as error:
+            # Those that were subscribed before are tried again: a permission that was taken away may be given back.
             refused = self._missing & set(names)
             self._denied.update(dict.fromkeys(refused & self._awaited, error))
-            if not refused <= self._awaited:
-                self._running.fail(error)
         except BrokerUnavailable:
             await slots.read(last=address)
 

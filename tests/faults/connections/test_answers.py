@@ -1,9 +1,9 @@
 """Answers: the server answers with an error instead. Each kind has its own error and its own consequence."""
 
 import pytest
-import trio
 
 from celery5.broker.call import Call, Script, script_call
+from celery5.broker.connection.link import BreakerOpened, LinkEvent
 from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.endpoint import Endpoint
 from celery5.errors import (
@@ -20,6 +20,16 @@ from tests.faults.connections.proxy import FaultyProxy
 from tests.faults.worker.calls import get, incr, raw, until
 
 ADD = Script("add", "return redis.call('INCRBY', KEYS[1], ARGV[1])", "0" * 40)
+
+
+REFUSED_HANDSHAKES = {
+    "WRONGPASS invalid username-password pair or user is disabled.": BrokerDenied,
+    "NOAUTH HELLO must be called with the client already authenticated": BrokerDenied,
+    "NOPERM this user has no permissions to run the 'hello' command": BrokerDenied,
+    "ERR unknown command 'HELLO'": BrokerTooOld,
+    "ERR something else": BrokerReplied,
+}
+"""What a server may answer to HELLO, and the error of a connection that was never up."""
 
 
 def add(key: str, number: int) -> Call[int]:
@@ -140,17 +150,8 @@ async def test_one_error_among_several_calls_is_raised_when_all_have_run(
     assert await link.perform(get(app_name)) == b"2"
 
 
-@pytest.mark.parametrize(
-    ("answer", "error"),
-    [
-        ("WRONGPASS invalid username-password pair or user is disabled.", BrokerDenied),
-        ("NOAUTH HELLO must be called with the client already authenticated", BrokerDenied),
-        ("NOPERM this user has no permissions to run the 'hello' command", BrokerDenied),
-        ("ERR unknown command 'HELLO'", BrokerTooOld),
-        ("ERR something else", BrokerReplied),
-    ],
-)
-async def test_a_refused_handshake_is_final(
+@pytest.mark.parametrize(("answer", "error"), REFUSED_HANDSHAKES.items())
+async def test_a_first_handshake_that_is_refused_is_final(
     proxy: FaultyProxy, answer: str, error: type[BrokerError]
 ) -> None:
     proxy.answer("HELLO", answer)
@@ -159,26 +160,20 @@ async def test_a_refused_handshake_is_final(
     assert proxy.connections == 1
 
 
-async def test_a_refusal_after_a_reconnect_ends_the_link_and_fails_who_waits(
-    proxy: FaultyProxy, app_name: str
+@pytest.mark.parametrize("answer", REFUSED_HANDSHAKES)
+async def test_a_handshake_that_is_refused_later_is_tried_again_like_an_outage(
+    proxy: FaultyProxy, open_link: OpenLink, app_name: str, answer: str
 ) -> None:
-    link = TrioRedis(endpoint=Endpoint.from_url(proxy.url), timing=BRISK)
-    ended: list[Exception] = []
-
-    async def run_until_refused(*, task_status: trio.TaskStatus[None]) -> None:
-        try:
-            await link.run(task_status=task_status)
-        except BrokerDenied as error:
-            ended.append(error)
-
-    with trio.fail_after(30):
-        async with trio.open_nursery() as nursery:
-            await nursery.start(run_until_refused)
-            proxy.answer("HELLO", "WRONGPASS invalid username-password pair")
-            proxy.cut_all()
-    assert len(ended) == 1
-    with pytest.raises(BrokerUnavailable, match="closed; nothing was sent"):
-        await link.perform(get(app_name))
+    events = list[LinkEvent]()
+    link = await open_link(watch=events.append)
+    assert await link.perform(incr(app_name)) == 1
+    for _ in range(10):  # more than open the breaker
+        proxy.answer("HELLO", answer)
+    proxy.cut_all()
+    await until(lambda: not proxy.rules and link.connected)
+    assert await link.perform(incr(app_name)) == 2
+    opened = next(event for event in events if isinstance(event, BreakerOpened))
+    assert "was cut off" not in opened.reason
 
 
 async def test_a_server_that_is_loading_at_first_is_waited_for(

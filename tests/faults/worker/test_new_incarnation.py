@@ -31,6 +31,7 @@ from celery5.processes.lifecycle.incarnations import ProcessKind, should_restart
 from celery5.processes.publisher import PUBLISHER
 from celery5.processes.router import ROUTER
 from celery5.processes.scheduler import SCHEDULER
+from celery5.services.health.vitals import ProcessStatus
 from tests.faults.connections.proxy import FaultyProxy, Refusal
 from tests.redis.worker.workers import Lines, start, until
 
@@ -50,6 +51,7 @@ class Incarnations:
         self.proxy = proxy
         self.begun = self.up = 0
         self.refusal: Refusal | None = None
+        self.error: Exception = LeaseLost("so says the test")
         self._end = trio.Event()
 
     def begins(self) -> None:
@@ -58,10 +60,10 @@ class Incarnations:
         self.proxy.refusal = self.refusal
 
     async def live(self) -> None:
-        """Lose the lease when the test says so."""
+        """End by the error when the test says so: by default the lease is lost."""
         await self._end.wait()
         self._end = trio.Event()
-        raise LeaseLost("so says the test")
+        raise self.error
 
     def started(self, status: trio.TaskStatus[None]) -> None:
         """All of the boot graph is up."""
@@ -290,6 +292,39 @@ async def test_a_mandatory_step_of_the_application_that_is_refused_is_waited_for
             refusing = False
             await until(lambda: incarnations.up == 2)
             await process.stop()
+            nursery.cancel_scope.cancel()
+    app.close()
+
+
+@pytest.mark.parametrize("word", ["worker", "router", "scheduler", "publisher", "controller"])
+@pytest.mark.usefixtures("interruptible")
+async def test_process_that_goes_on_after_an_error_does_not_say_that_it_stops(
+    server: EmbeddedServer, app_name: str, short_path: Path, monkeypatch: pytest.MonkeyPatch, word: str
+) -> None:
+    """STOPPING=1 cannot be taken back: systemd, or a Controller, ends the process some time later."""
+    app, heard, address = shop(app_name, server.url), list[str](), str(short_path / "notify")
+    app.configure(publisher_socket=str(short_path / "publisher"))
+    monkeypatch.setenv("NOTIFY_SOCKET", address)
+    status = ProcessStatus(app=app.name)
+    with trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_DGRAM) as systemd:
+        await systemd.bind(address)
+
+        async def listen() -> None:
+            while True:
+                heard.extend((await systemd.recv(4096)).decode().split("\n"))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(listen)
+            incarnations = Incarnations(FaultyProxy(str(server.socket)))
+            incarnations.error = REFUSED
+            CURRENT.set(incarnations)
+            process = await start(nursery, app, page=pages(short_path)[word], process_status=status)
+            incarnations._end.set()
+            await until(lambda: heard.count("READY=1") == 2)
+            assert "STOPPING=1" not in heard
+            status.mark_stopping()
+            await process.stop()
+            await until(lambda: "STOPPING=1" in heard)
             nursery.cancel_scope.cancel()
     app.close()
 

@@ -13,6 +13,7 @@ from celery5.processes.foreground import WORKER
 from celery5.processes.lifecycle.incarnations import ProcessKind
 from celery5.processes.router import ROUTER
 from celery5.processes.scheduler import SCHEDULER
+from celery5.services.health.vitals import ProcessStatus
 from tests.redis.connections.two_brokers import app_on
 from tests.redis.events.sinking import Kept
 from tests.redis.worker.workers import LEASE, Lines, start, until, until_async, working
@@ -113,12 +114,14 @@ async def test_systemd_hears_ready_once_and_of_a_stop_when_it_is_one(
             with Lines() as lines:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(_hear, systemd, heard)
-                    process = await start(nursery, app, page=kind)
+                    status = ProcessStatus(app=app.name)
+                    process = await start(nursery, app, page=kind, process_status=status)
                     await until(lambda: "READY=1" in heard)
                     await trio.to_thread.run_sync(own_server.revive)
                     await until(lambda name=f"{kind.name}:boot-started": len(lines.of(name)) > 1)  # type: ignore[misc]
                     await until(lambda: heard.count("READY=1") > 1)
                     assert "STOPPING=1" not in heard
+                    status.mark_stopping()
                     await process.stop()
                     await until(lambda: "STOPPING=1" in heard)
                     nursery.cancel_scope.cancel()

@@ -439,3 +439,27 @@ def test_systemd_is_not_told_that_a_worker_stops_which_only_begins_again(
         write(config, "concurrency = 2")
         assert systemd.recv(4096).startswith(b"READY=1")
     wait_until(lambda: lives(worker) == 2)
+
+
+def test_watchdog_is_fed_while_jobs_are_awaited_before_a_worker_begins_again(
+    staff: Staff, tmp_path: Path, short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, gate = tmp_path / "celery5.toml", tmp_path / "gate"
+    write(config, "concurrency = 1")
+    monkeypatch.setenv("NOTIFY_SOCKET", str(short_path / "notify"))
+    monkeypatch.setenv("WATCHDOG_USEC", "1000000")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(short_path / "notify"))
+        systemd.settimeout(30)
+        worker = staff.start(config=config)
+        job = staff.app.send_many([staff.app.signature("gate", str(gate))])[0]
+        wait_until(lambda: bool(staff.notes()))
+        write(config, "concurrency = 2")
+        wait_until(lambda: bool(worker.lines("configuration:changed")))
+        plain = 0
+        while plain < 5:  # with a status they come from an incarnation
+            plain = plain + 1 if systemd.recv(4096) == b"WATCHDOG=1" else 0
+        assert lives(worker) == 1
+        gate.touch()
+        job.get(timeout=30)
+    wait_until(lambda: lives(worker) == 2)

@@ -16,7 +16,9 @@ import trio.testing
 from celery5.services.process import systemd_notify
 from celery5.services.process.fenced import run_fenced
 from celery5.services.process.systemd_notify import (
+    NotifySettings,
     SystemdNotify,
+    keep_watchdog_fed,
     notify_with_retry,
     read_notify_settings,
     take_notify_settings,
@@ -66,6 +68,20 @@ async def test_it_says_ready_then_feeds_the_watchdog_then_says_stopping(
         assert heard() == ["WATCHDOG=1\nSTATUS=7 jobs running"] * 2
         nursery.cancel_scope.cancel()
     assert heard() == ["STOPPING=1\nSTATUS=7 jobs running"]
+
+
+async def test_watchdog_is_fed_from_ready_on_whether_or_not_an_incarnation_is_up(
+    address: str, heard: Callable[[], list[str]], autojump_clock: trio.testing.MockClock
+) -> None:
+    ready = trio.Event()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(keep_watchdog_fed, NotifySettings(address=address, interval=5.0), ready)
+        await trio.sleep(12)
+        assert heard() == []
+        ready.set()
+        await trio.sleep(12)
+        assert heard() == ["WATCHDOG=1"] * 3
+        nursery.cancel_scope.cancel()
 
 
 async def test_the_notification_names_the_loaded_file_in_one_line(
