@@ -23,6 +23,16 @@ VIRTUAL_TIME = "celery5:virtual-time"
 """STRING  the time in ms since 1970 that a test has set on its server, while `celery5.testing.virtual_time` lasts."""
 
 
+OF_ANY_APPLICATION = "celery5:{*"
+"""What all keys of all applications fit, by the rules of SCAN."""
+
+
+def read_application(key: str) -> str:
+    """Return the name of the application that a key is of; '' for a key of none."""
+    found = re.match(r"celery5:\{([^:}]+)[:}]", key)
+    return found[1] if found else ""
+
+
 def get_absent_key(key: str) -> str:
     """Return a key that never exists, with the hash tag of another one, and in the patterns of the same users."""
     return f"{key[: key.find('}') + 1]}:absent"

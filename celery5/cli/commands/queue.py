@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from celery5.cli.commands.limit import format_suspensions
 from celery5.cli.terminal.operation_commands import CommandView, Finished, make_group
 from celery5.cli.terminal.output import echo, format_cell, format_fields, format_table, to_one_line
+from celery5.cli.terminal.unknown_application import warn_of_unknown_application
 from celery5.operations.queues import QUEUE_OPERATIONS, PurgeQueue
 from celery5.protocol.byte_counts import format_bytes
 from celery5.protocol.counts import format_count
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 def _warn_of_queues(finished: Finished) -> None:
     """Print what is suspended, what jobs wait for that no worker has, and which queues nobody reads."""
+    if not finished.result:
+        warn_of_unknown_application(finished.app)
     if finished.wants_json:
         return
     if suspended := format_suspensions(finished.app):

@@ -17,6 +17,7 @@ from celery5.cli.terminal.errors import EXIT_FAILED, ReachedBrokers, skip_unreac
 from celery5.cli.terminal.flags import Duration
 from celery5.cli.terminal.output import as_called, echo, format_fields, format_table, to_json, to_one_line
 from celery5.cli.terminal.target import Target
+from celery5.cli.terminal.unknown_application import warn_of_unknown_application
 from celery5.errors import BrokerError, Misconfigured
 from celery5.observability.alerts import summarize_alerts
 from celery5.protocol.commands.definitions import get_inbox_name
@@ -63,6 +64,8 @@ def info(target: Target, queue: str | None, *, wants_json: bool) -> None:
                 echo("\n" + format_table(_make_server_rows(servers), empty=""))
             if streams:
                 echo("\n" + format_table(make_rows(streams), empty=""))
+        if not (state.queues or queue or streams):
+            warn_of_unknown_application(app)
 
 
 def _read_servers(app: "App") -> list["PrimaryView"]:

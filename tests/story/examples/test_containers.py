@@ -145,6 +145,29 @@ def test_platforms_wait_longer_than_celery5_needs_to_stop() -> None:
     assert periods[COMPOSE["services"]["controller"]["stop_grace_period"]] >= needed
 
 
+def test_the_image_of_a_django_project_in_the_guide_shares_keys_and_stops_in_time() -> None:
+    page = (HERE / "docs" / "guide" / "containers.md").read_text()
+    section = page.partition("## In your own image, with Django")[2].partition("\n## ")[0]
+    dockerfile = re.search(r"(?s)```dockerfile.*?\n(.*?)```", section)
+    compose = re.search(r"(?s)```yaml.*?\n(.*?)```", section)
+    assert dockerfile is not None
+    assert compose is not None
+    variables = dict(re.findall(r"(\w+)=(\S+)", re.findall(r"(?m)^ENV (.*)$", dockerfile[1])[0]))
+    services: dict[str, Any] = yaml.safe_load(compose[1])["services"]
+    own = {name: service for name, service in services.items() if name != "redis"}
+    assert {tuple(service["volumes"]) for service in own.values()} == {
+        (f"state:{variables['XDG_STATE_HOME']}",)
+    }
+    assert f"VOLUME {variables['XDG_STATE_HOME']}\n" in dockerfile[1]
+    commands = [json.loads(re.findall(r"(?m)^CMD (.*)$", dockerfile[1])[0])]
+    commands += [service["command"] for service in own.values() if "manage.py" in service["command"]]
+    for words in commands:
+        assert words[:3] == ["python", "manage.py", "celery5"]
+        cli.main([*words[3:], "--help"], standalone_mode=False)
+    grace = App("shop").settings.grace_period
+    assert services["worker"]["stop_grace_period"] == f"{grace + 5:.0f}s"
+
+
 class Container:
     """A command of the image as Docker would run it: the first process, read-only, as a user without rights."""
 

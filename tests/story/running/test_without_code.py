@@ -48,6 +48,19 @@ def here(desk: Desk, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     return run
 
 
+def test_a_misspelt_name_of_an_application_is_answered_with_those_that_are_there(
+    desk: Desk, here: Here
+) -> None:
+    desk.app.signature("shop.add", 2, 3).delay()
+    misspelt = f"{desk.app.name}x"
+    for words in (["info"], ["queue", "list"], ["queue", "list", "--json"]):
+        ended = here(*words, by=("--app-name", misspelt))
+        assert ended.code == 0
+        warning = f"Warning: nothing of application {misspelt!r} is in this Redis; did you mean {desk.app.name!r}?\n"
+        assert ended.err == warning
+        assert here(*words).err == ""
+
+
 def test_commands_need_only_the_name_of_the_application(desk: Desk, here: Here) -> None:
     app: App = desk.app
     dead = app.signature("shop.hopeless").delay()
