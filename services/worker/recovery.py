@@ -73,7 +73,11 @@ class Recoverer:
             try:
                 await self.recover()
             except (BrokerUnavailable, BrokerReplied) as error:
-                self._log.event("recoverer:failed", "warning", why=str(error))
+                self._log.event(
+                    "recoverer:failed",
+                    "debug" if self._log.lost_connections.explains(error) else "warning",
+                    why=str(error),
+                )
 
     async def recover(self) -> int:
         """Recover jobs on all queues. Return how many were requeued or dead-lettered."""

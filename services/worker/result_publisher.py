@@ -343,7 +343,12 @@ class ResultPublisher:
                 owned = await self._call_settle(keys, batch)
             except BrokerUnavailable as error:
                 if not waited:
-                    self._log.event("results:interrupted", "warning", count=len(batch), why=str(error))
+                    self._log.event(
+                        "results:interrupted",
+                        "debug" if self._log.lost_connections.explains(error) else "warning",
+                        count=len(batch),
+                        why=str(error),
+                    )
                 waited, sent = True, sent or error.maybe_done
                 batch = self._filter_unsettled(batch, sent)
                 await trio.sleep(SHORT_RETRY_INTERVAL)

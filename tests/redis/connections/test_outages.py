@@ -194,10 +194,15 @@ def test_outage_is_two_lines_above_debug_in_each_process(
     command += ["--socket", str(short_path / "socket"), "--backlog", "memory"] if kind == "publisher" else []
     process = own_staff.launch(command, log_level="debug", lease=6.0)
     wait_until(lambda: bool(process.lines(f"{kind}:started")))
+    if kind == "worker":  # with a job that ends meanwhile
+        send(own_staff, "nap", 3.0)
+        wait_until(lambda: bool(own_staff.notes("begin")))
     own_server.kill()
     wait_until(lambda: len(process.lines("redis:breaker-opened")) >= 2)
     if kind == "worker":
         wait_until(lambda: bool(process.lines("heartbeat:missed")))
+        wait_until(lambda: bool(process.lines("results:interrupted")))
+        wait_until(lambda: bool(process.lines("history:write-failed")))
     own_server.revive()
     wait_until(lambda: bool(process.lines("broker:reconnected")))
     process.signal(signal.SIGTERM)
@@ -206,6 +211,7 @@ def test_outage_is_two_lines_above_debug_in_each_process(
     kinds = [str(line.get("message_type")) for line in written]
     first, last = kinds.index("celery5:broker:disconnected"), kinds.index("celery5:process:stop-requested")
     shown = [line for line in written[first:last] if line.get("level") != "debug"]
+    shown = [line for line in shown if line["message_type"] != "celery5:job"]
     assert [line["message_type"] for line in shown] == [
         "celery5:broker:disconnected",
         "celery5:broker:reconnected",
