@@ -17,6 +17,8 @@ _USAGE = re.compile(r"(?<![\w./-])celery5 (?=-A module|--app-name NAME)")
 
 MAX_CELL_WIDTH = 200
 """Characters of a long value that a cell shows."""
+KEPT_AT_END = 90
+"""Those of them that are its end."""
 MAX_TABLE_WIDTH = 120
 """The width of a table with a long column where there is no terminal."""
 
@@ -85,9 +87,12 @@ def print_array(items: Iterable[object]) -> None:
 
 
 def format_cell(value: object) -> str:
-    """Return a value on one line, shortened to MAX_CELL_WIDTH."""
+    """Return a value on one line, shortened to MAX_CELL_WIDTH: the end is kept, as what to do comes last."""
     text = to_one_line(value) if isinstance(value, str) else escape_text(to_json(value))
-    return text if len(text) <= MAX_CELL_WIDTH else f"{text[:MAX_CELL_WIDTH]}... ({len(text)} characters)"
+    if len(text) <= MAX_CELL_WIDTH:
+        return text
+    cut = f"... ({len(text)} characters) ..."
+    return text[: MAX_CELL_WIDTH - KEPT_AT_END] + cut + text[-KEPT_AT_END:]
 
 
 def to_one_line(text: str) -> str:

@@ -51,7 +51,15 @@ def test_times_for_people() -> None:
         r"\x1b[31mred \x9b",
         "a\\x1b\n b",
     )
-    assert format_cell("x\ny" * 100).endswith("... (300 characters)")
+    assert "... (300 characters) ..." in format_cell("x\ny" * 100)
+
+
+def test_long_text_is_cut_before_its_end_which_says_what_to_do() -> None:
+    remedy = "the webhook has not taken the last notification: python manage.py celery5 alert list"
+    shown = format_cell(f"{'worker-lost (worker w), ' * 20}{remedy}")
+    assert shown.startswith("worker-lost (worker w)")
+    assert shown.endswith(f" {remedy}")
+    assert len(shown) < 250
 
 
 # Looking
