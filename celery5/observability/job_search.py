@@ -1,5 +1,6 @@
 """Find jobs that live or have ended, and tell the story of one: `app.jobs`."""
 
+import time
 from collections.abc import Sequence
 from itertools import groupby
 from typing import ClassVar
@@ -17,6 +18,7 @@ from celery5.errors import BrokerError, UnknownQueue
 from celery5.observability.job_sources import (
     DEAD,
     HISTORY,
+    STAGES,
     SearchScope,
     SearchSource,
     get_dead_entry,
@@ -63,6 +65,9 @@ class JobPage(msgspec.Struct, frozen=True, kw_only=True):
     looked_at: int
     # In words; '' for nothing.
     not_looked_at: str
+    # Seconds by which the history may be behind: what has ended since may be missing. 0: there is none, or it was not
+    # looked at.
+    behind: float = 0.0
 
 
 class Jobs:
@@ -247,7 +252,15 @@ class _Search:
             cursor=cursor,
             looked_at=self._looked_at,
             not_looked_at="; ".join(dict.fromkeys(self._notes)),
+            behind=self._get_delay(),
         )
+
+    def _get_delay(self) -> float:
+        """Return the seconds by which the history may be behind in what was looked for."""
+        settings, state = self._app.settings, self._query.state
+        is_asked = bool(settings.job_history) and (state is None or state in STAGES[HISTORY])
+        reaches_now = self._query.until >= time.time() - settings.metrics_interval
+        return settings.metrics_interval if is_asked and reaches_now else 0.0
 
     async def _try_to_look_at(self, source: SearchSource) -> str | None:
         """Look at the jobs of one place, unless its broker is unreachable. Return the cursor, as `_look_at` does."""

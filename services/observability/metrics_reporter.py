@@ -1,4 +1,8 @@
-"""Send the metrics of this process to Redis and to outlets, every 15 seconds what has changed, and what has ended."""
+"""Send the metrics of this process to Redis and to outlets, every 15 seconds what has changed, and what has ended.
+
+Records of what has ended are sent each second if there are any, in one call: people look for a job that has just run.
+Those of a worker with more jobs than that wait for the next report.
+"""
 
 import time
 from collections.abc import Sequence
@@ -26,6 +30,8 @@ SEND_TIMEOUT = 5.0
 """Seconds that one report may take, to Redis or to an outlet."""
 LAST_TIMEOUT = 2.0
 """Seconds that the last report may take, while the process stops."""
+EARLY_INTERVAL = 1.0
+"""Seconds between two calls with records of ended jobs; without any there is no call."""
 MAX_BATCHES = 60
 """Batches of ended jobs in one interval: the rest waits for the next one."""
 OUTLET_BREAKER = BreakerPolicy(threshold=3, reset=30.0, growth="exponential", longest=300.0)
@@ -97,11 +103,11 @@ class MetricsReporter:
         if not self._interval:
             await trio.sleep_forever()
         try:
-            await trio.sleep(self._interval)
+            await self._send_early(trio.current_time() + self._interval)
             while True:
                 await self._report()
                 await self._send_history()
-                await trio.sleep_until(get_next_tick(trio.current_time(), self._interval))
+                await self._send_early(get_next_tick(trio.current_time(), self._interval))
         finally:
             with trio.move_on_after(LAST_TIMEOUT, shield=True):
                 await self._report()
@@ -144,9 +150,24 @@ class MetricsReporter:
         """Send the jobs that have ended, in as many calls as they need. Those that do not arrive wait here."""
         if not self._history_limit:
             return
+        self._process_status.ended_jobs.collect(time.time(), self._interval)
+        await self._send_batches(MAX_BATCHES)
+
+    async def _send_early(self, report_at: float) -> None:
+        """Wait until the next report is due, and send what ends meanwhile; not while Redis refuses."""
+        while (
+            self._history_limit
+            and (next_at := get_next_tick(trio.current_time(), EARLY_INTERVAL)) + EARLY_INTERVAL <= report_at
+        ):
+            await trio.sleep_until(next_at)
+            if "history" not in self._failing:
+                self._process_status.ended_jobs.collect_early()
+                await self._send_batches(1)
+        await trio.sleep_until(report_at)
+
+    async def _send_batches(self, most: int) -> None:
         ended_jobs = self._process_status.ended_jobs
-        ended_jobs.collect(time.time(), self._interval)
-        for _ in range(MAX_BATCHES):
+        for _ in range(most):
             batch = ended_jobs.make_batch()
             if batch is None:
                 return
@@ -157,8 +178,11 @@ class MetricsReporter:
             except (BrokerError, trio.TooSlowError) as error:
                 if "history" not in self._failing:
                     self._failing.add("history")
-                    why = describe_error(error, MAX_ERROR_LENGTH)
-                    self._log.event("history:write-failed", "warning", why=why)
+                    self._log.event(
+                        "history:write-failed",
+                        "debug" if self._log.lost_connections.explains(error) else "warning",
+                        why=describe_error(error, MAX_ERROR_LENGTH),
+                    )
                 return
             self._failing.discard("history")
             ended_jobs.acknowledge()

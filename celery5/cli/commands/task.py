@@ -81,7 +81,12 @@ def _make_search_row(job: "JobRecord") -> dict[str, object]:
 
 
 def _format_page(page: "JobPage") -> str:
-    return format_table([_make_search_row(job) for job in page.jobs], empty="no jobs were found")
+    empty = f"no jobs were found{f'; {_describe_delay(page)}' if page.behind else ''}"
+    return format_table([_make_search_row(job) for job in page.jobs], empty=empty)
+
+
+def _describe_delay(page: "JobPage") -> str:
+    return f"the history may be {format_seconds(page.behind)} behind: what has just ended may be missing"
 
 
 def _show_next_page(finished: Finished) -> None:
@@ -93,6 +98,8 @@ def _show_next_page(finished: Finished) -> None:
         warn_of_unknown_tasks(finished.app, [finished.asked.task])
     if page.not_looked_at:
         echo(f"not looked at: {page.not_looked_at}", err=True)
+    if page.jobs and page.behind and page.cursor is None:
+        echo(_describe_delay(page), err=True)
     if page.cursor is not None:
         echo(
             f"{format_count(page.looked_at, 'job was', 'jobs were')} looked at; go on with --cursor {page.cursor}",

@@ -2,11 +2,15 @@
 
 Of each task the slowest successes between two reports are kept, and one success after a random moment. Most successes
 are not kept, and cost two comparisons. So no count of jobs and no random number for each of them is needed.
+
+What is kept may be sent before the report, for people who look for a job that has just run. Of a task that has so many
+successes that slower ones displace those that were kept, the rest waits for the report: it would be sent in vain.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from heapq import heappush, heappushpop
+from operator import itemgetter
 from typing import NamedTuple
 
 from celery5.protocol.job.history import JobRecord, pack_record
@@ -30,12 +34,14 @@ class SuccessWatch:
     Both are fields that the worker compares for each job.
     """
 
-    __slots__ = ("_number", "_sample", "_slowest", "next_sample_at", "slow_bar")
+    __slots__ = ("_displaces", "_number", "_sample", "_slowest", "next_sample_at", "slow_bar")
 
     def __init__(self) -> None:
         self.slow_bar = math.inf
         self.next_sample_at = 0.0  # so that the first one of all is looked at
-        self._slowest: list[tuple[float, int, JobRecord]] = []
+        # None: the record was sent early.
+        self._slowest: list[tuple[float, int, JobRecord | None]] = []
+        self._displaces = False
         self._sample: JobRecord | None = None
         self._number = 0
 
@@ -46,16 +52,18 @@ class SuccessWatch:
     def open(self, next_sample_at: float) -> None:
         """Begin again, with nothing kept."""
         self.slow_bar, self.next_sample_at = -1.0, next_sample_at
+        self._displaces = False
 
     def add(self, seconds: float, ended: float, make_record: Callable[[bool], JobRecord]) -> None:
         """Keep a success; `make_record` returns its record, and is told whether it is one of the slowest."""
         self._number += 1
         if seconds > self.slow_bar:
-            item = (seconds, self._number, make_record(True))
+            item: tuple[float, int, JobRecord | None] = (seconds, self._number, make_record(True))
             if len(self._slowest) < SLOWEST:
                 heappush(self._slowest, item)
             else:
                 heappushpop(self._slowest, item)
+                self._displaces = True
             if len(self._slowest) == SLOWEST:
                 self.slow_bar = self._slowest[0][0]
         elif ended >= self.next_sample_at:
@@ -64,10 +72,22 @@ class SuccessWatch:
 
     def take(self) -> list[JobRecord]:
         """Return what is kept, and forget it."""
-        taken = [record for _, _, record in sorted(self._slowest)]
-        taken += [self._sample] if self._sample is not None else []
+        taken = self._list_unsent()
         self._slowest, self._sample = [], None
         return taken
+
+    def take_early(self) -> list[JobRecord]:
+        """Return what is kept and was not returned before, and go on comparing with it; nothing of a busy task."""
+        if self._displaces:
+            return []
+        taken = self._list_unsent()
+        self._slowest = [(seconds, number, None) for seconds, number, _ in self._slowest]
+        self._sample = None
+        return taken
+
+    def _list_unsent(self) -> list[JobRecord]:
+        kept = [record for _, _, record in sorted(self._slowest, key=itemgetter(0, 1)) if record is not None]
+        return kept if self._sample is None else [*kept, self._sample]
 
 
 class HistoryBatch(NamedTuple):
@@ -145,6 +165,12 @@ class EndedJobs:
         if (over := len(self._failures) - MAX_WAITING) > 0:
             del self._failures[:over]
             self._lost += over
+
+    def collect_early(self) -> None:
+        """Take over what can be sent before the report, and go on."""
+        for watch in self._open.values():
+            if len(self._others) < MAX_OTHERS:
+                self._others += [pack_record(record) for record in watch.take_early()]
 
     def make_batch(self) -> HistoryBatch | None:
         """Return the next batch; the last one again, when it has not been acknowledged; None when nothing waits."""

@@ -172,6 +172,34 @@ def test_an_interval_keeps_the_slowest_and_one_sample_and_the_next_one_begins_an
     assert watch.slow_bar == watch.next_sample_at == math.inf
 
 
+def test_records_sent_early_come_once_and_those_of_a_busy_task_wait_for_the_report() -> None:
+    kept, watch = EndedJobs("p", lambda: 0.5), SuccessWatch()
+
+    def succeed(*durations: float) -> None:
+        for seconds in durations:
+            if seconds > watch.slow_bar or watch.next_sample_at <= 0:
+                record = JobRecord(id=str(seconds), queue="q", state="SUCCESS")
+                kept.add_success(watch, seconds, 0.0, lambda _, record=record: record)
+
+    def take() -> list[str]:
+        batch = kept.make_batch()
+        kept.acknowledge()
+        records = [unpack_record(packed) for packed in batch.others] if batch else []
+        return [record.id for record in records if record]
+
+    succeed(1, 2)
+    kept.collect_early()
+    assert take() == ["1", "2"]
+    succeed(1.5, 0.5)  # the first displaces one that was sent
+    kept.collect_early()
+    assert take() == []
+    kept.collect(0.0, 10.0)
+    assert take() == ["1.5", "0.5"]
+    succeed(0.1)
+    kept.collect_early()
+    assert take() == ["0.1"]
+
+
 def test_failures_are_sent_in_parts_each_again_until_it_has_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ended_jobs, "MAX_FAILURES", 250)
     monkeypatch.setattr(ended_jobs, "MAX_WAITING", 300)

@@ -45,6 +45,22 @@ async def test_all_failures_are_kept_and_those_beyond_the_cap_of_an_interval_are
     assert "50 failures that were too many for the history" in page.not_looked_at
 
 
+async def test_attempts_of_a_quiet_worker_are_found_long_before_its_next_report(app: App) -> None:
+    app.configure(metrics_interval=300)
+    declare(app)
+    async with working(app):
+        await app.tasks["shop.pay"].adelay({})
+        await send_failing(app, 2)
+        await until_found(app, 2, state="DEAD")
+        await app.dlq.apurge()
+        await until_found(app, 2, state="DEAD")
+        await until_found(app, 1, state="SUCCESS")
+    page = await app.jobs.asearch(state="SUCCESS")
+    assert page.behind == 300
+    past = await app.jobs.asearch(state="SUCCESS", until=time.time() - 3600)
+    assert past.behind == 0
+
+
 async def test_a_flood_of_failures_displaces_no_success(app: App, redis_client: "redis.Redis") -> None:
     app.configure(**FAST, job_history=100)
     declare(app)
