@@ -156,10 +156,11 @@ class Recycling:
             await self._due.wait()
             nursery.cancel_scope.cancel()
         reason = self._get_reason()
-        await self._take_turn()
+        await self._take_turn()  # meanwhile it goes on, so what it has done is counted again
+        reason = self._get_reason() or reason
         if self._successor is not None:
             await self._start_successor(self._successor, reason)
-        await self._drain(reason)
+        await self._drain(self._get_reason() or reason)
         await trio.sleep_forever()
 
     async def _start_successor(self, successor: Successor, reason: str) -> None:
@@ -235,7 +236,7 @@ class Recycling:
 
     async def _drain(self, reason: str) -> None:
         """Stop reading, wait until all jobs are settled, and request the end of this process."""
-        running = len(self._in_flight)
+        running = sum(1 for delivery in self._in_flight if delivery.started and not delivery.finished)
         self._log.event(
             "worker:recycle-requested",
             why=reason,

@@ -56,6 +56,7 @@ def test_a_worker_without_a_parent_begins_anew_in_place_and_each_job_runs_once(s
     assert each_ran_once(staff, [*sent, *more])
     assert all("(max_jobs)" in line for line in recycled(one))
     wait_until(lambda: len(one.lines("worker:started")) == len(recycled(one)) + 1)
+    assert all(line["running"] <= 5 for line in one.lines("worker:recycle-requested"))
     assert stopped(one) == 0
 
 
@@ -262,6 +263,8 @@ def test_a_fleet_starts_the_next_process_before_one_stops_reading(staff: Staff, 
     for number, line in enumerate(fleet.lines("worker:recycle-requested")):
         until = line["timestamp"] + 0.1  # its parent hears that the next one works before the log does
         assert sum(at <= until for at in started) >= 2 + number + 1
+    for line in fleet.lines("worker:recycle-requested") + fleet.lines("worker:successor-requested"):
+        assert line["why"].startswith(f"it has done {line['jobs']} jobs")
     assert stopped(fleet) == 0
 
 
