@@ -46,6 +46,7 @@ from celery5.protocol.observability.overview import (
     group_starts,
     judge_worker,
     merge_lost,
+    select_unreplaced,
 )
 from celery5.protocol.observability.queue_depth import sum_deaths
 from celery5.protocol.observability.recent import (
@@ -70,6 +71,7 @@ from celery5.protocol.process.standing import (
     LOST_SHOWN,
     MAX_LOST,
     count_unnamed_lost,
+    is_succeeded,
     judge_standing,
     make_lost,
 )
@@ -259,8 +261,17 @@ class WorkerReader:
         return last if self._app.brokers.is_multi_broker else end.worker or last
 
     def _list_lost(self, state: AppState, now: float) -> list[LostWorker]:
-        others = (*state.schedulers, *state.controllers, *state.publishers)
-        live = {self._get_name(name) for name in (*state.workers, *state.routers, *others)}
+        live_by_kind = {
+            kind: {self._get_name(name) for name in names}
+            for kind, names in (
+                ("worker", state.workers),
+                ("router", state.routers),
+                ("scheduler", state.schedulers),
+                ("controller", state.controllers),
+                ("publisher", state.publishers),
+            )
+        }
+        live = set().union(*live_by_kind.values())
         lost: dict[str, LostWorker] = {}
         for queue in (*state.queues.values(), state.events):
             kind = "router" if queue is state.events else "worker"
@@ -269,7 +280,7 @@ class WorkerReader:
                 lost[part.worker] = part if before is None else merge_lost(before, part)
         for kind, found in state.lost.items():
             for process, over in found.items():
-                if self._get_name(process) not in live:  # it has begun again after an outage
+                if not is_succeeded(self._get_name(process), live_by_kind[kind]):
                     lost[process] = LostWorker(
                         worker=process, kind=kind, at=now - over, health=make_lost(over).text
                     )
@@ -381,7 +392,7 @@ class OverviewReader:
             app=self._app.name,
             at=now,
             since=since,
-            totals=_make_totals(state, queues, tasks, len(workers), len(lost) + unnamed),
+            totals=_make_totals(state, queues, tasks, len(workers), len(select_unreplaced(lost)) + unnamed),
             queues=tuple(queues),
             tasks=tuple(tasks[:MAX_TASKS]),
             workers=tuple(sorted(workers[:MAX_WORKERS], key=lambda worker: worker.name)),

@@ -35,6 +35,7 @@ from celery5.protocol.observability.alert_rules import (
 )
 from celery5.protocol.observability.alerting import AlertRule, Measure, decide_alerts
 from celery5.protocol.observability.queue_depth import QueueDepth, merge_depths
+from celery5.protocol.process.standing import is_succeeded
 from celery5.protocol.shards import get_queue_of_shard, take_queues
 from celery5.protocol.workflows.status import make_status
 from celery5.results.job_details import LEASED_PROCESS_KINDS
@@ -153,7 +154,9 @@ class AlertEvaluator:
         queues: dict[str, MeasuredQueue] = {}
         lags: dict[tuple[str, str], float] = {}
         memory: list[ServerMemory] = []
-        lost = await self._measure_lost(counted.now) if "worker-lost" in self._measures else {}
+        lost, succeeded = dict[tuple[str, str], float](), list[tuple[str, str]]()
+        if "worker-lost" in self._measures:
+            lost, succeeded = await self._measure_lost(counted.now)
         measured = await run_all_async(
             [partial(self._measure_broker, name, redis, counted.now) for name, redis in self._brokers.items()]
         )
@@ -170,6 +173,7 @@ class AlertEvaluator:
             loop_lag=counted.loop_lag,
             memory=tuple(memory),
             lost=lost,
+            succeeded=succeeded,
         )
 
     async def _measure_broker(self, name: str, redis: AsyncDriver, now: float) -> MeasuredCluster:
@@ -185,8 +189,8 @@ class AlertEvaluator:
         memory = await read_broker_memory(name, redis) if "memory" in self._measures else None
         return MeasuredCluster(at=now, queues=queues, lags=lags, memory=(memory,) if memory else ())
 
-    async def _measure_lost(self, now: float) -> dict[tuple[str, str], float]:
-        """Return when the Routers, Schedulers, Controllers and publishers were lost of which none of its name lives."""
+    async def _measure_lost(self, now: float) -> tuple[dict[tuple[str, str], float], list[tuple[str, str]]]:
+        """Return when Routers, Schedulers, Controllers and publishers were lost, and which have a successor."""
         kinds: list[Call[Any]] = [
             cluster_calls.list_lost_processes(self._keys, process_kind)
             for process_kind in LEASED_PROCESS_KINDS
@@ -199,16 +203,14 @@ class AlertEvaluator:
         depth = await self._redis.perform(routers)
         replies = await self._redis.perform_all([*kinds, *live])
         lost = {("router", name): at for name, at in depth.lost_workers.items()}
+        succeeded = list[tuple[str, str]]()
         for kind, over, names in zip(
             LEASED_PROCESS_KINDS, replies[: len(kinds)], replies[len(kinds) :], strict=True
         ):
             alive = {get_inbox_name(name) for name in names}
-            lost |= {
-                (kind, name): now - seconds
-                for name, seconds in over.items()
-                if get_inbox_name(name) not in alive
-            }
-        return lost
+            lost |= {(kind, name): now - seconds for name, seconds in over.items()}
+            succeeded += [(kind, name) for name in over if is_succeeded(get_inbox_name(name), alive)]
+        return lost, succeeded
 
     async def _measure_queues(
         self, redis: AsyncDriver, names: Sequence[str], paused: Collection[str]

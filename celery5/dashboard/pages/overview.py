@@ -9,10 +9,12 @@ from celery5.observability.alerts import AlertState
 from celery5.observability.metrics import HistoryPoint, select_over
 from celery5.protocol.commands.definitions import get_inbox_name
 from celery5.protocol.health.breaker import describe_held
-from celery5.protocol.observability.overview import Overview
+from celery5.protocol.observability.overview import Overview, describe_replaced, select_unreplaced
 
 SHOWN_QUEUES = 5
 """Queues in the chart: those with the most jobs."""
+SHOWN_LOST = 5
+"""Lost processes that are listed."""
 
 
 class Depths(NamedTuple):
@@ -37,7 +39,9 @@ def find_own_alerts(alerts: Sequence[AlertState], overview: Overview) -> list[Al
     """Return the alerts on what the page has no line of its own for, the critical ones first."""
     listed = {f"task {task.name}" for task in overview.tasks if task.needs_attention}
     listed |= {f"queue {queue.name}" for queue in overview.queues if queue.verdict.needs_attention}
-    listed |= {f"{lost.kind} {get_inbox_name(lost.worker)}" for lost in overview.lost[:5]}
+    listed |= {
+        f"{lost.kind} {get_inbox_name(lost.worker)}" for lost in select_unreplaced(overview.lost)[:SHOWN_LOST]
+    }
     own = [alert for alert in alerts if alert.fires and alert.subject not in listed]
     return sorted(own, key=lambda alert: (alert.severity != "critical", alert.name, alert.subject))
 
@@ -58,6 +62,20 @@ def count_breakers(overview: Overview) -> list[OpenBreakers]:
     return [OpenBreakers(name, describe_held(name), count) for name, count in counts.items()]
 
 
+def describe_calm(overview: Overview) -> str:
+    """Return what is well where nothing needs a person, in words that the figures of the same overview bear out.
+
+    That a task fails is known from reports, which come later than the figures.
+    """
+    totals = overview.totals
+    parts = [
+        "queues keep up",
+        "" if totals.failed_per_second or totals.dead else "tasks succeed",
+        "workers do well" if totals.workers else "",
+    ]
+    return f"Nothing: {', '.join(filter(None, parts))}."
+
+
 async def load_overview(request: PageRequest) -> Mapping[str, Any]:
     """Return the overview, and the history of the busiest queues."""
     overview = await request.read("top:show")
@@ -76,6 +94,9 @@ async def load_overview(request: PageRequest) -> Mapping[str, Any]:
         "undelivered": [alert for alert in alerts if alert.undelivered],
         "firing": {alert.subject: alert.severity for alert in alerts if alert.fires},
         "breakers": count_breakers(overview),
+        "lost": select_unreplaced(overview.lost)[:SHOWN_LOST],
+        "replaced": describe_replaced(overview.lost),
+        "calm": describe_calm(overview),
     }
 
 

@@ -231,6 +231,11 @@ class LostWorker(msgspec.Struct, frozen=True, kw_only=True):
     controller: str = ""
 
     @property
+    def is_replaced(self) -> bool:
+        """Whether nobody needs to look at it: one of its name works again, and no job was interrupted."""
+        return self.is_back and not (self.held or self.put_back or self.dead or self.jobs)
+
+    @property
     def work(self) -> str:
         """What it held, and what became of that, in words."""
         return describe_lost_work(self)
@@ -243,6 +248,21 @@ class WorkersOverview(NamedTuple):
     lost: tuple[LostWorker, ...]
     # How many more were lost on one queue: of very many the last ones are known by name.
     further_lost: int = 0
+
+
+def select_unreplaced(lost: Sequence[LostWorker]) -> tuple[LostWorker, ...]:
+    """Return the lost processes that people may have to look at, one by one."""
+    return tuple(process for process in lost if not process.is_replaced)
+
+
+def describe_replaced(lost: Sequence[LostWorker]) -> str:
+    """Return how many of the lost processes were replaced, in words; '' for none."""
+    count = sum(process.is_replaced for process in lost)
+    return (
+        f"{format_count(count, 'process was', 'processes were')} lost in the last hour and replaced"
+        if count
+        else ""
+    )
 
 
 def describe_lost_work(lost: LostWorker) -> str:
@@ -301,7 +321,7 @@ class OverviewTotals(msgspec.Struct, frozen=True, kw_only=True):
     scheduled: int
     dead: int
     workers: int
-    # Those that were lost in the last hour.
+    # Those that were lost in the last hour, without those that were replaced.
     lost: int = 0
     routers: int
     schedulers: int

@@ -5,7 +5,7 @@ metrics, and whether it has left in order. A process whose loop is blocked lives
 so. A lost one is shown for an hour, whoever has put its jobs back.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Literal
 
 import msgspec
@@ -52,6 +52,24 @@ def count_unnamed_lost(counts: Iterable[tuple[int, int]]) -> int:
         counts: How many were lost on each queue, and of how many the names are known.
     """
     return max((max(0, total - named) for total, named in counts), default=0)
+
+
+def is_succeeded(name: str, live_names: Collection[str]) -> bool:
+    """Return whether a process of the same kind has taken the place of a lost one.
+
+    It has the same name, or none of its own: then both are called after their host and process id, `web-1:4711`.
+
+    Args:
+        name: The name of its inbox.
+        live_names: Those of the live processes of its kind.
+    """
+    host, _, pid = name.rpartition(":")
+    return name in live_names or (
+        pid.isdecimal()
+        and any(
+            other.rpartition(":")[0] == host and other.rpartition(":")[2].isdecimal() for other in live_names
+        )
+    )
 
 
 class ProcessStanding(msgspec.Struct, frozen=True):

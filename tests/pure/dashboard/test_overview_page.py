@@ -2,7 +2,9 @@
 
 from typing import Any
 
-from celery5.dashboard.pages.overview import count_breakers, find_own_alerts
+import msgspec
+
+from celery5.dashboard.pages.overview import count_breakers, describe_calm, find_own_alerts
 from celery5.observability.alerts import AlertState
 from celery5.protocol.health.breaker import describe_held
 from celery5.protocol.observability.overview import (
@@ -66,3 +68,15 @@ def test_breakers_are_counted_over_all_workers() -> None:
     assert describe_held("webhook:alerts") == "notifications of alerts wait"
     assert describe_held("outlet:StatsD") == "it gets no metrics"
     assert describe_held("shop.pay:v2") == held  # a task
+
+
+def test_headline_claims_nothing_that_the_figures_beside_it_deny() -> None:
+    def describe(**counts: float) -> str:
+        overview = make_overview()
+        totals = msgspec.structs.replace(overview.totals, **{"workers": 1, **counts})
+        return describe_calm(msgspec.structs.replace(overview, totals=totals))
+
+    assert describe() == "Nothing: queues keep up, tasks succeed, workers do well."
+    assert describe(dead=1) == "Nothing: queues keep up, workers do well."
+    assert describe(failed_per_second=0.1) == "Nothing: queues keep up, workers do well."
+    assert describe(workers=0) == "Nothing: queues keep up, tasks succeed."

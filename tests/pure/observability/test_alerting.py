@@ -319,6 +319,20 @@ def test_alert_covers_lost_processes_of_every_kind() -> None:
     assert [key[1] for key in read_conditions([only], measured, ())] == ["worker web1"]
 
 
+def test_alert_on_a_lost_process_ends_when_another_works_in_its_place() -> None:
+    rule = AlertRule(name="lost", condition=worker_lost(within=100))
+    lost = {("controller", "vm:7:x"): 140.0, ("controller", "other:7:x"): 140.0}
+    measured = MeasuredCluster(at=150, queues={}, lost=lost, succeeded=[("controller", "vm:7:x")])
+    found = {subject: reading for (_, subject), reading in read_conditions([rule], measured, ()).items()}
+    assert {subject: reading.value for subject, reading in found.items()} == {
+        "controller vm:7": 0,
+        "controller other:7": 1,
+    }
+    assert found["controller vm:7"].description == (
+        "controller vm:7:x was lost 10 s ago; another one works in its place"
+    )
+
+
 def test_runs_that_are_not_undone_have_an_alert_of_their_queue() -> None:
     def stopping(run: str, since: float, failed: int = 0) -> StoppingRun:
         return StoppingRun(id=run, since=since, failed=failed, description=f"run {run} is UNDOING")

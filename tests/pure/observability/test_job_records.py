@@ -172,6 +172,10 @@ def test_an_interval_keeps_the_slowest_and_one_sample_and_the_next_one_begins_an
     assert watch.slow_bar == watch.next_sample_at == math.inf
 
 
+def _return_record(record: JobRecord, _is_slow: bool) -> JobRecord:
+    return record
+
+
 def test_records_sent_early_come_once_and_those_of_a_busy_task_wait_for_the_report() -> None:
     kept, watch = EndedJobs("p", lambda: 0.5), SuccessWatch()
 
@@ -179,7 +183,7 @@ def test_records_sent_early_come_once_and_those_of_a_busy_task_wait_for_the_repo
         for seconds in durations:
             if seconds > watch.slow_bar or watch.next_sample_at <= 0:
                 record = JobRecord(id=str(seconds), queue="q", state="SUCCESS")
-                kept.add_success(watch, seconds, 0.0, lambda _, record=record: record)
+                kept.add_success(watch, seconds, 0.0, partial(_return_record, record))
 
     def take() -> list[str]:
         batch = kept.make_batch()

@@ -95,6 +95,17 @@ async def test_single_dead_jobs_are_chosen_and_deleted(app: App) -> None:
     assert [job.id async for job in app.dlq.aread()] == [jobs[1].id]
 
 
+async def test_first_page_never_claims_success_beside_dead_jobs(app: App) -> None:
+    declare(app)
+    await app.tasks["fail"].adelay(1)
+    async with working(app, queues=("money",)):
+        await until_dead(app, 1)
+    async with browsing(app) as client:
+        text = read_text((await client.get(f"/{app.name}")).text)
+        assert "nobody has sent it again or deleted it" in text
+        assert "tasks succeed" not in text
+
+
 async def test_a_queue_is_paused_and_resumed_by_its_button(app: App) -> None:
     declare(app)
     await app.tasks["pay"].adelay(1)

@@ -16,7 +16,7 @@ import trio
 
 from celery5 import App
 from celery5.broker.calls import queues as queue_calls
-from celery5.protocol.observability.overview import LostWorker
+from celery5.protocol.observability.overview import IS_BACK, LostWorker
 from tests.redis.commands.staff import Employee, Staff
 from tests.redis.observability.surfaces import TARGET, Surfaces, get
 from tests.redis.observability.surfaces_app import SETTINGS, declare
@@ -297,6 +297,39 @@ async def test_a_killed_scheduler_and_router_are_lost_and_fire_the_alert(frail: 
         if name != "JSON API, doctor:run":  # it names one, and how many more there are
             assert sorted(await read(surfaces)) == sorted(map(name_of, killed)), name
     assert "2 lost in the last hour" in str(await surfaces.ask("doctor:run"))
+    await start(staff, "scheduler", "start")
+
+    async def scheduler_is_succeeded() -> bool:
+        lost = {process.kind for process in (await frail.metrics.aworkers()).lost}
+        states = await frail.alerts.alist()
+        told = {state.subject for state in states if "another one works in its place" in state.description}
+        return (lost, told) == ({"router"}, {names[0]})  # the alert is over when that has lasted a minute
+
+    await until_async(scheduler_is_succeeded)
+
+
+async def test_lost_worker_that_is_back_and_held_no_jobs_is_counted_in_one_line(
+    frail: App, staff: Staff
+) -> None:
+    words = ("worker", "start", "--queues", QUEUE, "--name", "till")
+
+    async def is_live() -> bool:
+        return [worker.name for worker in (await frail.metrics.aworkers()).workers] == ["till"]
+
+    first = await start(staff, *words)
+    await until_async(is_live)
+    first.signal(signal.SIGKILL)
+    await until_lost(frail)
+    await start(staff, *words)
+    await until_async(is_live)
+    surfaces = Surfaces(frail)
+    replaced = "1 process was lost in the last hour and replaced"
+    texts = [await surfaces.run("info"), await surfaces.look("")]
+    assert [replaced in text for text in texts] == [True, True], texts
+    assert [IS_BACK in text for text in texts] == [False, False], texts
+    assert "nothing needs attention" in await surfaces.run("top", "--once")
+    assert "lost in the last hour" not in str(await surfaces.ask("doctor:run"))
+    assert "till" in await surfaces.run("worker", "list", "--timeout", "1")
 
 
 async def test_how_a_process_stands_is_one_word_in_json_and_health_says_more(
