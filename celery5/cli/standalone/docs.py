@@ -142,19 +142,19 @@ def search(pages: Mapping[str, str], words: str) -> list[Found]:
             found.append(
                 Found(place.section, missing, score * place.weigh_kind() * place.weigh_phrase(phrase))
             )
-    found.sort(key=lambda one: (len(one.missing), -one.score))
+    found.sort(key=lambda candidate: (len(candidate.missing), -candidate.score))
     return _choose(found)
 
 
 def _choose(found: Sequence[Found]) -> list[Found]:
     """Return the first sections, a few of each page: with equally many of the words, unless they are of few pages."""
     chosen: list[Found] = []
-    for one in found:
+    for candidate in found:
         pages = [other.section.page for other in chosen]
-        if chosen and len(one.missing) > len(chosen[-1].missing) and len({*pages}) >= LEAST_PAGES:
+        if chosen and len(candidate.missing) > len(chosen[-1].missing) and len({*pages}) >= LEAST_PAGES:
             break
-        if pages.count(one.section.page) < MOST_OF_A_PAGE:
-            chosen.append(one)
+        if pages.count(candidate.section.page) < MOST_OF_A_PAGE:
+            chosen.append(candidate)
     return chosen[:MOST_SECTIONS]
 
 

@@ -52,13 +52,13 @@ def to_json(value: Any) -> Any:
         if type(number) in KEPT:
             return number
     instead = (
-        suggest_instead(type(value))
+        suggest_instead(cast("object", type(value)))
         or "use a dataclass, or numbers, text, lists and dicts (celery5 docs types)"
     )
     raise NotImplementedError(f"{type(value).__name__} has no JSON form: {instead}")
 
 
-def suggest_instead(kind: type[Any]) -> str:
+def suggest_instead(kind: object) -> str:
     """Return what to use instead of an object of a database, such as a model of Django; '' for any other class."""
     if hasattr(kind, "_meta") and hasattr(kind, "pk"):
         return "use its pk"

@@ -103,7 +103,7 @@ def test_a_question_finds_its_page_among_the_first_three(words: str, names: str)
 
 def test_the_questions_to_the_search_of_the_site_find_their_pages_here_too() -> None:
     asked = [*read_words(), *TASKS]
-    found = {words: [_get_place(one) for one in search(PAGES, words)] for words in asked}
+    found = {words: [_get_place(section) for section in search(PAGES, words)] for words in asked}
     missed = [line.partition(":")[0] for line in find_missed(found)]
     assert sorted(missed) == ["Task", "group"], "words that stand in the titles and headings of other pages"
 
@@ -126,7 +126,7 @@ def test_words_are_found_in_titles_before_headings_before_texts() -> None:
         second="# Second\n\n## Retries of a job\n\nText.\n",
         third="# Jobs and retry\n\nText.\n",
     )
-    assert [one.section.titles for one in found] == [
+    assert [section.section.titles for section in found] == [
         ("Jobs and retry",),
         ("Second", "Retries of a job"),
         ("First",),
@@ -137,7 +137,7 @@ def test_words_are_found_in_titles_before_headings_before_texts() -> None:
 def test_a_part_of_a_name_is_found_and_small_words_do_not_count() -> None:
     page = "# Words\n\n## task_always_eager\n\nNone.\n\n## Others\n\nWhere there is how.\n"
     found = find("what is always_eager", words=page)
-    assert [one.section.titles[-1] for one in found][:1] == ["task_always_eager"]
+    assert [section.section.titles[-1] for section in found][:1] == ["task_always_eager"]
     assert found[0].missing == ()
 
 
