@@ -59,6 +59,11 @@ _RUN_OPTIONS = (
 )
 """The options of a run of a workflow, and the options of the tasks in it."""
 
+_OF_A_RUN = (
+    '; of a run, which start() of a workflow and app.workflows.find(id) return, run.status().state == "{}"'
+)
+"""What is asked of the run of a workflow, whose status is an object."""
+
 CELERY: Mapping[NameKind, Mapping[str, str]] = {
     "module": {
         "Celery": "App",
@@ -181,9 +186,9 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
     },
     "result": {
         "ready": "wait([result], timeout=0), or result.status()",
-        "successful": 'result.status() == "SUCCESS"',
-        "failed": 'result.status() == "DEAD"',
-        "state": "result.status()",
+        "successful": f'result.status() == "SUCCESS"{_OF_A_RUN.format("SUCCESS")}',
+        "failed": f'result.status() == "DEAD"{_OF_A_RUN.format("FAILED")}',
+        "state": "result.status(); of the run of a workflow run.status().state",
         "result": "result.get()",
         "traceback": "the traceback of the TaskFailed that get() raises",
         "task_id": "result.id",

@@ -50,6 +50,8 @@ _FLAGS = {
 }
 """Flags of `celery worker`, and those of `celery5 worker start`."""
 _OF_ALL = "where --max-jobs counts for the whole worker, not for each child: multiply it by the concurrency"
+_OF_ONE_WORKER = "and {} where only one worker has that name: without it the name is the host and the process"
+"""What is said of a name with `%h` and the like: celery5 has none of these, and workers of one name share an inbox."""
 _ALONE = {
     *(
         "-B",
@@ -186,12 +188,19 @@ _COMPANIONS = {
 """Packages that come with Celery, and what to do with them."""
 
 
+EXTRAS = ("dashboard", "testing", "top")
+"""The extras of celery5 that a project of Celery needs, beside `django`."""
+REDIS_PY = "redis>=8,<9"
+"""The versions of redis-py that celery5 requires."""
+_WITHOUT_REDIS = (
+    "; while both are installed, write celery without [redis], whose redis-py is older than that of celery5: Celery "
+    "runs with the newer one"
+)
+
+
 def find_requirements(text: str, index: ProjectIndex) -> Iterator[CeleryUse]:
     """Yield a finding for each line that requires Celery or a package for it, with what celery5 has for its extras."""
-    extras = ["testing"]
-    extras += ["django"] if index.is_django else []
-    extras += ["dashboard", "top"] if index.has_flower else []
-    of_flower = ", dashboard and top for what replaces Flower" if index.has_flower else ""
+    extras = ",".join(sorted({*EXTRAS, *(["django"] if index.is_django else [])}))
     for number, line in enumerate(text.split("\n"), 1):
         for match in _REQUIREMENT.finditer(line) if len(line) <= MAX_LINE else ():
             groups = match.groupdict()
@@ -203,11 +212,20 @@ def find_requirements(text: str, index: ProjectIndex) -> Iterator[CeleryUse]:
                     number,
                     "by hand",
                     f"celery{shown}",
-                    f"celery5[{','.join(sorted(extras))}], which needs no extra for Redis; testing is for tests "
-                    f"(in_memory){of_flower}: celery5 docs install lists all extras",
+                    f"celery5[{extras}]: dashboard and top take the place of Flower, testing is for "
+                    f"tests{_WITHOUT_REDIS if 'redis' in shown else ''} (celery5 docs install lists all extras)",
                 )
+            elif key == "redis" and _is_older_redis(line[match.end() :]):
+                yield CeleryUse(number, "by hand", "redis", f"{REDIS_PY}, which celery5 requires")
             elif key in _COMPANIONS:
                 yield CeleryUse(number, "by hand", key, _COMPANIONS[key])
+
+
+def _is_older_redis(rest: str) -> bool:
+    """Return whether the versions behind the name of redis-py are all older than celery5 allows."""
+    bound = re.match(r"[^#;\"']*?(?P<kind>==|~=|<=|<)\s*(?P<major>\d+)", rest)
+    least = int(REDIS_PY.partition(">=")[2].partition(",")[0])
+    return bound is not None and int(bound["major"]) < least + (bound["kind"] == "<")
 
 
 def _split(text: str) -> list[str]:
@@ -277,8 +295,10 @@ def _translate_worker(begin: str, words: list[str], index: ProjectIndex) -> str:
         elif flag in ("-c", "--concurrency") and is_green:
             flags.append(f"--concurrency {value}")
         elif flag in ("-n", "--hostname"):
-            name = value.partition("@")[0]  # the host is known without it
-            flags += [f"--name {name}"] if name and "%" not in name else []
+            name = value.partition("@")[0]
+            flags += [f"--name {name}"] if name and "%" not in value else []
+            if name and "%" not in name and "%" in value:
+                notes.append(_OF_ONE_WORKER.format(f"--name {name}"))
         elif flag in _FLAGS:
             flags.append(f"{_FLAGS[flag]} {value.lower() if 'level' in _FLAGS[flag] else value}")
             notes += [_OF_ALL] if _FLAGS[flag] == "--max-jobs" else []

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from celery5.migration.calls.argument_types import find_unannotated
 from celery5.migration.files.findings import CeleryUse
 from celery5.migration.files.source import SourceFile
+from celery5.migration.job_ids import find_uuid_ids
+from celery5.migration.leftovers import find_leftovers
 from celery5.migration.project.index import ProjectIndex, find_task_decorator, get_dotted
 from celery5.migration.settings.names import normalize
 
@@ -54,6 +56,8 @@ def find_differences(files: Sequence[SourceFile], index: ProjectIndex) -> Mappin
         found[file.name] += _find_limited_defs(file.tree)
         found[file.name] += find_unannotated(file, file.tree, index)
         places += _find_places(file, file.tree)
+    for name, use in (*find_uuid_ids(files), *find_leftovers(files)):
+        found[name].append(use)
     if places and not has_backlog and any(index.names[name] for name in _SENDING):
         place = min(places, key=lambda place: place.rank)
         advice = _BACKLOG.format('CELERY5["backlog"] = 0' if index.is_django else "App(..., backlog=0)")

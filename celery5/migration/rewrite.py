@@ -12,7 +12,7 @@ from celery5.migration.calls.argument_types import check_argument_types
 from celery5.migration.calls.attributes import check_attribute
 from celery5.migration.calls.canvas import change_operator
 from celery5.migration.calls.dispatch import change_call
-from celery5.migration.calls.methods import check_handlers
+from celery5.migration.calls.methods import check_blocking, check_handlers
 from celery5.migration.calls.project_tests import check_fixtures, check_replaced, check_stand_in
 from celery5.migration.calls.signals import check_signal, mark_signals
 from celery5.migration.command_lines import find_command_lines, find_commands_in_code, find_requirements
@@ -93,8 +93,34 @@ def migrate_project(source: Path) -> Migration:
         notes.append(
             "no Celery(...) was found: give the App retry_policy=RetryPolicy(max_retries=0), as Celery tries a job once"
         )
-    whole = ProjectReport(tuple(reports), unreadable, notes, index.is_django)
+    texts = {report.path: report.text for report in reports if report.text}
+    importing = [
+        file.name
+        for file in project.files
+        if file.tree is not None and _imports_celery(file, texts.get(file.name))
+    ]
+    whole = ProjectReport(tuple(reports), unreadable, notes, importing)
     return Migration(source if source.is_dir() else source.parent, project.files, whole)
+
+
+def _imports_celery(file: SourceFile, text: str | None) -> bool:
+    """Return whether a file of Python imports Celery, with its changes where it has some."""
+    if "celery" not in (file.text if text is None else text):
+        return False
+    tree = file.tree if text is None else ast.parse(text)
+    decisions = Decisions(file.text if text is None else text)
+    return any(
+        name.partition(".")[0] == "celery"
+        and not decisions.settle(CeleryUse(node.lineno, "decide", name, ""))
+        for node in (ast.walk(tree) if tree is not None else ())
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom) and not node.level
+            else []
+        )
+    )
 
 
 def migrate_file(file: SourceFile, index: ProjectIndex, differences: Sequence[CeleryUse] = ()) -> FileReport:
@@ -225,6 +251,7 @@ class _Rewriter(ast.NodeVisitor):
             check_app(self.context, node)
         else:
             change_call(self.context, node)
+            check_blocking(self.context, node)
             check_settings_call(self.context, node)
             check_stand_in(self.context, node)
 

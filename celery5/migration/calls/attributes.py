@@ -15,6 +15,13 @@ _OF_OUR_TASK = {
 }
 _OF_OUR_SIGNATURE = {name for name in dir(Signature) if not name.startswith("_")}
 _OPTION = "an option of the declaration, which task.options(...) changes for one call: the task has no such attribute"
+_STATUS = (
+    'result.status(), a method; "DEAD" is what FAILURE was. Of a run, which start() of a workflow and '
+    'app.workflows.find(id) return, it is run.status().state, and "FAILED"'
+)
+_AWAITED_STATUS = _STATUS.replace("result.status()", "await result.astatus()").replace(
+    "run.status().state", "(await run.astatus()).state"
+)
 _TABLES: Mapping[ValueKind, NameKind] = {
     "app": "app",
     "control": "control",
@@ -33,7 +40,7 @@ def check_attribute(context: FileContext, node: ast.Attribute) -> None:
         context.replace(node, f"{context.render(node.value)}.id")
         context.changed(node, "result.task_id", "result.id")
     elif kind == "result" and node.attr in ("status", "state"):
-        context.by_hand(node, f"result.{node.attr}", 'result.status(), a method; "DEAD" is what FAILURE was')
+        context.by_hand(node, f"result.{node.attr}", _AWAITED_STATUS if context.is_async else _STATUS)
     elif not answer_name(context, node, kind, node.attr, node.value):
         check_unknown_task(context, node, node.attr, node.value)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from celery5.hints import find_equivalent
 from celery5.migration.project.context import FileContext
 from celery5.migration.project.index import KnownTask
+from celery5.migration.values.priorities import describe_priority
 
 _KEPT = {
     "countdown",
@@ -130,6 +131,9 @@ def _add_option(context: FileContext, new: NewCall, name: str | None, value: ast
         new.options.append(f"{name}={text}")
         if name in ("eta", "expires") and _is_naive(value):
             new.problems.append((f"{name}={text}", "a time with its zone: datetime.now(UTC)"))
+    elif name == "priority":
+        shown, advice = describe_priority(value, context.index.transport)
+        new.problems.append((shown, f"options({advice.replace(':', '):', 1)}"))
     else:
         advice = _ADVICE.get(name, "").replace("TEXT", text) or find_equivalent("option", name)
         if name in _ADVICE or not advice.startswith(("nothing", "not needed")):
@@ -140,7 +144,6 @@ _NO_OPTION = "leave it out, or pass it to the task as an argument: a call has no
 _ADVICE = {
     "serializer": "annotate the parameters: arguments and results are JSON",
     "compression": "leave it out: arguments and results are JSON",
-    "priority": 'options(priority="high"): high, normal or low',
     "link": "(task.s(...) | TEXT).start()",
     "retry_policy": "leave it out: a lost connection is retried; retry_policy of celery5 is about failed jobs",
     "link_error": "options(on_failure=task), which is called with a list of StepFailure, in place of the task's own: "

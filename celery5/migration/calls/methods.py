@@ -148,3 +148,31 @@ def check_handlers(context: FileContext, node: ast.Try) -> None:
                 continue
             if not (context.celery_name(kind) or context.new_name(kind)):
                 context.note(kind, "decide", f"except {name} around get()", _TASK_FAILED)
+
+
+_TWINS: dict[tuple[str, str], tuple[str, str]] = {
+    **{("result", method): (method, f"a{method}") for method in ("get", "revoke", "forget", "status")},
+    **dict.fromkeys((("signature", name) for name in ("delay", "apply_async")), ("delay", "adelay")),
+    **dict.fromkeys((("workflow", name) for name in ("start", "delay", "apply_async")), ("start", "astart")),
+    ("app", "send_task"): ("delay", "adelay"),
+    ("control", "revoke"): ("revoke", "arevoke"),
+}
+"""What waits for Redis, by its object: what it is called after the changes, and what an `async def` awaits instead."""
+
+
+_AWAITED = "await {}(...): what waits for Redis raises an error on a running event loop"
+
+
+def check_blocking(context: FileContext, call: ast.Call) -> None:
+    """Report a call in an `async def` that waits for Redis: celery5 refuses that on a running event loop."""
+    if not context.is_async:
+        return
+    match call.func:
+        case ast.Attribute(attr=method, value=receiver):
+            names = _TWINS.get((context.kind_of(receiver), method))
+        case ast.Call() as made if context.kind_of(made) == "workflow":
+            names = _TWINS["workflow", "start"]
+        case _:
+            names = None
+    if names:
+        context.by_hand(call, f"{names[0]} in async def", _AWAITED.format(names[1]))

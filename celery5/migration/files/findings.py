@@ -9,10 +9,9 @@ import msgspec
 FindingKind = Literal["change", "by hand", "decide", "nothing"]
 _DECIDED = re.compile(r"(?:[#;]|//|<!--)\s*celery5: decided\b")
 """A comment that says that a finding of its line is settled; in a line of its own: all to decide in the file is."""
-_KEEP_CELERY = (
-    "keep celery installed until python manage.py check is silent: modules that still import Celery cannot be imported "
-    "without it"
-)
+_KEEP_CELERY = "keep celery installed while a module imports it, and cannot be imported without it: {}"
+MAX_NAMED = 5
+"""The most modules that a note names."""
 
 
 class CeleryUse(msgspec.Struct, frozen=True, order=True):
@@ -64,13 +63,16 @@ class ProjectReport(msgspec.Struct, frozen=True):
     files: tuple[FileReport, ...]
     unreadable: Mapping[str, str]
     notes: Sequence[str] = ()
-    is_django: bool = False
+    importing: Sequence[str] = ()  # the files that import Celery, also when the changes are written
 
     def count(self, kind: FindingKind) -> int:
         """Return how many findings there are of one kind."""
         return sum(len(file.of_kind(kind)) for file in self.files)
 
     def list_notes(self) -> list[str]:
-        """Return the notes; while a Django project has something to change, also that Celery stays installed."""
-        is_changing = self.count("change") or self.count("by hand")
-        return [*self.notes, *([_KEEP_CELERY] if self.is_django and is_changing else [])]
+        """Return the notes; while modules import Celery, also that it stays installed, with their files."""
+        if not self.importing:
+            return [*self.notes]
+        more = len(self.importing) - MAX_NAMED
+        names = ", ".join(self.importing[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
+        return [*self.notes, _KEEP_CELERY.format(names)]

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from celery5.migration.files.source import SourceFile
+from celery5.migration.values.priorities import Transport, find_transport
 from celery5.migration.values.rates import translate_rate
 
 DECORATORS = {"task", "shared_task", "periodic_task"}
@@ -20,7 +21,6 @@ TEST_FILE = re.compile(r"(^|/)(tests?/.*|tests?\w*|\w+_tests?|conftest)\.py$")
 """A module of tests."""
 _ENVIRONMENT = re.compile(r"(^|\.)(environ|getenv|env|config)(\.|$)")
 """What reads a variable of the environment."""
-_FLOWER = re.compile(r"\bflower\b|\bcelery5\b.*\s(?:dashboard start|top)\b")
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class ProjectIndex:
     packages: set[tuple[str, ...]] = field(default_factory=set)
     names: Counter[str] = field(default_factory=Counter)  # how often each name and attribute is read
     is_django: bool = False
-    has_flower: bool = False  # a command line or a requirement has it, or what replaces it
+    transport: Transport = ""  # the broker that it has with Celery; RabbitMQ where files name both
     task_modules: set[tuple[str, ...]] = field(default_factory=set)
     task_names: set[str] = field(default_factory=set)  # the names given by name=
     makers: dict[str, set[str]] = field(
@@ -135,9 +135,10 @@ def make_index(files: Sequence[SourceFile]) -> ProjectIndex:
     """Return the names of the files of a project."""
     index = ProjectIndex(packages={file.module for file in files if file.name.endswith("__init__.py")})
     for file in files:
+        transport = find_transport(file.text)
+        index.transport = transport if transport == "amqp" else index.transport or transport
         index.names_default_queue |= "default_queue" in file.text.lower()
         if file.tree is None:
-            index.has_flower |= _FLOWER.search(file.text) is not None
             continue
         index.modules.add(file.module)
         index.is_django |= file.name.endswith("manage.py")

@@ -5,6 +5,7 @@ import ast
 from celery5.hints import ONE_AT_A_TIME, find_equivalent
 from celery5.migration.project.context import FileContext
 from celery5.migration.project.index import Function, get_dotted
+from celery5.migration.values.priorities import describe_priority
 from celery5.migration.values.rates import translate_rate
 from celery5.tasks.declaration import TaskOptions
 
@@ -61,7 +62,8 @@ def _keep_retries(
 ) -> list[str]:
     """Return the options by which a task is tried again when Celery would try it again, and only then."""
     has_delay = "backoff" in present or _find_delay(given) != ""
-    missing: list[str] = [] if "max_retries" in present else ["max_retries=3"]
+    count = _find_retries(function) if uses_retry and "autoretry_for" not in present else 3
+    missing: list[str] = [] if "max_retries" in present else [f"max_retries={count}"]
     is_delayed = "autoretry_for" in present or (uses_retry and _retries_without_countdown(function))
     if is_delayed and not has_delay and not _is_constant(given.get("max_retries"), 0):
         missing += _CELERY_DELAY
@@ -90,12 +92,26 @@ def _drop_delay(context: FileContext, option: ast.keyword, name: str, used: str)
     return []
 
 
-def _retries_without_countdown(function: Function) -> bool:
-    calls = [
+def _find_retries(function: Function) -> int:
+    """Return the number that all calls of `retry` name, else Celery's default: two numbers in a task would be odd."""
+    numbers = {
+        next((get_constant(option) for option in call.keywords if option.arg == "max_retries"), None)
+        for call in _find_retry_calls(function)
+    }
+    (number, *others) = numbers or {None}
+    return number if isinstance(number, int) and not (others or isinstance(number, bool)) else 3
+
+
+def _find_retry_calls(function: Function) -> list[ast.Call]:
+    return [
         node
         for node in ast.walk(function)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "retry"
     ]
+
+
+def _retries_without_countdown(function: Function) -> bool:
+    calls = _find_retry_calls(function)
     return any(not {option.arg for option in call.keywords} & {"countdown", "eta", None} for call in calls)
 
 
@@ -242,7 +258,8 @@ def change_serializer(context: FileContext, option: ast.keyword, _given: dict[st
 def change_priority(context: FileContext, option: ast.keyword, _given: dict[str, ast.keyword]) -> list[str]:
     """Report a priority that celery5 does not have."""
     if get_constant(option) not in ("high", "normal", "low"):
-        context.by_hand(option, "priority", 'priority="high", "normal" or "low"')
+        name, advice = describe_priority(option.value, context.index.transport)
+        context.by_hand(option, name, advice)
     return [f"priority={context.render(option.value)}"]
 
 

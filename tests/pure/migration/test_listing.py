@@ -1,13 +1,17 @@
 """Listing: `celery5 migrate` names the changes left to its user, also in a run after `--write`."""
 
 import json
+import re
+import tomllib
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from packaging.requirements import Requirement
 
 from celery5.broker.endpoint import Endpoint
 from celery5.cli.standalone.migrate import migrate as migrate_command
+from celery5.migration.command_lines import REDIS_PY
 from celery5.migration.files.findings import ProjectReport
 from celery5.migration.rewrite import migrate_project
 from celery5.migration.settings.broker_urls import translate_url
@@ -432,7 +436,10 @@ def test_requirements_of_a_django_project_name_the_extra_and_the_end_says_that_n
     (tmp_path / "requirements.txt").write_text("celery>=5\n")
     (tmp_path / "manage.py").write_text("INSTALLED_APPS = []\n")
     done = CliRunner(env={"COLUMNS": "120"}).invoke(migrate_command, [str(tmp_path)])
-    assert "celery5[django,testing], which needs no extra for Redis; testing is for tests" in done.output
+    extras = re.search(r"celery5\[[\w,]+\]", done.output)
+    assert extras is not None
+    assert extras[0] in Path("docs/guide/django.md").read_text()
+    assert "without [redis]" not in done.output
     (tmp_path / "requirements.txt").write_text("celery5[django]\n")
     done = CliRunner().invoke(migrate_command, [str(tmp_path)])
     assert done.output == "nothing left to do\n"
@@ -528,34 +535,60 @@ def test_limits_of_each_child_have_one_note_that_celery5_counts_for_the_worker(
 
 
 @pytest.mark.parametrize(
-    ("name", "line"),
+    ("line", "name", "words"),
     [
-        ("Procfile", "web: celery -A shop flower"),
-        ("Procfile", "web: python manage.py celery5 dashboard start"),
-        ("dev-requirements.txt", "flower==2.0.1"),
+        ("celery[redis]>=5.5,<5.6", "celery[redis]", "write celery without [redis]"),
+        ("redis>=4.5,<6", "redis", REDIS_PY),
+        ("redis==5.2.1", "redis", REDIS_PY),
+        ("redis<8", "redis", REDIS_PY),
     ],
 )
-def test_requirements_have_the_extras_of_what_replaces_flower(tmp_path: Path, name: str, line: str) -> None:
-    (tmp_path / "requirements.txt").write_text("celery>=5\n")
-    (tmp_path / "manage.py").write_text("INSTALLED_APPS = []\n")
-    (tmp_path / name).write_text(f"{line}\n")
-    done = CliRunner(env={"COLUMNS": "120"}).invoke(migrate_command, [str(tmp_path)])
-    assert "celery5[dashboard,django,testing,top], which needs no extra for Redis" in done.output
+def test_requirements_that_hold_redis_py_below_ours_are_named(
+    tmp_path: Path, line: str, name: str, words: str
+) -> None:
+    (tmp_path / "tasks.py").write_text(APP)
+    for text in (line, "redis>=5", "redis>=8,<9", "redis!=5.0.2"):
+        (tmp_path / "requirements.txt").write_text(f"{text}\n")
+        reports = [file for file in migrate_project(tmp_path).report.files if file.path == "requirements.txt"]
+        found = [(use.name, words in use.advice) for file in reports for use in file.of_kind("by hand")]
+        assert found == ([(name, True)] if text == line else [])
+    project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
+    assert (
+        Requirement(REDIS_PY).specifier
+        == Requirement(next(text for text in project["dependencies"] if text.startswith("redis"))).specifier
+    )
 
 
-def test_django_project_is_told_to_keep_celery_until_nothing_is_left(tmp_path: Path) -> None:
+def test_modules_that_import_celery_are_named_until_none_does(tmp_path: Path) -> None:
+    (tmp_path / "tasks.py").write_text(APP)
+    (tmp_path / "signals.py").write_text("from celery.signals import task_failure\n")
+    for arguments in ([str(tmp_path)], [str(tmp_path), "--write", "--backup"]):
+        lines = CliRunner(env={"COLUMNS": "120"}).invoke(migrate_command, arguments).output.splitlines()
+        assert lines[-2].startswith("note: keep celery installed while")
+        assert lines[-2].endswith("without it: signals.py")
+    (tmp_path / "signals.py").write_text("from celery.signals import task_failure  # celery5: decided\n")
+    (tmp_path / "requirements.txt").write_text("celery\n")
+    assert "keep celery" not in CliRunner().invoke(migrate_command, [str(tmp_path)]).output
+
+
+def test_end_says_in_one_line_that_nothing_is_left(tmp_path: Path) -> None:
     (tmp_path / "tasks.py").write_text(APP)
     (tmp_path / "manage.py").write_text("INSTALLED_APPS = ['celery5.contrib.django']\n")
-    first = CliRunner(env={"COLUMNS": "120"}).invoke(migrate_command, [str(tmp_path)]).output
-    assert "note: keep celery installed until python manage.py check is silent" in first.splitlines()[-3]
-    notes = json.loads(CliRunner().invoke(migrate_command, [str(tmp_path), "--json"]).output)["notes"]
-    assert notes[-1].startswith("keep celery installed until python manage.py check is silent")
     write(tmp_path, migrate_project(tmp_path).report)
     left = CliRunner().invoke(migrate_command, [str(tmp_path)]).output
     assert "keep celery" not in left
     assert left.endswith("nothing left to change, 1 to decide\n")
     (tmp_path / "tasks.py").write_text(f"# celery5: decided\n{(tmp_path / 'tasks.py').read_text()}")
-    assert CliRunner().invoke(migrate_command, [str(tmp_path)]).output == "nothing left to do\n"
+    done = CliRunner().invoke(migrate_command, [str(tmp_path)])
+    assert (done.output, done.exit_code) == ("nothing left to do\n", 0)
+    fields = json.loads(CliRunner().invoke(migrate_command, [str(tmp_path), "--json"]).output)
+    assert [fields[name] for name in ("changes", "by_hand", "to_decide", "no_counterpart", "notes")] == [
+        0,
+        0,
+        0,
+        0,
+        [],
+    ]
 
 
 MOVED = """

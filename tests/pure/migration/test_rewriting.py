@@ -501,7 +501,13 @@ COMMAND_LINES = [
         "celery5 -A proj worker start --max-jobs 1000, where --max-jobs counts for the whole worker, not for each "
         "child: multiply it by the concurrency",
     ),
-    ("celery worker -A proj -n w@%h -E", "celery5 -A proj worker start --name w"),
+    ("celery worker -A proj -n w@box -E", "celery5 -A proj worker start --name w"),
+    ("celery worker -A proj -n %n.%h", "celery5 -A proj worker start"),
+    (
+        "celery worker -A proj -n w@%h -E",
+        "celery5 -A proj worker start, and --name w where only one worker has that name: without it the name is the "
+        "host and the process",
+    ),
     ("/venv/bin/celery -A proj beat -S x", "celery5 -A proj scheduler start, twice or more"),
     (
         "celery -A proj flower",

@@ -100,3 +100,64 @@ def test_variable_of_the_environment_does_not_keep_the_setting_of_its_name(tmp_p
     (report,) = [file for file in migrate_project(tmp_path).report.files if file.path == "settings.py"]
     assert f'CELERY5 = {{"broker": {read}}}\n' in report.text
     assert "\nCELERY_BROKER_URL =" not in report.text
+
+
+@pytest.mark.parametrize(
+    ("call", "names"),
+    [
+        ("add.delay(1)", ["delay"]),
+        ("add.apply_async((1,), countdown=3)", ["delay"]),
+        ("add.delay(1).get()", ["delay", "get"]),
+        ("app.AsyncResult(name).get(timeout=3)", ["get"]),
+        ("app.control.revoke(name)", ["revoke"]),
+        ("(add.s(1) | add.s()).apply_async()", ["start"]),
+        ("celery.group(add.s(1), add.s(2))()", ["start"]),
+        ("app.send_task('tasks.other', (1,))", ["delay"]),
+        ("await app.result(name).aget()", []),
+        ("await sync_to_async(add.delay)(1)", []),
+    ],
+)
+def test_call_that_waits_for_redis_is_listed_in_async_def(
+    tmp_path: Path, call: str, names: list[str]
+) -> None:
+    for kind, expected in (("async def", [f"{name} in async def" for name in names]), ("def", [])):
+        text = f"import celery\n\n{kind} view(request, name):\n    {call}\n"
+        if kind == "def" and "await" in call:
+            continue
+        changed, left = migrate(tmp_path, text)
+        assert sorted({name for _, name in left if "async def" in name}) == expected
+        if changed:
+            (tmp_path / "tasks.py").write_text(changed)
+            reports = migrate_project(tmp_path).report.files
+            again = {use.name for report in reports for use in report.findings if "async def" in use.name}
+            assert sorted(again) == expected
+
+
+@pytest.mark.parametrize(
+    ("retries", "expected"),
+    [
+        (["max_retries=5"], 5),
+        (["max_retries=5", "max_retries=5, countdown=2"], 5),
+        (["max_retries=5", "max_retries=7"], 3),
+        (["max_retries=5", "countdown=2"], 3),
+        (["max_retries=limit"], 3),
+        (["countdown=2"], 3),
+    ],
+)
+def test_declaration_has_the_number_of_retries_that_its_calls_name(
+    tmp_path: Path, retries: list[str], expected: int
+) -> None:
+    lines = "".join(f"    raise self.retry({options})\n" for options in retries)
+    changed, _ = migrate(tmp_path, f"@app.task(bind=True)\ndef again(self):\n{lines}")
+    decorator = changed.partition("def again")[0].rpartition("@app.task")[2]
+    assert f"max_retries={expected}," in decorator
+
+
+def test_success_is_asked_of_a_job_and_of_a_run_each_in_its_way(tmp_path: Path) -> None:
+    (tmp_path / "tasks.py").write_text(
+        f"{TASKS}app.AsyncResult('a').successful()\napp.AsyncResult('a').failed()\n"
+    )
+    (report,) = migrate_project(tmp_path).report.files
+    advice = " ".join(use.advice for use in report.of_kind("by hand"))
+    for words in ('result.status() == "SUCCESS"', 'run.status().state == "SUCCESS"', 'state == "FAILED"'):
+        assert words in advice
