@@ -59,8 +59,8 @@ def _find_in_tree(tree: ast.Module, views: Mapping[str, Collection[str]]) -> Ite
     ids: dict[int, set[str]] = {}  # the parameters that are ids of jobs, by the ids of the texts of routes
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
-            called = {part for argument in node.args[1:] for part in _list_names(argument)}
-            _add_ids(ids, node, {name for part in called for name in views.get(part, ())})
+            parts = {part for argument in node.args[1:] for part in _list_names(argument)}
+            _add_ids(ids, node, {name for part in parts for name in views.get(part, ())})
         elif isinstance(node, Function):
             own = views.get(node.name, ())
             for decorator in node.decorator_list:

@@ -109,18 +109,18 @@ def _imports_celery(file: SourceFile, text: str | None) -> bool:
         return False
     tree = file.tree if text is None else ast.parse(text)
     decisions = Decisions(file.text if text is None else text)
-    return any(
-        name.partition(".")[0] == "celery"
-        and not decisions.settle(CeleryUse(node.lineno, "decide", name, ""))
-        for node in (ast.walk(tree) if tree is not None else ())
-        for name in (
-            [alias.name for alias in node.names]
-            if isinstance(node, ast.Import)
-            else [node.module or ""]
-            if isinstance(node, ast.ImportFrom) and not node.level
-            else []
-        )
-    )
+    for node in ast.walk(tree) if tree is not None else ():
+        match node:
+            case ast.Import(names=aliases):
+                names = [alias.name for alias in aliases]
+            case ast.ImportFrom(module=str(name), level=0):
+                names = [name]
+            case _:
+                continue
+        is_celerys = any(name.partition(".")[0] == "celery" for name in names)
+        if is_celerys and not decisions.settle(CeleryUse(node.lineno, "decide", "import", "")):
+            return True
+    return False
 
 
 def migrate_file(file: SourceFile, index: ProjectIndex, differences: Sequence[CeleryUse] = ()) -> FileReport:
