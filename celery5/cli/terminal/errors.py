@@ -29,7 +29,6 @@ from celery5.errors import (
     Misconfigured,
     UnknownTask,
 )
-from celery5.extras import describe_installation
 from celery5.protocol.masking import collapse_whitespace, describe_error, get_error_text
 
 if TYPE_CHECKING:
@@ -43,6 +42,8 @@ class RichMissing(CeleryError):
 def require_rich(what: str, *, extra: str) -> None:
     """Raise RichMissing when rich is not installed."""
     if find_spec("rich") is None:
+        from celery5.extras import describe_installation  # only where something is missing
+
         raise RichMissing(f"{what} needs rich: {describe_installation(extra)}, or use --json")
 
 
