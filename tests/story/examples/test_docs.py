@@ -229,6 +229,7 @@ def desk(
         monkeypatch.setenv("CELERY5_BROKERS", json.dumps({"mails": empty_server.url.replace("db=0", "db=1")}))
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COLUMNS", raising=False)  # pytest-xdist sets it: pages show what a pipe gets
     one = Desk(request.param, tmp_path)
     yield one
     one.close()
