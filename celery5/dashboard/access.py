@@ -188,7 +188,10 @@ class TokenFile:
                     raise Misconfigured(f"{self._path}: it has more than {MAX_TOKENS_FILE} bytes")
                 text = opened.read(MAX_TOKENS_FILE).decode()
         except (OSError, UnicodeDecodeError) as error:
-            raise Misconfigured(f"the tokens of the dashboard cannot be read: {error}") from None
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise Misconfigured(
+                f"the tokens of the dashboard cannot be read: {self._path}: {reason}"
+            ) from None
         self._grants, self._stamp = read_tokens(text, str(self._path)), stamp
 
 

@@ -8,9 +8,12 @@ from typing import Any
 import msgspec
 
 from celery5.application import Application
+from celery5.broker.calls import dead_letters as dead_letter_calls
 from celery5.broker.calls import observability as calls
+from celery5.broker.calls import queues as queue_calls
 from celery5.broker.colour import blocking
 from celery5.broker.driver import AsyncDriver
+from celery5.errors import UnknownQueue
 from celery5.observability.outlets import MetricsOutlet, StatsDOutlet
 from celery5.observability.overview import OverviewReader, WorkerReader
 from celery5.observability.storage import read_memory, read_storage
@@ -31,6 +34,7 @@ from celery5.protocol.observability.rollup import (
     MINUTES,
     MetricsGroup,
     Tier,
+    add_queue,
     count_attempts,
     name_point,
     read_index,
@@ -116,29 +120,40 @@ class Metrics:
         self._outlets.append(outlet)
 
     async def ahistory(
-        self, queue: str, *, since: float = HOUR, until: float = 0, step: int | None = None
+        self, queue: str = "", *, since: float = HOUR, until: float = 0, step: int | None = None
     ) -> list[HistoryPoint]:
-        """Return what was measured of a queue, the oldest first.
+        """Return what was measured of a queue, or of all together, the oldest first.
 
         Args:
-            queue: The name of the queue.
+            queue: The name of the queue. Default: all queues. Their jobs are added up; of `oldest` it is the largest.
             since: Seconds ago at which it begins. Minutes are kept for 7 days, hours for 90.
             until: Seconds ago at which it ends.
             step: 60 for minutes, 3600 for hours. Default: minutes, for more than six hours hours.
+
+        Raises:
+            UnknownQueue: There is no queue of that name.
         """
         step = step or (MINUTE if since - until <= FINE_HISTORY else HOUR)
         if step not in _TIERS:
             raise ValueError(f"step is {step!r}: give 60 for minutes or 3600 for hours")
         now = time.time()
         begin, end = now - since, now - until
-        stored = await self._read_points([queue], _TIERS[step], begin, end)
-        by_time: dict[int, list[Measurements]] = {}
-        for at, point in stored[queue].unpack():
-            if begin - step < at <= end:
-                by_time.setdefault(at // step * step, []).append(point)
+        names = [queue] if queue else [CLUSTER, *await self._list_queues()]
+        totals: dict[int, Measurements] = {}
+        for start in range(0, len(names), QUEUES_AT_ONCE):
+            part = names[start : start + QUEUES_AT_ONCE]
+            stored = await self._read_points(part, _TIERS[step], begin, end)
+            for name in part:
+                by_time: dict[int, list[Measurements]] = {}
+                for at, point in stored.pop(name).unpack():
+                    if begin - step < at <= end:
+                        by_time.setdefault(at // step * step, []).append(point)
+                for at, found in by_time.items():
+                    add_queue(totals.setdefault(at, Measurements()), sum_points(found))
+        if queue and not totals:
+            await self._refuse_unknown(queue)
         return [
-            _make_point(at, step, sum_points(found), is_over=at + step <= now)
-            for at, found in sorted(by_time.items())
+            _make_point(at, step, total, is_over=at + step <= now) for at, total in sorted(totals.items())
         ]
 
     @blocking(ahistory)
@@ -192,12 +207,14 @@ class Metrics:
         Args:
             queue: The name of the queue. Default: each queue that has metrics.
             since: Seconds ago at which it begins, at the latest: at most 90 days.
+
+        Raises:
+            UnknownQueue: There is no queue of that name.
         """
-        names = [queue] if queue else await self._read_group_names()
+        names = [queue] if queue else await self._list_queues()
         now = time.time()
         begin = int(now - since) // HOUR * HOUR
         summaries: dict[str, HistoryPoint] = {}
-        names = sorted(set(names) - {CLUSTER})
         for start in range(0, len(names), QUEUES_AT_ONCE):
             part = names[start : start + QUEUES_AT_ONCE]
             stored = await self._read_points(part, HOURS, begin, now)
@@ -205,15 +222,31 @@ class Metrics:
                 total = sum_points(point for at, point in stored.pop(name).unpack() if at >= begin)
                 if total != Measurements():
                     summaries[name] = _make_point(begin, int(now) - begin, total)
+        if queue and not summaries:
+            await self._refuse_unknown(queue)
         return summaries
 
     @blocking(asummary)
     def summary(self) -> None: ...
 
+    async def _list_queues(self) -> list[str]:
+        """Return the queues that have metrics, sorted."""
+        return sorted(set(await self._read_group_names()) - {CLUSTER})
+
     async def _read_group_names(self) -> list[str]:
         redis = await self._app.connections.get_async_driver()
         found = await redis.perform(calls.read_state(self._app.keys, ["index"]))
         return read_index(found.get("index", b""))
+
+    async def _refuse_unknown(self, queue: str) -> None:
+        """Raise UnknownQueue, unless a task has this queue, it was sent to, or it has metrics of another time."""
+        redis, app = await self._app.connections.get_async_driver(), self._app
+        used = await redis.perform(queue_calls.list_queues(app.keys))
+        known = {*app.brokers.list_shards(queue, used)} & {*used}
+        if known or queue in {task.queue for task in app.tasks.values()} | {*await self._list_queues()}:
+            return
+        if not await redis.perform(dead_letter_calls.queue_exists(app.queue(queue))):
+            raise UnknownQueue(queue, used)
 
     async def aoverview(self, *, since: float = HOUR) -> Overview:
         """Return how the queues, tasks and workers of the application stand.
@@ -357,7 +390,8 @@ def _make_point(at: int, seconds: int, point: Measurements, *, is_over: bool = T
 
     for series, value in point.counters.items():
         if series[0] == "celery5_jobs_total":
-            entry(series)["counts"][get_labels(series).get("state", "")] = int(value)
+            counts, state = entry(series)["counts"], get_labels(series).get("state", "")
+            counts[state] = counts.get(state, 0) + int(value)
     for series, sketch in point.sketches.items():
         if series[0] in _SKETCHES:
             entry(series)[_SKETCHES[series[0]]] = _percentiles(sketch)

@@ -7,7 +7,8 @@ import msgspec
 
 from celery5.operations.operation import Changed, Effect, NotFound, Operation
 from celery5.operations.parameters import Limit, Pattern, Rate, Text, about
-from celery5.protocol.bulk import BulkRequest, BulkStatus, BulkVerb
+from celery5.protocol.bulk import UNKNOWN_ACTION, BulkRequest, BulkStatus, BulkVerb
+from celery5.protocol.counts import choose_form
 
 if TYPE_CHECKING:
     from celery5.app import App
@@ -35,7 +36,7 @@ async def show_bulk_action(app: "App", asked: OneBulkAction) -> BulkStatus:
     """Show how far an action on many jobs is."""
     status = await app.bulk.aget(asked.id)
     if status is None:
-        raise NotFound(f"no bulk action {asked.id}: they are kept for a day")
+        raise NotFound(UNKNOWN_ACTION.format(asked.id))
     return status
 
 
@@ -84,7 +85,7 @@ async def revoke_many(app: "App", asked: RevokeMany) -> Changed:
     """Revoke the jobs of a task that wait on a queue."""
     selection = {"queue": asked.queue} | ({"task": asked.task} if asked.task else {})
     request = BulkRequest(verb="task:revoke", filter=selection, rate=asked.rate)
-    return await count_and_begin(app, request, "jobs", "revoked", is_dry=asked.dry_run)
+    return await count_and_begin(app, request, "job", "revoked", is_dry=asked.dry_run)
 
 
 class RetryMany(msgspec.Struct, frozen=True):
@@ -100,14 +101,15 @@ async def retry_many(app: "App", asked: RetryMany) -> Changed:
     """Start what has failed in many runs of workflows again."""
     selection = {name: value for name in ("queue", "workflow") if (value := getattr(asked, name))}
     request = BulkRequest(verb="workflow:retry", filter=selection, rate=asked.rate)
-    return await count_and_begin(app, request, "runs", "started again", is_dry=asked.dry_run)
+    return await count_and_begin(app, request, "run", "started again", is_dry=asked.dry_run)
 
 
 async def count_and_begin(
-    app: "App", request: BulkRequest, things: str, done: str, *, is_dry: bool
+    app: "App", request: BulkRequest, thing: str, done: str, *, is_dry: bool
 ) -> Changed:
-    """Begin a bulk action, or say how much it would change."""
+    """Begin a bulk action, or say how much it would change. `thing` is what one of what it changes is called."""
     counted = await app.bulk.acount(request)
+    things = choose_form(counted.total, thing)
     if is_dry:
         return preview(counted, things, done)
     return await begin(app, request, counted, f"{things} {done}")

@@ -191,3 +191,7 @@ def shift_ages(words: Mapping[str, Any], elapsed: float) -> dict[str, Any]:
     if "newer_than" in words:
         shifted["newer_than"] = float(words["newer_than"]) + elapsed
     return shifted
+
+
+UNKNOWN_ACTION = "no bulk action {}: they are kept for a day"
+"""What is said of a bulk action that Redis does not have."""

@@ -21,6 +21,7 @@ from celery5.protocol.bulk import (
     FAILED,
     RUNNING,
     STOPPED,
+    UNKNOWN_ACTION,
     BulkProgress,
     BulkRequest,
     BulkStatus,
@@ -139,7 +140,7 @@ class BulkPerformer:
             claim = calls.claim_action(self._app.keys, action_id, self._worker, fields, lease=self._lease)
             reply = await redis.perform(claim)
             if reply != calls.CLAIMED:
-                raise BulkActionRefused(f"bulk action {action_id} {_REFUSALS[reply]}")
+                raise BulkActionRefused(_REFUSALS[reply].format(action_id))
             performance.is_claimed = True
             self._send_action.send_nowait(performance)
         except BaseException:
@@ -297,8 +298,8 @@ class BulkPerformer:
 
 
 _REFUSALS = {
-    calls.TAKEN: "is performed by another process",
-    calls.UNKNOWN: "is not known",
-    calls.ENDED: "has ended",
+    calls.TAKEN: "bulk action {} is performed by another process",
+    calls.UNKNOWN: UNKNOWN_ACTION,
+    calls.ENDED: "bulk action {} has ended",
 }
 """Why an action is not claimed."""

@@ -6,7 +6,7 @@ import click
 
 from celery5.cli.terminal.errors import EXIT_FAILED
 from celery5.cli.terminal.operation_commands import CommandView, Finished, make_group
-from celery5.cli.terminal.output import format_cell, format_time, to_one_line
+from celery5.cli.terminal.output import format_time, to_one_line
 from celery5.operations.alerts import ALERT_OPERATIONS
 from celery5.operations.operation import Changed
 from celery5.protocol.observability.alerting import AlertRule, AlertTransition
@@ -36,7 +36,7 @@ def _make_rule_row(rule: AlertRule) -> dict[str, object]:
         "alert": rule.name,
         "measures": condition.measure,
         "of": ", ".join(names) or "all",
-        "above": format_cell(condition.above),
+        "above": f"{condition.above:g}",
         "for": f"{rule.for_:g} s",
         "resolves at": f"{condition.resolves_at:g}",
         "severity": rule.severity,

@@ -66,6 +66,13 @@ CELERY_FLAG_HINTS = {
     "--pool": "there are no pools: async def runs in the event loop, def in a thread",
 }
 """What to write instead of Celery's flags."""
+CLICK_WORDS = {
+    " is not a valid float range": " is not a number",
+    " is not a valid float": " is not a number",
+    " is not a valid integer range": " is not a whole number",
+    " is not a valid integer": " is not a whole number",
+}
+"""Words of click's errors that name a type of its code, longer ones first, and what is said instead."""
 _USAGE_ERRORS = (Misconfigured, BadBrokerURL, UnknownTask, BadArguments)
 
 
@@ -118,10 +125,7 @@ def explain_error(error: BaseException) -> tuple[str, int] | None:
             return f"Error: {collapse_whitespace(str(leaf))}", code
     for leaf in leaves:
         if isinstance(leaf, click.ClickException):
-            return (
-                f"Error: {collapse_whitespace(leaf.format_message()).removesuffix('.')}{_get_hint(leaf)}",
-                leaf.exit_code,
-            )
+            return f"Error: {_explain_usage(leaf)}", leaf.exit_code
     if any(isinstance(leaf, (KeyboardInterrupt, click.Abort)) for leaf in leaves):
         return "Interrupted.", EXIT_INTERRUPTED
     return None
@@ -138,6 +142,17 @@ def _iterate_leaves(error: BaseException) -> Iterator[BaseException]:
             yield from _iterate_leaves(child)
     else:
         yield error
+
+
+def _explain_usage(error: click.ClickException) -> str:
+    """Return the text of an error that click raised, in our words, and what to write instead."""
+    if isinstance(error, click.BadParameter) and isinstance(error.param, click.Argument):
+        # click's own name of an argument is its usage, such as `[KIND]` or `{debug|info}`.
+        error.param_hint = f"'{error.param.human_readable_name}'"
+    text = collapse_whitespace(error.format_message()).removesuffix(".")
+    for words, ours in CLICK_WORDS.items():
+        text = text.replace(words, ours)
+    return text if text.endswith("?") else f"{text}{_get_hint(error)}"
 
 
 def _get_hint(error: click.ClickException) -> str:

@@ -30,6 +30,7 @@ class Duration(click.FloatRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the seconds. Raises BadParameter."""
+        written = value
         if isinstance(value, str):
             try:
                 value = DURATION.parse_unit(value)
@@ -39,7 +40,10 @@ class Duration(click.FloatRange):
                 self.fail(str(error), param, ctx)
             except ValueError:
                 self.fail(str(DURATION.make_error(value)), param, ctx)
-        return super().convert(cast("Any", value), param, ctx)
+        try:
+            return super().convert(cast("Any", value), param, ctx)
+        except click.BadParameter:
+            self.fail(f"{written} is not in the range {self._describe_range()}", param, ctx)
 
     def _describe_range(self) -> str:
         """Return the bounds with the largest units that leave no fractions, for help and errors: `1<=x<=90d`."""

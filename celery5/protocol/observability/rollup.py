@@ -422,3 +422,18 @@ def sum_points(points: Iterable[Measurements]) -> Measurements:
         }
         total.add(Measurements(point.counters, gauges, point.sketches))
     return total
+
+
+OLDEST = "celery5_queue_oldest_seconds"
+"""The gauge whose largest value is that of all queues; the others count something, and are added up."""
+
+
+def add_queue(total: Measurements, queue: Measurements) -> None:
+    """Add a queue's point to that of all queues."""
+    gauges = {
+        series: max(value, total.gauges.get(series, value))
+        if series[0] == OLDEST
+        else value + total.gauges.get(series, 0.0)
+        for series, value in queue.gauges.items()
+    }
+    total.add(Measurements(queue.counters, gauges, queue.sketches))

@@ -11,7 +11,7 @@ import trio
 from celery5 import App
 from celery5.broker.calls import observability as calls
 from celery5.broker.servers.embedded import EmbeddedServer
-from celery5.errors import BrokerUnavailable, Misconfigured
+from celery5.errors import BrokerUnavailable, Misconfigured, UnknownQueue
 from celery5.logs.log import Log
 from celery5.observability.metrics import HistoryPoint
 from celery5.observability.outlets import StatsDOutlet
@@ -50,6 +50,7 @@ def count(points: list[HistoryPoint]) -> dict[str, int]:
 async def test_rollup_saves_what_it_read_while_reports_arrive_faster(
     app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    declare(app)
     saved: list[str] = []
     advance = calls.advance_rollup
 
@@ -132,7 +133,34 @@ async def test_a_summary_adds_up_each_task_of_each_queue_since_the_full_hour(app
     assert 0 <= pay.run["p50"] <= pay.run["p95"] <= pay.run["p99"] < 30
     assert summary.at % 3600 == 0
     assert 7200 <= summary.seconds < 10800 + 60
-    assert await app.metrics.asummary("nobody") == {}
+    with pytest.raises(UnknownQueue, match="no queue 'nobody' here; used so far: "):
+        await app.metrics.asummary("nobody")
+    with pytest.raises(UnknownQueue):
+        await app.metrics.ahistory("nobody")
+
+
+async def test_the_history_of_all_queues_adds_up_what_each_has_measured(
+    app: App, redis_client: "redis.Redis"
+) -> None:
+    at = int(time.time()) // 60 * 60 - 120
+    redis_client.hset(app.keys.metrics_state, "index", compress(["", "one", "two"]))
+    for queue, jobs, oldest in (("one", 2.0, 7.0), ("two", 3.0, 5.0)):
+        counters: dict[tuple[str, ...], float] = {
+            ("celery5_jobs_total", "state", "SUCCESS", "task", "pay"): jobs
+        }
+        gauges: dict[tuple[str, ...], float] = {
+            ("celery5_queue_depth",): jobs,
+            ("celery5_queue_oldest_seconds",): oldest,
+        }
+        group = MetricsGroup(waiting={HOURS.name: [], MINUTES.name: [at]})
+        redis_client.hset(app.keys.metrics_state, f"group:{queue}", group.pack())
+        point = pack_point(Measurements(counters=counters, gauges=gauges))
+        redis_client.hset(app.keys.metrics_state, name_point(MINUTES, at, queue), point)
+    (both,) = await app.metrics.ahistory()
+    assert (both.at, both.depth, both.oldest, count([both])) == (at, 5.0, 7.0, {"SUCCESS": 5})
+    (two,) = await app.metrics.ahistory("two")
+    assert (two.depth, two.oldest, count([two])) == (3.0, 5.0, {"SUCCESS": 3})
+    redis_client.delete(app.keys.metrics_state)
 
 
 async def test_a_summary_of_hours_has_the_percentiles_of_all_of_them(

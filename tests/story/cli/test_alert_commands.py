@@ -108,7 +108,8 @@ def test_the_history_and_the_rules_are_shown(desk: Desk, redis_client: "redis.Re
         "oldest-job",
         "failure-rate",
     ]
-    assert "dead-letters" in desk("alert", "rules")
+    rows = [line.split() for line in desk("alert", "rules").splitlines()]
+    assert ["oldest-job", "oldest", "all", "300", "60", "s", "240", "warning"] in rows
 
 
 def test_a_test_notification_arrives_or_the_command_fails(desk: Desk) -> None:

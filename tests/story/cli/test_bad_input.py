@@ -83,6 +83,27 @@ def test_an_app_that_is_named_as_elsewhere(plain_shop: Path) -> None:
     assert ended.error == "Error: no module 'shop.app', but module 'shop' has that application: -A shop:app"
 
 
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ("worker budget nope", "Invalid value for 'KIND': 'nope' is no kind of task: "),
+        ("worker set-log-level nope", "Invalid value for 'LEVEL': 'nope' is not one of 'debug', "),
+        ("completion nope", "Invalid value for 'SHELL': 'nope' is not one of 'bash', "),
+        ("worker concurrency abc", "Invalid value for 'FACTOR': 'abc' is not a number; try "),
+        ("stream reshard orders abc", "Invalid value for 'PARTITIONS': 'abc' is not a whole number; try "),
+        ("top --since 10d", "Invalid value for '--since': 10d is not in the range 1m<=x<=6h; try "),
+        ("quue list", "No such command 'quue'. Did you mean 'queue'?"),
+    ],
+)
+def test_an_error_of_usage_names_what_was_written_in_plain_words(
+    plain_shop: Path, words: str, error: str
+) -> None:
+    ended = celery5("-A", "shop", *words.split(), cwd=plain_shop)
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.error.startswith(f"Error: {error}")
+    assert ended.error.endswith("?" if error.endswith("?") else "--help'")
+
+
 def test_a_setting_out_of_bounds(plain_shop: Path) -> None:
     ended = start(plain_shop, "--concurrency", 0)
     assert ended.code == 2

@@ -36,6 +36,8 @@ def test_waiting_jobs_are_revoked_and_counted_before(desk: Desk) -> None:
     queue = jobs[0].queue
     preview = desk("bulk", "revoke", queue, "--task", shop.multiply.name, "--dry-run")
     assert preview == "nothing is done; this would be: 3 jobs revoked\n"
+    one = desk("bulk", "revoke", jobs[3].queue, "--task", shop.add.name, "--dry-run")
+    assert one == "nothing is done; this would be: 1 job revoked\n"
     asked = celery5("-A", "shop", "bulk", "revoke", queue, cwd=desk.folder)
     assert (asked.code, "add --yes" in asked.error) == (2, True)
     done = json.loads(desk("bulk", "revoke", queue, "--task", shop.multiply.name, "--yes", "--json"))

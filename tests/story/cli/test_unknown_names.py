@@ -26,6 +26,9 @@ NO_SINK = "Warning: no sink is named nope; no task has a sink"
         ("task show nope", 1, "", "Error: nothing is known of job 'nope' on any queue"),
         ("bulk show nope", 1, "", "Error: no bulk action nope"),
         ("bulk stop nope", 1, "", "Error: no bulk action nope"),
+        ("bulk resume nope", 1, "", "Error: no bulk action nope: "),
+        ("metrics show nope", 1, "", NO_QUEUE),
+        ("metrics history --queue nope", 1, "", NO_QUEUE),
         # What must be declared.
         ("task suspend nope", 2, "", "Error: no task 'nope' here; "),
         ("task resume nope", 2, "", "Error: no task 'nope' here; "),

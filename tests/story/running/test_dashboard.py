@@ -132,7 +132,10 @@ def test_a_client_that_reads_nothing_does_not_keep_the_dashboard_from_stopping(
     ("words", "problem"),
     [
         (["--host", "0.0.0.0"], "would be open to everybody: add --tokens FILE"),
-        (["--host", "192.0.2.7", "--tokens", "none"], "the tokens of the dashboard cannot be read"),
+        (
+            ["--host", "192.0.2.7", "--tokens", "none"],
+            "the tokens of the dashboard cannot be read: none: No such file or directory\n",
+        ),
         (["--tokens", "a", "--proxy-user-header", "b"], "give only one of them"),
         (["--host", "192.0.2.7", "--proxy-user-header", "b"], "cannot listen on 192.0.2.7"),
         (["--socket", "/tmp/d.sock"], "is open to others: chmod 700"),
