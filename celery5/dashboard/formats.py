@@ -138,13 +138,18 @@ def _show_arguments(arguments: Any, separator: str = ", ") -> str:
 
 _DOTS = re.compile(r"(?:^|/)\.\.?(?:/|$)")
 
+
+def _show_use(resources: Any) -> str:
+    return show_use(read_use(resources))
+
+
 _FILTERS: Mapping[str, Callable[..., Any]] = {
     "number": format_number,
     "count": format_count,
     "span": format_span,
     "share": format_share,
     "size": format_bytes,
-    "use": lambda resources: show_use(read_use(resources)),
+    "use": _show_use,
     "arguments": _show_arguments,
     "argument_lines": partial(_show_arguments, separator="\n"),
     "moment": format_moment,

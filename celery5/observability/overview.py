@@ -271,7 +271,7 @@ class WorkerReader:
                 ("publisher", state.publishers),
             )
         }
-        live = set().union(*live_by_kind.values())
+        live = set[str]().union(*live_by_kind.values())
         lost: dict[str, LostWorker] = {}
         for queue in (*state.queues.values(), state.events):
             kind = "router" if queue is state.events else "worker"
