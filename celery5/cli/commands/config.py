@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import click
 
 from celery5.cli.terminal.flags import SETTING_FLAGS
-from celery5.cli.terminal.output import echo, echo_hint, format_cell, format_table, to_json, to_one_line
+from celery5.cli.terminal.output import echo, echo_hint, format_table, to_json, to_one_line
 from celery5.cli.terminal.target import Target
 from celery5.config.settings import get_descriptions
 from celery5.errors import CeleryError
@@ -127,7 +127,7 @@ def _print_check(
     origins: "Sequence[SettingOrigin]", warnings: Sequence[str], report: ClusterReport | None
 ) -> None:
     for warning in warnings:
-        echo(f"Warning: {format_cell(warning)}", err=True)
+        echo(f"Warning: {to_one_line(warning)}", err=True)  # its end says what to do
     places = [f"{origin.setting} ({origin.origin})" for origin in origins if origin.origin != "default"]
     named = ", ".join(places[:MAX_NAMED]) + (", ..." if len(places) > MAX_NAMED else "")
     what = f"{len(places)} of them set: {to_one_line(named)}" if places else "none of them is set"

@@ -13,6 +13,7 @@ import trio
 
 from celery5 import App
 from celery5.broker.calls import jobs, leases, limits
+from celery5.broker.calls.jobs import READ_PENDING
 from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.logs.log import Log
 from celery5.processes.process_parts import Incarnation
@@ -53,7 +54,7 @@ class Deaf:
         reply = await self._inner.perform(call)
         if self.deaf and limits.ADMIT.sha in call.words:
             await trio.sleep_forever()
-        if call.words[0] == "XREADGROUP" and reply and self.meanwhile:
+        if READ_PENDING.sha in call.words and reply and self.meanwhile:
             self.meanwhile.pop(0)()
         return reply
 

@@ -89,7 +89,7 @@ def test_jobs_of_a_dead_worker_are_requeued_without_another_worker(
     wait_until(lambda: held(redis_client, staff.app) == {})  # there is nobody else who could have
     assert gate.status() is JobState.SENT
     wait_until(lambda: not is_alive(worker.sidecar))
-    assert "jobs put back, 0 dead letters" in worker.output.read_text()
+    assert "put back, 0 dead letters" in worker.output.read_text()
 
 
 def test_sidecar_notices_a_death_by_its_pipe_without_pidfd_and_proc(

@@ -99,7 +99,7 @@ async def test_a_handle_reads_the_results_of_a_run_in_pages(app: App, tasks: Pag
         key = app.queue(run.queue).run(run.id)
         await redis.perform(Call(("DEL", f"{key}:0:r20"), int))
         spoilt = await found.aresults()
-        with pytest.raises(ResultLost, match="128 of the 3000 results of its map are lost"):
+        with pytest.raises(ResultLost, match="128 of the 3,000 results of its map are lost"):
             assert [number async for number in spoilt]
 
 

@@ -546,7 +546,8 @@ def test_module_that_celery5_refuses_is_one_line_whatever_its_name(project: Proj
 
 
 SEND_ROWS = """
-from celery5 import BadArguments, Misconfigured, task
+from celery5 import Misconfigured, task
+from celery5.errors import BadArguments
 from orders.models import Order
 from orders.tasks import ship
 
