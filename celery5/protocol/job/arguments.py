@@ -609,7 +609,11 @@ def _has_json_form(kind: Any) -> bool:
         callable(getattr(cast("Any", kind), name, None))
         for name in ("model_validate_json", "convert_from_json")
     )
-    if is_convertible or metaclass not in _ORDINARY:
+    if is_convertible:
+        return True
+    if suggest_instead(kind):
+        return False  # the row of a table
+    if metaclass not in _ORDINARY:
         return True  # other metaclasses may decide by the value
     try:
         return any(isinstance(sample, kind) for sample in _SAMPLES)
