@@ -149,10 +149,13 @@ def _explain_usage(error: click.ClickException) -> str:
     if isinstance(error, click.BadParameter) and isinstance(error.param, click.Argument):
         # click's own name of an argument is its usage, such as `[KIND]` or `{debug|info}`.
         error.param_hint = f"'{error.param.human_readable_name}'"
+    hint = _get_hint(error)
+    if isinstance(error, click.NoSuchOption) and error.option_name in CELERY_FLAG_HINTS:
+        error.possibilities = None  # what we know of it is better than a similar name
     text = collapse_whitespace(error.format_message()).removesuffix(".")
     for words, ours in CLICK_WORDS.items():
         text = text.replace(words, ours)
-    return text if text.endswith("?") else f"{text}{_get_hint(error)}"
+    return text if text.endswith("?") else f"{text}{hint}"
 
 
 def _get_hint(error: click.ClickException) -> str:

@@ -15,7 +15,7 @@ _COMMAND = re.compile(r"(?<![\w./-])(?<!\.py )(?<!django-admin )celery5 (?=([a-z
 _USAGE = re.compile(r"(?<![\w./-])celery5 (?=-A module|--app-name NAME)")
 
 
-MAX_CELL_WIDTH = 200
+MAX_CELL_WIDTH = 240
 """Characters of a long value that a cell shows."""
 KEPT_AT_END = 90
 """Those of them that are its end."""
