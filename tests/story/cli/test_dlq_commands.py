@@ -59,7 +59,7 @@ def test_long_text_is_cut_before_its_end_which_says_what_to_do() -> None:
     shown = format_cell(f"{'worker-lost (worker w), ' * 20}{remedy}")
     assert shown.startswith("worker-lost (worker w)")
     assert shown.endswith(f" {remedy}")
-    assert len(shown) < 250
+    assert len(shown) < 280
 
 
 # Looking
