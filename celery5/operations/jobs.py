@@ -1,7 +1,6 @@
 """See jobs, send and revoke them."""
 
 import time
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -13,14 +12,13 @@ from celery5.operations.parameters import Limit, Names, Pattern, Span, Text, abo
 from celery5.protocol.counts import choose_form, format_count
 from celery5.protocol.job.states import JobState
 from celery5.protocol.job.story import JobDetails
-from celery5.protocol.limits import Rate, make_admission_rule, parse_kind_rates
+from celery5.protocol.limits import describe_declared_limits, parse_kind_rates
 from celery5.protocol.workflows.member_ids import parse_member_id
 
 if TYPE_CHECKING:
     from celery5.app import App
     from celery5.observability.job_search import JobPage
     from celery5.results.async_result import AsyncResult
-    from celery5.tasks.task import Task
 
 
 class OneJob(msgspec.Struct, frozen=True):
@@ -217,6 +215,7 @@ class TaskSummary(msgspec.Struct, frozen=True):
 
 async def list_tasks(app: "App", asked: TaskPrefix) -> list[TaskSummary]:
     """Show the tasks that the application declares."""
+    app.load()  # a dashboard inside another program may have imported nothing of `include` yet
     kind_rates = parse_kind_rates(app.settings.rate_limits)
     return [
         TaskSummary(
@@ -224,24 +223,11 @@ async def list_tasks(app: "App", asked: TaskPrefix) -> list[TaskSummary]:
             task.queue,
             task.kind,
             (task.__doc__ or "").strip().partition("\n")[0],
-            _describe_limits(name, task, kind_rates),
+            describe_declared_limits(task.declared_limits, task.kind, kind_rates.get(task.kind)),
         )
         for name, task in sorted(app.tasks.items())
         if name.startswith(asked.prefix)
     ]
-
-
-def _describe_limits(name: str, task: "Task[..., Any]", kind_rates: Mapping[str, Rate]) -> str:
-    rule = make_admission_rule(
-        name,
-        task.declared_limits,
-        computed=None,
-        override=None,
-        suspended=False,
-        kind=task.kind,
-        kind_rate=kind_rates.get(task.kind),
-    )
-    return "" if rule is None else rule.describe().removesuffix(f" of {name}")
 
 
 SHOW = Operation("task:show", show_job)

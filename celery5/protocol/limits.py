@@ -202,14 +202,14 @@ class AdmissionRule(msgspec.Struct, frozen=True):
             return f"{self.task} is suspended"
         holds: list[str] = []
         if self.rate is not None:
-            holds.append(f"rate {self.rate.text}{_describe_per(self.rate.per)}")
+            holds.append(_describe_rate(self.rate))
         if self.max_running is not None:
-            holds.append(f"limit {self.max_running}{' per key' if self.keyed else _describe_per(self.per)}")
+            holds.append(_describe_limit(str(self.max_running), self.per, keyed=self.keyed))
         if holds:
             return f"{' and '.join(holds)} of {self.task}"
         if self.kind_rate is not None:
-            return f"rate {self.kind_rate.text} of all {self.kind} tasks"
-        return f"turns of the keys of {self.task}"
+            return _describe_kind_rate(self.kind, self.kind_rate)
+        return f"{_TURNS} of {self.task}"
 
     def to_script_arguments(self, job_count: int) -> dict[str, Any]:
         """Return the rule as the scripts take it, for a worker with capacity for `job_count` jobs.
@@ -233,8 +233,43 @@ class AdmissionRule(msgspec.Struct, frozen=True):
         }
 
 
+_TURNS = "turns of the keys"
+
+
+def _describe_rate(rate: Rate) -> str:
+    return f"rate {rate.text}{_describe_per(rate.per)}"
+
+
+def _describe_limit(count: str, per: Per, *, keyed: bool) -> str:
+    return f"limit {count}{' per key' if keyed else _describe_per(per)}"
+
+
+def _describe_kind_rate(kind: str, rate: Rate) -> str:
+    return f"rate {rate.text} of all {kind} tasks"
+
+
 def _describe_per(per: Per) -> str:
     return " per worker" if per == "worker" else ""
+
+
+def describe_declared_limits(declared: DeclaredLimits | None, kind: str, kind_rate: Rate | None) -> str:
+    """Return all that holds jobs of a task by its declaration and the rate of its kind, in words; '' for nothing.
+
+    A declared limit is left out where there is a rate: it does not count then.
+    """
+    declared = declared or DeclaredLimits()
+    holds: list[str] = []
+    if declared.rate is not None:
+        holds.append(_describe_rate(declared.rate))
+    elif declared.limit is not None:
+        limit = declared.limit
+        count = str(limit.most) if isinstance(limit, Limit) else f"{limit.least} to {limit.most}"
+        holds.append(_describe_limit(count, limit.per, keyed=declared.keyed))
+    if kind_rate is not None:
+        holds.append(_describe_kind_rate(kind, kind_rate))
+    if declared.fair:
+        holds.append(_TURNS)
+    return " and ".join(holds)
 
 
 def make_admission_rule(

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from celery5.dashboard.page import Page, PageRequest
+from celery5.dashboard.page import DECLARED, Page, PageRequest
 
 
 async def load_limits(request: PageRequest) -> Mapping[str, Any]:
@@ -11,7 +11,9 @@ async def load_limits(request: PageRequest) -> Mapping[str, Any]:
     state = await request.read("info:show")
     return {
         "limits": await request.read("task:limits"),
-        "declared": [task for task in await request.read("task:list") if task.limits],
+        "declared": [
+            task for task in await request.read_part(DECLARED, "task:list", list[Any]()) if task.limits
+        ],
         "queues": [queue for queue in state.queues.values() if queue.held],
     }
 

@@ -4,7 +4,7 @@ import glob
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from celery5.dashboard.page import Page, PageRequest
+from celery5.dashboard.page import DECLARED, Page, PageRequest
 from celery5.dashboard.pages.dead_letters import READING_TIME
 from celery5.observability.job_search import JobPage
 from celery5.observability.metrics import HistoryPoint, select_over
@@ -65,13 +65,13 @@ async def load_tasks(request: PageRequest) -> Mapping[str, Any]:
     """Return how each task does, also those that have not run, and what is imposed on them."""
     overview = await request.read("top:show", since=request.query.get("since"))
     measured = {task.name for task in overview.tasks}
-    declared = [task for task in await request.read("task:list") if task.task not in measured]
+    tasks = await request.read_part(DECLARED, "task:list", list[Any]())
     limits = {
         limit.task: limit for limit in await request.read_part("the limits", "task:limits", list[Any]())
     }
     return {
         "tasks": overview.tasks,
-        "idle": declared,
+        "idle": [task for task in tasks if task.task not in measured],
         "limits": limits,
         "left_out": overview.left_out.tasks,
         "window": overview.task_window,
@@ -86,7 +86,7 @@ async def load_task(request: PageRequest) -> Mapping[str, Any]:
     limits = await request.read_part("the limits", "task:limits", list[Any]())
     pattern = glob.escape(name)
     groups: DeadJobGroups = await request.read("dlq:groups", task=[pattern], within=READING_TIME)
-    declared = await request.read("task:list")
+    declared = await request.read_part(DECLARED, "task:list", list[Any]())
     known = {*(task.task for task in declared), *(limit.task for limit in limits)}
     if found is None and not groups.groups and declared and name not in known:
         raise NotFound(f"there is no task {name!r}")

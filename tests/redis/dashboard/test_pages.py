@@ -2,7 +2,8 @@
 
 import re
 from html import unescape
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 import trio
@@ -10,9 +11,13 @@ import trio
 from celery5 import App, group
 from celery5.commands.control import Reply
 from celery5.dashboard.pages import PAGES
+from celery5.limits import Limit, Range, Rate
+from celery5.limits.declaration import LimitOptions
 from tests.redis.dashboard.client import find_links
 from tests.redis.dashboard.site import browsing, find_form_key, press, read_text
 from tests.redis.worker.workers import until_async, working
+
+Kind = Literal["async", "def"]
 
 
 def declare(app: App) -> None:
@@ -268,13 +273,61 @@ async def test_the_cluster_page_says_that_no_controller_runs_and_how_to_get_one(
     )
 
 
-async def test_the_limits_page_shows_what_tasks_declare(app: App) -> None:
-    declare(app)
+DECLARED: tuple[tuple[str, Kind, LimitOptions, str], ...] = (
+    ("many", "async", {"rate_limit": "100/m"}, "rate 100/m"),
+    ("each", "async", {"rate_limit": Rate("1/10s", per="worker")}, "rate 1/10s per worker"),
+    ("few", "async", {"limit": 2}, "limit 2"),
+    ("pair", "async", {"limit": Limit(2, per="worker")}, "limit 2 per worker"),
+    ("range", "async", {"limit": Range(1, 4, compute=lambda: 3)}, "limit 1 to 4"),
+    ("keyed", "async", {"limit": 2, "concurrency_key": "user"}, "limit 2 per key"),
+    ("fair", "async", {"fair_key": "user"}, "turns of the keys"),
+    ("both", "async", {"limit": 3, "fair_key": "user"}, "limit 3 and turns of the keys"),
+    ("kind", "def", {}, "rate 5/s of all thread tasks"),
+    ("two", "def", {"rate_limit": "3/s"}, "rate 3/s and rate 5/s of all thread tasks"),
+)
+"""Tasks, with what each declares, and the words for it."""
 
-    @app.task(name="push", rate_limit="100/m")
-    async def push() -> None: ...
 
+async def test_limits_page_shows_every_kind_of_declared_limit(app: App) -> None:
+    app.configure(rate_limits="thread=5/s")
+
+    async def run_async(user: str) -> None: ...
+
+    def run(user: str) -> None: ...
+
+    for name, kind, options, _ in DECLARED:
+        app.task(name=name, **options)(run_async if kind == "async" else run)
+    app.task(name="free")(run_async)
     async with browsing(app, role="viewer") as client:
         text = read_text((await client.get(f"/{app.name}/limits")).text)
+        listed = (await client.get(f"/api/v1/{app.name}/task/list")).json()
+    assert [words for name, *_, words in DECLARED if f"{name} : {words}" not in text] == []
+    assert "free" not in text
+    assert {task["task"]: task["limits"] for task in listed} == {
+        "free": "",
+        **{name: words for name, *_, words in DECLARED},
+    }
+
+
+async def test_limits_page_shows_tasks_that_nobody_has_imported_yet(
+    app: App, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = f"notices_{app.name.replace('-', '_')}"
+    code = (
+        "import celery5\n\n\n@celery5.task(name='push', rate_limit='100/m')\nasync def push() -> None: ...\n"
+    )
+    (tmp_path / f"{module}.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    late = App(app.name, broker=app.settings.broker, include=[module])
+    async with browsing(late, role="viewer") as client:
+        text = read_text((await client.get(f"/{app.name}/limits")).text)
     assert "push : rate 100/m" in text
-    assert "pay" not in text
+
+
+async def test_limits_page_says_why_declarations_cannot_be_shown(app: App) -> None:
+    late = App(app.name, broker=app.settings.broker, include=["there_is_none"])
+    async with browsing(late, role="viewer") as client:
+        answer = await client.get(f"/{app.name}/limits")
+    assert answer.status_code == 200
+    text = read_text(answer.text)
+    assert "what tasks declare cannot be shown: Misconfigured: there is no module 'there_is_none'" in text
