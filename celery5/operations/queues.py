@@ -117,8 +117,8 @@ QUEUE_OPERATIONS = (
     Operation("queue:show", show_queue, result_module="celery5.broker.calls.queues"),
     Operation("queue:storage", show_storage),
     HISTORY,
-    Operation("worker:pause-queue", pause_queue, Effect.ADJUST),
-    Operation("worker:resume-queue", resume_queue, Effect.ADJUST),
+    Operation("queue:pause", pause_queue, Effect.ADJUST),
+    Operation("queue:resume", resume_queue, Effect.ADJUST),
     Operation("queue:purge", purge_queue, Effect.REVOKE_SELECTED),
 )
 """The operations on queues."""

@@ -122,4 +122,4 @@ class PausedQueues:
             )
 
 
-_PAUSED = "paused for all workers, until celery5 worker resume-queue: this one does not read them"
+_PAUSED = "paused for all workers, until celery5 queue resume: this one does not read them"

@@ -1,11 +1,13 @@
-"""List queues, purge them, and show what they take in Redis (`queue`)."""
+"""List queues, pause and purge them, and show what they take in Redis (`queue`)."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from celery5.cli.commands.limit import format_suspensions
+from celery5.cli.commands.worker import make_worker_view, show_replies
 from celery5.cli.terminal.operation_commands import CommandView, Finished, make_group
-from celery5.cli.terminal.output import echo, format_cell, format_fields, format_table, to_one_line
+from celery5.cli.terminal.output import echo, format_cell, format_fields, format_table, to_json, to_one_line
 from celery5.cli.terminal.unknown_application import warn_of_unknown_application
 from celery5.operations.queues import QUEUE_OPERATIONS, PurgeQueue
 from celery5.protocol.byte_counts import format_bytes
@@ -20,6 +22,7 @@ from celery5.similar_names import find_similar
 if TYPE_CHECKING:
     from celery5.app import App
     from celery5.broker.calls.queues import QueueState
+    from celery5.errors import BrokerError
 
 
 def _warn_of_queues(finished: Finished) -> None:
@@ -189,6 +192,26 @@ def _describe_purge(asked: PurgeQueue) -> str:
     return f"revoke all jobs that wait on {asked.queue}"
 
 
+def _show_paused(state: str, finished: Finished) -> None:
+    """Print the answers of workers, or what those find that start later."""
+    if finished.result.value:
+        show_replies("", finished)
+        return
+    if finished.wants_json:
+        echo(to_json([]))
+    text = f"no worker of this application is running; those that start later find {finished.asked.queue} {state}"
+    echo(format_cell(text), err=finished.wants_json)
+
+
+def _check_broker(app: "App", asked: Any, errors: "Mapping[str, BrokerError]") -> None:
+    """Raise the error of the queue's broker: whether a queue is paused is stored there."""
+    if not asked.to:
+        app.control.workers()
+        for name, error in errors.items():
+            if name == app.brokers.broker_of_queue(asked.queue):
+                raise error
+
+
 queue = make_group(
     "queue",
     "Queues hold jobs until a worker takes them.",
@@ -210,12 +233,18 @@ With --shards it shows each shard of a sharded queue by itself, those included t
 on a Redis Cluster also the `node` that has each queue.""",
         ),
         "show": CommandView(text=_format_queue, value=lambda state: _make_rows([state], wants_json=True)[0]),
+        "pause": make_worker_view(
+            "pause", CommandView(show=partial(_show_paused, "paused"), before=_check_broker)
+        ),
+        "resume": make_worker_view(
+            "resume", CommandView(show=partial(_show_paused, "resumed"), before=_check_broker)
+        ),
         "purge": CommandView(
             would=_describe_purge,
             skips_unreachable=True,
             help="""Revoke all jobs that wait on QUEUE, also scheduled and held ones. Running and dead jobs stay.
 
-Pause the queue first (celery5 worker pause-queue): a job that begins meanwhile is stopped.""",
+Pause the queue first (celery5 queue pause): a job that begins meanwhile is stopped.""",
         ),
         "storage": CommandView(
             text=_format_storage,

@@ -22,9 +22,8 @@ from celery5.cli.terminal.output import (
 from celery5.cli.terminal.target import Target
 from celery5.errors import CeleryError
 from celery5.operations.answers import OTHER_VERSION
-from celery5.operations.operation import Changed, Operation
+from celery5.operations.operation import Changed
 from celery5.operations.processes import PROCESS_OPERATIONS
-from celery5.operations.queues import QUEUE_OPERATIONS
 from celery5.protocol.commands.definitions import RUN_TASK, STACK
 from celery5.protocol.durations import format_age, format_duration
 from celery5.protocol.observability.overview import describe_loss
@@ -37,9 +36,7 @@ from celery5.protocol.text_values import parse_parameter
 from celery5.similar_names import did_you_mean
 
 if TYPE_CHECKING:
-    from celery5.app import App
     from celery5.commands.control import Reply
-    from celery5.errors import BrokerError
     from celery5.operations.processes import ProcessReply
     from celery5.protocol.observability.overview import LostWorker, WorkerOverview
 
@@ -198,7 +195,7 @@ def get_replies(result: Any) -> "list[Reply]":
     ]
 
 
-def _show_replies(command: str, finished: Finished) -> None:
+def show_replies(command: str, finished: Finished) -> None:
     """Print the answers of workers. Raises CommandNotDone."""
     from celery5.commands.control import find_failures
 
@@ -213,26 +210,6 @@ def _show_replies(command: str, finished: Finished) -> None:
         raise CommandNotDone(NO_WORKER)
     if failed:
         raise CommandNotDone(f"{len(failed)} of {len(shown)} did not do it")
-
-
-def _show_paused(state: str, finished: Finished) -> None:
-    """Print the answers of workers, or what those find that start later."""
-    if finished.result.value:
-        _show_replies("", finished)
-        return
-    if finished.wants_json:
-        echo(to_json([]))
-    text = f"no worker of this application is running; those that start later find {finished.asked.queue} {state}"
-    echo(format_cell(text), err=finished.wants_json)
-
-
-def _check_broker(app: "App", asked: Any, errors: "Mapping[str, BrokerError]") -> None:
-    """Raise the error of the queue's broker: whether a queue is paused is stored there."""
-    if not asked.to:
-        app.control.workers()
-        for name, error in errors.items():
-            if name == app.brokers.broker_of_queue(asked.queue):
-                raise error
 
 
 def _check_budget_name(_context: click.Context, _parameter: click.Parameter, name: str | None) -> str | None:
@@ -258,12 +235,11 @@ def _goes_to_all(asked: Any) -> bool:
     return not asked.to
 
 
-def _make_view(operation: Operation) -> CommandView:
+def make_worker_view(verb: str, view: CommandView) -> CommandView:
     """Return the view of a command to workers: each has its line, whatever it answers."""
-    view = VIEWS.get(operation.verb, CommandView())
     return replace(
         view,
-        show=view.show or partial(_show_replies, operation.verb),
+        show=view.show or partial(show_replies, verb),
         parameters={"timeout": make_timeout_flag(), **view.parameters},
         asks=False,
         missing=(),
@@ -279,8 +255,6 @@ VIEWS: Mapping[str, CommandView] = {
         },
         prepare=_prepare_budget,
     ),
-    "pause-queue": CommandView(show=partial(_show_paused, "paused"), before=_check_broker),
-    "resume-queue": CommandView(show=partial(_show_paused, "resumed"), before=_check_broker),
     "shutdown": CommandView(
         parameters={
             "how": click.Option(
@@ -292,7 +266,7 @@ VIEWS: Mapping[str, CommandView] = {
     ),
     "tell": CommandView(
         help="Send any COMMAND, such as one that the application has declared.",
-        show=lambda finished: _show_replies(finished.asked.command, finished),
+        show=lambda finished: show_replies(finished.asked.command, finished),
         parameters={
             "parameters": click.Argument(
                 ["parameters"], nargs=-1, metavar="[NAME=JSON]...", callback=_parse_parameters
@@ -307,14 +281,15 @@ RUN = CommandView(
     needs_code=True,
     help=f"{RUN_TASK.help} Prints the job's id.",
 )
-OPERATIONS = (*PROCESS_OPERATIONS, *QUEUE_OPERATIONS)
 worker = make_group(
     "worker",
     "Start workers, and send them commands.",
-    OPERATIONS,
+    PROCESS_OPERATIONS,
     {
-        operation.verb: RUN if operation.verb == "run" else _make_view(operation)
-        for operation in OPERATIONS
+        operation.verb: RUN
+        if operation.verb == "run"
+        else make_worker_view(operation.verb, VIEWS.get(operation.verb, CommandView()))
+        for operation in PROCESS_OPERATIONS
         if operation.noun == "worker"
     },
 )

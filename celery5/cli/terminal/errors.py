@@ -150,9 +150,10 @@ def _explain_usage(error: click.ClickException) -> str:
         # click's own name of an argument is its usage, such as `[KIND]` or `{debug|info}`.
         error.param_hint = f"'{error.param.human_readable_name}'"
     hint = _get_hint(error)
+    text = collapse_whitespace(error.format_message())
     if isinstance(error, click.NoSuchOption) and error.option_name in CELERY_FLAG_HINTS:
-        error.possibilities = None  # what we know of it is better than a similar name
-    text = collapse_whitespace(error.format_message()).removesuffix(".")
+        text = text.partition(" Did you mean")[0]  # what we know of it is better than a similar name
+    text = text.removesuffix(".")
     for words, ours in CLICK_WORDS.items():
         text = text.replace(words, ours)
     return text if text.endswith("?") else f"{text}{hint}"

@@ -68,7 +68,7 @@ class CommandDefinition(msgspec.Struct, Generic[P], frozen=True, kw_only=True):
     expires_with_timeout: bool = False
     # An application's `@app.command` may not have this name: workers take the command.
     is_reserved: bool = True
-    # How it is given to `celery5 worker`; without it, `tell` sends it.
+    # How it is given to `celery5`; without it, `worker tell` sends it.
     cli_usage: str = ""
 
     @property
@@ -331,7 +331,7 @@ PING = CommandDefinition(
     permission="read",
     is_idempotent=True,
     is_routine=True,
-    cli_usage="ping",
+    cli_usage="worker ping",
 )
 STATS = CommandDefinition(
     name="stats",
@@ -341,7 +341,7 @@ STATS = CommandDefinition(
     permission="read",
     is_idempotent=True,
     is_routine=True,
-    cli_usage="stats",
+    cli_usage="worker stats",
 )
 ACTIVE = CommandDefinition(
     name="active",
@@ -350,7 +350,7 @@ ACTIVE = CommandDefinition(
     permission="read",
     is_idempotent=True,
     is_routine=True,
-    cli_usage="active",
+    cli_usage="worker active",
 )
 STACK = CommandDefinition(
     name="stack",
@@ -359,7 +359,7 @@ STACK = CommandDefinition(
     permission="read",
     is_idempotent=True,
     is_routine=True,
-    cli_usage="stack [--job ID]",
+    cli_usage="worker stack [--job ID]",
 )
 HEALTH = CommandDefinition(
     name="health",
@@ -368,32 +368,32 @@ HEALTH = CommandDefinition(
     permission="read",
     is_idempotent=True,
     is_routine=True,
-    cli_usage="health",
+    cli_usage="worker health",
 )
 PAUSE_QUEUE = CommandDefinition(
     name="pause-queue",
     help="Stop reading a queue, in all workers or in those that are named; jobs that were read are run.",
     parameters=QueueParameters,
-    cli_usage="pause-queue QUEUE",
+    cli_usage="queue pause QUEUE",
 )
 RESUME_QUEUE = CommandDefinition(
     name="resume-queue",
     help="Read a paused queue again, in all workers or in those that are named.",
     parameters=QueueParameters,
-    cli_usage="resume-queue QUEUE",
+    cli_usage="queue resume QUEUE",
 )
 REVOKE = CommandDefinition(
     name="revoke",
     help="Stop a job that this worker has; `celery5 task revoke` finds it wherever it is.",
     parameters=RevokeParameters,
-    cli_usage="revoke ID",
+    cli_usage="worker revoke ID",
 )
 RUN_TASK = CommandDefinition(
     name="run-task",
     help="Run a job in this worker, now. A later attempt may run in another worker.",
     parameters=RunTaskParameters,
     expires_with_timeout=True,
-    cli_usage="run TASK --args JSON --to NAME",
+    cli_usage="worker run TASK --args JSON --to NAME",
 )
 SHUTDOWN = CommandDefinition(
     name="shutdown",
@@ -401,48 +401,48 @@ SHUTDOWN = CommandDefinition(
     parameters=ShutdownParameters,
     recipients=ALL_PROCESSES,
     expires_with_timeout=True,
-    cli_usage="shutdown [--cold]",
+    cli_usage="worker shutdown [--cold]",
 )
 RELOAD = CommandDefinition(
     name="reload",
     help="Read the configuration again.",
     parameters=NoParameters,
     recipients=ALL_PROCESSES,
-    cli_usage="reload",
+    cli_usage="worker reload",
 )
 RETRY_BOOT_STEP = CommandDefinition(
     name="retry-boot-step",
     help="Try an optional boot step that failed again.",
     parameters=BootStepParameters,
     recipients=ALL_PROCESSES,
-    cli_usage="retry-boot-step STEP",
+    cli_usage="worker retry-boot-step STEP",
 )
 SET_LOG_LEVEL = CommandDefinition(
     name="set-log-level",
     help="Log events of this level and above, until the process ends.",
     parameters=LogLevelParameters,
     recipients=ALL_PROCESSES,
-    cli_usage="set-log-level LEVEL",
+    cli_usage="worker set-log-level LEVEL",
 )
 BUDGET = CommandDefinition(
     name="budget",
     help="Show or set how many jobs of a kind of task, or of the task that is named, run at once.",
     parameters=BudgetParameters,
-    cli_usage="budget [KIND] [--minimum N] [--maximum N]",
+    cli_usage="worker budget [KIND] [--minimum N] [--maximum N]",
 )
 PREFETCH = CommandDefinition(
     name="prefetch",
     help="Read `factor` times as far ahead as usual, for `seconds` or until the worker ends.",
     parameters=PrefetchParameters,
     is_routine=True,  # not idempotent: without `seconds` it holds for as long as the worker lives
-    cli_usage="prefetch [FACTOR] [--seconds N]",
+    cli_usage="worker prefetch [FACTOR] [--seconds N]",
 )
 CONCURRENCY = CommandDefinition(
     name="concurrency",
     help="Allow `factor` times as many I/O-bound jobs at once as usual, for `seconds` or until the worker ends.",
     parameters=ConcurrencyParameters,
     is_routine=True,  # not idempotent, as `prefetch`
-    cli_usage="concurrency [FACTOR] [--seconds N]",
+    cli_usage="worker concurrency [FACTOR] [--seconds N]",
 )
 PREFER = CommandDefinition(
     name="prefer",

@@ -344,7 +344,7 @@ def _list_warnings(
     if waiting := {name: count for name, count in paused.items() if count}:
         yield (
             _describe_paused(waiting),
-            f"celery5 worker resume-queue {shlex.quote(next(iter(waiting)))} when the reason is gone; "
+            f"celery5 queue resume {shlex.quote(next(iter(waiting)))} when the reason is gone; "
             "celery5 audit list --action worker:pause-queue says who paused it",
         )
 

@@ -6,6 +6,7 @@ from typing import Any
 import click
 import pytest
 
+from celery5.cli.commands.queue import queue
 from celery5.cli.commands.worker import worker
 from celery5.commands.declaration import RESERVED_COMMANDS
 from celery5.errors import CommandRefused
@@ -34,6 +35,7 @@ from celery5.protocol.commands.definitions import (
     list_commands,
 )
 
+GROUPS = {"worker": worker, "queue": queue}
 GUIDE = Path(__file__).parents[3] / "docs/guide/control.md"
 
 
@@ -41,7 +43,7 @@ def row(definition: CommandDefinition[Any]) -> str:
     parameters = ", ".join(
         f"`{name}`{'' if is_required else '?'}" for name, is_required in definition.required_by_name.items()
     )
-    usage = definition.cli_usage or f"tell {definition.name}"
+    usage = definition.cli_usage or f"worker tell {definition.name}"
     return f"| `{definition.name}` | {parameters} | `{usage}` | {definition.help} |"
 
 
@@ -57,13 +59,13 @@ def test_the_guide_lists_each_command_of_a_worker_as_it_is_defined() -> None:
 
 def test_the_cli_has_the_commands_with_their_names_and_help() -> None:
     usages = {
-        candidate.cli_usage.split()[0]: candidate
+        tuple(candidate.cli_usage.split()[:2]): candidate
         for candidate in COMMAND_DEFINITIONS.values()
         if candidate.cli_usage
     }
-    assert worker.commands.keys() == usages.keys() | {"tell", "list"}
-    for name, definition in usages.items():
-        assert (worker.commands[name].help or "").startswith(definition.help)
+    assert worker.commands.keys() == {name for group, name in usages if group == "worker"} | {"tell", "list"}
+    for (group, name), definition in usages.items():
+        assert (GROUPS[group].commands[name].help or "").startswith(definition.help)
 
 
 def test_the_arguments_and_flags_of_the_cli_are_the_parameters_that_are_defined() -> None:
@@ -71,8 +73,8 @@ def test_the_arguments_and_flags_of_the_cli_are_the_parameters_that_are_defined(
     for definition in COMMAND_DEFINITIONS.values():
         if not definition.cli_usage:
             continue
-        name, *usage = definition.cli_usage.split()
-        parameters = worker.commands[name].params
+        group, name, *usage = definition.cli_usage.split()
+        parameters = GROUPS[group].commands[name].params
         arguments = [parameter for parameter in parameters if isinstance(parameter, click.Argument)]
         flags = {parameter.opts[0] for parameter in parameters if isinstance(parameter, click.Option)}
         written = [word for word in usage if word.strip("[]").isupper()]

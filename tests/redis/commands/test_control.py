@@ -156,7 +156,7 @@ async def test_a_worker_that_begins_warns_once_of_its_queues_that_are_paused(
             await told(app, "resume-queue", queue="default")
     first, second = lines.of("queue:paused")
     assert (first["level"], first["queues"], second["queues"]) == ("warning", ["default"], ["default"])
-    assert "resume-queue" in first["why"]
+    assert "queue resume" in first["why"]
 
 
 async def test_a_queue_that_is_paused_is_seen_to_be_also_before_anything_was_sent(app: App) -> None:

@@ -115,11 +115,11 @@ async def test_a_queue_is_paused_and_resumed_by_its_button(app: App) -> None:
     declare(app)
     await app.tasks["pay"].adelay(1)
     async with browsing(app, role="operator") as client:
-        answer = await press(client, app, "worker:pause-queue", {"queue": "money"})
+        answer = await press(client, app, "queue:pause", {"queue": "money"})
         assert "money is paused" in read_text(answer.text)
         assert (await app.ainfo()).queues["money"].paused
         assert "paused" in read_text((await client.get(f"/{app.name}/queues")).text)
-        await press(client, app, "worker:resume-queue", {"queue": "money"})
+        await press(client, app, "queue:resume", {"queue": "money"})
     assert not (await app.ainfo()).queues["money"].paused
 
 

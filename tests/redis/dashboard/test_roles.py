@@ -13,7 +13,7 @@ from celery5.protocol.bulk import BulkProgress, BulkRequest, encode_action
 from tests.redis.dashboard.client import looking_at
 from tests.redis.worker.workers import until_async
 
-ON_JOBS = {"worker:run", "worker:revoke", "worker:pause-queue", "worker:resume-queue"}
+ON_JOBS = {"worker:run", "worker:revoke", "queue:pause", "queue:resume"}
 """What is sent to workers, and acts on jobs or on a queue."""
 
 

@@ -71,7 +71,7 @@ SHOWN: dict[str, list[Row]] = {
 """The parameters of each operation that shows queues, or what is on them."""
 
 CHANGED: dict[str, list[Row]] = {
-    "worker:pause-queue": [{"queue": QUEUE}],
+    "queue:pause": [{"queue": QUEUE}],
     "task:revoke": [
         {"ids": ["waits-1", "later-2"], "queue": QUEUE},
         {"ids": ["waits-3"]},
@@ -102,7 +102,7 @@ CHANGED: dict[str, list[Row]] = {
     "dlq:purge": [{"queue": [QUEUE], "limit": 2, "dry_run": True}, {"queue": [QUEUE], "task": ["fail"]}],
     "bulk:revoke": [{"queue": QUEUE, "task": "pu*", "dry_run": True}, {"queue": QUEUE, "task": "pu*"}],
     "queue:purge": [{"queue": QUEUE, "dry_run": True}, {"queue": QUEUE}],
-    "worker:resume-queue": [{"queue": QUEUE}],
+    "queue:resume": [{"queue": QUEUE}],
 }
 """The parameters of each operation that changes queues, or what is on them, in the order in which they are done."""
 

@@ -76,7 +76,7 @@ def test_bash_completes_commands_and_flags(folder: Path) -> None:
     ("words", "offered"),
     [
         (("task", "suspend", "shop."), ["shop.add", "shop.multiply"]),
-        (("worker", "pause-queue", "s"), ["slow"]),
+        (("queue", "pause", "s"), ["slow"]),
         (("event", "unsubscribe", "shop"), ["shop.Paid"]),
         (("event", "unsubscribe", "shop.Paid", "shop.m"), ["shop.multiply"]),
     ],

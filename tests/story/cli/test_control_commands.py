@@ -51,12 +51,12 @@ def test_workers_are_asked_paused_and_ended(desk: Desk) -> None:
         assert set(answers(desk, "stats")) == {"w1", "w2"}
         assert_tables(desk)
 
-        told(desk, "worker", "pause-queue", "default")
+        told(desk, "queue", "pause", "default")
         handle = shop.add.delay(1, 2)
         asked = answers(desk, "stats")
         assert [reply["queues"]["default"] for reply in asked.values()] == ["paused", "paused"]
         assert handle.status() == "SENT"
-        told(desk, "worker", "resume-queue", "default")
+        told(desk, "queue", "resume", "default")
         assert handle.get(timeout=30) == 3
 
         ran = told(desk, "worker", "run", "shop.add", "--args", "[20, 22]", "--to", "w2")
@@ -87,7 +87,7 @@ def test_workers_are_asked_paused_and_ended(desk: Desk) -> None:
 def test_a_queue_is_paused_and_resumed_while_no_worker_lives(desk: Desk) -> None:
     shop = sys.modules["shop"]
     handle = shop.add.delay(1, 2)
-    paused = told(desk, "worker", "pause-queue", "default")
+    paused = told(desk, "queue", "pause", "default")
     assert (paused.code, paused.err) == (0, "")
     assert (
         paused.out == "no worker of this application is running; those that start later find default paused\n"
@@ -102,10 +102,10 @@ def test_a_queue_is_paused_and_resumed_while_no_worker_lives(desk: Desk) -> None
         one.ready()
         assert until(lambda: one.logged("queue:paused"))[0]["queues"] == ["default"]
         assert handle.status() == "SENT"
-    resumed = told(desk, "worker", "resume-queue", "default", "--json")
+    resumed = told(desk, "queue", "resume", "default", "--json")
     assert (resumed.code, json.loads(resumed.out)) == (0, [])
     assert resumed.error.endswith("those that start later find default resumed")
-    unknown = told(desk, "worker", "pause-queue", "defualt")
+    unknown = told(desk, "queue", "pause", "defualt")
     assert (unknown.code, "did you mean 'default'?" in unknown.error) == (1, True)
     told(desk, "worker", "start", "--burst")
     assert handle.get(timeout=30) == 3

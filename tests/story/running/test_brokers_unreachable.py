@@ -101,7 +101,7 @@ def test_command_succeeds_unless_its_own_broker_is_unreachable(pair: Pair) -> No
         "dlq read --queue default",
         "schedule show add",
         "schedule pause add",
-        "worker pause-queue default",
+        "queue pause default",
         "autoscale status",
         "event list",
     ):
@@ -115,7 +115,7 @@ def test_command_succeeds_unless_its_own_broker_is_unreachable(pair: Pair) -> No
         "schedule trigger multiply",
         "task show nobody-knows",
         "task revoke nobody-knows",
-        "worker pause-queue slow",
+        "queue pause slow",
     ):
         ended = pair(*words.split())
         assert ended.code == 1, (words, ended)
