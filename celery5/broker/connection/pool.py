@@ -113,9 +113,12 @@ class Pool:
         Raises BrokerUnavailable if none becomes free, and BrokerError as `Dialer.dial`.
         """
         while True:
+            link: SocketLink | None
             try:
                 link = self._free.pop()
             except IndexError:
+                link = None  # not within this block: what is raised below would tell of it
+            if link is None:
                 link_or_place = self._wait_for_place()
                 if isinstance(link_or_place, _Place):
                     return self._dial(link_or_place)

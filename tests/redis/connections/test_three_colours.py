@@ -1,6 +1,7 @@
 """Three colours: the same call gets the same answer, or the same refusal, from every driver."""
 
 import socket
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import sha1
@@ -159,6 +160,8 @@ def test_a_wrong_password_is_told_as_such(colour: str, url: str, app_name: str) 
     with pytest.raises(BrokerDenied) as denied:
         live(colour, endpoint, story)
     assert "wrong-secret" not in str(denied.value)
+    told = traceback.format_exception(denied.value)
+    assert "During handling" not in "".join(told)
 
 
 @in_every_colour
