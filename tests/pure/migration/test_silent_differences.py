@@ -161,3 +161,12 @@ def test_success_is_asked_of_a_job_and_of_a_run_each_in_its_way(tmp_path: Path) 
     advice = " ".join(use.advice for use in report.of_kind("by hand"))
     for words in ('result.status() == "SUCCESS"', 'run.status().state == "SUCCESS"', 'state == "FAILED"'):
         assert words in advice
+
+
+@pytest.mark.parametrize("read", ["state", "status"])
+def test_state_that_is_compared_is_answered_with_our_words_for_it(tmp_path: Path, read: str) -> None:
+    text = f'result = add.delay(1)\nif result.{read} in ("PROGRESS", "STARTED", "PENDING", "FAILURE"): ...\n'
+    (tmp_path / "tasks.py").write_text(TASKS + text)
+    (report,) = migrate_project(tmp_path).report.files
+    (advice,) = [use.advice for use in report.findings if use.name == f"result.{read}"]
+    assert all(state in advice for state in ('"EXECUTING"', '"SENT"', '"SCHEDULED"', '"DEAD"'))
