@@ -48,8 +48,9 @@ _ENDINGS = (
 )
 """Those that a word loses to be compared, and how much must be left: one of the first, then one of the second."""
 _SHORTEST_PREFIX = 3
-_IN_PAGE, _IN_HEADING, _IN_TEXT, _ELSEWHERE = 5.0, 4.0, 1.0, 0.3
-"""What a word counts in the name or title of a page, in a heading, in the text, and in other sections of the page."""
+_IN_PAGE, _IN_HEADING, _IN_LEAD, _IN_TEXT, _ELSEWHERE = 5.0, 4.0, 2.5, 1.0, 0.3
+"""What a word counts in the name or title of a page, in a heading, in the first paragraph of a page, in its text, and
+in other sections of the page. The first paragraph says what the page is for."""
 _OFTEN = 3.0
 """The most that a word counts in a text that has it often."""
 _PHRASE = 1.5
@@ -166,13 +167,16 @@ class _Place:
         name = section.page.rpartition("/")[2].removesuffix(".md")
         self._title = _count_words(f"{name} {section.titles[0]}")
         self._heading = _count_words(" ".join(section.titles[1:]))
+        lead = section.text.strip().partition("\n\n")[0] if len(section.titles) == 1 else ""
+        self._lead = _count_words(lead)
         self._text = _count_words(section.text)
         self._page = page
 
     def weigh(self, word: str) -> float:
-        """Return what a word counts here: in the title most, in the text least; 0 where the page has it nowhere."""
+        """Return what a word counts here, by `_IN_PAGE` and the others; 0 where the page has it nowhere."""
         often = _count(self._text, word)
         weight = _IN_PAGE * bool(_count(self._title, word)) + _IN_HEADING * bool(_count(self._heading, word))
+        weight += _IN_LEAD * bool(_count(self._lead, word))
         if often:
             weight += min(_OFTEN, _IN_TEXT * (1 + math.log(often)))
         return weight or _ELSEWHERE * bool(_count(self._page, word))

@@ -91,6 +91,18 @@ QUESTIONS = [
     ("webhook for alerts", "alerts"),
     ("signed commands keys", "control containers"),
     ("countdown eta", "sending celery-words"),
+    ("per customer", "limits"),
+    ("queue too old", "alerts"),
+    ("jobs stuck", "finding-jobs"),
+    ("worker killed", "workers"),
+    ("redis full", "failures"),
+    ("too many retries", "retries"),
+    ("stop a queue", "control"),
+    ("who is running", "top"),
+    ("old jobs", "finding-jobs alerts"),
+    ("lost job", "finding-jobs durability"),
+    ("slow queue", "alerts"),
+    ("memory leak", "workers boxed"),
 ]
 """What people type, and the pages of which one must be among the first three rows."""
 
@@ -132,6 +144,15 @@ def test_words_are_found_in_titles_before_headings_before_texts() -> None:
         ("First",),
         ("Second",),  # where another section has them
     ]
+
+
+def test_words_of_the_first_paragraph_go_before_those_of_other_texts() -> None:
+    found = find(
+        "slow mail",
+        other="# Other\n\nText.\n\n## Part\n\nA slow mail; mail is slow, and slow mail.\n",
+        wanted="# Wanted\n\nFind what makes mail slow.\n\n## Part\n\nText.\n",
+    )
+    assert found[0].section.titles == ("Wanted",)
 
 
 def test_a_part_of_a_name_is_found_and_small_words_do_not_count() -> None:
