@@ -485,7 +485,7 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
         "redis_backend_use_ssl": "the broker's URL: rediss://host:6380/0?ssl_ca_certs=/etc/ca.pem",
         "task_eager_propagates": "celery5.testing: run() of in_memory(app) and recorded(app) raises the error of a job "
         "that has failed",
-        "task_store_eager_result": "celery5.testing: recorded(app)",
+        "task_store_eager_result": "celery5.testing: in_memory(app)",
         "task_publish_retry*": "nothing: a lost connection is retried, and the backlog keeps jobs meanwhile",
         "task_store_errors_even_if_ignored": "nothing: a job that finally failed is in the dead-letter queue",
         "task_remote_tracebacks": "nothing: an error has its traceback as text",
