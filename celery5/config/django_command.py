@@ -7,10 +7,9 @@ import sys
 from traceback import walk_stack, walk_tb
 from types import TracebackType
 
-from celery5.config.include import locate_error
+from celery5.config.include import explain_import_error
 from celery5.config.settings import InvalidSettings
 from celery5.errors import CeleryError
-from celery5.protocol.masking import describe_error
 
 
 def is_django_command() -> bool:
@@ -53,7 +52,7 @@ class RefusalReport:
 
 def describe_failed_import(module: str, error: BaseException) -> str:
     """Return the line for a module that fails while it is imported: why, and where."""
-    why = f"{describe_error(error)} {locate_error(error)}".rstrip()
+    why = explain_import_error(module, error)
     return f"Error: module {module!r} fails while it is imported: {why}; --traceback shows all"
 
 

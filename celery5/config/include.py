@@ -139,11 +139,31 @@ def import_modules(names: Iterable[str]) -> None:
         try:
             importlib.import_module(name)
         except (Exception, SystemExit) as error:
-            missing = error.name if isinstance(error, ModuleNotFoundError) else None
-            if missing and f"{name}.".startswith(f"{missing}."):
+            if _is_missing(name, error):
                 raise Misconfigured(f"there is no module {name!r} to include") from None
-            reason = describe_error(error)
+            reason = explain_import_error(name, error)
             raise Misconfigured(f"included module {name!r} fails while it is imported: {reason}") from error
+
+
+def explain_import_error(name: str, error: BaseException) -> str:
+    """Return why the import of a module failed, in one line: the error, and where the user's code raised it.
+
+    A module that is missing itself was imported by celery5 or Django, so its error has no place to look at.
+    """
+    place = "" if _is_missing(name, error) else locate_error(error)
+    return f"{describe_error(error)} {place}".rstrip()
+
+
+def explain_load_error(error: BaseException) -> str:
+    """Return why an application could not load its tasks: the error, and where its cause was raised."""
+    place = locate_error(error.__cause__) if error.__cause__ else ""
+    return str(error) if place in str(error) else f"{error} {place}"
+
+
+def _is_missing(name: str, error: BaseException) -> bool:
+    """Return whether an error says that there is no module of this name, or no package that it is in."""
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    return bool(missing) and f"{name}.".startswith(f"{missing}.")
 
 
 def locate_error(error: BaseException) -> str:

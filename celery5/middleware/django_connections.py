@@ -17,6 +17,7 @@ from typing import Any
 
 from celery5.application import Application
 from celery5.broker.colour import current_colour
+from celery5.config.include import explain_import_error
 from celery5.errors import Misconfigured
 from celery5.extras import describe_installation
 from celery5.middleware.middleware import Middleware
@@ -74,7 +75,7 @@ def set_up_django(prepare: Callable[[], None] = lambda: None) -> None:
     except Misconfigured:
         raise
     except (Exception, SystemExit) as error:
-        reason = describe_error(error)
+        reason = explain_import_error(module, error)
         raise Misconfigured(
             f"{SETTINGS_VARIABLE} is {module!r}, and Django cannot be set up: {reason}"
         ) from error

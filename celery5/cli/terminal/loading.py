@@ -8,7 +8,7 @@ from typing import Any
 
 from celery5.app import App, default_app
 from celery5.config.import_path import add_current_folder, describe_import_path
-from celery5.config.include import locate_error
+from celery5.config.include import explain_load_error, locate_error
 from celery5.config.settings import InvalidSettings
 from celery5.errors import Misconfigured
 from celery5.middleware.django_connections import set_up_django
@@ -43,8 +43,9 @@ def load_app(target: str) -> App:
         app.load()
     except Misconfigured as error:
         _raise_if_not_in_code(error)
-        where = f" {locate_error(error.__cause__)}" if error.__cause__ else ""
-        raise CannotLoad(f"application {app.name!r} cannot load its tasks: {error}{where}") from error
+        raise CannotLoad(
+            f"application {app.name!r} cannot load its tasks: {explain_load_error(error)}"
+        ) from error
     return app
 
 

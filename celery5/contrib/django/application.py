@@ -9,6 +9,7 @@ from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
 
 from celery5.app import App
+from celery5.config.include import explain_import_error
 from celery5.contrib.django.project_settings import (
     SETTING,
     ProjectConfiguration,
@@ -17,7 +18,6 @@ from celery5.contrib.django.project_settings import (
 )
 from celery5.errors import Misconfigured
 from celery5.middleware.django_connections import is_django_tested
-from celery5.protocol.masking import describe_error
 
 MODULE = "celery5"
 """The module in the project's package that may declare the application."""
@@ -141,7 +141,7 @@ def _load_named(target: object) -> App:
     try:
         value = getattr(import_module(module), attribute or "app", None)
     except ImportError as error:
-        raise Misconfigured(f"{where}: {describe_error(error)}") from error
+        raise Misconfigured(f"{where}: {explain_import_error(module, error)}") from error
     if not isinstance(value, App):
         raise Misconfigured(f"{where}, where there is no App: write module:name, such as 'shop.jobs:app'")
     return value

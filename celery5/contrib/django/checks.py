@@ -15,7 +15,7 @@ from django.apps import apps
 from django.conf import settings
 from django.core import checks
 
-from celery5.config.include import locate_error
+from celery5.config.include import explain_load_error
 from celery5.contrib.django.application import find_task_specs, get_app
 from celery5.contrib.django.project_settings import get_project_package, read_project_settings
 from celery5.errors import CeleryError
@@ -49,9 +49,12 @@ def check_application(**_options: Any) -> list[checks.CheckMessage]:
     try:
         app.load()
     except CeleryError as error:
-        where = f" {locate_error(error.__cause__)}" if error.__cause__ else ""
         return [
-            checks.Error(f"a worker would not start: {error}{where}", hint=_CORRECT_TASKS, id="celery5.E002")
+            checks.Error(
+                f"a worker would not start: {explain_load_error(error)}",
+                hint=_CORRECT_TASKS,
+                id="celery5.E002",
+            )
         ]
     unincluded = [checks.Warning(text, id="celery5.W005") for text in list_unincluded()]
     try:

@@ -142,10 +142,35 @@ def test_an_import_error_inside_of_a_tasks_module_is_told(project: Project) -> N
     assert "orders/tasks.py:1" in ended.error
 
 
+def test_import_error_during_django_setup_is_told_with_its_place(project: Project) -> None:
+    project.write("orders/models.py", "\nimport no_such_library\n")
+    ended = project.celery5("-A", "shop", "config", "check")
+    assert ended.code == 2
+    assert "Django cannot be set up: ModuleNotFoundError: No module named 'no_such_library' (" in ended.error
+    assert ended.error.count("orders/models.py:2)") == 1
+
+
+def test_import_error_of_a_tasks_module_is_told_with_its_place_once(project: Project) -> None:
+    project.write("orders/tasks.py", "\nimport no_such_library\n")
+    ended = project.celery5("-A", "shop", "config", "check")
+    assert ended.code == 2
+    assert ended.error.count("orders/tasks.py:2)") == 1
+    text = """
+    from celery5 import Misconfigured
+    from celery5.contrib.django import get_app
+    try:
+        get_app().load()
+    except Misconfigured as error:
+        print(error)
+    """
+    assert project.run(text).strip().endswith("orders/tasks.py:2)")
+
+
 def test_settings_that_cannot_be_imported_are_one_line(project: Project) -> None:
     ended = project.celery5("-A", "shop", "config", "show", DJANGO_SETTINGS_MODULE="shop.setings")
     assert ended.code == 2
     assert "DJANGO_SETTINGS_MODULE is 'shop.setings', and Django cannot be set up" in ended.error
+    assert ended.error.strip().endswith("No module named 'shop.setings'")
 
 
 def test_a_module_that_names_the_settings_itself_is_enough(project: Project) -> None:
