@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from celery5.broker.servers.embedded import EmbeddedServer
+from tests.house.sources import HERE
 from tests.story.cli.commands import LIMIT, environment
 from tests.story.django.projects import Project
 
@@ -656,3 +657,28 @@ def manage_alone(project: Project, *words: str, **env: str) -> "subprocess.Compl
         check=False,
         timeout=LIMIT,
     )
+
+
+def test_the_environment_file_of_the_page_on_systemd_is_enough_for_a_unit(
+    project: Project, tmp_path: Path
+) -> None:
+    """The units for single processes run `/usr/bin/env celery5` in the home directory of the user."""
+    page = (HERE / "docs/guide/systemd.md").read_text()
+    section = page.partition("## A Django project\n")[2].partition("\n## ")[0]
+    lines = section.partition('shop.env"\n')[2].partition("```")[0]
+    lines = lines.replace("/srv/shop/.venv", sys.prefix).replace("/srv/shop", str(project.folder))
+    variables = dict(line.split("=", 1) for line in lines.splitlines())
+    home = tmp_path / "home"
+    home.mkdir()
+    command = ["/usr/bin/env", "celery5", "task", "list"]
+    done = subprocess.run(
+        command,
+        cwd=home,
+        env={"HOME": str(home), **variables},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "orders.tasks.count" in done.stdout
