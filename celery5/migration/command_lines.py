@@ -213,7 +213,8 @@ def find_requirements(text: str, index: ProjectIndex) -> Iterator[CeleryUse]:
                     "by hand",
                     f"celery{shown}",
                     f"celery5[{extras}]: dashboard and top take the place of Flower, testing is for "
-                    f"tests{_WITHOUT_REDIS if 'redis' in shown else ''} (celery5 docs install lists all extras)",
+                    f"tests{_WITHOUT_REDIS if 'redis' in shown else ''} (celery5 docs install: all extras, "
+                    "and where to install it from)",
                 )
             elif key == "redis" and _is_older_redis(line[match.end() :]):
                 yield CeleryUse(number, "by hand", "redis", f"{REDIS_PY}, which celery5 requires")
