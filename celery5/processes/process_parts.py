@@ -25,6 +25,8 @@ from celery5.broker.connection.link import (
     LinkEnded,
     LinkEvent,
     LinkLost,
+    ServerFull,
+    ServerWritable,
 )
 from celery5.broker.connection.push import PushRedis
 from celery5.broker.driver import AsyncDriver
@@ -237,6 +239,8 @@ _HIDDEN_FIELDS = ("broker", "is_error", "is_return")
 class ConnectionLog:
     """Logs what happens to the connections of a process: each outage of a broker once, each connection at debug.
 
+    A server that is full is an outage, too: one for what writes.
+
     News are the first connection to a broker, with what the server is, and the first breaker that opens while there has
     been no connection yet: that is no outage.
     """
@@ -259,6 +263,12 @@ class ConnectionLog:
                 outages.record_loss(event.where, event.reason, failed=event.failed, requeued=event.requeued)
             case LinkEnded():
                 outages.record_end(event.where)
+                return
+            case ServerFull():
+                outages.record_refusal(event.where, event.reason)
+                return
+            case ServerWritable():
+                outages.record_write(event.where)
                 return
             case BreakerOpened():
                 is_news = not (event.where in self._unreached or outages.is_lost(event.where))

@@ -98,7 +98,29 @@ class BreakerClosed(msgspec.Struct, frozen=True):
     where: str
 
 
-LinkEvent = LinkConnected | LinkConnectFailed | LinkLost | LinkEnded | BreakerOpened | BreakerClosed
+class ServerFull(msgspec.Struct, frozen=True):
+    """The server has refused a write since its memory is full."""
+
+    where: str
+    reason: str
+
+
+class ServerWritable(msgspec.Struct, frozen=True):
+    """A server that was full has taken a write of the kind that it had refused."""
+
+    where: str
+
+
+LinkEvent = (
+    LinkConnected
+    | LinkConnectFailed
+    | LinkLost
+    | LinkEnded
+    | BreakerOpened
+    | BreakerClosed
+    | ServerFull
+    | ServerWritable
+)
 
 
 class LinkStatistics(msgspec.Struct, frozen=True):
@@ -510,6 +532,10 @@ class Link:
             f"broker {self.where} is not tried again yet (circuit breaker open): {self._last_failure}",
             maybe_done=maybe_done,
         )
+
+    def report(self, event: ServerFull | ServerWritable) -> None:
+        """Pass on what a driver has read from replies."""
+        self._watch(event)
 
     # ---- the watchdog
 

@@ -14,7 +14,14 @@ from celery5.broker.connection.exchange import (
     pack_commands,
     read_reply,
 )
-from celery5.broker.connection.link import Link, LinkEvent, SingleConnection, ignore_event
+from celery5.broker.connection.link import (
+    Link,
+    LinkEvent,
+    ServerFull,
+    ServerWritable,
+    SingleConnection,
+    ignore_event,
+)
 from celery5.broker.connection.pipeline import PendingRequest
 from celery5.broker.connection.transport import Connect, connect
 from celery5.broker.endpoint import Endpoint
@@ -50,6 +57,11 @@ _REFUSED: Final = {
 _REFUSED_SUBCOMMANDS: Final = {"REPLY", "TRACKING"}
 
 
+def _get_kind(call: Call[Any]) -> Any:
+    """Return what a server that is full refuses or runs: a script, or a command."""
+    return call.words[0] if call.script is None else call.script.name
+
+
 class TrioRedis(SingleConnection):
     """One connection on which all tasks of a process perform their calls at the same time.
 
@@ -78,6 +90,8 @@ class TrioRedis(SingleConnection):
         self._reply_within = timing.reply
         # Commands that were checked and are harmless: most calls only cost a look-up in this set.
         self._allowed: set[Any] = set()
+        # Scripts and commands that the server has refused since it is full, until it takes one of them again.
+        self._refused: set[Any] = set()
 
     async def perform(self, call: Call[T]) -> T:
         """Perform one call and return its decoded reply.
@@ -110,6 +124,8 @@ class TrioRedis(SingleConnection):
                 reply = await self._handle_error_reply(call, reply, maybe_done=request.sent_before)
             except BrokerError as error:
                 raise await self._describe(error) from None
+        if self._refused:
+            self._note_taken(call)
         try:  # inline, not by read_reply: the hot path
             return call.decode(reply)
         except Exception as error:
@@ -171,6 +187,8 @@ class TrioRedis(SingleConnection):
                 except BrokerError as error:
                     replies[index] = error
                     failure = failure or error
+            elif self._refused:
+                self._note_taken(calls[index])
         return replies, None if failure is None else await self._describe(failure)
 
     async def _handle_error_reply(self, call: Call[Any], first: ReplyError, *, maybe_done: bool) -> Any:
@@ -193,6 +211,8 @@ class TrioRedis(SingleConnection):
             error = translate_reply(str(reply), where=self._where, script=call.script)
             if isinstance(error, BrokerReadOnly):
                 self._link.reconnect(str(error))
+            if is_memory_refusal(error):
+                self._refused.add(_get_kind(call))
             raise error
         except BrokerError as failure:
             if maybe_done:
@@ -207,8 +227,17 @@ class TrioRedis(SingleConnection):
         try:
             await self._link.perform(request)
         except BrokerError:  # the connection is lost by now
-            return error
-        return describe_memory_refusal(error, request.reply)
+            described = error
+        else:
+            described = describe_memory_refusal(error, request.reply)
+        self._link.report(ServerFull(self._where, str(described)))
+        return described
+
+    def _note_taken(self, call: Call[Any]) -> None:
+        """Note that the server has run a call. Some calls are run by a server that is full, too."""
+        if _get_kind(call) in self._refused:
+            self._refused.clear()
+            self._link.report(ServerWritable(self._where))
 
     def _check(self, call: Call[Any], *, alone: bool = True) -> None:
         word = call.words[0]

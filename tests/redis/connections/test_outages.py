@@ -218,3 +218,30 @@ def test_outage_is_two_lines_above_debug_in_each_process(
     ]
     assert [line["level"] for line in shown] == ["warning", "info"]
     assert shown[1]["connections"] == len(process.lines("redis:disconnected")) >= 2
+
+
+@pytest.mark.parametrize("kind", ["worker", "scheduler"])
+def test_full_server_is_two_lines_above_debug_in_each_process(
+    own_staff: Staff, own_server: EmbeddedServer, kind: str
+) -> None:
+    command = [sys.executable, "-m", "celery5", *_TARGET, kind, "start"]
+    process = own_staff.launch(command, log_level="debug", metrics_interval=0.2)
+    wait_until(lambda: bool(process.lines(f"{kind}:started")))
+    with redis.Redis.from_url(own_server.url) as client:
+        client.config_set("maxmemory", 1)
+        wait_until(lambda: bool(process.lines("metrics:report-failed")))
+        wait_until(lambda: bool(process.lines("metrics:rollup-interrupted")) or kind == "scheduler")
+        client.config_set("maxmemory", 0)
+        wait_until(lambda: bool(process.lines("broker:writable")))
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 0
+    written = [json.loads(line) for line in process.output.read_text().splitlines() if line[:1] == "{"]
+    kinds = [str(line.get("message_type")) for line in written]
+    first, last = kinds.index("celery5:broker:full"), kinds.index("celery5:process:stop-requested")
+    shown = [line for line in written[first:last] if line.get("level") != "debug"]
+    assert [(line["message_type"], line["level"]) for line in shown] == [
+        ("celery5:broker:full", "error"),
+        ("celery5:broker:writable", "info"),
+    ]
+    assert shown[0]["why"].startswith("Redis is full: ")
+    assert shown[1]["after"] > 0
