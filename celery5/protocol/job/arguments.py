@@ -611,7 +611,7 @@ def _has_json_form(kind: Any) -> bool:
     )
     if is_convertible:
         return True
-    if suggest_instead(kind):
+    if suggest_instead(cast("object", kind)):
         return False  # the row of a table
     if metaclass not in _ORDINARY:
         return True  # other metaclasses may decide by the value

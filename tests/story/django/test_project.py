@@ -606,7 +606,7 @@ def test_a_row_as_an_argument_is_answered_with_what_to_pass(project: Project) ->
     assert declared.endswith("that JSON can carry (see celery5 docs types); use its pk")
 
 
-REFUSED = {
+REFUSED: dict[str, tuple[str, dict[str, str], str]] = {
     "a value": ("", {"CELERY5_CONCURRENCY": "many"}, "Error: CELERY5_CONCURRENCY='many': "),
     "a name": ("", {"CELERY5_CONCURENCY": "3"}, "Error: CELERY5_CONCURENCY is no setting: did you mean"),
     "a broker": (
