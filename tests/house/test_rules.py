@@ -380,3 +380,14 @@ def is_of_another_module(function: ast.FunctionDef | ast.AsyncFunctionDef, varia
         and ast.unparse(argument.annotation).strip("'\"") not in own
         for argument in arguments
     )
+
+
+def test_no_template_of_a_page_shows_a_line_of_python() -> None:
+    """Such a line stands above the page, and makes a browser render it as pages of the nineties."""
+    lines = [
+        f"{name(path)}: {line}"
+        for path in files("celery5/dashboard/templates", suffix=".html")
+        for line in path.read_text().splitlines()
+        if re.match(r"(from|import) \w", line)
+    ]
+    assert lines == []
