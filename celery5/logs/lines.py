@@ -93,11 +93,6 @@ class LineWriter:
         """Return whether it takes a JobLine as it is, as well as a dict."""
         return self._form == "json"
 
-    @property
-    def repeats_stderr(self) -> bool:
-        """Return whether a failure that is logged would stand twice in one place if stderr got it, too."""
-        return self._is_beside_stderr and self._form == "json"
-
     def write(self, messages: Sequence[Message | JobLine]) -> int:
         """Write all messages, however long that takes. Raises OSError or ValueError when the stream is gone."""
         text = self._format_batch(messages)

@@ -10,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from contextvars import ContextVar
 from typing import Any, Literal, Protocol, Self, TextIO, cast
 
 import eliot
@@ -35,8 +34,6 @@ MAX_UNWRITTEN = 1000
 FINAL_FLUSH_LIMIT = 1.5
 """Seconds in which the thread writes what is left when the process ends."""
 
-LOGGED_FAILURE: ContextVar[BaseException | None] = ContextVar("the error in the log", default=None)
-"""The error that has ended a process, if its log has it in the place where stderr leads, too."""
 LOOK_INTERVAL = 0.01
 """Seconds between two looks at who else listens to eliot."""
 
@@ -110,7 +107,6 @@ class LogWriter:
             0  # `_unreported`: lost, and not logged yet
         )
         self._has_warned = False
-        self._has_failure = False
         self._unwritten: deque[Message] = deque()
         self._retry_services = 0
 
@@ -225,21 +221,12 @@ class LogWriter:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, _type: object = None, error: BaseException | None = None, _traceback: object = None
-    ) -> None:
+    def __exit__(self, *_exc: object) -> None:
         """Remove it from this process and write what is left."""
         eliot.remove_destination(self)
         self._stop.set()
         if self._thread is not None:
             self._thread.join(2.0)
-        is_whole = self._has_failure and not (self._buffer or self._lost)
-        if is_whole and isinstance(self._destination, LineWriter) and self._destination.repeats_stderr:
-            LOGGED_FAILURE.set(error)
-
-    def note_failure(self) -> None:
-        """Note that the log has why its process has failed."""
-        self._has_failure = self.accepts("info")
 
     def _keep_writing(self) -> None:
         while not self._stop.wait(0.05):
@@ -468,8 +455,6 @@ class Log:
         while isinstance(first, BaseExceptionGroup):
             first = cast("BaseExceptionGroup[BaseException]", first).exceptions[0]
         self._action.finish(first)
-        if self.writer is not None and first is not None:
-            self.writer.note_failure()
 
 
 class NullLog(Log):

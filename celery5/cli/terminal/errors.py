@@ -95,15 +95,8 @@ def run_reporting_errors(
         if _is_unwritable(error):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         line, code = explanation
-        if not _is_logged(error):
-            echo_hint(line, err=True)
+        echo_hint(line, err=True)
     return code if isinstance(code, int) else 0
-
-
-def _is_logged(error: BaseException) -> bool:
-    """Return whether the log has this error already, in the place where stderr leads."""
-    log = sys.modules.get("celery5.logs.log")  # a probe uses this module, too, and has no log
-    return log is not None and log.LOGGED_FAILURE.get() is error
 
 
 def explain_error(error: BaseException) -> tuple[str, int] | None:
