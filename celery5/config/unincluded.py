@@ -7,7 +7,7 @@ import site
 import sys
 import sysconfig
 import warnings
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import cast
@@ -91,16 +91,23 @@ def _list_installed() -> tuple[str, ...]:
     return tuple(f"{os.path.realpath(folder)}{os.sep}" for folder in folders)
 
 
-def _find_free_tasks(file: Path) -> list[str]:
-    """Return the functions in a file that are tasks of celery5 and name no application."""
+def parse_file(file: Path, is_wanted: Callable[[bytes], bool]) -> ast.Module | None:
+    """Return the syntax tree of a file of Python; None if its text is not wanted, or cannot be read."""
     try:
         source = file.read_bytes()
-        if b"celery5" not in source or not _MARK.search(source):
-            return []
+        if not is_wanted(source):
+            return None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            tree = ast.parse(source)
+            return ast.parse(source)
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _find_free_tasks(file: Path) -> list[str]:
+    """Return the functions in a file that are tasks of celery5 and name no application."""
+    tree = parse_file(file, lambda source: b"celery5" in source and _MARK.search(source) is not None)
+    if tree is None:
         return []
     names = {
         alias.asname or alias.name

@@ -4,7 +4,6 @@ import ast
 import os
 import re
 import sys
-import warnings
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -16,6 +15,7 @@ from django.conf import settings
 from django.core import checks
 
 from celery5.config.include import explain_load_error
+from celery5.config.unincluded import parse_file
 from celery5.contrib.django.application import find_task_specs, get_app
 from celery5.contrib.django.project_settings import get_project_package, read_project_settings
 from celery5.errors import CeleryError
@@ -144,14 +144,8 @@ def _find_files(spec: ModuleSpec) -> Iterator[Path]:
 
 def _find_imports(file: Path) -> list[int]:
     """Return the lines that import from Celery; none for a file that cannot be read."""
-    try:
-        source = file.read_bytes()
-        if not _MARK.search(source):
-            return []
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            tree = ast.parse(source)
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+    tree = parse_file(file, lambda source: _MARK.search(source) is not None)
+    if tree is None:
         return []
     statements = (node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom))
     return sorted({node.lineno for node in statements if _is_celerys(node)})
