@@ -244,4 +244,4 @@ def test_full_server_is_two_lines_above_debug_in_each_process(
         ("celery5:broker:writable", "info"),
     ]
     assert shown[0]["why"].startswith("Redis is full: ")
-    assert shown[1]["after"] > 0
+    assert 0 <= shown[1]["after"] < 60
