@@ -119,3 +119,21 @@ async def test_a_channel_that_the_user_may_not_hear_is_refused_and_the_link_goes
     await until(lambda: listener.heard == [(f"{app_name}:mine".encode(), b"x")])
     assert listener.push.channels == {f"{app_name}:mine".encode()}
     redis_client.execute_command("ACL", "DELUSER", app_name)  # type: ignore[no-untyped-call]
+
+
+async def test_channel_whose_permission_is_taken_away_is_heard_again_when_given_back(
+    server: EmbeddedServer, nursery: trio.Nursery, redis_client: blocking.Redis, app_name: str
+) -> None:
+    words = ("on", ">x", "resetchannels", "+@connection", "+@pubsub")
+    redis_client.execute_command("ACL", "SETUSER", app_name, *words, f"&{app_name}")  # type: ignore[no-untyped-call]
+    listener = Listener(f"unix://{app_name}:x@{server.socket}")
+    await nursery.start(listener.push.run)
+    await listener.push.subscribe(app_name)
+    redis_client.execute_command("ACL", "SETUSER", app_name, *words)  # type: ignore[no-untyped-call]
+    await until(lambda: listener.push.statistics().connects >= 3)  # each refused renewal is tried again
+    told = listener.connections
+    redis_client.execute_command("ACL", "SETUSER", app_name, f"&{app_name}")  # type: ignore[no-untyped-call]
+    await until(lambda: listener.connections > told)
+    assert redis_client.publish(app_name, "x") == 1
+    await until(lambda: listener.heard == [(app_name.encode(), b"x")])
+    redis_client.execute_command("ACL", "DELUSER", app_name)  # type: ignore[no-untyped-call]

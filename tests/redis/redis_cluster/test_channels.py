@@ -174,6 +174,36 @@ async def test_a_refused_subscription_is_told_to_its_caller_and_others_stay(
         node.client.execute_command("ACL", "DELUSER", f"{app.name}-one")
 
 
+async def test_channel_whose_permission_is_taken_away_is_heard_again_when_given_back(
+    redis_cluster: TestCluster, app: App, publish: Publish
+) -> None:
+    user, channel = f"{app.name}-one", app.queue("mails").wake
+    node = redis_cluster.find_owner(channel).client
+
+    def permit(*channels: str) -> None:
+        words = ("on", ">secret", "~*", "+@all", "resetchannels", *channels)
+        for primary in redis_cluster.primaries:
+            primary.client.execute_command("ACL", "SETUSER", user, *words)
+
+    permit(f"&{channel}")
+    limited = App(app.name, broker=redis_cluster.url.replace("//", f"//{user}:secret@"))
+    listener = Listener(limited)
+    async with trio.open_nursery() as nursery:
+        await listener.run(nursery)
+        await listener.push.subscribe(channel)
+        permit()
+        await until(lambda: any(entry["username"] == user for entry in node.acl_log()))
+        rechecks = listener.rechecks
+        permit(f"&{channel}")
+        await until(lambda: listener.rechecks > rechecks)
+        assert await trio.to_thread.run_sync(publish, channel, "x") == 1
+        await until(lambda: listener.heard == [(channel.encode(), b"x")])
+        nursery.cancel_scope.cancel()
+    limited.close()
+    for primary in redis_cluster.primaries:
+        primary.client.execute_command("ACL", "DELUSER", user)
+
+
 async def test_a_changed_schedule_reaches_the_scheduler_from_any_slot(app: App) -> None:
     fired: list[int] = []
 
