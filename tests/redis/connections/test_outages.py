@@ -7,6 +7,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -14,7 +15,7 @@ import redis
 from celery5 import AsyncResult, gather
 from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.errors import BrokerReplied
-from tests.redis.commands.staff import _TARGET, Staff, wait_until
+from tests.redis.commands.staff import _TARGET, Employee, Staff, wait_until
 
 BACK = 30.0
 """Seconds after its return within which workers consume again, on a machine that may stand still. It is 2 s on one that
@@ -186,6 +187,15 @@ def test_a_worker_keeps_its_lease_and_ends_its_jobs_while_memory_is_full(
         assert worker.lines("heartbeat:missed") == worker.lines("worker:restarted") == []
 
 
+def list_shown(process: Employee, *, since: str) -> list[dict[str, Any]]:
+    """Return the log above debug from the first event of this name until the stop, without the lines of jobs."""
+    written = [json.loads(line) for line in process.output.read_text().splitlines() if line[:1] == "{"]
+    kinds = [str(line.get("message_type")) for line in written]
+    first, last = kinds.index(f"celery5:{since}"), kinds.index("celery5:process:stop-requested")
+    shown = [line for line in written[first:last] if line.get("level") != "debug"]
+    return [line for line in shown if line["message_type"] != "celery5:job"]
+
+
 @pytest.mark.parametrize("kind", ["worker", "router", "scheduler", "publisher"])
 def test_outage_is_two_lines_above_debug_in_each_process(
     own_staff: Staff, own_server: EmbeddedServer, kind: str, short_path: Path
@@ -207,11 +217,7 @@ def test_outage_is_two_lines_above_debug_in_each_process(
     wait_until(lambda: bool(process.lines("broker:reconnected")))
     process.signal(signal.SIGTERM)
     assert process.wait() == 0
-    written = [json.loads(line) for line in process.output.read_text().splitlines() if line[:1] == "{"]
-    kinds = [str(line.get("message_type")) for line in written]
-    first, last = kinds.index("celery5:broker:disconnected"), kinds.index("celery5:process:stop-requested")
-    shown = [line for line in written[first:last] if line.get("level") != "debug"]
-    shown = [line for line in shown if line["message_type"] != "celery5:job"]
+    shown = list_shown(process, since="broker:disconnected")
     assert [line["message_type"] for line in shown] == [
         "celery5:broker:disconnected",
         "celery5:broker:reconnected",
@@ -235,10 +241,7 @@ def test_full_server_is_two_lines_above_debug_in_each_process(
         wait_until(lambda: bool(process.lines("broker:writable")))
     process.signal(signal.SIGTERM)
     assert process.wait() == 0
-    written = [json.loads(line) for line in process.output.read_text().splitlines() if line[:1] == "{"]
-    kinds = [str(line.get("message_type")) for line in written]
-    first, last = kinds.index("celery5:broker:full"), kinds.index("celery5:process:stop-requested")
-    shown = [line for line in written[first:last] if line.get("level") != "debug"]
+    shown = list_shown(process, since="broker:full")
     assert [(line["message_type"], line["level"]) for line in shown] == [
         ("celery5:broker:full", "error"),
         ("celery5:broker:writable", "info"),
