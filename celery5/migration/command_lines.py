@@ -51,7 +51,7 @@ _FLAGS = {
 """Flags of `celery worker`, and those of `celery5 worker start`."""
 _OF_ALL = "where --max-jobs counts for the whole worker, not for each child: multiply it by the concurrency"
 _OF_ONE_WORKER = "and {} where only one worker has that name: without it the name is the host and the process"
-"""What is said of a name with `%h` and the like: celery5 has none of these, and workers of one name share an inbox."""
+"""The advice for a name with `%h` and the like. celery5 has no such patterns. Workers of one name share an inbox."""
 _ALONE = {
     *(
         "-B",
@@ -71,8 +71,8 @@ _ALONE = {
 """Flags without a value."""
 
 
-_LONELY = re.compile(r"(?i)^\s*(?:-\s+|command:\s*|entrypoint:?\s*)[\[\"']*[\w./${}-]*celery\b")
-"""A line of YAML or of a Dockerfile whose command may have its words in the lines below."""
+_OPEN_COMMAND = re.compile(r"(?i)^\s*(?:-\s+|command:\s*|entrypoint:?\s*)[\[\"']*[\w./${}-]*celery\b")
+"""A line of YAML or of a Dockerfile with `celery` alone: the arguments may be in the lines below."""
 _MORE_WORDS = re.compile(r"^\s*(?:-\s+[^\s:]+\s*$|args:|cmd:?\s*\[)", re.IGNORECASE)
 _FLAG = re.compile(r"^\s+--?[A-Za-z]")
 _ITEM = re.compile(r"(?i)^\s*(?:-\s+|args:|cmd:?\s)")
@@ -80,16 +80,16 @@ _ENDING = re.compile(r"\b(?:pkill|killall|pgrep|pidof)\b|\bps\s+\w+\s*\|")
 _END = "{begin} worker shutdown stops workers, and {begin} worker list shows them: their processes are called celery5"
 _OPTIONS = re.compile(r"^\s*(?:export\s+)?(CELERY_BIN|CELERY_APP|CELERY(?:D|BEAT)_\w+)=")
 _OF_SCRIPTS = (
-    "leave it out with the script that reads it: units for systemd are those of celery5 docs systemd, and options are "
-    "flags of celery5 worker start"
+    "leave it out, and the script that reads it: celery5 docs systemd has units for systemd, and options are flags of "
+    "celery5 worker start"
 )
 _DOCUMENTS = re.compile(r"(?i)\.(md|rst|txt)$")
 _PLAIN_TEXT = re.compile(r"(?:-A|--app)\b")
-"""What a command line in a text for people has: the words `celery worker` alone are prose."""
+"""What marks a command line in a text for people. The words `celery worker` without it are prose."""
 
 
 def find_command_lines(file: SourceFile, index: ProjectIndex) -> Iterator[CeleryUse]:
-    """Yield a finding for each command line of Celery in a file that is not Python, and for options of its scripts."""
+    """Yield the command lines of Celery in a file that is not Python, and the options of its scripts."""
     lines = file.text.split("\n")
     is_text = _DOCUMENTS.search(file.name) and not file.path.name.lower().startswith(("crontab", "procfile"))
     for number, line in enumerate(lines, 1):
@@ -104,7 +104,7 @@ _KEPT_VARIABLES = {"CELERY_BROKER_URL", "CELERY_RESULT_BACKEND"}
 
 
 def find_commands_in_code(tree: ast.Module, index: ProjectIndex) -> Iterator[CeleryUse]:
-    """Yield a finding for each command line in a Python file: a text, or a list of words, but no docstring."""
+    """Yield the command lines in a Python file: texts, and lists of words, but no docstrings."""
     documents = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         match node:
@@ -136,13 +136,13 @@ def _find_in_line(number: int, line: str, index: ProjectIndex) -> Iterator[Celer
 
 
 def _join(lines: list[str], first: int) -> str:
-    """Return a command line with the lines below it that belong to it.
+    """Return a command line, with the lines below that continue it.
 
     They follow a backslash, begin with a flag and are indented, or are the items of a list of YAML; `CMD` of a
     Dockerfile and `args` of a container follow the list of the command.
     """
     whole = lines[first]
-    is_list = _LONELY.match(whole) is not None and not _find_word(whole)
+    is_list = _OPEN_COMMAND.match(whole) is not None and not _find_word(whole)
     for line in lines[first + 1 : first + MAX_JOINED]:
         if whole.rstrip().endswith("\\"):
             whole = f"{whole.rstrip()[:-1]} {line.strip()}"
@@ -154,7 +154,7 @@ def _join(lines: list[str], first: int) -> str:
 
 
 MAX_JOINED = 40
-"""The most lines that one command has."""
+"""The most lines of one command."""
 
 
 def _find_word(line: str) -> str:
@@ -169,7 +169,7 @@ _REQUIREMENT = re.compile(
     r"""|["'](?P<only>[A-Za-z][\w.-]*)(?P<extra>\[[\w,\s-]*\])(?=["'])"""
     r"""|\b(?:install|add)\b[^#]*?\s["']?(?P<installed>celery)(?P<with>\[[\w,-]*\])?(?=[\s"'<>=~!]|$)"""
 )
-"""A package that a project needs, in `requirements.txt` or a list of `pyproject.toml`, or that a command installs."""
+"""A requirement in `requirements.txt` or in a list of `pyproject.toml`, or a package that a command installs."""
 _COMPANIONS = {
     "django-celery-beat": "leave it out: celery5 migrate --beat FILE.json writes its rows as schedules",
     "django-celery-results": "leave it out: results are in Redis, and celery5 migrate --results FILE.json stores "
@@ -185,21 +185,21 @@ _COMPANIONS = {
         "leave it out, unless something else needs it: celery5 does not",
     ),
 }
-"""Packages that come with Celery, and what to do with them."""
+"""Packages around Celery, and what to do with them."""
 
 
 EXTRAS = ("dashboard", "testing", "top")
-"""The extras of celery5 that a project of Celery needs, beside `django`."""
+"""The extras of celery5 that a Celery project needs; one with Django also needs `django`."""
 REDIS_PY = "redis>=8,<9"
 """The versions of redis-py that celery5 requires."""
 _WITHOUT_REDIS = (
-    "; while both are installed, write celery without [redis], whose redis-py is older than that of celery5: Celery "
-    "runs with the newer one"
+    "; while both are installed, write celery without [redis], which requires an older redis-py than celery5: Celery "
+    "also runs with the newer one"
 )
 
 
 def find_requirements(text: str, index: ProjectIndex) -> Iterator[CeleryUse]:
-    """Yield a finding for each line that requires Celery or a package for it, with what celery5 has for its extras."""
+    """Yield the lines that require Celery or a package around it, with what to require instead."""
     extras = ",".join(sorted({*EXTRAS, *(["django"] if index.is_django else [])}))
     for number, line in enumerate(text.split("\n"), 1):
         for match in _REQUIREMENT.finditer(line) if len(line) <= MAX_LINE else ():
@@ -223,7 +223,7 @@ def find_requirements(text: str, index: ProjectIndex) -> Iterator[CeleryUse]:
 
 
 def _is_older_redis(rest: str) -> bool:
-    """Return whether the versions behind the name of redis-py are all older than celery5 allows."""
+    """Return whether a requirement of redis-py only allows versions that are too old for celery5."""
     bound = re.match(r"[^#;\"']*?(?P<kind>==|~=|<=|<)\s*(?P<major>\d+)", rest)
     least = int(REDIS_PY.partition(">=")[2].partition(",")[0])
     return bound is not None and int(bound["major"]) < least + (bound["kind"] == "<")
@@ -273,7 +273,7 @@ def _translate(words: list[str], index: ProjectIndex) -> str:
 
 
 def _begin(app: str, index: ProjectIndex) -> str:
-    """Return the words that a command line begins with."""
+    """Return the first words of a command line of celery5."""
     if index.is_django:
         return "python manage.py celery5"
     return f"celery5 -A {index.find_celery_module(app)}" if app else "celery5"

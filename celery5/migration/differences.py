@@ -1,4 +1,4 @@
-"""Find where a project does the same with celery5 as with Celery, and something else happens: people have to decide."""
+"""Find code that runs with celery5 as it is, but does something else than with Celery: people have to decide."""
 
 import ast
 from collections import defaultdict
@@ -17,7 +17,7 @@ _SENDING = ("delay", "adelay", "delay_on_commit", "apply_async", "apply_async_on
 _TIME_LIMITS = {"time_limit", "soft_time_limit", "task_time_limit", "task_soft_time_limit"}
 _PER_CHILD = {"worker_max_tasks_per_child", "worker_max_memory_per_child", "max_jobs", "max_memory"}
 _MARKS = ("celery", "app", "delay", "apply_async", "task", "time_limit", "max_", "backlog")
-"""A file without any of these has nothing that a difference is about."""
+"""A file without any of these words has no such code."""
 _APPS = {"App", "Celery"}
 _TAKING_SETTINGS = {"App", "Celery", "configure", "update"}
 _BACKLOG = (
@@ -25,9 +25,9 @@ _BACKLOG = (
     "if it ends; {} raises (celery5 docs durability)"
 )
 _LIMITS = (
-    "time limits of def tasks raise in the thread of the job, between two steps of Python: time.sleep or a query keeps "
-    "its slot until it returns, while Celery interrupts or kills its process; boxed=True has a process that is killed "
-    "(celery5 docs cancellation)"
+    "time limits of def tasks raise in the thread of the job, between two steps of Python: time.sleep or a query is "
+    "not interrupted, while Celery interrupts or kills its process; boxed=True runs the job in a process that is "
+    "killed (celery5 docs cancellation)"
 )
 _CHILDREN = (
     "max_jobs and max_memory count for a whole worker process, where Celery's count for each of its children: multiply "
@@ -36,7 +36,7 @@ _CHILDREN = (
 
 
 def find_differences(files: Sequence[SourceFile], index: ProjectIndex) -> Mapping[str, Sequence[CeleryUse]]:
-    """Return what is to be decided in a project with tasks, by the names of the files."""
+    """Return what people have to decide in a project with tasks, by file name."""
     found: dict[str, list[CeleryUse]] = defaultdict(list)
     if not index.tasks:
         return found
@@ -67,15 +67,15 @@ def find_differences(files: Sequence[SourceFile], index: ProjectIndex) -> Mappin
 
 @dataclass(frozen=True)
 class _Place:
-    """Where something that holds for the whole project is shown."""
+    """A line at which a finding about the whole project may be listed."""
 
-    rank: int  # the best is 0
+    rank: int  # 0 is the best place
     file: str
     line: int
 
 
 def _find_places(file: SourceFile, tree: ast.Module) -> Iterator[_Place]:
-    """Yield the applications of a file, its settings of celery5, and what it sends."""
+    """Yield the lines of a file that declare an application, set `CELERY5`, or send a job."""
     for node in ast.walk(tree):
         match node:
             case ast.Call(func=called) if get_dotted(called).rpartition(".")[2] in _APPS:
@@ -89,14 +89,14 @@ def _find_places(file: SourceFile, tree: ast.Module) -> Iterator[_Place]:
 
 
 def _iterate_settings(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
-    """Yield the names that a module may set, each with its place: variables, `conf`, arguments of an application."""
+    """Yield the names of settings, with their places: variables, `conf`, and arguments of an application."""
     for statement in tree.body:
         if isinstance(statement, ast.Assign):
             yield from ((target.id, target) for target in statement.targets if isinstance(target, ast.Name))
     for node in ast.walk(tree):
         match node:
-            case ast.Assign(targets=[ast.Name(id="CELERY5"), *_], value=ast.Dict() as given):
-                yield from _iterate_keys(given)
+            case ast.Assign(targets=[ast.Name(id="CELERY5"), *_], value=ast.Dict() as settings):
+                yield from _iterate_keys(settings)
             case ast.Assign(targets=[ast.Subscript(slice=ast.Constant(value=str(name))) as target, *_]):
                 yield name, target
             case ast.Assign(

@@ -1,4 +1,4 @@
-"""Find what takes the id of a job for a UUID: routes, patterns, fields and conversions. The ids of celery5 are none."""
+"""Find code that takes the id of a job for a UUID: routes, patterns, fields and conversions."""
 
 import ast
 import re
@@ -13,15 +13,15 @@ _JOB = re.compile(r"(?i)(?:^|_)(?:tasks?|jobs?|celery)(?:_?(?:id|uuid|pk|key)s?)
 _ROUTE = re.compile(r"<uuid:(\w+)>|\{(\w+):uuid\}")
 """A parameter of a route that matches nothing but a UUID, in Django, Flask and Starlette."""
 _PATTERN = re.compile(r"[\])\w]\{(?:36|8)\}")
-"""What a regular expression for a UUID has: 36 characters, or 8 of them first."""
+"""The part of a regular expression for a UUID that counts characters: 36, or the first 8."""
 _ADVICE = (
-    'the id of a job is no UUID in celery5, but 22 letters, digits, "-" and "_", and does not match: <str:...> in a '
-    "route, str in place of UUID, CharField in place of UUIDField (celery5 docs from-celery)"
+    'the id of a job is no UUID in celery5: it has 22 letters, digits, "-" and "_"; write <str:...> in a route, str in '
+    "place of UUID, CharField in place of UUIDField (celery5 docs from-celery)"
 )
 
 
 def find_uuid_ids(files: Sequence[SourceFile]) -> Iterator[tuple[str, CeleryUse]]:
-    """Yield what expects the id of a job to be a UUID, with the name of its file."""
+    """Yield the places that expect the id of a job to be a UUID, each with the name of its file."""
     trees = [(file.name, file.tree) for file in files if file.tree is not None]
     views: dict[str, set[str]] = {}
     for _, tree in trees:
@@ -32,7 +32,7 @@ def find_uuid_ids(files: Sequence[SourceFile]) -> Iterator[tuple[str, CeleryUse]
 
 
 def _add_views(tree: ast.Module, views: dict[str, set[str]]) -> None:
-    """Add the parameters by which functions and classes look a job up, by the names of these."""
+    """Add the parameters that functions and classes use as ids of jobs, by the name of the function or class."""
     for node in ast.walk(tree):
         if isinstance(node, Function | ast.ClassDef):
             found = {
@@ -55,8 +55,8 @@ def _find_ids(call: ast.Call) -> Iterator[str]:
 
 
 def _find_in_tree(tree: ast.Module, views: Mapping[str, Collection[str]]) -> Iterator[tuple[int, str]]:
-    """Yield the line and the name of what expects a UUID."""
-    ids: dict[int, set[str]] = {}  # the parameters that are ids of jobs, by the ids of the texts of routes
+    """Yield the line and the text of each place that expects a UUID."""
+    ids: dict[int, set[str]] = {}  # parameters that are ids of jobs, by id() of the node of their route
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             parts = {part for argument in node.args[1:] for part in _list_names(argument)}
@@ -91,13 +91,13 @@ def _list_names(node: ast.expr) -> list[str]:
 
 
 def _add_ids(ids: dict[int, set[str]], node: ast.expr, names: Collection[str]) -> None:
-    """Note for the first text of a call which parameters of a route are ids of jobs."""
+    """Record which parameters of the route, the first argument of a call, are ids of jobs."""
     if isinstance(node, ast.Call) and node.args and names:
         ids.setdefault(id(node.args[0]), set()).update(names)
 
 
 def _check_route(text: str, names: Collection[str]) -> Iterator[str]:
-    """Yield the parts of a route, or the pattern, that only match a UUID where the id of a job is."""
+    """Yield the parts of a route, or the pattern, that match only a UUID in the place of an id of a job."""
     for match in _ROUTE.finditer(text):
         name = match[1] or match[2]
         if name in names or _JOB.search(name):
@@ -109,7 +109,7 @@ def _check_route(text: str, names: Collection[str]) -> Iterator[str]:
 
 
 def _check_annotations(function: Function, names: Collection[str]) -> Iterator[tuple[int, str]]:
-    """Yield the parameters of a view that are declared as a UUID and are ids of jobs."""
+    """Yield the parameters of a view that are ids of jobs and are annotated as UUID."""
     arguments = function.args
     for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
         annotation = argument.annotation

@@ -1,4 +1,4 @@
-"""Find what was written because of the visibility timeout of Celery: comments, variables and settings of its own."""
+"""Find comments, variables and settings of a project that are about the visibility timeout of Celery."""
 
 import ast
 import re
@@ -10,7 +10,7 @@ from celery5.migration.files.source import SourceFile
 _WORDS = re.compile(
     r"(?i)visibility[\s_-]*timeout|\bun-?acked\b|\backs?[\s_-]late\b|\bprefetch[\s_-]multiplier|\bredeliver"
 )
-"""What comments and names have that are about how Celery delivers a job again."""
+"""Words of comments and names about how Celery delivers a job again."""
 _COMMENT = re.compile(r"^\s*(?:#|//|;)")
 _CODE_COMMENT = re.compile(r"^[ \t]*#")
 _VARIABLE = re.compile(r"(?i)^\s*(?:export\s+|-\s+)?[\"']?(\w*visibility_timeout\w*)[\"']?\s*[:=]")
@@ -22,7 +22,7 @@ _ADVICE = (
 
 
 def find_leftovers(files: Sequence[SourceFile]) -> Iterator[tuple[str, CeleryUse]]:
-    """Yield comments and variables that are about a visibility timeout and the like, with the name of their file."""
+    """Yield comments and variables about redelivery, each with the name of its file."""
     for file in files:
         if not _WORDS.search(file.text) or _DOCUMENTS.search(file.name):
             continue
@@ -37,18 +37,18 @@ def find_leftovers(files: Sequence[SourceFile]) -> Iterator[tuple[str, CeleryUse
                 yield file.name, CeleryUse(number, "decide", variable[1], _ADVICE)
         for node in file.tree.body if file.tree is not None else ():
             match node:
-                case ast.Assign(targets=[ast.Name(id=name)]) if _is_own(name):
+                case ast.Assign(targets=[ast.Name(id=name)]) if _is_timeout_name(name):
                     yield file.name, CeleryUse(node.lineno, "decide", name, _ADVICE)
                 case _:
                     pass
 
 
-def _is_own(name: str) -> bool:
+def _is_timeout_name(name: str) -> bool:
     return "visibility_timeout" in name.lower()
 
 
 def _find_text_lines(tree: ast.Module) -> set[int]:
-    """Return the lines that are inside of texts of several lines, where `#` begins no comment."""
+    """Return the lines inside multi-line texts, where `#` begins no comment."""
     return {
         line
         for node in ast.walk(tree)

@@ -124,7 +124,7 @@ def _imports_celery(file: SourceFile, text: str | None) -> bool:
 
 
 def migrate_file(file: SourceFile, index: ProjectIndex, differences: Sequence[CeleryUse] = ()) -> FileReport:
-    """Return what becomes of a file, and what is to be decided there: also the `differences` that show in it."""
+    """Return the changes and the findings of a file, with `differences`, what is to be decided in it."""
     report = _migrate_file(file, index, differences)
     decisions = Decisions(file.text)
     findings = tuple(finding for finding in report.findings if not decisions.settle(finding))

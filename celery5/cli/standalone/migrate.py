@@ -124,8 +124,8 @@ _SHOWN: dict[FindingKind, str] = {
     "nothing": "no counterpart",
 }
 _HOW_TO_DECIDE = (
-    "the program cannot judge these: each stays listed until its line ends with the comment `# celery5: decided`, "
-    "or the file has that comment in a line of its own"
+    "the program cannot judge these: change the code, or end its line with the comment `# celery5: decided`; in a "
+    "line of its own the comment settles all that is to decide in the file"
 )
 WIDTH_OF_PIPE = 120
 """The most columns of a line; also used if the output is no terminal."""

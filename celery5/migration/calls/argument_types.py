@@ -12,7 +12,9 @@ _ADVICE = (
     "annotate the parameter with this type: arguments are JSON, and without an annotation the task gets text, where "
     "Celery gives the value back (celery5 docs types)"
 )
-_MODELS = "arguments are JSON: pass the key, such as order.pk, and get the object in the task, as it is then"
+_MODELS = (
+    "arguments are JSON: pass the key, such as order.pk, and read the object from the database in the task"
+)
 _GETTING = {
     "get",
     "create",
@@ -63,7 +65,7 @@ _PACKED = {"apply_async", "apply_async_on_commit", "signature"}
 """Methods that take the arguments of the task as a tuple and a dictionary."""
 _UNANNOTATED = "parameters without annotations"
 _ANNOTATE = (
-    "where one gets a datetime, date, time, timedelta, Decimal, UUID or bytes, annotate it, since it arrives as text "
+    "annotate those that take a datetime, date, time, timedelta, Decimal, UUID or bytes: else they arrive as text "
     "(celery5 docs types)"
 )
 
@@ -87,14 +89,14 @@ def check_argument_types(context: FileContext, call: ast.Call) -> None:
 
 def find_unannotated(file: SourceFile, tree: ast.Module, index: ProjectIndex) -> Iterator[CeleryUse]:
     """Yield the tasks of a file that have parameters without annotations whose type may matter."""
-    known = {
+    task_names = {
         task.name
         for tasks in index.tasks.values()
         for task in tasks
         if task.module == file.module and _may_matter(task)
     }
     for node in ast.walk(tree):
-        if isinstance(node, Function) and node.name in known - index.errbacks:
+        if isinstance(node, Function) and node.name in task_names - index.errbacks:
             yield CeleryUse(node.lineno, "decide", _UNANNOTATED, _ANNOTATE)
 
 
@@ -145,7 +147,7 @@ def _find_type(context: FileContext, value: ast.expr, call: ast.Call) -> str:
 
 
 def _is_model(context: FileContext, value: ast.expr, call: ast.Call) -> bool:
-    """Return whether an expression is surely an object of a model of Django, or a query."""
+    """Return whether an expression is certainly a model object of Django, or a query."""
     match value:
         case ast.Await(value=inner):
             return _is_model(context, inner, call)

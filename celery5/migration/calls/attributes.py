@@ -16,9 +16,9 @@ _OF_OUR_TASK = {
 _OF_OUR_SIGNATURE = {name for name in dir(Signature) if not name.startswith("_")}
 _OPTION = "an option of the declaration, which task.options(...) changes for one call: the task has no such attribute"
 _STATUS = (
-    'result.status(), a method. "DEAD" is what FAILURE was; "EXECUTING" STARTED, and states of your own such as '
-    'PROGRESS; "SENT", or "SCHEDULED", PENDING. Of a run, which start() of a workflow and app.workflows.find(id) '
-    'return, it is run.status().state, and "FAILED"'
+    'result.status(), a method. It returns "DEAD" for FAILURE, "EXECUTING" for STARTED and for your own states such as '
+    'PROGRESS, and "SENT" or "SCHEDULED" for PENDING. For a run of a workflow, which start() and '
+    'app.workflows.find(id) return, use run.status().state and "FAILED"'
 )
 _AWAITED_STATUS = _STATUS.replace("result.status()", "await result.astatus()").replace(
     "run.status().state", "(await run.astatus()).state"

@@ -116,8 +116,8 @@ def check_canvas_call(context: FileContext, call: ast.Call, method: str, receive
 
 
 _TASK_FAILED = (
-    "get() raises TaskFailed, whatever the task raised: except TaskFailed as error, with "
-    'the name of its class in error.type, such as "ValueError" (celery5 docs results)'
+    "get() raises TaskFailed for every error of the task: write except TaskFailed as error; error.type is the name of "
+    'the error\'s class, such as "ValueError" (celery5 docs results)'
 )
 _ALL_ERRORS = {
     "Exception",
@@ -127,11 +127,11 @@ _ALL_ERRORS = {
     "ConnectionError",
     "KeyboardInterrupt",
 }
-"""Errors that `except` clauses around `get` catch with celery5, too, or for another reason."""
+"""Errors that `except` around `get` still catches with celery5, or that are caught for another reason."""
 
 
 def check_handlers(context: FileContext, node: ast.Try) -> None:
-    """Report `except ValueError` around `get`, which raised the error of the task, and raises TaskFailed."""
+    """Report `except ValueError` around `get`: Celery raises the error of the task there, celery5 raises TaskFailed."""
     waits = any(
         isinstance(inner, ast.Call)
         and isinstance(inner.func, ast.Attribute)
@@ -157,10 +157,10 @@ _TWINS: dict[tuple[str, str], tuple[str, str]] = {
     ("app", "send_task"): ("delay", "adelay"),
     ("control", "revoke"): ("revoke", "arevoke"),
 }
-"""What waits for Redis, by its object: what it is called after the changes, and what an `async def` awaits instead."""
+"""Methods that wait for Redis, by kind of object: their name in celery5, and the name of their async twin."""
 
 
-_AWAITED = "await {}(...): what waits for Redis raises an error on a running event loop"
+_AWAITED = "await {}(...): on a running event loop, a method that waits for Redis raises an error"
 
 
 def check_blocking(context: FileContext, call: ast.Call) -> None:

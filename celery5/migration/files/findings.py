@@ -1,4 +1,4 @@
-"""What is found in a project: changes that are made or to be made by hand, what to decide, what has no counterpart."""
+"""Findings in a project: changes, changes by hand, what to decide, and what has no counterpart."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -8,8 +8,8 @@ import msgspec
 
 FindingKind = Literal["change", "by hand", "decide", "nothing"]
 _DECIDED = re.compile(r"(?:[#;]|//|<!--)\s*celery5: decided\b")
-"""A comment that says that a finding of its line is settled; in a line of its own: all to decide in the file is."""
-_KEEP_CELERY = "keep celery installed while a module imports it, and cannot be imported without it: {}"
+"""The comment that settles the findings of its line; in a line of its own, all that is to decide in the file."""
+_KEEP_CELERY = "keep celery installed while these modules import it: {}"
 MAX_NAMED = 5
 """The most modules that a note names."""
 
@@ -25,7 +25,7 @@ class CeleryUse(msgspec.Struct, frozen=True, order=True):
 
 
 class Decisions:
-    """The comments `# celery5: decided` of a file, by which people say that there is nothing left to do."""
+    """The comments `# celery5: decided` of a file, by which people settle findings."""
 
     def __init__(self, text: str) -> None:
         self._lines: set[int] = set()
@@ -38,7 +38,7 @@ class Decisions:
                 self._is_whole = True
 
     def settle(self, finding: CeleryUse) -> bool:
-        """Return whether a finding is settled. A change that the program makes never is."""
+        """Return whether a finding is settled. A change that the program makes is never settled."""
         return finding.kind != "change" and (
             finding.line in self._lines or (self._is_whole and finding.kind == "decide")
         )
@@ -70,7 +70,7 @@ class ProjectReport(msgspec.Struct, frozen=True):
         return sum(len(file.of_kind(kind)) for file in self.files)
 
     def list_notes(self) -> list[str]:
-        """Return the notes; while modules import Celery, also that it stays installed, with their files."""
+        """Return the notes, with one that names the files that import Celery, if there are any."""
         if not self.importing:
             return [*self.notes]
         more = len(self.importing) - MAX_NAMED

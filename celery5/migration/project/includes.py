@@ -1,4 +1,4 @@
-"""Find the modules with tasks that no application of celery5 would import: those that Celery got by other imports."""
+"""Find the modules with tasks that no application of celery5 would import. With Celery any import is enough."""
 
 import ast
 import dataclasses
@@ -20,7 +20,7 @@ _DISCOVERING = {"autodiscover", "autodiscover_tasks"}
 
 
 def add_includes(index: ProjectIndex, files: Sequence[SourceFile]) -> ProjectIndex:
-    """Return the index of a project with the modules that its application has to include."""
+    """Return the index of a project, with the modules that its application must include."""
     included: set[str] = set()
     moved: list[str] = []
     is_sure = True
@@ -45,7 +45,7 @@ def add_includes(index: ProjectIndex, files: Sequence[SourceFile]) -> ProjectInd
 
 
 def _read_include(node: ast.AST, *, is_django: bool) -> tuple[list[str], bool]:
-    """Return the modules that a statement or an argument includes, and whether these are all."""
+    """Return the modules that a statement or an argument includes, and whether all of them are known."""
     match node:
         case (
             ast.keyword(arg=str(name), value=value)
@@ -68,9 +68,9 @@ def _read_include(node: ast.AST, *, is_django: bool) -> tuple[list[str], bool]:
 
 
 def _find_moved(file: SourceFile) -> Iterator[str]:
-    """Yield the modules of the setting `imports` where it is changed: celery5 has it as an argument of the application.
+    """Yield the modules of the setting `imports`, which move into the argument `include` of the application.
 
-    That is in a module of settings, in `conf.imports = [...]` and in `conf.update(imports=[...])`.
+    It is set in a module of settings, by `conf.imports = [...]` or by `conf.update(imports=[...])`.
     """
     if file.tree is None or TEST_FILE.search(file.name):
         return
@@ -103,7 +103,7 @@ def _read_discovery(call: ast.Call, *, is_django: bool) -> tuple[list[str], bool
 
 
 def read_names(value: ast.expr) -> tuple[list[str], bool]:
-    """Return the texts in a list, and whether all of it are texts."""
+    """Return the texts in a list, and whether it has only texts."""
     values = value.elts if isinstance(value, ast.List | ast.Tuple | ast.Set) else [value]
     names = [item.value for item in values if isinstance(item, ast.Constant) and isinstance(item.value, str)]
     return [name for name in names if name], len(names) == len(values)
@@ -112,7 +112,7 @@ def read_names(value: ast.expr) -> tuple[list[str], bool]:
 def _find_task_modules(
     files: Sequence[SourceFile], root: tuple[str, ...], *, is_django: bool
 ) -> Iterator[str]:
-    """Yield the modules with tasks that no application declares; with Django all modules with tasks."""
+    """Yield the modules with tasks that name no application; in a Django project, all modules with tasks."""
     for file in files:
         if file.tree is None or TEST_FILE.search(file.name) or not file.module:
             continue
@@ -145,13 +145,13 @@ def _find_installed_apps(files: Sequence[SourceFile]) -> set[str]:
 
 
 def _is_found_by_django(name: str, installed: set[str], index: ProjectIndex, root: tuple[str, ...]) -> bool:
-    """Return whether a module is, or is in, the module `tasks` of an installed app: celery5 finds it by itself."""
+    """Return whether a module is in `tasks` of an installed app, where celery5 finds it by itself."""
     package, separator, _ = f"{name}.".partition(".tasks.")
     return bool(separator) and (package in installed or (*root, *package.split("."), "apps") in index.modules)
 
 
 def _find_root(files: Sequence[SourceFile]) -> tuple[str, ...]:
-    """Return the folder that names of modules begin in, below the one that was read: that of `manage.py`, or `src`."""
+    """Return the folder at which module names begin, below the one that was read: that of `manage.py`, or `src`."""
     managed = [file for file in files if file.path.name == "manage.py"]
     if managed:
         return managed[0].module[:-1] if not managed[0].package else ()

@@ -20,7 +20,7 @@ MAX_DEPTH = 5
 TEST_FILE = re.compile(r"(^|/)(tests?/.*|tests?\w*|\w+_tests?|conftest)\.py$")
 """A module of tests."""
 _ENVIRONMENT = re.compile(r"(^|\.)(environ|getenv|env|config)(\.|$)")
-"""What reads a variable of the environment."""
+"""Names that read a variable of the environment."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class ProjectIndex:
     packages: set[tuple[str, ...]] = field(default_factory=set)
     names: Counter[str] = field(default_factory=Counter)  # how often each name and attribute is read
     is_django: bool = False
-    transport: Transport = ""  # the broker that it has with Celery; RabbitMQ where files name both
+    transport: Transport = ""  # its broker with Celery; RabbitMQ if files name both
     task_modules: set[tuple[str, ...]] = field(default_factory=set)
     task_names: set[str] = field(default_factory=set)  # the names given by name=
     makers: dict[str, set[str]] = field(
@@ -173,7 +173,7 @@ def make_index(files: Sequence[SourceFile]) -> ProjectIndex:
 
 
 def _find_variables(tree: ast.Module) -> set[int]:
-    """Return the ids of the texts that name a variable of the environment: these are no names of the project's."""
+    """Return id() of each text that names a variable of the environment: these are no names of the project."""
     return {
         id(named)
         for node in ast.walk(tree)

@@ -22,4 +22,4 @@ def change_queue(context: FileContext, value: ast.expr) -> None:
     is_default = isinstance(value, ast.Constant) and value.value == "celery"
     if is_default and not context.index.names_default_queue:
         context.replace(value, '"default"')
-        context.changed(value, 'queue="celery"', '"default", as the default queue of celery5 is called')
+        context.changed(value, 'queue="celery"', '"default", the name of the default queue of celery5')

@@ -47,9 +47,7 @@ def change_app(context: FileContext, call: ast.Call) -> None:
     context.changed(call, "Celery(...)", "App(...); max_retries=0 keeps Celery's default, to try once")
 
 
-_WHY_INCLUDED = (
-    "declare tasks, and are not found by themselves: an application imports the modules that it includes"
-)
+_WHY_INCLUDED = "declare tasks, and celery5 only finds modules that an application includes"
 
 
 def _add_include(context: FileContext, call: ast.Call, arguments: list[str]) -> list[str]:

@@ -58,7 +58,7 @@ def rename_setting(context: FileContext, node: Located, name: str, value: ast.ex
 
 
 def _is_moved(context: FileContext, value: ast.expr) -> bool:
-    """Return whether the application of the project includes the modules of a setting."""
+    """Return whether the modules of a setting move into `include` of the project's application."""
     names, is_whole = read_names(value)
     return is_whole and bool(names) and {*names} <= {*context.index.moved}
 

@@ -93,7 +93,7 @@ def _drop_delay(context: FileContext, option: ast.keyword, name: str, used: str)
 
 
 def _find_retries(function: Function) -> int:
-    """Return the number that all calls of `retry` name, else Celery's default: two numbers in a task would be odd."""
+    """Return the `max_retries` of all calls of `retry`; Celery's default if they have none, or differ."""
     numbers = {
         next((get_constant(option) for option in call.keywords if option.arg == "max_retries"), None)
         for call in _find_retry_calls(function)

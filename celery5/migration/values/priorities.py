@@ -1,11 +1,11 @@
-"""Say which of the three priorities of celery5 a number of Celery's is, by the broker that it was meant for."""
+"""Translate a priority of Celery, a number whose meaning depends on the broker, into one of celery5's three."""
 
 import ast
 import re
 from typing import Literal
 
 Transport = Literal["redis", "amqp", ""]
-"""The broker of a project of Celery; '' where its files do not show it."""
+"""The broker of a Celery project; '' if its files do not name one."""
 _URL = re.compile(
     r"(?i)(?:broker|celery)[^\n]*?[\"'=\s(,](?P<scheme>redis|rediss|sentinel|valkey|amqps?|pyamqp|rabbitmq)"
     r"(?:\+\w+)?://"
@@ -28,7 +28,7 @@ def find_transport(text: str) -> Transport:
 
 
 def describe_priority(value: ast.expr, transport: Transport) -> tuple[str, str]:
-    """Return what a priority is called in the list of what is to be changed, and what to write in its place."""
+    """Return a priority as the list of changes shows it, and what to write in its place."""
     number = value.value if isinstance(value, ast.Constant) else None
     if not isinstance(number, int) or isinstance(number, bool) or not transport:
         return "priority", f'priority="high", "normal" or "low": {_ORDER[transport]}'
@@ -38,4 +38,4 @@ def describe_priority(value: ast.expr, transport: Transport) -> tuple[str, str]:
 
 
 FIRST_NORMAL, FIRST_LOW = 3, 6
-"""Where the second and the third of the four steps of Celery on Redis begin: 0, 3, 6 and 9."""
+"""The lowest numbers of "normal" and "low". Celery on Redis has four levels, which begin at 0, 3, 6 and 9."""

@@ -1,4 +1,4 @@
-"""Ids of jobs are no UUIDs: `celery5 migrate` names what expects one."""
+"""Ids of jobs are no UUIDs: `celery5 migrate` lists code that expects a UUID."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ class Status:
 
 
 def find_ids(folder: Path, text: str) -> list[str]:
-    """Return what expects a UUID in a module, and check that a run after `--write` names the same."""
+    """Return what expects a UUID in a module, and check that a run after `--write` lists the same."""
     file = folder / "views.py"
     file.write_text(HEAD + text)
     runs: list[list[str]] = []
@@ -70,7 +70,7 @@ def find_ids(folder: Path, text: str) -> list[str]:
         ('NUMBER = re.compile("order [0-9a-f]{36}")\n', []),
     ],
 )
-def test_what_takes_the_id_of_a_job_for_a_uuid_is_to_be_decided(
+def test_code_that_takes_the_id_of_a_job_for_a_uuid_is_to_decide(
     tmp_path: Path, text: str, names: list[str]
 ) -> None:
     assert find_ids(tmp_path, text) == names

@@ -1,4 +1,4 @@
-"""What was written because of a visibility timeout stays in the files: `celery5 migrate` names it."""
+"""Comments and variables about the visibility timeout: `celery5 migrate` lists them."""
 
 from pathlib import Path
 

@@ -543,7 +543,7 @@ def test_limits_of_each_child_have_one_note_that_celery5_counts_for_the_worker(
         ("redis<8", "redis", REDIS_PY),
     ],
 )
-def test_requirements_that_hold_redis_py_below_ours_are_named(
+def test_requirements_of_a_too_old_redis_py_are_listed(
     tmp_path: Path, line: str, name: str, words: str
 ) -> None:
     (tmp_path / "tasks.py").write_text(APP)
@@ -565,13 +565,13 @@ def test_modules_that_import_celery_are_named_until_none_does(tmp_path: Path) ->
     for arguments in ([str(tmp_path)], [str(tmp_path), "--write", "--backup"]):
         lines = CliRunner(env={"COLUMNS": "120"}).invoke(migrate_command, arguments).output.splitlines()
         assert lines[-2].startswith("note: keep celery installed while")
-        assert lines[-2].endswith("without it: signals.py")
+        assert lines[-2].endswith("import it: signals.py")
     (tmp_path / "signals.py").write_text("from celery.signals import task_failure  # celery5: decided\n")
     (tmp_path / "requirements.txt").write_text("celery\n")
     assert "keep celery" not in CliRunner().invoke(migrate_command, [str(tmp_path)]).output
 
 
-def test_end_says_in_one_line_that_nothing_is_left(tmp_path: Path) -> None:
+def test_last_line_says_that_nothing_is_left_to_do(tmp_path: Path) -> None:
     (tmp_path / "tasks.py").write_text(APP)
     (tmp_path / "manage.py").write_text("INSTALLED_APPS = ['celery5.contrib.django']\n")
     write(tmp_path, migrate_project(tmp_path).report)
@@ -643,14 +643,14 @@ def test_tasks_without_annotations_are_listed_by_their_lines_until_each_is_settl
     assert {use.name for use in found} == {UNANNOTATED}
     assert [use.line for use in found] == [*range(7, 7 + 30 * 4, 4)]
     done = CliRunner(env={"COLUMNS": "120"}).invoke(migrate_command, [str(tmp_path)])
-    assert done.output.count("where one gets a datetime") == 1
+    assert done.output.count("annotate those that take a datetime") == 1
     write(tmp_path, report)
     text = (tmp_path / "tasks.py").read_text().replace("(at)", "(at: str)")
     (tmp_path / "tasks.py").write_text(text)
     assert migrate_project(tmp_path).report.files == ()
 
 
-def test_comment_of_a_decision_settles_its_line_and_alone_what_is_to_decide_in_the_file(
+def test_comment_decided_settles_its_line_or_in_its_own_line_the_file(
     tmp_path: Path,
 ) -> None:
     text = "add.delay(1).get(propagate=False)  # celery5: decided\nadd.delay(2).get(propagate=False)\n"

@@ -1,4 +1,4 @@
-"""A number of Celery's priorities means the opposite on Redis and on RabbitMQ: `celery5 migrate` says which it is."""
+"""Priorities of Celery are in opposite order on Redis and on RabbitMQ: `celery5 migrate` names the level."""
 
 from pathlib import Path
 

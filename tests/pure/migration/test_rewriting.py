@@ -623,13 +623,13 @@ SCRIPTS = [
         "ExecStart=/bin/sh -c '${CELERY_BIN} -A $CELERY_APP multi start w1'\n",
         "worker start --processes 4",
     ),
-    ("celeryd", 'CELERYD_OPTS="--time-limit=300"\n', "leave it out with the script"),
+    ("celeryd", 'CELERYD_OPTS="--time-limit=300"\n', "leave it out, and the script"),
     ("Makefile", 'stop:\n\tpkill -f "celery worker"\n', "worker shutdown stops workers"),
 ]
 
 
 @pytest.mark.parametrize(("name", "text", "advice"), SCRIPTS)
-def test_scripts_around_celery_are_named_with_what_takes_their_place(
+def test_scripts_and_their_options_are_listed_with_what_replaces_them(
     tmp_path: Path, name: str, text: str, advice: str
 ) -> None:
     (tmp_path / name).write_text(text)
@@ -646,7 +646,9 @@ def test_scripts_around_celery_are_named_with_what_takes_their_place(
         (".cache/a.yml", "run: celery -A proj worker\n"),
     ],
 )
-def test_prose_and_variables_that_stay_are_not_named(tmp_path: Path, name: str, text: str) -> None:
+def test_prose_and_variables_that_celery5_also_reads_are_not_listed(
+    tmp_path: Path, name: str, text: str
+) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
     (tmp_path / name).write_text(text)
     assert migrate_project(tmp_path).report.files == ()

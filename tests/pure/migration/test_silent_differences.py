@@ -1,4 +1,4 @@
-"""What would go on without an error after a migration, and do something else: it is changed, or listed."""
+"""Code that would run after a migration without an error, but do something else: it is changed, or listed."""
 
 from pathlib import Path
 
@@ -55,7 +55,7 @@ def test_queues_of_a_worker_keep_a_default_queue_that_is_named(tmp_path: Path) -
         ("except (TimeoutError, celery.exceptions.TimeoutError):", []),
     ],
 )
-def test_except_around_get_of_the_error_of_a_task_is_to_be_decided(
+def test_except_of_a_task_error_around_get_is_to_decide(
     tmp_path: Path, clause: str, names: list[str]
 ) -> None:
     head = "import celery.exceptions\nfrom celery5 import TaskFailed\n"
@@ -95,7 +95,7 @@ def test_object_of_the_database_as_an_argument_is_named_in_a_django_project(
         "env.str('CELERY_BROKER_URL')",
     ],
 )
-def test_variable_of_the_environment_does_not_keep_the_setting_of_its_name(tmp_path: Path, read: str) -> None:
+def test_environment_variable_does_not_count_as_a_use_of_a_setting(tmp_path: Path, read: str) -> None:
     migrate(tmp_path, "", settings=f"INSTALLED_APPS = []\nCELERY_BROKER_URL = {read}\n")
     (report,) = [file for file in migrate_project(tmp_path).report.files if file.path == "settings.py"]
     assert f'CELERY5 = {{"broker": {read}}}\n' in report.text
@@ -153,7 +153,7 @@ def test_declaration_has_the_number_of_retries_that_its_calls_name(
     assert f"max_retries={expected}," in decorator
 
 
-def test_success_is_asked_of_a_job_and_of_a_run_each_in_its_way(tmp_path: Path) -> None:
+def test_successful_has_an_advice_for_a_job_and_one_for_a_run(tmp_path: Path) -> None:
     (tmp_path / "tasks.py").write_text(
         f"{TASKS}app.AsyncResult('a').successful()\napp.AsyncResult('a').failed()\n"
     )
@@ -164,7 +164,7 @@ def test_success_is_asked_of_a_job_and_of_a_run_each_in_its_way(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("read", ["state", "status"])
-def test_state_that_is_compared_is_answered_with_our_words_for_it(tmp_path: Path, read: str) -> None:
+def test_comparison_with_a_state_has_the_states_of_celery5_as_advice(tmp_path: Path, read: str) -> None:
     text = f'result = add.delay(1)\nif result.{read} in ("PROGRESS", "STARTED", "PENDING", "FAILURE"): ...\n'
     (tmp_path / "tasks.py").write_text(TASKS + text)
     (report,) = migrate_project(tmp_path).report.files

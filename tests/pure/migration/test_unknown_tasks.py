@@ -142,12 +142,12 @@ Paid.delay(order=1)
     assert migrate_project(tmp_path).report.files == ()
 
 
-def test_what_is_to_be_decided_is_a_list_of_its_own_with_the_comment_that_ends_it(tmp_path: Path) -> None:
+def test_entries_to_decide_have_their_own_list_and_a_comment_settles_them(tmp_path: Path) -> None:
     text = "from celery5 import App\n\napp = App('shop')\n\n\ndef send(task):\n    task.delay(1)\n"
     (tmp_path / "tasks.py").write_text(text)
     done = CliRunner(env={"COLUMNS": "120"}).invoke(migrate_command, [str(tmp_path)])
     assert done.output.startswith(
-        "to decide\n---------\n  the program cannot judge these: each stays listed until"
+        "to decide\n---------\n  the program cannot judge these: change the code, or end"
     )
     assert "\n  tasks.py:7  task.delay\n      is this a task? delay(...) stays" in done.output
     assert done.output.endswith("\nnothing left to change, 1 to decide\n")

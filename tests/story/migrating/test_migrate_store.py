@@ -197,7 +197,7 @@ WITHOUT_A_LINE = ("def charge", "def refund", "from celery import Task")
 
 
 TO_DECIDE = {"parameters without annotations", "the backlog", "time limit"}
-"""What the program cannot judge in this project, whatever its authors do."""
+"""Findings of this project that stay to be decided."""
 
 
 def find_left(project: Path) -> dict[str, set[int]]:
