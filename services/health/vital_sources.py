@@ -203,15 +203,15 @@ class CountsRunningJobs(Protocol):
 
 
 class JobMetrics:
-    """Reports the jobs in the worker: held, waiting and running ones, and the slots.
+    """Reports the jobs in the worker (held, waiting, running) and its slots.
 
     Args:
-        in_flight: The jobs that it has.
-        queues: Those that wait for a slot, by kind, and by task with its own budget.
+        in_flight: The jobs of the worker.
+        queues: The jobs that wait for a slot, by kind, and by task with its own budget.
         budget: The slots.
-        task_execution: The jobs that run.
-        resource_slots: What jobs take.
-        kinds: The kinds of the tasks that it has.
+        task_execution: The running jobs.
+        resource_slots: The resources that jobs take.
+        kinds: The kinds of the worker's tasks.
     """
 
     def __init__(
@@ -288,12 +288,12 @@ class JobMetrics:
         counts = {kind: count for kind, count in self._budget.get_counts().items() if kind in self._kinds}
         yield make_gauge(
             "celery5_slots_used",
-            "Slots that are taken: jobs of the kind that run.",
+            "Running jobs of the kind: slots that are taken.",
             *[(count["executing"], {"kind": kind}) for kind, count in counts.items()],
         )
         yield make_gauge(
             "celery5_slots_max",
-            "To how many the slots of the kind may grow.",
+            "The most slots that the kind may have.",
             *[(count["maximum"], {"kind": kind}) for kind, count in counts.items()],
         )
 

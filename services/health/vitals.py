@@ -118,7 +118,7 @@ class ProcessStatus:
         self._waits_for = why
 
     def mark_recycling(self, why: str) -> None:
-        """Note why the process takes no more jobs, and ends to be started again."""
+        """Record why the process is being recycled: it takes no more jobs, and will be started again."""
         self._recycling = why
 
     def set_code(self, version: str) -> None:

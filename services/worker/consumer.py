@@ -210,7 +210,7 @@ class Consumer:
             await self._wait_changed()
 
     async def _wait_changed(self) -> None:
-        """Wait until there may be capacity: jobs were settled, or the pause of a canary is over."""
+        """Wait until there may be capacity again: jobs were settled, or the pause of a canary is over."""
         pause = self._canary_limit.pause_left
         if pause < math.inf and not self._is_canary_paused:
             self._is_canary_paused = True
@@ -347,4 +347,6 @@ class Consumer:
             self._unstarted.settle(delivery, Release())
 
 
-_CANARY_PAUSE = "as many of its attempts have failed as a canary may: it reads no jobs until it is judged"
+_CANARY_PAUSE = (
+    "so many attempts have failed that this canary reads no jobs until its Controller has judged it"
+)
