@@ -1,8 +1,8 @@
-"""Group the connections that a process loses: one line when an outage of a broker begins, one when it is over.
+"""Log an outage of a broker with one line when it begins, and one when it is over.
 
-A process has several connections to each broker, and an outage ends all of them. What happens to each is logged at
-level debug; so are the errors that services have meanwhile, where `explains` says that the outage is their cause.
-The same holds while a server refuses writes since its memory is full.
+A process has several connections to each broker, and an outage ends all of them. What happens to each connection is
+logged at level debug. So are errors of services, if `explains` returns that the outage is their cause. A server whose
+memory is full, so that it refuses writes, is handled in the same way.
 """
 
 import time
@@ -13,20 +13,20 @@ from celery5.protocol.health.server_memory import OUT_OF_MEMORY
 
 
 class _Outage:
-    """What is known of one outage: when it began, and what it has cost so far."""
+    """One outage: when it began, and which connections and calls it has affected."""
 
     def __init__(self) -> None:
         self.began = time.monotonic()
-        # Connections that are not back yet.
+        # Connections that are lost now, and how often one was lost in all.
         self.down = 0
         self.lost = 0
-        # Calls of which nobody knows whether they have run, and calls that are sent again.
+        # Calls that may or may not have run, and calls that are sent again.
         self.failed = 0
         self.requeued = 0
 
 
 class LostConnections:
-    """The connections of one process that are lost now, by the address of their broker.
+    """Counts the lost connections of one process, by the address of their broker.
 
     Args:
         write: Logs an event of the process.
@@ -35,7 +35,7 @@ class LostConnections:
     def __init__(self, write: Callable[..., None]) -> None:
         self._write = write
         self._outages: dict[str, _Outage] = {}
-        # When a server that is full has refused the first write.
+        # When each server that is full refused the first write.
         self._full: dict[str, float] = {}
 
     def record_loss(self, where: str, why: str, *, failed: int, requeued: int) -> None:
@@ -50,12 +50,12 @@ class LostConnections:
         outage.requeued += requeued
 
     def record_end(self, where: str) -> None:
-        """Record that a lost connection is not made again: what used it has ended."""
+        """Record that a lost connection will not be made again, since its user has ended."""
         if outage := self._outages.get(where):
             outage.down -= 1
 
     def record_connection(self, where: str, *, is_return: bool) -> None:
-        """Record that a connection was made; `is_return` if it is one that was lost."""
+        """Record that a connection was made. `is_return`: it was lost before."""
         outage = self._outages.get(where)
         if outage is None:
             return
@@ -73,14 +73,14 @@ class LostConnections:
             )
 
     def record_refusal(self, where: str, why: str) -> None:
-        """Record that the broker at `where` has refused a write since its memory is full."""
+        """Record that the broker at `where` has refused a write because its memory is full."""
         if where not in self._full:
             self._full[where] = time.monotonic()
             hint = "queues drain, and what adds work is refused: see celery5 docs failures"
             self._write("broker:full", "error", where=where, why=why, hint=hint)
 
     def record_write(self, where: str) -> None:
-        """Record that the broker at `where` takes writes that it has refused before."""
+        """Record that the broker at `where` accepts writes again."""
         began = self._full.pop(where, None)
         if began is not None:
             self._write("broker:writable", "info", where=where, after=round(time.monotonic() - began, 1))
@@ -90,7 +90,7 @@ class LostConnections:
         return where in self._outages
 
     def explains(self, error: BaseException) -> bool:
-        """Return whether an error follows from an outage that is logged."""
+        """Return whether an outage that is logged is the cause of an error."""
         if isinstance(error, BrokerReplied):
             return error.code == OUT_OF_MEMORY and any(where in str(error) for where in self._full)
         return isinstance(error, BrokerUnavailable) and any(where in str(error) for where in self._outages)

@@ -44,7 +44,7 @@ from celery5.services.health.status_port import CountWorkers, ReadWanted, Status
 from celery5.services.health.vitals import ProcessStatus
 from celery5.services.process.fenced import keep_running, run_fenced
 from celery5.services.process.reloader import ReloadSignal
-from celery5.services.process.systemd_notify import keep_watchdog_fed, notify, read_notify_settings
+from celery5.services.process.systemd_notify import notify, notify_watchdog, read_notify_settings
 from celery5.services.worker.recycling import RestartMode
 
 
@@ -309,7 +309,7 @@ async def serve_in_process(
             await around.start(run_fenced, "loop", watchdog)
             ready = _Ready(log, on_ready, kind.name, find_code_file(app))
             systemd = read_notify_settings({} if options.shares_process else os.environ, os.getpid())
-            around.start_soon(keep_watchdog_fed, systemd, ready.event)
+            around.start_soon(notify_watchdog, systemd, ready.event)
             work = partial(kind.run, app, options, log=log, done=done, task_status=ready)
             await _run_until_stopped(
                 app, options, vitals, interruption, log, done, on_retire, companions, work

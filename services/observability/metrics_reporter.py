@@ -1,7 +1,7 @@
-"""Send the metrics of this process to Redis and to outlets, every 15 seconds what has changed, and what has ended.
+"""Send the metrics that have changed to Redis and to outlets, every 15 seconds, and the records of ended jobs.
 
-Records of what has ended are sent each second if there are any, in one call: people look for a job that has just run.
-Those of a worker with more jobs than that wait for the next report.
+Records are sent in one call each second, if there are any, so that people find a job that has just run. Records that do
+not fit into this call wait for the next report.
 """
 
 import time
@@ -31,7 +31,7 @@ SEND_TIMEOUT = 5.0
 LAST_TIMEOUT = 2.0
 """Seconds that the last report may take, while the process stops."""
 EARLY_INTERVAL = 1.0
-"""Seconds between two calls with records of ended jobs; without any there is no call."""
+"""Seconds between two calls with records of ended jobs."""
 MAX_BATCHES = 60
 """Batches of ended jobs in one interval: the rest waits for the next one."""
 OUTLET_BREAKER = BreakerPolicy(threshold=3, reset=30.0, growth="exponential", longest=300.0)
@@ -154,7 +154,7 @@ class MetricsReporter:
         await self._send_batches(MAX_BATCHES)
 
     async def _send_early(self, report_at: float) -> None:
-        """Wait until the next report is due, and send what ends meanwhile; not while Redis refuses."""
+        """Wait until the next report is due. Send records of ended jobs meanwhile, unless Redis has refused some."""
         while (
             self._history_limit
             and (next_at := get_next_tick(trio.current_time(), EARLY_INTERVAL)) + EARLY_INTERVAL <= report_at

@@ -41,7 +41,7 @@ LAST_TRY_LIMIT = 2.0
 class OutageLog:
     """Logs the outages of one service: one line when it is interrupted, one when it resumes.
 
-    Both are at level debug where the log of the process has the outage of the broker already (`broker:disconnected`).
+    Both are at level debug if the process has logged the outage of the broker already (`broker:disconnected`).
 
     Args:
         interrupted_event: The log event of the first error of an outage.
@@ -73,7 +73,7 @@ class OutageLog:
     def record_error(self, error: Exception) -> None:
         """Log the error, if it is the first one of an outage, or repeats are logged.
 
-        The first one that the outage of the broker does not explain counts as the first, too.
+        The first error that has another cause than the outage of the broker counts as the first, too.
         """
         is_explained = self._log.lost_connections.explains(error)
         is_first = self._since is None or (self._is_explained and not is_explained)

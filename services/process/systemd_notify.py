@@ -89,11 +89,11 @@ def notify_with_retry(address: str | None, *lines: str) -> None:
         time.sleep(0.01)
 
 
-async def keep_watchdog_fed(settings: NotifySettings, ready: trio.Event) -> None:
-    """Notify the watchdog until cancelled, from when the process has been ready, whether or not an incarnation is up.
+async def notify_watchdog(settings: NotifySettings, ready: trio.Event) -> None:
+    """Notify the watchdog from the moment the process is ready until cancelled, also between two incarnations.
 
-    `SystemdNotify` is the first to stop with an incarnation. The next one begins when the jobs have ended that run, or
-    when the broker can be reached: that may take longer than the watchdog waits. The event loop turns all the time.
+    `SystemdNotify` is the first service of an incarnation that stops. The next incarnation begins when the running jobs
+    have ended and the broker can be reached. That may take longer than the limit of the watchdog.
     """
     address, interval = settings["address"], settings["interval"]
     if address is None or interval is None:

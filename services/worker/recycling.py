@@ -1,12 +1,11 @@
 """Restart a worker process after a number of jobs, or when it takes too much memory.
 
-Where a parent can, it starts the next process first. Then the worker stops reading and releases the jobs that have not
-started. Everything else continues, the heartbeats and
-systemd's watchdog too, until the running jobs have ended and are settled. Then the worker stops as usual. It is started
-again by whatever has started it, or it replaces itself.
+If its parent can do so, it starts the next process first. Then the worker stops reading, and releases the jobs that
+have not started. Everything else continues, also the heartbeats and systemd's watchdog, until the running jobs have
+ended and are settled. Then the worker stops as usual. Its parent starts it again, or it replaces itself.
 
-One worker of the application at a time has the turn to be recycled, a lease in Redis. The turn ends when the next
-process consumes in its place; if none does, when the lease has lapsed.
+One worker of the application is recycled at a time: it has the turn, a lease in Redis. The turn ends when the next
+process has taken its place and reads jobs. If none does, it ends when the lease has lapsed.
 """
 
 import random
@@ -35,13 +34,11 @@ CHECK_INTERVAL = 1.0
 DRAIN_TIMEOUT = 3600.0
 """Seconds that running jobs have to end. After that the worker stops as usual, with its grace period."""
 TURN_LEASE = 30.0
-"""Seconds for which a worker has its turn at most: from its beginning, and again from the end of its process. Two of
-them are within TURN_TIMEOUT, so that the others need not go without a turn when it is lost.
+"""Seconds of the lease. It is taken when the turn begins, and again when the process ends. Both together are at most
+TURN_TIMEOUT, so that other workers still get a turn when this worker is lost.
 """
 TURN_TIMEOUT = 60.0
 """The most seconds to wait for the turn: the memory may keep growing, and there may be many workers."""
-
-
 SUCCESSOR_TIMEOUT = 60.0
 """The most seconds to wait for the process that takes the place of this one."""
 
@@ -86,7 +83,7 @@ class Recycling:
     """Drains this process when it has reached a limit, and sets `stop_requested` then.
 
     Args:
-        recycling_name: The name under which it has its turn; the process that takes its place has the same.
+        recycling_name: The owner of its turn. The process that takes its place has the same one.
     """
 
     def __init__(
@@ -120,7 +117,7 @@ class Recycling:
         self._stop_requested = stop_requested
         self._log = log
         self._memory = memory
-        # What its jobs have of the machine must be free before another process gives it to others.
+        # The resources of its jobs must be free before another process gives them to its own jobs.
         self._successor = None if resource_slots.capacity else restart_mode.successor
         self._due = trio.Event()
         self._is_draining = False
@@ -151,12 +148,12 @@ class Recycling:
             if self._limits.jobs:
                 nursery.start_soon(self._watch_jobs)
             if self._limits.jobs or self._limits.memory:
-                nursery.start_soon(self._end_turn)  # of the process before this one: its place is taken again
+                nursery.start_soon(self._end_turn)  # the turn of the process whose place this one has taken
             task_status.started()
             await self._due.wait()
             nursery.cancel_scope.cancel()
         reason = self._get_reason()
-        await self._take_turn()  # meanwhile it goes on, so what it has done is counted again
+        await self._take_turn()  # jobs run meanwhile, so the reason is computed again
         reason = self._get_reason() or reason
         if self._successor is not None:
             await self._start_successor(self._successor, reason)
@@ -182,9 +179,9 @@ class Recycling:
                 await trio.sleep(min(wait, RETRY_INTERVAL))
 
     async def _request_turn(self) -> float:
-        """Return 0 when this worker has the turn, now for TURN_LEASE; else after how many seconds to ask again.
+        """Acquire the turn for TURN_LEASE. Return 0 if this worker has it; else after how many seconds to try again.
 
-        While Redis is unreachable nothing could be settled, so there is no turn.
+        While Redis is unreachable there is no turn: no job could be settled.
         """
         try:
             reply = await self._redis.perform(
@@ -195,7 +192,7 @@ class Recycling:
         return reply.wait
 
     async def _end_turn(self) -> None:
-        """Let others have the turn, if this worker or the one before it has it."""
+        """Release the turn, if this worker or the process before it has it."""
         with trio.move_on_after(TURN_LEASE):  # after that it has lapsed
             while True:
                 try:
@@ -255,9 +252,8 @@ class Recycling:
                 "worker:recycle-delayed", "warning", running=len(self._in_flight), after=DRAIN_TIMEOUT
             )
         if not self._is_replaced:
-            await (
-                self._request_turn()
-            )  # for as long as its successor takes to start; if others have it, they go on
+            # Keep the turn until the next process has started. If another worker has it, nothing changes.
+            await self._request_turn()
         self._restart_mode.request_restart()
         self._stop_requested.set()
 

@@ -1,4 +1,4 @@
-"""A number with its noun is written by one function, which knows that there may be one: nobody reads `1 jobs`."""
+"""Counts with their nouns are written by `format_count`, which writes `1 job`, not `1 jobs`."""
 
 import ast
 import re
@@ -15,12 +15,12 @@ NOUNS = (
 )
 PHRASE = re.compile(rf" (?:(?:dead|more|new|further|live|other|parked) )*(?:{NOUNS})\b")
 BOUNDS = {"_limit", "limit", "kind", "_kind", "max_messages"}
-"""What is no number, or a bound, which nobody sets to one."""
+"""Names of values that are no number, or a bound that is never 1."""
 IN_TEMPLATE = re.compile(rf"\|(?:number|length) \}}\}}{PHRASE.pattern}")
 
 
 def is_count(value: ast.FormattedValue) -> bool:
-    """Whether what stands before a noun may be a number that differs from time to time."""
+    """Return whether a value before a noun may be a count."""
     match value.value:
         case ast.Name(id=word) | ast.Attribute(attr=word):
             return not word.isupper() and word not in BOUNDS and value.conversion == -1
@@ -31,7 +31,7 @@ def is_count(value: ast.FormattedValue) -> bool:
 
 
 def find_faults(tree: Iterator[ast.AST] | tuple[ast.AST, ...]) -> list[int]:
-    """Return the lines of f-strings with a number and a plural, and of those that choose the plural themselves."""
+    """Return the lines of f-strings that have a count with a fixed plural, or choose the plural themselves."""
     found: list[int] = []
     for node in tree:
         if isinstance(node, ast.JoinedStr):
@@ -46,7 +46,7 @@ def find_faults(tree: Iterator[ast.AST] | tuple[ast.AST, ...]) -> list[int]:
 
 
 def chooses_plural(value: ast.expr) -> bool:
-    """Whether a part of an f-string is `'' if count == 1 else 's'`, or so with other endings."""
+    """Return whether a part of an f-string is like `'' if count == 1 else 's'`."""
     match value:
         case ast.FormattedValue(
             value=ast.IfExp(
@@ -60,7 +60,7 @@ def chooses_plural(value: ast.expr) -> bool:
             return False
 
 
-def test_a_number_with_its_noun_is_written_by_the_one_function() -> None:
+def test_code_writes_counts_with_nouns_by_format_count() -> None:
     faults = [
         f"{name(path)}:{line}"
         for path in files("celery5", "services", "bootsteps")
@@ -70,7 +70,7 @@ def test_a_number_with_its_noun_is_written_by_the_one_function() -> None:
     assert faults == [], "use format_count of celery5.protocol.counts"
 
 
-def test_a_number_with_its_noun_in_a_page_is_written_by_the_filter() -> None:
+def test_templates_write_counts_with_nouns_by_the_filter_count() -> None:
     templates = files("celery5/dashboard/templates", suffix=".html")
     assert templates
     faults = [
@@ -82,12 +82,12 @@ def test_a_number_with_its_noun_in_a_page_is_written_by_the_filter() -> None:
 @pytest.mark.parametrize(
     "code", ['f"{n} jobs"', 'f"{len(jobs):,} more dead letters"', """f"{n} job{'' if n == 1 else 's'}" """]
 )
-def test_a_plural_that_may_be_of_one_is_found(code: str) -> None:
+def test_count_with_a_fixed_plural_is_found(code: str) -> None:
     assert find_faults(ast.walk(ast.parse(code))) == [1]
 
 
 @pytest.mark.parametrize(
     "code", ['f"{MOST} jobs"', 'f"all {kind} tasks"', "f\"{format_count(n, 'job')}\"", 'f"{n} waits"']
 )
-def test_what_is_no_number_or_no_noun_is_not_found(code: str) -> None:
+def test_text_that_is_no_count_with_a_noun_is_not_found(code: str) -> None:
     assert find_faults(ast.walk(ast.parse(code))) == []

@@ -1,4 +1,4 @@
-"""Hints that name an extra: what they install is what the project says, and they are made in one place."""
+"""Hints about a missing extra: they install what pyproject.toml lists, and one module makes them."""
 
 import re
 import tomllib
@@ -15,7 +15,7 @@ EXTRAS: dict[str, list[str]] = tomllib.loads((ROOT / "pyproject.toml").read_text
 
 
 def expand(extra: str) -> list[str]:
-    """Return the packages of an extra by pyproject.toml, those of extras that it includes, too."""
+    """Return the packages of an extra in pyproject.toml, also those of the extras that it includes."""
     packages: list[str] = []
     for line in EXTRAS[extra]:
         own = re.fullmatch(r"celery5\[(\w+)\]", line)
@@ -37,7 +37,7 @@ def test_hint_without_metadata_says_what_to_do_in_a_checkout() -> None:
     )
 
 
-def test_no_other_code_writes_how_to_install_an_extra() -> None:
+def test_only_the_module_extras_writes_how_to_install_an_extra() -> None:
     sources = [
         file
         for folder in ("celery5", "services", "bootsteps")

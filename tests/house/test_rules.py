@@ -80,16 +80,16 @@ def test_no_loop_variable_has_a_name_that_says_nothing() -> None:
     assert variables == []
 
 
-def test_bytes_nested_too_deeply_are_handled_where_other_bad_bytes_are() -> None:
-    """For them msgspec raises a RecursionError, which is no ValueError: data from Redis must end no process."""
-    careless = [
+def test_handlers_of_decode_errors_also_catch_recursion_errors() -> None:
+    """For bytes that are nested too deeply msgspec raises RecursionError, no ValueError. They must end no process."""
+    incomplete = [
         f"{name(path)}:{handler.lineno}"
         for path in files("celery5", "services", "bootsteps")
         for node in nodes(path)
         for handler in _find_handlers(node)
         if _catches(handler, DECODE_ERRORS) and not _catches(handler, {"RecursionError", "Exception"})
     ]
-    assert careless == []
+    assert incomplete == []
 
 
 DECODE_ERRORS = {"ValueError", "msgspec.DecodeError", "msgspec.MsgspecError"}
@@ -382,8 +382,8 @@ def is_of_another_module(function: ast.FunctionDef | ast.AsyncFunctionDef, varia
     )
 
 
-def test_no_template_of_a_page_shows_a_line_of_python() -> None:
-    """Such a line stands above the page, and makes a browser render it as pages of the nineties."""
+def test_no_template_of_a_page_contains_an_import_line() -> None:
+    """It would be text before `<!DOCTYPE html>`, which makes a browser use quirks mode."""
     lines = [
         f"{name(path)}: {line}"
         for path in files("celery5/dashboard/templates", suffix=".html")

@@ -1,4 +1,4 @@
-"""Bound the jobs that a canary can harm before its Controller has judged it, by what the canary knows itself."""
+"""Limit how many jobs a canary can fail before its Controller has judged it. The canary itself counts."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -6,16 +6,21 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 CANARY_VARIABLE = "CELERY5_CONTROLLER_CANARY"
-"""The environment variable by which a worker knows that it is a canary: its attempts and seconds, `10/120`."""
+"""The environment variable that makes a worker a canary: the attempts and the seconds of its limit, `10/120`."""
 VERDICT_PAUSE = 15.0
-"""Seconds for which a canary reads no jobs after its attempts have failed: the Controller, which learns of them within
-five seconds at most, stops a bad one meanwhile. Then it goes on: it fails no more than others, or nobody judges it."""
+"""Seconds for which a canary reads no jobs after so many attempts have failed.
+
+The Controller learns of failures within five seconds, and stops a bad canary in this time. If the canary still runs
+after the pause, it fails no more than the others, or no Controller judges it. So it reads jobs again.
+"""
 
 
 class CanaryBounds(msgspec.Struct, frozen=True):
-    """How long a canary is watched, and how many of its attempts may fail or be in progress until it is judged."""
+    """The limit of a canary."""
 
+    # How many of its attempts may have failed or run, together, until it is judged.
     attempts: int
+    # For how long its Controller watches it.
     seconds: float
 
 
@@ -25,7 +30,7 @@ def format_bounds(bounds: CanaryBounds) -> str:
 
 
 def parse_bounds(environ: Mapping[str, str]) -> CanaryBounds | None:
-    """Return the bounds in an environment; None when the process is no canary, or they cannot be read."""
+    """Return the bounds in an environment; None if there are none, or they cannot be read."""
     attempts, _, seconds = environ.get(CANARY_VARIABLE, "").partition("/")
     try:
         return CanaryBounds(int(attempts), float(seconds))
@@ -34,15 +39,15 @@ def parse_bounds(environ: Mapping[str, str]) -> CanaryBounds | None:
 
 
 class CanaryLimit:
-    """Counts how many more jobs a worker may take while it is a canary. A worker that is none has no limit.
+    """Counts how many more jobs a worker may take while it is a canary.
 
-    Jobs that it holds and attempts that have failed are `attempts` together at most. When so many have failed, it takes
-    none for VERDICT_PAUSE, and then begins to count again. The limit ends with the time for which it is watched.
+    The jobs that it has, and its failed attempts, are `attempts` together at most. When that many have failed, it takes
+    no jobs for VERDICT_PAUSE. Then it counts failures from 0 again. The limit ends VERDICT_PAUSE after `seconds`.
 
     Args:
-        bounds: None: the worker is no canary.
-        count_failures: Returns how many attempts have failed in its process.
-        clock: Returns the present time in seconds.
+        bounds: The limit; None if the worker is no canary.
+        count_failures: Returns how many attempts have failed in this process.
+        clock: Returns the current time in seconds.
     """
 
     def __init__(
@@ -60,7 +65,7 @@ class CanaryLimit:
         self._paused_until = -math.inf
 
     def count_free(self, held: int) -> float:
-        """Return how many more jobs it may take while it holds so many: infinite without a limit."""
+        """Return how many more jobs it may take while it has `held` jobs; infinity without a limit."""
         bounds = self._bounds
         if bounds is None:
             return math.inf
@@ -77,12 +82,12 @@ class CanaryLimit:
 
     @property
     def pause_left(self) -> float:
-        """Return the seconds until it takes jobs again; infinite while it is not paused."""
+        """Return the seconds until it takes jobs again; infinity while it is not paused."""
         left = self._paused_until - self._clock()
         return max(left, 0.0) if self._bounds is not None and self._paused_until > -math.inf else math.inf
 
     def _is_paused_at(self, now: float, failures: int, attempts: int) -> bool:
-        """Begin a pause when so many attempts have failed, and end it when it is over."""
+        """Return whether it is paused; begin a pause after `attempts` failures, and end one that is over."""
         if self._paused_until > -math.inf:
             if now < self._paused_until:
                 return True

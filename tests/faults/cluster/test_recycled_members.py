@@ -1,4 +1,4 @@
-"""Recycled members of a cluster: one at a time is out, and nobody takes it for one that has failed."""
+"""Recycled members of a cluster: one at a time, and none counts as failed."""
 
 import json
 from collections.abc import Iterator
@@ -22,16 +22,16 @@ count = 3
 max_jobs = 60
 """
 LONG = 7.0
-"""Seconds that some jobs take: a worker that is recycled ends them first, so it is out for longer than that."""
+"""Seconds of some jobs. A worker that is recycled waits for them, so it takes no jobs for a longer time than this."""
 ORDER_MARGIN = 0.5
-"""Seconds by which a process may log late that it works: others may see it earlier."""
+"""Seconds by which a process may log its start late: others may see it earlier."""
 
 
 @pytest.fixture
 def staff(url: str, app_name: str, tmp_path: Path) -> Iterator[Staff]:
-    """Who starts processes for one application over the shared server, and keeps its history."""
-    with staffed(url, app_name, tmp_path) as one:
-        yield one
+    """Starts processes of one application on the shared server, and keeps its history."""
+    with staffed(url, app_name, tmp_path) as staff:
+        yield staff
 
 
 @pytest.fixture
@@ -39,10 +39,10 @@ def cluster(staff: Staff, tmp_path: Path) -> Iterator[Clustered]:
     """A cluster whose workers are recycled after a few jobs."""
     path = tmp_path / "cluster.toml"
     path.write_text(THREE_WORKERS)
-    one = Clustered(staff, path)
-    one.whole()
-    yield one
-    one.ended()
+    cluster = Clustered(staff, path)
+    cluster.whole()
+    yield cluster
+    cluster.ended()
 
 
 def read_status(cluster: Clustered) -> tuple[int, dict[str, Any]]:
@@ -52,8 +52,8 @@ def read_status(cluster: Clustered) -> tuple[int, dict[str, Any]]:
     return command.wait(), json.loads(lines[0])[0]
 
 
-def list_outs(cluster: Clustered) -> list[tuple[float, float]]:
-    """Return from when until when each recycled worker took no jobs, the first one first."""
+def list_pauses(cluster: Clustered) -> list[tuple[float, float]]:
+    """Return when each recycled worker stopped taking jobs, and when its next process started, sorted."""
     started = cluster.controller.lines("worker:started")
     found = []
     for line in cluster.controller.lines("worker:recycle-requested"):
@@ -80,9 +80,9 @@ def test_one_member_at_a_time_is_recycled_and_none_counts_as_failed(staff: Staff
     assert all(isinstance(pid, int) for pid in gather(long, timeout=LIMIT))
     begun = [note.job for note in staff.notes()]
     assert sorted(begun) == sorted(job.id for job in (*load.sent, *long)), "none is lost, none runs twice"
-    outs = list_outs(cluster)
-    assert len(outs) >= 6
-    overlaps = [(first, second) for first, second in pairwise(outs) if first[1] > second[0] + ORDER_MARGIN]
+    pauses = list_pauses(cluster)
+    assert len(pauses) >= 6
+    overlaps = [(first, second) for first, second in pairwise(pauses) if first[1] > second[0] + ORDER_MARGIN]
     assert overlaps == []
     shown = [[member["phase"] for member in answer["members"]] for answer in seen]
     assert {phase for phases in shown for phase in phases} == {"up", "recycling"}
@@ -98,7 +98,7 @@ def test_one_member_at_a_time_is_recycled_and_none_counts_as_failed(staff: Staff
     assert "ended with 75" not in cluster.controller.output.read_text()
 
 
-def test_status_says_for_people_that_a_member_is_recycling(
+def test_status_in_text_shows_a_member_that_is_recycling(
     staff: Staff, cluster: Clustered, tmp_path: Path
 ) -> None:
     door = tmp_path / "door"

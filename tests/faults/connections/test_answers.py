@@ -151,7 +151,7 @@ async def test_one_error_among_several_calls_is_raised_when_all_have_run(
 
 
 @pytest.mark.parametrize(("answer", "error"), REFUSED_HANDSHAKES.items())
-async def test_a_first_handshake_that_is_refused_is_final(
+async def test_first_handshake_that_is_refused_ends_the_connection(
     proxy: FaultyProxy, answer: str, error: type[BrokerError]
 ) -> None:
     proxy.answer("HELLO", answer)
@@ -161,7 +161,7 @@ async def test_a_first_handshake_that_is_refused_is_final(
 
 
 @pytest.mark.parametrize("answer", REFUSED_HANDSHAKES)
-async def test_a_handshake_that_is_refused_later_is_tried_again_like_an_outage(
+async def test_handshake_refused_after_the_first_is_tried_again_as_in_an_outage(
     proxy: FaultyProxy, open_link: OpenLink, app_name: str, answer: str
 ) -> None:
     events = list[LinkEvent]()

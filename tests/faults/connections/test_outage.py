@@ -286,7 +286,7 @@ async def test_restarted_server_is_used_again_within_two_seconds(
     assert took[-1] < 2, took
 
 
-async def test_connection_that_ends_while_it_is_lost_reports_that_once(
+async def test_lost_connection_that_is_closed_reports_its_end_once(
     proxy: FaultyProxy,
 ) -> None:
     kinds: list[type[LinkEvent]] = []

@@ -298,7 +298,7 @@ async def test_a_mandatory_step_of_the_application_that_is_refused_is_waited_for
 
 @pytest.mark.parametrize("word", ["worker", "router", "scheduler", "publisher", "controller"])
 @pytest.mark.usefixtures("interruptible")
-async def test_process_that_goes_on_after_an_error_does_not_say_that_it_stops(
+async def test_process_that_restarts_after_an_error_sends_no_stopping(
     server: EmbeddedServer, app_name: str, short_path: Path, monkeypatch: pytest.MonkeyPatch, word: str
 ) -> None:
     """STOPPING=1 cannot be taken back: systemd, or a Controller, ends the process some time later."""

@@ -1,4 +1,4 @@
-"""A login that Redis refuses while processes run is an outage: a password that changes ends no process and no job."""
+"""Redis refuses the login of running processes, as when a password changes: no process and no job ends."""
 
 from pathlib import Path
 
@@ -16,19 +16,19 @@ PASSWORD = "changed"
 
 
 class Login:
-    """The password of a server, which a client that is logged in for good takes and gives back."""
+    """Sets and removes the password of a server, by a connection that stays logged in."""
 
     def __init__(self, server: EmbeddedServer) -> None:
         self._admin = redis.Redis.from_url(server.url)
 
     def refuse(self) -> None:
-        """Want a password, and end all connections but this one."""
+        """Require a password, and close all other connections."""
         self._admin.config_set("requirepass", PASSWORD)
         for kind in ("normal", "pubsub"):
             self._admin.execute_command("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes")  # type: ignore[no-untyped-call]
 
     def allow(self) -> None:
-        """Want no password any more."""
+        """Require no password."""
         self._admin.config_set("requirepass", "")
 
 

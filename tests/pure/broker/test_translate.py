@@ -52,7 +52,7 @@ REPLIES = [
 ]
 
 
-def test_a_missing_password_is_told_without_the_options_of_hello() -> None:
+def test_error_of_a_missing_password_leaves_out_the_options_of_hello() -> None:
     reply = (
         "NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH"
     )

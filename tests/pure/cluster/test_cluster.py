@@ -251,7 +251,7 @@ def test_a_broker_that_the_users_class_runs_may_serve_several_hosts() -> None:
         ("scheduler", "scheduler is not known; did you mean 'schedulers'?"),
     ],
 )
-def test_what_is_no_kind_of_member_is_answered_with_what_to_do(section: str, advice: str) -> None:
+def test_unknown_kind_of_member_is_refused_with_what_to_do_instead(section: str, advice: str) -> None:
     with pytest.raises(Misconfigured) as caught:
         parse_cluster(f"[{section}.default]\n[workers.default]".encode())
     assert advice in str(caught.value)

@@ -70,7 +70,7 @@ def test_breakers_are_counted_over_all_workers() -> None:
     assert describe_held("shop.pay:v2") == held  # a task
 
 
-def test_headline_claims_nothing_that_the_figures_beside_it_deny() -> None:
+def test_headline_of_the_first_page_agrees_with_its_figures() -> None:
     def describe(**counts: float) -> str:
         overview = make_overview()
         totals = msgspec.structs.replace(overview.totals, **{"workers": 1, **counts})

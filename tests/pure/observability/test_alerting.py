@@ -319,7 +319,7 @@ def test_alert_covers_lost_processes_of_every_kind() -> None:
     assert [key[1] for key in read_conditions([only], measured, ())] == ["worker web1"]
 
 
-def test_alert_on_a_lost_process_ends_when_another_works_in_its_place() -> None:
+def test_worker_lost_alert_ends_when_a_successor_of_the_process_is_up() -> None:
     rule = AlertRule(name="lost", condition=worker_lost(within=100))
     lost = {("controller", "vm:7:x"): 140.0, ("controller", "other:7:x"): 140.0}
     measured = MeasuredCluster(at=150, queues={}, lost=lost, succeeded=[("controller", "vm:7:x")])

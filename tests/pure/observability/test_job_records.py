@@ -176,7 +176,7 @@ def _return_record(record: JobRecord, _is_slow: bool) -> JobRecord:
     return record
 
 
-def test_records_sent_early_come_once_and_those_of_a_busy_task_wait_for_the_report() -> None:
+def test_early_records_are_sent_once_and_busy_tasks_wait_for_the_report() -> None:
     kept, watch = EndedJobs("p", lambda: 0.5), SuccessWatch()
 
     def succeed(*durations: float) -> None:

@@ -1,4 +1,4 @@
-"""The status of a run is read from whatever its fields in Redis hold."""
+"""The status of a run: it can be read whatever its fields in Redis contain."""
 
 import pytest
 

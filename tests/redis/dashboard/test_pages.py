@@ -100,7 +100,7 @@ async def test_single_dead_jobs_are_chosen_and_deleted(app: App) -> None:
     assert [job.id async for job in app.dlq.aread()] == [jobs[1].id]
 
 
-async def test_first_page_never_claims_success_beside_dead_jobs(app: App) -> None:
+async def test_first_page_does_not_say_tasks_succeed_beside_dead_jobs(app: App) -> None:
     declare(app)
     await app.tasks["fail"].adelay(1)
     async with working(app, queues=("money",)):

@@ -69,7 +69,7 @@ def test_the_onset_is_known_by_the_hour_when_its_minutes_are_gone(
 
 @pytest.mark.parametrize("ago", [1800, 5400, 26 * HOUR, 9 * DAY])
 @pytest.mark.parametrize("past", [0.5, 59.5, 61.0, 179.5])
-def test_the_onset_does_not_jump_when_an_hour_begins(
+def test_onset_does_not_change_when_an_hour_begins(
     app: App, redis_client: "redis.Redis", monkeypatch: pytest.MonkeyPatch, past: float, ago: int
 ) -> None:
     now = time.time() // HOUR * HOUR + past

@@ -1,4 +1,4 @@
-"""Since when a worker has a job: the time of the first take stays, and of several takes each is shown."""
+"""When workers took a job: the time of a take does not change, and each take is shown."""
 
 import time
 
@@ -12,14 +12,14 @@ from tests.redis.worker.one_queue import Queue
 
 
 def take(queue: Queue, worker: str, ago: float) -> bytes:
-    """Let a worker take the one job of the queue so many seconds ago; return its entry."""
+    """Let a worker take the only job of the queue, `ago` seconds before now. Return the id of its entry."""
     queue.join(worker)
     (entry,) = queue.read(worker)
     queue.client.xclaim(queue.keys.stream, GROUP, worker, 0, [entry.id], idle=int(ago * 1000))
     return entry.id
 
 
-async def test_a_look_at_what_a_worker_has_leaves_when_it_took_the_job(
+async def test_reading_pending_jobs_keeps_the_time_when_a_worker_took_a_job(
     url: str, app_name: str, queue: Queue
 ) -> None:
     app = declare(App(app_name, broker=url, **SETTINGS))
@@ -31,12 +31,10 @@ async def test_a_look_at_what_a_worker_has_leaves_when_it_took_the_job(
     details = await app.afind("a")
     assert details is not None
     assert 59 < time.time() - details.taken < 90
-    assert [(known.label, known.worker) for known in list_takes(details)] == [("taken", "w")]
+    assert [(taken.label, taken.worker) for taken in list_takes(details)] == [("taken", "w")]
 
 
-async def test_takes_by_several_workers_are_shown_by_every_surface(
-    url: str, app_name: str, queue: Queue
-) -> None:
+async def test_every_surface_shows_each_worker_that_took_a_job(url: str, app_name: str, queue: Queue) -> None:
     app = declare(App(app_name, broker=url, **SETTINGS))
     await app.aperform(queue_calls.register_queue(app.keys, queue.keys.queue))
     queue.publish("a")

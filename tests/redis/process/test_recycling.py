@@ -189,7 +189,7 @@ def test_workers_that_reach_their_limits_together_are_recycled_one_by_one(staff:
     assert stopped(fleet) == 0
 
 
-def test_turn_to_be_recycled_ends_when_the_next_process_consumes(
+def test_recycling_turn_ends_when_the_next_process_reads_jobs(
     staff: Staff, redis_client: "redis.Redis"
 ) -> None:
     key, supervised = staff.app.keys.recycling, SUPERVISED_VARIABLE.removeprefix("CELERY5_")
@@ -203,7 +203,7 @@ def test_turn_to_be_recycled_ends_when_the_next_process_consumes(
     assert stopped(following) == 0
 
 
-def test_worker_in_place_gives_its_turn_to_the_next_one_when_it_consumes(
+def test_recycling_turn_of_a_worker_that_restarts_in_place_ends_when_it_reads(
     staff: Staff, redis_client: "redis.Redis"
 ) -> None:
     one = staff.start(max_jobs=1)
@@ -213,7 +213,7 @@ def test_worker_in_place_gives_its_turn_to_the_next_one_when_it_consumes(
     assert stopped(one) == 0
 
 
-def test_worker_waits_for_its_turn_while_another_has_it_at_most_for_its_lease(
+def test_worker_waits_for_its_recycling_turn_at_most_for_one_lease(
     staff: Staff, redis_client: "redis.Redis"
 ) -> None:
     one = staff.start(max_jobs=1)

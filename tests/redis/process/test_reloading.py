@@ -441,7 +441,7 @@ def test_systemd_is_not_told_that_a_worker_stops_which_only_begins_again(
     wait_until(lambda: lives(worker) == 2)
 
 
-def test_watchdog_is_fed_while_jobs_are_awaited_before_a_worker_begins_again(
+def test_watchdog_is_notified_while_a_restarting_worker_waits_for_its_jobs(
     staff: Staff, tmp_path: Path, short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, gate = tmp_path / "celery5.toml", tmp_path / "gate"

@@ -1,4 +1,4 @@
-"""Canary limit: a worker that is a canary takes a bounded number of jobs until its Controller has judged it."""
+"""Canary limit: a canary takes a limited number of jobs until its Controller has judged it."""
 
 import pytest
 import redis
@@ -28,7 +28,7 @@ async def test_canary_whose_jobs_all_fail_reads_no_more_than_its_attempts(
             assert len(entries(redis_client, app.queue("default").dead)) == ATTEMPTS
 
 
-async def test_canary_that_nobody_judges_goes_on_after_each_pause(
+async def test_canary_without_a_controller_reads_jobs_again_after_each_pause(
     app: App, redis_client: "redis.Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(canary_limit, "VERDICT_PAUSE", 0.2)

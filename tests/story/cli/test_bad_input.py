@@ -95,7 +95,7 @@ def test_an_app_that_is_named_as_elsewhere(plain_shop: Path) -> None:
         ("quue list", "No such command 'quue'. Did you mean 'queue'?"),
     ],
 )
-def test_an_error_of_usage_names_what_was_written_in_plain_words(
+def test_usage_error_names_the_argument_and_its_value_in_plain_words(
     plain_shop: Path, words: str, error: str
 ) -> None:
     ended = celery5("-A", "shop", *words.split(), cwd=plain_shop)

@@ -166,7 +166,7 @@ def test_config_check_loads_no_code_of_members_that_a_platform_runs(shop: Path) 
     assert good.out.endswith("  worker-default (1 member): not checked: platform own:make runs it\n")
 
 
-def test_member_check_runs_equal_groups_once_and_ends_those_that_hang(
+def test_member_check_loads_equal_groups_once_and_kills_those_that_hang(
     shop: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (shop / "shop.py").write_text(

@@ -54,7 +54,7 @@ def test_times_for_people() -> None:
     assert "... (300 characters) ..." in format_cell("x\ny" * 100)
 
 
-def test_long_text_is_cut_before_its_end_which_says_what_to_do() -> None:
+def test_long_text_is_cut_in_the_middle_and_keeps_its_end() -> None:
     remedy = "the webhook has not taken the last notification: python manage.py celery5 alert list"
     shown = format_cell(f"{'worker-lost (worker w), ' * 20}{remedy}")
     assert shown.startswith("worker-lost (worker w)")
@@ -368,7 +368,7 @@ def test_the_application_at_a_glance(desk: Desk, redis_client: "redis.Redis") ->
     assert list(json.loads(desk("info", "--queue", "slow", "--json"))["queues"]) == ["slow"]
 
 
-def test_a_group_shows_what_its_pattern_hides_of_the_newest_job(
+def test_group_of_dead_jobs_shows_the_message_of_its_newest_job(
     desk: Desk, redis_client: "redis.Redis"
 ) -> None:
     for job, key in (("a", "LIS"), ("b", "OPO")):

@@ -113,7 +113,7 @@ def test_a_question_finds_its_page_among_the_first_three(words: str, names: str)
     assert wanted & {found.section.page for found in search(PAGES, words)[:3]}
 
 
-def test_the_questions_to_the_search_of_the_site_find_their_pages_here_too() -> None:
+def test_questions_of_the_site_search_find_the_same_pages_in_docs() -> None:
     asked = [*read_words(), *TASKS]
     found = {words: [_get_place(section) for section in search(PAGES, words)] for words in asked}
     missed = [line.partition(":")[0] for line in find_missed(found)]

@@ -105,7 +105,7 @@ async def price(n: int) -> int:
 ATTEMPTS = 5
 
 
-def test_canary_whose_jobs_all_fail_ends_no_more_of_a_full_queue_than_its_bound(
+def test_canary_whose_jobs_all_fail_runs_no_more_than_its_limit_of_a_full_queue(
     tmp_path: Path, app_name: str, url: str
 ) -> None:
     for version, line in (("v1", "await trio.sleep(0.5)"), ("v2", "raise KeyError('currency')")):

@@ -143,7 +143,7 @@ def test_an_import_error_inside_of_a_tasks_module_is_told(project: Project) -> N
     assert "orders/tasks.py:1" in ended.error
 
 
-def test_import_error_during_django_setup_is_told_with_its_place(project: Project) -> None:
+def test_import_error_during_django_setup_names_its_file_and_line(project: Project) -> None:
     project.write("orders/models.py", "\nimport no_such_library\n")
     ended = project.celery5("-A", "shop", "config", "check")
     assert ended.code == 2
@@ -151,7 +151,7 @@ def test_import_error_during_django_setup_is_told_with_its_place(project: Projec
     assert ended.error.count("orders/models.py:2)") == 1
 
 
-def test_import_error_of_a_tasks_module_is_told_with_its_place_once(project: Project) -> None:
+def test_import_error_of_a_tasks_module_names_its_file_and_line_once(project: Project) -> None:
     project.write("orders/tasks.py", "\nimport no_such_library\n")
     ended = project.celery5("-A", "shop", "config", "check")
     assert ended.code == 2
@@ -520,7 +520,7 @@ def test_check_says_nothing_where_celery_is_kept_on_purpose(project: Project) ->
     assert "no issues" in project.manage("check").out
 
 
-def test_tasks_outside_of_the_modules_tasks_are_named_with_the_line_to_write(project: Project) -> None:
+def test_tasks_in_other_modules_are_named_with_the_line_to_write(project: Project) -> None:
     project.write("orders/jobs.py", ORDERS.replace("count", "late"))
     project.write("orders/tests/test_jobs.py", ORDERS.replace("count", "tested"))
     send = """
@@ -592,7 +592,7 @@ except Misconfigured as error:
 """
 
 
-def test_a_row_as_an_argument_is_answered_with_what_to_pass(project: Project) -> None:
+def test_error_for_a_row_as_an_argument_names_what_to_pass(project: Project) -> None:
     project.write("orders/models.py", "from django.db import models\nclass Order(models.Model): pass\n")
     project.write("orders/tasks.py", "from celery5 import task\n@task\ndef ship(order): ...\n")
     row, rows, other, declared = project.run(SEND_ROWS).splitlines()
@@ -628,7 +628,9 @@ REFUSED: dict[str, tuple[str, dict[str, str], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_an_app_refuses_is_one_line_where_the_settings_import_it(project: Project, case: str) -> None:
+def test_app_that_is_refused_is_one_line_of_error_when_settings_import_it(
+    project: Project, case: str
+) -> None:
     text, env, line = REFUSED[case]
     project.write("shop/__init__.py", "from .celery5 import app\n")
     project.write("shop/celery5.py", f"from celery5 import App\napp = App('till')\n{text}")
@@ -639,7 +641,7 @@ def test_what_an_app_refuses_is_one_line_where_the_settings_import_it(project: P
     assert manage_alone(project, "check", "--traceback", **env).stderr.startswith("Traceback")
 
 
-def test_an_error_in_code_for_the_shell_of_django_is_no_failed_import(project: Project) -> None:
+def test_error_of_code_in_the_django_shell_keeps_its_traceback(project: Project) -> None:
     ended = manage_alone(project, "shell", "-c", "from celery5 import App; App('a b')")
     assert ended.returncode == 1
     assert ended.stderr.startswith("Traceback")

@@ -132,7 +132,7 @@ def test_what_a_processor_logs_is_in_the_log_with_its_stream_and_partition(desk:
 
 @pytest.mark.parametrize("form", ["json", "console"])
 @pytest.mark.parametrize("kind", ["worker", "router", "scheduler", "controller"])
-def test_final_error_is_the_last_line_where_log_and_stderr_meet(
+def test_final_error_is_the_last_line_where_log_and_stderr_are_the_same(
     desk: Desk, url: str, kind: str, form: str
 ) -> None:
     (desk.folder / "cluster.toml").write_text("[workers.default]\n")

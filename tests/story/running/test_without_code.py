@@ -48,9 +48,7 @@ def here(desk: Desk, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     return run
 
 
-def test_a_misspelt_name_of_an_application_is_answered_with_those_that_are_there(
-    desk: Desk, here: Here
-) -> None:
+def test_unknown_application_is_warned_of_with_the_names_in_redis(desk: Desk, here: Here) -> None:
     desk.app.signature("shop.add", 2, 3).delay()
     misspelt = f"{desk.app.name}x"
     for words in (["info"], ["queue", "list"], ["queue", "list", "--json"]):

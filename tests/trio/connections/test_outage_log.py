@@ -94,7 +94,7 @@ async def test_who_looks_for_due_jobs_of_many_queues_says_so_once(
     assert told(lines, "due-jobs") == ["due-jobs:interrupted", "due-jobs:resumed"]
 
 
-async def test_errors_of_a_service_are_at_debug_in_a_logged_outage_only() -> None:
+async def test_service_errors_are_at_debug_only_during_a_logged_outage() -> None:
     log = Log(worker="one", app="shop")
     waits = OutageLog(log, "admission:interrupted", "admission:resumed")
     lost = log.lost_connections
@@ -113,7 +113,7 @@ async def test_errors_of_a_service_are_at_debug_in_a_logged_outage_only() -> Non
     assert [line["level"] for line in lines.of("admission:resumed")] == ["debug", "info"]
 
 
-async def test_outage_lasts_until_each_lost_connection_is_back_or_given_up() -> None:
+async def test_outage_ends_when_each_lost_connection_is_back_or_closed() -> None:
     log = Log(worker="one", app="shop")
     lost = log.lost_connections
     with Lines() as lines:

@@ -410,7 +410,7 @@ async def test_a_breaker_says_everywhere_what_it_does_with_its_jobs(
     assert [told(lines, f"breaker:{event}")[0]["mode"] for event in ("half-opened", "closed")] == [mode, mode]
 
 
-async def test_breaker_that_is_probed_all_the_time_logs_no_probe_above_debug(
+async def test_breaker_with_frequent_probes_logs_them_at_debug(
     autojump_clock: MockClock, lines: Lines
 ) -> None:
     policy = BreakerPolicy(threshold=1, reset=1.0)

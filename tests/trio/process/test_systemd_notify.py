@@ -18,7 +18,7 @@ from celery5.services.process.fenced import run_fenced
 from celery5.services.process.systemd_notify import (
     NotifySettings,
     SystemdNotify,
-    keep_watchdog_fed,
+    notify_watchdog,
     notify_with_retry,
     read_notify_settings,
     take_notify_settings,
@@ -70,12 +70,12 @@ async def test_it_says_ready_then_feeds_the_watchdog_then_says_stopping(
     assert heard() == ["STOPPING=1\nSTATUS=7 jobs running"]
 
 
-async def test_watchdog_is_fed_from_ready_on_whether_or_not_an_incarnation_is_up(
+async def test_watchdog_is_notified_from_ready_on_also_between_incarnations(
     address: str, heard: Callable[[], list[str]], autojump_clock: trio.testing.MockClock
 ) -> None:
     ready = trio.Event()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(keep_watchdog_fed, NotifySettings(address=address, interval=5.0), ready)
+        nursery.start_soon(notify_watchdog, NotifySettings(address=address, interval=5.0), ready)
         await trio.sleep(12)
         assert heard() == []
         ready.set()
