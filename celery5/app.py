@@ -173,7 +173,7 @@ class App:
         **settings: Unpack[SettingOptions],
     ) -> None:
         if "django.core.management" in sys.modules:
-            from celery5.config.django_command import RefusalReport  # most processes do without
+            from celery5.config.django_command import RefusalReport  # most processes do not need it
 
             RefusalReport.install()
         self.name: str = check_app_name(name)
@@ -1007,9 +1007,9 @@ def default_app() -> DefaultApp:
 
 
 def list_unincluded() -> list[str]:
-    """Return a line for each module of the project with tasks that no application has, with what to write.
+    """Return a line for each module of the project whose tasks no application has, with what to write.
 
-    None where the default application is chosen, which has all of them.
+    There are none if the default application was chosen: it has all tasks.
     """
     from celery5.config.unincluded import advise_including, find_unincluded  # as above
 
@@ -1021,7 +1021,7 @@ def list_unincluded() -> list[str]:
     declared = {(task.__module__, task.__name__) for app in apps for task in app.tasks.values()}
     own = apps[0].module if len(apps) == 1 else ""
     return [
-        f"module {module!r} declares {join_names(tasks, 3)}, and no application has what it declares: "
+        f"module {module!r} declares tasks that no application has ({join_names(tasks, 3)}): "
         f"{advise_including(module, tasks[0], own)}"
         for module, tasks in find_unincluded(include, declared).items()
     ]

@@ -1,7 +1,7 @@
-"""Say how to install what an optional part of celery5 needs.
+"""Describe how to install the packages of an extra.
 
-No package index has celery5 yet, so `pip install 'celery5[top]'` fails for who has it from a checkout or a wheel. The
-packages of an extra are on one: a hint names those, as the metadata of the installed celery5 has them.
+No package index has celery5 yet, so `pip install 'celery5[top]'` fails. The packages of its extras are on PyPI. So a
+hint names these packages, which are read from the metadata of the installed celery5.
 """
 
 import re
@@ -28,7 +28,7 @@ def get_packages(extra: str) -> list[str]:
 
 
 def describe_installation(extra: str) -> str:
-    """Return the command that installs what an extra brings, and the name of the extra, for an error or a hint."""
+    """Return the command that installs the packages of an extra, and the name of the extra, for an error or a hint."""
     packages = get_packages(extra)
     if not packages:
         return f"install celery5 with the extra {extra}: pip install '.[{extra}]' in its checkout"

@@ -60,9 +60,9 @@ _RUN_OPTIONS = (
 """The options of a run of a workflow, and the options of the tasks in it."""
 
 _OF_A_RUN = (
-    '; of a run, which start() of a workflow and app.workflows.find(id) return, run.status().state == "{}"'
+    '; for a run of a workflow, which start() and app.workflows.find(id) return: run.status().state == "{}"'
 )
-"""What is asked of the run of a workflow, whose status is an object."""
+"""The condition for a run of a workflow, whose status is an object."""
 
 CELERY: Mapping[NameKind, Mapping[str, str]] = {
     "module": {
@@ -188,7 +188,7 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
         "ready": "wait([result], timeout=0), or result.status()",
         "successful": f'result.status() == "SUCCESS"{_OF_A_RUN.format("SUCCESS")}',
         "failed": f'result.status() == "DEAD"{_OF_A_RUN.format("FAILED")}',
-        "state": "result.status(); of the run of a workflow run.status().state",
+        "state": "result.status(); for a run of a workflow: run.status().state",
         "result": "result.get()",
         "traceback": "the traceback of the TaskFailed that get() raises",
         "task_id": "result.id",
@@ -673,7 +673,7 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
     },
     "result option": {
         "propagate": "gather([result], return_exceptions=True), whose list has the error in place of the result; "
-        "gather takes no run of a workflow: except TaskFailed around its get()",
+        "for a run of a workflow write except TaskFailed around its get()",
         "interval": "nothing: results are not polled",
         "no_ack": "nothing: results are not polled",
         "follow_parents": "nothing: a job has no parents",

@@ -23,14 +23,14 @@ VIRTUAL_TIME = "celery5:virtual-time"
 """STRING  the time in ms since 1970 that a test has set on its server, while `celery5.testing.virtual_time` lasts."""
 
 
-OF_ANY_APPLICATION = "celery5:{*"
-"""What all keys of all applications fit, by the rules of SCAN."""
+ANY_APPLICATION_KEY = "celery5:{*"
+"""The pattern for SCAN that matches the keys of all applications."""
 
 
-def read_application(key: str) -> str:
-    """Return the name of the application that a key is of; '' for a key of none."""
-    found = re.match(r"celery5:\{([^:}]+)[:}]", key)
-    return found[1] if found else ""
+def get_application_name(key: str) -> str:
+    """Return the name of the application that owns a key; '' if none does."""
+    match = re.match(r"celery5:\{([^:}]+)[:}]", key)
+    return match[1] if match else ""
 
 
 def get_absent_key(key: str) -> str:
@@ -391,7 +391,7 @@ class Keys(msgspec.Struct, frozen=True):
 
     @property
     def recycling(self) -> Expiring:
-        """STRING  the worker that has the turn to be recycled, until its next process consumes, or this is gone."""
+        """STRING  the worker that has the turn to be recycled, until its next process reads jobs; expires."""
         return f"celery5:{{{self.app}}}:recycling"
 
     def source_lease(self, name: str) -> Expiring:

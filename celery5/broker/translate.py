@@ -125,7 +125,7 @@ def translate_reply(text: str, *, where: str, script: Script | None = None) -> B
     if code in _OF_A_CLUSTER:
         return _make_cluster_error(text, where=where)
     if code in _DENIED:
-        # For NOAUTH our own text says all: that of a server for HELLO is a paragraph on the options of HELLO.
+        # NOAUTH needs no text of the server: for HELLO it is a paragraph on the options of HELLO.
         return BrokerDenied(f"broker {where} {_DENIED[code]}{'' if code == 'NOAUTH' else f' ({rest})'}")
     if code == "ERR" and any(rest.startswith(text) for text in _DENIED_TEXTS):
         return BrokerDenied(f"broker {where} refuses the login: {rest}")

@@ -1,7 +1,7 @@
-"""Check what the members of a cluster description would load, as `celery5 config check` does for one application.
+"""Check the code and the settings that the members of a cluster description would load.
 
-Only members on this host are checked. Each distinct environment and set of flags is checked once, in a process of its
-own, which is what a member would be: the interpreter, the folder and the rest of the environment are this process's.
+Only members on this host are checked. Each distinct environment and set of flags is checked once, by `celery5 config
+check` in a separate process, as a member would be. It has the interpreter, the folder and the environment of this one.
 """
 
 import os
@@ -24,18 +24,18 @@ CHECK_LIMIT = 60.0
 MAX_RUNNING = 4
 """The most checks at once: each imports the application."""
 MAX_OUTPUT_BYTES = 64 * 1024
-"""How much of the end of a check's output is read: the user's modules may print, too."""
+"""Only so much of the end of a check's output is read: the user's modules may print any amount."""
 SEARCH_PATH = "PYTHONPATH"
 
 Verdict = Literal["ok", "wrong", "not checked"]
 
 
 class GroupCheck(msgspec.Struct, frozen=True):
-    """What a check has found out about the members of one group on this host, or on others."""
+    """The result of a check for the members of one group."""
 
     # The group's name in the cluster, such as `worker-default`.
     group: str
-    # How many members it stands for.
+    # The number of its members.
     members: int
     verdict: Verdict
     # What is wrong, or why they were not checked.
@@ -45,7 +45,7 @@ class GroupCheck(msgspec.Struct, frozen=True):
 
 
 class _Load(msgspec.Struct, frozen=True):
-    """What decides which code and settings a member loads. Hashable, so that equal ones are checked once."""
+    """The environment and flags that decide what a member loads. Hashable, so that equal ones are checked once."""
 
     environment: tuple[tuple[str, str], ...]
     flags: tuple[str, ...]
@@ -58,9 +58,9 @@ def check_members(
 
     Args:
         cluster: The description.
-        target: What names the application on command lines.
-        flags: The names of the flags of members that `celery5 config check` takes, too.
-        reason_elsewhere: Why no member runs on this host; "" where those without a host do.
+        target: The name of the application on command lines.
+        flags: The names of members' flags that `celery5 config check` accepts.
+        reason_elsewhere: Why no member runs on this host; "" if members without a host do.
     """
     loads = {
         group.key: _make_load(cluster, group, flags)
@@ -115,7 +115,7 @@ async def _check_all(target: str, loads: Sequence[_Load]) -> dict[_Load, _Result
 
 
 async def _check_one(target: str, load: _Load) -> _Result:
-    """Run one check. Its output goes to files: a pipe would stay open as long as anything that the code starts."""
+    """Run one check. Its output goes to files: processes that the code starts could keep a pipe open."""
     words = [sys.executable, "-m", "celery5", "-A", target]
     words += ["config", "check", "--json", "--no-cluster", *load.flags]
     environment = {**os.environ, **dict(load.environment)}
@@ -138,7 +138,7 @@ async def _check_one(target: str, load: _Load) -> _Result:
 
 
 async def _wait_or_kill(process: trio.Process) -> None:
-    """Wait until a process has ended; when this is cancelled, end it and what it has started."""
+    """Wait until a process has ended. When cancelled, kill it and the processes that it has started."""
     try:
         await process.wait()
     except trio.Cancelled:

@@ -21,9 +21,9 @@ _TESTS = re.compile(r"(^|\.)(tests?(\..*|\w*)|\w+_tests?|conftest)$")
 
 
 def find_unincluded(include: Sequence[str], declared: Container[tuple[str, str]]) -> dict[str, list[str]]:
-    """Return the tasks that no worker would have, by module: `@task` in a module that no application includes.
+    """Return the tasks that no worker would have, by module: they have `@task`, and no application includes the module.
 
-    Reads the files of the project's packages that are loaded, and imports none. Modules of tests are left out.
+    Reads files of the project's loaded packages, and imports none. Test modules are left out.
 
     Args:
         include: The modules and patterns that applications include, and the modules of the applications.
@@ -57,7 +57,7 @@ def advise_including(module: str, task: str, own_module: str) -> str:
 
 
 def _iterate_modules() -> Iterator[tuple[str, Path]]:
-    """Yield the modules in the packages of the project that are loaded: those that are not installed."""
+    """Yield the modules of loaded packages that belong to the project: they are not installed."""
     installed = _list_installed()
     seen: set[str] = set()
     for name, package in sorted(sys.modules.items()):

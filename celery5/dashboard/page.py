@@ -14,7 +14,7 @@ from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
 T = TypeVar("T")
 
 DECLARED = "what tasks declare"
-"""The part of a page that cannot be shown where a module of `include` fails while it is imported."""
+"""The part of a page that is missing if a module of `include` fails while it is imported."""
 
 
 class PageRequest(msgspec.Struct, frozen=True):

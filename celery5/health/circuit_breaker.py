@@ -51,8 +51,8 @@ class CircuitBreaker:
         log: Where its changes are logged.
         checks: The health checks that open it.
         effect: What it does while it is open, as a phrase; by default what that is for jobs or a service.
-        logs_probes: Whether probes are logged at their levels, and that they have failed. Else they are at debug, but
-            for the first failure that is an error: for a breaker that is probed every second or so.
+        logs_probes: Whether probes and their failures are logged at their usual levels. If not, they are at debug,
+            except the first failure that is an error. For a breaker with a probe each second.
     """
 
     def __init__(

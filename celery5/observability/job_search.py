@@ -256,7 +256,7 @@ class _Search:
         )
 
     def _get_delay(self) -> float:
-        """Return the seconds by which the history may be behind in what was looked for."""
+        """Return by how many seconds the history may be behind for this query; 0 if it has no influence."""
         settings, state = self._app.settings, self._query.state
         is_asked = bool(settings.job_history) and (state is None or state in STAGES[HISTORY])
         reaches_now = self._query.until >= time.time() - settings.metrics_interval

@@ -122,7 +122,7 @@ class Metrics:
     async def ahistory(
         self, queue: str = "", *, since: float = HOUR, until: float = 0, step: int | None = None
     ) -> list[HistoryPoint]:
-        """Return what was measured of a queue, or of all together, the oldest first.
+        """Return the measurements of a queue, or of all queues together, the oldest first.
 
         Args:
             queue: The name of the queue. Default: all queues. Their jobs are added up; of `oldest` it is the largest.
@@ -239,11 +239,11 @@ class Metrics:
         return read_index(found.get("index", b""))
 
     async def _refuse_unknown(self, queue: str) -> None:
-        """Raise UnknownQueue, unless a task has this queue, it was sent to, or it has metrics of another time."""
+        """Raise UnknownQueue unless a task has this queue, jobs were sent to it, or it has older metrics."""
         redis, app = await self._app.connections.get_async_driver(), self._app
         used = await redis.perform(queue_calls.list_queues(app.keys))
-        known = {*app.brokers.list_shards(queue, used)} & {*used}
-        if known or queue in {task.queue for task in app.tasks.values()} | {*await self._list_queues()}:
+        used_shards = {*app.brokers.list_shards(queue, used)} & {*used}
+        if used_shards or queue in {task.queue for task in app.tasks.values()} | {*await self._list_queues()}:
             return
         if not await redis.perform(dead_letter_calls.queue_exists(app.queue(queue))):
             raise UnknownQueue(queue, used)

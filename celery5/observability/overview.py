@@ -71,7 +71,7 @@ from celery5.protocol.process.standing import (
     LOST_SHOWN,
     MAX_LOST,
     count_unnamed_lost,
-    is_succeeded,
+    has_successor,
     judge_standing,
     make_lost,
 )
@@ -280,7 +280,7 @@ class WorkerReader:
                 lost[part.worker] = part if before is None else merge_lost(before, part)
         for kind, found in state.lost.items():
             for process, over in found.items():
-                if not is_succeeded(self._get_name(process), live_by_kind[kind]):
+                if not has_successor(self._get_name(process), live_by_kind[kind]):
                     lost[process] = LostWorker(
                         worker=process, kind=kind, at=now - over, health=make_lost(over).text
                     )

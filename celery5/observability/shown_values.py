@@ -77,7 +77,7 @@ def mask_job(app: Application, job: JobDetails) -> JobDetails:
 
 
 def _name_arguments(shape: CallShape, job: JobDetails) -> Mapping[str, Any]:
-    """Return the arguments of a job by parameter; of one whose message is gone those that the history has."""
+    """Return the arguments of a job by parameter; if its message is gone, those of the history."""
     if job.is_from_history or (job.args is None and job.kwargs is None):
         return job.attempts[-1].arguments if job.attempts else {}
     return name_arguments(shape, job.args, job.kwargs)

@@ -231,7 +231,7 @@ _LINK_EVENTS: dict[type, tuple[str, Level]] = {
     BreakerOpened: ("redis:breaker-opened", "warning"),
     BreakerClosed: ("redis:breaker-closed", "debug"),
 }
-"""The names of link events in the log, and the levels of those that are news: others are at level debug."""
+"""The names and levels of link events in the log. Events that follow from an outage are at level debug instead."""
 _HIDDEN_FIELDS = ("broker", "is_error", "is_return")
 """Fields of link events that decide what is logged, and are not logged themselves."""
 
@@ -239,10 +239,10 @@ _HIDDEN_FIELDS = ("broker", "is_error", "is_return")
 class ConnectionLog:
     """Logs what happens to the connections of a process: each outage of a broker once, each connection at debug.
 
-    A server that is full is an outage, too: one for what writes.
+    A server that is full is logged like an outage.
 
-    News are the first connection to a broker, with what the server is, and the first breaker that opens while there has
-    been no connection yet: that is no outage.
+    Above debug are also the first connection to a broker, with the version of its server, and the first breaker that
+    opens before any connection was made, which is no outage.
     """
 
     def __init__(self, *, log: Log) -> None:

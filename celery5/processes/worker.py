@@ -97,7 +97,7 @@ class WorkerOptions(ProcessOptions, frozen=True, kw_only=True):
     slots: SharedSlots | None = None
     # Of workers on several brokers in one process all but the first: they run no steps of the application.
     is_secondary: bool = False
-    # What bounds it while it is a canary; None: it is none.
+    # Its limit while it is a canary; None if it is none.
     canary: CanaryBounds | None = None
     # Nobody else reads its queues, as in tests: what its code does not know, none does, and nothing waits for that.
     reads_alone: bool = False
@@ -392,10 +392,10 @@ def make_incarnation_values(
 
 
 def _make_recycling_name(options: WorkerOptions, incarnation: str) -> str:
-    """Return what a process and the one that takes its place when it is recycled have in common, and no others.
+    """Return a name that a process shares only with the one that takes its place when it is recycled.
 
-    One that has a name keeps it, and one that restarts in place its process id; of several under one parent the next
-    one has the same number.
+    It is the name of the worker, or the host and the process id, which a worker that restarts in place keeps. For one
+    of several workers under a parent it is the process id of the parent and the number of the worker.
     """
     if options.processes > 1 and not options.name:
         return f"{socket.gethostname()}:{os.getppid()}.{options.number}"

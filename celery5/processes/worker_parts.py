@@ -229,7 +229,7 @@ class WorkerValues(msgspec.Struct, frozen=True, kw_only=True):
     # When the process is replaced by a fresh one, and how.
     recycle_at: RecyclingLimits
     restart_mode: RestartMode
-    # What the process and the one that takes its place then have in common.
+    # A name that the process shares with the one that takes its place when it is recycled.
     recycling_name: str
     # How many jobs it may take while it is a canary.
     canary_limit: CanaryLimit
@@ -693,7 +693,7 @@ class WorkerParts(ProcessParts):
     status_phase = step(StatusPhase, name="vitals", after=(consumer,))
     systemd = step(make_systemd, after=(status_phase,))
     reloader = step(Reloader, after=(consumer,))
-    # It begins when the process is known to be up, so that one process in a place is over before the next turn.
+    # It starts after systemd or the Controller knows that the process is up: only then may the turn end.
     recycling = step(Recycling, after=(systemd,))
     queue_depths = step(QueueDepths, name="depths", after=(redis,))
     group_lags = step(GroupLags, name="lags", after=(redis,))

@@ -194,4 +194,4 @@ def shift_ages(words: Mapping[str, Any], elapsed: float) -> dict[str, Any]:
 
 
 UNKNOWN_ACTION = "no bulk action {}: they are kept for a day"
-"""What is said of a bulk action that Redis does not have."""
+"""The error for a bulk action that Redis does not have."""

@@ -253,9 +253,9 @@ def _describe_per(per: Per) -> str:
 
 
 def describe_declared_limits(declared: DeclaredLimits | None, kind: str, kind_rate: Rate | None) -> str:
-    """Return all that holds jobs of a task by its declaration and the rate of its kind, in words; '' for nothing.
+    """Return the declared limits of a task and the rate of its kind, in words; '' if there are none.
 
-    A declared limit is left out where there is a rate: it does not count then.
+    A declared limit is left out if there is a rate: it has no effect then.
     """
     declared = declared or DeclaredLimits()
     holds: list[str] = []

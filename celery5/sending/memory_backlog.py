@@ -39,7 +39,7 @@ THREAD_CHECK_INTERVAL = 0.05
 EXIT_TIMEOUT = 5.0
 """Seconds for publishing the waiting jobs when the process ends."""
 NAMED_AT_EXIT = 3
-"""Jobs that are named of those that are lost then."""
+"""The most lost jobs that the last message of a process names."""
 
 
 OPEN_INTERVAL = 1.0

@@ -35,7 +35,7 @@ from celery5.protocol.observability.alert_rules import (
 )
 from celery5.protocol.observability.alerting import AlertRule, Measure, decide_alerts
 from celery5.protocol.observability.queue_depth import QueueDepth, merge_depths
-from celery5.protocol.process.standing import is_succeeded
+from celery5.protocol.process.standing import has_successor
 from celery5.protocol.shards import get_queue_of_shard, take_queues
 from celery5.protocol.workflows.status import make_status
 from celery5.results.job_details import LEASED_PROCESS_KINDS
@@ -154,9 +154,9 @@ class AlertEvaluator:
         queues: dict[str, MeasuredQueue] = {}
         lags: dict[tuple[str, str], float] = {}
         memory: list[ServerMemory] = []
-        lost, succeeded = dict[tuple[str, str], float](), list[tuple[str, str]]()
+        lost, with_successor = dict[tuple[str, str], float](), list[tuple[str, str]]()
         if "worker-lost" in self._measures:
-            lost, succeeded = await self._measure_lost(counted.now)
+            lost, with_successor = await self._measure_lost(counted.now)
         measured = await run_all_async(
             [partial(self._measure_broker, name, redis, counted.now) for name, redis in self._brokers.items()]
         )
@@ -173,7 +173,7 @@ class AlertEvaluator:
             loop_lag=counted.loop_lag,
             memory=tuple(memory),
             lost=lost,
-            succeeded=succeeded,
+            with_successor=with_successor,
         )
 
     async def _measure_broker(self, name: str, redis: AsyncDriver, now: float) -> MeasuredCluster:
@@ -203,14 +203,14 @@ class AlertEvaluator:
         depth = await self._redis.perform(routers)
         replies = await self._redis.perform_all([*kinds, *live])
         lost = {("router", name): at for name, at in depth.lost_workers.items()}
-        succeeded = list[tuple[str, str]]()
+        with_successor = list[tuple[str, str]]()
         for kind, over, names in zip(
             LEASED_PROCESS_KINDS, replies[: len(kinds)], replies[len(kinds) :], strict=True
         ):
             alive = {get_inbox_name(name) for name in names}
             lost |= {(kind, name): now - seconds for name, seconds in over.items()}
-            succeeded += [(kind, name) for name in over if is_succeeded(get_inbox_name(name), alive)]
-        return lost, succeeded
+            with_successor += [(kind, name) for name in over if has_successor(get_inbox_name(name), alive)]
+        return lost, with_successor
 
     async def _measure_queues(
         self, redis: AsyncDriver, names: Sequence[str], paused: Collection[str]

@@ -168,9 +168,9 @@ def read_by_lane(
 
 
 def read_pending(keys: QueueKeys, worker: str, *, after: bytes, count: int) -> Call[list[Entry]]:
-    """Return what this worker was given on a lane and has not settled, from the entry `after` on (b"0" for all).
+    """Return the jobs that this worker has taken from a lane and not settled, after the entry `after` (b"0" for all).
 
-    Nothing changes: since when the worker has each job is known as before.
+    The times when the worker took the jobs do not change.
     """
     decode = partial(_entries, {keys.stream.encode(): keys})
     words = (GROUP, worker, get_stream_id(after), count)

@@ -117,7 +117,7 @@ class Pool:
             try:
                 link = self._free.pop()
             except IndexError:
-                link = None  # not within this block: what is raised below would tell of it
+                link = None  # not raised here: the error below would have this one as its context
             if link is None:
                 link_or_place = self._wait_for_place()
                 if isinstance(link_or_place, _Place):

@@ -58,7 +58,7 @@ _REFUSED_SUBCOMMANDS: Final = {"REPLY", "TRACKING"}
 
 
 def _get_kind(call: Call[Any]) -> Any:
-    """Return what a server that is full refuses or runs: a script, or a command."""
+    """Return the script or the command of a call: a server that is full refuses some of them, and runs others."""
     return call.words[0] if call.script is None else call.script.name
 
 
@@ -90,7 +90,7 @@ class TrioRedis(SingleConnection):
         self._reply_within = timing.reply
         # Commands that were checked and are harmless: most calls only cost a look-up in this set.
         self._allowed: set[Any] = set()
-        # Scripts and commands that the server has refused since it is full, until it takes one of them again.
+        # Scripts and commands that a full server has refused. Empty again when it accepts one of them.
         self._refused: set[Any] = set()
 
     async def perform(self, call: Call[T]) -> T:
@@ -125,7 +125,7 @@ class TrioRedis(SingleConnection):
             except BrokerError as error:
                 raise await self._describe(error) from None
         if self._refused:
-            self._note_taken(call)
+            self._record_accepted(call)
         try:  # inline, not by read_reply: the hot path
             return call.decode(reply)
         except Exception as error:
@@ -188,7 +188,7 @@ class TrioRedis(SingleConnection):
                     replies[index] = error
                     failure = failure or error
             elif self._refused:
-                self._note_taken(calls[index])
+                self._record_accepted(calls[index])
         return replies, None if failure is None else await self._describe(failure)
 
     async def _handle_error_reply(self, call: Call[Any], first: ReplyError, *, maybe_done: bool) -> Any:
@@ -233,8 +233,8 @@ class TrioRedis(SingleConnection):
         self._link.report(ServerFull(self._where, str(described)))
         return described
 
-    def _note_taken(self, call: Call[Any]) -> None:
-        """Note that the server has run a call. Some calls are run by a server that is full, too."""
+    def _record_accepted(self, call: Call[Any]) -> None:
+        """Record that the server has run a call. It is not full if it had refused calls of this kind."""
         if _get_kind(call) in self._refused:
             self._refused.clear()
             self._link.report(ServerWritable(self._where))

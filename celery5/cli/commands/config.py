@@ -75,7 +75,7 @@ class MembersWrong(CeleryError):
 
 
 class ClusterReport(NamedTuple):
-    """What has been found out about a cluster description."""
+    """The result of checking a cluster description."""
 
     file: str
     members: int

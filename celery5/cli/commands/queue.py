@@ -193,13 +193,13 @@ def _describe_purge(asked: PurgeQueue) -> str:
 
 
 def _show_paused(state: str, finished: Finished) -> None:
-    """Print the answers of workers, or what those find that start later."""
+    """Print the answers of workers; without any, that workers which start later will find this state."""
     if finished.result.value:
         show_replies("", finished)
         return
     if finished.wants_json:
         echo(to_json([]))
-    text = f"no worker of this application is running; those that start later find {finished.asked.queue} {state}"
+    text = f"no worker of this application is running; workers that start later find {finished.asked.queue} {state}"
     echo(format_cell(text), err=finished.wants_json)
 
 

@@ -14,12 +14,12 @@ import click
 from celery5.cli.terminal.output import echo, format_table
 from celery5.similar_names import did_you_mean, join_names
 
-MOST_SECTIONS = 8
-"""Sections that a search prints."""
-MOST_OF_A_PAGE = 2
-"""Those of one page among them."""
-LEAST_PAGES = 3
-"""Pages that it names, if there are so many with some of the words."""
+MAX_SECTIONS = 8
+"""The most sections that a search prints."""
+MAX_OF_A_PAGE = 2
+"""The most sections of one page among them."""
+MIN_PAGES = 3
+"""The fewest pages that a search names, if so many have any of the words."""
 LINE_LENGTH = 110
 """Characters of a line that a search prints."""
 
@@ -29,7 +29,7 @@ _SMALL_WORDS = re.compile(
     "make|me|my|no|not|of|off|on|one|or|our|out|per|should|so|some|such|than|that|the|their|them|then|there|these|they|"
     "this|to|too|use|using|was|we|what|when|where|which|while|who|why|will|with|without|you|your)"
 )
-"""Words that a search does without, if it has others."""
+"""Words that a search leaves out if it has others."""
 _ENDINGS = (
     {
         "ations": 4,
@@ -46,17 +46,18 @@ _ENDINGS = (
     },
     {"y": 4, "e": 4},
 )
-"""Those that a word loses to be compared, and how much must be left: one of the first, then one of the second."""
+"""Endings that are removed before words are compared, with the fewest letters that must be left. A word loses one
+ending of the first group, then one of the second."""
 _SHORTEST_PREFIX = 3
 _IN_PAGE, _IN_HEADING, _IN_LEAD, _IN_TEXT, _ELSEWHERE = 5.0, 4.0, 2.5, 1.0, 0.3
-"""What a word counts in the name or title of a page, in a heading, in the first paragraph of a page, in its text, and
-in other sections of the page. The first paragraph says what the page is for."""
+"""The weight of a word in the name or title of a page, in a heading, in the first paragraph of a page (which says what
+the page is for), in the text of the section, and in other sections of the page."""
 _OFTEN = 3.0
-"""The most that a word counts in a text that has it often."""
+"""The most weight of a word that a text has often."""
 _PHRASE = 1.5
-"""How much more a place counts where the words stand side by side."""
+"""The factor for a section in which the words stand side by side."""
 _KINDS = {"docs/guide/": 1.0, "docs/tour": 0.9, "docs/reference/": 0.7}
-"""What pages count, by their paths: those for users before those on how celery5 is made."""
+"""The weight of pages by their paths: pages for users before those on the internals."""
 _OTHER_KIND = 0.5
 
 
@@ -122,7 +123,7 @@ def _list_pages() -> dict[str, str]:
 
 
 def search(pages: Mapping[str, str], words: str) -> list[Found]:
-    """Return the best sections for what somebody has typed: those with all of its words, else those with most."""
+    """Return the best sections for a query: those with all of its words, else those with most of them."""
     wanted = _split_query(words)
     if not wanted:
         return []
@@ -148,15 +149,15 @@ def search(pages: Mapping[str, str], words: str) -> list[Found]:
 
 
 def _choose(found: Sequence[Found]) -> list[Found]:
-    """Return the first sections, a few of each page: with equally many of the words, unless they are of few pages."""
+    """Return the first sections, a few of each page. Those with fewer words are left out if there are enough pages."""
     chosen: list[Found] = []
     for candidate in found:
         pages = [other.section.page for other in chosen]
-        if chosen and len(candidate.missing) > len(chosen[-1].missing) and len({*pages}) >= LEAST_PAGES:
+        if chosen and len(candidate.missing) > len(chosen[-1].missing) and len({*pages}) >= MIN_PAGES:
             break
-        if pages.count(candidate.section.page) < MOST_OF_A_PAGE:
+        if pages.count(candidate.section.page) < MAX_OF_A_PAGE:
             chosen.append(candidate)
-    return chosen[:MOST_SECTIONS]
+    return chosen[:MAX_SECTIONS]
 
 
 class _Place:
@@ -173,7 +174,7 @@ class _Place:
         self._page = page
 
     def weigh(self, word: str) -> float:
-        """Return what a word counts here, by `_IN_PAGE` and the others; 0 where the page has it nowhere."""
+        """Return the weight of a word in this section, by `_IN_PAGE` and the others; 0 if the page does not have it."""
         often = _count(self._text, word)
         weight = _IN_PAGE * bool(_count(self._title, word)) + _IN_HEADING * bool(_count(self._heading, word))
         weight += _IN_LEAD * bool(_count(self._lead, word))
@@ -182,17 +183,17 @@ class _Place:
         return weight or _ELSEWHERE * bool(_count(self._page, word))
 
     def weigh_kind(self) -> float:
-        """Return what its page counts."""
+        """Return the weight of its page."""
         return next((w for path, w in _KINDS.items() if self.section.page.startswith(path)), _OTHER_KIND)
 
     def weigh_phrase(self, phrase: re.Pattern[str]) -> float:
-        """Return what it counts that the words stand side by side."""
+        """Return the factor for words that stand side by side."""
         in_heading = phrase.search(" ".join(self.section.titles).lower())
         return _PHRASE**2 if in_heading else _PHRASE if phrase.search(self.section.text.lower()) else 1.0
 
 
 def _count(words: Mapping[str, int], wanted: str) -> int:
-    """Return how often a word is among others: in any form, or as the beginning of a longer one."""
+    """Return how often a word occurs in a text: in any form, or as the beginning of a longer word."""
     stem, shortest = _stem(wanted), len(wanted) >= _SHORTEST_PREFIX
     return sum(
         count

@@ -1,4 +1,4 @@
-"""Say which applications a server has, where nothing is there of the one that was named: its name may be misspelt."""
+"""Warn if Redis has keys of other applications, and none of the one that was named: its name may be misspelt."""
 
 from typing import TYPE_CHECKING
 
@@ -11,33 +11,33 @@ if TYPE_CHECKING:
 
 KEYS_PER_SCAN = 1000
 MAX_SCANS = 50
-"""Steps of the search: of a server with more keys a part is looked at."""
-MOST_NAMES = 5
-"""Other applications that are named."""
+"""The most calls of SCAN. On a server with more keys only a part is looked at."""
+MAX_NAMES = 5
+"""The most other applications that the warning names."""
 
 
 def warn_of_unknown_application(app: "App") -> None:
     """Print a warning if this server has keys of other applications, and none of this one."""
     try:
         names = _find_applications(app)
-    except BrokerError:  # such as a user who may not do that
+    except BrokerError:  # the user may lack the permission for SCAN
         return
     if app.name in names or not names:
         return
-    others = f"others there: {join_names(sorted(names), MOST_NAMES)}"
+    others = f"others are {join_names(sorted(names), MAX_NAMES)}"
     advice = did_you_mean(app.name, sorted(names), otherwise=others)
-    echo(f"Warning: nothing of application {app.name!r} is in this Redis; {advice}", err=True)
+    echo(f"Warning: this Redis has no keys of application {app.name!r}; {advice}", err=True)
 
 
 def _find_applications(app: "App") -> set[str]:
     """Return the names of the applications that have keys; stop at this one. Raises BrokerError."""
     from celery5.broker.calls.health import scan_keys
-    from celery5.broker.keys import OF_ANY_APPLICATION, read_application
+    from celery5.broker.keys import ANY_APPLICATION_KEY, get_application_name
 
     names, cursor = set[str](), 0
     for _ in range(MAX_SCANS):
-        cursor, keys = app.perform(scan_keys(cursor, OF_ANY_APPLICATION, count=KEYS_PER_SCAN))
-        names.update(filter(None, map(read_application, keys)))
+        cursor, keys = app.perform(scan_keys(cursor, ANY_APPLICATION_KEY, count=KEYS_PER_SCAN))
+        names.update(filter(None, map(get_application_name, keys)))
         if not cursor or app.name in names:
             break
     return names

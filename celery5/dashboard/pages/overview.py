@@ -14,7 +14,7 @@ from celery5.protocol.observability.overview import Overview, describe_replaced,
 SHOWN_QUEUES = 5
 """Queues in the chart: those with the most jobs."""
 SHOWN_LOST = 5
-"""Lost processes that are listed."""
+"""The most lost processes that are listed."""
 
 
 class Depths(NamedTuple):
@@ -62,10 +62,10 @@ def count_breakers(overview: Overview) -> list[OpenBreakers]:
     return [OpenBreakers(name, describe_held(name), count) for name, count in counts.items()]
 
 
-def describe_calm(overview: Overview) -> str:
-    """Return what is well where nothing needs a person, in words that the figures of the same overview bear out.
+def describe_healthy(overview: Overview) -> str:
+    """Return the text for a page on which nothing needs a person. It agrees with the figures of the same overview.
 
-    That a task fails is known from reports, which come later than the figures.
+    Failures of tasks come from reports, which are older than the figures.
     """
     totals = overview.totals
     parts = [
@@ -96,7 +96,7 @@ async def load_overview(request: PageRequest) -> Mapping[str, Any]:
         "breakers": count_breakers(overview),
         "lost": select_unreplaced(overview.lost)[:SHOWN_LOST],
         "replaced": describe_replaced(overview.lost),
-        "calm": describe_calm(overview),
+        "healthy": describe_healthy(overview),
     }
 
 

@@ -68,12 +68,12 @@ _DASHBOARD = (
     "the dashboard is no member: run `celery5 dashboard start` beside the Controller, or mount it in your web "
     "application (celery5 docs controller)"
 )
-_SCHEDULERS = "write [schedulers.NAME]: a Scheduler publishes what is periodic"
+_SCHEDULERS = "write [schedulers.NAME]: a Scheduler sends the periodic tasks"
 NO_MEMBERS = {
     **dict.fromkeys(("dashboards", "dashboard", "web", "flower"), _DASHBOARD),
     **dict.fromkeys(("beat", "beats", "celerybeat", "cron"), _SCHEDULERS),
 }
-"""What people look for among the kinds of members, with what to do instead."""
+"""Names of sections that are no kind of member, with what to do instead."""
 
 
 class ValueChecker:

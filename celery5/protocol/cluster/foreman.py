@@ -47,9 +47,9 @@ STALL_LIMIT = 5.0
 
 
 UNKNOWN_LIMIT = "it has reached a limit"
-"""Why a member is recycled that has not reported why, or whose report was lost."""
+"""The reason of a recycled member that has not reported one, or whose report was lost."""
 ASKED_TOO_EARLY = "it asked to be started again before it was ready"
-"""How a process ended that asked for its successor and had not done anything."""
+"""How a process ended that exited with RESTART_EXIT_CODE before it was up."""
 
 
 class ClusterState:
@@ -239,7 +239,7 @@ class ClusterState:
         recycled = event.code == RESTART_EXIT_CODE and state.phase is not Phase.STARTING
         in_order = state.stop_requested or (state.stopping_by_itself and event.code == 0) or recycled
         why = state.end_reason if state.killed_at > -inf and not state.stop_requested else event.how
-        if event.code == RESTART_EXIT_CODE:  # people are not told by a number
+        if event.code == RESTART_EXIT_CODE:  # words are clearer than the number 75
             why = f"recycled: {state.recycle_reason or UNKNOWN_LIMIT}" if recycled else ASKED_TOO_EARLY
         state.recycle_reason = (state.recycle_reason or UNKNOWN_LIMIT) if recycled else ""
         state.phase, state.phase_since, state.started_as, state.status = Phase.DOWN, now, None, ""
@@ -471,7 +471,7 @@ class ClusterState:
 
 
 def _take_status(state: MemberState, status: str, now: float) -> None:
-    """Keep what a member reports of itself. Of a process that starts, the former one may be what is recycled."""
+    """Record the status of a member. While it starts, the reason to recycle is that of the process before."""
     state.status, state.status_at = status, now
     worker = parse_worker_status(status)
     if worker is not None and state.phase is not Phase.STARTING:

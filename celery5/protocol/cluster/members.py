@@ -194,7 +194,7 @@ Action = Start | Stop | Kill
 
 
 RECYCLING = "recycling"
-"""What people and programs see in place of the phase of a member that is being recycled."""
+"""Shown in place of the phase of a member that is being recycled."""
 
 
 class MemberState(msgspec.Struct):
@@ -241,7 +241,7 @@ class MemberState(msgspec.Struct):
     has_been_up: bool = False
     # Why its state is unknown; "" when it is known.
     unknown_reason: str = ""
-    # Why it is being recycled: from when its process says so until the next one is up, or is late; "" when it is not.
+    # Why it is being recycled, until its next process is up, or is late; "" if it is not being recycled.
     recycle_reason: str = ""
 
     @property
@@ -262,7 +262,7 @@ class MemberState(msgspec.Struct):
 
     @property
     def shown_phase(self) -> str:
-        """Return its phase, or that it is being recycled, for people and programs."""
+        """Return its phase as it is shown, which may be RECYCLING."""
         return RECYCLING if self.is_recycling else self.phase.value
 
     @property

@@ -230,7 +230,7 @@ def diagnose_dead_jobs(found: DeadJobGroups) -> Finding:
 
 
 def _describe_cause(group: DeadJobGroup) -> str:
-    """Return what made jobs fail: of the newest one, since the pattern of a message may hide what its error names."""
+    """Return why jobs failed, with the message of the newest one: the pattern may hide what an error names."""
     what = group.type or " and ".join(group.reasons)
     message = group.example or group.pattern[:EXAMPLE_LENGTH]
     return f"{what}: {message}" if message else what

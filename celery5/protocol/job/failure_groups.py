@@ -13,7 +13,7 @@ from celery5.protocol.shards import get_queue_of_shard
 SAMPLES = 5
 """Ids of jobs that a group names."""
 EXAMPLE_LENGTH = 80
-"""Characters of an example of a message."""
+"""The most characters of an example."""
 MAX_GROUPS = 1000
 """Groups of one reply: the jobs of further groups are counted together."""
 
@@ -44,7 +44,7 @@ class DeadJobGroup(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def example(self) -> str:
-        """The message of the newest one, in a line that may be cut, with what the pattern leaves out; '' if nothing."""
+        """The message of the newest job, in one line that may be cut; '' if it is the same as the pattern."""
         line = collapse_whitespace(self.message)
         if line == self.pattern:
             return ""

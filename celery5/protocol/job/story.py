@@ -54,14 +54,14 @@ class JobDetails(msgspec.Struct, frozen=True):
     # Arguments and value are decoded JSON.
     args: Any = None
     kwargs: Any = None
-    # The same by parameter; a positional one whose name is not known has its number. When the message is gone those
-    # that the history has, shortened. Only where people are shown a job: `App.find` does not name them.
+    # The arguments by parameter, for people; `App.find` leaves this empty. A positional argument without a known name
+    # has its number. If the message is gone, these are the shortened arguments of the history.
     arguments: Mapping[str, Any] = {}
     sent: float = 0.0
     # When a scheduled job or a retry may start.
     due: float = 0.0
     expires: float = 0.0
-    # When the worker that has it took it.
+    # When its present worker took it, in seconds since 1970.
     taken: float = 0.0
     started: float = 0.0
     finished: float = 0.0
@@ -264,14 +264,14 @@ class Take(NamedTuple):
     # When, in seconds since 1970.
     at: float
     worker: str
-    # Whether the worker died with it.
+    # Whether the worker died with the job.
     is_past: bool
 
 
 def list_takes(details: JobDetails) -> list[Take]:
     """Return which workers took a job, and when: those that died with it, then the one that has it."""
     past = [death for death in details.deaths if death.taken]
-    # A job that was retried or replayed was taken by workers that did not die, and of many deaths the first are gone.
+    # A job that was retried or replayed was also taken by workers that did not die. Only the last deaths are stored.
     knows_first = details.attempt == 1 and not details.replays and details.deliveries == len(past)
     takes = [
         Take("first taken" if knows_first and not number else "taken before", death.taken, death.worker, True)

@@ -354,8 +354,8 @@ class MeasuredCluster(msgspec.Struct, frozen=True, kw_only=True):
     memory: tuple[ServerMemory, ...] = ()
     # When each process beside workers was lost, in seconds since 1970, by kind and name.
     lost: Mapping[tuple[str, str], float] = {}
-    # Those of them that have a successor.
-    succeeded: Collection[tuple[str, str]] = ()
+    # The lost processes that have a successor, by kind and name.
+    with_successor: Collection[tuple[str, str]] = ()
 
     @property
     def deaths(self) -> Mapping[str, TaskDeaths]:
@@ -568,7 +568,7 @@ def _read_lost(condition: AlertCondition, measured: MeasuredCluster) -> Iterator
     """Yield whether each of the last processes that were lost was lost lately; the others together.
 
     One that keeps its name when it is started again may be lost several times: its newest loss counts. One that has a
-    successor is lost no more.
+    successor does not count as lost.
     """
     lost: dict[tuple[str, str], float] = {} if condition.queue else dict(measured.lost)
     for name, queue in measured.queues.items():
@@ -580,12 +580,12 @@ def _read_lost(condition: AlertCondition, measured: MeasuredCluster) -> Iterator
     for (kind, process), at in lost.items():
         subject = f"{kind} {get_inbox_name(process)}"
         newest[subject] = max((at, f"{kind} {process}"), newest.get(subject, (at, "")))
-    succeeded = {f"{kind} {get_inbox_name(process)}" for kind, process in measured.succeeded}
+    with_successor = {f"{kind} {get_inbox_name(process)}" for kind, process in measured.with_successor}
     in_order = sorted(((subject, at) for subject, (at, _) in newest.items()), key=lambda item: -item[1])
     for subject, at in in_order[:MAX_LOST_SUBJECTS]:
-        is_recent = measured.at - at <= condition.within and subject not in succeeded
+        is_recent = measured.at - at <= condition.within and subject not in with_successor
         words = f"{newest[subject][1]} was {make_lost(measured.at - at).text}"
-        words += "; another one works in its place" if subject in succeeded else ""
+        words += "; another one works in its place" if subject in with_successor else ""
         yield subject, AlertReading(float(is_recent), words)
     others = sum(measured.at - at <= condition.within for _, at in in_order[MAX_LOST_SUBJECTS:])
     others += _count_unnamed_lost(condition, measured)

@@ -3,8 +3,8 @@
 Of each task the slowest successes between two reports are kept, and one success after a random moment. Most successes
 are not kept, and cost two comparisons. So no count of jobs and no random number for each of them is needed.
 
-What is kept may be sent before the report, for people who look for a job that has just run. Of a task that has so many
-successes that slower ones displace those that were kept, the rest waits for the report: it would be sent in vain.
+Records may be sent before the report, so that people find a job that has just run. A busy task, whose slower successes
+displace those that were kept, sends its records with the report only: most early ones would be displaced later.
 """
 
 import math
@@ -77,7 +77,7 @@ class SuccessWatch:
         return taken
 
     def take_early(self) -> list[JobRecord]:
-        """Return what is kept and was not returned before, and go on comparing with it; nothing of a busy task."""
+        """Return the kept records that were not returned before; none of a busy task. They are still compared with."""
         if self._displaces:
             return []
         taken = self._list_unsent()
@@ -167,7 +167,7 @@ class EndedJobs:
             self._lost += over
 
     def collect_early(self) -> None:
-        """Take over what can be sent before the report, and go on."""
+        """Collect the records that can be sent before the report."""
         for watch in self._open.values():
             if len(self._others) < MAX_OTHERS:
                 self._others += [pack_record(record) for record in watch.take_early()]

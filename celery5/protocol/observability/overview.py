@@ -232,7 +232,7 @@ class LostWorker(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_replaced(self) -> bool:
-        """Whether nobody needs to look at it: one of its name works again, and no job was interrupted."""
+        """Whether a process of its name works again, and no job was interrupted: nobody needs to look at it."""
         return self.is_back and not (self.held or self.put_back or self.dead or self.jobs)
 
     @property
@@ -251,7 +251,7 @@ class WorkersOverview(NamedTuple):
 
 
 def select_unreplaced(lost: Sequence[LostWorker]) -> tuple[LostWorker, ...]:
-    """Return the lost processes that people may have to look at, one by one."""
+    """Return the lost processes that people may have to look at."""
     return tuple(process for process in lost if not process.is_replaced)
 
 

@@ -54,10 +54,10 @@ def count_unnamed_lost(counts: Iterable[tuple[int, int]]) -> int:
     return max((max(0, total - named) for total, named in counts), default=0)
 
 
-def is_succeeded(name: str, live_names: Collection[str]) -> bool:
-    """Return whether a process of the same kind has taken the place of a lost one.
+def has_successor(name: str, live_names: Collection[str]) -> bool:
+    """Return whether a live process of the same kind has taken the place of a lost one.
 
-    It has the same name, or none of its own: then both are called after their host and process id, `web-1:4711`.
+    It has the same name, or both have no name of their own, but those of their host and process id: `web-1:4711`.
 
     Args:
         name: The name of its inbox.

@@ -1,4 +1,4 @@
-"""How many slots of each kind a worker has, and how many of them are taken: as people are shown it."""
+"""The slots of a worker by kind, and how many of them are taken, as people see them."""
 
 from collections.abc import Mapping
 
@@ -24,7 +24,7 @@ class SlotUse(msgspec.Struct, frozen=True):
 def format_slots(slots: Mapping[str, SlotUse]) -> str:
     """Return the slots of all kinds: `trio 3 of 100, thread 1 of 2 (up to 8)`. '' for none.
 
-    The kinds are not added up: a slot for a task that waits for I/O is no slot for one that computes.
+    The kinds are not added up: a slot for I/O-bound tasks cannot run a CPU-bound one.
     """
     return ", ".join(f"{kind} {use.describe()}" for kind, use in slots.items())
 

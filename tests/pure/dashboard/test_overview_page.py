@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from celery5.dashboard.pages.overview import count_breakers, describe_calm, find_own_alerts
+from celery5.dashboard.pages.overview import count_breakers, describe_healthy, find_own_alerts
 from celery5.observability.alerts import AlertState
 from celery5.protocol.health.breaker import describe_held
 from celery5.protocol.observability.overview import (
@@ -74,7 +74,7 @@ def test_headline_of_the_first_page_agrees_with_its_figures() -> None:
     def describe(**counts: float) -> str:
         overview = make_overview()
         totals = msgspec.structs.replace(overview.totals, **{"workers": 1, **counts})
-        return describe_calm(msgspec.structs.replace(overview, totals=totals))
+        return describe_healthy(msgspec.structs.replace(overview, totals=totals))
 
     assert describe() == "Nothing: queues keep up, tasks succeed, workers do well."
     assert describe(dead=1) == "Nothing: queues keep up, workers do well."

@@ -322,7 +322,7 @@ def test_alert_covers_lost_processes_of_every_kind() -> None:
 def test_worker_lost_alert_ends_when_a_successor_of_the_process_is_up() -> None:
     rule = AlertRule(name="lost", condition=worker_lost(within=100))
     lost = {("controller", "vm:7:x"): 140.0, ("controller", "other:7:x"): 140.0}
-    measured = MeasuredCluster(at=150, queues={}, lost=lost, succeeded=[("controller", "vm:7:x")])
+    measured = MeasuredCluster(at=150, queues={}, lost=lost, with_successor=[("controller", "vm:7:x")])
     found = {subject: reading for (_, subject), reading in read_conditions([rule], measured, ()).items()}
     assert {subject: reading.value for subject, reading in found.items()} == {
         "controller vm:7": 0,

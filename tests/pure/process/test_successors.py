@@ -3,7 +3,7 @@
 import pytest
 
 from celery5.protocol.observability.overview import LostWorker, describe_replaced, select_unreplaced
-from celery5.protocol.process.standing import is_succeeded
+from celery5.protocol.process.standing import has_successor
 
 
 @pytest.mark.parametrize(
@@ -18,10 +18,10 @@ from celery5.protocol.process.standing import is_succeeded
         ("vm:24741", set(), False),
     ],
 )
-def test_process_without_a_name_is_succeeded_by_one_on_its_host(
+def test_process_without_a_name_has_a_successor_on_its_host(
     name: str, live: set[str], expected: bool
 ) -> None:
-    assert is_succeeded(name, live) is expected
+    assert has_successor(name, live) is expected
 
 
 def test_lost_processes_that_are_back_and_held_no_jobs_are_counted_only() -> None:

@@ -160,8 +160,8 @@ def test_a_wrong_password_is_told_as_such(colour: str, url: str, app_name: str) 
     with pytest.raises(BrokerDenied) as denied:
         live(colour, endpoint, story)
     assert "wrong-secret" not in str(denied.value)
-    told = traceback.format_exception(denied.value)
-    assert "During handling" not in "".join(told)
+    trace = traceback.format_exception(denied.value)
+    assert "During handling" not in "".join(trace)
 
 
 @in_every_colour

@@ -299,13 +299,15 @@ async def test_a_killed_scheduler_and_router_are_lost_and_fire_the_alert(frail: 
     assert "2 lost in the last hour" in str(await surfaces.ask("doctor:run"))
     await start(staff, "scheduler", "start")
 
-    async def scheduler_is_succeeded() -> bool:
+    async def scheduler_has_successor() -> bool:
         lost = {process.kind for process in (await frail.metrics.aworkers()).lost}
         states = await frail.alerts.alist()
-        told = {state.subject for state in states if "another one works in its place" in state.description}
-        return (lost, told) == ({"router"}, {names[0]})  # the alert is over when that has lasted a minute
+        replaced = {
+            state.subject for state in states if "another one works in its place" in state.description
+        }
+        return (lost, replaced) == ({"router"}, {names[0]})  # the alert is over when that has lasted a minute
 
-    await until_async(scheduler_is_succeeded)
+    await until_async(scheduler_has_successor)
 
 
 async def test_lost_worker_that_is_back_and_held_no_jobs_is_counted_in_one_line(

@@ -212,10 +212,10 @@ async def test_loop_watch_reports_what_blocks_and_when_it_has_ended(
         ear.settimeout(30)
         with LoopWatchdog(threshold=0.05, process_status=vitals, port=status, address=str(address), log=log):
             assert ear.recv(1000).startswith(b"STATUS=the event loop was blocked for 0.")  # this blocks it
-            said = b""
-            while b"ready" not in said:
-                said = await trio.to_thread.run_sync(ear.recv, 1000)
-    assert said == b"STATUS=ready; attempts: 0, succeeded: 0, failed: 0, dead: 0"
+            message = b""
+            while b"ready" not in message:
+                message = await trio.to_thread.run_sync(ear.recv, 1000)
+    assert message == b"STATUS=ready; attempts: 0, succeeded: 0, failed: 0, dead: 0"
 
 
 async def test_a_process_that_starts_is_not_blocked(app: App) -> None:

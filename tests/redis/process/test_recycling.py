@@ -193,9 +193,9 @@ def test_recycling_turn_ends_when_the_next_process_reads_jobs(
     staff: Staff, redis_client: "redis.Redis"
 ) -> None:
     key, supervised = staff.app.keys.recycling, SUPERVISED_VARIABLE.removeprefix("CELERY5_")
-    one = staff.start("--name", "w", max_jobs=1, **{supervised: 1})
+    first = staff.start("--name", "w", max_jobs=1, **{supervised: 1})
     assert send(staff, "nap", 0.0)[0].get(timeout=30)
-    assert one.wait(30) == RESTART_EXIT_CODE
+    assert first.wait(30) == RESTART_EXIT_CODE
     assert redis_client.get(key) == b"w", "it keeps its turn until its place is taken again"
     assert 0 < redis_client.pttl(key) <= TURN_LEASE * 1000
     following = staff.start("--name", "w", max_jobs=1, **{supervised: 1})
@@ -206,27 +206,27 @@ def test_recycling_turn_ends_when_the_next_process_reads_jobs(
 def test_recycling_turn_of_a_worker_that_restarts_in_place_ends_when_it_reads(
     staff: Staff, redis_client: "redis.Redis"
 ) -> None:
-    one = staff.start(max_jobs=1)
+    worker = staff.start(max_jobs=1)
     assert send(staff, "nap", 0.0)[0].get(timeout=30)
-    wait_until(lambda: len(one.lines("worker:started")) == 2)
+    wait_until(lambda: len(worker.lines("worker:started")) == 2)
     wait_until(lambda: not redis_client.exists(staff.app.keys.recycling), within=TURN_LEASE / 3)
-    assert stopped(one) == 0
+    assert stopped(worker) == 0
 
 
 def test_worker_waits_for_its_recycling_turn_at_most_for_one_lease(
     staff: Staff, redis_client: "redis.Redis"
 ) -> None:
-    one = staff.start(max_jobs=1)
+    worker = staff.start(max_jobs=1)
     redis_client.set(staff.app.keys.recycling, "lost", px=4000)
     assert send(staff, "nap", 0.0)[0].get(timeout=30)
     early = 0
     while redis_client.get(staff.app.keys.recycling) == b"lost":
-        early = len(recycled(one))
+        early = len(recycled(worker))
         time.sleep(0.05)
     assert early == 0
-    wait_until(lambda: len(recycled(one)) == 1)
-    wait_until(lambda: len(one.lines("worker:started")) == 2)
-    assert stopped(one) == 0
+    wait_until(lambda: len(recycled(worker)) == 1)
+    wait_until(lambda: len(worker.lines("worker:started")) == 2)
+    assert stopped(worker) == 0
 
 
 def test_the_list_of_workers_shows_jobs_memory_and_limits(staff: Staff) -> None:

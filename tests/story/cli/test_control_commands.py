@@ -90,7 +90,8 @@ def test_a_queue_is_paused_and_resumed_while_no_worker_lives(desk: Desk) -> None
     paused = told(desk, "queue", "pause", "default")
     assert (paused.code, paused.err) == (0, "")
     assert (
-        paused.out == "no worker of this application is running; those that start later find default paused\n"
+        paused.out
+        == "no worker of this application is running; workers that start later find default paused\n"
     )
     header, row = told(desk, "queue", "list").out.splitlines()[:2]  # then that nobody reads it
     assert (header.split()[-1], row.split()[-1]) == ("paused", "yes")
@@ -104,7 +105,7 @@ def test_a_queue_is_paused_and_resumed_while_no_worker_lives(desk: Desk) -> None
         assert handle.status() == "SENT"
     resumed = told(desk, "queue", "resume", "default", "--json")
     assert (resumed.code, json.loads(resumed.out)) == (0, [])
-    assert resumed.error.endswith("those that start later find default resumed")
+    assert resumed.error.endswith("workers that start later find default resumed")
     unknown = told(desk, "queue", "pause", "defualt")
     assert (unknown.code, "did you mean 'default'?" in unknown.error) == (1, True)
     told(desk, "worker", "start", "--burst")

@@ -74,9 +74,9 @@ def test_a_bad_version_is_taken_back_after_one_worker_and_no_job_is_lost(
         before = controller.pids()
         with jobs_in_flight(app):
             (tmp_path / "cluster.toml").write_text(second)
-            told = controller.tell("reload", "--wait", "100")
-            assert (told.code, told.out.count(CANARY)) == (1, 1)
-            assert f"the change was taken back: {CANARY}: " in told.error
+            reload = controller.tell("reload", "--wait", "100")
+            assert (reload.code, reload.out.count(CANARY)) == (1, 1)
+            assert f"the change was taken back: {CANARY}: " in reload.error
             assert controller.pids() == before
             assert "1 of 1 member up; the last change was taken back" in controller.tell("status").out
             restart = controller.tell("restart", WORKER, "--wait", "100")
@@ -84,7 +84,7 @@ def test_a_bad_version_is_taken_back_after_one_worker_and_no_job_is_lost(
             before = controller.pids()
             os.kill(before[WORKER], signal.SIGKILL)  # and is started again with the former version
         (failed,) = controller.logged("canary:failed")
-        assert failed["why"] in told.error
+        assert failed["why"] in reload.error
         assert len(controller.of(WORKER, "stop-requested")) == 1, "by the command that names it"
     app.close()
 
@@ -122,8 +122,8 @@ def test_canary_whose_jobs_all_fail_runs_no_more_than_its_limit_of_a_full_queue(
     with Controlling(tmp_path, first, env={"PYTHONPATH": str(tmp_path / "v1")}).up() as controller:
         app.send_many([price.s(number) for number in range(500)])
         (tmp_path / "cluster.toml").write_text(second)
-        told = controller.tell("reload", "--wait", "100")
-        assert "the change was taken back" in told.error
+        reload = controller.tell("reload", "--wait", "100")
+        assert "the change was taken back" in reload.error
         until(lambda: controller.of(CANARY, "ended"))
         assert app.perform(dead_letters.count_entries(app.queue("default"))) == ATTEMPTS
     app.close()
@@ -161,9 +161,9 @@ def test_a_reload_runs_the_version_of_pythonpath_where_the_current_folder_has_th
     with Controlling(tmp_path, "[workers.default]").up() as controller:
         assert get_version.delay().get(timeout=LIMIT) == "v1"
         (tmp_path / "cluster.toml").write_text(NEXT)
-        told = controller.tell("reload", "--wait", "100")
+        reload = controller.tell("reload", "--wait", "100")
         code = str(tmp_path / "v2" / "shop.py")
-        assert (told.code, told.out.splitlines()[-2:]) == (0, [f"code: {code} (1 member)", "done"])
+        assert (reload.code, reload.out.splitlines()[-2:]) == (0, [f"code: {code} (1 member)", "done"])
         assert {member["code"] for member in controller.members().values()} == {code}
         assert get_version.delay().get(timeout=LIMIT) == "v2"
         files = [line["code"] for line in controller.logged("worker:started")]

@@ -54,7 +54,9 @@ def test_unknown_application_is_warned_of_with_the_names_in_redis(desk: Desk, he
     for words in (["info"], ["queue", "list"], ["queue", "list", "--json"]):
         ended = here(*words, by=("--app-name", misspelt))
         assert ended.code == 0
-        warning = f"Warning: nothing of application {misspelt!r} is in this Redis; did you mean {desk.app.name!r}?\n"
+        warning = (
+            f"Warning: this Redis has no keys of application {misspelt!r}; did you mean {desk.app.name!r}?\n"
+        )
         assert ended.err == warning
         assert here(*words).err == ""
 

@@ -124,8 +124,8 @@ local function write_deaths()
   end
   redis.call('PEXPIRE', key, 90 * 86400000)
 end
--- Note that a job took this worker down, which took it in that ms, for those who look at the job: the last twenty times.
-local function note_death(id, taken)
+-- Record that this worker, which took the job at the time `taken` in ms, died with it. The last twenty such deaths are kept.
+local function record_death(id, taken)
   if id == '' then return end
   local key = dead .. ':job:' .. id
   local times = redis.call('RPUSH', key, cjson.encode({worker = name, at = now / 1000, why = ARGV[12], taken = taken / 1000}))
@@ -198,7 +198,7 @@ local function undo(one, lane)
     replays = as_whole(command.replays, 0)}
   if entry and blamed then
     count_death(task, not over and not revoked and deliveries > tonumber(ARGV[3]))
-    note_death(id, now - one[3])
+    record_death(id, now - one[3])
   end
   local fate = 'put back'
   if not entry or over or (revoked and not here) then -- there is nothing to run
