@@ -201,31 +201,32 @@ class Consumer:
     async def _wait_for_capacity(self) -> dict[str, int]:
         """Return the capacity for jobs of each queue, once there is any."""
         while True:
-            capacity_by_queue = {
-                keys.queue: self._count_capacity(keys.queue) for keys in self._read_order.queues
-            }
+            capacity_by_queue = self._count_capacities([keys.queue for keys in self._read_order.queues])
             self._admission.set_unreadable(not all(capacity_by_queue.values()))
             if any(capacity_by_queue.values()):
                 return capacity_by_queue
             await self._wait_changed()
 
     async def _wait_changed(self) -> None:
-        """Wait until there may be capacity again: jobs were settled, or the pause of a canary is over."""
+        """Wait until there may be capacity again: jobs were settled, or a canary's pause or limit has ended."""
         pause = self._canary_limit.pause_left
         if pause < math.inf and not self._is_canary_paused:
             self._is_canary_paused = True
             self._log.event("canary:paused", "warning", seconds=round(pause, 1), why=_CANARY_PAUSE)
-        with trio.move_on_after(pause) as timeout:
+        with trio.move_on_after(self._canary_limit.next_change) as timeout:
             await self._in_flight.wait_changed()
         if timeout.cancelled_caught:
             self._is_canary_paused = False
             self._admission.notify()
 
-    def _count_capacity(self, queue: str) -> int:
-        """Return how many jobs of one queue may be read now."""
+    def _count_capacities(self, queues: Sequence[str]) -> dict[str, int]:
+        """Return how many jobs of each queue may be read now."""
+        free_of_canary = self._canary_limit.count_free(len(self._in_flight))
+        return {queue: self._count_capacity(queue, free_of_canary) for queue in queues}
+
+    def _count_capacity(self, queue: str, free_of_canary: float) -> int:
         if self._reading.is_paused(queue):
             return 0
-        free_of_canary = self._canary_limit.count_free(len(self._in_flight))
         if free_of_canary < math.inf:  # each queue has its share, and one at least
             free_of_canary = max(free_of_canary // len(self._read_order.queues), min(free_of_canary, 1))
         return int(min(self._capacity.get_capacity(queue), free_of_canary))
@@ -294,7 +295,7 @@ class Consumer:
 
     async def _interrupt_when_open(self, closed_queues: Sequence[str], reading: trio.CancelScope) -> None:
         """End a read that leaves queues out as soon as there is capacity for one of them."""
-        while not any(map(self._count_capacity, closed_queues)):
+        while not any(self._count_capacities(closed_queues).values()):
             await self._in_flight.wait_changed()
         reading.cancel()
 

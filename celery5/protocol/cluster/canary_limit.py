@@ -83,8 +83,22 @@ class CanaryLimit:
     @property
     def pause_left(self) -> float:
         """Return the seconds until it takes jobs again; infinity while it is not paused."""
-        left = self._paused_until - self._clock()
-        return max(left, 0.0) if self._bounds is not None and self._paused_until > -math.inf else math.inf
+        return self._count_seconds(self._paused_until)
+
+    @property
+    def next_change(self) -> float:
+        """Return the seconds until a pause or the limit ends; infinity when none will.
+
+        It is 0 until `count_free` has noticed an end, so that who waits asks again.
+        """
+        return self._count_seconds(self._paused_until, self._ends_at)
+
+    def _count_seconds(self, *times: float) -> float:
+        """Return the seconds until the first of these times; infinity when none is set, or without a limit."""
+        if self._bounds is None:
+            return math.inf
+        first = min((at for at in times if at > -math.inf), default=math.inf)
+        return max(first - self._clock(), 0.0)
 
     def _is_paused_at(self, now: float, failures: int, attempts: int) -> bool:
         """Return whether it is paused; begin a pause after `attempts` failures, and end one that is over."""

@@ -10,7 +10,7 @@ from trio.testing import MockClock
 from celery5.broker.call import Call
 from celery5.broker.calls.jobs import PromotedJobs
 from celery5.broker.keys import Keys
-from celery5.errors import BrokerUnavailable
+from celery5.errors import BrokerReplied, BrokerUnavailable
 from celery5.logs.log import Log
 from celery5.services.process.broker_outages import OutageLog
 from celery5.services.process.lease import Lease
@@ -111,6 +111,19 @@ async def test_service_errors_are_at_debug_only_during_a_logged_outage() -> None
     levels = [line["level"] for line in lines.of("admission:interrupted")]
     assert levels == ["debug", "debug", "warning", "warning"]
     assert [line["level"] for line in lines.of("admission:resumed")] == ["debug", "info"]
+
+
+async def test_server_that_is_full_explains_only_the_writes_that_it_refuses() -> None:
+    lost = Log(worker="one", app="shop").lost_connections
+    refused = BrokerReplied("broker redis://a takes no writes", code="OOM")
+    assert not lost.explains(refused)
+    lost.record_refusal("redis://a", "Redis is full")
+    assert lost.explains(refused)
+    assert not lost.explains(BrokerReplied("broker redis://b takes no writes", code="OOM"))
+    assert not lost.explains(BrokerReplied("broker redis://a: no such key", code="WRONGTYPE"))
+    assert not lost.explains(BrokerUnavailable("broker redis://a cannot be reached"))
+    lost.record_write("redis://a")
+    assert not lost.explains(refused)
 
 
 async def test_outage_ends_when_each_lost_connection_is_back_or_closed() -> None:
