@@ -35,8 +35,10 @@ from celery5.protocol.process.recycling import RESTART_EXIT_CODE
 
 STOP_ORDER: Sequence[Kind] = ("scheduler", "router", "worker", "publisher")
 """The order of shutdown: first what makes jobs, then what runs them, last what accepts them for others."""
-OVERLAPPING_KINDS: frozenset[Kind] = frozenset({"worker", "router"})
-"""Kinds whose successor starts before they stop, so that there is no pause. Two publishers would want one socket."""
+OVERLAPPING_KINDS: frozenset[Kind] = frozenset({"worker", "router", "scheduler"})
+"""Kinds whose successor starts before they stop: so there is no pause, and what a new version cannot run goes on in the
+old one. Any number of Schedulers may run, without a leader. Two publishers would want one socket.
+"""
 RESTART_DELAY = 0.05
 MAX_RESTART_DELAY = 10.0
 """Seconds: the longest wait after the first death, doubled with each further one, and its cap."""
@@ -123,6 +125,10 @@ class ClusterState:
         if names is None:
             names = [name for name, state in self._states.items() if not state.is_spare]
         chosen = [self._states[name] for name in names if name in self._states]
+        groups = {state.group for state in chosen}
+        for state in self._states.values():
+            if state.is_spare and not state.is_canary and state.group in groups:
+                _reset_failures(state)  # it tries the new version before those that it stands in for
         for state in chosen:
             _reset_failures(state)
             if state.phase.is_running and state.is_wanted:

@@ -1,7 +1,9 @@
 """Foreman: at a reload nobody who is healthy ends before those that change have come up."""
 
+import pytest
+
 from celery5.protocol.cluster.description import Cluster, parse_cluster
-from celery5.protocol.cluster.members import Ended, Kill, Phase, Ready, Start, Stop
+from celery5.protocol.cluster.members import Beat, Ended, Kill, Phase, Ready, Start, Stop
 from tests.pure.cluster.test_foreman import Clock, names
 
 
@@ -151,6 +153,23 @@ def test_schedulers_too_go_after_the_changed_one_of_their_group() -> None:
     assert clock.tick() == [Stop("scheduler-default-1")]
     replaced(clock, "scheduler-default-1")
     assert clock.tick() == [Stop("scheduler-default-2")]
+
+
+@pytest.mark.parametrize("kind", ["worker", "router", "scheduler"])
+def test_the_only_member_goes_on_while_the_new_version_cannot_start(kind: str) -> None:
+    clock = Clock(described(1, kind=f"{kind}s")).up()
+    clock.crew.restart()
+    for _ in range(3):
+        assert names(clock.tick(20), Start) == [f"{kind}-default-2"], "the new version beside the old one"
+        clock.say(Ended(f"{kind}-default-2", "ended with 1", 1), Beat(f"{kind}-default-1"))
+    assert clock.phase(f"{kind}-default-2") is Phase.GIVEN_UP
+    assert clock.wait(100, beats=clock.crew.members) == []
+    assert clock.phase(f"{kind}-default-1") is Phase.UP
+    assert clock.crew.problem.startswith(f"{kind}-default-2: given up: it has died 3 times")
+    clock.crew.restart()
+    assert names(clock.tick(), Start) == [f"{kind}-default-2"], "the code is mended"
+    clock.say(Ready(f"{kind}-default-2"))
+    assert clock.tick() == [Stop(f"{kind}-default-1")]
 
 
 def test_publisher_gives_its_socket_to_one_of_another_group() -> None:
