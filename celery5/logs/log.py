@@ -216,14 +216,22 @@ class LogWriter:
         """Install it for this process."""
         eliot.add_destinations(self)
         self._looked_at = 0.0
-        self._stop.clear()
-        self._thread = threading.Thread(target=self._keep_writing, name="celery5-log", daemon=True)
-        self._thread.start()
+        self.start()
         return self
 
     def __exit__(self, *_exc: object) -> None:
         """Remove it from this process and write what is left."""
         eliot.remove_destination(self)
+        self.stop()
+
+    def start(self) -> None:
+        """Start the thread that writes."""
+        self._stop.clear()
+        self._thread = threading.Thread(target=self._keep_writing, name="celery5-log", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Write what is left, and end the thread."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(2.0)

@@ -117,8 +117,10 @@ async def run(
         BrokerError: The broker cannot be reached at the start, or lets nobody in.
     """
     for sidecar in options.sidecars.values():
-        log.event("sidecar:started", "debug", pid=sidecar.pid)
-        break
+        if sidecar.start_error:
+            log.event("sidecar:start-failed", "warning", why=sidecar.start_error, hint=_NO_SIDECAR)
+        else:
+            log.event("sidecar:started", "debug", pid=sidecar.pid)
     if not app.tasks:
         log.event("worker:tasks-not-found", "warning", hint=_NO_TASKS)
     multi_broker.check_worker_name(app, options.name)
@@ -472,6 +474,7 @@ def _used(app: App) -> set[str]:
     return {default, *named, *app.events.list_queues()}
 
 
+_NO_SIDECAR = "when this worker dies, its jobs are put back when its lease is over, not at once"
 _NO_TASKS = (
     "this application has no tasks, so it can run no job: import the modules that define them where it is made, "
     "or name them in App(include=[...])"

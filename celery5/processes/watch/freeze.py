@@ -10,12 +10,13 @@ import platform
 import signal
 import sysconfig
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
 import msgspec
 
 from celery5.processes.watch.interpreter import SIGNAL_MARK, STACK_SIGNAL, SharedFiles
+from celery5.processes.watch.sidecar_log import SidecarLog
 from celery5.protocol.process.frozen import (
     FROZEN_AFTER,
     MAX_LOOK_GAP,
@@ -63,7 +64,7 @@ class FreezeWatch:
         memories: What it shares with its sidecars: of each broker one, that of this sidecar first.
         files: Where its stacks and requests to stop are written.
         stop_times: How long it may take to stop.
-        write: Writes a line for people.
+        log: The log of the sidecar.
     """
 
     def __init__(
@@ -73,14 +74,14 @@ class FreezeWatch:
         memories: Sequence[SidecarMemory],
         files: SharedFiles,
         stop_times: StopTimes,
-        write: Callable[[str], None],
+        log: SidecarLog,
     ) -> None:
         self._pid = pid
         self._pidfd = pidfd
         self._memories = memories
         self._files = files
         self._times = stop_times
-        self._write = write
+        self._log = log
         self._libraries = tuple(sorted({sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")}))
         self._stop = StopRequest()
         self._pulse = 0.0
@@ -115,12 +116,12 @@ class FreezeWatch:
             self._stop = self._stop.note(now(), signals, duplicate_window=self._times.duplicate_window)
         return bool(data)
 
-    def look(self, who: str, sample: ProcessSample) -> None:
-        """Look at a silent worker, called `who`; report a freeze, and kill the process if it must be ended."""
+    def look(self, sample: ProcessSample) -> None:
+        """Look at a silent worker; report a freeze, and kill the process if it must be ended."""
         at, pulse = now(), self._memories[0].pulse
         gap, self._looked_at = at - self._looked_at, at
         if not pulse or pulse != self._pulse or gap > MAX_LOOK_GAP or sample.state in _STOPPED:
-            self._end_freeze(who, at, pulse)
+            self._end_freeze(at, pulse)
             return
         frozen_for = at - self._seen_since
         holders = self._find_holders(at)
@@ -132,7 +133,9 @@ class FreezeWatch:
                 memory.blame(self._cause.slots or None)
             seconds = at - pulse
             self._report_at = at + min(seconds, MAX_REPORT_INTERVAL)
-            self._write(f"{who}: the interpreter has not run for {seconds:.0f} s, {self._cause.text}")
+            self._log.event(
+                "interpreter:blocked", "warning", pid=self._pid, seconds=round(seconds), why=self._cause.text
+            )
         reason = find_end_reason(
             frozen_for=frozen_for,
             now=at,
@@ -141,15 +144,15 @@ class FreezeWatch:
             stop_limit=self._times.limit,
         )
         if reason:
-            self._kill(who, reason, at - pulse, self._cause)
+            self._kill(reason, at - pulse, self._cause)
 
-    def _end_freeze(self, who: str, at: float, pulse: float) -> None:
+    def _end_freeze(self, at: float, pulse: float) -> None:
         """Start again: the interpreter has run, or nobody can tell."""
         if self._cause is not None:
             self._cause = None
             for memory in self._memories:
                 memory.blame(None)
-            self._write(f"{who}: the interpreter runs again")
+            self._log.event("interpreter:resumed", "warning", pid=self._pid)
         self._pulse, self._seen_since, self._uses = pulse, at, {}
 
     def _find_holders(self, at: float) -> frozenset[int]:
@@ -218,9 +221,10 @@ class FreezeWatch:
         main = self._memories[0].main_thread
         return any(stack.identity == main for stack in stacks)
 
-    def _kill(self, who: str, reason: str, seconds: float, cause: FreezeCause) -> None:
+    def _kill(self, reason: str, seconds: float, cause: FreezeCause) -> None:
         self.end_reason = f"the interpreter had not run for {seconds:.0f} s, {cause.text}; {reason}"
-        self._write(f"{who} is killed: {self.end_reason}")
+        self._log.event("worker:killed", "error", pid=self._pid, why=self.end_reason)
+        self._log.flush()  # in a container this process may end with the worker
         with suppress(OSError):
             if self._pidfd >= 0:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)

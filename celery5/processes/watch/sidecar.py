@@ -29,14 +29,13 @@ from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import QueueKeys
 from celery5.broker.timing import Timing
 from celery5.broker.topologies import find_endpoint
-from celery5.errors import BrokerError, CeleryError
+from celery5.errors import BrokerError, BrokerUnavailable, CeleryError
 from celery5.processes.lifecycle.signals import Interruption
 from celery5.processes.options import resolve_budgets
 from celery5.processes.watch.freeze import FreezeWatch, StopTimes
 from celery5.processes.watch.interpreter import InterpreterPulse, SharedFiles
+from celery5.processes.watch.sidecar_log import SidecarLog
 from celery5.protocol.brokers import DEFAULT_BROKER
-from celery5.protocol.counts import format_count
-from celery5.protocol.masking import escape_text
 from celery5.protocol.process.frozen import LOOK_INTERVAL
 from celery5.protocol.process.liveness import (
     HUNG_AFTER,
@@ -89,8 +88,16 @@ class Sidecar:
     names the worker has one after the other."""
 
     def __init__(
-        self, app: App, *, write_fd: int, sidecar_memory: SidecarMemory, broker: str = DEFAULT_BROKER
+        self,
+        app: App,
+        *,
+        write_fd: int,
+        sidecar_memory: SidecarMemory,
+        broker: str = DEFAULT_BROKER,
+        start_error: str = "",
     ) -> None:
+        self.start_error: str = start_error
+        """Why the process could not be started; '' when it was."""
         self._memory = sidecar_memory
         self._app = app
         self._broker = broker
@@ -209,7 +216,10 @@ def start_sidecars(
         stack.callback(files.close)
         for number, (broker, memory) in enumerate(zip(brokers, memories, strict=True)):
             shared = _Shared(memory, tuple(memories), None if number else files, stop_times)
-            sidecar = Sidecar(app, write_fd=_fork(app, shared), sidecar_memory=memory, broker=broker)
+            write_fd, start_error = _fork(app, shared)
+            sidecar = Sidecar(
+                app, write_fd=write_fd, sidecar_memory=memory, broker=broker, start_error=start_error
+            )
             # A process that a job forks must not keep the pipe open when we are gone.
             os.register_at_fork(after_in_child=sidecar.close)
             stack.callback(sidecar.close)
@@ -228,8 +238,8 @@ class _Shared(msgspec.Struct, frozen=True):
     stop_times: StopTimes
 
 
-def _fork(app: App, shared: _Shared) -> int:
-    """Start the process, and return the write end of its pipe.
+def _fork(app: App, shared: _Shared) -> tuple[int, str]:
+    """Start the process, and return the write end of its pipe, and why it could not be started ('': it was).
 
     It is no child of ours, or a job that waits for all its children would wait for it. Its session is its own, and it
     blocks all signals: neither Ctrl-C nor a closed terminal nor a signal to the group is meant for it.
@@ -237,7 +247,7 @@ def _fork(app: App, shared: _Shared) -> int:
     # What the collector leaves alone stays one page for both processes.
     gc.freeze()
     worker, (read_fd, write_fd) = os.getpid(), os.pipe()
-    pidfd = _open_pidfd(worker)
+    pidfd, start_error = _open_pidfd(worker), ""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         with warnings.catch_warnings():
@@ -248,13 +258,13 @@ def _fork(app: App, shared: _Shared) -> int:
             _become_sidecar(app, shared, worker, pidfd, read_fd)
         os.waitpid(between, 0)
     except OSError as error:  # no more processes, no more memory: the first beat finds that there is nobody
-        _write_stderr(f"no sidecar for process {worker}: {error}")
+        start_error = str(error)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.close(read_fd)
         if pidfd >= 0:
             os.close(pidfd)
-    return write_fd
+    return write_fd, start_error
 
 
 def _open_pidfd(pid: int) -> int:
@@ -267,6 +277,7 @@ def _open_pidfd(pid: int) -> int:
 
 def _become_sidecar(app: App, shared: _Shared, worker: int, pidfd: int, read_fd: int) -> NoReturn:
     code, memory, files = 1, shared.memory, shared.files
+    log: SidecarLog | None = None
     try:
         os.setsid()
         if pid := os.fork():
@@ -275,32 +286,39 @@ def _become_sidecar(app: App, shared: _Shared, worker: int, pidfd: int, read_fd:
             # No object of the worker's is ever finalised here: it might close a file whose number is ours now.
             gc.disable()
             _close_other_files(read_fd, pidfd, *((files.stacks, files.stops) if files else ()))
+            log = SidecarLog(app)
             freeze = (
-                FreezeWatch(worker, pidfd, shared.memories, files, shared.stop_times, _write_stderr)
-                if files
-                else None
+                FreezeWatch(worker, pidfd, shared.memories, files, shared.stop_times, log) if files else None
             )
-            _Watch(app, memory, worker, pidfd, read_fd, freeze).stand_by()
+            _Watch(app, memory, worker, pidfd, read_fd, log, freeze).stand_by()
         code = 0
     except BaseException as error:  # there is nobody above
-        _write_stderr(f"the sidecar of process {worker} failed: {error!r}")
+        log = log or SidecarLog(app)
+        log.event("sidecar:failed", "error", pid=worker, why=repr(error), hint=_NO_SIDECAR)
     finally:
+        with suppress(BaseException):
+            if log is not None:
+                log.close()
         os._exit(code)
 
 
 def _close_other_files(*kept: int) -> None:
-    """Close all files but these and stderr, leave the working directory, and set the process name."""
+    """Close all files but these, stdout and stderr, leave the working directory, and set the process name.
+
+    Their numbers then lead nowhere: what an object of the worker's writes, or a log detector of the user's, must never
+    reach a file of ours that has got the same number.
+    """
     nowhere = os.open(os.devnull, os.O_RDWR)
     os.dup2(nowhere, 0)
-    os.dup2(nowhere, 1)
     try:
         found = [int(name) for name in os.listdir("/dev/fd")]
     except OSError:
         found = list(range(1024))
     for descriptor in found:
-        if descriptor > 2 and descriptor not in kept:
+        if descriptor > 2 and descriptor not in (nowhere, *kept):
             with suppress(OSError):  # it is closed already, like the one that listed the others
-                os.close(descriptor)
+                os.fstat(descriptor)
+                os.dup2(nowhere, descriptor)
     os.chdir("/")
     with suppress(OSError), open("/proc/self/comm", "w") as comm:
         comm.write(PROCESS_NAME)
@@ -316,9 +334,11 @@ class _Watch:
         worker: int,
         pidfd: int,
         read_fd: int,
+        log: SidecarLog,
         freeze: FreezeWatch | None = None,
     ) -> None:
         self._app = app
+        self._log = log
         self._freeze = freeze
         self._memory = memory
         self._pid = worker
@@ -337,6 +357,8 @@ class _Watch:
         self._lost_worker = ""
         self._hung = False
         self._renewal_failed = False
+        # The broker that does not answer this process; '' when it does.
+        self._unreachable = ""
         # A slow server costs the worker its lease only when it is slower than the worker's own beats may be.
         within = max(app.settings.lease / 2, RECOVERY_TIMING.reply)
         usual = Timing()
@@ -351,7 +373,7 @@ class _Watch:
                 liveness = self._renew_leases()
             if self._freeze is not None and self._must_look and now() >= self._next_look_at:
                 self._next_look_at = now() + LOOK_INTERVAL
-                self._freeze.look(self._who, _sample_process(self._pid))
+                self._freeze.look(_sample_process(self._pid))
         if (self._report.worker or self._memory.box_groups) and self._has_process_ended():
             self._end_boxes()
             if self._report.worker:
@@ -367,10 +389,6 @@ class _Watch:
     def _must_look(self) -> bool:
         """Whether the interpreter is watched now: once the first heartbeat has come, or when the worker is to stop."""
         return self._freeze is not None and (bool(self._report.worker) or self._freeze.stop_requested)
-
-    @property
-    def _who(self) -> str:
-        return f"worker {self._report.worker} (pid {self._pid})"
 
     def _has_ended(self) -> bool:
         """Wait for a report, until there is something to do. Return True when no more reports will come."""
@@ -394,6 +412,9 @@ class _Watch:
         *lines, self._unread = (self._unread + words).split(b"\n")
         if lines:
             self._report = msgspec.json.decode(lines[-1], type=BeatReport)
+            self._log.worker = self._report.worker or self._log.worker
+            if self._has_lease and self._report.begun_entries is None:
+                self._note_broker(None)  # it has answered the worker
             self._observation, self._hung, self._renewal_failed = observe_heartbeat(now()), False, False
             self._beat_at = now()
             # An idle worker runs no job before it has sent another heartbeat.
@@ -411,7 +432,7 @@ class _Watch:
         self._observation, liveness = assess_liveness(self._observation, sample, hung_after=HUNG_AFTER)
         if liveness is Liveness.HUNG and not self._hung:
             self._hung = True
-            _write_stderr(f"{self._who} hangs: its lease is not renewed any more")
+            self._log.event("worker:hung", "error", pid=self._pid, seconds=round(HUNG_AFTER), hint=_HUNG)
         if not liveness.is_alive:
             return liveness
         lease, renewed_at = self._app.settings.lease, now()
@@ -423,17 +444,36 @@ class _Watch:
             pulses = self._broker(self._reply_timing).perform_all(beats)
             if self._report.memberships:
                 self._broker(self._reply_timing).perform_all(self._make_renewals())
+        except BrokerUnavailable as error:
+            self._note_broker(error)
+            return liveness
         except BrokerError as error:
             if not self._renewal_failed:
-                _write_stderr(f"{self._who} is silent, and its sidecar cannot renew its lease: {error}")
+                self._log.event("lease:renewal-failed", "warning", pid=self._pid, why=str(error))
             self._renewal_failed = True
             return liveness
+        self._note_broker(None)
         self._renewal_failed = False
         if all(pulse.alive for pulse in pulses):
             self._memory.lease_until = renewed_at + lease
         else:
             self._lost_worker = self._report.worker
         return liveness
+
+    def _note_broker(self, error: BrokerUnavailable | None) -> None:
+        """Note that the broker does not answer, or, with None, that it does. Each outage is logged once.
+
+        While it does not, no heartbeat can come, so none that is missing says anything of the worker.
+        """
+        broker = self._report.broker
+        if error is not None and broker is not None:
+            self._observation, self._beat_at = observe_heartbeat(now()), now()
+            if not self._unreachable:
+                self._unreachable = broker.masked_url
+                self._log.lost_connections.record_loss(self._unreachable, str(error), failed=0, requeued=0)
+        elif error is None and self._unreachable:
+            self._log.lost_connections.record_connection(self._unreachable, is_return=True)
+            self._unreachable = ""
 
     def _has_process_ended(self) -> bool:
         """The pipe's end alone says little: a job may have closed all files that it found open."""
@@ -488,12 +528,14 @@ class _Watch:
             own = broker is not None and broker.kind == "unix" and not os.path.exists(broker.path)
             if own or left:
                 return  # a server of the worker's own, which has ended with it; or the worker has said so itself
-            _write_stderr(f"jobs of {name} (pid {self._pid}) are recovered when its lease lapses: {error}")
-        else:
-            if not left or back or dead:
-                how = "had left" if left else "died"
-                fates = f"{format_count(back, 'job')} put back, {format_count(dead, 'dead letter')}"
-                _write_stderr(f"worker {name} (pid {self._pid}) {how}: {fates}")
+            self._log.event("worker:recovery-failed", "warning", pid=self._pid, why=str(error), hint=_LATER)
+            return
+        if not left:
+            self._log.event("worker:died", "warning", pid=self._pid, requeued=back, dead_lettered=dead)
+        elif back or dead:
+            self._log.event(
+                "worker:jobs-requeued", "warning", pid=self._pid, requeued=back, dead_lettered=dead
+            )
 
     def _get_begun_entries(self) -> Mapping[str, Sequence[bytes]]:
         reported = self._report.begun_entries
@@ -579,8 +621,6 @@ def _read_thread_seconds(pid: int) -> dict[int, float] | None:
     return found
 
 
-def _write_stderr(line: str) -> None:
-    """Write a line to stderr, unless that would block."""
-    with suppress(OSError):
-        if select.select([], [2], [], 0)[1]:
-            os.write(2, escape_text(line).encode() + b"\n")
+_HUNG = "its loop neither works nor sends heartbeats: others get its jobs when its lease is over"
+_LATER = "another worker puts its jobs back when its lease is over"
+_NO_SIDECAR = "the worker goes on; when it dies, its jobs are put back when its lease is over, not at once"

@@ -78,6 +78,6 @@ def test_a_parent_is_not_held_up_by_a_broker_that_hangs(own_staff: Staff, own_se
     os.kill(own_server.pid, signal.SIGSTOP)
     try:
         os.kill(own_staff.notes()[0].pid, signal.SIGKILL)
-        wait_until(lambda: "are recovered when its lease lapses" in fleet.output.read_text())
+        wait_until(lambda: len(fleet.lines("worker:recovery-failed")) == 1)
     finally:
         os.kill(own_server.pid, signal.SIGCONT)

@@ -10,7 +10,7 @@ import redis
 
 from celery5 import AsyncResult, JobState, TaskFailed
 from tests.night import NIGHTLY
-from tests.redis.commands.staff import Employee, Staff, wait_until
+from tests.redis.commands.staff import Staff, wait_until
 from tests.redis.worker.workers import entries, held
 
 SCRIPT = (
@@ -48,11 +48,6 @@ def count_deliveries(staff: Staff, redis_client: "redis.Redis") -> dict[str, int
     }
 
 
-def text(worker: Employee) -> str:
-    """Return all that a worker and its sidecar have written."""
-    return worker.output.read_text()
-
-
 @pytest.mark.parametrize(("kind", "how"), HOLDERS)
 def test_a_job_past_its_limit_that_holds_the_lock_is_ended_with_its_worker(
     staff: Staff, redis_client: "redis.Redis", kind: str, how: str
@@ -66,11 +61,13 @@ def test_a_job_past_its_limit_that_holds_the_lock_is_ended_with_its_worker(
     counted = count_deliveries(staff, redis_client)
     assert counted[frozen.id] == 1
     assert counted[innocent.id] == (1 if kind == "child" else 0)  # nothing tells whose task a child is
-    assert "the interpreter has not run for" in text(worker)
-    assert "the time limit of the job passed" in text(worker)
-    assert PLACE in text(worker)
+    wait_until(lambda: bool(worker.lines("interpreter:blocked")))
+    (line,) = worker.lines("worker:killed")
+    assert (line["level"], line["pid"]) == ("error", worker.process.pid)
+    assert "the time limit of the job passed" in line["why"]
+    assert PLACE in line["why"]
     if kind != "child":
-        assert f"job {frozen.id} at " in text(worker)
+        assert f"job {frozen.id} at " in line["why"]
 
 
 def test_job_that_keeps_the_lock_repeatedly_dies_with_the_reason(staff: Staff) -> None:
@@ -91,8 +88,9 @@ def test_a_job_without_a_limit_that_holds_the_lock_is_reported_and_not_ended(sta
     worker = staff.start(lease=1.0)
     frozen = send(staff, f"freeze_{kind}", "sleep", 8.0)
     assert frozen.get(timeout=60) == worker.process.pid
-    assert f"job {frozen.id} at " in text(worker)
-    wait_until(lambda: "the interpreter runs again" in text(worker))
+    wait_until(lambda: len(worker.lines("interpreter:resumed")) == 1)
+    line = worker.lines("interpreter:blocked")[0]
+    assert f"job {frozen.id} at " in line["why"]
     assert len(staff.notes()) == 1
 
 
@@ -115,7 +113,7 @@ def test_a_second_sigterm_ends_a_worker_whose_interpreter_does_not_run(
     worker.signal(signal.SIGTERM)
     assert worker.wait() == -signal.SIGKILL
     assert count_deliveries(staff, redis_client) == {frozen.id: 1, innocent.id: 0}
-    assert "it was told to stop at once" in text(worker)
+    assert "it was told to stop at once" in worker.lines("worker:killed")[0]["why"]
 
 
 def test_frozen_interpreter_is_killed_when_its_time_to_stop_is_over(
@@ -127,7 +125,7 @@ def test_frozen_interpreter_is_killed_when_its_time_to_stop_is_over(
     worker.signal(signal.SIGTERM)
     assert worker.wait() == -signal.SIGKILL
     assert count_deliveries(staff, redis_client) == {frozen.id: 1}
-    assert "it was asked to stop" in text(worker)
+    assert "it was asked to stop" in worker.lines("worker:killed")[0]["why"]
 
 
 def test_a_signal_for_a_process_that_a_job_has_forked_stops_no_worker(staff: Staff) -> None:

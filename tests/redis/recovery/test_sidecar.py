@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -12,10 +13,14 @@ import pytest
 import redis
 
 from celery5 import App, AsyncResult, JobState, gather
+from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.processes.watch.sidecar import BeatReport, Sidecar
+from celery5.processes.watch.sidecar_log import SidecarLog
 from celery5.services.process.shared_memory import SidecarMemory
 from tests.redis.commands.staff import Employee, Staff, is_alive, wait_until
 from tests.redis.worker.workers import entries, held
+
+CELERY5 = [sys.executable, "-m", "celery5", "-A", "tests.redis.events.historian:app"]
 
 
 def send(staff: Staff, task: str, *args: object) -> AsyncResult[int]:
@@ -64,7 +69,8 @@ def test_a_worker_that_hangs_for_long_is_given_up(staff: Staff, threads: int) ->
     hung, other = sorted(two, key=lambda started: started.process.pid != staff.notes()[0].pid)
     wait_until(lambda: len(staff.notes()) == 2, within=60)
     assert staff.notes()[1].pid == other.process.pid
-    assert "hangs: its lease is not renewed any more" in hung.output.read_text()
+    (line,) = hung.lines("worker:hung")
+    assert (line["level"], line["process"], line["pid"]) == ("error", "sidecar", hung.process.pid)
     for worker in two:
         worker.signal(signal.SIGKILL)
 
@@ -89,7 +95,11 @@ def test_jobs_of_a_dead_worker_are_requeued_without_another_worker(
     wait_until(lambda: held(redis_client, staff.app) == {})  # there is nobody else who could have
     assert gate.status() is JobState.SENT
     wait_until(lambda: not is_alive(worker.sidecar))
-    assert "put back, 0 dead letters" in worker.output.read_text()
+    (line,) = worker.lines("worker:died")
+    assert line["worker"] == worker.lines("worker:started")[0]["worker"]
+    named = ("level", "process", "pid", "dead_lettered")
+    assert [line[name] for name in named] == ["warning", "sidecar", worker.process.pid, 0]
+    assert line["requeued"] >= 1
 
 
 def test_sidecar_notices_a_death_by_its_pipe_without_pidfd_and_proc(
@@ -152,17 +162,22 @@ def test_no_signal_but_sigkill_hurts_it_and_it_ends_with_its_worker(staff: Staff
     worker.signal(signal.SIGTERM)
     assert worker.wait() == 0
     wait_until(lambda: not is_alive(worker.sidecar))
-    assert "died" not in worker.output.read_text()
+    assert worker.lines("worker:died") == []
+
+
+def read_open_files(folder: Path) -> dict[int, str]:
+    """Return what the numbers of open files lead to, without those that lead nowhere."""
+    opened = {int(path.name): os.readlink(path) for path in folder.iterdir()}
+    return {number: target for number, target in opened.items() if target != os.devnull}
 
 
 def test_it_keeps_open_nothing_but_the_pipe_and_what_it_says_things_on(staff: Staff) -> None:
     worker = start(staff)
     folder = Path(f"/proc/{worker.sidecar}/fd")
     # The worker may be ready before its sidecar has tidied up.
-    wait_until(lambda: os.readlink(folder / "1") == os.devnull and len(list(folder.iterdir())) <= 7)
-    opened = {int(path.name): os.readlink(path) for path in folder.iterdir()}
-    assert {opened.pop(number) for number in (0, 1)} == {os.devnull}
-    assert opened.pop(2) == str(worker.output)
+    wait_until(lambda: os.readlink(folder / "0") == os.devnull and len(read_open_files(folder)) <= 6)
+    opened = read_open_files(folder)
+    assert {opened.pop(number) for number in (1, 2)} == {str(worker.output)}
     kinds = sorted(target.partition(":")[0] for target in opened.values())
     stacks = "/memfd"  # and a pipe for what the worker is asked
     assert kinds in ([stacks, "anon_inode", "pipe", "pipe"], [stacks, "pidfd", "pipe", "pipe"])
@@ -220,3 +235,77 @@ def test_sidecar_that_does_not_read_blocks_nobody() -> None:
     assert not one.report_beat("nobody", ())
     assert one.report_beat("nobody", ())  # it is told once
     one.close()
+
+
+def test_lines_of_a_sidecar_have_the_form_that_is_set(staff: Staff) -> None:
+    worker = staff.launch(
+        [*CELERY5, "worker", "start", "--log-format", "console"], log_level="info", no_color="1"
+    )
+    wait_until(lambda: " worker:started " in worker.output.read_text())
+    worker.signal(signal.SIGKILL)
+    worker.wait()
+    wait_until(lambda: "worker:died" in worker.output.read_text())
+    *_, line = worker.output.read_text().splitlines()
+    name = r"\S+:\d+:\w+"
+    when = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}Z"
+    assert re.fullmatch(
+        rf"{when} warning {name} worker:died +process=sidecar  pid=\d+  requeued=0  dead_lettered=0", line
+    )
+
+
+def test_lines_of_a_sidecar_go_to_the_outlet_of_a_detector(tmp_path: Path) -> None:
+    found: list[dict[str, object]] = []
+
+    class Outlet:
+        def write(self, messages: list[dict[str, object]]) -> int:
+            found.extend(messages)
+            return len(messages)
+
+    app = App("somewhere", log_detectors=[lambda around: Outlet()], log_level="warning")
+    log = SidecarLog(app)
+    log.event("worker:died", "warning", pid=1)
+    log.event("broker:reconnected")  # below the level
+    log.close()
+    assert [line["message_type"] for line in found] == ["celery5:worker:died"]
+
+
+def test_an_outage_of_redis_is_no_silence_of_the_worker(own_staff: Staff, own_server: EmbeddedServer) -> None:
+    script = (
+        "from celery5.processes import foreground\n"
+        "from celery5.processes.watch import sidecar\n"
+        "from tests.redis.events.historian import app\n"
+        "sidecar.HUNG_AFTER = 0.5\n"
+        "foreground.serve(app, foreground.ServeOptions())\n"
+    )
+    worker = own_staff.launch([sys.executable, "-c", script], lease=0.6)
+    wait_until(lambda: len(worker.lines("worker:started")) == 1)
+
+    def get_lines(event: str) -> list[dict[str, object]]:
+        return [line for line in worker.lines(f"broker:{event}") if line.get("process") == "sidecar"]
+
+    os.kill(own_server.pid, signal.SIGSTOP)
+    try:
+        wait_until(lambda: len(get_lines("disconnected")) == 1)
+        time.sleep(1.5)  # three times as long as a worker may be silent
+    finally:
+        os.kill(own_server.pid, signal.SIGCONT)
+    wait_until(lambda: len(get_lines("reconnected")) == 1)
+    (lost,), (back,) = get_lines("disconnected"), get_lines("reconnected")
+    assert lost["where"] == back["where"] == worker.lines("broker:disconnected")[0]["where"]
+    assert worker.lines("worker:hung") == []
+    assert worker.lines("lease:renewal-failed") == []
+
+
+def test_a_worker_without_a_sidecar_logs_why(staff: Staff) -> None:
+    script = (
+        "import errno, os\n"
+        "from celery5.processes import foreground\n"
+        "from tests.redis.events.historian import app\n"
+        "def fork(): raise OSError(errno.EAGAIN, 'no more processes')\n"
+        "os.fork = fork\n"
+        "foreground.serve(app, foreground.ServeOptions())\n"
+    )
+    worker = staff.launch([sys.executable, "-c", script])
+    wait_until(lambda: len(worker.lines("worker:started")) == 1)
+    (line,) = worker.lines("sidecar:start-failed")
+    assert (line["level"], "no more processes" in line["why"]) == ("warning", True)
