@@ -138,6 +138,7 @@ async def _write(app: "Application", redis: AsyncDriver, **fields: Any) -> None:
         source=entry.source,
         action=entry.action,
         target=entry.target,
+        filter=entry.filter,
         count=entry.count,
         outcome=entry.outcome,
     )

@@ -1,12 +1,13 @@
 """Keep the connections of each Trio run: system tasks keep them, which end with the run."""
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 import trio
 
+from celery5.broker.connection.link import LinkEvent, ignore_event
 from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.drivers.opening_on_trio import open_redis
 from celery5.broker.endpoint import Endpoint
@@ -72,6 +73,8 @@ class _Home:
     drivers: dict[Endpoint, SystemTaskService[TrioRedis]] = field(default_factory=dict)
     results: dict[Endpoint, SystemTaskService[TrioResultWaiter]] = field(default_factory=dict)
     lent: dict[Endpoint, list[TrioRedis]] = field(default_factory=dict)
+    # Called with what happens to the run's own connections.
+    observe: Callable[[LinkEvent], None] = ignore_event
 
 
 _home: trio.lowlevel.RunVar[_Home] = trio.lowlevel.RunVar("celery5_home")
@@ -94,13 +97,18 @@ async def get_trio_driver(endpoint: Endpoint) -> TrioRedis:
     service = home.drivers.get(endpoint)
     if service is None or service.ended:
         service = home.drivers[endpoint] = SystemTaskService(
-            open_redis(endpoint=endpoint, timing=PRODUCER_TIMING, name="celery5-producer")
+            open_redis(endpoint=endpoint, timing=PRODUCER_TIMING, name="celery5-producer", watch=home.observe)
         )
     try:
         return await service.wait_ready()
     except ClusterFound as found:
         remember_cluster(found)
     return await get_trio_driver(endpoint)
+
+
+def observe_connections(observe: Callable[[LinkEvent], None]) -> None:
+    """Have `observe` called with what happens to the connections that this Trio run opens from now on."""
+    _of_this_run().observe = observe
 
 
 def has_lent_driver() -> bool:

@@ -292,6 +292,10 @@ class ProxyHeaders:
         role = self._default_role if not text else to_role(text)
         return None if role is None else User(name, role)
 
+    def names_user(self, request: HTTPConnection) -> bool:
+        """Return whether a request has the header with a user, whoever has sent it."""
+        return self._user_header in request.headers
+
     def _get_one(self, request: HTTPConnection, header: str) -> str:
         values = request.headers.getlist(header)
         return values[0] if len(values) == 1 else ""

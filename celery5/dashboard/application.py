@@ -22,6 +22,7 @@ from celery5.dashboard.static import StaticFiles
 from celery5.errors import Misconfigured
 
 OnError = Callable[[str, Exception], object]
+OnRefusal = Callable[[str, str], object]
 
 
 class Dashboard:
@@ -38,6 +39,7 @@ class Dashboard:
             need the same.
         on_error: Called with the path of a request and an error of ours, which the client does not see; None to raise
             it to the server.
+        on_refusal: Called with the address of a client and the reason when a token is refused, or what a proxy sends.
 
     Raises:
         Misconfigured: Two applications have the same name, or there is none; a host or the secret is wrong.
@@ -52,6 +54,7 @@ class Dashboard:
         public_url: str = "",
         secret: str | None = None,
         on_error: OnError | None = None,
+        on_refusal: OnRefusal = lambda client, why: None,
     ) -> None:
         listed = [apps] if isinstance(apps, App) else list(apps)
         by_name = {app.name: app for app in listed}
@@ -59,7 +62,9 @@ class Dashboard:
             raise Misconfigured("a dashboard shows one application or several, each with its own name")
         sessions, performer = Sessions(secret, listed[0]), Performer(by_name)
         static = StaticFiles()
-        site = Site(performer, sessions=sessions, authenticator=authenticator, static=static)
+        site = Site(
+            performer, sessions=sessions, authenticator=authenticator, static=static, on_refusal=on_refusal
+        )
         routes: list[Route] = [
             *static.make_routes(),
             *JsonApi(performer, sessions).make_routes(),
@@ -72,6 +77,7 @@ class Dashboard:
             sessions=sessions,
             hosts=AllowedHosts(hosts, public_url),
             open_paths=static.paths,
+            on_refusal=on_refusal,
         )
         if isinstance(authenticator, ProxyHeaders) and authenticator.warning:
             warnings.warn(authenticator.warning, stacklevel=2)

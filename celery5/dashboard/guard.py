@@ -4,7 +4,7 @@ Source: the OWASP cheat sheets on cross-site request forgery and on content secu
 """
 
 import secrets
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -14,7 +14,7 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from celery5.dashboard.access import Authenticator, User, read_bearer
+from celery5.dashboard.access import Authenticator, ProxyHeaders, User, read_bearer
 from celery5.dashboard.hosts import AllowedHosts
 from celery5.dashboard.sessions import Sessions
 from celery5.errors import BrokerError
@@ -81,6 +81,7 @@ class Guard:
         sessions: The sessions of those who have signed in.
         hosts: The names under which the dashboard is reached.
         open_paths: What is shown to everybody, besides the page for signing in.
+        on_refusal: Called with the address of a client and the reason when its token, or its proxy, is refused.
     """
 
     def __init__(
@@ -91,7 +92,9 @@ class Guard:
         sessions: Sessions,
         hosts: AllowedHosts,
         open_paths: Collection[str] = (),
+        on_refusal: Callable[[str, str], object] = lambda client, why: None,
     ) -> None:
+        self._on_refusal = on_refusal
         self._inner = inner
         self._authenticator = authenticator
         self._sessions = sessions
@@ -131,6 +134,8 @@ class Guard:
         except BrokerError:
             return PlainTextResponse(UNCHECKED, 503)
         if user is None:
+            if why := self._find_refusal(request):
+                self._on_refusal(get_client(request), why)
             return self._ask_to_sign_in(request)
         state["user"], state["session_cookie"] = user, cookie
         # No browser sends a bearer token by itself, so such a request needs no key: but only where it is by the token
@@ -171,6 +176,14 @@ class Guard:
         if await self._sessions.is_signed_out(session):
             return None, "", False
         return session.user, cookie, False
+
+    def _find_refusal(self, request: Request) -> str:
+        """Return why what a request carries is refused; '' when it carries nothing that names a user."""
+        if read_bearer(request):
+            return "this token is not valid"
+        if isinstance(self._authenticator, ProxyHeaders) and self._authenticator.names_user(request):
+            return "the header with a user is not from the proxy, or without its secret, or not valid"
+        return ""
 
     def _ask_to_sign_in(self, request: Request) -> Response | None:
         path = get_path(request)
@@ -215,6 +228,11 @@ def get_root(request: HTTPConnection) -> str:
     """
     root = str(request.scope.get("root_path", "")).strip("/")
     return f"/{root}" if root else ""
+
+
+def get_client(request: HTTPConnection) -> str:
+    """Return the address of the client; `socket` for one on a unix socket."""
+    return request.client.host if request.client and request.client.host else "socket"
 
 
 def get_path(request: HTTPConnection) -> str:

@@ -18,7 +18,7 @@ import celery5
 from celery5.dashboard.access import Authenticator
 from celery5.dashboard.formats import FILTERS
 from celery5.dashboard.forms import make_fields
-from celery5.dashboard.guard import FORM_KEY, SIGN_IN_PATH, get_path, get_root
+from celery5.dashboard.guard import FORM_KEY, SIGN_IN_PATH, get_client, get_path, get_root
 from celery5.dashboard.page import Page, PageRequest
 from celery5.dashboard.pages import PAGES
 from celery5.dashboard.performing import Performer, Problem, describe_problem
@@ -45,6 +45,7 @@ class Site:
         sessions: The sessions of those who have signed in.
         authenticator: Says whose a token is.
         static: The style sheet and the scripts.
+        on_refusal: Called with the address of a client and the reason when a token is refused.
     """
 
     def __init__(
@@ -54,7 +55,9 @@ class Site:
         sessions: Sessions,
         authenticator: Authenticator,
         static: StaticFiles,
+        on_refusal: Callable[[str, str], object],
     ) -> None:
+        self._on_refusal = on_refusal
         self._performer = performer
         self._sessions = sessions
         self._authenticator = authenticator
@@ -201,6 +204,8 @@ class Site:
             wrong = "This token is not valid, or has been used." if token else ""
             if wrong and in_address and not takes_links:
                 wrong = "A token is not taken from an address, where it stays in logs: write it here."
+            if wrong:
+                self._on_refusal(get_client(request), wrong)
             return self._render(
                 request,
                 "sign_in.html",

@@ -28,7 +28,7 @@ from celery5.errors import BadBrokerURL, Misconfigured
 from celery5.logs.log import Log
 from celery5.platform import Platform
 from celery5.processes import router, scheduler
-from celery5.processes.foreground import ServeOptions, open_log, serve_in_process
+from celery5.processes.foreground import ServeOptions, serve_in_process
 from celery5.processes.lifecycle.incarnations import ProcessKind
 from celery5.processes.lifecycle.signals import Interruption
 from celery5.processes.options import ProcessOptions
@@ -40,6 +40,7 @@ from celery5.processes.own_broker import (
     supervised_server,
 )
 from celery5.processes.platform_factory import make_platform
+from celery5.processes.process_log import open_log
 from celery5.processes.process_parts import (
     AuxiliaryParts,
     ChannelListener,

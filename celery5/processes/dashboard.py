@@ -7,6 +7,8 @@ import signal
 import socket
 import stat
 import sys
+import time
+import traceback
 import warnings
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -18,21 +20,27 @@ from pathlib import Path
 import trio
 
 from celery5.app import App
+from celery5.broker.ambient_trio import observe_connections
 from celery5.broker.servers.kept_folder import check_owned, make_private
-from celery5.dashboard.access import Authenticator, OneTimeToken
+from celery5.dashboard.access import Authenticator, OneTimeToken, ProxyHeaders, TokenFile
 from celery5.dashboard.application import Dashboard
 from celery5.dashboard.hosts import AllowedHosts
 from celery5.dashboard.sessions import Sessions
 from celery5.errors import AlreadyInUse, Misconfigured
-from celery5.logs.log import Log
+from celery5.logs.log import Log, LogWriter, NullLog
 from celery5.processes.http_server import HttpServer
 from celery5.processes.lifecycle.supported_servers import check_servers
-from celery5.protocol.masking import escape_text
+from celery5.processes.process_log import open_log
+from celery5.processes.process_parts import ConnectionLog
+from celery5.protocol.masking import describe_error, escape_text
+from celery5.runners.context import LOG_EVENT
 from celery5.services.process.client_connections import BACKLOG
 
 STALLED_AFTER = 10.0
 """Seconds after which the kernel ends the connection of a client that has gone without a word."""
 
+MAX_REFUSALS = 10
+"""Lines of refused sign-ins in a minute."""
 WILDCARDS = ("0.0.0.0", "::", "")
 """Addresses that stand for all of this host: no browser has them in `Host`."""
 
@@ -81,6 +89,33 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+class RefusalLog:
+    """Logs refused sign-ins: MAX_REFUSALS lines in a minute at most, and how many others there were with the next line.
+
+    Args:
+        log: The log of the process.
+        clock: Returns seconds.
+    """
+
+    def __init__(self, log: Log, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._log = log
+        self._clock = clock
+        self._minute = 0
+        self._lines = self._omitted = 0
+
+    def __call__(self, client: str, why: str) -> None:
+        """Log that `client` was refused, unless there were too many."""
+        minute = int(self._clock() // 60)
+        if minute != self._minute:
+            self._minute, self._lines = minute, 0
+        if self._lines >= MAX_REFUSALS:
+            self._omitted += 1
+            return
+        self._lines += 1
+        omitted, self._omitted = self._omitted, 0
+        self._log.event("dashboard:sign-in-refused", "warning", client=client, why=why, omitted=omitted)
+
+
 def serve(apps: Sequence[App], options: DashboardOptions) -> int:
     """Serve the dashboard of these applications in the foreground until a signal stops it; return the exit code.
 
@@ -90,14 +125,16 @@ def serve(apps: Sequence[App], options: DashboardOptions) -> int:
         BrokerUnsupported: A broker of an application is a Sentinel, for example.
     """
     check_options(options)
-    with open_socket(options) as listening:
-        trio.run(_serve_until_signal, apps, options, listening)
+    with open_socket(options) as listening, open_log(apps[0]) as journal:
+        trio.run(_serve_until_signal, apps, options, listening, journal)
     return 0
 
 
 async def _serve_until_signal(
-    apps: Sequence[App], options: DashboardOptions, listening: socket.socket
+    apps: Sequence[App], options: DashboardOptions, listening: socket.socket, journal: LogWriter
 ) -> None:
+    name = f"{socket.gethostname()}:{os.getpid()}"
+    log = Log(worker=name, app=apps[0].name, writer=journal, kind="dashboard")
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
 
         async def wait_for_signal() -> None:
@@ -106,7 +143,14 @@ async def _serve_until_signal(
 
         for app in apps:
             await check_servers(app)
-        await run(apps, options, listening, stop=wait_for_signal, say=_print_line)
+        try:
+            await run(apps, options, listening, stop=wait_for_signal, say=_print_line, log=log)
+        except BaseException as error:
+            log.event("dashboard:stopped")
+            log.finish(error)
+            raise
+        log.event("dashboard:stopped")
+        log.finish()
 
 
 async def run(
@@ -116,6 +160,7 @@ async def run(
     *,
     stop: Callable[[], Awaitable[None]] = trio.sleep_forever,
     say: Callable[[str], object],
+    log: Log | None = None,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve on a socket until cancelled, or until `stop` returns.
@@ -125,26 +170,21 @@ async def run(
         options: Where, and who may use it.
         listening: The socket, which is closed at the end.
         stop: Returns when it is to stop.
-        say: Called with a line for whoever started it: the address, and errors.
+        say: Called with a line for whoever started it: the address, which may sign in, and warnings.
+        log: The log of the process; None for none.
         task_status: Told when it listens.
     """
+    log = log or NullLog()
+    LOG_EVENT.set(log.event)  # actions are logged where they are recorded for the audit trail
+    observe_connections(ConnectionLog(log=log))
     address = options.public_url.rstrip("/") or describe_address(options, listening)
     authenticator = options.authenticator or OneTimeToken(
         lambda token: say(f"dashboard, once more: {_describe_link(address, token)}")
     )
-    with warnings.catch_warnings(record=True) as unsafe:
-        warnings.simplefilter("always")
-        dashboard = Dashboard(
-            apps,
-            authenticator=authenticator,
-            hosts=list_hosts(options),
-            public_url=options.public_url,
-            secret=options.secret,
-            on_error=lambda path, error: say(f"{path}: {type(error).__name__}: {error}"),
-        )
-    for warning in unsafe:
-        say(f"Warning: {warning.message}")
-    server = HttpServer(dashboard, on_error=lambda text: say(f"dashboard: {text}"))
+    dashboard = _make_dashboard(apps, options, authenticator, log, say)
+    server = HttpServer(
+        dashboard, on_error=lambda text: log.event("dashboard:server-failed", "error", why=text)
+    )
     listening.setblocking(False)
     listener = trio.SocketListener(trio.socket.from_stdlib_socket(listening))
     async with trio.open_nursery() as nursery:
@@ -159,7 +199,55 @@ async def run(
             )
         gc.collect()
         gc.freeze()  # what is loaded by now: each full collection would stop all requests for 60 ms more
+        log.event(
+            "dashboard:started",
+            address=address,
+            apps=[app.name for app in apps],
+            sign_in=describe_sign_in(authenticator),
+        )
         task_status.started()
+
+
+def _make_dashboard(
+    apps: Sequence[App],
+    options: DashboardOptions,
+    authenticator: Authenticator,
+    log: Log,
+    say: Callable[[str], object],
+) -> Dashboard:
+    with warnings.catch_warnings(record=True) as unsafe:
+        warnings.simplefilter("always")
+        dashboard = Dashboard(
+            apps,
+            authenticator=authenticator,
+            hosts=list_hosts(options),
+            public_url=options.public_url,
+            secret=options.secret,
+            on_error=lambda path, error: log.event(
+                "dashboard:request-failed",
+                "error",
+                path=path,
+                why=describe_error(error),
+                traceback="".join(traceback.format_exception(error)),
+            ),
+            on_refusal=RefusalLog(log),
+        )
+    for warning in unsafe:
+        say(f"Warning: {warning.message}")
+    return dashboard
+
+
+def describe_sign_in(authenticator: Authenticator) -> str:
+    """Return how users sign in, for the log."""
+    match authenticator:
+        case OneTimeToken():
+            return "link that signs in once"
+        case TokenFile():
+            return "token of a file"
+        case ProxyHeaders():
+            return "header of a proxy"
+        case _:
+            return "the application"
 
 
 async def run_in_development(
@@ -172,16 +260,16 @@ async def run_in_development(
 ) -> None:
     """Serve the dashboard beside a worker until cancelled: on its usual port, or on a free one when that is taken.
 
-    `log` and `done` are those of every process, and not used.
+    `done` is that of every process, and not used.
     """
-    del log, done
+    del done
     options = DashboardOptions()
     with ExitStack() as stack:
         try:
             listening = stack.enter_context(open_socket(options))
         except AlreadyInUse:
             listening = stack.enter_context(open_socket(DashboardOptions(port=0)))
-        await run([app], options, listening, say=_print_line, task_status=task_status)
+        await run([app], options, listening, say=_print_line, log=log, task_status=task_status)
 
 
 def _describe_link(address: str, token: str) -> str:

@@ -21,12 +21,12 @@ from celery5.processes.foreground import (
     ServeOptions,
     make_interruption,
     make_stop_times,
-    open_log,
     serve_in_process,
 )
 from celery5.processes.lifecycle.companions import run_companion
 from celery5.processes.lifecycle.incarnations import ProcessKind, new_incarnation_name
 from celery5.processes.lifecycle.signals import Interruption
+from celery5.processes.process_log import open_log
 from celery5.processes.publisher import PUBLISHER
 from celery5.processes.router import ROUTER
 from celery5.processes.scheduler import SCHEDULER

@@ -4,10 +4,9 @@ import atexit
 import gc
 import os
 import signal
-import socket
 import sys
-from collections.abc import Awaitable, Callable, Generator, MutableMapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -19,10 +18,7 @@ from celery5.app import App
 from celery5.bootsteps.boot import BootFailed
 from celery5.broker.calls import cluster
 from celery5.errors import BrokerReplied, BrokerUnavailable, CeleryError, LeaseLost, Misconfigured, Superseded
-from celery5.logs.destination import RuntimeEnvironment, check_detectors, make_destination
-from celery5.logs.lines import whole_lines
-from celery5.logs.log import Log, LogWriter
-from celery5.logs.stdlib_log import captured_logging
+from celery5.logs.log import Log
 from celery5.processes import router, scheduler, worker
 from celery5.processes.lifecycle import fleet
 from celery5.processes.lifecycle.companions import log_failure, run_companion
@@ -30,6 +26,7 @@ from celery5.processes.lifecycle.incarnations import PROCESS_EVENTS, ProcessKind
 from celery5.processes.lifecycle.loaded_code import find_code_file
 from celery5.processes.lifecycle.signals import Interruption
 from celery5.processes.options import ProcessOptions
+from celery5.processes.process_log import open_log
 from celery5.processes.watch.event_loop import LoopWatchdog
 from celery5.processes.watch.freeze import StopTimes
 from celery5.processes.watch.sidecar import start_sidecars
@@ -46,24 +43,6 @@ from celery5.services.process.fenced import keep_running, run_fenced
 from celery5.services.process.reloader import ReloadSignal
 from celery5.services.process.systemd_notify import notify, notify_watchdog, read_notify_settings
 from celery5.services.worker.recycling import RestartMode
-
-
-@contextmanager
-def open_log(app: App, *, name: str = "") -> Generator[LogWriter, None, None]:
-    """Write the log of this process as the settings `log_format` and `log_level` say, while the block lasts.
-
-    The process is called `name`. Raises Misconfigured.
-    """
-    form, level = app.settings.log_format, app.settings.log_level
-    process = name or f"{socket.gethostname()}:{os.getpid()}"
-    around = RuntimeEnvironment(os.environ, sys.stdout, sys.stderr, process=process)
-    with (
-        LogWriter(make_destination(form, around, check_detectors(app.log_detectors)), level=level) as journal,
-        captured_logging(journal, level) as follow,
-        whole_lines(),
-    ):
-        journal.on_level_change(follow)
-        yield journal
 
 
 def check(app: App) -> None:
