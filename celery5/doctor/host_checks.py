@@ -25,7 +25,7 @@ from celery5.protocol.health import host_diagnosis as diagnosis
 from celery5.protocol.health.broker_diagnosis import Finding
 from celery5.protocol.health.host_diagnosis import Credential, SystemdUnit, WorkerVersion
 from celery5.protocol.job.states import JobState
-from celery5.protocol.observability.overview import format_lost, select_unreplaced
+from celery5.protocol.observability.overview import format_lost, select_unrepaired
 from celery5.protocol.publisher.address import parse_daemon_address
 from celery5.protocol.publisher.frames import ClientHello, ConnectionRefusal, Welcome
 from celery5.protocol.streams.diagnosis import ArchiveHealth, GroupHealth, diagnose_streams
@@ -182,7 +182,7 @@ class HostChecks:
             foreign_schedule=foreign_schedule,
             unread=unread,
             foreign=_find_foreign(app, unread[: diagnosis.MAX_QUEUES]),
-            lost=[format_lost(process) for process in select_unreplaced(standings.lost)],
+            lost=[format_lost(process) for process in select_unrepaired(standings.lost)],
             silent=[
                 f"{worker.name} {worker.health}"
                 for worker in standings.workers

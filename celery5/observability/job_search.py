@@ -29,6 +29,7 @@ from celery5.protocol.job.history import JobRecord
 from celery5.protocol.job.search import (
     MAX_LIMIT,
     ArgumentFilter,
+    JobOrder,
     JobQuery,
     Moment,
     SearchPosition,
@@ -57,7 +58,7 @@ AttemptKey = tuple[str, str, float]
 class JobPage(msgspec.Struct, frozen=True, kw_only=True):
     """A part of what a search has found."""
 
-    # The newest first.
+    # The newest first, and below them jobs that wait for a time, the soonest first; or those that ran longest first.
     jobs: tuple[JobRecord, ...]
     # Where the next page begins; None when there is none.
     cursor: str | None
@@ -94,6 +95,8 @@ class Jobs:
         argument: ArgumentFilter = "",
         since: Moment | None = None,
         until: Moment | None = None,
+        longer_than: float | None = None,
+        sort: JobOrder = "time",
         limit: int = 100,
         cursor: str | None = None,
     ) -> JobPage:
@@ -113,6 +116,10 @@ class Jobs:
             since: Jobs that have ended, or were sent if they live, at this time or later: a datetime with a zone, or
                 seconds since 1970.
             until: The latest such time.
+            longer_than: Seconds that it ran at least. A job that a worker has runs since that took it. Jobs that have
+                not run are not found.
+            sort: `time`: as `JobPage.jobs` says. `ran`: those that ran longest first, of all that this call looks at;
+                jobs that have not run are not found.
             limit: Jobs on the page, 1000 at most.
             cursor: That of the page before, with the same filters.
 
@@ -123,7 +130,7 @@ class Jobs:
         """
         query = make_job_query(
             id=id, task=task, queue=queue, state=state, error=error, worker=worker, argument=argument,
-            since=since, until=until,
+            since=since, until=until, longer_than=longer_than, sort=sort,
         )  # fmt: skip
         page_size = check_limit(limit)
         redis = await self._app.connections.get_async_driver()
@@ -248,7 +255,7 @@ class _Search:
             if cursor is not None:
                 break
         return JobPage(
-            jobs=tuple(sorted(self._jobs, key=lambda job: job.at, reverse=True)),
+            jobs=self._query.arrange(self._jobs, self._limit),
             cursor=cursor,
             looked_at=self._looked_at,
             not_looked_at="; ".join(dict.fromkeys(self._notes)),
@@ -320,8 +327,9 @@ class _Search:
                 source.note(found_job)
                 if fits and found_job.record is not None:
                     self._jobs.append(found_job.record)
-                is_full = len(self._jobs) == self._limit or self._looked_at == MAX_LOOKED_AT
-                if is_full or self._bytes >= MAX_BYTES:
+                # Which jobs ran longest is known when all are looked at.
+                is_full = len(self._jobs) == self._limit and self._query.sort != "ran"
+                if is_full or self._looked_at == MAX_LOOKED_AT or self._bytes >= MAX_BYTES:
                     return self._make_cursor(source)
         if source.stage == DEAD:
             self._dead_ends[source.queue] = source.place

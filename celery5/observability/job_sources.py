@@ -204,6 +204,7 @@ class RunningJobSource(SearchSource):
                     entry=pending.id,
                     worker=pending.worker,
                     deliveries=found[0].deliveries,
+                    ran=pending.held_for,
                 )
                 if found
                 else FoundJob(f"{number} {pending.id}", None, None, 0)
@@ -463,6 +464,7 @@ class OneJobSource(SearchSource):
                 due=inspection.due or 0.0,
                 deliveries=inspection.deliveries,
                 limit=limit,
+                ran=inspection.held_for if state is JobState.EXECUTING else None,
             ),
         )
 
@@ -605,7 +607,8 @@ def make_sources(scope: SearchScope, start: SearchPosition | None) -> Sequence[S
     stages = [
         stage
         for stage, states in STAGES.items()
-        if (query.state is None or query.state in states) and not (query.worker and stage in WITHOUT_WORKER)
+        if (query.state is None or query.state in states)
+        and not ((query.worker or query.needs_run) and stage in WITHOUT_WORKER)
     ]
     if query.id:
         stages = [RUNNING, *(stage for stage in (HISTORY, REVOKED) if stage in stages)]

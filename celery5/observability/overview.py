@@ -1,7 +1,7 @@
 """Read the overview of an application: its queues, tasks and workers as one value, in a few trips."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from celery5.broker.driver import AsyncDriver
 from celery5.broker.routing.unreachable import UNREACHABLE, skip_unreachable
 from celery5.errors import Misconfigured
 from celery5.observability.failure_onsets import FailureOnsetReader
+from celery5.observability.lost_processes import get_process_name, list_lost
 from celery5.observability.recent_history import RecentHistoryReader
 from celery5.observability.shown_values import mask_text
 from celery5.observability.storage import GetDriver, read_memory, read_storage
@@ -45,8 +46,7 @@ from celery5.protocol.observability.overview import (
     get_rate_window,
     group_starts,
     judge_worker,
-    merge_lost,
-    select_unreplaced,
+    select_unrepaired,
 )
 from celery5.protocol.observability.queue_depth import sum_deaths
 from celery5.protocol.observability.recent import (
@@ -68,12 +68,9 @@ from celery5.protocol.observability.rollup import (
 )
 from celery5.protocol.observability.storage import describe_filling
 from celery5.protocol.process.standing import (
-    LOST_SHOWN,
     MAX_LOST,
     count_unnamed_lost,
-    has_successor,
     judge_standing,
-    make_lost,
 )
 from celery5.protocol.scaling.resource_budget import ResourceUse
 from celery5.protocol.scaling.slot_use import SlotUse
@@ -261,44 +258,17 @@ class WorkerReader:
         return last if self._app.brokers.is_multi_broker else end.worker or last
 
     def _list_lost(self, state: AppState, now: float) -> list[LostWorker]:
-        live_by_kind = {
-            kind: {self._get_name(name) for name in names}
-            for kind, names in (
-                ("worker", state.workers),
-                ("router", state.routers),
-                ("scheduler", state.schedulers),
-                ("controller", state.controllers),
-                ("publisher", state.publishers),
-            )
+        live = {
+            "scheduler": state.schedulers,
+            "controller": state.controllers,
+            "publisher": state.publishers,
         }
-        live = set[str]().union(*live_by_kind.values())
-        lost: dict[str, LostWorker] = {}
-        for queue in (*state.queues.values(), state.events):
-            kind = "router" if queue is state.events else "worker"
-            for part in _list_lost_of(queue, kind, now):
-                before = lost.get(part.worker)
-                lost[part.worker] = part if before is None else merge_lost(before, part)
-        for kind, found in state.lost.items():
-            for process, over in found.items():
-                if not has_successor(self._get_name(process), live_by_kind[kind]):
-                    lost[process] = LostWorker(
-                        worker=process, kind=kind, at=now - over, health=make_lost(over).text
-                    )
-        names = {worker: self._get_name(worker) for worker in lost}
-        return sorted(
-            (
-                replace(lost_worker, name=names[worker], is_back=names[worker] in live)
-                for worker, lost_worker in lost.items()
-                if worker not in state.workers and worker not in state.routers
-            ),
-            key=lambda lost_worker: -lost_worker.at,
+        return list_lost(
+            state.queues.values(), state.events, state.lost, live, brokers=self._app.brokers.names, now=now
         )
 
     def _get_name(self, worker: str) -> str:
-        """Return the name of the inbox of a process, without that of its broker."""
-        inbox = get_inbox_name(worker)
-        name, at, broker = inbox.rpartition("@")
-        return name if at and broker in self._app.brokers.names else inbox
+        return get_process_name(worker, self._app.brokers.names)
 
 
 class OverviewReader:
@@ -354,6 +324,7 @@ class OverviewReader:
                     {queue.queue: queue.dead for queue in state.queues.values()},
                 ),
                 sum_deaths(state.queues),
+                lost,
                 now,
             ),
             schedules=schedules,
@@ -392,7 +363,7 @@ class OverviewReader:
             app=self._app.name,
             at=now,
             since=since,
-            totals=_make_totals(state, queues, tasks, len(workers), len(select_unreplaced(lost)) + unnamed),
+            totals=_make_totals(state, queues, tasks, len(workers), len(select_unrepaired(lost)) + unnamed),
             queues=tuple(queues),
             tasks=tuple(tasks[:MAX_TASKS]),
             workers=tuple(sorted(workers[:MAX_WORKERS], key=lambda worker: worker.name)),
@@ -559,33 +530,6 @@ def _make_queue(queue: QueueState) -> QueueOverview:
         idle=queue.idle,
         verdict=queue.verdict,
     )
-
-
-def _list_lost_of(queue: QueueState, kind: str, now: float) -> Iterator[LostWorker]:
-    """Yield the workers of a queue that were lost, those included whose jobs nobody has put back yet."""
-    queues = () if kind == "router" else (queue.queue,)
-    for record in queue.lost:
-        yield LostWorker(
-            worker=record.worker,
-            kind=kind,
-            queues=queues,
-            at=record.at,
-            health=make_lost(now - record.at).text,
-            why=record.why,
-            put_back=record.put_back,
-            dead=record.dead,
-            jobs=record.jobs,
-        )
-    for worker in queue.workers:
-        if worker.lapsed is not None and (worker.lapsed <= LOST_SHOWN or worker.running):
-            yield LostWorker(
-                worker=worker.name,
-                kind=kind,
-                queues=queues,
-                at=now - worker.lapsed,
-                health=make_lost(worker.lapsed).text,
-                held=worker.running,
-            )
 
 
 def _make_worker(

@@ -10,6 +10,7 @@ from celery5.errors import BrokerUnavailable
 from celery5.operations.operation import Changed, Effect, NotFound, Operation
 from celery5.operations.parameters import Limit, Names, Pattern, Span, Text, about
 from celery5.protocol.counts import choose_form, format_count
+from celery5.protocol.job.search import JobOrder
 from celery5.protocol.job.states import JobState
 from celery5.protocol.job.story import JobDetails
 from celery5.protocol.limits import describe_declared_limits, parse_kind_rates
@@ -61,6 +62,13 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
         Span | None, about("Ended, or sent, in the last 90 (seconds), 15m, 2h.", metavar="SPAN")
     ] = None
     until: Annotated[Span | None, about("Ended, or sent, so long ago or longer.", metavar="SPAN")] = None
+    longer_than: Annotated[
+        Span | None, about("It ran so long or longer, or runs for so long: 5s, 10m.", metavar="SPAN")
+    ] = None
+    sort: Annotated[
+        JobOrder,
+        about("The newest first, or those first that ran longest, which leaves out what has not run."),
+    ] = "time"
     at: Annotated[
         Annotated[float, Meta(ge=0)] | None,
         about(
@@ -87,6 +95,8 @@ async def search_jobs(app: "App", asked: JobFilter) -> "JobPage":
         argument=asked.argument,
         since=None if asked.since is None else max(0.0, at - asked.since),
         until=None if asked.until is None else max(0.0, at - asked.until),
+        longer_than=asked.longer_than,
+        sort=asked.sort,
         limit=asked.limit,
         cursor=asked.cursor,
     )

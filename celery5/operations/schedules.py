@@ -1,4 +1,4 @@
-"""See schedules, add and remove them, pause, resume and trigger them."""
+"""See schedules, add, change and remove them, pause, resume and trigger them."""
 
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -32,17 +32,22 @@ async def show_schedule(app: "App", asked: OneSchedule) -> "ScheduleState":
     return await app.schedule.ashow(asked.name)
 
 
-class NewSchedule(msgspec.Struct, frozen=True):
-    """A schedule to add: give one of `cron`, `every` and `at`."""
+class FireTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """When a schedule fires: one of `cron`, `every` and `at`."""
 
-    name: Annotated[Text, about("Its name.")]
-    task: Annotated[Text, about("The task whose jobs it sends.")]
     cron: Annotated[str | None, about("A line of a crontab: `0 3 * * *`.", metavar="LINE")] = None
     every: Annotated[Span | None, about("An interval.", metavar="SECONDS")] = None
     at: Annotated[datetime | None, about("Once: 2026-12-24T18:00:00+01:00.", metavar="TIME")] = None
     timezone: Annotated[
         str | None, about("Of cron: Europe/Berlin; default: the setting.", metavar="ZONE")
     ] = None
+
+
+class NewSchedule(FireTimes, frozen=True, kw_only=True):
+    """A schedule to add: give one of `cron`, `every` and `at`."""
+
+    name: Annotated[Text, about("Its name.")]
+    task: Annotated[Text, about("The task whose jobs it sends.")]
     args: Annotated[list[Any], about("The task's arguments, as a list.", metavar="JSON")] = []
     kwargs: Annotated[dict[str, Any], about("Those by name, as an object.", metavar="JSON")] = {}
     queue: Annotated[str, about("The queue of its jobs; default: the task's.")] = ""
@@ -66,7 +71,7 @@ async def add_schedule(app: "App", asked: NewSchedule) -> Changed:
     return Changed(summary=f"schedule {asked.name} is added", count=1, value=added)
 
 
-def _parse_when(asked: NewSchedule) -> AnyTrigger:
+def _parse_when(asked: FireTimes) -> AnyTrigger:
     """Return when a schedule fires. Raises Misconfigured."""
     if sum(given is not None for given in (asked.cron, asked.every, asked.at)) != 1:
         raise Misconfigured("say when: `cron`, `every` or `at`, one of them")
@@ -85,6 +90,18 @@ def _parse_when(asked: NewSchedule) -> AnyTrigger:
             f"`at` {asked.at.isoformat()!r} does not say where: give an offset from UTC, such as {offset}"
         )
     return at(asked.at)
+
+
+class NewTimes(FireTimes, frozen=True, kw_only=True):
+    """A schedule, and when it is to fire from now on: give one of `cron`, `every` and `at`."""
+
+    name: Annotated[Text, about("The schedule.")]
+
+
+async def change_schedule(app: "App", asked: NewTimes) -> Changed:
+    """Change when a schedule fires that was added by hand."""
+    changed = await app.schedule.achange(asked.name, _parse_when(asked))
+    return Changed(summary=f"schedule {asked.name} fires {changed.when}", count=1, value=changed)
 
 
 async def pause_schedule(app: "App", asked: OneSchedule) -> Changed:
@@ -116,6 +133,7 @@ SCHEDULE_OPERATIONS = (
     Operation("schedule:list", list_schedules, result_module="celery5.scheduling.schedules"),
     Operation("schedule:show", show_schedule, result_module="celery5.scheduling.schedules"),
     Operation("schedule:add", add_schedule, Effect.ADJUST | Effect.SEND_JOBS),
+    Operation("schedule:change", change_schedule, Effect.ADJUST),
     Operation("schedule:pause", pause_schedule, Effect.ADJUST),
     Operation("schedule:resume", resume_schedule, Effect.ADJUST),
     Operation("schedule:trigger", trigger_schedule, Effect.SEND_JOBS),

@@ -28,6 +28,7 @@ ACTIONS: Mapping[str, str] = {
     "event:resubscribe": "a withdrawn subscription allowed again",
     "queue:purge": "the jobs that wait on a queue revoked",
     "schedule:add": "a schedule added",
+    "schedule:change": "the times of a schedule changed",
     "schedule:pause": "a schedule paused",
     "schedule:remove": "a schedule removed",
     "schedule:resume": "a schedule resumed",

@@ -33,7 +33,7 @@ from celery5.protocol.scheduling.periodic import (
     ScheduleDefinition,
     ScheduleOrigin,
 )
-from celery5.protocol.scheduling.triggers import describe_trigger, with_zone
+from celery5.protocol.scheduling.triggers import AnyTrigger, describe_trigger, with_zone
 from celery5.protocol.shards import choose_shard, get_queue_of_shard
 from celery5.results.async_result import AsyncResult
 from celery5.scheduling.fire_times import get_next_fire_time, validate_trigger
@@ -394,14 +394,19 @@ async def _add_schedule(
 
 
 async def change_schedule(
-    app: TaskApplication, redis: AsyncDriver, name: str, action: str, change: ScheduleChange
+    app: TaskApplication,
+    redis: AsyncDriver,
+    name: str,
+    action: str,
+    change: ScheduleChange,
+    what: Mapping[str, Any] | None = None,
 ) -> ScheduleState:
     """Change a schedule, with retries while others change it; return the new state, or the last one before removal.
 
     Raises:
         Misconfigured: There is no such schedule, or it changes too often.
     """
-    async with AuditedAction(app, redis, action, name):
+    async with AuditedAction(app, redis, action, name, what):
         return await _change_schedule(app, redis, name, change)
 
 
@@ -448,6 +453,11 @@ def paused_schedule(schedule: Schedule, _now: int) -> Schedule:
 def resumed_schedule(schedule: Schedule, now: int) -> Schedule:
     """Return the schedule, resumed."""
     return periodic.resume_schedule(schedule, now, get_next_fire_time)
+
+
+def schedule_with_trigger(trigger: AnyTrigger) -> ScheduleChange:
+    """Return the change of a schedule's trigger to another."""
+    return lambda schedule, now: periodic.change_trigger(schedule, trigger, now, get_next_fire_time)
 
 
 def removed_schedule(_schedule: Schedule, _now: int) -> None:
@@ -574,6 +584,28 @@ class Schedules:
 
     @blocking(aadd)
     def add(self) -> None: ...
+
+    async def achange(self, name: str, when: When) -> ScheduleState:
+        """Change when a schedule fires. Its counts stay, and it goes on with its first future fire time.
+
+        Args:
+            name: The schedule: one that was added while all runs.
+            when: A crontab line, an interval in seconds or as a timedelta, an aware datetime, or a trigger.
+
+        Raises:
+            Misconfigured: There is no such schedule, code or a configuration declares it, or it would never fire.
+        """
+        trigger = with_zone(resolve_parts(Periodic(when))[0], self._app.settings.timezone)
+        validate_trigger(trigger)
+        what = {"when": describe_trigger(trigger)}
+        redis = await self._app.connections.get_async_driver()
+        with self._explaining_declared(name):
+            return await change_schedule(
+                self._app, redis, name, "schedule:change", schedule_with_trigger(trigger), what
+            )
+
+    @blocking(achange)
+    def change(self) -> None: ...
 
     async def apause(self, name: str) -> ScheduleState:
         """Pause a schedule. Fire times in the pause count neither as fired nor as missed."""

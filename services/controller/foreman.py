@@ -433,9 +433,7 @@ class Foreman:
                 return
             self._ends[name] = end
         elif state.phase is Phase.UP and name in self._ends:
-            end = replace(
-                self._ends.pop(name), then=f"started again as process {self._platform.pid_of(name)}"
-            )
+            end = replace(self._ends.pop(name), then="started again")
         else:
             return
         with suppress(trio.WouldBlock):  # who reads them is behind: the last ones are lost

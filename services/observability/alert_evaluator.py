@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import trio
 
@@ -14,14 +14,15 @@ from celery5.broker.calls import queues as queue_calls
 from celery5.broker.calls import streams as stream_calls
 from celery5.broker.calls import workflows as workflow_calls
 from celery5.broker.calls.alerts import AlertsRead
+from celery5.broker.calls.queues import QueueState, merge_queue_states
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import EVENTS, Keys, QueueKeys
 from celery5.broker.routing.broker_router import run_all_async
 from celery5.errors import BrokerError
 from celery5.limits.holds import LimitHolds
 from celery5.logs.log import Log
+from celery5.observability.lost_processes import list_lost
 from celery5.observability.storage import read_broker_memory
-from celery5.protocol.commands.definitions import get_inbox_name
 from celery5.protocol.health.server_memory import ServerMemory
 from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
 from celery5.protocol.observability.alert_rules import (
@@ -34,8 +35,8 @@ from celery5.protocol.observability.alert_rules import (
     read_conditions,
 )
 from celery5.protocol.observability.alerting import AlertRule, Measure, decide_alerts
+from celery5.protocol.observability.overview import LostWorker
 from celery5.protocol.observability.queue_depth import QueueDepth, merge_depths
-from celery5.protocol.process.standing import has_successor
 from celery5.protocol.shards import get_queue_of_shard, take_queues
 from celery5.protocol.workflows.status import make_status
 from celery5.results.job_details import LEASED_PROCESS_KINDS
@@ -54,6 +55,16 @@ OF_QUEUES = frozenset[Measure](
     {"oldest", "no-workers", "dead-letters", "worker-deaths", "worker-lost", "loop-lag", "not-undone"}
 )
 """What is measured of queues."""
+
+
+class _MeasuredBroker(NamedTuple):
+    """What was measured of one broker."""
+
+    queues: dict[str, MeasuredQueue]
+    lags: dict[tuple[str, str], float]
+    memory: list[ServerMemory]
+    # The queues, or their shards, that have lost workers.
+    with_lost: list[QueueState]
 
 
 class AlertEvaluator:
@@ -154,17 +165,17 @@ class AlertEvaluator:
         queues: dict[str, MeasuredQueue] = {}
         lags: dict[tuple[str, str], float] = {}
         memory: list[ServerMemory] = []
-        lost, with_successor = dict[tuple[str, str], float](), list[tuple[str, str]]()
-        if "worker-lost" in self._measures:
-            lost, with_successor = await self._measure_lost(counted.now)
+        with_lost: list[QueueState] = []
         measured = await run_all_async(
-            [partial(self._measure_broker, name, redis, counted.now) for name, redis in self._brokers.items()]
+            [partial(self._measure_broker, name, redis) for name, redis in self._brokers.items()]
         )
         for found in measured:
-            if isinstance(found, MeasuredCluster):  # a broker that is unreachable has no queues
+            if isinstance(found, _MeasuredBroker):  # a broker that is unreachable has no queues
                 queues.update(found.queues)
                 lags.update(found.lags)
                 memory += found.memory
+                with_lost += found.with_lost
+        needs_lost = self._measures & {"worker-lost", "worker-deaths"}
         return MeasuredCluster(
             at=counted.now,
             queues=queues,
@@ -172,49 +183,54 @@ class AlertEvaluator:
             lags=lags,
             loop_lag=counted.loop_lag,
             memory=tuple(memory),
-            lost=lost,
-            with_successor=with_successor,
+            lost=await self._measure_lost(with_lost, counted.now) if needs_lost else (),
         )
 
-    async def _measure_broker(self, name: str, redis: AsyncDriver, now: float) -> MeasuredCluster:
+    async def _measure_broker(self, name: str, redis: AsyncDriver) -> "_MeasuredBroker":
         queues: dict[str, MeasuredQueue] = {}
+        with_lost: list[QueueState] = []
         if self._measures & OF_QUEUES:
             names = await redis.perform(queue_calls.list_queues(self._keys))
             names = take_queues(sorted(names), MAX_SUBJECTS)
             paused = await redis.perform(command_calls.list_paused_queues(self._keys))
-            queues = await self._measure_queues(redis, names, paused)
+            queues, with_lost = await self._measure_queues(redis, names, paused)
         lags: dict[tuple[str, str], float] = {}
         if "stream-lag" in self._measures:
             lags = await self._measure_groups(redis)
         memory = await read_broker_memory(name, redis) if "memory" in self._measures else None
-        return MeasuredCluster(at=now, queues=queues, lags=lags, memory=(memory,) if memory else ())
+        return _MeasuredBroker(queues, lags, [memory] if memory else [], with_lost)
 
-    async def _measure_lost(self, now: float) -> tuple[dict[tuple[str, str], float], list[tuple[str, str]]]:
-        """Return when Routers, Schedulers, Controllers and publishers were lost, and which have a successor."""
-        kinds: list[Call[Any]] = [
-            cluster_calls.list_lost_processes(self._keys, process_kind)
-            for process_kind in LEASED_PROCESS_KINDS
+    async def _measure_lost(self, queues: Sequence[QueueState], now: float) -> tuple[LostWorker, ...]:
+        """Return the processes that were lost in the last hour, as all surfaces show them.
+
+        Args:
+            queues: The queues, or their shards, that have lost workers.
+            now: In seconds since 1970.
+        """
+        over: list[Call[Any]] = [
+            cluster_calls.list_lost_processes(self._keys, kind) for kind in LEASED_PROCESS_KINDS
         ]
         live: list[Call[Any]] = [
-            cluster_calls.list_live_processes(self._keys, process_kind)
-            for process_kind in LEASED_PROCESS_KINDS
+            cluster_calls.list_live_processes(self._keys, kind) for kind in LEASED_PROCESS_KINDS
         ]
-        routers = queue_calls.get_queue_depth(self._keys.for_queue(EVENTS))
-        depth = await self._redis.perform(routers)
-        replies = await self._redis.perform_all([*kinds, *live])
-        lost = {("router", name): at for name, at in depth.lost_workers.items()}
-        with_successor = list[tuple[str, str]]()
-        for kind, over, names in zip(
-            LEASED_PROCESS_KINDS, replies[: len(kinds)], replies[len(kinds) :], strict=True
-        ):
-            alive = {get_inbox_name(name) for name in names}
-            lost |= {(kind, name): now - seconds for name, seconds in over.items()}
-            with_successor += [(kind, name) for name in over if has_successor(get_inbox_name(name), alive)]
-        return lost, with_successor
+        events: Call[Any] = queue_calls.get_queue_state(self._keys.for_queue(EVENTS))
+        events_state, *replies = await self._redis.perform_all([events, *over, *live])
+        kinds = len(LEASED_PROCESS_KINDS)
+        return tuple(
+            list_lost(
+                merge_queue_states(queues),
+                events_state,
+                dict(zip(LEASED_PROCESS_KINDS, replies[:kinds], strict=True)),
+                dict(zip(LEASED_PROCESS_KINDS, replies[kinds:], strict=True)),
+                brokers=self._brokers,
+                now=now,
+            )
+        )
 
     async def _measure_queues(
         self, redis: AsyncDriver, names: Sequence[str], paused: Collection[str]
-    ) -> dict[str, MeasuredQueue]:
+    ) -> tuple[dict[str, MeasuredQueue], list[QueueState]]:
+        """Return what is measured of queues, and the states of those, or of their shards, that have lost workers."""
         of_shards: dict[str, QueueDepth] = {}
         stopping: dict[str, tuple[StoppingRun, ...]] = {}
         for start in range(0, len(names), QUEUES_AT_ONCE):
@@ -229,7 +245,13 @@ class AlertEvaluator:
         depths = merge_depths(of_shards)
         held = {name: depth.held_tasks for name, depth in depths.items()}
         held_by = await self._limit_holds.describe(redis, held)
-        return {
+        reads: list[Call[QueueState]] = [
+            queue_calls.get_queue_state(self._keys.for_queue(name))
+            for name, depth in of_shards.items()
+            if depth.lost
+        ]
+        with_lost = await redis.perform_all(reads) if reads else []
+        queues = {
             name: MeasuredQueue(
                 depth=depth,
                 held_by=held_by.get(name, ""),
@@ -238,6 +260,7 @@ class AlertEvaluator:
             )
             for name, depth in depths.items()
         }
+        return queues, with_lost
 
     async def _measure_stopping(
         self, redis: AsyncDriver, queues: Sequence[QueueKeys]

@@ -48,6 +48,7 @@ CHANGES: Mapping[str, Effect] = {
     "run.aretry": Effect.SEND_JOBS,
     "run.asignal": Effect.SIGNAL,
     "schedule.aadd": Effect.SEND_JOBS | Effect.ADJUST,
+    "schedule.achange": Effect.ADJUST,
     "schedule.apause": Effect.ADJUST,
     "schedule.aremove": Effect.DELETE,
     "schedule.aresume": Effect.ADJUST,

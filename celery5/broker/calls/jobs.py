@@ -500,6 +500,7 @@ def _inspection(raw: Any) -> JobInspection:
         message=message,
         worker=worker.decode(errors="replace"),
         taken=0.0 if held_for is None else now / 1000 - held_for,
+        held_for=held_for,
         due=parse_seconds(due) or 0.0,
         deliveries=deliveries,
         jobs_ahead=None if before < 0 else before,

@@ -99,6 +99,7 @@ schedule = make_group(
         ),
         "show": CommandView(row=_get_fields),
         "add": CommandView(text=_format_state, needs_code=True),
+        "change": CommandView(text=_format_state),
         "pause": CommandView(text=_format_state),
         "resume": CommandView(text=_format_state),
         "remove": CommandView(

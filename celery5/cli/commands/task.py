@@ -64,16 +64,18 @@ def _find_in_run(app: "App", member: MemberId) -> dict[str, object]:
     return {name: value for name, value in fields.items() if value != ""}
 
 
-def _make_search_row(job: "JobRecord") -> dict[str, object]:
+def _make_search_row(job: "JobRecord", *, any_due: bool) -> dict[str, object]:
+    ran = format_seconds(job.ran)
     return {
         "at": format_time(job.at),
+        **({"due": "" if job.ended else format_time(job.due)} if any_due else {}),
         "state": f"{job.state} (replayed or purged since)" if job.has_left else job.state,
         "id": job.id,
         "task": job.task,
         "queue": job.queue,
         "attempt": job.attempt,
         "waited": format_seconds(job.waited),
-        "ran": format_seconds(job.ran),
+        "ran": f"{ran} so far" if ran and not job.ended else ran,
         "worker": job.worker,
         "error": job.error or job.reason,
         "arguments": format_arguments(job.arguments),
@@ -82,7 +84,8 @@ def _make_search_row(job: "JobRecord") -> dict[str, object]:
 
 def _format_page(page: "JobPage") -> str:
     empty = f"no jobs were found{f'; {_describe_delay(page)}' if page.behind else ''}"
-    return format_table([_make_search_row(job) for job in page.jobs], empty=empty)
+    any_due = any(job.due and not job.ended for job in page.jobs)
+    return format_table([_make_search_row(job, any_due=any_due) for job in page.jobs], empty=empty)
 
 
 def _describe_delay(page: "JobPage") -> str:
@@ -154,7 +157,7 @@ task = make_group(
             after=_show_next_page,
             parameters={"at": None},
             help="Find jobs that wait, run, are dead or have ended. "
-            "Of successes only the slowest and samples are kept.",
+            "Of successes only the slowest and samples are kept. Slow jobs: --longer-than 5s, --sort ran.",
         ),
         "list": CommandView(empty="no tasks are declared", needs_code=True),
         "send": CommandView(

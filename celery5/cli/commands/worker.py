@@ -26,7 +26,7 @@ from celery5.operations.operation import Changed
 from celery5.operations.processes import PROCESS_OPERATIONS
 from celery5.protocol.commands.definitions import RUN_TASK, STACK
 from celery5.protocol.durations import format_age, format_duration
-from celery5.protocol.observability.overview import describe_loss
+from celery5.protocol.observability.overview import IS_REPAIRED, describe_loss
 from celery5.protocol.process.recycling import format_mib
 from celery5.protocol.scaling.budget import is_full_task_name
 from celery5.protocol.scaling.resource_budget import read_use, show_use
@@ -302,7 +302,8 @@ worker = make_group(
 def list_workers(target: Target, /, *, wants_json: bool, timeout: float) -> None:
     """Show each worker: how long it has run, what it has done, the memory it takes, and when it is recycled.
 
-    A worker that is silent says for how long; one that was lost in the last hour is there with what it held.
+    A worker that is silent says for how long; one that was lost in the last hour is there with what it held, and
+    whether that is repaired.
     """
     app = target.load()
     with skip_unreachable(app, wants_json=wants_json):
@@ -330,7 +331,7 @@ def _make_lost_row(lost: "LostWorker", *, wants_json: bool) -> dict[str, object]
     if wants_json:
         return {
             "worker": lost.name,
-            "state": "lost",
+            "state": IS_REPAIRED if lost.is_repaired else "lost",
             "standing": lost.standing,
             "health": lost.health,
             "lost": lost,

@@ -24,7 +24,7 @@ from celery5.protocol.commands.definitions import get_inbox_name
 from celery5.protocol.counts import format_count
 from celery5.protocol.durations import format_age, format_duration
 from celery5.protocol.masking import get_error_text
-from celery5.protocol.observability.overview import describe_loss, describe_replaced, select_unreplaced
+from celery5.protocol.observability.overview import describe_loss, describe_repaired, select_unrepaired
 from celery5.protocol.observability.queue_depth import AT_LIMITS
 from celery5.protocol.process.standing import make_lost
 
@@ -130,8 +130,8 @@ def _show(app: "App", state: "AppState", standings: "WorkersOverview") -> None:
         echo("\n" + format_fields(fields))
     if lost := _make_lost_rows(standings):
         echo("\n" + format_table(lost, empty=""))
-    if replaced := describe_replaced(standings.lost):
-        echo(f"\n{replaced}: {as_called('celery5 worker list shows them')}")
+    if repaired := describe_repaired(standings.lost):
+        echo(f"\n{repaired}: {as_called('celery5 worker list shows them')}")
     if state.queues:
         echo("\n" + format_table(_workers(state, standings), empty="no workers"))
     if state.scaling is not None:
@@ -164,7 +164,7 @@ def _format_memory(memory: "ServerMemory", brokers: Sequence[str]) -> str:
 
 def _make_lost_rows(standings: "WorkersOverview") -> list[dict[str, object]]:
     """Return a row for each of the last processes that were lost in the last hour."""
-    lost = select_unreplaced(standings.lost)
+    lost = select_unrepaired(standings.lost)
     rows: list[dict[str, object]] = [
         {
             "lost": f"{process.kind} {process.name}",

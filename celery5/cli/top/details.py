@@ -173,7 +173,7 @@ def _describe_worker(worker: WorkerOverview, jobs: Sequence[ActiveJob] | None, n
 def _describe_lost(lost: LostWorker, now: float) -> list[Line]:
     return [
         _title(f"{lost.kind} {lost.worker}"),
-        _field("health", lost.health, "bad"),
+        _field("health", lost.health, "" if lost.is_repaired else "bad"),
         _field("lost", f"{format_time(lost.at)} ({format_age(min(lost.at, now), now)})"),
         *([_field("controller", lost.controller)] if lost.controller else []),
         _field("queues", ", ".join(lost.queues)),

@@ -26,7 +26,7 @@ from celery5.cli.top.tables import (
 )
 from celery5.protocol.counts import format_count
 from celery5.protocol.durations import format_duration
-from celery5.protocol.observability.overview import Overview, format_rate, select_unreplaced
+from celery5.protocol.observability.overview import Overview, format_rate, select_unrepaired
 
 SMALLEST = (40, 10)
 """Columns and lines that the screen needs."""
@@ -181,7 +181,7 @@ def _draw_attention(overview: Overview, alerts: str) -> Line:
     queues = sum(queue.verdict.needs_attention for queue in overview.queues)
     tasks = sum(task.needs_attention for task in overview.tasks)
     workers = sum(worker.health not in ("ok", "no report yet") for worker in overview.workers)
-    lost = select_unreplaced(overview.lost)
+    lost = select_unrepaired(overview.lost)
     workers += sum(process.kind == "worker" for process in lost)
     others = sum(process.kind != "worker" for process in lost)
     counts = (

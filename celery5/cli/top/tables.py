@@ -17,8 +17,10 @@ from celery5.protocol.observability.overview import (
     TaskOverview,
     WorkerOverview,
     describe_loss,
+    describe_repaired,
     format_rate,
     format_share,
+    select_unrepaired,
 )
 from celery5.protocol.observability.queue_depth import AT_LIMITS
 from celery5.protocol.process.recycling import format_mib
@@ -226,9 +228,14 @@ def make_worker_table(overview: Overview) -> TopTable:
     )
     return TopTable(
         columns,
-        (*map(_make_lost_row, overview.lost), *map(_make_worker_row, workers)),
+        (*map(_make_lost_row, select_unrepaired(overview.lost)), *map(_make_worker_row, workers)),
         empty=as_called("no worker is running; celery5 worker start starts one"),
-        note=_note_left_out(overview.left_out.workers, "worker"),
+        note="; ".join(
+            filter(
+                None,
+                (_note_left_out(overview.left_out.workers, "worker"), describe_repaired(overview.lost)),
+            )
+        ),
     )
 
 

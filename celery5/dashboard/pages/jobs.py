@@ -23,7 +23,19 @@ from celery5.protocol.masking import MASK
 from celery5.protocol.shards import get_queue_of_shard
 from celery5.protocol.workflows.member_ids import parse_member_id
 
-FILTERS = ("id", "task", "queue", "state", "error", "worker", "argument", "since", "until")
+FILTERS = (
+    "id",
+    "task",
+    "queue",
+    "state",
+    "error",
+    "worker",
+    "argument",
+    "since",
+    "until",
+    "longer_than",
+    "sort",
+)
 STATES = [(state.value, state.value.lower()) for state in JobState if state is not JobState.UNKNOWN]
 """The states to choose from, as they are given and shown."""
 ROWS = 100

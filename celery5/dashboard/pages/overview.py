@@ -9,7 +9,7 @@ from celery5.observability.alerts import AlertState
 from celery5.observability.metrics import HistoryPoint, select_over
 from celery5.protocol.commands.definitions import get_inbox_name
 from celery5.protocol.health.breaker import describe_held
-from celery5.protocol.observability.overview import Overview, describe_replaced, select_unreplaced
+from celery5.protocol.observability.overview import IS_BACK, Overview, describe_repaired, select_unrepaired
 
 SHOWN_QUEUES = 5
 """Queues in the chart: those with the most jobs."""
@@ -40,7 +40,7 @@ def find_own_alerts(alerts: Sequence[AlertState], overview: Overview) -> list[Al
     listed = {f"task {task.name}" for task in overview.tasks if task.needs_attention}
     listed |= {f"queue {queue.name}" for queue in overview.queues if queue.verdict.needs_attention}
     listed |= {
-        f"{lost.kind} {get_inbox_name(lost.worker)}" for lost in select_unreplaced(overview.lost)[:SHOWN_LOST]
+        f"{lost.kind} {get_inbox_name(lost.worker)}" for lost in select_unrepaired(overview.lost)[:SHOWN_LOST]
     }
     own = [alert for alert in alerts if alert.fires and alert.subject not in listed]
     return sorted(own, key=lambda alert: (alert.severity != "critical", alert.name, alert.subject))
@@ -94,8 +94,9 @@ async def load_overview(request: PageRequest) -> Mapping[str, Any]:
         "undelivered": [alert for alert in alerts if alert.undelivered],
         "firing": {alert.subject: alert.severity for alert in alerts if alert.fires},
         "breakers": count_breakers(overview),
-        "lost": select_unreplaced(overview.lost)[:SHOWN_LOST],
-        "replaced": describe_replaced(overview.lost),
+        "lost": select_unrepaired(overview.lost)[:SHOWN_LOST],
+        "repaired": describe_repaired(overview.lost),
+        "is_back": IS_BACK,
         "healthy": describe_healthy(overview),
     }
 

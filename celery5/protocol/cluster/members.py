@@ -76,7 +76,7 @@ class MemberEnd(msgspec.Struct, frozen=True):
     member: str
     # How it ended, for people.
     how: str
-    # What follows: `it is started again`, `given up: ...`, `started again as process 4712`.
+    # What follows: `it is started again`, `given up: ...`, `started again`.
     then: str
     # The whole name of the process that ended; "" if the Controller does not know it.
     worker: str = ""

@@ -2,11 +2,12 @@
 
 import math
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from fnmatch import fnmatchcase
 from hashlib import sha256
-from typing import Any, cast
+from heapq import nlargest
+from typing import Any, Literal, cast, get_args
 
 import msgspec
 
@@ -21,6 +22,9 @@ Moment = float | datetime
 """Seconds since 1970, or a datetime with a zone."""
 ArgumentFilter = str | Mapping[str, object]
 """Arguments by path: `{"order.id": 7}` or `"order.id=7"`."""
+
+JobOrder = Literal["time", "ran"]
+"""The order of jobs on a page: by time, or those that ran longest first."""
 
 MAX_LIMIT = 1000
 """Jobs on one page."""
@@ -78,6 +82,24 @@ class JobQuery(msgspec.Struct, frozen=True, kw_only=True):
     # Seconds since 1970.
     since: float = 0.0
     until: float = math.inf
+    # Seconds; 0 for jobs that have not run, too.
+    longer_than: float = 0.0
+    # `ran` leaves out jobs that have not run.
+    sort: JobOrder = "time"
+
+    @property
+    def needs_run(self) -> bool:
+        """Whether only jobs that run, or have run, are asked for."""
+        return self.longer_than > 0 or self.sort == "ran"
+
+    def arrange(self, jobs: Iterable[JobRecord], limit: int) -> tuple[JobRecord, ...]:
+        """Return at most `limit` jobs in the order that is asked for.
+
+        By time the newest come first, and below them jobs that wait for a time, the soonest first.
+        """
+        if self.sort == "ran":
+            return tuple(nlargest(limit, jobs, key=lambda job: job.ran or 0.0))
+        return tuple(sorted(jobs, key=lambda job: (job.due > 0, job.due or -job.at))[:limit])
 
     def matches(self, record: JobRecord, arguments: Mapping[str, Any] | None = None) -> bool:
         """Return whether a job is asked for.
@@ -94,6 +116,7 @@ class JobQuery(msgspec.Struct, frozen=True, kw_only=True):
             and (not self.worker or self._has_worker(record))
             and (not self.error or self._has_error(record))
             and self.since <= record.at <= self.until
+            and (not self.needs_run or (record.ran is not None and record.ran >= self.longer_than))
             and all(
                 argument.matches(record.arguments if arguments is None else arguments)
                 for argument in self.arguments
@@ -173,6 +196,8 @@ def make_job_query(
     argument: ArgumentFilter = "",
     since: Moment | None = None,
     until: Moment | None = None,
+    longer_than: float | None = None,
+    sort: JobOrder = "time",
 ) -> JobQuery:
     """Return the query with these conditions. Raises Misconfigured for what makes no sense."""
     texts = {"id": id, "task": task, "queue": queue, "error": error, "worker": worker}
@@ -185,6 +210,8 @@ def make_job_query(
         arguments=_read_arguments(argument),
         since=0.0 if since is None else _read_moment("since", since),
         until=math.inf if until is None else _read_moment("until", until),
+        longer_than=0.0 if longer_than is None else _read_span("longer_than", longer_than),
+        sort=_read_order(sort),
     )
 
 
@@ -204,6 +231,20 @@ def _read_state(state: str) -> JobState | None:
         hint = did_you_mean(name, known, otherwise=f"states are {', '.join(known)}")
         raise Misconfigured(f"no state {state!r}; {hint}")
     return JobState(name)
+
+
+def _read_order(sort: JobOrder) -> JobOrder:
+    orders = get_args(JobOrder)
+    if sort not in orders:
+        raise Misconfigured(f"sort is {sort!r}: give {' or '.join(orders)}")
+    return sort
+
+
+def _read_span(name: str, seconds: float) -> float:
+    is_number = isinstance(cast("object", seconds), int | float) and not isinstance(seconds, bool)
+    if not is_number or not 0 <= seconds < math.inf:
+        raise Misconfigured(f"{name} is {seconds!r}: give seconds, 0 or more")
+    return float(seconds)
 
 
 def _read_moment(name: str, moment: Moment) -> float:

@@ -109,6 +109,8 @@ class JobInspection(msgspec.Struct, frozen=True, kw_only=True):
     # The worker that has it, and since when.
     worker: str = ""
     taken: float = 0.0
+    # The same in seconds until now; None when no worker has it.
+    held_for: float | None = None
     # The time that it waits for.
     due: float = 0.0
     # How many workers died with it, and the last of them.

@@ -22,14 +22,18 @@ from celery5.protocol.observability.alerting import (
     Severity,
 )
 from celery5.protocol.observability.overview import (
+    IS_REPAIRED,
+    LostWorker,
+    are_deaths_open,
     describe_deaths,
     describe_flow,
     judge_queue,
+    select_unrepaired,
 )
 from celery5.protocol.observability.queue_depth import QueueDepth, TaskDeaths, sum_deaths
 from celery5.protocol.observability.report import compress, decompress, get_labels
 from celery5.protocol.observability.rollup import FAILED_STATES, FINISHED_STATES, MetricsGroup
-from celery5.protocol.process.standing import BLOCKED, count_unnamed_lost, make_lost
+from celery5.protocol.process.standing import BLOCKED, make_lost
 from celery5.protocol.text_values import DURATION
 from celery5.similar_names import suggest_known
 
@@ -90,7 +94,8 @@ def dead_letters(
 def worker_deaths(task: str = "", *, above: float = 0, within: float = 600.0) -> AlertCondition:
     """Return the condition that jobs of a task, or of any, took more than `above` workers down within a time.
 
-    It counts from the first one on: each death is noted where the jobs of the worker are put back.
+    It counts from the first one on: each death is noted where the jobs of the worker are put back. A single one within
+    the time counts until it is repaired, as `worker_lost` defines it.
     """
     return AlertCondition(measure="worker-deaths", task=task, above=above, within=within)
 
@@ -99,8 +104,8 @@ def worker_lost(queue: str = "", *, within: float = 600.0) -> AlertCondition:
     """Return the condition that a worker of a queue, or any process, was lost within a time: it died, or was frozen or
     cut off for longer than its lease. One that ends in order is not lost.
 
-    Without a queue, Routers, Schedulers, Controllers and publishers count, too: a Scheduler, Controller or publisher
-    until one of its name lives.
+    It counts until its loss is repaired: another process works in its place, and of its jobs none is held or became a
+    dead letter that is there still. Without a queue, Routers, Schedulers, Controllers and publishers count, too.
     """
     return AlertCondition(measure="worker-lost", queue=queue, above=0, within=within)
 
@@ -277,11 +282,13 @@ def make_builtin_rules(thresholds: AlertThresholds) -> tuple[AlertRule, ...]:
         ),
         (
             thresholds.worker_deaths,
-            AlertRule(name="worker-deaths", condition=deaths, severity="critical", for_=0.0),
+            AlertRule(
+                name="worker-deaths", condition=deaths, severity="critical", for_=0.0, keep_firing_for=0.0
+            ),
         ),
         (
             thresholds.worker_lost,
-            AlertRule(name="worker-lost", condition=lost, severity="critical", for_=0.0),
+            AlertRule(name="worker-lost", condition=lost, severity="critical", for_=0.0, keep_firing_for=0.0),
         ),
         (thresholds.not_undone, AlertRule(name="not-undone", condition=undo, severity="critical", for_=0.0)),
         (
@@ -352,10 +359,8 @@ class MeasuredCluster(msgspec.Struct, frozen=True, kw_only=True):
     loop_lag: float | None = None
     # How full the servers are.
     memory: tuple[ServerMemory, ...] = ()
-    # When each process beside workers was lost, in seconds since 1970, by kind and name.
-    lost: Mapping[tuple[str, str], float] = {}
-    # The lost processes that have a successor, by kind and name.
-    with_successor: Collection[tuple[str, str]] = ()
+    # The processes that were lost in the last hour, the last ones first.
+    lost: tuple[LostWorker, ...] = ()
 
     @property
     def deaths(self) -> Mapping[str, TaskDeaths]:
@@ -558,55 +563,37 @@ def _read_all_deaths(
     for task, deaths in measured.deaths.items():
         if condition.task in ("", task):
             # When the last one was is known: so the first counts that came before anything was sampled.
-            is_recent = measured.at - deaths.last <= condition.within
+            begin = measured.at - condition.within
+            is_open = deaths.last >= begin and are_deaths_open(task, measured.lost, begin)
             since = base.count_deaths_since(task, measured.queues) if base is not None else 0
             words = describe_deaths(deaths, measured.at, f"jobs of task {task}")
-            yield f"task {task}", AlertReading(max(1, since) if is_recent else 0, words)
+            yield f"task {task}", AlertReading(max(1, since) if is_open else 0, words)
 
 
 def _read_lost(condition: AlertCondition, measured: MeasuredCluster) -> Iterator[tuple[str, AlertReading]]:
-    """Yield whether each of the last processes that were lost was lost lately; the others together.
+    """Yield whether a loss of each of the last processes that were lost is open; of the others how many are.
 
-    One that keeps its name when it is started again may be lost several times: its newest loss counts. One that has a
-    successor does not count as lost.
+    A loss is open until it is repaired, or its time is over. One that keeps its name when it is started again may be
+    lost several times: its newest open loss is described, or else its newest one.
     """
-    lost: dict[tuple[str, str], float] = {} if condition.queue else dict(measured.lost)
-    for name, queue in measured.queues.items():
-        if condition.queue in ("", name):
-            for worker, at in queue.depth.lost_workers.items():
-                key = ("worker", worker)
-                lost[key] = min(at, lost.get(key, at))
-    newest: dict[str, tuple[float, str]] = {}
-    for (kind, process), at in lost.items():
-        subject = f"{kind} {get_inbox_name(process)}"
-        newest[subject] = max((at, f"{kind} {process}"), newest.get(subject, (at, "")))
-    with_successor = {f"{kind} {get_inbox_name(process)}" for kind, process in measured.with_successor}
-    in_order = sorted(((subject, at) for subject, (at, _) in newest.items()), key=lambda item: -item[1])
-    for subject, at in in_order[:MAX_LOST_SUBJECTS]:
-        is_recent = measured.at - at <= condition.within and subject not in with_successor
-        words = f"{newest[subject][1]} was {make_lost(measured.at - at).text}"
-        words += "; another one works in its place" if subject in with_successor else ""
-        yield subject, AlertReading(float(is_recent), words)
-    others = sum(measured.at - at <= condition.within for _, at in in_order[MAX_LOST_SUBJECTS:])
-    others += _count_unnamed_lost(condition, measured)
-    if others or len(in_order) > MAX_LOST_SUBJECTS:
-        yield (
-            "further processes",
-            AlertReading(
-                others, f"{format_count(others, 'further process was', 'further processes were')} lost lately"
-            ),
-        )
-
-
-def _count_unnamed_lost(condition: AlertCondition, measured: MeasuredCluster) -> int:
-    """Return how many workers more were lost lately. A queue names the last ones: others are no later than these."""
-    return count_unnamed_lost(
-        (queue.depth.lost, len(queue.depth.lost_workers))
-        for name, queue in measured.queues.items()
-        if condition.queue in ("", name)
-        and queue.depth.lost_workers
-        and measured.at - min(queue.depth.lost_workers.values()) <= condition.within
-    )
+    losses: dict[str, list[LostWorker]] = {}
+    for process in sorted(measured.lost, key=lambda process: -process.at):
+        if condition.queue in ("", *process.queues):
+            losses.setdefault(f"{process.kind} {get_inbox_name(process.worker)}", []).append(process)
+    begin = measured.at - condition.within
+    others = 0
+    for number, (subject, found) in enumerate(losses.items()):
+        open_losses = [process for process in select_unrepaired(found) if process.at >= begin]
+        if number >= MAX_LOST_SUBJECTS:
+            others += bool(open_losses)
+            continue
+        newest = (open_losses or found)[0]
+        words = f"{newest.kind} {newest.worker} was {make_lost(measured.at - newest.at).text}"
+        words += f"; {IS_REPAIRED}" if newest.is_repaired else ""
+        yield subject, AlertReading(float(bool(open_losses)), words)
+    if len(losses) > MAX_LOST_SUBJECTS:
+        further = format_count(others, "further process was", "further processes were")
+        yield "further processes", AlertReading(others, f"{further} lost lately")
 
 
 def _find_base(samples: Sequence[CounterSample], at: float) -> CounterSample | None:

@@ -156,7 +156,8 @@ class TaskOverview(msgspec.Struct, frozen=True, kw_only=True):
     deaths: int = 0
     poisoned: int = 0
     last_death: float | None = None
-    # The same in words, for an hour after the last one; '' for nothing that a person should look at.
+    # The same in words, for an hour after the last one; '' for nothing that a person should look at, as when that was
+    # the only one, and is repaired.
     kills: str = ""
 
     @property
@@ -223,17 +224,19 @@ class LostWorker(msgspec.Struct, frozen=True, kw_only=True):
     held: int = 0
     put_back: int = 0
     dead: int = 0
+    # Of those dead letters how many may be there still: none while its queues have none.
+    dead_left: int = 0
     # Some of the jobs that it had begun, and what became of them.
     jobs: tuple[LostJob, ...] = ()
-    # Whether a process of its name lives again.
+    # The tasks of the jobs that it had begun.
+    tasks: tuple[str, ...] = ()
+    # Whether another process works in its place.
     is_back: bool = False
+    # Whether nobody needs to look at it any more: another process works in its place, and of its jobs none is held or
+    # dead. `judge_repair` decides it.
+    is_repaired: bool = False
     # What its Controller knows of its end, and has done then; '' when there is none.
     controller: str = ""
-
-    @property
-    def is_replaced(self) -> bool:
-        """Whether a process of its name works again, and no job was interrupted: nobody needs to look at it."""
-        return self.is_back and not (self.held or self.put_back or self.dead or self.jobs)
 
     @property
     def work(self) -> str:
@@ -250,19 +253,31 @@ class WorkersOverview(NamedTuple):
     further_lost: int = 0
 
 
-def select_unreplaced(lost: Sequence[LostWorker]) -> tuple[LostWorker, ...]:
+def judge_repair(lost: LostWorker) -> LostWorker:
+    """Return what is known of a lost process, with whether its loss is repaired."""
+    is_repaired = lost.is_back and not (lost.held or lost.dead_left)
+    return msgspec.structs.replace(lost, is_repaired=is_repaired)
+
+
+def select_unrepaired(lost: Sequence[LostWorker]) -> tuple[LostWorker, ...]:
     """Return the lost processes that people may have to look at."""
-    return tuple(process for process in lost if not process.is_replaced)
+    return tuple(process for process in lost if not process.is_repaired)
 
 
-def describe_replaced(lost: Sequence[LostWorker]) -> str:
-    """Return how many of the lost processes were replaced, in words; '' for none."""
-    count = sum(process.is_replaced for process in lost)
-    return (
-        f"{format_count(count, 'process was', 'processes were')} lost in the last hour and replaced"
-        if count
-        else ""
-    )
+def describe_repaired(lost: Sequence[LostWorker]) -> str:
+    """Return how many losses of processes are repaired, in words: `lost in the last hour: 1, repaired`; '' for none."""
+    count = sum(process.is_repaired for process in lost)
+    return f"lost in the last hour: {count:,}, repaired" if count else ""
+
+
+def are_deaths_open(task: str, lost: Iterable[LostWorker], since: float) -> bool:
+    """Return whether a person should look at the workers that died with jobs of a task since some time.
+
+    One worker may die of anything, so a single loss is over when it is repaired. Jobs that take down several are a
+    pattern, and stay one however soon each worker is replaced. A loss that is not known by name counts, too.
+    """
+    found = [process for process in lost if task in process.tasks and process.at >= since]
+    return len(found) != 1 or not found[0].is_repaired
 
 
 def describe_lost_work(lost: LostWorker) -> str:
@@ -287,8 +302,9 @@ def format_lost(lost: LostWorker) -> str:
 
 
 def describe_loss(lost: LostWorker) -> str:
-    """Return what is known of the loss of a worker: whether it is back, what its Controller knows, what it held."""
-    return "; ".join(filter(None, (IS_BACK if lost.is_back else "", lost.controller, lost.work)))
+    """Return what is known of the loss of a worker: whether it is repaired, what its Controller knows, what it held."""
+    then = IS_REPAIRED if lost.is_repaired else IS_BACK if lost.is_back else ""
+    return "; ".join(filter(None, (then, lost.controller, lost.work)))
 
 
 class DueSchedule(msgspec.Struct, frozen=True):
@@ -321,7 +337,7 @@ class OverviewTotals(msgspec.Struct, frozen=True, kw_only=True):
     scheduled: int
     dead: int
     workers: int
-    # Those that were lost in the last hour, without those that were replaced.
+    # Those that were lost in the last hour, without those whose loss is repaired.
     lost: int = 0
     routers: int
     schedulers: int
@@ -523,7 +539,10 @@ def fails_now(onset: FailureOnset | None, now: float) -> bool:
 
 
 def add_deaths(
-    tasks: Iterable[TaskOverview], deaths: Mapping[str, TaskDeaths], now: float
+    tasks: Iterable[TaskOverview],
+    deaths: Mapping[str, TaskDeaths],
+    lost: Sequence[LostWorker],
+    now: float,
 ) -> list[TaskOverview]:
     """Return the overviews of tasks with the workers that their jobs took down; first those that need a person.
 
@@ -546,12 +565,13 @@ def add_deaths(
                 run=None,
                 wait=None,
             )
+        is_open = now - task_deaths.last <= KILLS_LATELY and are_deaths_open(name, lost, now - KILLS_LATELY)
         found[name] = msgspec.structs.replace(
             before,
             deaths=task_deaths.workers,
             poisoned=task_deaths.poisoned,
             last_death=task_deaths.last or None,
-            kills=describe_deaths(task_deaths, now) if now - task_deaths.last <= KILLS_LATELY else "",
+            kills=describe_deaths(task_deaths, now) if is_open else "",
         )
     return sorted(found.values(), key=lambda task: not task.needs_attention)
 
@@ -602,12 +622,16 @@ def merge_lost(process: LostWorker, other: LostWorker) -> LostWorker:
         held=process.held + other.held,
         put_back=process.put_back + other.put_back,
         dead=process.dead + other.dead,
+        dead_left=process.dead_left + other.dead_left,
         jobs=(*process.jobs, *other.jobs),
+        tasks=tuple(dict.fromkeys((*process.tasks, *other.tasks))),
     )
 
 
-IS_BACK = "one of this name works again"
-"""What is said of a lost process whose name lives."""
+IS_BACK = "another process works in its place"
+"""What is said of a lost process that has a successor."""
+IS_REPAIRED = "repaired"
+"""What is said of a loss that nobody needs to look at any more."""
 LATE_LOOP = 1.0
 """Seconds by which an event loop that wakes up late is worth a look."""
 STARTED_TOGETHER = 120.0

@@ -165,8 +165,9 @@ class LostRecord(msgspec.Struct, frozen=True, kw_only=True):
     # Jobs of it that were put back, and that became dead letters.
     put_back: int = 0
     dead: int = 0
-    # Some of the jobs that it had begun.
+    # Some of the jobs that it had begun, and the tasks of all of them, up to a hundred.
     jobs: tuple[LostJob, ...] = ()
+    tasks: tuple[str, ...] = ()
 
 
 def merge_lost_records(records: Iterable[LostRecord]) -> tuple[LostRecord, ...]:
@@ -184,6 +185,7 @@ def merge_lost_records(records: Iterable[LostRecord]) -> tuple[LostRecord, ...]:
                 put_back=other.put_back + record.put_back,
                 dead=other.dead + record.dead,
                 jobs=(*other.jobs, *record.jobs),
+                tasks=tuple(dict.fromkeys((*other.tasks, *record.tasks))),
             )
         )
     return tuple(merged.values())
@@ -196,6 +198,7 @@ class _LostWork(msgspec.Struct, frozen=True):
     put_back: int = 0
     dead: int = 0
     jobs: tuple[dict[str, str], ...] = ()
+    tasks: dict[str, bool] = {}
 
 
 def read_lost(queue: str, worker: str, at: float, packed: bytes) -> LostRecord:
@@ -207,4 +210,12 @@ def read_lost(queue: str, worker: str, at: float, packed: bytes) -> LostRecord:
     jobs = tuple(
         LostJob(job.get("id", ""), job.get("task", ""), job.get("fate", ""), queue) for job in work.jobs
     )
-    return LostRecord(worker=worker, at=at, why=work.why, put_back=work.put_back, dead=work.dead, jobs=jobs)
+    return LostRecord(
+        worker=worker,
+        at=at,
+        why=work.why,
+        put_back=work.put_back,
+        dead=work.dead,
+        jobs=jobs,
+        tasks=tuple(work.tasks),
+    )

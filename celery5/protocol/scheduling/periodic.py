@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from celery5.errors import Misconfigured
 from celery5.protocol.job.messages import refuse_oversized
-from celery5.protocol.scheduling.triggers import AnyTrigger
+from celery5.protocol.scheduling.triggers import AnyTrigger, describe_trigger
 
 MAX_FIRES_PER_STEP = 100
 """The most jobs of one schedule that are published in one step; others follow at once."""
@@ -304,6 +304,25 @@ def resume_schedule(schedule: Schedule, now: int, find_next: FindNextFireTime) -
         paused=False,
         next=find_next(schedule.of.trigger, max(now, schedule.last or 0)),
     )
+
+
+def change_trigger(
+    schedule: Schedule, trigger: AnyTrigger, now: int, find_next: FindNextFireTime
+) -> Schedule:
+    """Return the schedule with another trigger, at its first future fire time. Counts and a waiting job are kept.
+
+    Raises:
+        Misconfigured: Code or a configuration declares it and would change it back, or it would never fire.
+    """
+    if schedule.origin != "runtime":
+        where = "code" if schedule.origin == "code" else "a configuration"
+        raise Misconfigured(
+            f"schedule {schedule.name!r} is declared in {where}: change it there and restart the Schedulers"
+        )
+    following = find_next(trigger, max(now, schedule.last or 0))
+    if following is None:
+        raise Misconfigured(f"schedule {schedule.name!r} would never fire: {describe_trigger(trigger)}")
+    return replace(schedule, of=replace(schedule.of, trigger=trigger), rev=schedule.rev + 1, next=following)
 
 
 def record_trigger(schedule: Schedule, job: str) -> Schedule:

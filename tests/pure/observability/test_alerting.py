@@ -47,6 +47,7 @@ from celery5.protocol.observability.alerting import (
     AlertTransition,
     decide_alerts,
 )
+from celery5.protocol.observability.overview import LostWorker, judge_repair
 from celery5.protocol.observability.queue_depth import QueueDepth
 from celery5.protocol.observability.report import compress
 
@@ -272,65 +273,72 @@ def test_workers_that_jobs_take_down_are_counted_from_the_first(
     assert read_conditions([other], measured, samples) == {}
 
 
+def make_lost(worker: str, at: float, **parts: Any) -> LostWorker:
+    """A lost process."""
+    return judge_repair(LostWorker(worker=worker, at=at, health="lost", **{"queues": ("mail",), **parts}))
+
+
+def read_lost(at: float, *lost: LostWorker, queue: str = "") -> dict[str, AlertReading]:
+    """What the rule on lost processes reads at a time."""
+    rule = AlertRule(name="lost", condition=worker_lost(queue, within=100))
+    readings = read_conditions([rule], MeasuredCluster(at=at, lost=lost), ())
+    return {subject: reading for (_, subject), reading in readings.items()}
+
+
 def test_each_lost_worker_has_an_alert_and_of_very_many_the_last_ones() -> None:
-    rule = AlertRule(name="lost", condition=worker_lost(within=100))
-    lost = {f"host:{number}:x": 100.0 + number for number in range(23)}
-    queue = make_queue(lost_workers=lost)
-    again = make_queue(lost_workers={"host:22:x": 121.0, "old:1:x": 10.0})
-    measured = MeasuredCluster(at=150, queues={"mail": queue, "web": again})
-    readings = {
-        subject: reading.value for (_, subject), reading in read_conditions([rule], measured, ()).items()
-    }
+    lost = [make_lost(f"host:{number}:x", 100.0 + number) for number in range(23)]
+    readings = {subject: reading.value for subject, reading in read_lost(150, *lost).items()}
     assert readings == {
         **{f"worker host:{number}": 1 for number in range(3, 23)},
         "further processes": 3,
     }
-    # A queue names the last ones: the others are counted as long as those are recent.
-    many = make_queue(lost_workers=lost, lost=200)
-    for at, further in ((150, 3 + 177), (215, 177 * 0)):
-        crowded = MeasuredCluster(at=at, queues={"mail": many, "web": again})
-        readings = {
-            subject: reading.value for (_, subject), reading in read_conditions([rule], crowded, ()).items()
-        }
-        assert readings["further processes"] == further
-    later = MeasuredCluster(at=230, queues={"web": again})
-    readings = {
-        subject: reading.value for (_, subject), reading in read_conditions([rule], later, ()).items()
-    }
-    assert readings == {"worker host:22": 0, "worker old:1": 0}
-    only = AlertRule(name="lost", condition=worker_lost("mail", within=100))
-    assert read_conditions([only], later, ()) == {}
+    assert read_lost(202, *lost)["further processes"].value == 1
+    readings = {subject: reading.value for subject, reading in read_lost(230, lost[22]).items()}
+    assert readings == {"worker host:22": 0}
+    assert read_lost(150, *lost, queue="web") == {}
 
 
 def test_alert_covers_lost_processes_of_every_kind() -> None:
-    rule = AlertRule(name="lost", condition=worker_lost(within=100))
-    queue = make_queue(lost_workers={"web1:a": 120.0})
     kinds = ("router", "scheduler", "controller", "publisher")
-    measured = MeasuredCluster(
-        at=150, queues={"mail": queue}, lost={(kind, "vm:7:x"): 140.0 for kind in kinds}
-    )
-    found = {subject: reading for (_, subject), reading in read_conditions([rule], measured, ()).items()}
+    others = [make_lost("vm:7:x", 140.0, kind=kind, queues=()) for kind in kinds]
+    found = read_lost(150, make_lost("web1:a", 120.0), *others)
     assert {subject: reading.value for subject, reading in found.items()} == {
         "worker web1": 1,
         **{f"{kind} vm:7": 1 for kind in kinds},
     }
     assert found["scheduler vm:7"].description == "scheduler vm:7:x was lost 10 s ago"
-    only = AlertRule(name="lost", condition=worker_lost("mail", within=100))
-    assert [key[1] for key in read_conditions([only], measured, ())] == ["worker web1"]
+    assert list(read_lost(150, make_lost("web1:a", 120.0), *others, queue="mail")) == ["worker web1"]
 
 
-def test_worker_lost_alert_ends_when_a_successor_of_the_process_is_up() -> None:
-    rule = AlertRule(name="lost", condition=worker_lost(within=100))
-    lost = {("controller", "vm:7:x"): 140.0, ("controller", "other:7:x"): 140.0}
-    measured = MeasuredCluster(at=150, queues={}, lost=lost, with_successor=[("controller", "vm:7:x")])
-    found = {subject: reading for (_, subject), reading in read_conditions([rule], measured, ()).items()}
+def test_worker_lost_alert_ends_at_once_when_the_loss_is_repaired() -> None:
+    found = read_lost(150, make_lost("web1:a", 140.0, is_back=True), make_lost("web2:a", 140.0))
     assert {subject: reading.value for subject, reading in found.items()} == {
-        "controller vm:7": 0,
-        "controller other:7": 1,
+        "worker web1": 0,
+        "worker web2": 1,
     }
-    assert found["controller vm:7"].description == (
-        "controller vm:7:x was lost 10 s ago; another one works in its place"
-    )
+    assert found["worker web1"].description == "worker web1:a was lost 10 s ago; repaired"
+    thresholds = dict.fromkeys(AlertThresholds.__struct_fields__, 1.0)
+    rules = {rule.name: rule for rule in make_builtin_rules(AlertThresholds(**thresholds))}
+    assert (rules["worker-lost"].keep_firing_for, rules["worker-deaths"].keep_firing_for) == (0.0, 0.0)
+
+
+def test_loss_that_is_open_counts_beside_a_later_one_that_is_repaired() -> None:
+    lost = [make_lost("web1:a", 130.0, dead=1, dead_left=1), make_lost("web1:b", 140.0, is_back=True)]
+    reading = read_lost(150, *lost)["worker web1"]
+    assert (reading.value, reading.description) == (1, "worker web1:a was lost 20 s ago")
+
+
+def test_alert_on_workers_that_jobs_take_down_ends_when_the_only_loss_is_repaired() -> None:
+    rule = AlertRule(name="kills", condition=worker_deaths(within=100))
+    queue = make_queue(deaths={"pay": 2}, last_deaths={"pay": 140.0})
+    for lost, value in (
+        ([make_lost("web1:a", 140.0, tasks=("pay",))], 1),
+        ([make_lost("web1:a", 140.0, tasks=("pay",), is_back=True)], 0),
+        ([make_lost(f"web{number}:a", 140.0, tasks=("pay",), is_back=True) for number in (1, 2)], 1),
+    ):
+        measured = MeasuredCluster(at=150, queues={"mail": queue}, lost=tuple(lost))
+        (reading,) = read_conditions([rule], measured, ()).values()
+        assert reading.value == value
 
 
 def test_runs_that_are_not_undone_have_an_alert_of_their_queue() -> None:
@@ -392,12 +400,9 @@ def test_an_old_job_is_explained_as_the_verdict_of_its_queue_explains_it(
 
 
 def test_of_a_worker_that_keeps_its_name_the_newest_loss_counts() -> None:
-    rule = AlertRule(name="lost", condition=worker_lost(within=100))
-    queue = make_queue(lost_workers={"web1:old": 10.0, "web1:new": 120.0})
-    measured = MeasuredCluster(at=150, queues={"mail": queue})
-    ((subject, reading),) = ((key[1], item) for key, item in read_conditions([rule], measured, ()).items())
-    assert (subject, reading.value) == ("worker web1", 1)
-    assert "web1:new" in reading.description
+    found = read_lost(150, make_lost("web1:old", 10.0), make_lost("web1:new", 120.0))
+    assert {subject: reading.value for subject, reading in found.items()} == {"worker web1": 1}
+    assert "web1:new" in found["worker web1"].description
 
 
 def test_samples_written_before_deaths_were_counted_are_read() -> None:

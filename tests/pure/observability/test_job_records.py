@@ -53,6 +53,21 @@ def test_arguments_are_shown_as_in_a_call() -> None:
     assert format_arguments({}) == ""
 
 
+def test_found_jobs_are_arranged_by_time_or_by_how_long_they_ran() -> None:
+    jobs = [
+        JobRecord(id="later", queue="q", state="SCHEDULED", sent=1.0, due=90.0),
+        JobRecord(id="old", queue="q", state="SUCCESS", sent=1.0, ended=2.0, ran=0.5),
+        JobRecord(id="sooner", queue="q", state="SCHEDULED", sent=3.0, due=80.0),
+        JobRecord(id="last", queue="q", state="SCHEDULED", sent=4.0, due=95.0),
+        JobRecord(id="new", queue="q", state="SUCCESS", sent=1.0, ended=5.0, ran=0.1),
+    ]
+    by_time, by_run = make_job_query(), make_job_query(sort="ran")
+    assert [job.id for job in by_time.arrange(jobs, 9)] == ["new", "old", "sooner", "later", "last"]
+    assert [job.id for job in jobs if by_run.matches(job)] == ["old", "new"]
+    assert [job.id for job in by_run.arrange(jobs[1::3], 9)] == ["old", "new"]
+    assert [job.id for job in by_run.arrange(jobs[1::3], 1)] == ["old"]
+
+
 @given(st.dictionaries(st.text(), VALUES))
 def test_arguments_of_any_form_are_shortened_to_few_bytes(arguments: dict[str, Any]) -> None:
     read = read_arguments(NO_SHAPE, Raw(b"[]"), Raw(json.encode(arguments)))

@@ -44,6 +44,7 @@ CALLS: list[tuple[Callable[[], Any], str]] = [
     (APP.control.workers, "app.control.aworkers"),
     (APP.dlq.count, "app.dlq.acount"),
     (APP.dlq.purge, "app.dlq.apurge"),
+    (lambda: APP.schedule.change("daily", 60), "app.schedule.achange"),
     (lambda: APP.schedule.pause("daily"), "app.schedule.apause"),
     (lambda: APP.schedule.trigger("daily"), "app.schedule.atrigger"),
     (APP.events.state, "app.events.astate"),

@@ -53,6 +53,7 @@ CALLS = [
     Call("task:limit", lambda app: app.limits, "lift_kind_rate", ("thread",), changes=False),
     Call("task:suspend", lambda app: app.limits, "suspend", ("t",)),
     Call("task:resume", lambda app: app.limits, "resume", ("t",), changes=False),
+    Call("schedule:change", lambda app: app.schedule, "change", ("nightly", 60)),
     Call("schedule:pause", lambda app: app.schedule, "pause", ("nightly",)),
     Call("schedule:resume", lambda app: app.schedule, "resume", ("nightly",)),
     Call("schedule:trigger", lambda app: app.schedule, "trigger", ("nightly",)),

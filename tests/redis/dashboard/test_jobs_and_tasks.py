@@ -7,7 +7,7 @@ import pytest
 import redis
 import trio
 
-from celery5 import App, Event
+from celery5 import App, AsyncResult, Event
 from celery5.dashboard.pages.jobs import has_all_arguments, tell_story
 from celery5.processes.router import ROUTER
 from celery5.protocol.job.job import derive_job_id
@@ -167,6 +167,33 @@ async def test_jobs_are_found_by_what_is_known_of_them_and_page_by_page(app: App
         assert "no state 'BURNT'" in wrong[0]
         assert "no queue 'tlil' here" in wrong[1]
         assert all("Search Clear" in page for page in wrong)  # the form is there, to be corrected
+
+
+async def test_slow_jobs_are_found_by_the_page_and_the_api_alike(app: App) -> None:
+    app.configure(metrics_interval=0.1)
+
+    @app.task(name="shop.wait", queue="till")
+    async def wait(seconds: float) -> None:
+        await trio.sleep(seconds)
+
+    async with working(app):
+        jobs: list[AsyncResult[None]] = []
+        for seconds in (0.8, 0.5, 0.001):  # the fastest is the newest
+            jobs.append(await wait.adelay(seconds))
+            await jobs[-1].aget(timeout=30)
+        slower, slow, fast = jobs
+
+        async def are_found() -> bool:
+            return len((await app.jobs.asearch(task="shop.wait", state="SUCCESS")).jobs) == 3
+
+        await until_async(are_found)
+    async with looking_at(app) as client:
+        asked: dict[str, Any] = {"longer_than": 0.4, "sort": "ran"}
+        found = (await client.ask("task:search", **asked))["jobs"]
+        page = await client.load("jobs", **asked)
+    assert [job["id"] for job in found] == [slower.id, slow.id]
+    assert 0 < page.index(slower.id) < page.index(slow.id)
+    assert fast.id not in page
 
 
 async def test_the_next_page_of_a_search_by_time_goes_on_with_it(

@@ -133,7 +133,7 @@ def test_two_hundred_lost_workers_are_noted_at_most_and_none_for_longer_than_an_
         assert size == 200
     assert get_depth(queue).lost == 200
     state = get_state(queue)
-    assert (state.lost_count, len(state.lost), state.lost[0].worker) == (200, 20, "w204")
+    assert (state.lost_count, len(state.lost), state.lost[0].worker) == (200, 200, "w204")
     hour_ago = state.lost[0].at * 1000 - 3_601_000
     queue.client.zadd(queue.keys.lost_workers, {f"w{number}": hour_ago for number in range(150)})
     assert get_depth(queue).lost == 55

@@ -144,6 +144,53 @@ async def test_the_slowest_successes_are_kept_and_of_the_others_samples(app: App
     assert page.not_looked_at == "successes that were neither among the slowest nor sampled"
 
 
+async def test_jobs_that_ran_long_are_found_and_sorted_by_how_long(app: App) -> None:
+    app.configure(**FAST)
+    declare(app)
+    sleep = app.tasks["shop.sleep"]
+    async with working(app, name="one"):
+        for job in await app.asend_many([sleep.s(number) for number in (0.001, 0.3, 0.2)]):
+            await job.aget(timeout=30)
+        await until_found(app, 3, task="shop.sleep")
+        running = await sleep.adelay(60)
+        await until_found(app, 1, state="EXECUTING", longer_than=0.4)
+        waiting = await sleep.options(countdown=60).adelay(1)
+        (now,) = await find(app, state="EXECUTING")
+        assert (now.id, now.ran is not None and 0.4 <= now.ran < 60) == (running.id, True)
+        assert [job.id for job in await find(app, id=running.id, longer_than=0.4)] == [running.id]
+        assert await find(app, id=waiting.id, longer_than=0.001) == []
+        slow = await app.jobs.asearch(longer_than=0.25)
+        assert [job.arguments["seconds"] for job in slow.jobs] == [60, 0.3]
+        longest = await app.jobs.asearch(sort="ran", limit=3)
+        assert [job.arguments["seconds"] for job in longest.jobs] == [60, 0.3, 0.2]
+        assert longest.cursor is None
+        await running.arevoke()
+
+
+async def test_a_search_for_the_longest_jobs_is_bounded_and_goes_on(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app.configure(**FAST)
+    declare(app)
+    async with working(app, name="one"):
+        await app.asend_many([app.tasks["shop.fail"].options(max_retries=0).s(number) for number in range(9)])
+        await until_found(app, 9, state="DEAD")
+    monkeypatch.setattr(job_search, "MAX_LOOKED_AT", 4)
+    first = await app.jobs.asearch(state="DEAD", sort="ran", limit=2)
+    assert (len(first.jobs), first.looked_at) == (2, 4)
+    assert first.cursor is not None
+    with pytest.raises(Misconfigured, match="another search"):
+        await app.jobs.asearch(state="DEAD", limit=2, cursor=first.cursor)
+    pages = [first]
+    while (cursor := pages[-1].cursor) is not None:
+        pages.append(await app.jobs.asearch(state="DEAD", sort="ran", limit=2, cursor=cursor))
+        assert pages[-1].looked_at <= 4
+    assert all(
+        [job.ran for job in page.jobs] == sorted((job.ran or 0 for job in page.jobs), reverse=True)
+        for page in pages
+    )
+
+
 async def test_search_finds_arguments_by_path_but_no_redacted_ones(
     app: App, redis_client: "redis.Redis"
 ) -> None:
@@ -213,7 +260,7 @@ async def test_redacted_parameters_are_shown_nowhere_and_a_replay_has_them(app: 
     "filters",
     [
         {"state": "GONE"}, {"since": -1}, {"until": "yesterday"}, {"limit": 0}, {"limit": 1001}, {"cursor": "x"},
-        {"argument": "order"}, {"argument": 7}, {"id": 7},
+        {"argument": "order"}, {"argument": 7}, {"id": 7}, {"longer_than": -1}, {"longer_than": "5s"}, {"sort": "task"},
     ],
 )  # fmt: skip
 def test_filters_that_make_no_sense_are_refused_in_one_line(app: App, filters: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ import trio
 
 from celery5 import App
 from celery5.broker.calls import queues as queue_calls
-from celery5.protocol.observability.overview import IS_BACK, LostWorker
+from celery5.protocol.observability.overview import IS_BACK, LostWorker, select_unrepaired
 from tests.redis.commands.staff import Employee, Staff
 from tests.redis.observability.surfaces import TARGET, Surfaces, get
 from tests.redis.observability.surfaces_app import SETTINGS, declare
@@ -300,14 +300,11 @@ async def test_a_killed_scheduler_and_router_are_lost_and_fire_the_alert(frail: 
     await start(staff, "scheduler", "start")
 
     async def scheduler_has_successor() -> bool:
-        lost = {process.kind for process in (await frail.metrics.aworkers()).lost}
-        states = await frail.alerts.alist()
-        replaced = {
-            state.subject for state in states if "another one works in its place" in state.description
-        }
-        return (lost, replaced) == ({"router"}, {names[0]})  # the alert is over when that has lasted a minute
+        lost = {process.kind for process in select_unrepaired((await frail.metrics.aworkers()).lost)}
+        return lost == {"router"}
 
     await until_async(scheduler_has_successor)
+    await until_fires(frail, names[1])  # at once
 
 
 async def test_lost_worker_that_is_back_and_held_no_jobs_is_counted_in_one_line(
@@ -325,9 +322,8 @@ async def test_lost_worker_that_is_back_and_held_no_jobs_is_counted_in_one_line(
     await start(staff, *words)
     await until_async(is_live)
     surfaces = Surfaces(frail)
-    replaced = "1 process was lost in the last hour and replaced"
     texts = [await surfaces.run("info"), await surfaces.look("")]
-    assert [replaced in text for text in texts] == [True, True], texts
+    assert ["ost in the last hour: 1, repaired" in text for text in texts] == [True, True], texts
     assert [IS_BACK in text for text in texts] == [False, False], texts
     assert "nothing needs attention" in await surfaces.run("top", "--once")
     assert "lost in the last hour" not in str(await surfaces.ask("doctor:run"))
@@ -371,7 +367,7 @@ async def test_a_worker_that_ends_in_order_is_not_lost(frail: App, staff: Staff)
     await frail.aempty(QUEUE)
 
 
-async def test_what_its_controller_knows_is_shown_with_a_lost_worker(
+async def test_loss_that_a_controller_has_repaired_is_shown_as_history_only(
     frail: App, staff: Staff, tmp_path: Path
 ) -> None:
     description = tmp_path / "cluster.toml"
@@ -380,25 +376,46 @@ async def test_what_its_controller_knows_is_shown_with_a_lost_worker(
     await begin(frail, staff, "linger")
     (name,) = (worker.name for worker in (await frail.metrics.aworkers()).workers)
     (reply,) = await frail.control.asend("stats", to=[name])
-    os.kill(reply.answer["process"]["pid"], signal.SIGKILL)
+    pid = reply.answer["process"]["pid"]
+    os.kill(pid, signal.SIGKILL)
     lost = await until_lost(frail)
     assert lost.name == name
 
-    async def is_restarted() -> bool:
+    async def is_repaired() -> bool:
         found = (await frail.metrics.aworkers()).lost
-        return ["started again as process" in process.controller for process in found] == [True]
+        return [process.is_repaired for process in found] == [True] and "started again" in found[0].controller
 
-    await until_async(is_restarted)
-    surfaces = Surfaces(frail)
-    texts = [
+    await until_async(is_repaired)
+    surfaces = await show(
+        frail, staff, "crm", QUEUE, reads=["crm"], alert_worker_lost=600, alert_worker_deaths=1
+    )
+    assert [state.name for state in await frail.alerts.alist() if state.status != "inactive"] == []
+    history = "lost in the last hour: 1, repaired"
+    now = {
+        "info": await surfaces.run("info"),
+        "top": await surfaces.run("top", "--once"),
+        "doctor": str(await surfaces.ask("doctor:run")),
+        "overview page": await surfaces.look(""),
+    }
+    for surface, text in now.items():
+        assert re.search(rf"SIGKILL|started again|\b{pid}\b|died with|worker-lost", text) is None, (
+            surface,
+            text,
+        )
+    assert {surface for surface, text in now.items() if history in text.lower()} == {
+        "info",
+        "overview page",
+        "top",
+    }
+    top = await surfaces.ask("top:show")
+    assert [(process["is_repaired"], process["name"]) for process in top["lost"]] == [(True, name)]
+    assert (top["totals"]["lost"], [task["kills"] for task in top["tasks"]]) == (0, [""])
+    for text in (
         await surfaces.run("worker", "list", "--timeout", "1"),
-        await surfaces.run("info"),
-        await surfaces.run("top", "--once"),
-        await surfaces.look(""),
         await surfaces.look("workers"),
         await surfaces.look(f"workers/{name}"),
-    ]
-    for text in texts:
-        assert "started again as process" in text
-        assert "SIGKILL" in text
+    ):
+        assert "repaired" in text
+        assert "SIGKILL; started again" in text
+        assert "process " + str(pid) not in text
     controller.signal(signal.SIGTERM)

@@ -279,6 +279,8 @@ async def test_schedules_are_managed_while_all_runs(app: App, redis_client: "red
         count = len(sent(redis_client, app))
         await trio.sleep(0.3)
         assert len(sent(redis_client, app)) == count
+        changed = await app.schedule.achange("often", every(0.1))
+        assert (changed.state, changed.when, changed.fired) == ("paused", "every 0.1 s", paused.fired)
         by_hand = await app.schedule.atrigger("often")
         assert sent(redis_client, app)[-1] == by_hand.id
         resumed = await app.schedule.aresume("often")
@@ -310,6 +312,43 @@ def test_schedules_are_managed_in_plain_python(app: App) -> None:
             app.schedule.add(task.s(), when)
     with pytest.raises(Misconfigured, match="Unexpected"):
         app.schedule.add(task.s(), 5, overlaps="skip")
+
+
+async def test_schedule_fires_at_its_new_times_at_once_when_they_are_changed(
+    app: App, redis_client: "redis.Redis"
+) -> None:
+    task = nothing(app)
+    async with trio.open_nursery() as nursery:
+        one = await start(nursery, app, page=SCHEDULER)
+        await app.schedule.aadd(task.s(), "@yearly", name="often")
+        changed = await app.schedule.achange("often", every(0.05))
+        assert (changed.when, changed.origin) == ("every 0.05 s", "runtime")
+        await until(lambda: len(sent(redis_client, app)) >= 2)
+        yearly = await app.schedule.achange("often", {"cron": "0 3 1 1 *", "timezone": "Europe/Berlin"})
+        assert (yearly.fired >= 2, yearly.when) == (True, "cron 0 3 1 1 * Europe/Berlin")
+        await one.stop()
+
+
+def test_times_of_a_schedule_are_changed_only_where_that_lasts(app: App) -> None:
+    task = nothing(app)
+    app.schedule.add(task.s(), every(60), name="added")
+    with pytest.raises(Misconfigured, match="no schedule 'aded'"):
+        app.schedule.change("aded", 5)
+    for when, said in (("0 0 30 2 *", "would never fire"), ("soon", "crontab")):
+        with pytest.raises(Misconfigured, match=said):
+            app.schedule.change("added", when)
+    assert app.schedule.show("added").when == "every 60 s"
+
+
+async def test_times_of_a_declared_schedule_are_changed_in_its_code(app: App) -> None:
+    nothing(app, schedule="@yearly")
+    async with trio.open_nursery() as nursery:
+        one = await start(nursery, app, page=SCHEDULER)
+        (declared,) = await app.schedule.alist()
+        with pytest.raises(Misconfigured, match="declared in code: change it there"):
+            await app.schedule.achange(declared.name, 5)
+        assert (await app.schedule.ashow(declared.name)).when == declared.when
+        await one.stop()
 
 
 async def test_one_that_was_added_for_once_is_gone_when_it_has_fired(

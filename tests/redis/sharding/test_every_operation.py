@@ -83,6 +83,7 @@ CHANGED: dict[str, list[Row]] = {
     ],
     "worker:revoke": [{"id": "stuck-1"}],
     "schedule:add": [{"name": "hourly", "task": "push", "args": [1], "every": 3600.0, "queue": QUEUE}],
+    "schedule:change": [{"name": "hourly", "every": 7200.0}],
     "schedule:pause": [{"name": "hourly"}],
     "schedule:resume": [{"name": "hourly"}],
     "schedule:trigger": [{"name": "hourly"}, {"name": "nightly-1"}],

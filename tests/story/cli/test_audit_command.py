@@ -33,6 +33,7 @@ ACTING = {
     "event unsubscribe": ("event:unsubscribe", "Paid shop.add --yes"),
     "queue purge": ("queue:purge", "default --yes"),
     "schedule add": ("schedule:add", "weekly shop.whose --every 3600"),
+    "schedule change": ("schedule:change", "nightly --every 3600"),
     "schedule pause": ("schedule:pause", "nightly"),
     "schedule remove": ("schedule:remove", "nightly --yes"),
     "schedule resume": ("schedule:resume", "nightly"),

@@ -29,6 +29,26 @@ def test_jobs_that_wait_are_found_page_by_page(desk: Desk) -> None:
     assert json.loads(desk("task", "search", "--until", "1h", "--json"))["jobs"] == []
 
 
+def test_slow_jobs_are_found_by_the_command_and_by_the_documentation(desk: Desk) -> None:
+    shop = sys.modules["shop"]
+    environment = {"CELERY5_METRICS_INTERVAL": "0.2"}
+    with Serving("-A", "shop", "worker", "start", cwd=desk.folder, env=environment).ready():
+        fine = shop.add.delay(1, 2)
+        fine.get(timeout=30)
+        until(lambda: bool(shop.app.jobs.search(id=fine.id, state="SUCCESS").jobs))
+    later = shop.add.options(countdown=3600).delay(3, 4)
+    ran = json.loads(desk("task", "search", "--sort", "ran", "--json"))["jobs"]
+    assert [job["id"] for job in ran] == [fine.id]
+    slow = celery5("-A", "shop", "task", "search", "--longer-than", "1h", cwd=desk.folder)
+    assert slow.out.startswith("no jobs were found")
+    assert "not looked at: successes" in slow.err
+    head, *rows = celery5("-A", "shop", "task", "search", cwd=desk.folder).out.splitlines()
+    assert head.split()[:2] == ["at", "due"]
+    assert [later.id in row for row in rows] == [False, True]
+    found = celery5("docs", "slow", "job", cwd=desk.folder).out
+    assert "Slow jobs" in found.splitlines()[1]
+
+
 def test_a_filter_that_makes_no_sense_is_refused_in_one_line(desk: Desk) -> None:
     refused = celery5("-A", "shop", "task", "search", "--state", "SUCESS", cwd=desk.folder)
     assert (refused.code, refused.out) == (2, "")

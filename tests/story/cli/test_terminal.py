@@ -82,6 +82,7 @@ COMMANDS = {
     "queue purge": ["POISON --yes", "POISON --dry-run"],
     "queue show": ["POISON"],
     "schedule add": ["POISON POISON --every 5"],
+    "schedule change": ["POISON --every 5"],
     "schedule list": [""],
     "schedule pause": ["POISON"],
     "schedule remove": ["POISON --yes", "POISON"],

@@ -20,7 +20,7 @@
 -- Last, the age in ms of the oldest job of the backlog (-1 when there is none), how many of those that wait for their time are
 -- overdue, the backlog: the jobs that no worker has and whose time has come, and what its flow is measured by.
 -- Then what KEYS 8 has.
--- Then how many workers were lost, and of the last twenty the name, when in ms since 1970, and what it had begun, packed.
+-- Then how many workers were lost, and of the last two hundred the name, when in ms since 1970, and what it had begun, packed.
 -- Last, each task with jobs that wait for a worker with what they take, and how many do: those of the lists of foreign jobs
 -- (lib/foreign.lua) with a signature that says so, by a `!` at its end. And each task with jobs that wait for a worker
 -- whose code has it, and how many do: those of the list of no signature. And each task with jobs that wait for a worker whose
@@ -52,8 +52,8 @@ for name, count in pairs(held) do -- bound: the workers of the queue; jobs of no
   if count > 0 then workers[#workers + 1] = {name, 0, count, -1, 0} end
 end
 local since, until_now, lost = '(' .. string.format('%.0f', now - 3600000), string.format('%.0f', now), {}
-local found = redis.call('ZRANGE', KEYS[9], until_now, since, 'BYSCORE', 'REV', 'LIMIT', 0, 20, 'WITHSCORES')
-for n = 1, #found, 2 do -- bound: twenty
+local found = redis.call('ZRANGE', KEYS[9], until_now, since, 'BYSCORE', 'REV', 'LIMIT', 0, 200, 'WITHSCORES')
+for n = 1, #found, 2 do -- bound: two hundred, which is how many are noted
   lost[#lost + 1] = {found[n], found[n + 1], redis.call('HGET', KEYS[10], found[n]) or ''}
 end
 local lacking, unknown, unfit, foreign = {}, {}, {}, redis.call('HGETALL', KEYS[7] .. ':foreign')
