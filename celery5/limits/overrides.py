@@ -47,7 +47,7 @@ class TaskResumed(Event):
 
 
 class TaskLimits(msgspec.Struct, frozen=True):
-    """What is imposed on one task: the `limit` or the `rate` that holds, and whether it is `suspended`."""
+    """The limits of one task: the `limit` or the `rate` that holds, and whether it is `suspended`."""
 
     task: str
     limit: int | None = None
@@ -66,6 +66,32 @@ class TaskLimits(msgspec.Struct, frozen=True):
     set_limit: int | None = None
     set_rate: str = ""
     set_by: str = ""
+    # What follows is there in the list of all limits (`task limits`), declared ones included, and not in `Limits.list`.
+    # Whose they are: `declared`, `by hand`, `by a rule`, `setting rate_limits`; two of them with a comma between; ''
+    # for a task that is suspended only.
+    origin: str = ""
+    # What the task declares, and its kind has by the settings, in words: `limit 2 per key`; '' for nothing.
+    declared: str = ""
+    # What the limit is counted for: `key`, `worker`; '' for all workers together.
+    per: str = ""
+    # Jobs that have a slot now. None where it is not counted: at a limit for each key, and for a kind of task.
+    running: int | None = None
+    # Jobs that began in the period of the rate; None where it is not counted: at a rate for each worker or kind.
+    began: int | None = None
+    # Jobs that wait at the limit.
+    waiting: int = 0
+
+    @property
+    def use(self) -> str:
+        """How much is in use, in words: `2 of 2`, `5 of 200/m`; '' where it is not counted."""
+        parts: list[str] = []
+        if self.limit is not None and self.running is not None:
+            parts.append(f"{self.running} of {self.limit}")
+        elif self.running:
+            parts.append(f"{self.running} running")
+        if self.rate and self.began is not None:
+            parts.append(f"{self.began} of {self.rate}")
+        return ", ".join(parts)
 
 
 class Limits:
@@ -171,7 +197,7 @@ class Limits:
 
     async def alist(self) -> dict[str, TaskLimits]:
         """Return what is imposed on tasks now, by their names."""
-        return _list_limits(await self._app.aperform(limits.list_overrides(self._app.keys)))
+        return list_task_limits(await self._app.aperform(limits.list_overrides(self._app.keys)))
 
     @blocking(alist)
     def list(self) -> None: ...
@@ -240,7 +266,8 @@ def _get_name(task: "str | DeclaredTask") -> str:
     return task if isinstance(task, str) else task.name
 
 
-def _list_limits(stored: StoredOverrides) -> dict[str, TaskLimits]:
+def list_task_limits(stored: StoredOverrides) -> dict[str, TaskLimits]:
+    """Return what is imposed on tasks, by their names."""
     limits_by_task: dict[str, TaskLimits] = {}
     effective = stored.effective_limits
     for task in sorted(effective.keys() | stored.suspended.keys()):

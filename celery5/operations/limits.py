@@ -1,5 +1,6 @@
 """See what is imposed on tasks; impose limits and rates, suspend tasks and resume them."""
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -20,8 +21,12 @@ NO_LIMIT = "none"
 
 
 async def list_limits(app: "App", _: Nothing) -> "list[TaskLimits]":
-    """Show what is imposed on tasks, and which are suspended."""
-    return list((await app.limits.alist()).values())
+    """Show the limits of tasks, declared and imposed: whose they are, how much is in use, and what is suspended."""
+    from celery5.limits.limit_use import list_limits_in_use
+
+    with suppress(Misconfigured):  # what is imposed is shown even if the code cannot be loaded
+        app.load()
+    return await list_limits_in_use(app, await app.connections.get_async_driver())
 
 
 class NewLimit(msgspec.Struct, frozen=True):
@@ -102,10 +107,21 @@ def _name_imposers(limits: "TaskLimits") -> str:
     return ", ".join(name for name in dict.fromkeys((limits.limited_by, limits.suspended_by)) if name)
 
 
+def _describe_limit(limits: "TaskLimits") -> str:
+    """Return the limit in words; of a declared range its bounds."""
+    if limits.limit is None:
+        is_range = limits.origin == "declared" and not limits.rate
+        return limits.declared.removeprefix("limit ") if is_range else ""
+    return f"{limits.limit} per {limits.per}" if limits.per else str(limits.limit)
+
+
 _COLUMNS = (
     ResultColumn("task", "task"),
-    ResultColumn("limit", "limit"),
+    ResultColumn("limit", _describe_limit),
     ResultColumn("rate", "rate"),
+    ResultColumn("origin", "origin"),
+    ResultColumn("in use", "use"),
+    ResultColumn("waiting", "waiting"),
     ResultColumn("suspended", lambda limits: limits.why or ("yes" if limits.suspended else "")),
     ResultColumn("until", "until", "time"),
     ResultColumn("by", _name_imposers),

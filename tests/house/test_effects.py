@@ -80,7 +80,7 @@ READS = frozenset(
             "handle.astatus",
         ),
         *("bulk.alist", "dead_records.aread", "dlq.acount", "dlq.agroups", "dlq.aread", "events.astate"),
-        *("jobs.asearch", "jobs.astory", "limits.alist", "metrics.ahistory", "metrics.aoverview"),
+        *("jobs.asearch", "jobs.astory", "metrics.ahistory", "metrics.aoverview"),
         *(
             "metrics.astorage",
             "metrics.asummary",

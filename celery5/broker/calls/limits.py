@@ -148,6 +148,48 @@ class TakenStarts(msgspec.Struct, frozen=True):
     delay: float
 
 
+MAX_STARTS = 1000
+"""Starts of a rate that are read to count them."""
+
+
+def read_use(keys: QueueKeys, rule: AdmissionRule) -> tuple[Call[int], Call[int], Call[list[int]], Call[int]]:
+    """Return calls for how much of the limits of a task is in use on a queue.
+
+    Their replies are: how many jobs have a slot, how many wait, the last starts of the rate in ms, and the ms until
+    these are removed. Of a rate per worker there are no starts.
+    """
+    task = escape_word(rule.task)
+    starts = f"{keys.waiting_list_prefix}starts {task}"
+    return (
+        Call(("HGET", keys.slot_counts, f"{task} "), _count, repeatable=True),
+        Call(("HGET", keys.limited_counts, task), _count, repeatable=True),
+        Call(("LRANGE", starts, -MAX_STARTS, -1), _moments, repeatable=True),
+        Call(("PTTL", starts), int, repeatable=True),
+    )
+
+
+def count_starts(rate: Rate, starts: Sequence[int], left: int) -> int:
+    """Return how many jobs began in the period of a rate that ends now, MAX_STARTS at most.
+
+    Args:
+        rate: The rate.
+        starts: Its last starts in ms, the oldest first.
+        left: The ms until they are removed, which is one `window` after the last one: so it says what time it is.
+    """
+    if not starts:
+        return 0
+    begin = starts[-1] + rate.window - left - rate.span * 1000
+    return sum(start > begin for start in starts)
+
+
+def _count(raw: bytes | None) -> int:
+    return int(raw or 0)
+
+
+def _moments(raw: Sequence[bytes]) -> list[int]:
+    return [int(moment) for moment in raw]
+
+
 def take_starts(keys: Keys, kind: str, want: int, rate: Rate) -> Call[TakenStarts]:
     """Take up to `want` starts of the rate of a kind. Not repeatable: those of a lost reply count as used."""
     args = (want, rate.count, rate.window)

@@ -172,7 +172,7 @@ task = make_group(
             help="Have the jobs ID... not run, or stop if they run. Exits with 1 when one of them had ended before, "
             "or nothing is known of it; the others are revoked all the same.",
         ),
-        "limits": CommandView(empty="nothing is imposed on any task", skips_unreachable=True),
+        "limits": CommandView(empty="no task has a limit, and none is suspended", skips_unreachable=True),
         "limit": CommandView(
             after=_show_rule_limit,
             needs_code=lambda values: not values["is_kind"],

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from celery5 import App, Misconfigured
+from celery5.broker.calls.limits import count_starts
 from celery5.errors import BadArguments
 from celery5.limits import Limit, Range, Rate
 from celery5.protocol.job.messages import read_command
@@ -194,3 +195,12 @@ def test_a_task_with_a_limit_is_sent_to_its_own_queue_only() -> None:
         Misconfigured, match="its own queue: send it nowhere else; name its queue in its declaration"
     ):
         charge.options(queue="other")
+
+
+def test_only_starts_in_the_period_of_a_rate_that_ends_now_are_counted() -> None:
+    rate = Rate("3/10s")
+    now = 1_000_000
+    starts = [now - 10_200, now - 9_000, now - 1_000]
+    left = starts[-1] + rate.window - now
+    assert count_starts(rate, starts, left) == 2
+    assert count_starts(rate, [], -2) == 0

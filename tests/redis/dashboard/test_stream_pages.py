@@ -74,7 +74,7 @@ async def test_a_limit_is_imposed_and_lifted_and_both_are_in_the_audit_trail(app
         assert "suspended a deploy" in await client.look("limits")
         await client.press("task:limit", task="receipt", limit="none")
         await client.press("task:resume", task="receipt")
-        assert "Nothing is imposed" in await client.look("limits")
+        assert "No task has a limit" in await client.look("limits")
         trail = await client.look("audit", who="anna", action="task:suspend")
         assert "anna dashboard task:suspend receipt" in trail
         assert "task:limit receipt" not in trail

@@ -60,7 +60,7 @@ def test_limit_of_a_removed_task_may_be_removed(desk: Desk) -> None:
     assert "no task 'shop.multiply'" in refused(desk, "suspend", "shop.multiply")
     assert desk("task", "resume", "shop.multiply") == "shop.multiply: resumed\n"
     assert desk("task", "limit", "shop.multiply", "none") == "shop.multiply: its own limit again\n"
-    assert desk("task", "limits") == "nothing is imposed on any task\n"
+    assert desk("task", "limits") == "no task has a limit, and none is suspended\n"
     assert "no task 'shop.multiply'" in refused(desk, "resume", "shop.multiply")
 
 
@@ -80,7 +80,7 @@ def test_a_limit_that_makes_no_sense_is_refused_in_one_clear_line(desk: Desk) ->
     for words in ("-1/s", "\u0663/s"):
         assert "is not a rate: write 50/s, 100/m" in refused(desk, "limit", "shop.add", words)
     assert desk("task", "limit", "shop.add", "none") == "shop.add: nothing was imposed\n"
-    assert desk("task", "limits") == "nothing is imposed on any task\n"
+    assert desk("task", "limits") == "no task has a limit, and none is suspended\n"
 
 
 def test_a_burst_that_waits_for_a_suspended_task_says_so_once(desk: Desk) -> None:

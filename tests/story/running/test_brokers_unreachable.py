@@ -62,7 +62,7 @@ LOOKS = {
     "info": "default",
     "queue list": "default",
     "schedule list": "add",
-    "task limits": "nothing is imposed",
+    "task limits": "no task has a limit",
     "dlq read": "dead-here",
     "dlq count": "1",
     "health": "no worker",
