@@ -398,15 +398,10 @@ async def test_loss_that_a_controller_has_repaired_is_shown_as_history_only(
         "overview page": await surfaces.look(""),
     }
     for surface, text in now.items():
-        assert re.search(rf"SIGKILL|started again|\b{pid}\b|died with|worker-lost", text) is None, (
-            surface,
-            text,
-        )
-    assert {surface for surface, text in now.items() if history in text.lower()} == {
-        "info",
-        "overview page",
-        "top",
-    }
+        found = re.search(rf"SIGKILL|started again|\b{pid}\b|died with|worker-lost", text)
+        assert found is None, (surface, text)
+    shown = {surface for surface, text in now.items() if history in text.lower()}
+    assert shown == {"info", "overview page", "top"}
     top = await surfaces.ask("top:show")
     assert [(process["is_repaired"], process["name"]) for process in top["lost"]] == [(True, name)]
     assert (top["totals"]["lost"], [task["kills"] for task in top["tasks"]]) == (0, [""])
