@@ -4,6 +4,7 @@ import builtins
 import math
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import ClassVar
 
 import msgspec
@@ -13,19 +14,27 @@ from celery5.audit.actor import get_actor_name
 from celery5.audit.recording import perform_audited
 from celery5.broker.calls import alerts as calls
 from celery5.broker.calls.alerts import MAX_SILENCE, MAX_TRANSITIONS, AlertSilence
+from celery5.broker.calls.dead_letters import get_server_time
 from celery5.broker.colour import blocking, run_in_thread
 from celery5.broker.driver import AsyncDriver
 from celery5.errors import Misconfigured
 from celery5.observability import webhook as webhooks
 from celery5.observability.alert_declaration import DeclareAlert
+from celery5.observability.storage import read_broker_memory, read_memory
+from celery5.protocol.brokers import DEFAULT_BROKER
+from celery5.protocol.counts import format_count
+from celery5.protocol.health.server_memory import ServerMemory
 from celery5.protocol.observability.alert_messages import make_alert_message
+from celery5.protocol.observability.alert_rules import MeasuredCluster, read_conditions
 from celery5.protocol.observability.alerting import (
     AlertInstance,
+    AlertReading,
     AlertRule,
     AlertStatus,
     AlertTransition,
     Severity,
     UndeliveredNotification,
+    explain_unjudged,
     is_silent,
 )
 from celery5.similar_names import join_names, suggest_known
@@ -40,7 +49,7 @@ class AlertState(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     # The queue, task or group: `queue mail`; '' for the cluster, and for a rule that is inactive.
     subject: str
-    # `inactive`, `pending`, `firing`, or `silenced`: it fires, and nobody is notified.
+    # `inactive`, `pending`, `firing`, `silenced`: it fires, and nobody is notified; or `unknown`: nobody can judge it.
     status: AlertStatus
     severity: Severity
     # The threshold.
@@ -55,6 +64,8 @@ class AlertState(msgspec.Struct, frozen=True, kw_only=True):
     silence: AlertSilence | None = None
     # Its last notification, if the webhook has not taken it; None otherwise.
     undelivered: UndeliveredNotification | None = None
+    # Why it is not known whether that holds now: `cannot be judged: Redis is full ...`; '' where it is known.
+    unjudged: str = ""
 
     @property
     def fires(self) -> bool:
@@ -86,11 +97,17 @@ class Alerts:
     async def alist(self) -> builtins.list[AlertState]:
         """Return each rule, or each of its alerts that is pending or firing.
 
-        An alert whose last notification the webhook has not taken is there for a day, also when it is resolved.
+        An alert whose last notification the webhook has not taken is there for a day, also when it is resolved. While
+        the rules cannot be evaluated, those on memory are judged here and now, and the others are `unknown`.
         """
         rules = self.rules()
         redis = await self._app.connections.get_async_driver()
-        return await _list(self._app, redis, rules)
+        states = await _list(self._app, redis, rules)
+        unjudged = await _explain_unjudged(self._app, redis)
+        if unjudged:
+            memory = await read_memory(self._app, partial(_get_driver, self._app))
+            states = _judge_now(states, rules, memory, unjudged)
+        return states
 
     @blocking(alist)
     def list(self) -> None: ...
@@ -175,10 +192,94 @@ def summarize_alerts(states: Sequence[AlertState]) -> str:
     ]
     undelivered = sum(state.undelivered is not None for state in states)
     parts = [join_names(firing, 5)] if firing else []
+    if unjudged := describe_unjudged(states):
+        parts.append(unjudged)
     if undelivered:
         of = f"{undelivered} alert{'s' if undelivered > 1 else ''}"
         parts.append(f"the webhook has not taken the last notification of {of}")
     return "; ".join(parts)
+
+
+def describe_unjudged(states: Sequence[AlertState]) -> str:
+    """Return in words that alerts cannot be judged, how many and why; '' where all can."""
+    found = [state for state in states if state.status == "unknown"]
+    return f"{format_count(len(found), 'alert')} {found[0].unjudged}" if found else ""
+
+
+async def _get_driver(app: Application, broker: str) -> AsyncDriver:
+    return await app.brokers.get(broker).get_async_driver()
+
+
+async def _explain_unjudged(app: Application, redis: AsyncDriver) -> str:
+    """Return why it is not known now which alerts fire; '' where it is."""
+    memory = await read_broker_memory(DEFAULT_BROKER, redis)
+    evaluated = (await redis.perform(calls.read_alerts(app.keys))).evaluated
+    return explain_unjudged(
+        is_full=memory is not None and memory.is_full,
+        evaluated=evaluated,
+        interval=app.settings.metrics_interval,
+        now=await redis.perform(get_server_time()) / 1000,
+    )
+
+
+def _judge_now(
+    states: Sequence[AlertState],
+    rules: Sequence[AlertRule],
+    memory: Sequence[ServerMemory],
+    unjudged: str,
+) -> builtins.list[AlertState]:
+    """Return the states while the rules cannot be evaluated.
+
+    How full memory is can be read all the same. What fired at the last evaluation is likely to fire still, so it says
+    so; of what did not, nothing is known.
+    """
+    on_memory = {rule.name: rule for rule in rules if rule.condition.measure == "memory"}
+    judged = dict[str, builtins.list[AlertState]]()
+    for rule in on_memory.values():
+        found = {state.subject: state for state in states if state.name == rule.name}
+        judged[rule.name] = [
+            _judge_memory(rule, subject, reading, found)
+            for (_, subject), reading in read_conditions([rule], _measure(memory), ()).items()
+        ]
+    result = builtins.list[AlertState]()
+    for state in states:
+        if state.name in on_memory:
+            result += judged.pop(state.name, [])
+        elif state.status == "inactive":
+            result.append(
+                msgspec.structs.replace(state, status="unknown", description=unjudged, unjudged=unjudged)
+            )
+        else:
+            words = f"{state.description}; {unjudged}"
+            result.append(msgspec.structs.replace(state, description=words, unjudged=unjudged))
+    return result
+
+
+def _measure(memory: Sequence[ServerMemory]) -> MeasuredCluster:
+    return MeasuredCluster(at=time.time(), memory=tuple(memory))
+
+
+def _judge_memory(
+    rule: AlertRule, subject: str, reading: AlertReading, states: Mapping[str, AlertState]
+) -> AlertState:
+    """Return the state of an alert on memory by what was read just now."""
+    before = states.get(subject)
+    silence = next((state.silence for state in states.values()), None)
+    is_high = reading.value > rule.condition.above
+    status: AlertStatus = "inactive" if not is_high else "silenced" if silence is not None else "firing"
+    return AlertState(
+        name=rule.name,
+        subject=subject if is_high else "",
+        status=status,
+        severity=rule.severity,
+        above=rule.condition.above,
+        value=reading.value if is_high else None,
+        since=before.since if before is not None and is_high else None,
+        fired_at=before.fired_at if before is not None and is_high else None,
+        description=reading.description if is_high else "",
+        silence=silence,
+        undelivered=None if before is None else before.undelivered,
+    )
 
 
 async def _list(

@@ -148,15 +148,13 @@ class AlertEvaluator:
             measured.at,
         )
         after = StoredAlerts(decision.instances, samples)
-        if after != before.stored:
-            revision = await self._redis.perform(
-                calls.save_alerts(self._keys, self._worker, before.revision, after, decision.transitions)
-            )
-            self._before = AlertsRead(revision, after) if revision else None
-            if not revision:
-                return
-        else:
-            self._before = before
+        # Also when nothing has changed: so everybody knows how old the last evaluation is.
+        revision = await self._redis.perform(
+            calls.save_alerts(self._keys, self._worker, before.revision, after, decision.transitions)
+        )
+        self._before = AlertsRead(revision, after) if revision else None
+        if not revision:
+            return
         if not self._send.statistics().current_buffer_used:
             self._send.send_nowait(None)
 

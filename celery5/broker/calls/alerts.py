@@ -8,10 +8,11 @@ import msgspec
 
 from celery5.broker.call import Call, Script, Word, decode_text, script_call, to_ms
 from celery5.broker.keys import Keys
+from celery5.protocol.bounded_decoding import read_whole
 from celery5.protocol.observability.alert_rules import StoredAlerts
 from celery5.protocol.observability.alerting import AlertKey, AlertTransition, UndeliveredNotification
 
-SAVE_ALERTS = Script.load("observability/save_alerts")
+SAVE_ALERTS = Script.load("observability/save_alerts", "clock")
 NOTE_DELIVERY = Script.load("observability/note_delivery")
 SET_SILENCE = Script.load("observability/set_silence")
 
@@ -31,6 +32,8 @@ class AlertsRead(NamedTuple):
     # Changes whenever they are saved; '' when they never were.
     revision: str
     stored: StoredAlerts
+    # When the rules were evaluated last, by the clock of Redis, in seconds since 1970; None: not known.
+    evaluated: float | None = None
 
 
 class AlertSilence(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +67,7 @@ class WaitingNotification(NamedTuple):
 
 def read_alerts(keys: Keys) -> Call[AlertsRead]:
     """Return the alerts that are pending or firing."""
-    words = ("HMGET", keys.alerts, "revision", "alerts")
+    words = ("HMGET", keys.alerts, "revision", "alerts", "evaluated")
     return Call(words, _alerts, repeatable=True)
 
 
@@ -155,8 +158,9 @@ def read_silences(keys: Keys) -> Call[dict[str, AlertSilence]]:
 
 
 def _alerts(raw: Any) -> AlertsRead:
-    revision, packed = raw
-    return AlertsRead(decode_text(revision or b""), StoredAlerts.unpack(packed))
+    revision, packed, evaluated = raw
+    at = read_whole(decode_text(evaluated or b"")) / 1000
+    return AlertsRead(decode_text(revision or b""), StoredAlerts.unpack(packed), at or None)
 
 
 def _decode(content: bytes) -> AlertTransition | None:

@@ -60,8 +60,8 @@ def _format_silence(changed: Changed) -> str:
 
 
 def _check(finished: Finished) -> None:
-    """Exit with 1 if an alert fires, where --check is given."""
-    if finished.flags["check"] and any(state.fires for state in finished.result):
+    """Exit with 1 if an alert fires, or nobody can judge that, where --check is given."""
+    if finished.flags["check"] and any(state.fires or state.status == "unknown" for state in finished.result):
         click.get_current_context().exit(EXIT_FAILED)
 
 
@@ -75,7 +75,9 @@ alert = make_group(
             empty="there are no rules of alerts",
             flags=(
                 click.Option(
-                    ["--check"], is_flag=True, help="Exit with code 1 if an alert fires that is not silenced."
+                    ["--check"],
+                    is_flag=True,
+                    help="Exit with code 1 if an alert that is not silenced fires, or none can be judged.",
                 ),
             ),
             after=_check,

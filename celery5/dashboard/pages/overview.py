@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from celery5.dashboard.page import Page, PageRequest
-from celery5.observability.alerts import AlertState
+from celery5.observability.alerts import AlertState, describe_unjudged
 from celery5.observability.metrics import HistoryPoint, select_over
 from celery5.protocol.commands.definitions import get_inbox_name
 from celery5.protocol.health.breaker import describe_held
@@ -91,6 +91,7 @@ async def load_overview(request: PageRequest) -> Mapping[str, Any]:
         "overview": overview,
         "depths": align_depths(histories),
         "alerts": find_own_alerts(alerts, overview),
+        "unjudged": describe_unjudged(alerts),
         "undelivered": [alert for alert in alerts if alert.undelivered],
         "firing": {alert.subject: alert.severity for alert in alerts if alert.fires},
         "breakers": count_breakers(overview),

@@ -15,10 +15,10 @@ from typing import Literal
 import msgspec
 
 from celery5.protocol.counts import format_count
-from celery5.protocol.durations import format_duration
+from celery5.protocol.durations import format_age, format_duration
 
 Severity = Literal["warning", "critical"]
-AlertStatus = Literal["inactive", "pending", "firing", "silenced"]
+AlertStatus = Literal["inactive", "pending", "firing", "silenced", "unknown"]
 Change = Literal["fired", "resolved"]
 Measure = Literal[
     "oldest",
@@ -37,6 +37,10 @@ KEPT_UNMEASURED = 300.0
 """Seconds after which an alert is given up of which nothing is measured any more."""
 RESOLVE_SHARE = 0.8
 """The share of the threshold at which an alert resolves by default."""
+LATE_AFTER = 45.0
+"""Seconds without an evaluation after which nobody knows any more which alerts fire, whatever the interval is."""
+LATE_INTERVALS = 4
+"""The same in intervals: when the process that evaluates is killed, another one does it two intervals later."""
 MAX_INSTANCES = 1000
 """Alerts that are pending or firing at once; further ones wait until there is room."""
 
@@ -202,6 +206,24 @@ def decide_alerts(
             after.append(instance)
         transitions += changes
     return AlertDecision(tuple(after), tuple(transitions))
+
+
+def explain_unjudged(*, is_full: bool, evaluated: float | None, interval: float, now: float) -> str:
+    """Return why nobody knows which alerts fire, in words; '' where it is known, or nobody has evaluated yet.
+
+    Args:
+        is_full: Whether the server that stores the alerts takes no writes.
+        evaluated: When the rules were evaluated last, in seconds since 1970; None: not known.
+        interval: Seconds between two evaluations.
+        now: In seconds since 1970.
+    """
+    age = 0.0 if evaluated is None else now - evaluated
+    since = f", the last evaluation was {format_age(now - age, now)}" if evaluated is not None else ""
+    if is_full:
+        return f"cannot be judged: Redis is full, and stores no alerts{since}"
+    if age > max(LATE_AFTER, LATE_INTERVALS * interval):
+        return f"cannot be judged: no process evaluates the rules{since}"
+    return ""
 
 
 def is_silent(name: str, silenced: Mapping[str, float], now: float) -> bool:

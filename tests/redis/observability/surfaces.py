@@ -41,11 +41,16 @@ class Surfaces:
         """Return the same, with nothing read."""
         return Surfaces(self.app, self.port)
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment of commands on the application."""
+        return {"CELERY5_BROKER": self.app.settings.broker, "HISTORY_APP": self.app.name, "COLUMNS": "250"}
+
     async def run(self, *words: object) -> str:
         """What a command prints. It ends with 0."""
         run = partial(
             celery5, "-A", TARGET, *words, cwd=ROOT,
-            env={"CELERY5_BROKER": self.app.settings.broker, "HISTORY_APP": self.app.name, "COLUMNS": "250"},
+            env=self.environment,
         )  # fmt: skip
 
         async def end() -> str:

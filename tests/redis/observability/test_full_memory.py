@@ -15,10 +15,12 @@ from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.doctor.examination import get_checks, run_checks
 from celery5.errors import BrokerReplied
 from celery5.observability import Storage, memory_used
+from celery5.protocol.observability.alerting import explain_unjudged
 from tests.redis.commands.staff import Staff, wait_until
 from tests.redis.health.test_probes import numbers, probe
-from tests.redis.observability.surfaces import Surfaces
+from tests.redis.observability.surfaces import ROOT, TARGET, Surfaces
 from tests.redis.worker.workers import until_async, working
+from tests.story.cli.commands import celery5
 from tests.trio.health.test_status_port import free_port
 
 FACT = "full, nothing more is stored: noeviction, "
@@ -207,3 +209,77 @@ def test_a_worker_is_not_ready_while_memory_is_full(own_staff: Staff, own_server
         finally:
             client.config_set("maxmemory", 0)
     wait_until(lambda: probe(port).status == 200)
+
+
+async def test_alerts_that_a_full_server_cannot_store_are_judged_when_shown(filled: App) -> None:
+    states = {state.name: state for state in await filled.alerts.alist()}
+    memory = states.pop("memory-full")
+    assert (memory.status, memory.subject, memory.severity) == ("firing", "broker default", "critical")
+    assert re.match(r"broker default uses [\d.]+ [KM]iB of 977 KiB \(\d{3}%\)$", memory.description)
+    assert {(state.status, state.description) for state in states.values()} == {
+        ("unknown", "cannot be judged: Redis is full, and stores no alerts")
+    }
+    surfaces = Surfaces(filled)
+    (doctor,) = [check for check in await surfaces.ask("doctor:run") if check["check"] == "alerts"]
+    page = await surfaces.look("")
+    for text in (
+        doctor["summary"],
+        await surfaces.run("info"),
+        await surfaces.run("top", "--once"),
+    ):
+        said = " ".join(text.split())
+        assert re.search(
+            r"memory-full \(broker default\); \d+ alerts? cannot be judged: Redis is full", said
+        ), text
+    assert "memory-full (broker default) critical fires" in page
+    assert "9 alerts cannot be judged: Redis is full" in page
+    with redis.Redis.from_url(filled.settings.broker) as client:
+        client.config_set("maxmemory", 0)
+    assert {state.status for state in await filled.alerts.alist()} == {"inactive"}
+
+
+async def test_alerts_are_unknown_when_no_process_has_evaluated_them_lately(
+    app: App, redis_client: "redis.Redis"
+) -> None:
+    app.configure(metrics_interval=0.1)
+    async with working(app):
+
+        async def is_evaluated() -> bool:
+            return bool(redis_client.hexists(app.keys.alerts, "evaluated"))
+
+        await until_async(is_evaluated)
+    before = int(cast("bytes", redis_client.hget(app.keys.alerts, "evaluated")))
+    redis_client.hset(app.keys.alerts, "evaluated", before - 600_000)
+    states = {state.name: state for state in await app.alerts.alist()}
+    assert states["oldest-job"].status == "unknown"
+    words = "cannot be judged: no process evaluates the rules, the last evaluation was 10 min ago"
+    assert states["oldest-job"].description == words
+    assert states["memory-full"].status == "inactive"
+    surfaces = Surfaces(app)
+    (doctor,) = [check for check in await surfaces.ask("doctor:run") if check["check"] == "alerts"]
+    assert doctor["summary"] == f"9 alerts {words}"
+    ended = await trio.to_thread.run_sync(
+        lambda: celery5("-A", TARGET, "alert", "list", "--check", cwd=ROOT, env=surfaces.environment)
+    )
+    assert ended.code == 1
+
+
+@pytest.mark.parametrize(
+    ("is_full", "age", "interval", "words"),
+    [
+        (False, None, 15, ""),
+        (False, 44, 0.1, ""),
+        (False, 46, 0.1, "no process evaluates the rules, the last evaluation was 46 s ago"),
+        (False, 59, 15, ""),
+        (False, 61, 15, "no process evaluates the rules, the last evaluation was 1 min ago"),
+        (True, None, 15, "Redis is full, and stores no alerts"),
+        (True, 5, 15, "Redis is full, and stores no alerts, the last evaluation was 5 s ago"),
+    ],
+)
+def test_alerts_are_unjudged_while_redis_is_full_or_evaluations_are_late(
+    is_full: bool, age: float | None, interval: float, words: str
+) -> None:
+    found = explain_unjudged(
+        is_full=is_full, evaluated=None if age is None else 1000 - age, interval=interval, now=1000
+    )
+    assert found == (f"cannot be judged: {words}" if words else "")

@@ -1,4 +1,4 @@
--- Save what became of alerts, and the notifications of it, all at once, so that each alert fires once.
+-- Save what became of alerts, when that was, and the notifications of it, all at once, so that each alert fires once.
 -- KEYS  1 whose turn it is to roll reports up
 --       2 alerts
 --       3 notifications that are not sent yet
@@ -15,7 +15,7 @@ if redis.call('GET', KEYS[1]) ~= ARGV[1] then return '' end
 local revision = redis.call('HGET', KEYS[2], 'revision') or ''
 if revision ~= ARGV[2] then return '' end
 revision = string.format('%.0f', (tonumber(revision) or 0) + 1)
-redis.call('HSET', KEYS[2], 'revision', revision, 'alerts', ARGV[3])
+redis.call('HSET', KEYS[2], 'revision', revision, 'alerts', ARGV[3], 'evaluated', string.format('%.0f', now_ms()))
 redis.call('PEXPIRE', KEYS[2], ARGV[4])
 for n = 7, #ARGV, 2 do -- bound: the transitions of this call
   redis.call('XADD', KEYS[4], 'MAXLEN', ARGV[6], '*', 'alert', ARGV[n + 1])
