@@ -390,6 +390,11 @@ class Keys(msgspec.Struct, frozen=True):
         return f"celery5:{{{self.app}}}:member-end:{member}"
 
     @property
+    def members_report(self) -> Expiring:
+        """STRING  what the leading Controller says of its members, with a time to live."""
+        return f"celery5:{{{self.app}}}:members-report"
+
+    @property
     def recycling(self) -> Expiring:
         """STRING  the worker that has the turn to be recycled, until its next process reads jobs; expires."""
         return f"celery5:{{{self.app}}}:recycling"

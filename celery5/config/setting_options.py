@@ -93,6 +93,7 @@ class SettingOptions(TypedDict, total=False):
     alert_dead: int | None
     alert_worker_deaths: int | None
     alert_worker_lost: float | timedelta | None
+    alert_member_missing: float | timedelta | None
     alert_undo: float | timedelta | None
     alert_stream_lag: float | timedelta | None
     alert_loop_lag: float | timedelta | None

@@ -552,6 +552,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             description="how long a worker that was lost alerts; 0: not at all", extra=_SECONDS, ge=0, le=3600
         ),
     ] = 600.0
+    alert_member_missing: Annotated[
+        float,
+        Meta(
+            description="how long a member of the cluster may be missing before that alerts; 0: no alert",
+            extra=_SECONDS,
+            ge=0,
+            le=LONGEST,
+        ),
+    ] = 60.0
     alert_undo: Annotated[
         float,
         Meta(

@@ -51,6 +51,7 @@ def get_checks(app: "App", *, root: Path = Path("/")) -> list[DoctorCheck]:
         *([DoctorCheck("publisher", partial(host.check_publisher, app))] if app.settings.publisher else []),
         DoctorCheck("keys folder", partial(host.check_key_folder, app)),
         DoctorCheck("certificates", partial(host.check_certificates, app)),
+        DoctorCheck("members", partial(_unless_unreachable, broker, partial(host.check_members, app))),
         DoctorCheck("workers", partial(_unless_unreachable, broker, partial(host.check_workers, app))),
         DoctorCheck("streams", partial(_unless_unreachable, broker, partial(host.check_streams, app))),
         DoctorCheck("dead jobs", partial(_unless_unreachable, broker, partial(host.check_dead_jobs, app))),

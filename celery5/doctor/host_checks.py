@@ -26,6 +26,7 @@ from celery5.protocol.health.broker_diagnosis import Finding
 from celery5.protocol.health.host_diagnosis import Credential, SystemdUnit, WorkerVersion
 from celery5.protocol.job.states import JobState
 from celery5.protocol.observability.overview import format_lost, select_unrepaired
+from celery5.protocol.process.missing import BY_HAND
 from celery5.protocol.publisher.address import parse_daemon_address
 from celery5.protocol.publisher.frames import ClientHello, ConnectionRefusal, Welcome
 from celery5.protocol.streams.diagnosis import ArchiveHealth, GroupHealth, diagnose_streams
@@ -193,7 +194,13 @@ class HostChecks:
             awaiting={queue.queue: queue.awaits for queue in state.queues.values() if queue.awaits},
             paused={queue.queue: queue.backlog for queue in state.queues.values() if queue.paused},
             recycling=state.recycling,
+            advice=state.start_advice,
         )
+
+    def check_members(self, app: "App") -> Finding:
+        """Check that no process is missing: a member that was given up or stays down, or a Scheduler for schedules."""
+        state = app.info(most=0)
+        return diagnosis.diagnose_members(state.missing, state.further_missing, state.cluster, time.time())
 
     def check_alerts(self, app: "App") -> Finding:
         """Check that no alert fires, and that the webhook takes what it is notified of."""
@@ -224,7 +231,8 @@ class HostChecks:
             for group in state.groups
         ]
         archives = [archive for state in states for archive in _check_archive(app.streams, state)]
-        return diagnose_streams(len(states), groups, archives)
+        advice = app.info(most=0).start_advice if groups else BY_HAND
+        return diagnose_streams(len(states), groups, archives, advice)
 
     def _find_units(self) -> Iterator[SystemdUnit]:
         home = self._environ.get("XDG_CONFIG_HOME") or os.path.join(

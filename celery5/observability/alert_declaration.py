@@ -75,6 +75,7 @@ def _get_thresholds(settings: "Settings") -> AlertThresholds:
         dead=settings.alert_dead,
         worker_deaths=settings.alert_worker_deaths,
         worker_lost=settings.alert_worker_lost,
+        member_missing=settings.alert_member_missing,
         not_undone=settings.alert_undo,
         stream_lag=settings.alert_stream_lag,
         loop_lag=settings.alert_loop_lag,

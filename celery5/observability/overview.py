@@ -76,7 +76,7 @@ from celery5.protocol.scaling.resource_budget import ResourceUse
 from celery5.protocol.scaling.slot_use import SlotUse
 from celery5.protocol.scheduling.periodic import decode_schedule
 from celery5.protocol.shards import get_queue_of_shard, take_queues
-from celery5.results.job_details import AppState, read_app_state
+from celery5.results.job_details import MAX_SCHEDULE_QUEUES, AppState, read_app_state
 
 MAX_SINCE = 6 * HOUR
 """Seconds that an overview looks back at most: it reads minutes."""
@@ -100,8 +100,6 @@ DEAD_KEPT = 30.0
 """Seconds for which they count, unless the number of dead letters changes."""
 FILLED_KEPT = 30.0
 """Seconds for which it counts what fills a server that is almost full."""
-MAX_SCHEDULE_QUEUES = 20
-"""Queues whose schedules are read."""
 MAX_DUE = 10
 """Schedules that are shown."""
 MAX_MESSAGE = 200
@@ -357,6 +355,7 @@ class OverviewReader:
             workers=max(0, len(workers) - MAX_WORKERS),
             histories=max(0, len(state.queues) - MAX_HISTORIES),
             lost=max(0, len(lost) - MAX_LOST) + unnamed,
+            missing=state.further_missing,
         )
         begin, end = get_rate_window(find_first_minute(histories, now), now)
         return Overview(
@@ -369,6 +368,7 @@ class OverviewReader:
             workers=tuple(sorted(workers[:MAX_WORKERS], key=lambda worker: worker.name)),
             schedules=schedules,
             lost=tuple(lost[:MAX_LOST]),
+            missing=state.missing,
             starts=group_starts(self._workers.starts),
             unreachable=unreachable,
             memory=memory,

@@ -75,6 +75,7 @@ from celery5.services.controller.foreman import ClusterReady, Foreman, get_end_l
 from celery5.services.controller.foreman_commands import ForemanCommands
 from celery5.services.controller.leadership import Leadership, LocalLeadership
 from celery5.services.controller.member_ends import MemberEnds
+from celery5.services.controller.members_reporter import MembersReporter
 from celery5.services.health.vital_sources import QueueDepths
 from celery5.services.health.vitals import StatusPhase, StatusSource
 from celery5.services.observability.metrics_reporter import MetricsReporter
@@ -302,6 +303,7 @@ class ControllerParts(AuxiliaryParts):
     metrics_reporter = step(MetricsReporter, name="metrics", after=(redis,))
     # what follows the Foreman
     member_ends = step(MemberEnds, after=(foreman,))
+    members_reporter = step(MembersReporter, name="members", after=(foreman,))
     foreman_commands = step(ForemanCommands, name="hangup", after=(foreman,))
     cluster_ready = step(ClusterReady, name="all-up", after=(foreman,), start_limit=NO_LIMIT)
     systemd = step(make_systemd, after=(cluster_ready,))

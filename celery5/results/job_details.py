@@ -1,6 +1,6 @@
 """Read what is known of a job and what is in an application's queues, and empty a queue."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from celery5.audit.recording import AuditedAction
 from celery5.broker.call import Call
-from celery5.broker.calls import cluster, commands, health, jobs, workflows
+from celery5.broker.calls import cluster, commands, health, jobs, scheduling, workflows
 from celery5.broker.calls import dead_letters as dead_letter_calls
 from celery5.broker.calls import events as events_calls
 from celery5.broker.calls import queues as queue_calls
@@ -17,7 +17,7 @@ from celery5.broker.calls import scaling as scaling_calls
 from celery5.broker.calls.queues import QueueState, merge_queue_states
 from celery5.broker.calls.scaling import Scaling
 from celery5.broker.driver import AsyncDriver
-from celery5.broker.keys import EVENTS, QueueKeys
+from celery5.broker.keys import EVENTS, Keys, QueueKeys
 from celery5.broker.routing.unreachable import (
     UNREACHABLE,
     get_unreachable,
@@ -36,13 +36,25 @@ from celery5.protocol.job.foreign import describe_awaited
 from celery5.protocol.job.history import redact_call
 from celery5.protocol.job.states import JobState
 from celery5.protocol.job.story import JobDetails, JobInspection, make_job_details
+from celery5.protocol.process.missing import (
+    MembersReport,
+    MissingMember,
+    StartAdvice,
+    list_missing,
+    make_start_advice,
+)
 from celery5.protocol.scaling.resource_budget import describe_lacking
-from celery5.protocol.shards import get_queue_of_shard
+from celery5.protocol.scheduling.periodic import decode_schedule
+from celery5.protocol.shards import get_queue_of_shard, take_queues
 
 if TYPE_CHECKING:
     from celery5.application import Application, DeclaredTask
 
 
+MAX_SCHEDULE_QUEUES = 20
+"""Queues whose schedules are read for an overview, and counted while no Scheduler lives."""
+LONGEST_SCHEDULE = 1024 * 1024
+"""Bytes of the message of a schedule that is counted."""
 LEASED_PROCESS_KINDS = ("scheduler", "controller", "publisher")
 """The kinds of processes that run no jobs, and have their own lease while they are live."""
 
@@ -69,6 +81,20 @@ class AppState(msgspec.Struct, frozen=True):
     lost: dict[str, dict[str, float]] = {}
     # The worker that is being recycled, by the name that its next process has, too; "" for none.
     recycling: str = ""
+    # What the leading Controller says of its members; None if none leads.
+    cluster: MembersReport | None = None
+    # The processes that should work and do not: members that were given up or stay down, Schedulers if none works.
+    missing: tuple[MissingMember, ...] = ()
+
+    @property
+    def start_advice(self) -> StartAdvice:
+        """How a process is made to work: by hand, or by the Controller."""
+        return make_start_advice(self.controllers, self.cluster)
+
+    @property
+    def further_missing(self) -> int:
+        """How many more members are missing than are listed."""
+        return 0 if self.cluster is None else self.cluster.further
 
     def list_lost_counts(self) -> list[tuple[int, int]]:
         """Return of each queue how many workers were lost in the last hour, and of how many the names are known."""
@@ -132,7 +158,9 @@ async def _state_of_app(
     replies: list[Any] = await redis.perform_all(calls) if calls else []
     states: list[QueueState] = replies[: len(names)]
     runs = dict(zip(names, replies[len(names) :], strict=True))
-    events, schedulers, controllers, publishers, record, recycling, *lost, scaled = await _beside(app, redis)
+    beside = await _beside(app, redis)
+    events, schedulers, controllers, publishers, record, recycling, members_report, *lost, scaled = beside
+    idle_schedules = 0 if schedulers else await count_active_schedules(app.keys, redis)
     documents = await _documents(app, redis, names)
     states = [
         replace(state, documents=documents.get(state.queue, {}), runs=runs[state.queue]) for state in states
@@ -141,6 +169,27 @@ async def _state_of_app(
         states = await _add_nodes(app, states)
     elif queue is None or get_queue_of_shard(queue) == queue:  # else of one shard alone
         states = merge_queue_states(states)
+    return AppState(
+        app.name,
+        await _judge_queues(app, redis, states, paused),
+        scaled,
+        events,
+        schedulers,
+        controllers,
+        publishers,
+        record.leader if record.leader in controllers else "",  # the record outlives its Controller
+        len(known_queues) - len(queue_names) if queue is None else 0,
+        dict(zip(LEASED_PROCESS_KINDS, lost, strict=True)),
+        recycling,
+        members_report,
+        list_missing(make_start_advice(controllers, members_report), idle_schedules=idle_schedules),
+    )
+
+
+async def _judge_queues(
+    app: "Application", redis: AsyncDriver, states: Sequence[QueueState], paused: Collection[str]
+) -> dict[str, QueueState]:
+    """Return the states by queue, with what holds their jobs, and whether each queue keeps up."""
     held_by = await LimitHolds(app).describe(redis, {state.queue: state.held_tasks for state in states})
     known = [
         replace(
@@ -152,20 +201,23 @@ async def _state_of_app(
         )
         for state in states
     ]
-    queues = {state.queue: replace(state, verdict=state.judge()) for state in known}
-    return AppState(
-        app.name,
-        queues,
-        scaled,
-        events,
-        schedulers,
-        controllers,
-        publishers,
-        record.leader if record.leader in controllers else "",  # the record outlives its Controller
-        len(known_queues) - len(queue_names) if queue is None else 0,
-        dict(zip(LEASED_PROCESS_KINDS, lost, strict=True)),
-        recycling,
-    )
+    return {state.queue: replace(state, verdict=state.judge()) for state in known}
+
+
+async def count_active_schedules(keys: Keys, redis: AsyncDriver) -> int:
+    """Return how many schedules are to fire; of very many queues the first ones are read. None on a broker that is left
+    out as unreachable.
+    """
+    try:
+        queues = await redis.perform(scheduling.list_schedule_queues(keys))
+        reads = [scheduling.list_schedules(keys, queue) for queue in take_queues(queues, MAX_SCHEDULE_QUEUES)]
+        replies = await redis.perform_all(reads) if reads else []
+    except UNREACHABLE:
+        if not get_unreachable():
+            raise
+        return 0
+    found = [decode_schedule(record, LONGEST_SCHEDULE) for records in replies for record in records.values()]
+    return sum(schedule is not None and schedule.is_active for schedule in found)
 
 
 def _find_needs(app: "Application", task: str) -> Mapping[str, float]:
@@ -185,6 +237,7 @@ async def _beside(app: "Application", redis: AsyncDriver) -> Sequence[Any]:
         *process_calls,
         cluster.get_leader(app.keys),
         cluster.get_recycling_worker(app.keys),
+        cluster.read_members_report(app.keys),
         *[cluster.list_lost_processes(app.keys, kind) for kind in LEASED_PROCESS_KINDS],
     ]
     if is_scaled(app.settings):
@@ -194,7 +247,7 @@ async def _beside(app: "Application", redis: AsyncDriver) -> Sequence[Any]:
     except UNREACHABLE:
         if not get_unreachable():
             raise
-        return (_no_events(), (), (), (), LeaderRecord(), "", {}, {}, {}, None)
+        return (_no_events(), (), (), (), LeaderRecord(), "", None, {}, {}, {}, None)
     return replies if is_scaled(app.settings) else [*replies, None]
 
 

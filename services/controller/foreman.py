@@ -32,7 +32,9 @@ from celery5.protocol.cluster.members import (
     Start,
     Stop,
 )
+from celery5.protocol.cluster.members_report import make_report
 from celery5.protocol.observability.families import MetricFamily, make_gauge
+from celery5.protocol.process.missing import MembersReport, format_retry
 from celery5.protocol.process.recycling import RESTART_EXIT_CODE
 
 DECISION_PERIOD = 1.0
@@ -271,6 +273,25 @@ class Foreman:
             sum(state.is_wanted for state in states),
             merge="max",
         )
+        yield make_gauge(
+            "celery5_members_missing",
+            "Members that were given up or have been down for 30 s, by group.",
+            *[
+                (float(group.missing), {"kind": group.kind, "group": group.name})
+                for group in (self.make_report(0.0).groups if self._is_acting else ())
+            ],
+            merge="max",
+        )
+
+    def make_report(self, at: float) -> MembersReport:
+        """Return what is known of the members at this time, in seconds since 1970."""
+        now = trio.current_time()
+        return make_report(self.cluster_state.members.values(), now, epoch=at - now)
+
+    @property
+    def may_report(self) -> bool:
+        """Whether this Controller acts on the members: only then does it know how they are."""
+        return self._is_acting and self._leads.has_valid_lease and not self.cluster_state.draining
 
     def _members(self, scale: Mapping[str, int], cluster: Cluster | None = None) -> tuple[Member, ...]:
         return build_members(
@@ -446,7 +467,14 @@ class Foreman:
                 state.member.name for state in self.cluster_state.retained if event.name in state.waits_for
             ]
             details = {"kept": kept} if kept else {}
-            self._log.event("member:abandoned", "error", name=event.name, why=how, hint=_GIVEN_UP, **details)
+            self._log.event(
+                "member:abandoned",
+                "error",
+                name=event.name,
+                why=how,
+                hint=format_retry(event.name),
+                **details,
+            )
         elif isinstance(event, Ended):
             state = self.cluster_state.members[event.name]
             self._log.event(
@@ -532,4 +560,3 @@ _NOT_OURS = "this Controller is not sure that it leads"
 _TAKEN_BACK = (
     "the former version goes on: restore its code and description, correct the new version, and try again"
 )
-_GIVEN_UP = "mend what ends it, then: celery5 controller restart, or reload"

@@ -37,9 +37,10 @@ from celery5.protocol.observability.alert_rules import (
 from celery5.protocol.observability.alerting import AlertRule, Measure, decide_alerts
 from celery5.protocol.observability.overview import LostWorker
 from celery5.protocol.observability.queue_depth import QueueDepth, merge_depths
+from celery5.protocol.process.missing import MembersReport, MissingMember, list_missing, make_start_advice
 from celery5.protocol.shards import get_queue_of_shard, take_queues
 from celery5.protocol.workflows.status import make_status
-from celery5.results.job_details import LEASED_PROCESS_KINDS
+from celery5.results.job_details import LEASED_PROCESS_KINDS, count_active_schedules
 from celery5.services.observability.history_rollup import CountedCluster, HistoryRollup
 from celery5.services.process.broker_outages import OutageLog
 from celery5.streams import lags as stream_lags
@@ -164,6 +165,9 @@ class AlertEvaluator:
         lags: dict[tuple[str, str], float] = {}
         memory: list[ServerMemory] = []
         with_lost: list[QueueState] = []
+        cluster, missing = None, tuple[MissingMember, ...]()
+        if "member-missing" in self._measures:
+            cluster, missing = await self._measure_missing()
         measured = await run_all_async(
             [partial(self._measure_broker, name, redis) for name, redis in self._brokers.items()]
         )
@@ -182,6 +186,8 @@ class AlertEvaluator:
             loop_lag=counted.loop_lag,
             memory=tuple(memory),
             lost=await self._measure_lost(with_lost, counted.now) if needs_lost else (),
+            cluster=cluster,
+            missing=missing,
         )
 
     async def _measure_broker(self, name: str, redis: AsyncDriver) -> "_MeasuredBroker":
@@ -224,6 +230,17 @@ class AlertEvaluator:
                 now=now,
             )
         )
+
+    async def _measure_missing(self) -> tuple[MembersReport | None, tuple[MissingMember, ...]]:
+        """Return what the Controller says of its members, and all processes that should work and do not."""
+        reads: list[Call[Any]] = [
+            cluster_calls.read_members_report(self._keys),
+            cluster_calls.list_live_processes(self._keys, "scheduler"),
+            cluster_calls.list_live_processes(self._keys, "controller"),
+        ]
+        report, schedulers, controllers = await self._redis.perform_all(reads)
+        idle = 0 if schedulers else await count_active_schedules(self._keys, self._redis)
+        return report, list_missing(make_start_advice(controllers, report), idle_schedules=idle)
 
     async def _measure_queues(
         self, redis: AsyncDriver, names: Sequence[str], paused: Collection[str]

@@ -164,6 +164,10 @@ SERIES: dict[str, tuple[Samples, Samples]] = {
             'celery5_queue_workers_lost{job="shop",instance="b",queue="q"}': "_x50 4x10",
         },
     ),
+    "Celery5MemberMissing": (
+        {'celery5_members_missing{job="shop",instance="a",kind="worker",group="mail"}': "0x50 1x10"},
+        {'celery5_members_missing{job="shop",instance="a",kind="worker",group="mail"}': "1x50 0x10"},
+    ),
     "Celery5BrokerMemoryFull": (
         {'celery5_broker_memory_used_share{job="shop",instance="a",broker="default"}': "0.95x60"},
         {'celery5_broker_memory_used_share{job="shop",instance="a",broker="default"}': "0.85x60"},

@@ -10,6 +10,7 @@ from celery5.broker.call import Call, Script, decode_text, merge_name_tuples, pa
 from celery5.broker.keys import Keys
 from celery5.protocol.cluster.leadership import LeaderRecord
 from celery5.protocol.cluster.members import MemberEnd
+from celery5.protocol.process.missing import REPORT_TTL, MembersReport
 from celery5.protocol.process.standing import LOST_SHOWN
 
 RENEW_PRESENCE = Script.load("cluster/renew_presence", "clock")
@@ -167,3 +168,20 @@ def read_member_ends(keys: Keys, members: Sequence[str]) -> Call[dict[str, Membe
         return found
 
     return Call(("MGET", *[keys.member_end(member) for member in members]), decode, repeatable=True)
+
+
+def store_members_report(keys: Keys, report: MembersReport) -> Call[object]:
+    """Store what the leading Controller says of its members, for REPORT_TTL seconds."""
+    words = ("SET", keys.members_report, msgspec.json.encode(report), "PX", to_ms(REPORT_TTL))
+    return Call(words, lambda reply: reply, repeatable=True)
+
+
+def read_members_report(keys: Keys) -> Call[MembersReport | None]:
+    """Return what the leading Controller says of its members; None if none leads, or it cannot be read."""
+
+    def decode(raw: Any) -> MembersReport | None:
+        with suppress(ValueError, RecursionError):
+            return None if raw is None else msgspec.json.decode(raw, type=MembersReport)
+        return None
+
+    return Call(("GET", keys.members_report), decode, repeatable=True)

@@ -242,6 +242,7 @@ def _beside(keys: Keys) -> Iterator[str]:
         keys.live_processes("controller"),
     )
     yield from (
+        keys.members_report,
         keys.recycling,
         keys.audit,
         keys.audit_entries,

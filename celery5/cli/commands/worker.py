@@ -156,7 +156,7 @@ def _mappings(value: object) -> list[Mapping[str, Any]]:
     return [_mapping(item) for item in cast("list[object]", value)] if isinstance(value, list) else []
 
 
-NO_WORKER = "no worker of this application is running; celery5 worker start starts one"
+NO_WORKER = "no worker of this application is running"
 
 
 class CommandNotDone(CeleryError):
@@ -318,7 +318,11 @@ def list_workers(target: Target, /, *, wants_json: bool, timeout: float) -> None
         rows += [_make_lost_row(process, wants_json=wants_json) for process in found.lost]
         if not wants_json and not any(row["resources"] for row in rows):
             rows = [{name: cell for name, cell in row.items() if name != "resources"} for row in rows]
-        echo(to_json(rows) if wants_json else format_table(rows, empty=as_called(NO_WORKER)))
+        if not rows and not wants_json:
+            start = app.info(most=0).start_advice.format_start("worker")
+            echo(as_called(f"no worker of this application is running: {start}"))
+            return
+        echo(to_json(rows) if wants_json else format_table(rows, empty=""))
 
 
 def _is_worker(reply: "Reply") -> bool:

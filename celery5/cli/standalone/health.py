@@ -206,15 +206,21 @@ def _check_by_redis(target: Target, *, wants_json: bool) -> int:
 
 
 def _report_workers(state: "AppState", reached: "ReachedBrokers", *, wants_json: bool) -> int:
+    # Not needed by a probe with a port, which imports as little as possible.
+    from celery5.cli.terminal.output import as_called, to_json
+    from celery5.protocol.process.missing import list_missing_lines
+
     workers = {worker.name: worker.alive for queue in state.queues.values() for worker in queue.workers}
     other_processes = {"routers": state.routers, "schedulers": state.schedulers}
-    ok = any(workers.values()) and not reached.errors
+    ok = any(workers.values()) and not reached.errors and not state.missing
     if wants_json:
-        unreachable = {"unreachable": reached.unreachable()}
-        echo(json.dumps({"ok": ok, "workers": workers, **other_processes, **unreachable}))
+        problems = {"missing": state.missing, "unreachable": reached.unreachable()}
+        echo(to_json({"ok": ok, "workers": workers, **other_processes, **problems}))
     else:
         for name, alive in sorted(workers.items()):
             echo(f"{to_one_line(name)} {'is alive' if alive else 'is gone: its lease has lapsed'}")
+        for line in list_missing_lines(state.missing, state.further_missing, time.time()):
+            echo(as_called(to_one_line(line)))
         if not any(workers.values()):
             others = "; ".join(
                 f"{kind}: {', '.join(names)}" for kind, names in other_processes.items() if names

@@ -1,5 +1,6 @@
 """Show an application's queues and who works on them (`info`), and look for faults (`doctor`)."""
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -26,6 +27,7 @@ from celery5.protocol.durations import format_age, format_duration
 from celery5.protocol.masking import get_error_text
 from celery5.protocol.observability.overview import describe_loss, describe_repaired, select_unrepaired
 from celery5.protocol.observability.queue_depth import AT_LIMITS
+from celery5.protocol.process.missing import list_missing_lines
 from celery5.protocol.process.standing import make_lost
 
 if TYPE_CHECKING:
@@ -113,6 +115,7 @@ def _to_json_fields(app: "App", state: "AppState", reached: ReachedBrokers) -> d
         "schedulers": state.schedulers,
         "controllers": state.controllers,
         "leader": state.leader,
+        "missing": state.missing,
         "recycling": state.recycling,
         "publishers": state.publishers,
         "memory": [memory for memory in app.metrics.memory() if memory.is_almost_full],
@@ -123,6 +126,8 @@ def _to_json_fields(app: "App", state: "AppState", reached: ReachedBrokers) -> d
 def _show(app: "App", state: "AppState", standings: "WorkersOverview") -> None:
     """Print the state for people."""
     echo(f"{state.app} at {app.connections.masked_url}\n")
+    if missing := list_missing_lines(state.missing, state.further_missing, time.time()):
+        echo("\n".join(as_called(to_one_line(line)) for line in missing) + "\n")
     echo(format_table(_queues(state), empty="no queues yet: nothing was sent"))
     if undelivered := _documents(state):
         echo("\n" + format_table(undelivered, empty=""))

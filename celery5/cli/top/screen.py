@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.style import Style as RichStyle
 from rich.text import Text
 
-from celery5.cli.terminal.output import to_one_line
+from celery5.cli.terminal.output import as_called, to_one_line
 from celery5.cli.top.details import make_details
 from celery5.cli.top.layout import Line, Segment, cut_line, format_top_table, get_window
 from celery5.cli.top.readings import Reading
@@ -143,6 +143,7 @@ def _draw_head(reading: Reading, age: float, width: int) -> list[Line]:
     if reading.error:
         shown = f"shown is what was read {format_duration(age)} ago: " if overview else ""
         lines.append(_plain(f"{shown}{reading.error}", "bad"))
+    lines += _draw_missing(overview) if overview else []
     for broker in overview.unreachable if overview else ():
         text = f"broker {broker.broker} cannot be reached, what is there is not shown: {broker.error}"
         lines.append(((to_one_line(text), "bad"),))
@@ -150,6 +151,19 @@ def _draw_head(reading: Reading, age: float, width: int) -> list[Line]:
         if text := memory.describe():
             lines.append(((to_one_line(f"memory of broker {memory.broker}: {text}"), "bad"),))
     return lines[:6]
+
+
+def _draw_missing(overview: Overview) -> list[Line]:
+    """Return the first process that should work and does not, how many more there are, and what to do."""
+    further = max(0, len(overview.missing) - 1) + overview.left_out.missing
+    lines: list[Line] = []
+    for member in overview.missing[:1]:
+        more = f" (and {further} more: celery5 controller status)" if further else ""
+        lines = [
+            ((as_called(to_one_line(text)), "bad"),)
+            for text in (member.describe(overview.at) + more, f"  {member.remedy}")
+        ]
+    return lines
 
 
 def _spread(left: Line, right: Line, width: int) -> Line:
@@ -189,6 +203,7 @@ def _draw_attention(overview: Overview, alerts: str) -> Line:
         (tasks, "task", "tasks"),
         (workers, "worker", "workers"),
         (others, "other process", "other processes"),
+        (len(overview.missing) + overview.left_out.missing, "missing member", "missing members"),
     )
     problems = [format_count(count, singular, plural) for count, singular, plural in counts if count]
     problems += [f"alerts: {alerts}"] if alerts else []

@@ -23,6 +23,7 @@ from celery5.protocol.observability.overview import (
     select_unrepaired,
 )
 from celery5.protocol.observability.queue_depth import AT_LIMITS
+from celery5.protocol.process.missing import StartAdvice
 from celery5.protocol.process.recycling import format_mib
 
 
@@ -213,6 +214,7 @@ def _make_task_row(task: TaskOverview, now: float, *, kills: bool) -> Row:
 
 def make_worker_table(overview: Overview) -> TopTable:
     """Return the workers: those with something wrong first."""
+    advice = StartAdvice(is_controlled=bool(overview.totals.controllers))
     workers = sorted(overview.workers, key=lambda worker: (worker.health == "ok", worker.name))
     columns = (
         Column("worker", may_shrink=True),
@@ -229,7 +231,7 @@ def make_worker_table(overview: Overview) -> TopTable:
     return TopTable(
         columns,
         (*map(_make_lost_row, select_unrepaired(overview.lost)), *map(_make_worker_row, workers)),
-        empty=as_called("no worker is running; celery5 worker start starts one"),
+        empty=as_called(f"no worker is running: {advice.format_start('worker')}"),
         note="; ".join(
             filter(
                 None,

@@ -42,6 +42,7 @@ def find_own_alerts(alerts: Sequence[AlertState], overview: Overview) -> list[Al
     listed |= {
         f"{lost.kind} {get_inbox_name(lost.worker)}" for lost in select_unrepaired(overview.lost)[:SHOWN_LOST]
     }
+    listed |= {member.subject for member in overview.missing}
     own = [alert for alert in alerts if alert.fires and alert.subject not in listed]
     return sorted(own, key=lambda alert: (alert.severity != "critical", alert.name, alert.subject))
 

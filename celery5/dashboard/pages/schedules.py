@@ -15,6 +15,7 @@ async def load_schedules(request: PageRequest) -> Mapping[str, Any]:
             schedules, key=lambda schedule: (schedule.next is None, schedule.next or 0.0, schedule.name)
         ),
         "schedulers": state.schedulers,
+        "start": state.start_advice.format_start("scheduler"),
     }
 
 

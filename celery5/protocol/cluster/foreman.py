@@ -105,7 +105,7 @@ class ClusterState:
                 state = self._states[name] = MemberState(
                     Member(name=name, kind=kind, arguments=()), is_wanted=False
                 )
-            state.phase, state.started_as = Phase(reported), state.member
+            state.phase, state.started_as, state.missing_since = Phase(reported), state.member, None
             state.incarnation, state.has_been_up = "", state.phase is not Phase.STARTING
             state.phase_since = state.last_heard_at = now
             state.stop_requested = state.stopping_by_itself = state.phase is Phase.STOPPING
@@ -114,6 +114,7 @@ class ClusterState:
         """Leave these to another Controller: no action is taken on them, and their events are ignored."""
         for state in [self._states[name] for name in names]:
             state.phase, state.started_as, state.recycle_reason = Phase.DOWN, None, ""
+            state.missing_since = None
             state.stop_requested = state.stopping_by_itself = False
             state.killed_at = -inf
 
@@ -215,7 +216,7 @@ class ClusterState:
             state.phase, state.phase_since = phase, now
             state.stopping_by_itself = state.stopping_by_itself or phase is Phase.STOPPING
             if phase is Phase.UP:
-                state.recycle_reason = ""
+                state.recycle_reason, state.missing_since = "", None
         if state.unknown_reason and (
             phase is Phase.STARTING or (phase is Phase.STOPPING and not self.draining)
         ):
@@ -258,6 +259,7 @@ class ClusterState:
             state.restart_at, state.failures = -inf, 0
             return
         state.failures += 1
+        state.missing_since = now if state.missing_since is None else state.missing_since
         state.death_count += event.code != EXIT_ALREADY_IN_USE
         state.restart_at = now + full_jitter(
             state.failures - 1, start=RESTART_DELAY, cap=MAX_RESTART_DELAY, random=self._random
@@ -286,7 +288,7 @@ class ClusterState:
                 and now - state.phase_since >= limit
             ):
                 state.recycle_reason = ""
-                state.failures = 1
+                state.failures, state.missing_since = 1, now
                 state.end_reason = f"it was recycled, and was not up {limit:g} s later"
 
     def decide(self, now: float) -> list[Action]:

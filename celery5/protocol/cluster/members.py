@@ -231,6 +231,8 @@ class MemberState(msgspec.Struct):
     waits_for: frozenset[str] = frozenset()
     # How it ended last.
     end_reason: str = ""
+    # When its process ended out of order; None if it has been up since.
+    missing_since: float | None = None
     # What it reports of itself, and when it did.
     status: str = ""
     status_at: float = 0.0

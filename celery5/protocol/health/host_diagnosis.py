@@ -12,6 +12,14 @@ from celery5.protocol.counts import format_count
 from celery5.protocol.health.broker_diagnosis import Finding
 from celery5.protocol.job.failure_groups import EXAMPLE_LENGTH, DeadJobGroup, DeadJobGroups
 from celery5.protocol.names import is_queue_name
+from celery5.protocol.process.missing import (
+    BY_HAND,
+    MAX_RETRIED,
+    MembersReport,
+    MissingMember,
+    StartAdvice,
+    format_retry,
+)
 from celery5.similar_names import count_rest, join_names
 
 EXPIRY_WARNING_DAYS = 30
@@ -261,6 +269,7 @@ def diagnose_workers(
     awaiting: Mapping[str, str] = MappingProxyType({}),
     paused: Mapping[str, int] = MappingProxyType({}),
     recycling: str = "",
+    advice: StartAdvice = BY_HAND,
 ) -> Finding:
     """Diagnose the workers.
 
@@ -280,6 +289,7 @@ def diagnose_workers(
         awaiting: Which tasks have jobs that wait for a worker whose code has them, for each queue in words.
         paused: The queues that are paused, and how many jobs wait on each.
         recycling: The worker that is being recycled; '' for none.
+        advice: How processes are started.
     """
     finding = _diagnose_live(
         found,
@@ -291,8 +301,9 @@ def diagnose_workers(
         unread=unread,
         foreign=foreign,
         recycling=recycling,
+        advice=advice,
     )
-    warnings = list(_list_warnings(lost, silent, breakers, lacking, awaiting, paused))
+    warnings = list(_list_warnings(lost, silent, breakers, lacking, awaiting, paused, advice))
     if not warnings:
         return finding
     texts, remedies = zip(*warnings, strict=True)
@@ -303,6 +314,30 @@ def diagnose_workers(
     )
 
 
+def diagnose_members(
+    missing: Sequence[MissingMember], further: int, report: MembersReport | None, now: float
+) -> Finding:
+    """Diagnose the members of the cluster: none was given up, and none stays down.
+
+    Args:
+        missing: The processes that should work and do not.
+        further: How many more there are.
+        report: What the leading Controller says; None if none leads.
+        now: The time, in seconds since 1970.
+    """
+    if not missing:
+        if report is None:
+            return Finding("members", "ok", "no Controller runs this application")
+        count = format_count(sum(group.declared for group in report.groups), "member")
+        return Finding("members", "ok", f"none of {count} is missing")
+    names = [member.name for member in missing if member.condition == "given up"]
+    others = len(missing) - 1 + further
+    summary = missing[0].describe(now) + (f"; and {others} more" if others else "")
+    remedy = format_retry(*names[:MAX_RETRIED]) if names else missing[0].remedy
+    more = "; celery5 controller status shows all" if others else ""
+    return Finding("members", "fail" if names else "warn", summary, remedy + more)
+
+
 def _list_warnings(
     lost: Sequence[str],
     silent: Sequence[str],
@@ -310,6 +345,7 @@ def _list_warnings(
     lacking: Sequence[str],
     awaiting: Mapping[str, str],
     paused: Mapping[str, int],
+    advice: StartAdvice,
 ) -> Iterator[tuple[str, str]]:
     """Yield what is to be looked at beside what the live workers do, each with what to do."""
     if lost:
@@ -331,7 +367,9 @@ def _list_warnings(
     if lacking:
         yield (
             join_names(lacking, MAX_QUEUES, separator="; "),
-            "start a worker that has it: celery5 worker start --capacity, or the setting capacity",
+            "start a worker that has it: "
+            + advice.format_worker("--capacity NAME=AMOUNT", "capacity = ...")
+            + ", or the setting capacity",
         )
     if awaiting:
         yield (
@@ -366,34 +404,35 @@ def _diagnose_live(
     unread: Sequence[str],
     foreign: Mapping[str, str],
     recycling: str,
+    advice: StartAdvice,
 ) -> Finding:
     """Diagnose the live workers, and what they do not read."""
     if unread:
-        finding = _diagnose_unread(len(found), unread, foreign, recycling)
+        finding = _diagnose_unread(len(found), unread, foreign, recycling, advice)
         if found or foreign:
             return finding
     if not found and recycling:
         return Finding("workers", "ok", f"{recycling} is being recycled: its next process starts")
     if not found:
-        return Finding("workers", "warn", "none is alive", "celery5 worker start")
+        return Finding("workers", "warn", "none is alive", advice.format_start("worker"))
     summary = f"{len(found)} live"
     if unrouted or unscheduled:
         lacking = ["no Router: events and data wait"] if unrouted else []
         lacking += (
             ["no Scheduler: periodic tasks, rules of limits and scaling stand still"] if unscheduled else []
         )
-        start = ["celery5 router start"] if unrouted else []
-        start += [_start_scheduler(foreign_schedule)] if unscheduled else []
+        start = [advice.format_start("router")] if unrouted else []
+        start += [_start_scheduler(foreign_schedule, advice)] if unscheduled else []
         return Finding("workers", "warn", f"{summary}, and {', and '.join(lacking)}", "; ".join(start))
     if not is_version_known:
         return Finding("workers", "ok", f"{summary}; no key to ask them with yet")
     return _diagnose_versions(found, own_version, summary)
 
 
-def _start_scheduler(foreign_schedule: str) -> str:
+def _start_scheduler(foreign_schedule: str, advice: StartAdvice) -> str:
     """Return how a Scheduler is started: one retires the schedules that no code of a live Scheduler declares."""
-    if not foreign_schedule:
-        return "celery5 scheduler start"
+    if not foreign_schedule or advice.format_retry("scheduler"):
+        return advice.format_start("scheduler")
     return (
         f"start a Scheduler of the code that declares the schedule {shlex.quote(foreign_schedule)}: "
         "one of this code would retire it"
@@ -401,15 +440,17 @@ def _start_scheduler(foreign_schedule: str) -> str:
 
 
 def _diagnose_unread(
-    workers: int, unread: Sequence[str], foreign: Mapping[str, str], recycling: str
+    workers: int, unread: Sequence[str], foreign: Mapping[str, str], recycling: str, advice: StartAdvice
 ) -> Finding:
     """Diagnose queues that nobody reads. A worker whose code has not the task of a job ends it as a dead letter."""
     own = [name for name in unread if name not in foreign and is_queue_name(name) and name.isprintable()]
     odd = [name for name in unread if name not in foreign and name not in own]
     remedies: list[str] = []
     if own:
-        queues = shlex.quote(",".join(own[:MAX_QUEUES]))
-        remedies = [f"celery5 worker start --queues {queues}; a misspelt queue stays until its jobs are done"]
+        names = own[:MAX_QUEUES]
+        listed = ", ".join(f'"{name}"' for name in names)
+        start = advice.format_worker(f"--queues {shlex.quote(','.join(names))}", f"queues = [{listed}]")
+        remedies = [f"{start}; a misspelt queue stays until its jobs are done"]
     remedies += [
         f"for {shlex.quote(name)} start a worker of the code that has the task {shlex.quote(task)}, "
         "which this code has not: here its jobs would become dead letters"

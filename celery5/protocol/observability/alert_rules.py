@@ -33,6 +33,7 @@ from celery5.protocol.observability.overview import (
 from celery5.protocol.observability.queue_depth import QueueDepth, TaskDeaths, sum_deaths
 from celery5.protocol.observability.report import compress, decompress, get_labels
 from celery5.protocol.observability.rollup import FAILED_STATES, FINISHED_STATES, MetricsGroup
+from celery5.protocol.process.missing import MembersReport, MissingMember
 from celery5.protocol.process.standing import BLOCKED, make_lost
 from celery5.protocol.text_values import DURATION
 from celery5.similar_names import suggest_known
@@ -51,7 +52,7 @@ WHY_JOBS_WAIT = ("paused", "unserved", "stalled")
 """Verdicts that say more of an old job than rates do."""
 COUNTED = ("failures", "dead-letters", "worker-deaths")
 """What is counted over some time."""
-WITHOUT_THRESHOLD = ("no-workers", "worker-deaths", "worker-lost", "not-undone")
+WITHOUT_THRESHOLD = ("no-workers", "worker-deaths", "worker-lost", "member-missing", "not-undone")
 """What alerts from the first on unless a rule says otherwise."""
 MAX_LOST_SUBJECTS = 20
 """Lost processes, and silent workers, with their own alert; further lost ones have one together."""
@@ -108,6 +109,19 @@ def worker_lost(queue: str = "", *, within: float = 600.0) -> AlertCondition:
     dead letter that is there still. Without a queue, Routers, Schedulers, Controllers and publishers count, too.
     """
     return AlertCondition(measure="worker-lost", queue=queue, above=0, within=within)
+
+
+def member_missing(group: str = "", *, above: float = 0) -> AlertCondition:
+    """Return the condition that more than `above` members of a group of the cluster, or of any, are missing.
+
+    The Controller has given them up, or they have been down for 30 seconds.
+
+    Args:
+        group: The group, such as `worker-mail`. '': each one by itself, and whether schedules wait while no Scheduler
+            works at all, with or without a Controller.
+        above: How many may be missing.
+    """
+    return AlertCondition(measure="member-missing", group=group, above=above)
 
 
 def not_undone(queue: str = "", *, above: float = 0, within: float = 300.0) -> AlertCondition:
@@ -257,6 +271,7 @@ class AlertThresholds(msgspec.Struct, frozen=True, kw_only=True):
     memory: float = 0.0
     worker_deaths: float = 0
     worker_lost: float = 0
+    member_missing: float = 0
     not_undone: float = 0
 
 
@@ -289,6 +304,15 @@ def make_builtin_rules(thresholds: AlertThresholds) -> tuple[AlertRule, ...]:
         (
             thresholds.worker_lost,
             AlertRule(name="worker-lost", condition=lost, severity="critical", for_=0.0, keep_firing_for=0.0),
+        ),
+        (
+            thresholds.member_missing,
+            AlertRule(
+                name="member-missing",
+                condition=member_missing(),
+                severity="critical",
+                for_=thresholds.member_missing,
+            ),
         ),
         (thresholds.not_undone, AlertRule(name="not-undone", condition=undo, severity="critical", for_=0.0)),
         (
@@ -361,6 +385,9 @@ class MeasuredCluster(msgspec.Struct, frozen=True, kw_only=True):
     memory: tuple[ServerMemory, ...] = ()
     # The processes that were lost in the last hour, the last ones first.
     lost: tuple[LostWorker, ...] = ()
+    # What the leading Controller says of its members, and all processes that should work and do not.
+    cluster: MembersReport | None = None
+    missing: tuple[MissingMember, ...] = ()
 
     @property
     def deaths(self) -> Mapping[str, TaskDeaths]:
@@ -451,12 +478,19 @@ def _read(
                     yield f"task {task}", _read_failures(condition, task, count, base)
         case "worker-deaths":
             yield from _read_all_deaths(condition, measured, samples)
-        case "worker-lost":
-            yield from _read_lost(condition, measured)
         case "memory":
             yield from _read_memory(measured)
+        case "worker-lost" | "member-missing":
+            yield from _read_processes(condition, measured)
         case _:
             yield from _read_lags(condition, measured)
+
+
+def _read_processes(
+    condition: AlertCondition, measured: MeasuredCluster
+) -> Iterator[tuple[str, AlertReading]]:
+    """Yield which processes were lost, or which members of the cluster are missing."""
+    return (_read_lost if condition.measure == "worker-lost" else _read_missing)(condition, measured)
 
 
 def _read_lags(condition: AlertCondition, measured: MeasuredCluster) -> Iterator[tuple[str, AlertReading]]:
@@ -547,6 +581,22 @@ def _read_stopping(condition: AlertCondition, name: str, queue: MeasuredQueue, a
     what = format_count(len(late), "run is", "runs are")
     words = f"{what} not undone on queue {name}: {first.description}, since {format_duration(int(at - first.since))}"
     return AlertReading(len(late), words)
+
+
+def _read_missing(condition: AlertCondition, measured: MeasuredCluster) -> Iterator[tuple[str, AlertReading]]:
+    """Yield how many members of each group are missing, and whether schedules wait while no Scheduler works."""
+    for group in measured.cluster.groups if measured.cluster else ():
+        if condition.group in ("", f"{group.kind}-{group.name}"):
+            members = [member for member in measured.missing if member.subject == group.subject]
+            words = "; ".join(f"{member.describe(measured.at)}; {member.remedy}" for member in members)
+            count = max(group.missing, len(members))
+            named = words or f"all members of {group.kind}-{group.name} work"
+            more = f"; and {count - len(members)} more" if count > len(members) else ""
+            yield group.subject, AlertReading(count, named + more)
+    if not condition.group:
+        nobody = [member for member in measured.missing if not member.name]
+        words = "; ".join(f"{member.describe(measured.at)}; {member.remedy}" for member in nobody)
+        yield "scheduler", AlertReading(len(nobody), words or "no schedule waits for a Scheduler")
 
 
 def _read_memory(measured: MeasuredCluster) -> Iterator[tuple[str, AlertReading]]:

@@ -27,6 +27,7 @@ Measure = Literal[
     "dead-letters",
     "worker-deaths",
     "worker-lost",
+    "member-missing",
     "not-undone",
     "stream-lag",
     "loop-lag",

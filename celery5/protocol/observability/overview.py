@@ -13,6 +13,7 @@ from celery5.protocol.health.server_memory import ServerMemory
 from celery5.protocol.observability.queue_depth import TaskDeaths
 from celery5.protocol.observability.queue_flow import QueueFlow
 from celery5.protocol.observability.rollup import MINUTE
+from celery5.protocol.process.missing import MissingMember
 from celery5.protocol.process.standing import LostJob, ProcessCondition, ProcessStanding
 from celery5.protocol.scaling.resource_budget import ResourceUse
 from celery5.protocol.scaling.slot_use import SlotUse, format_slots
@@ -354,6 +355,7 @@ class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
     # Queues that are shown without their history.
     histories: int = 0
     lost: int = 0
+    missing: int = 0
 
 
 class ProcessStarts(msgspec.Struct, frozen=True):
@@ -377,6 +379,8 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     workers: tuple[WorkerOverview, ...]
     # Workers and Routers that were lost in the last hour, the last ones first.
     lost: tuple[LostWorker, ...] = ()
+    # Processes that should work and do not: members that were given up or stay down, Schedulers if none works.
+    missing: tuple[MissingMember, ...] = ()
     # The next ones first.
     schedules: tuple[DueSchedule, ...] = ()
     # When the processes started that live now, the last ones first.

@@ -7,6 +7,7 @@ import msgspec
 
 from celery5.protocol.counts import format_count
 from celery5.protocol.health.broker_diagnosis import Finding
+from celery5.protocol.process.missing import BY_HAND, StartAdvice
 from celery5.similar_names import join_names
 
 MAX_GROUPS = 5
@@ -60,7 +61,10 @@ class ArchiveHealth(msgspec.Struct, frozen=True):
 
 
 def diagnose_streams(
-    streams: int, groups: Sequence[GroupHealth], archives: Sequence[ArchiveHealth] = ()
+    streams: int,
+    groups: Sequence[GroupHealth],
+    archives: Sequence[ArchiveHealth] = (),
+    advice: StartAdvice = BY_HAND,
 ) -> Finding:
     """Diagnose the streams: the worst that there is.
 
@@ -68,13 +72,14 @@ def diagnose_streams(
         streams: How many there are.
         groups: Their groups.
         archives: Their archives that have not taken all records.
+        advice: How processes are started.
     """
     if full := [group for group in groups if group.full]:
         return Finding(
             "streams",
             "fail",
             f"full, more records are refused: {_list([f'{group.name} {_numbers(group.full)}' for group in full])}",
-            _start_workers(full[0]),
+            _start_workers(full[0], advice),
         )
     if lost := [group for group in groups if group.lost]:
         return Finding(
@@ -101,15 +106,10 @@ def diagnose_streams(
             f"celery5 stream parked {first.words} says why; when that is mended: "
             f"celery5 stream release {first.words} --all",
         )
-    if finding := _diagnose_archives(groups, archives):
+    if finding := _diagnose_archives(groups, archives, advice):
         return finding
-    if idle := [group for group in groups if group.lag and not group.is_live]:
-        return Finding(
-            "streams",
-            "warn",
-            f"records wait, and no worker runs: {_list([f'{group.name} {group.lag}' for group in idle])}",
-            _start_workers(idle[0]),
-        )
+    if finding := _diagnose_idle(groups, advice):
+        return finding
     if not streams:
         return Finding("streams", "ok", "none")
     records = format_count(sum(group.lag for group in groups), "record")
@@ -118,7 +118,20 @@ def diagnose_streams(
     )
 
 
-def _diagnose_archives(groups: Sequence[GroupHealth], archives: Sequence[ArchiveHealth]) -> Finding | None:
+def _diagnose_idle(groups: Sequence[GroupHealth], advice: StartAdvice) -> Finding | None:
+    if idle := [group for group in groups if group.lag and not group.is_live]:
+        return Finding(
+            "streams",
+            "warn",
+            f"records wait, and no worker runs: {_list([f'{group.name} {group.lag}' for group in idle])}",
+            _start_workers(idle[0], advice),
+        )
+    return None
+
+
+def _diagnose_archives(
+    groups: Sequence[GroupHealth], archives: Sequence[ArchiveHealth], advice: StartAdvice
+) -> Finding | None:
     if behind := [archive for archive in archives if archive.is_behind]:
         named = [
             f"{archive.stream} partition {archive.partition} {archive.waiting} of {archive.most}"
@@ -128,7 +141,7 @@ def _diagnose_archives(groups: Sequence[GroupHealth], archives: Sequence[Archive
             "streams",
             "warn",
             f"records wait for the archive, more are refused when it is full: {_list(named)}",
-            "see archive:failed in the logs of the workers; with none running: celery5 worker start",
+            f"see archive:failed in the logs of the workers; with none running: {advice.format_start('worker')}",
         )
     if archived := [group for group in groups if group.archived]:
         return Finding(
@@ -140,10 +153,11 @@ def _diagnose_archives(groups: Sequence[GroupHealth], archives: Sequence[Archive
     return None
 
 
-def _start_workers(group: GroupHealth) -> str:
+def _start_workers(group: GroupHealth, advice: StartAdvice) -> str:
     """Return the remedy for a group that is not read. How to forget a group is for the guide: it cannot be undone."""
     return (
-        f"celery5 worker start; celery5 stream show {shlex.quote(group.stream)} says what each group has not done; "
+        f"{advice.format_start('worker')}; "
+        f"celery5 stream show {shlex.quote(group.stream)} says what each group has not done; "
         "celery5 docs streams-operating, for a group that nobody needs any more"
     )
 

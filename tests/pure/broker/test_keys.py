@@ -94,6 +94,7 @@ def made_for_processes() -> dict[str, str]:
         "live_processes": SHOP.live_processes("<kind>"),
         "leader": SHOP.leader,
         "member_end": SHOP.member_end("<member>"),
+        "members_report": SHOP.members_report,
         "recycling": SHOP.recycling,
         "scaling": SHOP.scaling,
         "scaling_turn": SHOP.scaling_turn,

@@ -147,6 +147,7 @@ def test_the_hash_in_redis_says_only_what_is_marked_for_it(name: str) -> None:
         "alert_dead",
         "alert_worker_deaths",
         "alert_worker_lost",
+        "alert_member_missing",
         "alert_undo",
         "alert_stream_lag",
         "alert_loop_lag",

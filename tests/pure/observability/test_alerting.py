@@ -32,6 +32,7 @@ from celery5.protocol.observability.alert_rules import (
     failures,
     loop_lag,
     make_builtin_rules,
+    member_missing,
     not_undone,
     oldest,
     parse_rules,
@@ -50,6 +51,13 @@ from celery5.protocol.observability.alerting import (
 from celery5.protocol.observability.overview import LostWorker, judge_repair
 from celery5.protocol.observability.queue_depth import QueueDepth
 from celery5.protocol.observability.report import compress
+from celery5.protocol.process.missing import (
+    BY_HAND,
+    GroupReport,
+    MembersReport,
+    MissingMember,
+    list_missing,
+)
 
 RULE = AlertRule(name="late", condition=oldest(above=100), for_=60, keep_firing_for=30)
 
@@ -339,6 +347,45 @@ def test_alert_on_workers_that_jobs_take_down_ends_when_the_only_loss_is_repaire
         measured = MeasuredCluster(at=150, queues={"mail": queue}, lost=tuple(lost))
         (reading,) = read_conditions([rule], measured, ()).values()
         assert reading.value == value
+
+
+def test_missing_members_have_an_alert_of_their_group_that_ends_when_they_work() -> None:
+    rule = AlertRule(name="missing", condition=member_missing())
+    groups = tuple(GroupReport(kind="worker", name=name, declared=2) for name in ("mail", "web"))
+    gone = MissingMember(
+        kind="worker", name="worker-mail-1", group="mail", condition="given up", since=90.0, why="it fell",
+        remedy="celery5 controller restart worker-mail-1",
+    )  # fmt: skip
+    report = MembersReport(groups=(msgspec.structs.replace(groups[0], missing=2), groups[1]), missing=(gone,))
+    found = _read(rule, MeasuredCluster(at=150, cluster=report, missing=report.missing))
+    assert {subject: reading.value for subject, reading in found.items()} == {
+        "group worker-mail": 2,
+        "group worker-web": 0,
+        "scheduler": 0,
+    }
+    assert found["group worker-mail"].description == (
+        "worker-mail-1 is given up, and has been down for 1 min: it fell; "
+        "celery5 controller restart worker-mail-1; and 1 more"
+    )
+    found = _read(rule, MeasuredCluster(at=160, cluster=MembersReport(groups=groups)))
+    assert {reading.value for reading in found.values()} == {0}, "they work again, and the alert ends"
+    only = AlertRule(name="missing", condition=member_missing("worker-web"))
+    measured = MeasuredCluster(at=150, cluster=report, missing=report.missing)
+    assert list(_read(only, measured)) == ["group worker-web"]
+
+
+def test_schedules_without_any_scheduler_have_an_alert() -> None:
+    rule = AlertRule(name="missing", condition=member_missing())
+    missing = list_missing(BY_HAND, idle_schedules=2)
+    (found,) = _read(rule, MeasuredCluster(at=150, missing=missing)).values()
+    assert (found.value, found.description) == (
+        1,
+        "no Scheduler works: 2 schedules do not fire; celery5 scheduler start",
+    )
+
+
+def _read(rule: AlertRule, measured: MeasuredCluster) -> dict[str, AlertReading]:
+    return {subject: reading for (_, subject), reading in read_conditions([rule], measured, ()).items()}
 
 
 def test_runs_that_are_not_undone_have_an_alert_of_their_queue() -> None:

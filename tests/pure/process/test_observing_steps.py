@@ -17,7 +17,7 @@ PROCESSES = (
     *(ControllerParts, PublisherParts, PublisherBrokerParts),
 )
 OBSERVE = {
-    *("progress", "metrics", "history", "alerts", "notices", "member-ends", "ended"),
+    *("progress", "metrics", "history", "alerts", "notices", "member-ends", "members", "ended"),
     *("log-again", "depths", "lags", "reporter", "vitals", "systemd"),
 }
 ACT = {

@@ -21,6 +21,7 @@ QUICK: dict[str, Any] = {
     "alert_dead": 0,
     "alert_worker_deaths": 0,
     "alert_worker_lost": 0,
+    "alert_member_missing": 0,
     "alert_undo": 0,
     "alert_stream_lag": 0,
     "alert_loop_lag": 0,

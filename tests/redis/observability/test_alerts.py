@@ -252,6 +252,7 @@ async def test_the_built_in_rules_are_inactive_while_all_is_well(app: App) -> No
         ("dead-letters", "inactive", 10),
         ("worker-deaths", "inactive", 0),
         ("worker-lost", "inactive", 0),
+        ("member-missing", "inactive", 0),
         ("not-undone", "inactive", 0),
         ("stream-lag", "inactive", 300.0),
         ("loop-lag", "inactive", 1.0),

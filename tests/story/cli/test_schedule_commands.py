@@ -42,7 +42,7 @@ def test_schedules_that_nobody_fires_are_told_of(desk: Desk) -> None:
         ended = celery5("-A", "shop", "schedule", "list", cwd=desk.folder)
         assert (ended.code, ended.err) == (
             0,
-            f"no Scheduler of {desk.app.name} is running: nothing fires until celery5 -A shop scheduler start\n",
+            f"no Scheduler of {desk.app.name} is running, and nothing fires: celery5 -A shop scheduler start\n",
         )
         return {line.split()[0]: line for line in ended.out.splitlines()}
 
@@ -60,7 +60,7 @@ def test_declared_schedules_are_shown_before_a_scheduler_takes_them_up(desk: Des
     ]
     assert (
         ended.err
-        == f"no Scheduler of {desk.app.name} is running: nothing fires until celery5 -A shop scheduler start\n"
+        == f"no Scheduler of {desk.app.name} is running, and nothing fires: celery5 -A shop scheduler start\n"
     )
     assert json.loads(desk("schedule", "list", "--json"))[0]["state"] == "declared"
     assert "state        declared" in desk("schedule", "show", "nightly")
