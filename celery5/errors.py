@@ -32,6 +32,10 @@ class DuplicateTask(Misconfigured):
     """Two functions were declared under one task name in one application."""
 
 
+class UnknownName(Misconfigured):
+    """Nothing that was declared or added has this name: a schedule, an alert, a stream."""
+
+
 class UnknownTask(CeleryError, LookupError):
     """The application declares no task of that name. `name` is the unknown name."""
 

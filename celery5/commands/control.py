@@ -137,7 +137,7 @@ class Control:
         """Send a command to workers; return the reply of each, sorted by name.
 
         `COMMAND_DEFINITIONS` lists the commands. While no worker lives, `pause-queue` and `resume-queue` take effect
-        for workers that start later, and the list is empty; they raise UnknownQueue for a queue that nobody uses.
+        for workers that start later, and the list is empty. They raise UnknownQueue for a queue that nobody uses.
 
         Args:
             command: Its name.
@@ -168,6 +168,8 @@ class Control:
             return replies
 
     async def _perform(self, redis: AsyncDriver, request: "_Request") -> list[Reply]:
+        if request.command in _STORED:
+            await _check_queue(self._app, redis, request)
         inboxes = await _find_inboxes(self._app, redis, request)
         commands = await run_in_thread(lambda: self._sign_commands(request, inboxes))
         waiter = await self._app.connections.get_async_result_waiter()
@@ -319,15 +321,26 @@ async def _set_paused(app: "Application", redis: AsyncDriver, request: "_Request
     calls = {PAUSE_QUEUE.name: command_calls.pause_queue, RESUME_QUEUE.name: command_calls.resume_queue}
     if request.command not in calls or request.parameters.get("here"):
         return ()
-    definition = RESUME_QUEUE if request.command == RESUME_QUEUE.name else PAUSE_QUEUE
-    queue = definition.parse(request.parameters).queue
+    await redis.perform(calls[request.command](app.keys, _get_queue(request)))
+    return await _list_live_workers(app, redis)
+
+
+async def _check_queue(app: "Application", redis: AsyncDriver, request: "_Request") -> None:
+    """Raise UnknownQueue for a queue that nobody uses: no worker could do anything about it."""
+    queue = request.parameters.get("queue")
+    if not isinstance(queue, str):
+        return  # workers refuse it, and say what is wrong
     used = await redis.perform(queue_calls.list_queues(app.keys))
     paused = await redis.perform(command_calls.list_paused_queues(app.keys))
     queues = {*map(get_queue_of_shard, used), *paused, *(task.queue for task in app.tasks.values())}
     if queue not in queues:
         raise UnknownQueue(queue, queues)
-    await redis.perform(calls[request.command](app.keys, queue))
-    return await _list_live_workers(app, redis)
+
+
+def _get_queue(request: "_Request") -> str:
+    """Return the queue that a command pauses or resumes."""
+    definition = RESUME_QUEUE if request.command == RESUME_QUEUE.name else PAUSE_QUEUE
+    return definition.parse(request.parameters).queue
 
 
 async def _send_and_wait(

@@ -22,6 +22,7 @@ from celery5.errors import (
     CeleryError,
     CommandRefused,
     Misconfigured,
+    UnknownName,
     UnknownQueue,
     UnknownTask,
 )
@@ -75,7 +76,7 @@ class Problem(msgspec.Struct, frozen=True):
 def describe_problem(error: Exception, request: HTTPConnection) -> Problem:
     """Return what to answer when an operation has raised. What nobody expects is noted, for the log."""
     match error:
-        case NotFound() | UnknownQueue() | UnknownTask():
+        case NotFound() | UnknownName() | UnknownQueue() | UnknownTask():
             return Problem(404, str(error))
         case Forbidden():
             return Problem(403, str(error))

@@ -17,7 +17,7 @@ from celery5.broker.calls.alerts import MAX_SILENCE, MAX_TRANSITIONS, AlertSilen
 from celery5.broker.calls.dead_letters import get_server_time
 from celery5.broker.colour import blocking, run_in_thread
 from celery5.broker.driver import AsyncDriver
-from celery5.errors import Misconfigured
+from celery5.errors import Misconfigured, UnknownName
 from celery5.observability import webhook as webhooks
 from celery5.observability.alert_declaration import DeclareAlert
 from celery5.observability.storage import read_broker_memory, read_memory
@@ -179,7 +179,7 @@ class Alerts:
     def _make_silence(self, name: str, seconds: float, why: str) -> AlertSilence:
         names = [rule.name for rule in self.rules()]
         if name != ALL and name not in names:
-            raise Misconfigured(f"there is no alert {name!r}; {suggest_known(name, names)}")
+            raise UnknownName(f"there is no alert {name!r}; {suggest_known(name, names)}")
         if isinstance(seconds, bool) or not 0 < seconds <= MAX_SILENCE or math.isnan(seconds):
             raise Misconfigured(f"seconds is {seconds!r}: give up to {MAX_SILENCE:.0f}, which is 30 days")
         return AlertSilence(name=name, until=time.time() + seconds, by=get_actor_name(), why=why)

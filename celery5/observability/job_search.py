@@ -25,11 +25,10 @@ from celery5.observability.job_sources import (
     make_sources,
     parse_entry,
 )
-from celery5.protocol.job.history import JobRecord
+from celery5.protocol.job.history import JobOrder, JobRecord
 from celery5.protocol.job.search import (
     MAX_LIMIT,
     ArgumentFilter,
-    JobOrder,
     JobQuery,
     Moment,
     SearchPosition,

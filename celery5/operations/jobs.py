@@ -9,8 +9,8 @@ from msgspec import Meta
 from celery5.errors import BrokerUnavailable
 from celery5.operations.operation import Changed, Effect, NotFound, Operation
 from celery5.operations.parameters import Limit, Names, Pattern, Span, Text, about
-from celery5.protocol.counts import choose_form, format_count
-from celery5.protocol.job.search import JobOrder
+from celery5.protocol.counts import format_count
+from celery5.protocol.job.history import JobOrder
 from celery5.protocol.job.states import JobState
 from celery5.protocol.job.story import JobDetails
 from celery5.protocol.limits import describe_declared_limits, parse_kind_rates
@@ -161,9 +161,8 @@ async def revoke_jobs(app: "App", asked: SomeJobs) -> Changed:
     found, error = await _find_jobs(app, asked)
     if asked.dry_run:
         live = [details for details in found.values() if details is not None and not details.has_ended]
-        have = choose_form(len(found), "has", "have")
         return Changed(
-            summary=f"{len(live)} of {format_count(len(found), 'job')} {have} not ended",
+            summary=f"{len(live)} of {format_count(len(found), 'job')} revoked",
             count=len(live),
             dry_run=True,
         )

@@ -21,7 +21,7 @@ import msgspec
 from celery5.errors import CeleryError, Misconfigured
 from celery5.operations.columns import ResultColumn, list_columns
 from celery5.operations.parameters import list_parameters
-from celery5.similar_names import did_you_mean, join_names
+from celery5.similar_names import join_names, suggest_known
 
 if TYPE_CHECKING:
     from celery5.app import App
@@ -141,6 +141,8 @@ class Changed(msgspec.Struct, frozen=True, kw_only=True):
     failure: str = ""
 
 
+DRY_RUN = "nothing is done; this would be: "
+"""What stands before the summary of a dry run."""
 Perform = Callable[..., Awaitable[Any]]
 """A coroutine function of the application and of the parameters of an operation."""
 
@@ -177,7 +179,7 @@ class Operation:
         operation: its name, its first parameter as the target if it is required, and the others.
         """
         if not self.is_change or self.is_recorded_later:
-            return await self.function(app, asked)
+            return _say_if_dry(await self.function(app, asked))
         from celery5.audit.recording import (  # when it runs, and not for its help
             noting_actions,
             record_action,
@@ -190,7 +192,7 @@ class Operation:
             await record_action(
                 app, self.name, target, selection, count=changed.count, failure=changed.failure
             )
-        return changed
+        return _say_if_dry(changed)
 
     def _describe(self, asked: Any) -> tuple[str, dict[str, Any]]:
         """Return what is acted on, and how. JSON is left out: it has the arguments of jobs, and values."""
@@ -283,7 +285,7 @@ class Operation:
         fields = {field.name: field for field in msgspec.structs.fields(self.parameters)}
         for name in raw:
             if name not in fields:
-                raise Misconfigured(f"{self.name} has no parameter {name!r}{did_you_mean(name, fields)}")
+                raise Misconfigured(f"{self.name} has no parameter {name!r}; {suggest_known(name, fields)}")
         given = {name: value for name, value in raw.items() if value not in ("", [])}
         for name, field in fields.items():
             if field.required and name not in given:
@@ -296,6 +298,13 @@ class Operation:
             return msgspec.convert(values, self.parameters, strict=not is_text)
         except msgspec.ValidationError as error:
             raise Misconfigured(f"{self.name}: {_name_field(str(error))}") from None
+
+
+def _say_if_dry(result: Any) -> Any:
+    """Return the result, whose summary says so when it was a dry run: functions say what is done in either case."""
+    if not (isinstance(result, Changed) and result.dry_run):
+        return result
+    return msgspec.structs.replace(result, summary=f"{DRY_RUN}{result.summary}")
 
 
 def _name_field(error: str) -> str:

@@ -182,6 +182,13 @@ def _get_parameters(definition: CommandDefinition[Any], asked: Any) -> dict[str,
     }
 
 
+async def check_recipients(app: "App", names: list[str]) -> None:
+    """Raise NotFound for a name that no process has, before anything is sent."""
+    unknown = await _describe_unknown(app, names)
+    if unknown:
+        raise NotFound("; ".join(unknown.values()))
+
+
 async def _describe_unknown(app: "App", names: list[str]) -> dict[str, str]:
     """Return for each name that no process has why it is not asked: a look writes into no inbox that nobody reads."""
     if not names:

@@ -19,7 +19,7 @@ from celery5.broker.driver import AsyncDriver
 from celery5.broker.routing.unreachable import not_found_error, retry_without_unreachable, skip_unreachable
 from celery5.broker.wall_clock import wall_time
 from celery5.config.settings import Settings
-from celery5.errors import CeleryError, Misconfigured
+from celery5.errors import CeleryError, Misconfigured, UnknownName
 from celery5.middleware.middleware import ObservedApplication
 from celery5.protocol.job.job import Job, new_id, to_seconds
 from celery5.protocol.job.messages import read_command
@@ -37,7 +37,7 @@ from celery5.protocol.scheduling.triggers import AnyTrigger, describe_trigger, w
 from celery5.protocol.shards import choose_shard, get_queue_of_shard
 from celery5.results.async_result import AsyncResult
 from celery5.scheduling.fire_times import get_next_fire_time, validate_trigger
-from celery5.similar_names import join_names, suggest_known
+from celery5.similar_names import did_you_mean, join_names, suggest_known
 from celery5.tasks.task import Signature, Task, TaskApplication
 
 TRIES = 20
@@ -315,10 +315,11 @@ async def find_schedule(app: TaskApplication, redis: AsyncDriver, name: str) -> 
         if unreachable:
             raise not_found_error(f"schedule {name!r}", unreachable)
         names = [state.name for state in await list_states(app, redis)]
-    raise NoSuchSchedule(f"no schedule {name!r}; there are: {join_names(names) or 'none'}")
+    others = f"there are: {join_names(names) or 'none'}"
+    raise NoSuchSchedule(f"no schedule {name!r}; {did_you_mean(name, names, otherwise=others)}")
 
 
-class NoSuchSchedule(Misconfigured):
+class NoSuchSchedule(UnknownName):
     """There is no schedule of this name in Redis."""
 
 

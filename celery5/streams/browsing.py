@@ -11,7 +11,7 @@ from celery5.broker.colour import sleep
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import StreamKeys
 from celery5.connections.batches import Batches, ReadBatch
-from celery5.errors import Misconfigured
+from celery5.errors import Misconfigured, UnknownName
 from celery5.protocol.streams.groups import split_id
 from celery5.similar_names import did_you_mean
 from celery5.streams.codec import PrimitiveCodec, RecordCodec
@@ -193,24 +193,24 @@ def _id_before(first: str) -> str:
     return f"{ms - 1}-18446744073709551615" if ms else "0-0"
 
 
-async def make_unknown_error(app: Application, redis: AsyncDriver, stream: str) -> Misconfigured:
+async def make_unknown_error(app: Application, redis: AsyncDriver, stream: str) -> UnknownName:
     """Return the error for a stream to which nothing was ever sent."""
     known = await redis.perform(calls.list_streams(app.keys))
     others = f"there are {', '.join(known)}" if known else "there is no stream yet"
-    return Misconfigured(
+    return UnknownName(
         f"no stream {stream!r}: nothing was ever sent to it; {did_you_mean(stream, known, otherwise=others)}"
     )
 
 
 async def make_unknown_group_error(
     app: Application, redis: AsyncDriver, stream: str, group: str
-) -> Misconfigured:
+) -> UnknownName:
     """Return the error for a group that a stream does not have."""
     keys = app.keys.for_stream(stream)
     if not (await redis.perform(calls.get_totals(keys))).partitions:
         return await make_unknown_error(app, redis, stream)
     known = await redis.perform(calls.list_groups(keys))
     others = f"it has {', '.join(known)}" if known else "it has none"
-    return Misconfigured(
+    return UnknownName(
         f"stream {stream} has no group {group!r}; {did_you_mean(group, known, otherwise=others)}"
     )

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from celery5.broker.colour import blocking
-from celery5.errors import Misconfigured
+from celery5.errors import Misconfigured, UnknownName
 from celery5.middleware.middleware import ObservedApplication
 from celery5.protocol.streams.groups import StreamMap
 from celery5.similar_names import did_you_mean
@@ -40,7 +40,7 @@ class Streams(Mapping[str, Stream[Any]]):
         try:
             return self._streams[name]
         except KeyError:
-            raise Misconfigured(
+            raise UnknownName(
                 f"no stream {name!r} here; "
                 + did_you_mean(
                     name, self._streams, otherwise=f"declared: {', '.join(sorted(self._streams)) or 'none'}"

@@ -107,7 +107,7 @@ def test_the_live_stack_of_a_running_job_is_shown_at_a_click(window: Window) -> 
 def test_what_destroys_asks_first_and_can_be_left(window: Window) -> None:
     window.open("/shop/queues/mail")
     window.press("Purge…")
-    window.until_text("This would be done")
+    window.until_text("this would be")
     window.press("Cancel")
     window.until_text("Queue mail")
 

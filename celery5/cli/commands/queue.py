@@ -193,9 +193,13 @@ def _describe_purge(asked: PurgeQueue) -> str:
 
 
 def _show_paused(state: str, finished: Finished) -> None:
-    """Print the answers of workers; without any, that workers which start later will find this state."""
-    if finished.result.value:
+    """Print what came of it in one line; without workers, that those which start later will find this state."""
+    if finished.result.value and finished.wants_json:
         show_replies("", finished)
+        return
+    if finished.result.value:
+        if finished.result.count:
+            echo(to_one_line(finished.result.summary))
         return
     if finished.wants_json:
         echo(to_json([]))

@@ -4,7 +4,7 @@ import time
 from typing import TYPE_CHECKING
 
 from celery5.cli.terminal.operation_commands import CommandView, Finished, make_group
-from celery5.cli.terminal.output import echo, echo_hint, format_fields, format_time, to_one_line
+from celery5.cli.terminal.output import echo, echo_hint, format_time, to_one_line
 from celery5.operations.operation import Changed
 from celery5.operations.schedules import SCHEDULE_OPERATIONS
 from celery5.protocol.brokers import DEFAULT_BROKER
@@ -60,7 +60,10 @@ def _get_fields(state: "ScheduleState") -> dict[str, object]:
 
 
 def _format_state(changed: Changed) -> str:
-    return format_fields(_get_fields(changed.value))
+    """Return what was done, and when it fires: `celery5 schedule show` has all of it."""
+    state: ScheduleState = changed.value
+    following = _format_next(state)
+    return to_one_line(f"{changed.summary}; {state.when}{following and f', next {following}'}")
 
 
 def _format_removed(changed: Changed) -> str:

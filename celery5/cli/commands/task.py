@@ -119,7 +119,7 @@ def _show_revoked(finished: Finished) -> None:
     """Print what became of each job. Raises NotRevoked."""
     changed: Changed = finished.result
     if changed.dry_run:
-        echo(to_json(changed) if finished.wants_json else f"nothing is done; {changed.summary}")
+        echo(to_json(changed) if finished.wants_json else changed.summary)
         return
     rows = changed.value
     if finished.wants_json:

@@ -23,7 +23,7 @@ from celery5.cli.terminal.target import Target
 from celery5.errors import CeleryError
 from celery5.operations.answers import OTHER_VERSION
 from celery5.operations.operation import Changed
-from celery5.operations.processes import PROCESS_OPERATIONS
+from celery5.operations.processes import PROCESS_OPERATIONS, check_recipients
 from celery5.protocol.commands.definitions import RUN_TASK, STACK
 from celery5.protocol.durations import format_age, format_duration
 from celery5.protocol.observability.overview import IS_REPAIRED, describe_loss
@@ -36,7 +36,9 @@ from celery5.protocol.text_values import parse_parameter
 from celery5.similar_names import did_you_mean
 
 if TYPE_CHECKING:
+    from celery5.app import App
     from celery5.commands.control import Reply
+    from celery5.errors import BrokerError
     from celery5.operations.processes import ProcessReply
     from celery5.protocol.observability.overview import LostWorker, WorkerOverview
 
@@ -171,7 +173,7 @@ def make_timeout_flag(most: float = 3600) -> click.Option:
         default=5.0,
         show_default=True,
         metavar="SECONDS",
-        help="How long answers are waited for.",
+        help="How long answers are waited for. Unless it is given, a name that no process has is refused at once.",
     )
 
 
@@ -235,10 +237,28 @@ def _goes_to_all(asked: Any) -> bool:
     return not asked.to
 
 
+def _check_names(
+    app: "App",
+    asked: Any,
+    errors: "Mapping[str, BrokerError]",
+    *,
+    before: "Callable[[App, Any, Mapping[str, BrokerError]], object] | None" = None,
+) -> object:
+    """Raise NotFound for a worker that does not live, unless --timeout says how long one that starts is waited for."""
+    import trio  # when a command runs, and not for its help
+
+    source = click.get_current_context().get_parameter_source("timeout")
+    names: list[str] = [asked.to] if isinstance(asked.to, str) else asked.to
+    if names and source is click.core.ParameterSource.DEFAULT:
+        trio.run(check_recipients, app, names)
+    return before(app, asked, errors) if before else None
+
+
 def make_worker_view(verb: str, view: CommandView) -> CommandView:
     """Return the view of a command to workers: each has its line, whatever it answers."""
     return replace(
         view,
+        before=partial(_check_names, before=view.before),
         show=view.show or partial(show_replies, verb),
         parameters={"timeout": make_timeout_flag(), **view.parameters},
         asks=False,
@@ -276,6 +296,7 @@ VIEWS: Mapping[str, CommandView] = {
 }
 """What commands show and take beside what follows from the operations on workers, by their verbs."""
 RUN = CommandView(
+    before=_check_names,
     parameters={"timeout": make_timeout_flag(60)},
     text=lambda changed: str(changed.value["id"]),
     needs_code=True,

@@ -17,7 +17,7 @@ from celery5.cli.terminal.output import echo, format_fields, format_table, forma
 from celery5.cli.terminal.target import Target
 from celery5.errors import BrokerError, Misconfigured
 from celery5.operations.columns import ResultColumn
-from celery5.operations.operation import Changed, NotFound, Operation
+from celery5.operations.operation import DRY_RUN, Changed, NotFound, Operation
 from celery5.operations.parameters import Parameter, list_parameters
 from celery5.protocol.durations import format_duration
 from celery5.protocol.text_values import parse_json, parse_json_array, parse_json_object
@@ -291,8 +291,9 @@ def _format(operation: Operation, view: CommandView, finished: Finished) -> str:
         return view.text(result)
     row = view.row or partial(make_row, operation.shown_columns)
     if isinstance(result, Changed):
-        done = to_one_line(_describe(view, finished) if view.done else result.summary)
-        return f"nothing is done; this would be: {done}" if result.dry_run else done
+        if not view.done:
+            return to_one_line(result.summary)
+        return f"{DRY_RUN if result.dry_run else ''}{to_one_line(_describe(view, finished))}"
     if isinstance(result, list | tuple):
         return format_table([row(item) for item in cast("list[Any]", result)], empty=view.empty)
     return view.empty if result is None else format_fields(row(result))

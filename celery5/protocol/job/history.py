@@ -55,6 +55,8 @@ MAX_DECODED = 16 * 1024
 CUT = "…"
 """Ends a text that was shortened; as a name, how many parameters are left out."""
 
+JobOrder = Literal["time", "ran"]
+"""The order of jobs that were found: by time, or those that ran longest first."""
 Kept = Literal["", "failure", "slow", "sample"]
 """Why an attempt is in the history; '' for a job that lives."""
 

@@ -7,13 +7,13 @@ from datetime import datetime
 from fnmatch import fnmatchcase
 from hashlib import sha256
 from heapq import nlargest
-from typing import Any, Literal, cast, get_args
+from typing import Any, cast, get_args
 
 import msgspec
 
 from celery5.errors import Misconfigured
 from celery5.protocol.bounded_decoding import decode_msgpack
-from celery5.protocol.job.history import CUT, JobRecord
+from celery5.protocol.job.history import CUT, JobOrder, JobRecord
 from celery5.protocol.job.states import JobState
 from celery5.protocol.shards import get_queue_of_shard
 from celery5.similar_names import did_you_mean
@@ -22,9 +22,6 @@ Moment = float | datetime
 """Seconds since 1970, or a datetime with a zone."""
 ArgumentFilter = str | Mapping[str, object]
 """Arguments by path: `{"order.id": 7}` or `"order.id=7"`."""
-
-JobOrder = Literal["time", "ran"]
-"""The order of jobs on a page: by time, or those that ran longest first."""
 
 MAX_LIMIT = 1000
 """Jobs on one page."""

@@ -140,6 +140,7 @@ async def test_answers_fit_their_description(app: App) -> None:
         ({"url": "queue/purge"}, 400, "queue:purge changes something: use POST"),
         ({"url": "queue/purge", "content": "queue=a"}, 400, "send the parameters as a JSON object"),
         ({"url": "queue/purge", "content": "[1]", "json": True}, 400, "the parameters are no JSON object"),
+        ({"url": "queue/show?queu=a"}, 400, "queue:show has no parameter 'queu'; did you mean 'queue'?"),
         ({"url": "task/show?id=none"}, 404, "nothing is known of job 'none'"),
         ({"url": "metrics/history?since=1&since=2&step=7"}, 400, "metrics:history: step"),
     ],

@@ -59,7 +59,7 @@ async def test_three_clicks_replay_what_died_from_one_cause(app: App) -> None:
         group = await get_group(app, "ConnectionError")
         (link,) = [candidate for candidate in find_links(page, "do/dlq/replay") if group in candidate]
         form = await client.look(link.removeprefix(f"/{app.name}/"))
-        assert "This would be done: 3 dead jobs sent again" in form
+        assert "Nothing is done; this would be: 3 dead jobs sent again" in form
         assert (await app.ainfo()).dead == 6
         assert "3 dead jobs sent again" in await client.press("dlq:replay", group=group)
     assert [job.type async for job in app.dlq.aread()] == ["ValueError"] * 3

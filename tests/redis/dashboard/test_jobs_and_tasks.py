@@ -221,7 +221,7 @@ async def test_chosen_jobs_are_counted_and_then_revoked(app: App) -> None:
     chosen = [jobs[0].id, jobs[2].id]
     async with looking_at(app, role="operator") as client:
         form = await client.load("do/task/revoke", ids=chosen)
-        assert "2 of 2 jobs have not ended" in form
+        assert "Nothing is done; this would be: 2 of 2 jobs revoked" in form
         assert "\n".join(chosen) in form
         assert "2 jobs revoked" in await client.press("task:revoke", ids="\n".join(chosen))
     assert [await job.astatus() for job in jobs] == ["REVOKED", "SENT", "REVOKED"]

@@ -74,7 +74,7 @@ async def test_a_paged_person_finds_what_fails_since_when_and_why_and_replays_it
         assert "attempt 1 failed" in read_text(job.text)
         assert "DEAD" in read_text(job.text)
         form = await client.get(f"/{app.name}/do/dlq/replay", params={"task": "fail"})
-        assert "Nothing is done yet. This would be done: 3 dead jobs sent again" in read_text(form.text)
+        assert "Nothing is done; this would be: 3 dead jobs sent again" in read_text(form.text)
         assert "notice" not in form.text  # that is for what was done
         assert (await app.ainfo()).dead == 3
         done = await press(client, app, "dlq:replay", {"task": "fail"})
@@ -94,7 +94,7 @@ async def test_single_dead_jobs_are_chosen_and_deleted(app: App) -> None:
         assert all(job.id in listed.text for job in jobs)
         chosen = [jobs[0].id, jobs[2].id]
         form = await client.get(f"/{app.name}/do/dlq/purge", params={"ids": chosen})
-        assert "This would be done: 2 dead jobs deleted" in read_text(form.text)
+        assert "Nothing is done; this would be: 2 dead jobs deleted" in read_text(form.text)
         values = {"ids": "\n".join(chosen), "form_key": find_form_key(form.text)}
         await client.post(f"/{app.name}/do/dlq/purge", data=values)
     assert [job.id async for job in app.dlq.aread()] == [jobs[1].id]

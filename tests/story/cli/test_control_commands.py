@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from celery5.broker.call import Call
 from tests.story.cli.commands import Ended, Serving, celery5, until
 from tests.story.conftest import Desk
 
@@ -252,3 +253,35 @@ def test_what_makes_no_sense_is_told_in_one_line(desk: Desk, words: tuple[str, .
     ended = told(desk, *words)
     assert ended.code == 2
     assert why in ended.error
+
+
+def test_a_misspelt_queue_is_refused_in_one_line_and_a_pause_has_one_line(desk: Desk) -> None:
+    shop = sys.modules["shop"]
+    shop.add.options(countdown=3600).delay(1, 2)
+    names = ("one", "two")
+    starts = [Serving("-A", "shop", "worker", "start", "--name", name, cwd=desk.folder) for name in names]
+    with starts[0].ready(), starts[1].ready():
+        for verb in ("pause", "resume"):
+            wrong = celery5("-A", "shop", "queue", verb, "defualt", cwd=desk.folder)
+            assert (wrong.code, wrong.out) == (1, "")
+            assert wrong.err == "Error: no queue 'defualt' here; did you mean 'default'?\n"
+        assert desk("queue", "pause", "default") == "default is paused: 2 of 2 processes\n"
+        assert desk("queue", "resume", "default") == "default is read again: 2 of 2 processes\n"
+        assert len(json.loads(desk("queue", "resume", "default", "--json"))) == 2
+
+
+def test_a_misspelt_worker_is_refused_at_once_and_nothing_is_sent(desk: Desk) -> None:
+    with Serving("-A", "shop", "worker", "start", "--name", "one", cwd=desk.folder).ready():
+        keys = desk.app.keys
+        for words in (
+            ("worker", "ping"),
+            ("worker", "shutdown"),
+            ("queue", "pause", "default"),
+            ("worker", "run", "shop.add"),
+        ):
+            wrong = celery5("-A", "shop", *words, "--to", "oen", cwd=desk.folder)
+            assert (wrong.code, wrong.out) == (1, "")
+            assert wrong.err == "Error: no worker 'oen' lives: did you mean 'one'?\n"
+        assert not desk.app.perform(Call(("EXISTS", keys.inbox("oen")), int))
+        waited = celery5("-A", "shop", "worker", "ping", "--to", "oen", "--timeout", "0.2", cwd=desk.folder)
+        assert "no answer after 0.2 s" in waited.err

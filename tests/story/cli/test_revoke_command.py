@@ -42,5 +42,5 @@ def test_what_could_not_be_revoked_is_said_and_the_rest_is_revoked(desk: Desk) -
 def test_a_dry_run_of_revoke_says_how_many_have_not_ended_and_revokes_none(desk: Desk) -> None:
     waiting = sys.modules["shop"].add.delay(1, 2)
     shown = desk("task", "revoke", waiting.id, "nobody", "--dry-run")
-    assert shown == "nothing is done; 1 of 2 jobs have not ended\n"
+    assert shown == "nothing is done; this would be: 1 of 2 jobs revoked\n"
     assert waiting.status() == "SENT"

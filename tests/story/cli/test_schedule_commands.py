@@ -24,8 +24,9 @@ def test_a_schedule_is_added_runs_and_is_removed_from_the_command_line(desk: Des
         assert json.loads(desk("info", "--json"))["schedulers"] == [name]
         job = scheduler.logged("schedule:fired")[0]["jobs"][0]
         assert desk.app.result(job).get(timeout=30) == 3
-        assert "state        paused" in desk("schedule", "pause", "sums")
-        assert "state        active" in desk("schedule", "resume", "sums")
+        paused = desk("schedule", "pause", "sums")
+        assert paused == "schedule sums is paused; every 0.2 s\n"
+        assert desk("schedule", "resume", "sums").startswith("schedule sums goes on; every 0.2 s, next 2")
         sent = desk("schedule", "trigger", "sums").strip()
         assert desk.app.result(sent).get(timeout=30) == 3
         assert "triggered    1" in desk("schedule", "show", "sums")
