@@ -11,10 +11,12 @@ from urllib.parse import urlsplit
 from msgspec.structs import replace
 
 from celery5.broker.calls import jobs, queues
-from celery5.errors import BrokerError, Misconfigured
+from celery5.broker.calls.health import get_memory_info
+from celery5.errors import BrokerDenied, BrokerError, BrokerReplied, Misconfigured
 from celery5.health import http_requests
 from celery5.health.health_check import CheckContext, CheckFunction, HealthCheck
 from celery5.health.machine import MEMINFO, available_memory, used_memory
+from celery5.protocol.brokers import DEFAULT_BROKER
 from celery5.protocol.counts import format_count
 from celery5.protocol.health.readings import (
     HTTP_STATES,
@@ -24,6 +26,7 @@ from celery5.protocol.health.readings import (
     grade_free_space,
     grade_usage,
 )
+from celery5.protocol.health.server_memory import ServerMemory, read_server_memory
 
 T = TypeVar("T")
 
@@ -41,7 +44,10 @@ SLEEPS = 10
 
 
 class BrokerPing(HealthCheck):
-    """Check that Redis answers within `limit` seconds: degraded from 80 % of them, unhealthy after them."""
+    """Check that Redis answers within `limit` seconds: degraded from 80 % of them, unhealthy after them.
+
+    It is unhealthy, too, while its memory is full, so that it refuses writes.
+    """
 
     def __init__(
         self, name: str = "broker", *, limit: float = 1.0, period: float = 30.0, **more: Any
@@ -51,19 +57,32 @@ class BrokerPing(HealthCheck):
         self._limit = _check_positive(limit, name)
 
     async def run_check(self, function: CheckFunction | None, context: CheckContext) -> object:
-        """Send one ping."""
+        """Send one ping, and ask how full memory is."""
         import trio
 
         start = trio.current_time()
         with trio.move_on_after(self._limit):
             try:
                 await context.perform(jobs.PING)
+                memory = await _read_memory(context)
+                if memory is not None and memory.is_full:
+                    self.why: str = f"memory is {memory.describe()}"
+                    return "unhealthy"
             except BrokerError as error:
-                self.why: str = str(error)
+                self.why = str(error)
                 return "unhealthy"
         seconds = trio.current_time() - start
         self.why = f"an answer of Redis took {seconds:.3g} s or longer; the limit is {self._limit:g} s"
         return grade_usage(seconds, self._limit)
+
+
+async def _read_memory(context: CheckContext) -> ServerMemory | None:
+    """Return how full the server is; None where it does not say, or not to this user."""
+    try:
+        info: dict[str, str] = await context.perform(get_memory_info())
+    except (BrokerDenied, BrokerReplied):
+        return None
+    return read_server_memory(DEFAULT_BROKER, info)
 
 
 class EventLoopLag(HealthCheck):

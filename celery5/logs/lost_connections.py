@@ -37,6 +37,7 @@ class LostConnections:
         self._outages: dict[str, _Outage] = {}
         # When each server that is full refused the first write.
         self._full: dict[str, float] = {}
+        self._refusals: dict[str, str] = {}
 
     def record_loss(self, where: str, why: str, *, failed: int, requeued: int) -> None:
         """Record that a connection to the broker at `where` was lost."""
@@ -74,6 +75,7 @@ class LostConnections:
 
     def record_refusal(self, where: str, why: str) -> None:
         """Record that the broker at `where` has refused a write because its memory is full."""
+        self._refusals[where] = why
         if where not in self._full:
             self._full[where] = time.monotonic()
             hint = "queues drain, and what adds work is refused: see celery5 docs failures"
@@ -81,9 +83,14 @@ class LostConnections:
 
     def record_write(self, where: str) -> None:
         """Record that the broker at `where` accepts writes again."""
+        self._refusals.pop(where, None)
         began = self._full.pop(where, None)
         if began is not None:
             self._write("broker:writable", "info", where=where, after=round(time.monotonic() - began, 1))
+
+    def get_refusals(self) -> dict[str, str]:
+        """Return why each server that is full refuses writes, by its address. Any thread may call this."""
+        return self._refusals.copy()
 
     def is_lost(self, where: str) -> bool:
         """Return whether a connection to this broker is lost now."""

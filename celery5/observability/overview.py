@@ -23,7 +23,8 @@ from celery5.observability.failure_onsets import FailureOnsetReader
 from celery5.observability.lost_processes import get_process_name, list_lost
 from celery5.observability.recent_history import RecentHistoryReader
 from celery5.observability.shown_values import mask_text
-from celery5.observability.storage import GetDriver, read_memory, read_storage
+from celery5.observability.storage import GetDriver, read_broker_memory, read_memory, read_storage
+from celery5.protocol.brokers import DEFAULT_BROKER
 from celery5.protocol.cluster.members import MemberEnd
 from celery5.protocol.commands.definitions import get_inbox_name
 from celery5.protocol.health.server_memory import ServerMemory
@@ -156,14 +157,20 @@ class WorkerReader:
         reached.
         """
         redis = await self._app.connections.get_async_driver()
+        memory: ServerMemory | None = None
         with skip_unreachable():
             state = state or await read_app_state(self._app, redis, None, most=MAX_QUEUES)
             now = await redis.perform(dead_letter_calls.get_server_time()) / 1000
             with suppress(*UNREACHABLE):  # the default broker, which has the reports
                 await self.read_reports(redis, now)
             lost = await self.read_lost(redis, state, now)
+            with suppress(*UNREACHABLE):
+                memory = await read_broker_memory(DEFAULT_BROKER, redis)
+        is_full = memory is not None and memory.is_full
         return WorkersOverview(
-            tuple(self.list_workers(state, now)), tuple(lost), count_unnamed_lost(state.list_lost_counts())
+            tuple(self.list_workers(state, now, is_full=is_full)),
+            tuple(lost),
+            count_unnamed_lost(state.list_lost_counts()),
         )
 
     @property
@@ -200,8 +207,11 @@ class WorkerReader:
     def _get_stale_after(self) -> float:
         return max(STALE_AFTER, 3 * self._app.settings.metrics_interval)
 
-    def list_workers(self, state: AppState, now: float) -> list[WorkerOverview]:
-        """Return the live workers: the incarnations of a process on several brokers are one."""
+    def list_workers(self, state: AppState, now: float, *, is_full: bool) -> list[WorkerOverview]:
+        """Return the live workers: the incarnations of a process on several brokers are one.
+
+        While the server of the reports `is_full`, none comes: that says nothing of the workers.
+        """
         found: defaultdict[str, list[tuple[str, WorkerState]]] = defaultdict(list)
         for queue in state.queues.values():
             for worker in queue.workers:
@@ -219,6 +229,7 @@ class WorkerReader:
                 now,
                 settings.lease,
                 settings.metrics_interval,
+                is_full=is_full,
             )
             for name, on_queues in found.items()
         ]
@@ -346,7 +357,8 @@ class OverviewReader:
         unreachable: tuple[UnreachableBroker, ...],
     ) -> Overview:
         queues = [_make_queue(queue) for queue in state.queues.values()]
-        workers = self._workers.list_workers(state, now)
+        is_full = any(server.is_full for server in memory if server.broker == DEFAULT_BROKER)
+        workers = self._workers.list_workers(state, now, is_full=is_full)
         workers.sort(key=lambda worker: (worker.health == "ok", worker.name))
         unnamed = count_unnamed_lost(state.list_lost_counts())
         left_out = LeftOut(
@@ -539,6 +551,8 @@ def _make_worker(
     now: float,
     lease: float,
     interval: float,
+    *,
+    is_full: bool,
 ) -> WorkerOverview:
     queues, states = tuple(queue for queue, _ in on_queues), [state for _, state in on_queues]
     latest = max(states, key=lambda state: state.lease)
@@ -547,12 +561,12 @@ def _make_worker(
         lease_left=latest.lease,
         lease=lease,
         reported=reported,
-        interval=interval,
+        interval=0.0 if is_full else interval,
         silent_for=latest.silent_for,
     )
     running = sum(state.running for state in states)
     if news is None:
-        health = judge_worker(standing, has_reported=False)
+        health = judge_worker(standing, has_reported=False, is_full=is_full)
         return WorkerOverview(
             name=name, queues=queues, running=running, health=health, standing=standing.condition
         )
@@ -560,7 +574,9 @@ def _make_worker(
         name=name,
         queues=queues,
         running=running,
-        health=judge_worker(standing, is_ready=news.is_ready, lag=news.lag, breakers=news.breakers),
+        health=judge_worker(
+            standing, is_ready=news.is_ready, is_full=is_full, lag=news.lag, breakers=news.breakers
+        ),
         standing=standing.condition,
         host=news.host,
         uptime=now - news.started if news.started else None,

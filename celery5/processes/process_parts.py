@@ -164,6 +164,7 @@ def make_process_values(
         status_line: Returns what systemd shows; default: which conditions keep the process from being ready.
     """
     status = options.process_status or ProcessStatus(app=app.name)
+    status.follow_refusals(incarnation.log.lost_connections.get_refusals)
     next_incarnation, restart_mode = incarnation.next_incarnation, options.restart_mode
 
     def is_restarting() -> bool:

@@ -81,6 +81,7 @@ class ProcessStatus:
         self.depths: dict[str, QueueDepth] = {}
         self.memory: dict[str, ServerMemory] = {}
         self.timers: dict[str, TimerCounts] = {}
+        self._get_refusals: Callable[[], Mapping[str, str]] = dict
         self._waits_for = ""
         self._recycling = ""
         self._sources: Sequence[StatusSource] = ()
@@ -132,6 +133,10 @@ class ProcessStatus:
         else:
             self.memory[broker] = memory
 
+    def follow_refusals(self, get_refusals: Callable[[], Mapping[str, str]]) -> None:
+        """Set what returns why servers refuse writes of this process, by their address."""
+        self._get_refusals = get_refusals
+
     def mark_up(self, sources: Sequence[StatusSource]) -> None:
         """Note that this incarnation is up; `sources` report its status."""
         self._sources, self.phase = sources, "up"
@@ -157,7 +162,7 @@ class ProcessStatus:
         return ProbeReport(not ended and not hangs, self.worker, self.phase, {"boot": ended, **hangs})
 
     def get_readiness(self, *, blocked: bool = False) -> ProbeReport:
-        """Return whether the process is up and can settle jobs.
+        """Return whether the process is up and can settle jobs. It cannot while a server refuses writes, being full.
 
         While the event loop is `blocked`, another thread calls this; then nothing that belongs to the loop is read.
         """
@@ -166,6 +171,9 @@ class ProcessStatus:
         for broker, memory in self.memory.copy().items():
             if memory.is_full:
                 conditions[f"memory of {broker}"] = memory.describe()
+        for where, why in {} if len(conditions) > 1 else self._get_refusals().items():
+            # Its first part says how full the server is, the others what to do.
+            conditions[f"memory of {where}"] = why.partition(";")[0]
         if blocked:
             block = self.loop.current
             conditions |= {"loop": "" if block is None else block.why}

@@ -18,7 +18,10 @@ from celery5.errors import Misconfigured
 from celery5.protocol.masking import collapse_whitespace
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from celery5.cli.terminal.errors import ReachedBrokers
+    from celery5.protocol.health.server_memory import ServerMemory
     from celery5.results.job_details import AppState
 
 MAX_RESPONSE_BYTES = 1024 * 1024
@@ -202,21 +205,30 @@ def _check_by_redis(target: Target, *, wants_json: bool) -> int:
 
     app = target.load()
     with skip_unreachable(app, wants_json=wants_json) as reached:
-        return _report_workers(app.info(), reached, wants_json=wants_json)
+        full = [memory for memory in app.metrics.memory() if memory.is_full]
+        return _report_workers(app.info(), reached, full, wants_json=wants_json)
 
 
-def _report_workers(state: "AppState", reached: "ReachedBrokers", *, wants_json: bool) -> int:
+def _report_workers(
+    state: "AppState", reached: "ReachedBrokers", full: "Sequence[ServerMemory]", *, wants_json: bool
+) -> int:
     # Not needed by a probe with a port, which imports as little as possible.
     from celery5.cli.terminal.output import as_called, to_json
     from celery5.protocol.process.missing import list_missing_lines
 
     workers = {worker.name: worker.alive for queue in state.queues.values() for worker in queue.workers}
     other_processes = {"routers": state.routers, "schedulers": state.schedulers}
-    ok = any(workers.values()) and not reached.errors and not state.missing
+    ok = any(workers.values()) and not (reached.errors or state.missing or full)
     if wants_json:
-        problems = {"missing": state.missing, "unreachable": reached.unreachable()}
+        problems = {
+            "missing": state.missing,
+            "unreachable": reached.unreachable(),
+            "full": {memory.broker: memory.describe() for memory in full},
+        }
         echo(to_json({"ok": ok, "workers": workers, **other_processes, **problems}))
     else:
+        for memory in full:
+            echo(f"broker {to_one_line(memory.broker)} refuses writes: its memory is {memory.describe()}")
         for name, alive in sorted(workers.items()):
             echo(f"{to_one_line(name)} {'is alive' if alive else 'is gone: its lease has lapsed'}")
         for line in list_missing_lines(state.missing, state.further_missing, time.time()):

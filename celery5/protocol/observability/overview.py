@@ -593,6 +593,7 @@ def judge_worker(
     *,
     has_reported: bool = True,
     is_ready: bool = True,
+    is_full: bool = False,
     lag: float = 0.0,
     breakers: Sequence[str] = (),
 ) -> str:
@@ -602,11 +603,14 @@ def judge_worker(
         standing: How it stands. What a silent one has reported says nothing any more.
         has_reported: Whether it has reported yet.
         is_ready: Whether it was ready for work.
+        is_full: Whether the server takes no writes, reports among them, since its memory is full.
         lag: Seconds by which its event loop woke up late.
         breakers: Its circuit breakers that are not closed.
     """
     if standing.condition != "working":
         return standing.text
+    if is_full:
+        return REFUSES_WRITES
     if not has_reported:
         return "no report yet"
     if not is_ready:
@@ -636,6 +640,8 @@ IS_BACK = "another process works in its place"
 """What is said of a lost process that has a successor."""
 IS_REPAIRED = "repaired"
 """What is said of a loss that nobody needs to look at any more."""
+REFUSES_WRITES = "Redis is full, and refuses writes"
+"""What is said of the health of a process whose server is full: it can settle no job, and makes no report."""
 LATE_LOOP = 1.0
 """Seconds by which an event loop that wakes up late is worth a look."""
 STARTED_TOGETHER = 120.0

@@ -62,6 +62,26 @@ async def test_the_broker_is_unhealthy_while_it_is_gone(own_server: EmbeddedServ
     app.close()
 
 
+async def test_the_broker_is_unhealthy_for_as_long_as_its_memory_is_full(
+    own_server: EmbeddedServer, app_name: str
+) -> None:
+    app = App(app_name, broker=own_server.url)
+    check = only(app, BrokerPing(period=0.05))
+    with redis.Redis.from_url(own_server.url) as client, Lines() as lines:
+        async with working(app):
+            await until(lambda: check.state == "healthy")
+            client.config_set("maxmemory", 1)
+            await until(lambda: check.state == "unhealthy")
+            await until(lambda: bool(lines.of("broker:full")), within=60)
+            assert check.state == "unhealthy"
+            client.config_set("maxmemory", 0)
+            await until(lambda: check.state == "healthy")
+    changed = [line for line in lines.of("health:changed") if line["check"] == "broker"]
+    assert [line["state"] for line in changed] == ["unhealthy", "healthy"]
+    assert changed[0]["why"].startswith("memory is full, nothing more is stored: noeviction, ")
+    app.close()
+
+
 async def test_a_job_that_blocks_the_loop_shows_in_its_lag(app: App) -> None:
     check = only(app, EventLoopLag(limit=0.2, period=0.02))
 

@@ -2,8 +2,11 @@
 
 import asyncio
 import re
+import socket
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -16,6 +19,7 @@ from celery5.doctor.examination import get_checks, run_checks
 from celery5.errors import BrokerReplied
 from celery5.observability import Storage, memory_used
 from celery5.protocol.observability.alerting import explain_unjudged
+from celery5.protocol.observability.overview import REFUSES_WRITES
 from tests.redis.commands.staff import Staff, wait_until
 from tests.redis.health.test_probes import numbers, probe
 from tests.redis.observability.surfaces import ROOT, TARGET, Surfaces
@@ -283,3 +287,41 @@ def test_alerts_are_unjudged_while_redis_is_full_or_evaluations_are_late(
         is_full=is_full, evaluated=None if age is None else 1000 - age, interval=interval, now=1000
     )
     assert found == (f"cannot be judged: {words}" if words else "")
+
+
+async def test_worker_is_not_healthy_on_any_surface_while_redis_refuses_writes(
+    own_staff: Staff,
+    own_server: EmbeddedServer,
+    app_name: str,
+    short_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = str(short_path / "notify")
+    monkeypatch.setenv("NOTIFY_SOCKET", path)
+    monkeypatch.setenv("WATCHDOG_USEC", "20000000")
+    with (
+        closing(App(app_name, broker=own_server.url)) as app,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd,
+        redis.Redis.from_url(own_server.url) as client,
+    ):
+        systemd.bind(path)
+        systemd.settimeout(60)
+        own_staff.start(metrics_interval=0.2)
+
+        def wait_status(pattern: str) -> None:
+            while not re.search(pattern, systemd.recv(4096).decode()):
+                pass
+
+        await trio.to_thread.run_sync(wait_status, "READY=1")
+        client.config_set("maxmemory", 1)
+        await trio.to_thread.run_sync(wait_status, "STATUS=.*memory of .*: Redis is full: ")
+        shown = [(await app.metrics.aworkers()).workers, (await app.metrics.aoverview()).workers]
+        assert [[worker.health for worker in workers] for workers in shown] == [[REFUSES_WRITES]] * 2
+        words = ("--app-name", app_name, "health")
+        environment = {"CELERY5_BROKER": own_server.url}
+        told = await trio.to_thread.run_sync(lambda: celery5(*words, cwd=ROOT, env=environment))
+        assert (told.code, "broker default refuses writes: its memory is full" in told.out) == (1, True), told
+        client.config_set("maxmemory", 0)
+        await trio.to_thread.run_sync(wait_status, "STATUS=(?!.*memory)")
+        told = await trio.to_thread.run_sync(lambda: celery5(*words, cwd=ROOT, env=environment))
+        assert (told.code, "refuses" in told.out) == (0, False)
