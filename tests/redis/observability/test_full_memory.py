@@ -236,7 +236,7 @@ async def test_alerts_that_a_full_server_cannot_store_are_judged_when_shown(fill
             r"memory-full \(broker default\); \d+ alerts? cannot be judged: Redis is full", said
         ), text
     assert "memory-full (broker default) critical fires" in page
-    assert "9 alerts cannot be judged: Redis is full" in page
+    assert f"{len(states)} alerts cannot be judged: Redis is full" in page
     with redis.Redis.from_url(filled.settings.broker) as client:
         client.config_set("maxmemory", 0)
     assert {state.status for state in await filled.alerts.alist()} == {"inactive"}
@@ -261,7 +261,7 @@ async def test_alerts_are_unknown_when_no_process_has_evaluated_them_lately(
     assert states["memory-full"].status == "inactive"
     surfaces = Surfaces(app)
     (doctor,) = [check for check in await surfaces.ask("doctor:run") if check["check"] == "alerts"]
-    assert doctor["summary"] == f"9 alerts {words}"
+    assert doctor["summary"] == f"{len(states) - 1} alerts {words}"
     ended = await trio.to_thread.run_sync(
         lambda: celery5("-A", TARGET, "alert", "list", "--check", cwd=ROOT, env=surfaces.environment)
     )
