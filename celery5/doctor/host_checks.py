@@ -198,9 +198,13 @@ class HostChecks:
         )
 
     def check_members(self, app: "App") -> Finding:
-        """Check that no process is missing: a member that was given up or stays down, or a Scheduler for schedules."""
+        """Check that no member of the cluster was given up or stays down.
+
+        That no Scheduler works at all is for `check_workers`, which knows whose code declares the schedules.
+        """
         state = app.info(most=0)
-        return diagnosis.diagnose_members(state.missing, state.further_missing, state.cluster, time.time())
+        members = [member for member in state.missing if member.name]
+        return diagnosis.diagnose_members(members, state.further_missing, state.cluster, time.time())
 
     def check_alerts(self, app: "App") -> Finding:
         """Check that no alert fires, and that the webhook takes what it is notified of."""

@@ -158,9 +158,6 @@ def _mappings(value: object) -> list[Mapping[str, Any]]:
     return [_mapping(item) for item in cast("list[object]", value)] if isinstance(value, list) else []
 
 
-NO_WORKER = "no worker of this application is running"
-
-
 class CommandNotDone(CeleryError):
     """A worker did not do what a command asks, or there is no worker to do it."""
 
@@ -197,6 +194,12 @@ def get_replies(result: Any) -> "list[Reply]":
     ]
 
 
+def _explain_no_worker(app: "App") -> str:
+    """Return that no worker runs, and how one is started."""
+    start = app.info(most=0).start_advice.format_start("worker")
+    return as_called(f"no worker of this application is running: {start}")
+
+
 def show_replies(command: str, finished: Finished) -> None:
     """Print the answers of workers. Raises CommandNotDone."""
     from celery5.commands.control import find_failures
@@ -209,7 +212,7 @@ def show_replies(command: str, finished: Finished) -> None:
     if replies or wants_json:
         echo(to_json(replies) if wants_json else format_replies(shown, command))
     if not replies:
-        raise CommandNotDone(NO_WORKER)
+        raise CommandNotDone(_explain_no_worker(finished.app))
     if failed:
         raise CommandNotDone(f"{len(failed)} of {len(shown)} did not do it")
 
@@ -340,8 +343,7 @@ def list_workers(target: Target, /, *, wants_json: bool, timeout: float) -> None
         if not wants_json and not any(row["resources"] for row in rows):
             rows = [{name: cell for name, cell in row.items() if name != "resources"} for row in rows]
         if not rows and not wants_json:
-            start = app.info(most=0).start_advice.format_start("worker")
-            echo(as_called(f"no worker of this application is running: {start}"))
+            echo(_explain_no_worker(app))
             return
         echo(to_json(rows) if wants_json else format_table(rows, empty=""))
 

@@ -176,6 +176,8 @@ def list_missing(advice: StartAdvice, *, idle_schedules: int) -> tuple[MissingMe
             for member in found
         )
     remedy = advice.format_start("scheduler")
+    if not advice.is_controlled:  # one of other code would retire the schedules that it does not declare
+        remedy = f"{remedy}, with the code that declares them"
     return (*found, MissingMember(kind="scheduler", condition="none", why=effect, remedy=remedy))
 
 

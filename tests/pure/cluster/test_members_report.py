@@ -109,7 +109,7 @@ def test_additional_member_that_is_given_up_is_missing_and_its_group_is_whole() 
 def test_schedules_without_a_scheduler_are_said_once() -> None:
     (nobody,) = list_missing(BY_HAND, idle_schedules=2)
     assert nobody.describe(0) == "no Scheduler works: 2 schedules do not fire"
-    assert nobody.remedy == "celery5 scheduler start"
+    assert nobody.remedy == "celery5 scheduler start, with the code that declares them"
     assert list_missing(BY_HAND, idle_schedules=0) == ()
     clock = Clock(CLUSTER).up()
     give_up(clock)

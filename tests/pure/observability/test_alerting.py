@@ -380,7 +380,7 @@ def test_schedules_without_any_scheduler_have_an_alert() -> None:
     (found,) = _read(rule, MeasuredCluster(at=150, missing=missing)).values()
     assert (found.value, found.description) == (
         1,
-        "no Scheduler works: 2 schedules do not fire; celery5 scheduler start",
+        "no Scheduler works: 2 schedules do not fire; celery5 scheduler start, with the code that declares them",
     )
 
 

@@ -121,7 +121,7 @@ async def test_schedules_without_any_scheduler_are_said_with_the_right_command(s
     await shop.schedule.aadd(shop.tasks["push"].s(), every(3600), name="nightly")
     state = await shop.ainfo()
     assert [(member.name, member.why, member.remedy) for member in state.missing] == [
-        ("", "1 schedule does not fire", "celery5 scheduler start")
+        ("", "1 schedule does not fire", "celery5 scheduler start, with the code that declares them")
     ]
     code, said = await read_health(shop)
     assert (code, "no Scheduler works: 1 schedule does not fire" in said) == (1, True)

@@ -418,3 +418,21 @@ async def test_the_end_of_a_successor_that_was_never_up_is_not_that_of_the_one_b
         await trio.sleep(0.2)
         house.stage.end(name, 1)
         assert await read_ends() == [], "it was never up, and the one before has ended in order"
+
+
+async def test_missing_members_are_counted_in_the_metrics_by_group(autojump_clock: MockClock) -> None:
+    def count(house: House) -> dict[str, float]:
+        (family,) = [
+            family for family in house.foreman.metric_families() if family.name == "celery5_members_missing"
+        ]
+        return {
+            f"{sample.labels['kind']}-{sample.labels['group']}": sample.value for sample in family.samples
+        }
+
+    async with House().open() as house:
+        await trio.sleep(2)
+        assert count(house) == {"scheduler-default": 0, "worker-default": 0}
+        house.stage.broken.add("worker-default-1")
+        house.stage.end("worker-default-1", 1)
+        await trio.sleep(60)
+        assert count(house) == {"scheduler-default": 0, "worker-default": 1}
