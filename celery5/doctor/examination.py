@@ -20,6 +20,8 @@ from celery5.protocol.observability.storage import describe_filling
 if TYPE_CHECKING:
     from celery5.app import App
 
+SKIPPED = "not looked at"
+"""The check of the finding on all checks that were left out."""
 LIMIT = 15.0
 """Seconds that one check may take."""
 
@@ -107,13 +109,21 @@ def get_host_checks(*, root: Path = Path("/")) -> list[DoctorCheck]:
 def run_checks(checks: Sequence[DoctorCheck], *, limit: float = LIMIT) -> Iterator[Finding]:
     """Yield what each check finds, one after the other. For plain Python.
 
-    A check that fails, or takes longer than `limit` seconds, has a finding that reports this. At the end all
-    connections are closed.
+    A check that fails, or takes longer than `limit` seconds, has a finding that reports this. Those that an unreachable
+    broker left out have one finding together, the last one. At the end all connections are closed.
     """
+    skipped: list[str] = []
     try:
         for check in checks:
-            if check.is_due():
-                yield _run_within(check, limit)
+            if not check.is_due():
+                continue
+            finding = _run_within(check, limit)
+            if finding.skipped:
+                skipped += finding.skipped
+            else:
+                yield finding
+        if skipped:
+            yield _describe_skipped(skipped)
     finally:
         for check in checks:
             if check.cleanup is not None:
@@ -126,8 +136,14 @@ class _SkippedCheck(CeleryError):
 
 def _unless_unreachable(broker: BrokerChecks, check: Callable[[], Finding]) -> Finding:
     if broker.is_unreachable:
-        raise _SkippedCheck("not looked at, since the broker cannot be used")
+        raise _SkippedCheck
     return check()
+
+
+def _describe_skipped(names: Sequence[str]) -> Finding:
+    """Return the one finding on the checks that were left out."""
+    why = f"{', '.join(names)}: the broker cannot be used"
+    return Finding(SKIPPED, "warn", why, "end what `server` reports, then run this again", tuple(names))
 
 
 def _run_within(check: DoctorCheck, limit: float) -> Finding:
@@ -139,15 +155,15 @@ def _run_within(check: DoctorCheck, limit: float) -> Finding:
     thread.start()
     thread.join(limit)
     if findings:
-        return replace(findings[0], check=check.name)
+        return replace(findings[0], check=check.name, skipped=(check.name,) if findings[0].skipped else ())
     return Finding(check.name, "fail", f"no answer within {limit:g} s", "see why it hangs")
 
 
 def _run_safely(check: DoctorCheck) -> Finding:
     try:
         return check.run()
-    except _SkippedCheck as error:
-        return Finding(check.name, "warn", str(error), "see above")
+    except _SkippedCheck:
+        return Finding(check.name, "warn", "", skipped=(check.name,))
     except CeleryError as error:
         return Finding(check.name, "fail", get_error_text(error), "see celery5 docs doctor")
     except Exception as error:  # a defect of one check must not end the others

@@ -69,6 +69,8 @@ class Finding(msgspec.Struct, frozen=True):
     state: FindingState
     summary: str
     remedy: str = ""
+    # The checks that were left out, of the one finding on these.
+    skipped: tuple[str, ...] = ()
 
 
 def describe_server(info: Mapping[str, str]) -> str:

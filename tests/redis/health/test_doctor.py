@@ -258,7 +258,7 @@ def test_a_broker_that_is_away_fails_once_and_the_rest_goes_on(tmp_path: Path) -
     found = {check.check: check for check in run_checks(get_checks(app, root=tmp_path))}
     assert [name for name, finding in found.items() if finding.state == "fail"] == ["server"]
     assert "none.sock" in found["server"].summary
-    assert (found["latency"].state, found["workers"].state) == ("warn", "warn")
+    assert {"latency", "workers"} <= {*found["not looked at"].skipped}
     assert (found["python"].state, found["settings"].state) == ("ok", "ok")
 
 
@@ -439,3 +439,22 @@ def test_this_python_and_its_libraries_will_do() -> None:
     host = HostChecks(os.environ)
     assert (host.check_python().state, __version__ in host.check_python().summary) == ("ok", True)
     assert host.check_libraries().state in ("ok", "warn")  # a warning where it runs from a checkout
+
+
+def test_what_an_unreachable_broker_left_out_is_named_once_with_one_remedy(
+    own_server: EmbeddedServer, app_name: str
+) -> None:
+    app = App(app_name, broker=own_server.url)
+    names = [finding.check for finding in run_checks(get_checks(app))]
+    assert "not looked at" not in names
+    own_server.kill()
+    found = list(run_checks(get_checks(app)))
+    app.close()
+    (left_out,) = [finding for finding in found if finding.skipped]
+    assert found[-1] == left_out
+    assert (left_out.check, left_out.state) == ("not looked at", "warn")
+    assert {*left_out.skipped} == {*names} - {finding.check for finding in found}
+    assert {"memory", "latency", "workers", "alerts"} <= {*left_out.skipped}
+    assert left_out.summary == f"{', '.join(left_out.skipped)}: the broker cannot be used"
+    assert left_out.remedy == "end what `server` reports, then run this again"
+    assert not any("not looked at" in finding.summary or finding.remedy == "see above" for finding in found)
