@@ -56,6 +56,8 @@ _OFTEN = 3.0
 """The most weight of a word that a text has often."""
 _PHRASE = 1.5
 """The factor for a section in which the words stand side by side."""
+_DEFINED = 8.0
+"""The factor for a section with a table whose first column has the query, if that is in capitals, as states are."""
 _KINDS = {"docs/guide/": 1.0, "docs/tour": 0.9, "docs/reference/": 0.7}
 """The weight of pages by their paths: pages for users before those on the internals."""
 _OTHER_KIND = 0.5
@@ -141,9 +143,8 @@ def search(pages: Mapping[str, str], words: str) -> list[Found]:
         missing = tuple(word for word in wanted if not weights[word])
         score = sum(weight * rarity[word] for word, weight in weights.items() if weight)
         if score:
-            found.append(
-                Found(place.section, missing, score * place.weigh_kind() * place.weigh_phrase(phrase))
-            )
+            score *= place.weigh_kind() * place.weigh_phrase(phrase) * place.weigh_definition(words)
+            found.append(Found(place.section, missing, score))
     found.sort(key=lambda candidate: (len(candidate.missing), -candidate.score))
     return _choose(found)
 
@@ -185,6 +186,11 @@ class _Place:
     def weigh_kind(self) -> float:
         """Return the weight of its page."""
         return next((w for path, w in _KINDS.items() if self.section.page.startswith(path)), _OTHER_KIND)
+
+    def weigh_definition(self, words: str) -> float:
+        """Return the factor for a table that says what the query is: a state such as `HELD`."""
+        cell = rf"(?m)^\| (?:`[^`|]+`, )*`{re.escape(words.strip())}`[ ,]"
+        return _DEFINED if words.isupper() and re.search(cell, self.section.text) else 1.0
 
     def weigh_phrase(self, phrase: re.Pattern[str]) -> float:
         """Return the factor for words that stand side by side."""
