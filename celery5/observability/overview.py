@@ -655,7 +655,8 @@ def _make_totals(
     lost: int,
 ) -> OverviewTotals:
     return OverviewTotals(
-        ended_per_second=sum(queue.flow.outgoing for queue in queues if queue.flow is not None),
+        # Both of the same attempts in the same minute: so no more fail than end.
+        ended_per_second=sum(task.ended_per_minute for task in tasks) / MINUTE,
         failed_per_second=sum(task.failed_per_minute for task in tasks) / MINUTE,
         backlog=sum(queue.backlog for queue in queues),
         waiting=sum(queue.waiting for queue in queues),

@@ -187,8 +187,7 @@ def _draw_totals(overview: Overview) -> Line:
         segments.append((f"{label} ", "dim"))
         segments.append((value, "bad" if is_bad else ""))
         segments.append(("   ", ""))
-    ended = f"ended: {overview.queue_window}, " if overview.queue_window else ""
-    return (*segments, (f"({ended}failed: {overview.task_window})", "dim"))
+    return (*segments, (f"(ended, failed: {overview.task_window}; the others: now)", "dim"))
 
 
 def _draw_attention(overview: Overview, alerts: str) -> Line:

@@ -328,7 +328,7 @@ class UnreachableBroker(msgspec.Struct, frozen=True):
 class OverviewTotals(msgspec.Struct, frozen=True, kw_only=True):
     """The sums over all that is shown."""
 
-    # Attempts that ended, by the flow of each queue, and those that failed in the last whole minute.
+    # Attempts that ended, and those of them that failed, in the overview's time `rates_since` to `rates_until`.
     ended_per_second: float
     failed_per_second: float
     backlog: int
