@@ -15,7 +15,7 @@ import click
 
 import celery5
 from celery5.cli.terminal.errors import EXIT_USAGE, run_reporting_errors
-from celery5.cli.terminal.output import INVOCATION, Invocation, echo
+from celery5.cli.terminal.output import INVOCATION, WHOLE_SENTENCE, Invocation, echo
 from celery5.cli.terminal.target import Target
 from celery5.lazy_modules import without_garbage_collection
 
@@ -123,8 +123,9 @@ class CommandTree(click.Group):
         """Write the names and the summaries of all commands, as click does, but without importing them."""
         texts = {**_list_nouns(), **COMMANDS}
         names = sorted(texts)
-        limit = formatter.width - 6 - max(map(len, names))
-        rows = [(name, click.Command(name, help=texts[name]).get_short_help_str(limit)) for name in names]
+        rows = [
+            (name, click.Command(name, help=texts[name]).get_short_help_str(WHOLE_SENTENCE)) for name in names
+        ]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 

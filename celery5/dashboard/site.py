@@ -98,7 +98,9 @@ class Site:
             shown = {**await page.load(asked), "query": query, "path": path, "problems": asked.problems}
             return self._render(request, page.template, shown, title=title, page=page)
         except Exception as error:
-            return self._render_problem(request, describe_problem(error, request), title=title, page=page)
+            problem = describe_problem(error, request)
+            title = "Not found" if problem.status == 404 else title
+            return self._render_problem(request, problem, title=title, page=page)
 
     async def _show_apps(self, request: Request) -> Response:
         names = sorted(self._performer.apps)

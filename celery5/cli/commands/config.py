@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import click
 
 from celery5.cli.terminal.flags import SETTING_FLAGS
-from celery5.cli.terminal.output import echo, echo_hint, format_table, to_json, to_one_line
+from celery5.cli.terminal.output import CommandGroup, echo, echo_hint, format_table, to_json, to_one_line
 from celery5.cli.terminal.target import Target
 from celery5.config.settings import get_descriptions
 from celery5.errors import CeleryError
@@ -24,7 +24,7 @@ MAX_NAMED = 12
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-@click.group(no_args_is_help=False)
+@click.group(cls=CommandGroup, no_args_is_help=False)
 def config() -> None:
     """Show and check the settings of an application."""
 

@@ -8,7 +8,7 @@ import click
 
 from celery5.cli.terminal.flags import Duration
 from celery5.cli.terminal.operation_commands import CommandView, make_command
-from celery5.cli.terminal.output import echo, format_table, format_time, to_json
+from celery5.cli.terminal.output import CommandGroup, echo, format_table, format_time, to_json
 from celery5.cli.terminal.target import Target
 from celery5.operations.queues import HISTORY
 from celery5.protocol.durations import format_duration
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from celery5.observability.metrics import HistoryPoint, TaskNumbers
 
 
-@click.group(no_args_is_help=False)
+@click.group(cls=CommandGroup, no_args_is_help=False)
 def metrics() -> None:
     """How jobs end, run and wait; rules for Prometheus and a dashboard for Grafana."""
 

@@ -9,7 +9,7 @@ import click
 
 from celery5.broker.servers.kept_folder import check_owned
 from celery5.cli.terminal.flags import broker_flag
-from celery5.cli.terminal.output import echo
+from celery5.cli.terminal.output import CommandGroup, echo
 from celery5.cli.terminal.target import Target
 from celery5.errors import Misconfigured
 from celery5.extras import describe_installation
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _ROLES = click.Choice(["viewer", "operator", "admin"])
 
 
-@click.group(no_args_is_help=False)
+@click.group(cls=CommandGroup, no_args_is_help=False)
 def dashboard() -> None:
     """The dashboard shows an application in a browser, and does what commands do."""
 

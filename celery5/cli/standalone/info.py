@@ -256,15 +256,34 @@ def _workers(state: "AppState", standings: "WorkersOverview") -> list[dict[str, 
             "worker": worker.name,
             "standing": describe(worker),
             "report": format_age(0.0, known.reported) if (known := get(worker)) and known.reported else "",
-            "queue": queue.queue,
-            "running": worker.running,
+            "queues": _shorten(", ".join(queues)),
+            "running": running,
             "lease": f"{format_duration(worker.lease)} to go"
             if worker.alive
             else "lapsed: its jobs are about to be recovered",
         }
-        for queue in state.queues.values()
-        for worker in queue.workers
+        for worker, queues, running in _join_queues(state)
     ]
+
+
+MAX_QUEUES_WIDTH = 40
+"""Characters of the names of the queues of a worker; longer ones lose their middle."""
+
+
+def _shorten(text: str) -> str:
+    half = (MAX_QUEUES_WIDTH - 3) // 2
+    return text if len(text) <= MAX_QUEUES_WIDTH else f"{text[:half]}...{text[-half:]}"
+
+
+def _join_queues(state: "AppState") -> "list[tuple[WorkerState, list[str], int]]":
+    """Return each worker once, with its queues and the jobs that it runs on all of them."""
+    found: dict[tuple[str, bool], tuple[WorkerState, list[str], int]] = {}
+    for queue in state.queues.values():
+        for worker in queue.workers:
+            key = worker.name, worker.alive
+            _, queues, running = found.get(key, (worker, list[str](), 0))
+            found[key] = worker, [*queues, queue.queue], running + worker.running
+    return list(found.values())
 
 
 @click.command()

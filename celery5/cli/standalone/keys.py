@@ -4,11 +4,11 @@ from pathlib import Path
 
 import click
 
-from celery5.cli.terminal.output import echo, echo_hint, format_table, to_json
+from celery5.cli.terminal.output import CommandGroup, echo, echo_hint, format_table, to_json
 from celery5.cli.terminal.target import Target
 
 
-@click.group(no_args_is_help=False)
+@click.group(cls=CommandGroup, no_args_is_help=False)
 def keys() -> None:
     """Keys sign the commands that workers take."""
 

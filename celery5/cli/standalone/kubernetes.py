@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 import celery5
-from celery5.cli.terminal.output import echo
+from celery5.cli.terminal.output import CommandGroup, echo
 from celery5.cli.terminal.target import Target
 from celery5.errors import Misconfigured
 from celery5.extras import describe_installation
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from celery5.protocol.cluster.pods import Manifest
 
 
-@click.group(no_args_is_help=False)
+@click.group(cls=CommandGroup, no_args_is_help=False)
 def kubernetes() -> None:
     """Manifests for Kubernetes: to run the application's processes there."""
 

@@ -14,6 +14,7 @@ from celery5.cli.terminal.flags import (
     processes_flag,
     serving_flags,
 )
+from celery5.cli.terminal.output import CommandGroup
 from celery5.cli.terminal.target import Target
 from celery5.protocol.cluster.leadership import EPOCH_VARIABLE
 
@@ -23,7 +24,7 @@ _FILE = click.Path(dir_okay=False)
 # Commands by hand, since each runs a process until that is stopped.
 
 
-class _WorkerCommands(click.Group):
+class _WorkerCommands(CommandGroup):
     """The commands on workers. `start` is found without the others and their operations: a worker starts sooner."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -78,7 +79,7 @@ def start(target: Target, /, **flags: Any) -> int:
     return serve(app, options)
 
 
-@click.group(no_args_is_help=False)
+@click.group(cls=CommandGroup, no_args_is_help=False)
 def router() -> None:
     """Routers take in events and data, and make jobs of them."""
 
@@ -101,7 +102,7 @@ def start_router(target: Target, /, **flags: Any) -> int:
     return serve(app, options, ROUTER)
 
 
-@click.group(no_args_is_help=False)
+@click.group(cls=CommandGroup, no_args_is_help=False)
 def scheduler() -> None:
     """Schedulers publish periodic tasks, and decide what is decided for a whole cluster."""
 
@@ -120,7 +121,7 @@ def start_scheduler(target: Target, /, **flags: Any) -> int:
     return serve(app, options, SCHEDULER)
 
 
-@click.group(no_args_is_help=False)
+@click.group(cls=CommandGroup, no_args_is_help=False)
 def publisher() -> None:
     """A Publisher takes jobs from the processes of a host, keeps them, and publishes them."""
 

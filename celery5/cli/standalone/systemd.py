@@ -6,11 +6,11 @@ from pathlib import Path
 
 import click
 
-from celery5.cli.terminal.output import echo, echo_hint
+from celery5.cli.terminal.output import CommandGroup, echo, echo_hint
 from celery5.errors import Misconfigured
 
 
-@click.group(no_args_is_help=False)
+@click.group(cls=CommandGroup, no_args_is_help=False)
 def systemd() -> None:
     """Units for systemd: one for each kind of process, to run for a user or for the system."""
 

@@ -13,7 +13,15 @@ import msgspec
 
 from celery5.cli.terminal.errors import EXIT_FAILED, skip_unreachable
 from celery5.cli.terminal.flags import BoundedText, Duration, format_shortest
-from celery5.cli.terminal.output import echo, format_fields, format_table, format_time, to_json, to_one_line
+from celery5.cli.terminal.output import (
+    CommandGroup,
+    echo,
+    format_fields,
+    format_table,
+    format_time,
+    to_json,
+    to_one_line,
+)
 from celery5.cli.terminal.target import Target
 from celery5.errors import BrokerError, Misconfigured
 from celery5.operations.columns import ResultColumn
@@ -119,7 +127,7 @@ def make_group(
         operations: The operations; those of other nouns are left out.
         views: What commands show, by their verbs.
     """
-    group = click.Group(name, help=text, no_args_is_help=False)
+    group = CommandGroup(name, help=text, no_args_is_help=False)
     for operation in operations:
         if operation.noun == name:
             group.add_command(make_command(operation, views.get(operation.verb, CommandView())))

@@ -23,6 +23,27 @@ MAX_TABLE_WIDTH = 120
 """The width of a table with a long column where there is no terminal."""
 
 
+WHOLE_SENTENCE = 10_000
+"""Characters of the first sentence of a help text in a list of commands: all of it, since click else cuts it."""
+
+
+class CommandGroup(click.Group):
+    """A group whose list of commands has the whole first sentence of each: click wraps it."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the names and the first sentences of all commands."""
+        names = self.list_commands(ctx)
+        commands = {name: self.get_command(ctx, name) for name in names}
+        rows = [
+            (name, command.get_short_help_str(WHOLE_SENTENCE))
+            for name, command in commands.items()
+            if command is not None and not command.hidden
+        ]
+        if rows:
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)
+
+
 def to_json(value: object) -> str:
     """Return a value as JSON on one line."""
     import msgspec  # a probe uses this module, too, and needs no JSON

@@ -69,4 +69,7 @@ def _record_as_command() -> None:
         context.with_resource(acting("", "cli"))
 
 
-_WITHOUT_CODE = "this command does not need the application's code: celery5 --app-name NAME COMMAND"
+_WITHOUT_CODE = (
+    "this command does not need the application's code: "
+    "CELERY5_BROKER=redis://HOST:6379/0 celery5 --app-name NAME COMMAND"
+)

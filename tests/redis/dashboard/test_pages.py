@@ -331,3 +331,11 @@ async def test_limits_page_says_why_declarations_cannot_be_shown(app: App) -> No
     assert answer.status_code == 200
     text = read_text(answer.text)
     assert "what tasks declare cannot be shown: Misconfigured: there is no module 'there_is_none'" in text
+
+
+@pytest.mark.parametrize("path", ["/queues", "/none/queues", "{app}/queues/nope", "{app}/jobs/nope"])
+async def test_a_page_of_what_is_not_there_is_called_not_found(app: App, path: str) -> None:
+    async with browsing(app, role="viewer") as client:
+        answer = await client.get(path.format(app=f"/{app.name}"))
+    assert answer.status_code == 404
+    assert "<title>Not found" in answer.text

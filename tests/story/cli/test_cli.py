@@ -1,6 +1,9 @@
 """Command line: what each command does, as a person at a terminal sees it."""
 
 import json
+import os
+import re
+import subprocess
 import sys
 import textwrap
 from functools import partial
@@ -12,6 +15,7 @@ import trio
 
 import celery5 as package
 from celery5 import BrokerUnavailable, TaskFailed, default_app
+from celery5.cli.main import cli
 from celery5.cli.terminal.errors import explain_error
 from celery5.cli.terminal.loading import CannotLoad, load_app
 from tests.story.cli import commands
@@ -128,8 +132,40 @@ def test_the_application_is_named_by_a_flag_or_by_the_environment(desk: Desk) ->
     assert neither.code == 2
     assert neither.error == (
         "Error: which application? write celery5 -A module[:app] COMMAND, or set CELERY5_APP; "
-        "this command does not need the application's code: celery5 --app-name NAME COMMAND"
+        "this command does not need the application's code: "
+        "CELERY5_BROKER=redis://HOST:6379/0 celery5 --app-name NAME COMMAND"
     )
+
+
+def test_the_hint_on_a_command_without_code_works_as_it_is_written(desk: Desk, tmp_path: Path) -> None:
+    sys.modules["shop"].add.delay(1, 2)
+    hint = celery5("queue", "list", cwd=tmp_path, env={"CELERY5_BROKER": ""}).error
+    words = hint.rpartition("code: ")[2]
+    assert words.count("NAME") == words.count("COMMAND") == 1
+    broker = desk.app.settings.broker
+    line = words.replace("redis://HOST:6379/0", broker)
+    line = line.replace("NAME", desk.app.name).replace("COMMAND", "queue list")
+    program = f"{sys.executable} -m celery5"
+    ended = subprocess.run(
+        ["sh", "-c", line.replace("celery5 --app-name", f"{program} --app-name")],
+        cwd=tmp_path, env={"PATH": os.environ["PATH"]}, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.splitlines()[1].split()[:2] == ["default", "1"]
+
+
+def test_each_list_of_commands_has_whole_sentences() -> None:
+    context = click.Context(cli, info_name="celery5")
+    groups = {name: cli.get_command(context, name) for name in cli.list_commands(context)}
+    helps = {
+        name: group.get_help(click.Context(group))
+        for name, group in groups.items()
+        if isinstance(group, click.Group)
+    }
+    assert len(helps) >= 15
+    helps[""] = cli.get_help(context)
+    lists = {name: text.partition("Commands:")[2] for name, text in helps.items()}
+    assert [name for name, text in lists.items() if re.search(r"\.\.\.$", text, re.MULTILINE)] == []
 
 
 # Words alone

@@ -285,3 +285,12 @@ def test_a_misspelt_worker_is_refused_at_once_and_nothing_is_sent(desk: Desk) ->
         assert not desk.app.perform(Call(("EXISTS", keys.inbox("oen")), int))
         waited = celery5("-A", "shop", "worker", "ping", "--to", "oen", "--timeout", "0.2", cwd=desk.folder)
         assert "no answer after 0.2 s" in waited.err
+
+
+def test_info_has_one_row_for_each_worker_with_all_of_its_queues(desk: Desk) -> None:
+    words = ("worker", "start", "--name", "one", "--queues", "default,slow")
+    with Serving("-A", "shop", *words, cwd=desk.folder).ready():
+        shown = desk("info")
+    rows = [line for line in shown.splitlines() if line.startswith("one:")]
+    assert len(rows) == 1
+    assert "default, slow" in rows[0]

@@ -15,7 +15,10 @@ from celery5.cli.terminal.errors import EXIT_USAGE, run_reporting_errors
 from tests.story.cli.commands import Ended, Serving, celery5
 from tests.story.conftest import Desk
 
-HINT = "this command does not need the application's code: celery5 --app-name NAME COMMAND"
+HINT = (
+    "this command does not need the application's code: "
+    "CELERY5_BROKER=redis://HOST:6379/0 celery5 --app-name NAME COMMAND"
+)
 Here = Callable[..., Ended]
 
 
