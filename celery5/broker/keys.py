@@ -399,6 +399,10 @@ class Keys(msgspec.Struct, frozen=True):
         """STRING  the worker that has the turn to be recycled, until its next process reads jobs; expires."""
         return f"celery5:{{{self.app}}}:recycling"
 
+    def recycling_permit(self, member: str) -> Expiring:
+        """STRING  whether a worker may be recycled, as its Controller tells it, with a time to live."""
+        return f"celery5:{{{self.app}}}:recycling-permit:{member}"
+
     def source_lease(self, name: str) -> Expiring:
         """STRING  the Router that runs a Data Source which one at a time may, until this is gone."""
         return f"celery5:{{{self.app}}}:source:{name}"

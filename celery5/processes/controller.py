@@ -66,7 +66,7 @@ from celery5.protocol.cluster.members import Kind
 from celery5.protocol.cluster.own_broker import BROKER_VARIABLE
 from celery5.protocol.job.job import Options
 from celery5.protocol.masking import collapse_whitespace
-from celery5.protocol.process.recycling import SUPERVISED_VARIABLE
+from celery5.protocol.process.recycling import STARTS_SUCCESSOR, SUPERVISED_VARIABLE
 from celery5.runners.on_asyncio import AsyncioRunner
 from celery5.services.commands.dispatcher import CommandHandler
 from celery5.services.commands.inbox import Inbox
@@ -76,6 +76,7 @@ from celery5.services.controller.foreman_commands import ForemanCommands
 from celery5.services.controller.leadership import Leadership, LocalLeadership
 from celery5.services.controller.member_ends import MemberEnds
 from celery5.services.controller.members_reporter import MembersReporter
+from celery5.services.controller.recycling_permits import RecyclingPermits
 from celery5.services.health.vital_sources import QueueDepths
 from celery5.services.health.vitals import StatusPhase, StatusSource
 from celery5.services.observability.metrics_reporter import MetricsReporter
@@ -220,7 +221,7 @@ def make_cluster_values(
         load_cluster=partial(load_cluster, app, options),
         cluster_state=ClusterState(cluster, random=random.random),
         platform=make_platform(cluster, app.name, os.environ, log),
-        member_environment={"CELERY5_APP": options.target, SUPERVISED_VARIABLE: "1", **broker},
+        member_environment={"CELERY5_APP": options.target, SUPERVISED_VARIABLE: STARTS_SUCCESSOR, **broker},
         find_broker=app.brokers.broker_of_queue,
         measured_queues=None,
         is_measuring=app.settings.status_port is not None,
@@ -304,6 +305,7 @@ class ControllerParts(AuxiliaryParts):
     # what follows the Foreman
     member_ends = step(MemberEnds, after=(foreman,))
     members_reporter = step(MembersReporter, name="members", after=(foreman,))
+    recycling_permits = step(RecyclingPermits, after=(foreman,))
     foreman_commands = step(ForemanCommands, name="hangup", after=(foreman,))
     cluster_ready = step(ClusterReady, name="all-up", after=(foreman,), start_limit=NO_LIMIT)
     systemd = step(make_systemd, after=(cluster_ready,))

@@ -35,7 +35,12 @@ from celery5.processes.worker import WorkerOptions
 from celery5.protocol.cluster.canary_limit import parse_bounds
 from celery5.protocol.cluster.leadership import EPOCH_VARIABLE, is_superseded
 from celery5.protocol.masking import escape_text
-from celery5.protocol.process.recycling import RESTART_EXIT_CODE, SUPERVISED_VARIABLE
+from celery5.protocol.process.recycling import (
+    IS_SPARE,
+    RESTART_EXIT_CODE,
+    STARTS_SUCCESSOR,
+    SUPERVISED_VARIABLE,
+)
 from celery5.runners.context import LOG_EVENT
 from celery5.services.health.status_port import CountWorkers, ReadWanted, StatusPort
 from celery5.services.health.vitals import ProcessStatus
@@ -101,7 +106,8 @@ def get_restart_mode(environ: MutableMapping[str, str], *, processes: int) -> Re
     variables about that are removed from `environ`.
     """
     folder = environ.pop(RESTART_FOLDER_VARIABLE, "")
-    supervised = bool(environ.pop(SUPERVISED_VARIABLE, ""))
+    supervision = environ.pop(SUPERVISED_VARIABLE, "")
+    supervised = bool(supervision)
     is_alone = processes == 1 and not supervised
     return RestartMode(
         is_requested=True,
@@ -109,6 +115,8 @@ def get_restart_mode(environ: MutableMapping[str, str], *, processes: int) -> Re
         is_restarted=bool(folder),
         start_folder=folder or os.getcwd(),
         duplicate_window=ORPHAN_GRACE if supervised else 0.0,
+        asks_controller=supervision in (STARTS_SUCCESSOR, IS_SPARE),
+        is_spare=supervision == IS_SPARE,
     )
 
 

@@ -16,7 +16,13 @@ from celery5.errors import PlatformError
 from celery5.logs.log import Log
 from celery5.platform import Platform
 from celery5.protocol.cluster.canary import CanaryWatch
-from celery5.protocol.cluster.description import Cluster, build_canaries, build_members, distribute_workers
+from celery5.protocol.cluster.description import (
+    Cluster,
+    build_canaries,
+    build_members,
+    build_spares,
+    distribute_workers,
+)
 from celery5.protocol.cluster.foreman import STOP_ORDER, ClusterState
 from celery5.protocol.cluster.members import (
     RECYCLING,
@@ -28,6 +34,7 @@ from celery5.protocol.cluster.members import (
     MemberEnd,
     MemberEvent,
     MemberState,
+    Permit,
     Phase,
     Start,
     Stop,
@@ -35,7 +42,7 @@ from celery5.protocol.cluster.members import (
 from celery5.protocol.cluster.members_report import make_report
 from celery5.protocol.observability.families import MetricFamily, make_gauge
 from celery5.protocol.process.missing import MembersReport, format_retry
-from celery5.protocol.process.recycling import RESTART_EXIT_CODE
+from celery5.protocol.process.recycling import IS_SPARE, RESTART_EXIT_CODE, SUPERVISED_VARIABLE
 
 DECISION_PERIOD = 1.0
 """Seconds between two decisions when nothing happens."""
@@ -43,6 +50,8 @@ RESIGN_LIMIT = 2.0
 """Seconds that giving up the lead may take."""
 MAX_ENDS = 100
 """Ends of members that wait to be noted."""
+MAX_PERMITS = 100
+"""Permits to be recycled that wait to be written; each is repeated from time to time."""
 END_MARGIN = 20.0
 """Seconds beyond what all members may take to end after which the Foreman ends without them."""
 
@@ -125,6 +134,7 @@ class Foreman:
         self._log = log
         self._on_status = on_status
         self._send_end, self.member_ends = trio.open_memory_channel[MemberEnd](MAX_ENDS)
+        self._send_permit, self.permits = trio.open_memory_channel[Permit](MAX_PERMITS)
         # The last end of each member that was out of order, until it is up again.
         self._ends: dict[str, MemberEnd] = {}
         self._is_acting = False
@@ -168,11 +178,10 @@ class Foreman:
         self.cluster = cluster
         known = {group.key for group in cluster.groups}
         self._scale = {key: count for key, count in self._scale.items() if key in known}
-        wanted = self._members(self._scale)
-        more = {group.key: self._scale.get(group.key, group.total) + 1 for group in cluster.groups}
-        names = {member.name for member in wanted}
-        spares = [member for member in self._members(more) if member.name not in names]
-        self.cluster_state.set_desired(cluster, wanted, spares)
+        spares = build_spares(
+            cluster, self._scale, environment=self._member_environment, grace=self._grace_period
+        )
+        self.cluster_state.set_desired(cluster, self._members(self._scale), spares)
         self._changed.set()
 
     def start_canaries(self, cluster: Cluster | None = None) -> tuple[str, ...]:
@@ -270,7 +279,7 @@ class Foreman:
         yield make_gauge(
             "celery5_members_desired",
             "Members that should run.",
-            sum(state.is_wanted for state in states),
+            sum(state.is_wanted and not state.is_successor for state in states),
             merge="max",
         )
         yield make_gauge(
@@ -402,20 +411,28 @@ class Foreman:
                     raise PlatformError(_NOT_OURS)
                 await self._perform(action)
             except PlatformError as error:
-                self._log.event("member:action-failed", "warning", name=name, why=str(error))
+                is_logged = False
                 if isinstance(action, Start):
                     self.cluster_state.mark_start_failed(
                         name, str(error), trio.current_time(), is_excused=self._excused
                     )
+                    is_logged = self._log_failed_successor(name)
                     self._changed.set()
                 elif isinstance(action, Stop):
                     self.cluster_state.mark_stop_failed(name, trio.current_time())
+                if not is_logged:
+                    self._log.event("member:action-failed", "warning", name=name, why=str(error))
 
     async def _perform(self, action: Action) -> None:
         match action:
             case Start(member):
                 self._log.event("member:start-requested", name=member.name, host=member.host)
-                environment = {**member.environment, **self._leads.get_epoch_environment()}
+                state = self.cluster_state.members.get(member.name)
+                environment = {
+                    **member.environment,
+                    **self._leads.get_epoch_environment(),
+                    **({SUPERVISED_VARIABLE: IS_SPARE} if state is not None and state.is_successor else {}),
+                }
                 await self._platform.start(replace(member, environment=environment))
             case Stop(name):
                 self._log.event("member:stop-requested", name=name)
@@ -423,6 +440,9 @@ class Foreman:
             case Kill(name, why):
                 self._log.event("member:killed", "error", name=name, why=why)
                 await self._platform.kill(name)
+            case Permit():
+                with suppress(trio.WouldBlock):  # it is repeated
+                    self._send_permit.send_nowait(action)
 
     def _handle_event(self, event: MemberEvent) -> None:
         state = self.cluster_state.members.get(event.name)
@@ -477,15 +497,32 @@ class Foreman:
             )
         elif isinstance(event, Ended):
             state = self.cluster_state.members[event.name]
+            is_expected = self._log_failed_successor(event.name) or is_expected or state.is_recycling
             self._log.event(
                 "member:ended",
-                "info" if is_expected or state.is_recycling else "warning",
+                "info" if is_expected else "warning",
                 name=event.name,
                 how=state.end_reason if event.code == RESTART_EXIT_CODE else event.how,
                 code=event.code,
             )
         elif phase is Phase.UP:
             self._log.event("member:started", name=event.name)
+
+    def _log_failed_successor(self, name: str) -> bool:
+        """Return whether this is a successor that has failed to start, and was dropped; log the first one in a row."""
+        state = self.cluster_state.members[name]
+        replaced = self.cluster_state.members.get(state.replaces) if state.is_successor else None
+        if replaced is None or state.is_wanted or not replaced.successor_failures:
+            return False
+        if replaced.successor_failures == 1:
+            self._log.event(
+                "member:successor-failed",
+                "warning",
+                name=replaced.member.name,
+                successor=name,
+                why=state.end_reason,
+            )
+        return True
 
     @property
     def _excused(self) -> bool:

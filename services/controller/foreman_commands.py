@@ -215,6 +215,7 @@ def _format_member(name: str, state: MemberState, now: float, pid: int | None) -
         "deaths": state.death_count,
         "restarts": state.restart_count,
         "recycling": state.recycle_reason if state.is_recycling else "",
+        "replaces": state.replaces,
         "status": state.status,
         "status_age": round(max(0.0, now - state.status_at), 3) if state.status else None,
         "trouble": state.problem,

@@ -83,7 +83,7 @@ class ProcessStatus:
         self.timers: dict[str, TimerCounts] = {}
         self._get_refusals: Callable[[], Mapping[str, str]] = dict
         self._waits_for = ""
-        self._recycling = ""
+        self._recycling = self._successor = ""
         self._sources: Sequence[StatusSource] = ()
         self._started_at = time.time()
         self._code = ""
@@ -112,7 +112,8 @@ class ProcessStatus:
 
     def mark_starting(self, worker: str) -> None:
         """Note that another incarnation starts."""
-        self.worker, self.phase, self._waits_for, self._recycling = worker, "starting", "", ""
+        self.worker, self.phase, self._waits_for = worker, "starting", ""
+        self._recycling = self._successor = ""
 
     def mark_waiting(self, why: str) -> None:
         """Note why the next incarnation does not start yet."""
@@ -121,6 +122,10 @@ class ProcessStatus:
     def mark_recycling(self, why: str) -> None:
         """Record why the process is being recycled: it takes no more jobs, and will be started again."""
         self._recycling = why
+
+    def mark_awaiting_successor(self, why: str) -> None:
+        """Record why the process is to be recycled, once another one has taken its place."""
+        self._successor = why
 
     def set_code(self, version: str) -> None:
         """Set the version of the code that this process runs."""
@@ -248,6 +253,7 @@ class ProcessStatus:
             attempts,
             counts.get("DEAD", 0),
             recycling=self._recycling,
+            successor=self._successor,
         )
 
 

@@ -156,6 +156,11 @@ class SystemdNotify:
                     await self._send("STOPPING=1", *self._format_status())
             raise
 
+    def send_status(self) -> None:
+        """Send the status, which has changed and should be known at once."""
+        with FENCE("systemd"):
+            notify(self._address, *self._format_status())
+
     def _format_status(self) -> tuple[str, ...]:
         if self._status is None:
             return ()

@@ -1,8 +1,8 @@
 """Restart a worker process after a number of jobs, or when it takes too much memory.
 
-If its parent can do so, it starts the next process first. Then the worker stops reading, and releases the jobs that
-have not started. Everything else continues, also the heartbeats and systemd's watchdog, until the running jobs have
-ended and are settled. Then the worker stops as usual. Its parent starts it again, or it replaces itself.
+If its parent or its Controller can do so, it starts the next process first. Then the worker stops reading, and releases
+the jobs that have not started. Everything else continues, also the heartbeats and systemd's watchdog, until the running
+jobs have ended and are settled. Then the worker stops as usual. Its parent starts it again, or it replaces itself.
 
 One worker of the application is recycled at a time: it has the turn, a lease in Redis. The turn ends when the next
 process has taken its place and reads jobs. If none does, it ends when the lease has lapsed.
@@ -27,6 +27,7 @@ from celery5.services.health.vitals import ProcessStatus
 from celery5.services.job.in_flight import InFlightJobs
 from celery5.services.job.resource_slots import ResourceSlots
 from celery5.services.process.broker_outages import RETRY_INTERVAL
+from celery5.services.process.systemd_notify import SystemdNotify
 from celery5.services.worker.consumer import Consumer
 
 CHECK_INTERVAL = 1.0
@@ -40,7 +41,9 @@ TURN_TIMEOUT, so that other workers still get a turn when this worker is lost.
 TURN_TIMEOUT = 60.0
 """The most seconds to wait for the turn: the memory may keep growing, and there may be many workers."""
 SUCCESSOR_TIMEOUT = 60.0
-"""The most seconds to wait for the process that takes the place of this one."""
+"""The most seconds to wait for the process that takes the place of this one, or for a word of the Controller."""
+PERMIT_CHECK_INTERVAL = 0.5
+"""Seconds between two questions whether this worker may be recycled."""
 
 
 class Successor(msgspec.Struct, frozen=True):
@@ -67,6 +70,10 @@ class RestartMode(msgspec.Struct):
     duplicate_window: float = 0.0
     # The process that takes its place before it ends; None if there is none.
     successor: Successor | None = None
+    # Its Controller starts such a process if it is asked to.
+    asks_controller: bool = False
+    # It is such a process of a Controller, which tells it when it is needed no more.
+    is_spare: bool = False
     # The process ends to be started again, so its end is no failure and no stop.
     is_due: bool = False
 
@@ -98,6 +105,7 @@ class Recycling:
         keys: Keys,
         recycling_name: str,
         process_status: ProcessStatus,
+        systemd: SystemdNotify,
         stop_requested: trio.Event,
         resource_slots: ResourceSlots,
         log: Log,
@@ -107,6 +115,7 @@ class Recycling:
         self._keys = keys
         self._name = recycling_name
         self._process_status = process_status
+        self._systemd = systemd
         self._limits = (
             jitter_limits(recycle_at, random.random) if restart_mode.is_requested else RecyclingLimits()
         )
@@ -119,9 +128,11 @@ class Recycling:
         self._memory = memory
         # The resources of its jobs must be free before another process gives them to its own jobs.
         self._successor = None if resource_slots.capacity else restart_mode.successor
+        self._asks_controller = restart_mode.asks_controller and not resource_slots.capacity
         self._due = trio.Event()
         self._is_draining = False
         self._is_replaced = False  # its successor consumes already
+        self._is_dismissed = False  # it was a spare, and is needed no more
 
     @property
     def ended_jobs(self) -> int:
@@ -141,6 +152,7 @@ class Recycling:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Wait until a limit is reached, then drain this process."""
         self._due, self._is_draining, self._is_replaced = trio.Event(), False, False
+        self._is_dismissed = False
         async with trio.open_nursery() as nursery:
             if self._limits.memory:
                 self._check_memory_limit()
@@ -149,16 +161,76 @@ class Recycling:
                 nursery.start_soon(self._watch_jobs)
             if self._limits.jobs or self._limits.memory:
                 nursery.start_soon(self._end_turn)  # the turn of the process whose place this one has taken
+            if self._restart_mode.is_spare:
+                nursery.start_soon(self._watch_dismissal)
             task_status.started()
             await self._due.wait()
             nursery.cancel_scope.cancel()
+        await self._drain(_DISMISSED if self._is_dismissed else await self._prepare_end())
+        await trio.sleep_forever()
+
+    async def _prepare_end(self) -> str:
+        """Wait for the turn and for the next process. Jobs run meanwhile: return the reason, computed again."""
         reason = self._get_reason()
-        await self._take_turn()  # jobs run meanwhile, so the reason is computed again
+        await self._take_turn()
         reason = self._get_reason() or reason
         if self._successor is not None:
             await self._start_successor(self._successor, reason)
-        await self._drain(self._get_reason() or reason)
-        await trio.sleep_forever()
+        elif self._asks_controller:
+            await self._ask_controller(reason)
+        return self._get_reason() or reason
+
+    async def _ask_controller(self, reason: str) -> None:
+        """Wait until the Controller permits the end of this process: another one has taken its place.
+
+        If none can be started this takes as long as that lasts. It ends after SUCCESSOR_TIMEOUT without a word of the
+        Controller: it may be of a kind that does not read the status of its members.
+        """
+        await self._delete_permit()
+        self._log.event("worker:successor-requested", why=reason, jobs=self.ended_jobs)
+        self._process_status.mark_awaiting_successor(reason)
+        self._systemd.send_status()
+        heard_at = trio.current_time()
+        while True:
+            permit = await self._read_permit()
+            if permit:
+                self._is_replaced = True
+                await self._end_turn()
+                return
+            if permit is not None:
+                heard_at = trio.current_time()
+            elif trio.current_time() - heard_at >= SUCCESSOR_TIMEOUT:
+                self._log.event("worker:successor-missing", "warning", after=SUCCESSOR_TIMEOUT)
+                return
+            await trio.sleep(PERMIT_CHECK_INTERVAL)
+
+    async def _watch_dismissal(self) -> None:
+        """Wait until the Controller needs this spare no more."""
+        await self._delete_permit()
+        while not await self._read_permit():  # noqa: ASYNC110  it is Redis that changes
+            await trio.sleep(PERMIT_CHECK_INTERVAL)
+        self._is_dismissed = self._is_replaced = True
+        self._due.set()
+
+    async def _read_permit(self) -> bool | None:
+        """Return whether this process may be recycled; None if it has heard nothing.
+
+        While Redis is unreachable the Controller counts as heard: no job could be settled.
+        """
+        try:
+            return await self._redis.perform(cluster.get_recycling_permit(self._keys, self._name))
+        except BrokerError:
+            return False
+
+    async def _delete_permit(self) -> None:
+        """Delete what was told to the process before this one."""
+        while True:
+            try:
+                await self._redis.perform(cluster.delete_recycling_permit(self._keys, self._name))
+            except BrokerError:
+                await trio.sleep(RETRY_INTERVAL)
+            else:
+                return
 
     async def _start_successor(self, successor: Successor, reason: str) -> None:
         """Wait until another process has taken the place of this one, which goes on meanwhile."""
@@ -243,6 +315,8 @@ class Recycling:
         )
         self._is_draining = True
         self._process_status.mark_recycling(reason)
+        if self._restart_mode.asks_controller:
+            self._systemd.send_status()
         self._consumer.stop_reading()
         with trio.move_on_after(DRAIN_TIMEOUT) as timeout:
             while len(self._in_flight):
@@ -258,6 +332,7 @@ class Recycling:
         self._stop_requested.set()
 
 
+_DISMISSED = "the worker in whose place it has worked is up again"
 _NEVER_BELOW = (
     "a worker takes as much before its first job: give max_memory more; it is not recycled for memory"
 )

@@ -100,6 +100,29 @@ def get_recycling_worker(keys: Keys) -> Call[str]:
     return Call(("GET", keys.recycling), lambda reply: decode_text(reply or b""), repeatable=True)
 
 
+PERMIT_TTL = 20.0
+"""Seconds for which a permit to be recycled is kept. Its Controller repeats it several times in that time."""
+_GRANTED, _NOT_YET = b"granted", b"wait"
+
+
+def set_recycling_permit(keys: Keys, member: str, *, is_granted: bool) -> Call[object]:
+    """Tell a worker whether it may be recycled now."""
+    value = _GRANTED if is_granted else _NOT_YET
+    words = ("SET", keys.recycling_permit(member), value, "PX", to_ms(PERMIT_TTL))
+    return Call(words, lambda reply: reply, repeatable=True)
+
+
+def get_recycling_permit(keys: Keys, member: str) -> Call[bool | None]:
+    """Return whether a worker may be recycled now; None if its Controller has not told it."""
+    words = ("GET", keys.recycling_permit(member))
+    return Call(words, lambda reply: None if reply is None else reply == _GRANTED, repeatable=True)
+
+
+def delete_recycling_permit(keys: Keys, member: str) -> Call[object]:
+    """Delete what was told to the former process of a worker."""
+    return Call(("DEL", keys.recycling_permit(member)), lambda reply: reply, repeatable=True)
+
+
 CLAIM_LEADERSHIP = Script.load("cluster/claim_leadership", "clock")
 LEADER_TTL = 30 * 86400.0
 """Seconds for which the record of the last leader is kept."""

@@ -349,9 +349,10 @@ def _to_json_fields(reply: "Reply") -> dict[str, Any]:
 
 
 def _format_recycling(member: Mapping[str, Any]) -> str:
-    """Return why a member is being recycled, for people; "" when it is not, or its Controller does not tell."""
-    why = member.get("recycling", "")
-    return f"recycling: {why}" if why else ""
+    """Return why a member is being recycled, or for which one it works, for people; "" for neither, or not known."""
+    why, replaces = member.get("recycling", ""), member.get("replaces", "")
+    in_place = f"in place of {replaces}, which is recycled" if replaces else ""
+    return f"recycling: {why}" if why else in_place
 
 
 def _format_members(reply: "Reply") -> str:

@@ -26,7 +26,18 @@ from celery5.processes.lifecycle.loaded_code import find_code_file
 from celery5.processes.lifecycle.signals import Terminal
 from celery5.protocol.cluster.description import Cluster
 from celery5.protocol.cluster.foreman import ClusterState
-from celery5.protocol.cluster.members import Ended, Kill, Kind, Member, Phase, Ready, Start, Stop, Stopping
+from celery5.protocol.cluster.members import (
+    Ended,
+    Kill,
+    Kind,
+    Member,
+    Permit,
+    Phase,
+    Ready,
+    Start,
+    Stop,
+    Stopping,
+)
 from celery5.protocol.masking import escape_text
 from celery5.protocol.process.recycling import RESTART_EXIT_CODE
 from celery5.services.process.systemd_notify import (
@@ -154,6 +165,8 @@ class _Fleet:
                 case Kill(name):
                     self._exit_code = 1
                     self._signal_children(signal.SIGKILL, {name})
+                case Permit():  # children report no status, so none asks: they use the pipe
+                    pass
         return None
 
     def _fork(self, name: str, mask: set[signal.Signals] | set[int]) -> Child | None:

@@ -175,6 +175,26 @@ def build_members(
     )
 
 
+SPARES = 2
+"""Additional members of a group on each host: the last one may still finish its jobs when another one is needed."""
+
+
+def build_spares(
+    cluster: Cluster, scale: Mapping[str, int], *, environment: Mapping[str, str], grace: float
+) -> tuple[Member, ...]:
+    """Return the members that a group may have in addition for a while, on each of its hosts.
+
+    Their numbers follow those of the members that should run. See `build_members` for the parameters.
+    """
+    return tuple(
+        _member(cluster, group, host, number, dict(environment), grace)
+        for group in cluster.groups
+        for place, host in enumerate(group.hosts or ("",))
+        for count in [_count_on_host(group, place, scale.get(group.key, group.total))]
+        for number in range(count + 1, count + 1 + SPARES)
+    )
+
+
 def build_canaries(
     cluster: Cluster,
     groups: Container[str],

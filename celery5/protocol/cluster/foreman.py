@@ -5,6 +5,7 @@ returned twice: a member is started only when its former process has ended, aske
 takes too long.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 
@@ -20,6 +21,7 @@ from celery5.protocol.cluster.members import (
     Member,
     MemberEvent,
     MemberState,
+    Permit,
     Phase,
     Ready,
     Start,
@@ -46,7 +48,15 @@ KILL_RETRY_DELAY = 5.0
 """Seconds after which a process that survived a kill is killed again."""
 STALL_LIMIT = 5.0
 """Seconds without a decision after which this process counts as frozen: silent members are not blamed then."""
-
+PERMIT_INTERVAL = 5.0
+"""Seconds after which a member is told again whether it may be recycled: a message may be lost."""
+SUCCESSOR_WAIT = 60.0
+"""The most seconds that a member waits for a successor while that of another member of its group is up: its memory may
+keep growing, while a successor is at work as long as the jobs of the other member take."""
+MAX_SUCCESSOR_DELAY = 60.0
+"""Seconds: the longest wait after a successor that did not start, doubled from two with each further one."""
+DISMISSAL_LIMIT = 30.0
+"""Seconds until a successor that is needed no more must have begun to end; after that it is asked to stop."""
 
 UNKNOWN_LIMIT = "it has reached a limit"
 """The reason of a recycled member that has not reported one, or whose report was lost."""
@@ -61,7 +71,7 @@ class ClusterState:
         self._cluster = cluster
         self._random = random
         self._states: dict[str, MemberState] = {}
-        self._spares: Mapping[tuple[Kind, str], Member] = {}
+        self._spares: Mapping[tuple[Kind, str], Sequence[Member]] = {}
         self._decided_at = -inf
         self._to_restart: set[str] = set()
         self.draining = False
@@ -74,17 +84,22 @@ class ClusterState:
     def set_desired(self, cluster: Cluster, members: Iterable[Member], spares: Iterable[Member] = ()) -> None:
         """Set the members that should run.
 
-        Members that differ from how they were started are restarted, one of a group at a time; a spare runs in place
-        of a group's only member meanwhile. Members that are no longer wanted stop when the changed ones are up: should
-        those fail, they stay. A member that was given up is tried again when it has changed.
+        Members that differ from how they were started are restarted, one of a group at a time. One of the `spares` runs
+        in place of a group's only member meanwhile; and in place of any worker that is recycled. Members that are no
+        longer wanted stop when the changed ones are up: should those fail, they stay. A member that was given up is
+        tried again when it has changed.
         """
         self._cluster = cluster
         wanted = {member.name: member for member in members}
         new = [member for name, member in wanted.items() if name not in self._states or self._differs(member)]
-        self._spares = {(spare.kind, spare.group): spare for spare in spares}
+        by_group = defaultdict[tuple[Kind, str], list[Member]](list)
+        for spare in spares:
+            by_group[spare.kind, spare.group].append(spare)
+        self._spares = dict(by_group)
         for name, state in self._states.items():
             state.is_spare = state.is_spare and name not in wanted
-            state.is_wanted = name in wanted or (state.is_canary and state.is_wanted)
+            state.is_successor = state.is_successor and state.is_spare
+            state.is_wanted = name in wanted or ((state.is_canary or state.is_successor) and state.is_wanted)
         for name, member in wanted.items():
             state = self._states.setdefault(name, MemberState(member))
             if state.member != member:
@@ -102,9 +117,14 @@ class ClusterState:
                 kind: Kind = "worker"
                 for prefix in STOP_ORDER:
                     kind = prefix if name.startswith(prefix) else kind
+                spare = next((s for spares in self._spares.values() for s in spares if s.name == name), None)
                 state = self._states[name] = MemberState(
-                    Member(name=name, kind=kind, arguments=()), is_wanted=False
+                    spare or Member(name=name, kind=kind, arguments=()),
+                    is_wanted=False,
+                    is_spare=spare is not None,
+                    is_successor=spare is not None,
                 )
+            _forget_successor(state)
             state.phase, state.started_as, state.missing_since = Phase(reported), state.member, None
             state.incarnation, state.has_been_up = "", state.phase is not Phase.STARTING
             state.phase_since = state.last_heard_at = now
@@ -117,6 +137,7 @@ class ClusterState:
             state.missing_since = None
             state.stop_requested = state.stopping_by_itself = False
             state.killed_at = -inf
+            _forget_successor(state)
 
     def restart(self, names: Iterable[str] | None = None) -> tuple[str, ...]:
         """Restart these members, or all, one of a group at a time; return the names.
@@ -180,7 +201,8 @@ class ClusterState:
                 for name, state in self._states.items()
                 if state.is_canary
                 or (
-                    state.phase is not Phase.GIVEN_UP
+                    not state.is_successor
+                    and state.phase is not Phase.GIVEN_UP
                     and (not self._is_settled(state) if state.is_wanted else state.phase.is_running)
                 )
             )
@@ -253,10 +275,13 @@ class ClusterState:
         state.code = ""
         state.stop_requested = state.stopping_by_itself = False
         state.killed_at = -inf
+        _forget_successor(state)
         self._to_restart.discard(state.member.name)
         state.end_reason = why
         if in_order:
             state.restart_at, state.failures = -inf, 0
+            return
+        if self._drop_failed_successor(state, now):
             return
         state.failures += 1
         state.missing_since = now if state.missing_since is None else state.missing_since
@@ -303,11 +328,13 @@ class ClusterState:
         if self.draining:
             return [*actions, *self._plan_shutdown(now)]
         self._settle_spares()
+        self._settle_successors()
         for name in [
             name for name, state in self._states.items() if not state.is_wanted and not state.phase.is_running
         ]:
             del self._states[name]
         actions += self._plan_stops(now)
+        actions += self._plan_permits(now)
         return [*actions, *self._plan_starts(now)]
 
     def _plan_kills(self, now: float) -> Iterable[Kill]:
@@ -355,7 +382,7 @@ class ClusterState:
                 state.member.kind in coming & OVERLAPPING_KINDS or self._get_pending_waits(state)
             )
             if not state.is_wanted and state.phase.is_running and not (must_wait and state.phase is Phase.UP):
-                actions += _request_stop(state, now)
+                actions += _dismiss(state, now) if state.is_successor else _request_stop(state, now)
         for group in {state.group for state in self._wanted() if self._is_stale(state)}:
             actions += self._roll_group(group, now)
         return actions
@@ -382,13 +409,8 @@ class ClusterState:
             return _request_stop(idle[0], now)
         if any(state.phase is not Phase.UP for state in states):
             return []
-        spare = self._spares.get(group)
-        if (
-            len(states) == 1
-            and group[0] in OVERLAPPING_KINDS
-            and spare is not None
-            and spare.name not in self._states
-        ):
+        spare = self._find_free_spare(stale[0])
+        if len(states) == 1 and group[0] in OVERLAPPING_KINDS and spare is not None:
             self._states[spare.name] = MemberState(spare, is_spare=True)
             return []
         return _request_stop(stale[0], now)
@@ -396,9 +418,84 @@ class ClusterState:
     def _settle_spares(self) -> None:
         """Mark spares as unwanted when the other members of their group are up and current."""
         for state in self._states.values():
-            if state.is_spare and state.is_wanted and not state.is_canary:
+            if state.is_spare and state.is_wanted and not (state.is_canary or state.is_successor):
                 peers = [peer for peer in self._wanted() if peer.group == state.group and not peer.is_spare]
                 state.is_wanted = any(peer.phase is not Phase.UP or self._is_stale(peer) for peer in peers)
+
+    def _settle_successors(self) -> None:
+        """Mark successors as unwanted whose members are up again, or are themselves not wanted any more."""
+        for state in self._states.values():
+            if state.is_successor and state.is_wanted:
+                replaced = self._states.get(state.replaces)
+                state.is_wanted = (
+                    state.phase is not Phase.GIVEN_UP
+                    and replaced is not None
+                    and replaced.is_wanted
+                    and (
+                        replaced.phase is not Phase.UP
+                        or bool(replaced.successor_reason or replaced.recycle_reason)
+                    )
+                )
+
+    def _plan_permits(self, now: float) -> list[Action]:
+        """Tell workers that ask for a successor whether they may be recycled, and add the successors they need."""
+        actions: list[Action] = []
+        for state in self._wanted():
+            if state.successor_reason and state.phase is Phase.UP and not state.recycle_reason:
+                granted = state.is_permitted or self._may_be_recycled(state, now)
+                actions += _permit(state, now, granted=granted)
+        return actions
+
+    def _may_be_recycled(self, state: MemberState, now: float) -> bool:
+        """Return whether the successor of a worker is up; add a successor if it has none and none is at work.
+
+        A canary has none: it runs beside all others. A worker that has waited for SUCCESSOR_WAIT because of the
+        successor of another one, which is up, does without.
+        """
+        if state.is_canary:
+            return True
+        successors = [
+            other
+            for other in self._wanted()
+            if other.is_successor and other.group == state.group and other is not state
+        ]
+        own = next((other for other in successors if other.replaces == state.member.name), None)
+        if own is not None:
+            state.successor_failures *= own.phase is not Phase.UP
+            return own.phase is Phase.UP
+        spare = self._find_free_spare(state)
+        if successors or spare is None:
+            is_up = not successors or any(other.phase is Phase.UP for other in successors)
+            return is_up and now - state.asked_at >= SUCCESSOR_WAIT
+        if state.successor_at <= now:
+            self._states[spare.name] = MemberState(
+                spare, is_spare=True, is_successor=True, replaces=state.member.name
+            )
+        return False
+
+    def _drop_failed_successor(self, state: MemberState, now: float) -> bool:
+        """Drop a successor that has ended out of order, while the member that it was for still works.
+
+        Another one is tried later. Return whether it was dropped.
+        """
+        replaced = self._states.get(state.replaces) if state.is_successor else None
+        if replaced is None or replaced.phase is not Phase.UP or replaced.is_permitted:
+            return False
+        replaced.successor_failures += 1
+        replaced.successor_at = now + min(2.0**replaced.successor_failures, MAX_SUCCESSOR_DELAY)
+        state.is_wanted = False
+        return True
+
+    def _find_free_spare(self, state: MemberState) -> Member | None:
+        """Return an additional member of a member's group, on its host, that does not run; None if there is none."""
+        return next(
+            (
+                spare
+                for spare in self._spares.get(state.group, ())
+                if spare.name not in self._states and spare.host == state.member.host
+            ),
+            None,
+        )
 
     def _plan_starts(self, now: float) -> list[Action]:
         actions: list[Action] = []
@@ -437,6 +534,7 @@ class ClusterState:
         return all(
             (state.phase is Phase.UP or state.is_recycling) and not self._is_stale(state)
             for state in self._wanted()
+            if not state.is_successor
         )
 
     @property
@@ -466,7 +564,7 @@ class ClusterState:
     @property
     def status_line(self) -> str:
         """Return how many are up and what is wrong, in one line."""
-        wanted = self._wanted()
+        wanted = [state for state in self._wanted() if not state.is_successor]
         recycling = sum(state.is_recycling for state in wanted)
         up = sum(
             state.phase is Phase.UP and not state.unknown_reason and not state.is_recycling
@@ -484,6 +582,9 @@ def _take_status(state: MemberState, status: str, now: float) -> None:
     worker = parse_worker_status(status)
     if worker is not None and state.phase is not Phase.STARTING:
         state.recycle_reason = worker.recycling
+        if worker.successor and not state.successor_reason:
+            state.asked_at = now
+        state.successor_reason = worker.successor
 
 
 def _get_stop_limit(state: MemberState) -> float:
@@ -501,8 +602,34 @@ def _follows(member: Member, state: MemberState) -> bool:
     )
 
 
+def _forget_successor(state: MemberState) -> None:
+    """Forget what the process that has ended, or is another Controller's, has asked for and was told."""
+    state.successor_reason, state.is_permitted = "", False
+    state.permitted_at = state.dismissed_at = -inf
+
+
+def _permit(state: MemberState, now: float, *, granted: bool) -> list[Permit]:
+    """Tell a member whether it may be recycled: at once when that changes, and from time to time."""
+    if granted == state.is_permitted and now - state.permitted_at < PERMIT_INTERVAL:
+        return []
+    state.is_permitted, state.permitted_at = granted, now
+    return [Permit(state.member.name, granted)]
+
+
+def _dismiss(state: MemberState, now: float) -> Sequence[Action]:
+    """End a successor that is needed no more. Its jobs may take as long as those of the member that it was for."""
+    if state.phase is Phase.UP and state.recycle_reason:
+        return []
+    if state.dismissed_at == -inf:
+        state.dismissed_at = now
+    if state.phase is not Phase.UP or now - state.dismissed_at >= DISMISSAL_LIMIT:
+        return _request_stop(state, now)
+    return _permit(state, now, granted=True)
+
+
 def _reset_failures(state: MemberState) -> None:
     state.recent_deaths, state.failures, state.restart_at = [], 0, -inf
+    state.successor_failures, state.successor_at = 0, -inf
     if state.phase is Phase.GIVEN_UP:
         state.phase = Phase.DOWN
 

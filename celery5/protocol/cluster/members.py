@@ -190,7 +190,15 @@ class Kill(msgspec.Struct, frozen=True):
     why: str
 
 
-Action = Start | Stop | Kill
+class Permit(msgspec.Struct, frozen=True):
+    """Tell a worker that asks, or a successor that is needed no more, whether it may stop reading and end."""
+
+    name: str
+    # False: not yet.
+    is_granted: bool
+
+
+Action = Start | Stop | Kill | Permit
 
 
 RECYCLING = "recycling"
@@ -207,6 +215,10 @@ class MemberState(msgspec.Struct):
     is_spare: bool = False
     # Runs as the only one of its version until others may follow, or stops at once since they may not.
     is_canary: bool = False
+    # A spare that was started before another member is recycled. It ends when its jobs have ended.
+    is_successor: bool = False
+    # The member that is recycled when this successor is up; "" if that is not known.
+    replaces: str = ""
     phase: Phase = Phase.DOWN
     # The member as its process was started.
     started_as: Member | None = None
@@ -245,6 +257,17 @@ class MemberState(msgspec.Struct):
     unknown_reason: str = ""
     # Why it is being recycled, until its next process is up, or is late; "" if it is not being recycled.
     recycle_reason: str = ""
+    # Why it asks for a successor, and since when; "" if it does not.
+    successor_reason: str = ""
+    asked_at: float = -inf
+    # Successors that have failed to start, in a row, and the earliest time of the next one.
+    successor_failures: int = 0
+    successor_at: float = -inf
+    # Whether it may be recycled, and when it was told so last.
+    is_permitted: bool = False
+    permitted_at: float = -inf
+    # Since when it is to end as a successor that is needed no more.
+    dismissed_at: float = -inf
 
     @property
     def group(self) -> tuple[Kind, str]:

@@ -6,6 +6,7 @@ READY = "ready"
 """How the status of a worker begins when nothing keeps it from being ready."""
 _SUCCEEDED, _FAILED = "succeeded", "failed"
 _RECYCLING = "; recycling: "
+_WAITING = "; waits for a successor: "
 
 
 class Attempts(msgspec.Struct, frozen=True):
@@ -43,10 +44,12 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     attempts: Attempts
     # Why it is being recycled; "" when it is not.
     recycling: str = ""
+    # Why it asks for a process that takes its place, before it is recycled; "" when it does not.
+    successor: str = ""
 
 
 def format_worker_status(
-    problem: str, ended: int, attempts: Attempts, dead: int, *, recycling: str = ""
+    problem: str, ended: int, attempts: Attempts, dead: int, *, recycling: str = "", successor: str = ""
 ) -> str:
     """Return the status that a worker reports, in one line: `ready; attempts: 9, succeeded: 8, failed: 1, dead: 0`.
 
@@ -54,20 +57,26 @@ def format_worker_status(
     """
     counts = {"attempts": ended, _SUCCEEDED: attempts.successes, _FAILED: attempts.failures, "dead": dead}
     named = ", ".join(f"{name}: {count}" for name, count in counts.items())
-    return f"{problem or READY}; {named}{f'{_RECYCLING}{recycling}' if recycling else ''}"
+    suffix = f"{_RECYCLING}{recycling}" if recycling else f"{_WAITING}{successor}" if successor else ""
+    return f"{problem or READY}; {named}{suffix}"
 
 
 def parse_worker_status(status: str) -> WorkerStatus | None:
     """Return what a worker's status says; None for one of another version or of another kind of process."""
-    text, _, recycling = status.rpartition(_RECYCLING)
-    return _read_counts(text, recycling) or _read_counts(status, "")
+    recycled, _, recycling = status.rpartition(_RECYCLING)
+    waiting, _, successor = status.rpartition(_WAITING)
+    return (
+        _read_counts(recycled, recycling=recycling)
+        or _read_counts(waiting, successor=successor)
+        or _read_counts(status)
+    )
 
 
-def _read_counts(text: str, recycling: str) -> WorkerStatus | None:
+def _read_counts(text: str, *, recycling: str = "", successor: str = "") -> WorkerStatus | None:
     problem, _, counts = text.rpartition("; ")
     pairs = (pair.partition(": ") for pair in counts.split(", "))
     numbers = {name: int(number) for name, _, number in pairs if number.isdecimal()}
     if not {_SUCCEEDED, _FAILED} <= numbers.keys():
         return None
     attempts = Attempts(numbers[_SUCCEEDED], numbers[_FAILED])
-    return WorkerStatus("" if problem == READY else problem, attempts, recycling)
+    return WorkerStatus("" if problem == READY else problem, attempts, recycling, successor)

@@ -9,8 +9,12 @@ RESTART_EXIT_CODE = 75
 """The exit code of a process that asks for a restart and has not failed (EX_TEMPFAIL of sysexits.h)."""
 SUPERVISED_VARIABLE = "CELERY5_SUPERVISED"
 """The environment variable of processes started by a Controller, which restarts them: they need not restart
-themselves.
+themselves. Its value is one of the next two, or another one: then the process ends before the next one starts.
 """
+STARTS_SUCCESSOR = "successor"
+"""The Controller starts another process before this one is recycled, if it is asked to."""
+IS_SPARE = "spare"
+"""The same, and this process is such another one: it is told when it is needed no more."""
 LIMIT_JITTER = 0.2
 """The largest part by which a process' limit is reduced at random, so that processes do not all restart
 together.

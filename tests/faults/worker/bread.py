@@ -3,12 +3,27 @@ kind."""
 
 import os
 import time
+from pathlib import Path
 
 from celery5 import Event, every
 from tests.redis.events.historian import app, note
 
 TICK = 0.5
 """Seconds between two runs of the periodic task."""
+DOOR_VARIABLE = "BREAD_DOOR"
+"""Names a file. While it is there, processes that begin with this variable wait; if it says `closed`, they fail."""
+
+
+def pass_door(door: Path) -> None:
+    """Return when the file is gone."""
+    while door.exists():
+        if door.read_text() == "closed":
+            raise ImportError("the bakery is closed")
+        time.sleep(0.05)
+
+
+if DOOR_VARIABLE in os.environ:
+    pass_door(Path(os.environ[DOOR_VARIABLE]))
 
 
 @app.event(name="bread.Baked")

@@ -96,6 +96,7 @@ def made_for_processes() -> dict[str, str]:
         "member_end": SHOP.member_end("<member>"),
         "members_report": SHOP.members_report,
         "recycling": SHOP.recycling,
+        "recycling_permit": SHOP.recycling_permit("<member>"),
         "scaling": SHOP.scaling,
         "scaling_turn": SHOP.scaling_turn,
         "report": SHOP.report("<worker>"),

@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from celery5.protocol.cluster.description import build_canaries, build_members, parse_cluster
+from celery5.protocol.cluster.description import build_canaries, build_members, build_spares, parse_cluster
 from celery5.protocol.cluster.foreman import ClusterState
 from celery5.protocol.cluster.members import (
     Beat,
@@ -13,6 +13,7 @@ from celery5.protocol.cluster.members import (
     Kind,
     Member,
     MemberEvent,
+    Permit,
     Phase,
     Ready,
     Start,
@@ -20,6 +21,8 @@ from celery5.protocol.cluster.members import (
     Stopping,
     Unknown,
 )
+from celery5.protocol.health.worker_status import Attempts, format_worker_status
+from celery5.protocol.process.recycling import RESTART_EXIT_CODE
 from tests.night import examples
 from tests.pure.cluster.test_foreman import CLUSTER
 
@@ -33,14 +36,14 @@ class AnyCluster(RuleBasedStateMachine):
         self.crew = ClusterState(CLUSTER, random=lambda: 0.5)
         self.running: dict[str, Member] = {}
         self.asked: set[str] = set()
+        self.permitted: set[str] = set()
         self.want(2, 1)
 
     @rule(workers=st.integers(0, 4), routers=st.integers(0, 2))
     def want(self, workers: int, routers: int) -> None:
         scale = {"worker-default": workers, "router-default": routers}
         wanted = build_members(CLUSTER, scale)
-        spares = build_members(CLUSTER, {name: count + 1 for name, count in scale.items()})
-        self.crew.set_desired(CLUSTER, wanted, [spare for spare in spares if spare not in wanted])
+        self.crew.set_desired(CLUSTER, wanted, build_spares(CLUSTER, scale, environment={}, grace=30))
 
     @rule(queues=st.sampled_from(["a", "b"]))
     def reload(self, queues: str) -> None:
@@ -64,6 +67,10 @@ class AnyCluster(RuleBasedStateMachine):
                         self.assert_nobody_before(self.running[name].kind)
                 case Kill(name):
                     assert name in self.running
+                case Permit(name, is_granted):
+                    assert name in self.running
+                    if is_granted:
+                        self.permitted.add(name)
 
     def assert_nobody_before(self, kind: Kind) -> None:
         order = ["scheduler", "router", "worker", "publisher"]
@@ -77,11 +84,31 @@ class AnyCluster(RuleBasedStateMachine):
         self.crew.handle_event(Unknown(name, "away") if word is Unknown else word(name), self.now)  # type: ignore[call-arg]
 
     @precondition(lambda self: self.running)
-    @rule(data=st.data(), code=st.sampled_from([0, 1, -9]), excused=st.booleans())
-    def end(self, data: st.DataObject, code: int, excused: bool) -> None:
+    @rule(data=st.data())
+    def ask_for_a_successor(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.running)))
+        self.crew.handle_event(
+            Beat(name, format_worker_status("", 9, Attempts(9), 0, successor="why")), self.now
+        )
+
+    @precondition(lambda self: self.permitted & self.running.keys())
+    @rule(data=st.data(), ends=st.booleans())
+    def be_recycled(self, data: st.DataObject, ends: bool) -> None:
+        name = data.draw(st.sampled_from(sorted(self.permitted & self.running.keys())))
+        status = format_worker_status("", 9, Attempts(9), 0, recycling="why")
+        self.crew.handle_event(Beat(name, status), self.now)
+        if ends:
+            self.end_one(name, RESTART_EXIT_CODE, excused=False)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), code=st.sampled_from([0, 1, -9, RESTART_EXIT_CODE]), excused=st.booleans())
+    def end(self, data: st.DataObject, code: int, excused: bool) -> None:
+        self.end_one(data.draw(st.sampled_from(sorted(self.running))), code, excused=excused)
+
+    def end_one(self, name: str, code: int, *, excused: bool) -> None:
         del self.running[name]
         self.asked.discard(name)
+        self.permitted.discard(name)
         self.crew.handle_event(Ended(name, "it ended", code), self.now, is_excused=excused)
 
     @rule()
@@ -122,9 +149,9 @@ class AnyCluster(RuleBasedStateMachine):
             self.decide(1.0)
             for name in list(self.running):
                 if self.crew.members[name].phase is Phase.STOPPING:
-                    del self.running[name]
-                    self.asked.discard(name)
-                    self.crew.handle_event(Ended(name, "", 0), self.now)
+                    self.end_one(name, 0, excused=False)
+                elif name in self.permitted:
+                    self.end_one(name, RESTART_EXIT_CODE, excused=False)
                 else:
                     self.crew.handle_event(Ready(name), self.now)
         assert self.crew.is_complete, self.crew.status_line

@@ -41,7 +41,7 @@ ACT = {
     # schedules and scaling
     *("declarations", "timetable", "expirations", "schedules", "autoscaler"),
     # processes and messages
-    *("foreman", "hangup", "all-up", "reloader", "recycling"),
+    *("foreman", "hangup", "all-up", "reloader", "recycling", "recycling-permits"),
     *("checks", "meanwhile", "store", "publisher", "listener"),
 }
 

@@ -17,7 +17,12 @@ import redis
 from celery5 import AsyncResult
 from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.processes.foreground import RESTART_FOLDER_VARIABLE
-from celery5.protocol.process.recycling import RESTART_EXIT_CODE, SUPERVISED_VARIABLE
+from celery5.protocol.process.recycling import (
+    IS_SPARE,
+    RESTART_EXIT_CODE,
+    STARTS_SUCCESSOR,
+    SUPERVISED_VARIABLE,
+)
 from celery5.services.worker.recycling import TURN_LEASE
 from tests.redis.commands.staff import Employee, Staff, wait_until
 
@@ -127,6 +132,49 @@ def test_under_a_controller_it_ends_with_a_code_that_asks_for_the_next_one(staff
     command = staff.start(max_jobs=1, **{SUPERVISED_VARIABLE.removeprefix("CELERY5_"): 1})
     assert send(staff, "nap", 0.0)[0].get(timeout=30)
     assert command.wait(30) == RESTART_EXIT_CODE
+
+
+def test_supervised_worker_goes_on_until_its_controller_permits_its_end(
+    staff: Staff, redis_client: "redis.Redis"
+) -> None:
+    worker = staff.start("--name", "w", max_jobs=1, supervised=STARTS_SUCCESSOR)
+    permit = staff.app.keys.recycling_permit("w")
+    redis_client.set(permit, "granted", px=20_000)  # to the process before this one
+    sent = send(staff, "nap", 0.0)
+    wait_until(lambda: len(worker.lines("worker:successor-requested")) == 1)
+    redis_client.set(permit, "wait", px=20_000)
+    sent += send(staff, "nap", 0.0, count=20)
+    assert {job.get(timeout=30) for job in sent} == {worker.process.pid}
+    assert recycled(worker) == []
+    redis_client.set(permit, "granted", px=20_000)
+    assert worker.wait(30) == RESTART_EXIT_CODE
+    assert len(recycled(worker)) == 1
+    assert not redis_client.exists(staff.app.keys.recycling), "another process has its place"
+
+
+def test_spare_finishes_its_jobs_and_ends_when_its_controller_permits_it(
+    staff: Staff, redis_client: "redis.Redis", tmp_path: Path
+) -> None:
+    permit, door = staff.app.keys.recycling_permit("w"), tmp_path / "door"
+    redis_client.set(permit, "granted", px=20_000)  # to the spare before this one
+    spare = staff.start("--name", "w", grace_period=0.1, supervised=IS_SPARE)
+    wait_until(lambda: not redis_client.exists(permit))
+    (long,) = send(staff, "gate", str(door))
+    wait_until(lambda: len(staff.notes()) == 1)
+    redis_client.set(permit, "granted", px=20_000)
+    wait_until(lambda: len(recycled(spare)) == 1)
+    (late,) = send(staff, "nap", 0.0)
+    door.touch()
+    assert long.get(timeout=30) == spare.process.pid
+    assert spare.wait(30) == RESTART_EXIT_CODE
+    assert late.status() == "SENT"
+
+
+def test_worker_with_capacity_asks_its_controller_for_no_successor(staff: Staff) -> None:
+    worker = staff.start(max_jobs=1, capacity="gpu=2", supervised=STARTS_SUCCESSOR)
+    assert send(staff, "nap", 0.0)[0].get(timeout=30)
+    assert worker.wait(30) == RESTART_EXIT_CODE
+    assert worker.lines("worker:successor-requested") == []
 
 
 def test_a_limit_below_what_it_takes_at_first_is_told_of_and_not_followed(staff: Staff) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import trio
@@ -15,7 +16,9 @@ from celery5.processes.platform_factory import make_platform
 from celery5.protocol.cluster.description import parse_cluster
 from celery5.protocol.cluster.foreman import ClusterState
 from celery5.protocol.cluster.leadership import LeaderRecord
-from celery5.protocol.cluster.members import MemberEnd, Phase
+from celery5.protocol.cluster.members import MemberEnd, Permit, Phase
+from celery5.protocol.health.worker_status import Attempts, format_worker_status
+from celery5.protocol.process.recycling import IS_SPARE, SUPERVISED_VARIABLE
 from celery5.protocol.scaling.autoscale import Autoscale
 from celery5.services.controller.foreman import ClusterReady, Foreman
 from celery5.services.controller.foreman_commands import ForemanCommands
@@ -387,6 +390,37 @@ def test_a_platform_of_ones_own_is_named_in_the_description() -> None:
 def test_a_platform_that_is_none_is_told_of(name: str, wrong: str) -> None:
     with pytest.raises(Misconfigured, match=wrong):
         make_platform(Cluster(platform=name), "shop", {})
+
+
+async def test_successor_that_cannot_start_is_logged_once_and_tried_again(
+    autojump_clock: MockClock,
+) -> None:
+    events = list[tuple[str, dict[str, Any]]]()
+
+    class Noted(NullLog):
+        def event(self, name: str, level: str = "info", /, **fields: Any) -> None:
+            events.append((name, fields))
+
+    log = Noted()
+    async with House(log=log).open() as house:
+        house.stage.broken.add("worker-default-3")
+        status = format_worker_status("", 9, Attempts(9), 0, successor="it has done 9 jobs")
+        with trio.move_on_after(60):
+            while True:
+                house.stage.heard(Beat("worker-default-1", status))
+                await trio.sleep(1)
+        failures = [fields for name, fields in events if name == "member:successor-failed"]
+        assert [(fields["name"], fields["successor"]) for fields in failures] == [
+            ("worker-default-1", "worker-default-3")
+        ]
+        starts = [fields["name"] for name, fields in events if name == "member:start-requested"]
+        assert starts.count("worker-default-3") >= 4
+        house.stage.broken.clear()
+        with trio.fail_after(60):
+            while await house.foreman.permits.receive() != Permit("worker-default-1", True):
+                house.stage.heard(Beat("worker-default-1", status))
+        assert house.stage.there["worker-default-3"].environment[SUPERVISED_VARIABLE] == IS_SPARE
+        assert SUPERVISED_VARIABLE not in house.stage.there["worker-default-1"].environment
 
 
 async def test_the_end_of_a_successor_that_was_never_up_is_not_that_of_the_one_before(
