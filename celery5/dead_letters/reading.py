@@ -12,6 +12,7 @@ import msgspec
 from celery5.broker.calls import dead_letters as dead_letter_calls
 from celery5.broker.calls import queues as queue_calls
 from celery5.broker.calls.dead_letters import DeadLetterEntry
+from celery5.broker.calls.jobs import SERVER_TIME
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import QueueKeys
 from celery5.broker.routing.unreachable import skip_unreachable
@@ -153,7 +154,7 @@ class DeadJobReader:
         older, newer = self._query.older_than, self._query.newer_than
         if older is None and newer is None:
             return 0, math.inf
-        now = await self._redis.perform(dead_letter_calls.get_server_time())
+        now = int(await self._redis.perform(SERVER_TIME) * 1000)
         first = 0 if newer is None else max(0, now - int(newer * 1000))
         return first, math.inf if older is None else max(0, now - int(older * 1000))
 

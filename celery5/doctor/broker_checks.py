@@ -104,7 +104,7 @@ class BrokerChecks:
         duration, server_ahead = float("inf"), 0.0
         for _ in range(CLOCK_READS):
             start = time.time()
-            server_time = self._redis.perform(health_calls.get_server_time())
+            server_time = self._redis.perform(jobs.SERVER_TIME)
             elapsed = time.time() - start
             if elapsed < duration:
                 duration, server_ahead = elapsed, server_time - (start + elapsed / 2)

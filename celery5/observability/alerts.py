@@ -14,7 +14,7 @@ from celery5.audit.actor import get_actor_name
 from celery5.audit.recording import perform_audited
 from celery5.broker.calls import alerts as calls
 from celery5.broker.calls.alerts import MAX_SILENCE, MAX_TRANSITIONS, AlertSilence
-from celery5.broker.calls.dead_letters import get_server_time
+from celery5.broker.calls.jobs import SERVER_TIME
 from celery5.broker.colour import blocking, run_in_thread
 from celery5.broker.driver import AsyncDriver
 from celery5.errors import Misconfigured, UnknownName
@@ -218,7 +218,7 @@ async def _explain_unjudged(app: Application, redis: AsyncDriver) -> str:
         is_full=memory is not None and memory.is_full,
         evaluated=evaluated,
         interval=app.settings.metrics_interval,
-        now=await redis.perform(get_server_time()) / 1000,
+        now=await redis.perform(SERVER_TIME),
     )
 
 

@@ -14,6 +14,7 @@ from celery5.broker.calls import observability as calls
 from celery5.broker.calls import queues as queue_calls
 from celery5.broker.calls import scheduling as scheduling_calls
 from celery5.broker.calls.dead_letters import DeadLetterEntry
+from celery5.broker.calls.jobs import SERVER_TIME
 from celery5.broker.calls.queues import QueueState, WorkerState
 from celery5.broker.colour import sleep
 from celery5.broker.driver import AsyncDriver
@@ -160,7 +161,7 @@ class WorkerReader:
         memory: ServerMemory | None = None
         with skip_unreachable():
             state = state or await read_app_state(self._app, redis, None, most=MAX_QUEUES)
-            now = await redis.perform(dead_letter_calls.get_server_time()) / 1000
+            now = await redis.perform(SERVER_TIME)
             with suppress(*UNREACHABLE):  # the default broker, which has the reports
                 await self.read_reports(redis, now)
             lost = await self.read_lost(redis, state, now)
@@ -301,7 +302,7 @@ class OverviewReader:
         with skip_unreachable() as unreachable:
             state = await read_app_state(self._app, redis, None, most=MAX_QUEUES)
             # Minutes and reports have their times from there, too.
-            now = await redis.perform(dead_letter_calls.get_server_time()) / 1000
+            now = await redis.perform(SERVER_TIME)
             try:
                 busiest = sorted(state.queues.values(), key=lambda queue: -queue.backlog - queue.running)
                 names = [queue.queue for queue in busiest]

@@ -450,12 +450,12 @@ def make_wanted_reader(app: App) -> ReadWanted:
 
     async def read() -> CountWorkers:
         # Loaded when somebody asks.
-        from celery5.broker.calls.health import get_server_time
+        from celery5.broker.calls.jobs import SERVER_TIME
         from celery5.broker.calls.scaling import get_scaling
         from celery5.protocol.scaling.wanted_workers import MAX_AGE, count_wanted_workers
 
         scaling = await app.aperform(get_scaling(app.keys))
-        now = await app.aperform(get_server_time())
+        now = await app.aperform(SERVER_TIME)
         if scaling is None or scaling.course is None or now - scaling.at > MAX_AGE:
             raise CeleryError(
                 "nothing is scaled: it takes the setting autoscale, and a Scheduler: celery5 scheduler start"

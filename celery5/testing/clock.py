@@ -12,7 +12,8 @@ from celery5.app import App
 from celery5.broker.calls import queues as queue_calls
 from celery5.broker.calls import scheduling as scheduling_calls
 from celery5.broker.calls import virtual_time as calls
-from celery5.broker.calls.health import get_server_time, scan_keys
+from celery5.broker.calls.health import scan_keys
+from celery5.broker.calls.jobs import SERVER_TIME
 from celery5.broker.calls.virtual_time import RemainingWork
 from celery5.broker.drivers.blocking import BlockingRedis
 from celery5.broker.endpoint import Endpoint
@@ -184,7 +185,7 @@ def set_clock(
         raise Misconfigured("virtual_time is in force already: a process has one clock")
     redis = BlockingRedis(Endpoint.from_url(url))
     try:
-        start = redis.perform(get_server_time()) if start_time is None else start_time
+        start = redis.perform(SERVER_TIME) if start_time is None else start_time
         _check_seconds("start_time", start)
         now = int(start * 1000)
         redis.perform(calls.set_virtual_time(now))

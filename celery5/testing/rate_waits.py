@@ -3,7 +3,7 @@
 from celery5.app import App
 from celery5.broker.calls import limits as limit_calls
 from celery5.broker.calls import virtual_time as calls
-from celery5.broker.calls.health import get_server_time
+from celery5.broker.calls.jobs import SERVER_TIME
 from celery5.broker.drivers.blocking import BlockingRedis
 from celery5.broker.keys import QueueKeys
 from celery5.protocol.limits import (
@@ -70,7 +70,7 @@ class RateWaits:
         starts = self._redis.perform(calls.list_starts(key))
         if len(starts) < rate.count:
             return 0
-        return starts[-rate.count] + rate.window - int(self._redis.perform(get_server_time()) * 1000)
+        return starts[-rate.count] + rate.window - int(self._redis.perform(SERVER_TIME) * 1000)
 
     def wake(self, queues: list[QueueKeys]) -> None:
         """Make workers request the jobs that wait at limits."""

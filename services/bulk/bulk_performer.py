@@ -7,7 +7,7 @@ from celery5.application import Application
 from celery5.audit.actor import get_actor, get_actor_name
 from celery5.audit.recording import AuditedAction
 from celery5.broker.calls import bulk as calls
-from celery5.broker.calls.dead_letters import get_server_time
+from celery5.broker.calls.jobs import SERVER_TIME
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.drivers.retrying import RetryingConnections, RetryingDriver
 from celery5.broker.transient_errors import is_outage
@@ -245,7 +245,7 @@ class BulkPerformer:
         """Count what is selected, then do it, batch by batch."""
         app, action, progress = self._app, status.action, status.progress
         connections = RetryingConnections(app.connections, redis)
-        elapsed = max(0.0, await redis.perform(get_server_time()) / 1000 - status.created)
+        elapsed = max(0.0, await redis.perform(SERVER_TIME) - status.created)
         if not progress.total:
             counted = await count_selected(app, connections, action, elapsed=elapsed)
             progress.total, progress.is_exact = counted

@@ -5,7 +5,7 @@ from typing import ClassVar
 import trio
 
 from celery5.broker.calls import cluster
-from celery5.broker.calls.dead_letters import get_server_time
+from celery5.broker.calls.jobs import SERVER_TIME
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys
 from celery5.errors import BrokerError
@@ -37,6 +37,6 @@ class MembersReporter:
             await trio.sleep(REPORT_PERIOD)
 
     async def _report(self) -> None:
-        at = await self._redis.perform(get_server_time()) / 1000
+        at = await self._redis.perform(SERVER_TIME)
         if self._foreman.may_report:  # it may have lost the lead on the way
             await self._redis.perform(cluster.store_members_report(self._keys, self._foreman.make_report(at)))

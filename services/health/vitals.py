@@ -176,9 +176,10 @@ class ProcessStatus:
         for broker, memory in self.memory.copy().items():
             if memory.is_full:
                 conditions[f"memory of {broker}"] = memory.describe()
-        for where, why in {} if len(conditions) > 1 else self._get_refusals().items():
-            # Its first part says how full the server is, the others what to do.
-            conditions[f"memory of {where}"] = why.partition(";")[0]
+        if len(conditions) == 1:
+            for where, why in self._get_refusals().items():
+                # Its first part says how full the server is, the others what to do.
+                conditions[f"memory of {where}"] = why.partition(";")[0]
         if blocked:
             block = self.loop.current
             conditions |= {"loop": "" if block is None else block.why}

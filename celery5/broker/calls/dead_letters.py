@@ -72,11 +72,6 @@ def queue_exists(keys: QueueKeys) -> Call[bool]:
     return Call(("EXISTS", *keys.streams, keys.jobs, keys.dead, keys.due), bool, repeatable=True)
 
 
-def get_server_time() -> Call[int]:
-    """Return the time by Redis, in ms since 1970."""
-    return Call(("TIME",), _ms, repeatable=True)
-
-
 def replay_jobs(keys: QueueKeys, jobs: Sequence[tuple[str, str, bytes, str]]) -> Call[list[int]]:
     """Put dead jobs (entry, id, fresh message, lock) back on a lane. Return DONE, GONE, KEY_TAKEN or ALIVE for each."""
     results = tuple([keys.result(job_id) for _, job_id, *_ in jobs])
@@ -132,10 +127,6 @@ _DEAD = Place.DEAD.encode()
 
 def _dead_places(raw: Iterable[bytes | None]) -> list[str]:
     return [decode_text(place[1:]) if place and place[:1] == _DEAD else "" for place in raw]
-
-
-def _ms(raw: Any) -> int:
-    return int(raw[0]) * 1000 + int(raw[1]) // 1000
 
 
 def _as_it_is(raw: Any) -> list[int]:

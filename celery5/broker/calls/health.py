@@ -110,11 +110,6 @@ def get_parameter(name: str) -> Call[str | None]:
     return Call(("CONFIG", "GET", name), _parameter, repeatable=True)
 
 
-def get_server_time() -> Call[float]:
-    """Return the server's clock, in seconds since 1970."""
-    return Call(("TIME",), lambda raw: int(raw[0]) + int(raw[1]) / 1_000_000, repeatable=True)
-
-
 def probe_permissions(key: str, channel: str) -> Call[PermissionProbe]:
     """Try the commands that celery5 uses, on a key that nobody uses, which must not outlive the moment."""
     return script_call(PROBE_PERMISSIONS, (key,), (channel,), _attempted, repeatable=True)

@@ -35,6 +35,10 @@ TAKE_FOREIGN = Script.load("job/take_foreign", "lease", "foreign")
 
 PING: Call[object] = Call(("PING",), lambda reply: reply, repeatable=True)
 """A call without effect, to test the connection."""
+SERVER_TIME: Call[float] = Call(
+    ("TIME",), lambda reply: int(reply[0]) + int(reply[1]) / 1_000_000, repeatable=True
+)
+"""Returns the time by Redis, in seconds since 1970."""
 
 REVOKED_KEPT = 1000
 """Jobs of a queue that were revoked while they waited, and are kept for those who look for them."""

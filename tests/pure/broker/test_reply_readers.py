@@ -110,8 +110,10 @@ def _found() -> Iterator[tuple[str, Any, Call[Any]]]:
                 for parameter in inspect.signature(thing).parameters.values()
             }
             made = thing(**{key_name: _made(kind) for key_name, kind in required.items()})
-            for call in [made] if isinstance(made, Call) else list(made):
-                yield f"{module.name}.{name}", get_args(inner)[0], call
+            calls = [made] if isinstance(made, Call) else list(made)
+            of_each = get_args(given) if get_origin(given) is tuple else [inner] * len(calls)
+            for kind, call in zip(of_each, calls, strict=True):
+                yield f"{module.name}.{name}", get_args(kind)[0], call
 
 
 CALLS = list(_found())

@@ -8,7 +8,7 @@ import redis
 
 from celery5 import App
 from celery5.broker.call import Call
-from celery5.broker.calls import dead_letters as calls
+from celery5.observability import overview
 from celery5.protocol.observability.overview import TaskMinute, find_onset
 from celery5.protocol.observability.report import compress
 from celery5.protocol.observability.rollup import DAY, HOUR, MINUTE
@@ -74,7 +74,7 @@ def test_onset_does_not_change_when_an_hour_begins(
 ) -> None:
     now = time.time() // HOUR * HOUR + past
     begin = int(now - ago) // HOUR * HOUR
-    monkeypatch.setattr(calls, "get_server_time", lambda: Call(("TIME",), lambda _: int(now * 1000)))
+    monkeypatch.setattr(overview, "SERVER_TIME", Call(("TIME",), lambda _: now))
     seed: dict[int, Ended] = {begin - 600: {"push": (90, 0)}}
     # Not in the hour that has just begun: what is known of the failures lies in the hours before.
     seed |= {at: {"push": (0, 5)} for at in range(begin, int(now - past), HOUR)}

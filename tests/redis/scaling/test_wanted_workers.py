@@ -6,7 +6,7 @@ import trio
 
 from celery5 import App
 from celery5.broker.calls import scaling as scaling_calls
-from celery5.broker.calls.health import get_server_time
+from celery5.broker.calls.jobs import SERVER_TIME
 from celery5.cli.standalone.health import send_probe
 from celery5.logs.log import NullLog
 from celery5.processes.foreground import make_wanted_reader
@@ -46,7 +46,7 @@ async def test_any_process_answers_with_the_last_decision_while_it_is_new(
     assert status == 503
     assert "nothing is scaled: it takes the setting autoscale" in str(answer)
     await app.aperform(scaling_calls.claim_scaling_turn(app.keys, "one"))
-    now = await app.aperform(get_server_time())
+    now = await app.aperform(SERVER_TIME)
     found = scaling_calls.Scaling(course=AutoscaleState(workers=7), demands=DEMANDS, at=now - age)
     assert await app.aperform(scaling_calls.save_scaling(app.keys, "one", found))
     answers = {
