@@ -29,6 +29,7 @@ from celery5.protocol.observability.overview import describe_loss, describe_repa
 from celery5.protocol.observability.queue_depth import AT_LIMITS
 from celery5.protocol.process.missing import list_missing_lines
 from celery5.protocol.process.standing import make_lost
+from celery5.similar_names import join_names
 
 if TYPE_CHECKING:
     from celery5.app import App
@@ -256,7 +257,7 @@ def _workers(state: "AppState", standings: "WorkersOverview") -> list[dict[str, 
             "worker": worker.name,
             "standing": describe(worker),
             "report": format_age(0.0, known.reported) if (known := get(worker)) and known.reported else "",
-            "queues": _shorten(", ".join(queues)),
+            "queues": _join_queue_names(queues),
             "running": running,
             "lease": f"{format_duration(worker.lease)} to go"
             if worker.alive
@@ -267,12 +268,15 @@ def _workers(state: "AppState", standings: "WorkersOverview") -> list[dict[str, 
 
 
 MAX_QUEUES_WIDTH = 40
-"""Characters of the names of the queues of a worker; longer ones lose their middle."""
+"""Characters of the names of the queues of a worker: further queues are counted. No name is cut."""
 
 
-def _shorten(text: str) -> str:
-    half = (MAX_QUEUES_WIDTH - 3) // 2
-    return text if len(text) <= MAX_QUEUES_WIDTH else f"{text[:half]}...{text[-half:]}"
+def _join_queue_names(names: Sequence[str]) -> str:
+    """Return whole names, as many as fit into MAX_QUEUES_WIDTH and one at least, and how many more there are."""
+    shown, width = 1, len(names[0])
+    while shown < len(names) and (width := width + 2 + len(names[shown])) <= MAX_QUEUES_WIDTH:
+        shown += 1
+    return join_names(names, shown)
 
 
 def _join_queues(state: "AppState") -> "list[tuple[WorkerState, list[str], int]]":

@@ -1,6 +1,7 @@
 """Write values as text, for people and for programs."""
 
 import re
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import UTC, datetime
@@ -21,6 +22,28 @@ KEPT_AT_END = 90
 """Those of them that are its end."""
 MAX_TABLE_WIDTH = 120
 """The width of a table with a long column where there is no terminal."""
+SHORTEST_CELL = 24
+"""The width down to which a column is cut so that a table fits on the terminal."""
+ID_COLUMNS = frozenset(
+    {
+        *(
+            "id",
+            "entry",
+            "error group",
+            "job",
+            "run",
+            "task",
+            "workflow",
+            "schedule",
+            "event",
+            "stream",
+            "group",
+        ),
+        *("processor", "queue", "queues", "name", "worker", "router", "scheduler", "controller", "publisher"),
+        *("process", "lost"),
+    }
+)
+"""The columns, by their titles, that hold what a person copies into the next command: they are never cut."""
 
 
 WHOLE_SENTENCE = 10_000
@@ -69,19 +92,72 @@ def format_fields(fields: Mapping[str, object]) -> str:
 def format_table(rows: Sequence[Mapping[str, object]], *, empty: str, long: str = "") -> str:
     """Return rows as a table with the names of their fields above; `empty` without rows.
 
-    The column `long` is only as wide as fits on the terminal: in a row with a longer value the others follow that.
+    On a terminal, columns other than ID_COLUMNS are cut where that makes the table fit.
+
+    Args:
+        rows: The cells of each row, by the titles of their columns.
+        empty: What to return without rows.
+        long: A column that is only as wide as fits on the terminal: in a row with a longer value the others follow
+            that. With it nothing is cut to fit.
     """
     if not rows:
         return empty
-    shown = [list(rows[0]), *([format_cell(value) for value in row.values()] for row in rows)]
-    widths = [max(len(row[column]) for row in shown) for column in range(len(shown[0]))]
+    titles = list(rows[0])
+    shown = [
+        [
+            _format_whole(value) if title in ID_COLUMNS else format_cell(value)
+            for title, value in zip(titles, row.values(), strict=True)
+        ]
+        for row in rows
+    ]
+    widths = [max(len(title), *(len(row[column]) for row in shown)) for column, title in enumerate(titles)]
     if long:
-        import shutil  # a probe does without it
-
-        index = shown[0].index(long)
-        left = shutil.get_terminal_size((MAX_TABLE_WIDTH, 0)).columns - sum(widths) - 2 * (len(widths) - 1)
+        index = titles.index(long)
+        left = get_terminal_width() - sum(widths) - 2 * (len(widths) - 1)
         widths[index] = max(len(long), min(widths[index], widths[index] + left))
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in shown)
+    elif sys.stdout.isatty():  # programs that read a table search it for words
+        widths = fit_widths(titles, widths, get_terminal_width())
+        shown = [list(map(_cut_middle, row, widths)) for row in shown]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in (titles, *shown))
+
+
+def get_terminal_width() -> int:
+    """Return the characters of a line of the terminal; MAX_TABLE_WIDTH where there is none."""
+    import shutil  # a probe does without it
+
+    return shutil.get_terminal_size((MAX_TABLE_WIDTH, 0)).columns
+
+
+def fit_widths(titles: Sequence[str], natural: Sequence[int], width: int) -> list[int]:
+    """Return the widths of columns, two spaces apart, in a table of at most this width.
+
+    The widest columns are cut first, down to SHORTEST_CELL, and ID_COLUMNS never. Where the table would still be too
+    wide, nothing is cut: the terminal breaks its lines in any case, and whole texts are worth more.
+    """
+    widths = list(natural)
+    excess = sum(widths) + 2 * (len(widths) - 1) - width
+    spare = {
+        column: widths[column] - max(SHORTEST_CELL, len(title))
+        for column, title in enumerate(titles)
+        if title not in ID_COLUMNS and widths[column] > max(SHORTEST_CELL, len(title))
+    }
+    return shrink_widest(widths, spare, excess) if sum(spare.values()) >= excess else widths
+
+
+def shrink_widest(widths: Sequence[int], spare: Mapping[int, int], excess: int) -> list[int]:
+    """Return widths of columns without the excess, as far as there is spare width: the widest are cut first.
+
+    Args:
+        widths: The widths.
+        spare: By how much which columns may be cut.
+        excess: By how much all of them together are too wide.
+    """
+    shrunk, left = list(widths), dict(spare)
+    for _ in range(min(excess, sum(spare.values()))):
+        widest = max((column for column, rest in left.items() if rest), key=shrunk.__getitem__)
+        shrunk[widest] -= 1
+        left[widest] -= 1
+    return shrunk
 
 
 def format_details(fields: Mapping[str, object], traceback: str) -> str:
@@ -109,11 +185,24 @@ def print_array(items: Iterable[object]) -> None:
 
 def format_cell(value: object) -> str:
     """Return a value on one line, shortened to MAX_CELL_WIDTH: the end is kept, as what to do comes last."""
-    text = to_one_line(value) if isinstance(value, str) else escape_text(to_json(value))
+    text = _format_whole(value)
     if len(text) <= MAX_CELL_WIDTH:
         return text
     cut = f"... ({len(text)} characters) ..."
     return text[: MAX_CELL_WIDTH - KEPT_AT_END] + cut + text[-KEPT_AT_END:]
+
+
+def _format_whole(value: object) -> str:
+    """Return a value on one line."""
+    return to_one_line(value) if isinstance(value, str) else escape_text(to_json(value))
+
+
+def _cut_middle(text: str, width: int) -> str:
+    """Return a text in at most this many characters. Its end is kept, as what to do comes last."""
+    if len(text) <= width:
+        return text
+    at_end = (width - 3) * KEPT_AT_END // MAX_CELL_WIDTH
+    return f"{text[: width - 3 - at_end]}...{text[len(text) - at_end :]}"
 
 
 def to_one_line(text: str) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from rich.cells import cell_len, set_cell_size
 
-from celery5.cli.terminal.output import to_one_line
+from celery5.cli.terminal.output import ID_COLUMNS, shrink_widest, to_one_line
 from celery5.cli.top.tables import Cell, Column, Row, Style, TopTable
 
 Segment = tuple[str, Style]
@@ -18,6 +18,8 @@ SHORTEST = 12
 def fit_columns(columns: Sequence[Column], natural: Sequence[int], width: int) -> list[int]:
     """Return the width of each column, 0 for one that is left out.
 
+    ID_COLUMNS are cut only when all others are cut or left out.
+
     Args:
         columns: The columns.
         natural: The width that each would need.
@@ -27,33 +29,33 @@ def fit_columns(columns: Sequence[Column], natural: Sequence[int], width: int) -
     by_rank = sorted((column.rank, number) for number, column in enumerate(columns) if column.rank)
     while (excess := _sum(widths) - width) > 0:
         spare = _find_spare(columns, widths, is_ranked=bool(by_rank))
-        if sum(spare.values()) >= excess or not by_rank:
-            return _shrink(widths, spare, excess)
+        if sum(spare.values()) >= excess:
+            return shrink_widest(widths, spare, excess)
+        if not by_rank:
+            widths = shrink_widest(widths, spare, excess)
+            ids = _find_spare(columns, widths, is_ranked=False, ids=True)
+            return shrink_widest(widths, ids, _sum(widths) - width)
         widths[by_rank.pop()[1]] = 0
     return widths
 
 
-def _find_spare(columns: Sequence[Column], widths: Sequence[int], *, is_ranked: bool) -> dict[int, int]:
+def _find_spare(
+    columns: Sequence[Column], widths: Sequence[int], *, is_ranked: bool, ids: bool = False
+) -> dict[int, int]:
     """Return by how much columns may be cut: those that may be left out, or when none is left, all others."""
     return {
         number: widths[number] - SHORTEST
         for number, column in enumerate(columns)
-        if column.may_shrink and bool(column.rank) is is_ranked and widths[number] > SHORTEST
+        if column.may_shrink
+        and bool(column.rank) is is_ranked
+        and (column.title in ID_COLUMNS) is ids
+        and widths[number] > SHORTEST
     }
 
 
 def _sum(widths: Sequence[int]) -> int:
     shown = [width for width in widths if width]
     return sum(shown) + GAP * max(0, len(shown) - 1)
-
-
-def _shrink(widths: list[int], spare: dict[int, int], excess: int) -> list[int]:
-    """Return the widths without the excess, as far as there is spare width: the widest columns are cut first."""
-    for _ in range(min(excess, sum(spare.values()))):
-        widest = max((number for number, left in spare.items() if left), key=lambda number: widths[number])
-        widths[widest] -= 1
-        spare[widest] -= 1
-    return widths
 
 
 def format_row(columns: Sequence[Column], cells: Sequence[Cell], widths: Sequence[int]) -> Line:

@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from typing import Any
 
 import pytest
 import redis
 
 from celery5 import JobState
+from celery5.broker.calls import leases, queues
 from celery5.cli.terminal.output import clean_lines, format_cell, format_time
 from celery5.protocol.durations import format_duration
 from celery5.protocol.job.states import FINISHED
@@ -366,6 +368,38 @@ def test_the_application_at_a_glance(desk: Desk, redis_client: "redis.Redis") ->
     default = whole["queues"]["default"]
     assert (default["waiting"], default["scheduled"], default["dead"], default["workers"]) == (1, 1, 1, [])
     assert list(json.loads(desk("info", "--queue", "slow", "--json"))["queues"]) == ["slow"]
+
+
+def show_on_terminal(desk: Desk, *words: str) -> list[str]:
+    """The lines that a command writes to a terminal of 80 columns."""
+    parent, child = pty.openpty()
+    with subprocess.Popen(
+        [*COMMAND, "-A", "shop", *words], cwd=desk.folder, env=environment(), stdout=child
+    ) as process:
+        os.close(child)
+        written = b""
+        with suppress(OSError):  # raised at its end
+            while part := os.read(parent, 65536):
+                written += part
+    os.close(parent)
+    assert process.returncode == 0
+    return written.decode().splitlines()
+
+
+def test_at_80_columns_no_name_that_is_copied_is_cut(desk: Desk, redis_client: "redis.Redis") -> None:
+    worker = "warehouse-of-the-north.example.com:4242:0123456789ab"
+    names = [f"parcels-from-{place}" for place in ("lisbon", "oporto", "faro")]
+    for queue in names:
+        desk.app.perform(leases.join_queue(desk.app.queue(queue), worker, lease=60))
+        desk.app.perform(queues.register_queue(desk.app.keys, queue))
+    lines = show_on_terminal(desk, "info")
+    (row,) = [line for line in lines if line.startswith(worker)]
+    assert f"  {names[2]}, {names[0]} and 1 more  " in row
+    for queue in names:
+        assert any(line.startswith(f"{queue} ") for line in lines)
+    job = "1" * 260
+    add_dead_letters(desk.app, redis_client, job)
+    assert f"  {job}  shop.t  " in show_on_terminal(desk, "dlq", "read")[1]
 
 
 def test_group_of_dead_jobs_shows_the_message_of_its_newest_job(
