@@ -33,7 +33,7 @@ class SidecarLog:
     """
 
     def __init__(self, app: App) -> None:
-        self.lost_connections: LostConnections = LostConnections(self.event)
+        self.lost_connections: LostConnections = LostConnections(self._log_outage)
         self.worker: str = ""
         """The name of the worker, once it has one."""
         self._writer = LogWriter(_LateDestination(app), level=app.settings.log_level)
@@ -56,6 +56,10 @@ class SidecarLog:
         }
         message |= {"message_type": f"celery5:{name}", "task_uuid": self._uuid, "task_level": [self._lines]}
         self._writer(message)
+
+    def _log_outage(self, name: str, _level: Level = "info", /, **fields: Any) -> None:
+        """Log an outage for developers: the worker logs the same one, and an error of the sidecar says what it costs."""
+        self.event(name, "debug", **fields)
 
     def flush(self, limit: float = FLUSH_LIMIT) -> None:
         """Wait until all lines are written, for `limit` seconds at most."""

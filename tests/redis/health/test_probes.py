@@ -187,7 +187,15 @@ def test_health_without_a_port_asks_redis_who_lives(staff: Staff, tmp_path: Path
     code, said = health_of(tmp_path)
     assert (code, said) == (
         1,
-        {"ok": False, "workers": {}, "routers": [], "schedulers": [], "missing": [], "unreachable": []},
+        {
+            "ok": False,
+            "workers": {},
+            "routers": [],
+            "schedulers": [],
+            "missing": [],
+            "unreachable": [],
+            "full": {},
+        },
     )
     staff.start("--name", "one")
     code, said = health_of(tmp_path)

@@ -277,7 +277,7 @@ def test_an_outage_of_redis_is_no_silence_of_the_worker(own_staff: Staff, own_se
         "sidecar.HUNG_AFTER = 0.5\n"
         "foreground.serve(app, foreground.ServeOptions())\n"
     )
-    worker = own_staff.launch([sys.executable, "-c", script], lease=0.6)
+    worker = own_staff.launch([sys.executable, "-c", script], lease=0.6, log_level="debug")
     wait_until(lambda: len(worker.lines("worker:started")) == 1)
 
     def get_lines(event: str) -> list[dict[str, object]]:
@@ -291,6 +291,7 @@ def test_an_outage_of_redis_is_no_silence_of_the_worker(own_staff: Staff, own_se
         os.kill(own_server.pid, signal.SIGCONT)
     wait_until(lambda: len(get_lines("reconnected")) == 1)
     (lost,), (back,) = get_lines("disconnected"), get_lines("reconnected")
+    assert lost["level"] == back["level"] == "debug", "the worker has said it"
     assert lost["where"] == back["where"] == worker.lines("broker:disconnected")[0]["where"]
     assert worker.lines("worker:hung") == []
     assert worker.lines("lease:renewal-failed") == []
