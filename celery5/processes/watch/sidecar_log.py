@@ -58,7 +58,7 @@ class SidecarLog:
         self._writer(message)
 
     def _log_outage(self, name: str, _level: Level = "info", /, **fields: Any) -> None:
-        """Log an outage for developers: the worker logs the same one, and an error of the sidecar says what it costs."""
+        """Log an outage at `debug`: the worker logs the same one, and other lines of the sidecar say what it costs."""
         self.event(name, "debug", **fields)
 
     def flush(self, limit: float = FLUSH_LIMIT) -> None:
