@@ -30,6 +30,7 @@ from tests.redis.worker.workers import (
 )
 
 GRACE = 30.0
+EXPIRES = 1.0
 
 
 class Versions:
@@ -421,6 +422,59 @@ def test_a_foreign_job_that_a_live_worker_knows_waits_for_its_free_slot() -> Non
         "a worker whose code has task resize with other parameters than abc, def: "
         "one was live at the last look, and gets it when it has a free slot; the next look is at noon"
     )
+
+
+@pytest.mark.parametrize(
+    ("way", "state", "grace"),
+    [
+        ("revoke", JobState.REVOKED, GRACE),
+        ("purge", JobState.REVOKED, GRACE),
+        ("expire", JobState.EXPIRED, GRACE),
+        ("die", JobState.DEAD, 3.0),
+        ("run", JobState.SUCCESS, GRACE),
+    ],
+)
+async def test_a_foreign_job_that_waits_no_more_is_not_counted_whatever_ended_it(
+    url: str, app_name: str, redis_client: "redis.Redis", way: str, state: JobState, grace: float
+) -> None:
+    versions = Versions(app_name, url, unknown_task_grace=grace)
+    task = versions.declare(versions.new, "trio", "resize").options(
+        expires=EXPIRES if way == "expire" else None
+    )
+    app = versions.old
+
+    async def read_awaits() -> str:
+        return (await app.ainfo()).queues["default"].awaits
+
+    async def waits() -> bool:
+        return await read_awaits() == "2 jobs wait for a worker whose code has task resize"
+
+    async def none_waits() -> bool:
+        return await read_awaits() == ""
+
+    async def have_ended() -> bool:
+        return [await job.astatus() for job in sent] == [state] * 2
+
+    async with working(app, name="old"), trio.open_nursery() as nursery:
+        sent_at = trio.current_time()
+        sent = await app.asend_many([task.s(1), task.s(2)])
+        await until_async(waits)
+        if way == "revoke":
+            await sent[0].arevoke()
+            assert await read_awaits() == "1 job waits for a worker whose code has task resize"
+            await sent[1].arevoke()
+        elif way == "purge":
+            assert await app.aempty("default") == 2
+        elif way in ("run", "expire"):
+            await trio.sleep_until(sent_at + (EXPIRES if way == "expire" else 0))
+            await start(nursery, versions.new, name="new")
+        await until_async(have_ended)
+        await until_async(none_waits)
+        keys = app.queue("default")
+        assert not redis_client.exists(keys.foreign_jobs, keys.foreign_list("resize -"))
+        nursery.cancel_scope.cancel()
+    for other in versions.apps:
+        other.close()
 
 
 @pytest.mark.parametrize("is_unfit", [False, True])

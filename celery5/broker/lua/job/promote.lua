@@ -2,7 +2,7 @@
 -- KEYS  1 scheduled jobs by time
 --       2 their Commands
 --       3 stream of the queue
---       4 where its jobs are
+--       4 where its jobs are; the lists of foreign jobs are named after it (lib/foreign.lua)
 --       5 stream of its lane `high`
 --       6 stream of its lane `low`
 --       7 how many jobs wait at limits
@@ -17,7 +17,7 @@ local due, waiting, jobs = KEYS[1], KEYS[2], KEYS[4]
 local at = use_keys {due = due, held = KEYS[7], prefix = KEYS[8]}
 local streams = {[''] = KEYS[3], h = KEYS[5], l = KEYS[6]}
 local now = now_ms()
-local ids = redis.call('ZRANGEBYSCORE', due, '-inf', now, 'LIMIT', 0, ARGV[1])
+local ids, held = redis.call('ZRANGEBYSCORE', due, '-inf', now, 'LIMIT', 0, ARGV[1]), {}
 for _, id in ipairs(ids) do -- bound: ARGV 1
   local command, place = redis.call('HGET', waiting, id), redis.call('HGET', jobs, id) or ''
   local list = string.match(place, '^G%d* (.*)$')
@@ -26,6 +26,7 @@ for _, id in ipairs(ids) do -- bound: ARGV 1
     expires_no_more(at, id)
   else
     redis.call('ZREM', due, id)
+    if string.sub(place, 1, 1) == 'H' then held[#held + 1] = id end
   end
   redis.call('HDEL', waiting, id)
   if command then
@@ -45,6 +46,7 @@ for _, id in ipairs(ids) do -- bound: ARGV 1
   end
 end
 write(at)
+leave_foreign(jobs, held)
 local runs, records = jobs .. ':runs', jobs .. ':ended'
 for _, run in ipairs(redis.call('ZRANGEBYSCORE', runs, '-inf', now, 'LIMIT', 0, ARGV[1])) do -- bound: ARGV 1
   redis.call('RPUSH', records, cmsgpack.pack({'due', run}))

@@ -1,6 +1,6 @@
 -- Revoke jobs. A job that waits ends now; one that a worker has is marked, and its worker is notified.
 -- KEYS  1 stream of the queue
---       2 where its jobs are
+--       2 where its jobs are; the lists of foreign jobs are named after it (lib/foreign.lua)
 --       3 scheduled jobs by time
 --       4 their Commands
 --       5 the live job of each key
@@ -70,7 +70,7 @@ local function ended(result)
   local document = decode_message(redis.call('GET', result))
   return type(document.state) == 'string' and document.state or 'UNKNOWN'
 end
-local found = {}
+local found, held = {}, {}
 for n = 14, #KEYS do -- bound: the jobs of this call
   local id, result = ARGV[n - 6], KEYS[n]
   local place = redis.call('HGET', jobs, id) or ''
@@ -79,6 +79,7 @@ for n = 14, #KEYS do -- bound: the jobs of this call
     found[#found + 1] = withdraw(id, redis.call('HGET', waiting, id), result)
     redis.call('ZREM', due, id)
     redis.call('HDEL', waiting, id)
+    if kind == 'H' then held[#held + 1] = id end
   elseif kind == 'G' then
     found[#found + 1] = withdraw(id, redis.call('HGET', waiting, id), result)
     leave_list(at, id, string.match(where, '^%d* (.*)$'))
@@ -103,6 +104,7 @@ for n = 14, #KEYS do -- bound: the jobs of this call
   end
 end
 write(at)
+leave_foreign(jobs, held)
 if has_kept then
   local MOST = 400 -- twice as many as a call adds
   local over = math.min(redis.call('ZCARD', revoked) - ARGV[5], MOST)

@@ -8,8 +8,8 @@
 --       2 this worker's name in it
 --       3 the version of its code
 --       4 how many jobs at most
--- Returns the jobs, as XREADGROUP does; none when the worker has lost its lease. A job that is not in its list any more for
--- this time, since it was revoked, purged or moved when it fell due, is taken off the list.
+-- Returns the jobs, as XREADGROUP does; none when the worker has lost its lease. A job that waits no more until
+-- the time that its list has, since it was kept again meanwhile, is taken off the list.
 local handed, jobs, waiting, due = KEYS[1], KEYS[3], KEYS[4], KEYS[5]
 local group, me, version, most = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local LISTS = 32
@@ -31,15 +31,6 @@ local function add_lists(first, last)
   end
 end
 for first = 1, #own, 1000 do add_lists(first, math.min(first + 998, #own - 1)) end -- bound: the tasks of an application
--- Take a list off the index when it is empty.
-local function forget_if_empty(list)
-  if redis.call('EXISTS', jobs .. ':foreign:' .. list[1] .. ' ' .. list[2]) == 1 then return end
-  local left = {}
-  for signatures in string.gmatch(redis.call('HGET', index, list[1]) or '', '[^ ]+') do -- bound: FOREIGN_LISTS
-    if signatures ~= list[2] then left[#left + 1] = signatures end
-  end
-  if left[1] then redis.call('HSET', index, list[1], table.concat(left, ' ')) else redis.call('HDEL', index, list[1]) end
-end
 local found, share = {}, math.ceil(most / math.max(#lists, 1))
 for _, list in ipairs(lists) do -- bound: LISTS
   local key = jobs .. ':foreign:' .. list[1] .. ' ' .. list[2]
@@ -63,7 +54,7 @@ for n, one in ipairs(found) do -- bound: ARGV 4, and LISTS
   if n > most then break end
   given = given + give(one[1], one[2], one[3])
 end
-for _, list in ipairs(lists) do forget_if_empty(list) end -- bound: LISTS
+for _, list in ipairs(lists) do forget_if_empty(jobs, list[1], list[2]) end -- bound: LISTS
 if given == 0 then return {} end
 redis.pcall('XGROUP', 'CREATE', handed, group, '0')
 return redis.call('XREADGROUP', 'GROUP', group, me, 'COUNT', given, 'STREAMS', handed, '>')

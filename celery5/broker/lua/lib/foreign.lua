@@ -35,3 +35,22 @@ local function add_foreign(jobs, list, found, ms)
 end
 -- Return when a job of a list is due.
 local function due_of_foreign(score) return math.floor(score % FOREIGN_LEVEL) end
+-- Take a list off the index when it is empty.
+local function forget_if_empty(jobs, task, signatures)
+  local index, left = jobs .. ':foreign', {}
+  if redis.call('EXISTS', index .. ':' .. task .. ' ' .. signatures) == 1 then return end
+  for each in string.gmatch(redis.call('HGET', index, task) or '', '[^ ]+') do -- bound: FOREIGN_LISTS
+    if each ~= signatures then left[#left + 1] = each end
+  end
+  if left[1] then redis.call('HSET', index, task, table.concat(left, ' ')) else redis.call('HDEL', index, task) end
+end
+-- Take held jobs that are held no more off the lists that they are in. Their messages, which name their tasks, are not read.
+local function leave_foreign(jobs, ids)
+  local lists = ids[1] and redis.pcall('HGETALL', jobs .. ':foreign') or {}
+  for n = 1, lists.err and 0 or #lists, 2 do -- bound: the tasks of the application
+    for signatures in string.gmatch(lists[n + 1], '[^ ]+') do -- bound: FOREIGN_LISTS
+      redis.call('ZREM', jobs .. ':foreign:' .. lists[n] .. ' ' .. signatures, unpack(ids))
+      forget_if_empty(jobs, lists[n], signatures)
+    end
+  end
+end
