@@ -13,13 +13,14 @@ from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import Keys, QueueKeys
 from celery5.broker.translate import is_memory_refusal
+from celery5.connections.brokers import find_meant_queue
 from celery5.errors import BrokerError
 from celery5.logs.log import Log
+from celery5.protocol.shards import get_queue_of_shard
 from celery5.services.job.in_flight import InFlightJobs
 from celery5.services.process.incarnation_end import IncarnationEnd
 from celery5.services.process.lease import Lease
 from celery5.services.process.step_status import StepStatus
-from celery5.similar_names import did_you_mean
 
 LEAVE_TIMEOUT = 5.0
 """Seconds that leaving may take; a worker that cannot leave is recovered when its lease ends."""
@@ -111,6 +112,7 @@ class QueueMembership:
         departure: WorkerDeparture,
         log: Log,
         used: Collection[str],
+        doubted: set[str],
         recipients: Mapping[str, str],
     ) -> None:
         self._departure = departure
@@ -121,6 +123,7 @@ class QueueMembership:
         self._log = log
         self._worker = worker
         self._used = used
+        self._doubted = doubted
         self._recipients = recipients
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -132,7 +135,7 @@ class QueueMembership:
             await self._redis.perform_all(
                 [events_calls.declare_recipients(keys, self._recipients) for keys in self._consumed]
             )
-        self._warn_of_misspelt(announced)
+        await self._warn_of_misspelt(announced)
         task_status.started()
         try:
             await trio.sleep_forever()
@@ -153,16 +156,27 @@ class QueueMembership:
                 raise
             return [0] * len(registrations)
 
-    def _warn_of_misspelt(self, new: Sequence[int]) -> None:
-        """Warn of queues that may be misspelt: no task names them, and they are `new` or similar to one in use."""
+    async def _warn_of_misspelt(self, new: Sequence[int]) -> None:
+        """Warn once of each queue that may be misspelt.
+
+        Neither a task nor a setting names it, it has no jobs, and it is `new` or similar to one that they name.
+        """
         for keys, is_new in zip(self._consumed, new, strict=True):
-            if keys.queue in self._used:
+            queue = get_queue_of_shard(keys.queue)
+            if queue in self._used or queue in self._doubted:
                 continue
-            suggestion = did_you_mean(keys.queue, self._used, cutoff=0.8)
-            if suggestion or is_new:
-                suggestion = suggestion or f"they use {', '.join(sorted(self._used))}"
-                hint = f"no task of this application uses the queue {keys.queue!r}; {suggestion}"
-                self._log.event("worker:queue-not-used", "warning", queue=keys.queue, hint=hint)
+            meant = find_meant_queue(queue, self._used)
+            if is_new or (meant and not await self._has_jobs(keys)):
+                self._doubted.add(queue)
+                suggestion = (
+                    f"did you mean {meant!r}?" if meant else f"they name {', '.join(sorted(self._used))}"
+                )
+                hint = f"no task or setting of this application names the queue {queue!r}; {suggestion}"
+                self._log.event("worker:queue-not-used", "warning", queue=queue, hint=hint)
+
+    async def _has_jobs(self, keys: QueueKeys) -> bool:
+        depth = await self._redis.perform(queues.get_queue_depth(keys))
+        return bool(depth.unfinished or depth.dead)
 
     async def _leave(self) -> None:
         """Leave the queues, and report that to the sidecar process in any case."""

@@ -32,6 +32,15 @@ MAX_CHECKED_NAMES = 100
 """The most undeclared queue names that are checked: an application may make any number of names."""
 
 
+def find_meant_queue(queue: str, named: Iterable[str]) -> str:
+    """Return the queue of these of which `queue` may be a misspelt form; '' for none.
+
+    Names that differ only in digits, as those of tenants or shards, are no mistakes.
+    """
+    similar = find_similar(queue, named, cutoff=SIMILARITY_CUTOFF)
+    return similar if _without_digits(similar) != _without_digits(queue) else ""
+
+
 class BrokersTask(Protocol):
     """The properties of a task that decide which queue and broker its jobs go to."""
 
@@ -177,16 +186,14 @@ class Brokers:
     def warn_if_misspelled(self, task: str, queue: str) -> None:
         """Warn, once for each queue, when a job goes to an undeclared queue with a name similar to a declared one.
 
-        Any name is a queue, also one that only the `--queues` of some workers name, so nothing is refused. Names
-        that differ only in digits, as those of tenants or shards, are no mistakes. No broker is read: `queue list`
-        and `doctor` show whether a worker reads a queue.
+        Any name is a queue, also one that only the `--queues` of some workers name, so nothing is refused. No broker
+        is read: `queue list` and `doctor` show whether a worker reads a queue.
         """
         used = self.used_queues()
         if queue in used or queue in self._doubted or len(self._doubted) >= MAX_CHECKED_NAMES:
             return
         self._doubted.add(queue)
-        similar = find_similar(queue, used, cutoff=SIMILARITY_CUTOFF)
-        if similar and _without_digits(similar) != _without_digits(queue):
+        if similar := find_meant_queue(queue, used):
             hint = (
                 f"no task, queue route or default queue of application {self._app.name!r} names it; "
                 f"did you mean {similar!r}? The job waits until a worker reads that queue"

@@ -48,6 +48,7 @@ from celery5.protocol.events.sinks import get_all_recipients
 from celery5.protocol.job.foreign import make_code_version, mark_lacking
 from celery5.protocol.limits import parse_kind_rates
 from celery5.protocol.process.recycling import RecyclingLimits
+from celery5.protocol.scaling.read_order import parse_priorities, parse_queue_order
 from celery5.protocol.scaling.resource_budget import Needs, SizedThing
 from celery5.protocol.scheduling.timers import TimerStanding
 from celery5.protocol.streams.groups import GroupMembership
@@ -81,6 +82,8 @@ class WorkerOptions(ProcessOptions, frozen=True, kw_only=True):
     burst: bool = False
     # The queues that are paused: kept over incarnations.
     paused_queues: set[str] = msgspec.field(default_factory=set[str])
+    # The queues of which it has warned that they may be misspelt: kept over incarnations.
+    doubted_queues: set[str] = msgspec.field(default_factory=set[str])
     # Shards that remain from an earlier, larger number and that it reads, too; kept over incarnations.
     earlier_shards: set[str] = msgspec.field(default_factory=set[str])
     # What this process knows of the leader of the timers: kept over incarnations.
@@ -348,7 +351,8 @@ def make_incarnation_values(
         earlier_shards=options.earlier_shards,
         has_shards=bool(app.brokers.shards),
         find_broker=app.brokers.broker_of_queue,
-        used=_used(app),
+        used=_named(app),
+        doubted=options.doubted_queues,
         awaited=(app.queue(EVENTS),) if options.has_router else (),
         paused=options.paused_queues,
         lease=lease,
@@ -472,6 +476,14 @@ def _used(app: App) -> set[str]:
     default = app.settings.default_queue
     named = (task.queue for task in app.tasks.values())
     return {default, *named, *app.events.list_queues()}
+
+
+def _named(app: App) -> set[str]:
+    """Return the queues that the application's tasks, their subscriptions and its settings name."""
+    settings = app.settings
+    order, priorities = parse_queue_order(settings.queue_order), parse_priorities(settings.priorities)
+    in_settings = {*app.brokers.shards, *order.names, *order.weights, *priorities.by_queue} - {""}
+    return _used(app) | app.brokers.used_queues() | in_settings
 
 
 _NO_SIDECAR = "when this worker dies, its jobs are put back when its lease is over, not at once"

@@ -182,8 +182,10 @@ class WorkerValues(msgspec.Struct, frozen=True, kw_only=True):
     has_shards: bool
     # Returns the broker of a queue.
     find_broker: Callable[[str], str]
-    # The queues that the application uses, consumed here or not.
+    # The queues that tasks and settings of the application name, consumed here or not; and the others of which the
+    # process has warned, kept over incarnations.
     used: Collection[str]
+    doubted: set[str]
     # Queues of another kind of process beside it, for which a burst waits.
     awaited: Sequence[QueueKeys]
     # The queues that are paused, kept over incarnations.

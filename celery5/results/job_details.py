@@ -169,9 +169,10 @@ async def _state_of_app(
         states = await _add_nodes(app, states)
     elif queue is None or get_queue_of_shard(queue) == queue:  # else of one shard alone
         states = merge_queue_states(states)
+    judged = await _judge_queues(app, redis, states, paused)
     return AppState(
         app.name,
-        await _judge_queues(app, redis, states, paused),
+        _leave_out_only_named(judged) if queue is None else judged,
         scaled,
         events,
         schedulers,
@@ -202,6 +203,15 @@ async def _judge_queues(
         for state in states
     ]
     return {state.queue: replace(state, verdict=state.judge()) for state in known}
+
+
+def _leave_out_only_named(states: Mapping[str, QueueState]) -> dict[str, QueueState]:
+    """Return the states without queues of which there is nothing but the name, such as one that was misspelt.
+
+    The name stays in the set of queues: a sender that registered it before may send at any moment.
+    """
+    shown = {get_queue_of_shard(name) for name, state in states.items() if not state.is_only_named}
+    return {name: state for name, state in states.items() if get_queue_of_shard(name) in shown}
 
 
 async def count_active_schedules(keys: Keys, redis: AsyncDriver) -> int:

@@ -235,6 +235,8 @@ class QueueState(msgspec.Struct, frozen=True):
     unknown: dict[str, int] = {}
     unfit: dict[str, int] = {}
     awaits: str = ""
+    # Whether jobs are, or ever were, on its streams.
+    has_had_jobs: bool = True
     # The node of a Redis Cluster that has it, where each shard is shown; else ''.
     node: str = ""
 
@@ -264,6 +266,15 @@ class QueueState(msgspec.Struct, frozen=True):
     def count_unbegun(self) -> int:
         """Return how many jobs no worker has, whether or not their time has come."""
         return self.waiting + self.held + self.scheduled
+
+    @property
+    def is_only_named(self) -> bool:
+        """Return whether there is nothing of it but its name, which a worker registered that has left: no job was ever
+        sent to it.
+        """
+        has_jobs = self.has_had_jobs or self.count_unbegun() or self.running or self.dead
+        has_others = self.keys or self.runs or any(self.documents.values()) or self.lost_count
+        return not (has_jobs or has_others or self.workers or self.paused)
 
 
 def merge_queue_states(states: Sequence[QueueState]) -> list[QueueState]:
@@ -310,6 +321,7 @@ def _merge_states(queue: str, parts: Sequence[QueueState]) -> QueueState:
         lacking=sum_counts(part.lacking for part in parts),
         unknown=sum_counts(part.unknown for part in parts),
         unfit=sum_counts(part.unfit for part in parts),
+        has_had_jobs=any(part.has_had_jobs for part in parts),
         documents=sum_counts(part.documents for part in parts),
     )
 
@@ -359,6 +371,10 @@ def _worker_state(name: bytes, lease: int, jobs: int, over: int, part: int) -> W
     )
 
 
+def _worker_states(workers: Iterable[Any]) -> tuple[WorkerState, ...]:
+    return tuple(sorted((_worker_state(*worker) for worker in workers), key=lambda worker: worker.name))
+
+
 def _queue_state(queue: str, raw: Any) -> QueueState:
     (
         (normal, high, low, handed),
@@ -377,12 +393,11 @@ def _queue_state(queue: str, raw: Any) -> QueueState:
         deaths,
         lost_count,
         lost,
-        lacking,
-        unknown,
-        unfit,
+        *awaited,
+        has_had_jobs,
     ) = raw
+    lacking, unknown, unfit = map(_held_tasks, awaited)
     reading = _flow(seen, backlog=backlog, running=running)
-    states = [_worker_state(*worker) for worker in workers]
     return QueueState(
         queue=queue,
         waiting=max(0, normal + high + low + handed),
@@ -395,7 +410,7 @@ def _queue_state(queue: str, raw: Any) -> QueueState:
         dead=dead,
         oldest_dead=parse_seconds(oldest_dead),
         keys=keys,
-        workers=tuple(sorted(states, key=lambda worker: worker.name)),
+        workers=_worker_states(workers),
         oldest_waiting=parse_seconds(age),
         overdue=overdue,
         backlog=backlog,
@@ -405,7 +420,8 @@ def _queue_state(queue: str, raw: Any) -> QueueState:
         **_count_deaths(deaths),
         lost=tuple(read_lost(queue, decode_text(name), float(at) / 1000, work) for name, at, work in lost),
         lost_count=lost_count,
-        lacking=_held_tasks(lacking),
-        unknown=_held_tasks(unknown),
-        unfit=_held_tasks(unfit),
+        lacking=lacking,
+        unknown=unknown,
+        unfit=unfit,
+        has_had_jobs=bool(has_had_jobs),
     )

@@ -17,7 +17,6 @@ from celery5.protocol.observability.overview import format_rate
 from celery5.protocol.observability.queue_depth import AT_LIMITS
 from celery5.protocol.observability.storage import QueueStorage, ServerStorage, Storage
 from celery5.protocol.shards import get_queue_of_shard
-from celery5.similar_names import find_similar
 
 if TYPE_CHECKING:
     from celery5.app import App
@@ -56,7 +55,7 @@ def format_unread_warning(app: "App", states: "Sequence[QueueState]") -> str:
 
     Any name is a valid queue, so this is where a misspelt one shows.
     """
-    from celery5.connections.brokers import SIMILARITY_CUTOFF
+    from celery5.connections.brokers import find_meant_queue
 
     used_queues = {
         *app.brokers.used_queues(),
@@ -65,7 +64,7 @@ def format_unread_warning(app: "App", states: "Sequence[QueueState]") -> str:
     warnings: list[str] = []
     for state in states:
         if state.unread:
-            similar = find_similar(state.queue, used_queues - {state.queue}, cutoff=SIMILARITY_CUTOFF)
+            similar = find_meant_queue(state.queue, used_queues - {state.queue})
             is_used = get_queue_of_shard(state.queue) in used_queues
             hint = f", did you mean {similar}?" if similar and not is_used else ""
             jobs = format_count(state.unread, "job")

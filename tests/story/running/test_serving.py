@@ -53,11 +53,22 @@ def test_a_queue_that_no_task_uses_and_an_application_without_tasks_are_doubted(
     for queues, hints in (
         ("slow,defualt", ["queue 'defualt'; did you mean 'default'?"]),
         ("slow,defualt", ["queue 'defualt'; did you mean 'default'?"]),  # it is known by now
-        ("mail", ["queue 'mail'; they use default, slow"]),
+        ("mail", ["queue 'mail'; they name default, slow"]),
         ("mail,slow", []),
     ):
         lines = but_for_root(desk(*flags, "--queues", queues))
-        assert [line.partition("no task of this application uses the ")[2] for line in lines] == hints
+        assert [
+            line.partition("no task or setting of this application names the ")[2] for line in lines
+        ] == hints
+    assert desk("queue", "list") == "no queues yet: nothing was sent\n"
+    for queue, settings in (
+        ("post", {"CELERY5_QUEUE_ROUTES": '{"bank.*": "post"}'}),
+        ("letters", {"CELERY5_QUEUE_ORDER": "letters > slow"}),
+        ("parcels", {"CELERY5_SHARDS": "parcels=2"}),
+        ("stamps", {"CELERY5_PRIORITIES": "stamps=4:2:1"}),
+    ):
+        assert not but_for_root(desk(*flags, "--queues", queue, **settings)), queue
+    assert len(but_for_root(desk(*flags, "--queues", "cards"))) == 1
     desk.folder.joinpath("empty.py").write_text(
         f"from celery5 import App\napp = App({desk.app.name!r}, broker={url!r})"
     )
@@ -66,6 +77,13 @@ def test_a_queue_that_no_task_uses_and_an_application_without_tasks_are_doubted(
     assert [line.split()[2:5:2] for line in but_for_root(ended.out)] == [
         ["warning", "worker:tasks-not-found"]
     ]
+
+
+def test_a_worker_that_reads_a_queue_with_jobs_has_no_doubt_of_its_name(desk: Desk) -> None:
+    result = sys.modules["shop"].add.options(queue="defualt").delay(1, 2)
+    flags = ("worker", "start", "--burst", "--log-format", "console", "--log-level", "warning")
+    assert not but_for_root(desk(*flags, "--queues", "defualt"))
+    assert result.get(timeout=30) == 3
 
 
 def but_for_root(said: str) -> list[str]:

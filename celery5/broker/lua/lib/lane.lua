@@ -33,6 +33,12 @@ local function measure_lane(stream, group, now)
   local first = redis.call('XRANGE', stream, '(' .. last, '+', 'COUNT', 1)[1]
   return pending, first and math.max(0, now - tonumber(string.match(first[1], '^%d+'))) or -1
 end
+-- Return whether a stream has, or ever had, an entry.
+local function has_had_entries(stream)
+  if redis.call('XLEN', stream) > 0 then return true end
+  local info = redis.pcall('XINFO', 'STREAM', stream)
+  return not info.err and to_table(info)['last-generated-id'] ~= '0-0'
+end
 -- Return the time in microseconds since which the oldest job of a task's waiting lists waits, of `most` lists at most, and how
 -- many lists were looked at. First come the lists that had their turn longest ago, then parked ones: of a task with more
 -- lists than are looked at, an older job may be in another one. The score of a job there is its priority (0 to 2, times

@@ -24,10 +24,10 @@
 -- Last, each task with jobs that wait for a worker with what they take, and how many do: those of the lists of foreign jobs
 -- (lib/foreign.lua) with a signature that says so, by a `!` at its end. And each task with jobs that wait for a worker
 -- whose code has it, and how many do: those of the list of no signature. And each task with jobs that wait for a worker whose
--- code takes their arguments, and how many do: those of the other lists.
+-- code takes their arguments, and how many do: those of the other lists. Then 1 if jobs are, or ever were, on its streams.
 local due, dead, leases, unique = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local now = now_ms()
-local held, all, waiting, workers, oldest_waiting = {}, 0, {}, {}, -1
+local held, all, waiting, workers, oldest_waiting, has_had_jobs = {}, 0, {}, {}, -1, false
 for lane = 11, #KEYS do -- bound: the four lanes
   local here = 0
   for _, consumer in ipairs(consumers_of(KEYS[lane], ARGV[1])) do -- bound: the workers of the queue
@@ -36,6 +36,7 @@ for lane = 11, #KEYS do -- bound: the four lanes
   waiting[lane - 10], all = redis.call('XLEN', KEYS[lane]) - here, all + here
   local _, age = measure_lane(KEYS[lane], ARGV[1], now)
   oldest_waiting = math.max(oldest_waiting, age)
+  has_had_jobs = has_had_jobs or has_had_entries(KEYS[lane])
 end
 local lists = measure_lists(due, KEYS[7], KEYS[5], KEYS[6], now)
 local backlog = backlog_of(waiting, lists)
@@ -88,4 +89,5 @@ return {
   lacking,
   unknown,
   unfit,
+  has_had_jobs and 1 or 0,
 }
