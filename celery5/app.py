@@ -790,20 +790,20 @@ class App:
     def find(self) -> None: ...
 
     async def ainfo(
-        self, queue: str | None = None, *, most: int | None = None, shards: bool = False
+        self, queue: str | None = None, *, limit: int | None = None, shards: bool = False
     ) -> AppState:
         """Return what is in the queues, or in one of them, and which processes are live.
 
         Args:
             queue: Only this queue. Default: all of them.
-            most: Queues that are read at most, the first by name; 0 for none. Default: all of them.
+            limit: Queues that are read at most, the first by name; 0 for none. Default: all of them.
             shards: Show each shard of a queue in place of the queue, and on a Redis Cluster its node.
 
         Raises:
             UnknownQueue: There is no such queue.
-            Misconfigured: `most` is below 0.
+            Misconfigured: `limit` is below 0.
         """
-        limit = _check_most(most)
+        _check_limit(limit)
         redis = await self.connections.get_async_driver()
         return await read_app_state(self, redis, queue, most=limit, shards=shards)
 
@@ -1085,7 +1085,6 @@ def check_app_name(name: str) -> str:
     return name
 
 
-def _check_most(most: int | None) -> int | None:
-    if most is not None and most < 0:
-        raise Misconfigured(f"most is {most!r}: give a number of queues, 0 or more")
-    return most
+def _check_limit(limit: int | None) -> None:
+    if limit is not None and limit < 0:
+        raise Misconfigured(f"limit is {limit!r}: give a number of queues, 0 or more")

@@ -65,7 +65,7 @@ class Audit:
     async def alist(
         self,
         *,
-        count: int = 100,
+        limit: int = 100,
         action: str = "",
         who: str = "",
         since: float | datetime | None = None,
@@ -74,7 +74,7 @@ class Audit:
         """Return actions, the newest first.
 
         Args:
-            count: How many at most.
+            limit: How many at most.
             action: This one alone, such as `dlq:replay`; or those of a noun: `dlq`.
             who: Those of this person alone: a whole name, or the part before the `@`.
             since: Those since this time: a datetime with a zone, or seconds since 1970.
@@ -84,9 +84,9 @@ class Audit:
             Misconfigured: An argument makes no sense.
             BrokerError: The default broker cannot be reached, or refuses.
         """
-        since_ms = _check(count, since, before)
+        since_ms = _check(limit, since, before)
         redis = await self._app.connections.get_async_driver()
-        entries = await _list(self._app, redis, count, action, who, since_ms, before)
+        entries = await _list(self._app, redis, limit, action, who, since_ms, before)
         if not entries:
             _check_action(action)  # one that has entries is there, whoever has written them
         return entries
@@ -122,10 +122,10 @@ def _check_action(action: str) -> None:
         raise Misconfigured(f"no action {action!r}; {hint}")
 
 
-def _check(count: object, since: float | datetime | None, before: str) -> int:
+def _check(limit: object, since: float | datetime | None, before: str) -> int:
     """Return the time in ms since 1970. Raises Misconfigured."""
-    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        raise Misconfigured(f"count is {count!r}: give 1 or more")
+    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
+        raise Misconfigured(f"limit is {limit!r}: give 1 or more")
     if before and not is_entry_id(before):
         raise Misconfigured(f"before is {before!r}: give the id of an entry, such as 1764000000000-0")
     if since is None:
@@ -141,10 +141,10 @@ def _check(count: object, since: float | datetime | None, before: str) -> int:
 
 
 async def _list(
-    app: "Application", redis: AsyncDriver, count: int, action: str, who: str, since_ms: int, before: str
+    app: "Application", redis: AsyncDriver, limit: int, action: str, who: str, since_ms: int, before: str
 ) -> list[AuditEntry]:
     chosen = list[AuditEntry]()
-    while len(chosen) < count:
+    while len(chosen) < limit:
         call = audit.read_actions(app.keys, before=before, since_ms=since_ms, count=ENTRIES_PER_CALL)
         entries = await redis.perform(call)
         chosen += [
@@ -156,4 +156,4 @@ async def _list(
         if len(entries) < ENTRIES_PER_CALL:
             break
         before = entries[-1].id
-    return chosen[:count]
+    return chosen[:limit]

@@ -61,12 +61,12 @@ class Bulk:
     @blocking(acount)
     def count(self) -> None: ...
 
-    async def alist(self, *, count: int = 100) -> builtins.list[BulkStatus]:
-        """Return actions, the newest first: at most `count`."""
-        if count < 1:
-            raise Misconfigured(f"count is {count!r}: give 1 or more")
+    async def alist(self, *, limit: int = 100) -> builtins.list[BulkStatus]:
+        """Return actions, the newest first: at most `limit`."""
+        if limit < 1:
+            raise Misconfigured(f"limit is {limit!r}: give 1 or more")
         redis = await self._app.connections.get_async_driver()
-        ids = await redis.perform(calls.list_actions(self._app.keys, count=count))
+        ids = await redis.perform(calls.list_actions(self._app.keys, count=limit))
         found: list[BulkStatus] = []
         for start in range(0, len(ids), STATUSES_AT_ONCE):
             found += await read_statuses(self._app, redis, ids[start : start + STATUSES_AT_ONCE])

@@ -202,7 +202,7 @@ class HostChecks:
 
         That no Scheduler works at all is for `check_workers`, which knows whose code declares the schedules.
         """
-        state = app.info(most=0)
+        state = app.info(limit=0)
         members = [member for member in state.missing if member.name]
         return diagnosis.diagnose_members(members, state.further_missing, state.cluster, time.time())
 
@@ -235,7 +235,7 @@ class HostChecks:
             for group in state.groups
         ]
         archives = [archive for state in states for archive in _check_archive(app.streams, state)]
-        advice = app.info(most=0).start_advice if groups else BY_HAND
+        advice = app.info(limit=0).start_advice if groups else BY_HAND
         return diagnose_streams(len(states), groups, archives, advice)
 
     def _find_units(self) -> Iterator[SystemdUnit]:

@@ -136,10 +136,10 @@ class Alerts:
     @blocking(aunsilence)
     def unsilence(self) -> None: ...
 
-    async def ahistory(self, *, count: int = MAX_TRANSITIONS) -> builtins.list[AlertTransition]:
+    async def ahistory(self, *, limit: int = MAX_TRANSITIONS) -> builtins.list[AlertTransition]:
         """Return what has fired or resolved, the newest first: the last 500 at most."""
         redis = await self._app.connections.get_async_driver()
-        return await _read_history(self._app, redis, count)
+        return await _read_history(self._app, redis, limit)
 
     @blocking(ahistory)
     def history(self) -> None: ...
@@ -359,7 +359,7 @@ async def _unsilence(app: Application, redis: AsyncDriver, name: str) -> bool:
     return await perform_audited(app, redis, call, "alert:unsilence", name)
 
 
-async def _read_history(app: Application, redis: AsyncDriver, count: int) -> builtins.list[AlertTransition]:
-    if isinstance(count, bool) or not count >= 1:
-        raise Misconfigured(f"count is {count!r}: give 1 or more")
-    return await redis.perform(calls.read_alert_history(app.keys, count=count))
+async def _read_history(app: Application, redis: AsyncDriver, limit: int) -> builtins.list[AlertTransition]:
+    if isinstance(limit, bool) or not limit >= 1:
+        raise Misconfigured(f"limit is {limit!r}: give 1 or more")
+    return await redis.perform(calls.read_alert_history(app.keys, count=limit))

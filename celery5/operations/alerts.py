@@ -27,12 +27,12 @@ async def list_rules(app: "App", _: Nothing) -> list[AlertRule]:
 class AlertHistory(msgspec.Struct, frozen=True):
     """How many alerts."""
 
-    count: Annotated[int, Meta(ge=1, le=500), about("Alerts at most.")] = 50
+    limit: Annotated[int, Meta(ge=1, le=500), about("Alerts at most.")] = 50
 
 
 async def read_history(app: "App", asked: AlertHistory) -> list[AlertTransition]:
     """Show which alerts have fired and resolved, the newest first."""
-    return await app.alerts.ahistory(count=asked.count)
+    return await app.alerts.ahistory(limit=asked.limit)
 
 
 class NewSilence(msgspec.Struct, frozen=True):

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 class BulkListing(msgspec.Struct, frozen=True):
     """Which bulk actions."""
 
-    count: Annotated[Limit, about("Actions at most.")] = 50
+    limit: Annotated[Limit, about("Actions at most.")] = 50
 
 
 async def list_bulk_actions(app: "App", asked: BulkListing) -> list[BulkStatus]:
     """Show the actions on many jobs of the last day, the last one first."""
-    return await app.bulk.alist(count=asked.count)
+    return await app.bulk.alist(limit=asked.limit)
 
 
 class OneBulkAction(msgspec.Struct, frozen=True):

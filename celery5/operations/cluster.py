@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 class StateFilter(msgspec.Struct, frozen=True):
     """How many queues are described."""
 
-    most: Annotated[
+    limit: Annotated[
         int, Meta(ge=0, le=10_000), about("Queues that are read at most, the first by name; none for 0.")
     ] = 10_000
 
 
 async def read_state(app: "App", asked: StateFilter) -> "AppState":
     """Show the queues, what is in them, who works on them, and the other processes."""
-    return await app.ainfo(most=asked.most)
+    return await app.ainfo(limit=asked.limit)
 
 
 class AuditFilter(msgspec.Struct, frozen=True):
     """Which actions."""
 
-    count: Annotated[Limit, about("Actions at most.")] = 50
+    limit: Annotated[Limit, about("Actions at most.")] = 50
     action: Annotated[
         str, Meta(max_length=200), about("This action: dlq:replay, or dlq for all of dlq.", metavar="ACTION")
     ] = ""
@@ -57,7 +57,7 @@ async def list_actions(app: "App", asked: AuditFilter) -> list[AuditEntry]:
     """Show who has done what, from where, and what came of it: the newest first."""
     since = None if asked.since is None else time.time() - asked.since
     return await app.audit.alist(
-        count=asked.count, action=asked.action, who=asked.who, since=since, before=asked.before
+        limit=asked.limit, action=asked.action, who=asked.who, since=since, before=asked.before
     )
 
 

@@ -69,7 +69,7 @@ class DeadFilter(msgspec.Struct, frozen=True, kw_only=True):
 class DeadReading(DeadFilter, frozen=True, kw_only=True):
     """Which dead jobs to show, and in which order."""
 
-    count: Annotated[Limit, about("Jobs at most.")] = 50
+    limit: Annotated[Limit, about("Jobs at most.")] = 50
     newest_first: Annotated[
         bool, about("The newest first, of all queues; else by queue, the oldest first.")
     ] = True
@@ -83,7 +83,7 @@ async def read_dead(app: "App", asked: DeadReading) -> list[DeadJobDetails]:
     from celery5.observability.shown_values import mask_dead_job
 
     conditions = asked.to_filter()
-    conditions["newest_first"], conditions["limit"] = asked.newest_first, asked.count
+    conditions["newest_first"], conditions["limit"] = asked.newest_first, asked.limit
     conditions["after"] = asked.after
     return [mask_dead_job(app, job).without_message() async for job in app.dlq.aread(**conditions)]
 

@@ -50,7 +50,7 @@ class Tail(msgspec.Struct, frozen=True):
         about("Where to begin: earliest, latest, an id or a time; default: with the last records."),
     ] = ""
     partition: Partition = None
-    count: Annotated[Limit, about("Records at most.")] = 10
+    limit: Annotated[Limit, about("Records at most.")] = 10
 
 
 async def tail_stream(app: "App", asked: Tail) -> "list[StoredRecord]":
@@ -58,7 +58,7 @@ async def tail_stream(app: "App", asked: Tail) -> "list[StoredRecord]":
     from celery5.observability.shown_values import mask_value
 
     reading = app.streams.aread(
-        asked.stream, asked.start or None, partition=asked.partition, count=asked.count
+        asked.stream, asked.start or None, partition=asked.partition, limit=asked.limit
     )
     return [
         msgspec.structs.replace(stored, record=mask_value(app, stored.record)) async for stored in reading

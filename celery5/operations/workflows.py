@@ -26,12 +26,12 @@ class RunFilter(msgspec.Struct, frozen=True):
     """Which runs."""
 
     live: Annotated[bool, about("Only runs that have not ended.")] = False
-    count: Annotated[Limit, about("Runs at most.")] = 50
+    limit: Annotated[Limit, about("Runs at most.")] = 50
 
 
 async def list_runs(app: "App", asked: RunFilter) -> list[RunStatus]:
     """Show live runs, and those that have ended lately, the newest first."""
-    return await app.workflows.alist_runs(count=asked.count, live_only=asked.live)
+    return await app.workflows.alist_runs(limit=asked.limit, live_only=asked.live)
 
 
 class OneRun(msgspec.Struct, frozen=True):

@@ -33,20 +33,20 @@ class RecordQuery:
     """Which records are read. Raises Misconfigured."""
 
     stream: str
-    # `earliest`, `latest`, an id or a time; None for the last `count` records.
+    # `earliest`, `latest`, an id or a time; None for the last `limit` records.
     start: str | datetime | None
     partition: int | None
-    count: int | None
+    limit: int | None
     follow: bool
     # That of the stream, which knows its encodings and the types of native fields; without another class.
     codec: RecordCodec[Any]
 
     def __post_init__(self) -> None:
         """Check the values."""
-        if self.count is not None and (isinstance(self.count, bool) or self.count < 1):
-            raise Misconfigured(f"count is {self.count!r}: give 1 or more")
-        if self.start is None and (self.count is None or self.count > MAX_LAST):
-            raise Misconfigured(f"the last records: give a count of 1 to {MAX_LAST:,}, or where to start")
+        if self.limit is not None and (isinstance(self.limit, bool) or self.limit < 1):
+            raise Misconfigured(f"limit is {self.limit!r}: give 1 or more")
+        if self.start is None and (self.limit is None or self.limit > MAX_LAST):
+            raise Misconfigured(f"the last records: give a limit of 1 to {MAX_LAST:,}, or where to start")
         if self.start is not None:
             parse_start(self.start, f"stream {self.stream}")
 
@@ -71,7 +71,7 @@ class _RecordReader:
         self._positions: dict[int, str] = {}
         # Where each partition ended at the beginning; nothing when records that come later are read, too.
         self._ends: Mapping[int, str] = {}
-        self._left = query.count
+        self._left = query.limit
         self._has_begun = False
 
     async def read_portion(self) -> list[StoredRecord]:
@@ -79,7 +79,7 @@ class _RecordReader:
         if not self._has_begun:
             self._has_begun = True
             if self._query.start is None:
-                last = await self._begin_with_last(self._query.count or 1)
+                last = await self._begin_with_last(self._query.limit or 1)
                 self._left = None if self._query.follow else 0
                 if last:
                     return last

@@ -152,7 +152,7 @@ class Streams(Mapping[str, Stream[Any]]):
         start: str | datetime | None = None,
         *,
         partition: int | None = None,
-        count: int | None = None,
+        limit: int | None = None,
         follow: bool = False,
     ) -> Iterator[StoredRecord]:
         """Return records as they are stored, without a group: nothing is acknowledged. For plain Python.
@@ -162,15 +162,15 @@ class Streams(Mapping[str, Stream[Any]]):
 
         Args:
             stream: The name of the stream.
-            start: `earliest`, `latest`, an id, or a time; None for the last `count` records.
+            start: `earliest`, `latest`, an id, or a time; None for the last `limit` records.
             partition: Only this one.
-            count: How many at most.
+            limit: How many at most.
             follow: Wait for the records that come later, without end.
 
         Raises:
             Misconfigured: There is no such stream or partition, or a value makes no sense.
         """
-        query = RecordQuery(stream, start, partition, count, follow, self._find_document_codec(stream))
+        query = RecordQuery(stream, start, partition, limit, follow, self._find_document_codec(stream))
         return read_records(self._app, query).iterate("app.streams.aread")
 
     def aread(
@@ -179,11 +179,11 @@ class Streams(Mapping[str, Stream[Any]]):
         start: str | datetime | None = None,
         *,
         partition: int | None = None,
-        count: int | None = None,
+        limit: int | None = None,
         follow: bool = False,
     ) -> AsyncIterator[StoredRecord]:
         """`read`, from Trio or asyncio: `async for stored in app.streams.aread(...)`."""
-        query = RecordQuery(stream, start, partition, count, follow, self._find_document_codec(stream))
+        query = RecordQuery(stream, start, partition, limit, follow, self._find_document_codec(stream))
         return read_records(self._app, query)
 
     def _find_document_codec(self, stream: str) -> RecordCodec[Any]:

@@ -233,7 +233,7 @@ class InMemoryWorker(SentMessages):
     def _check_progress(self, next_due: int) -> None:
         """Raise RunWaits if nothing is left but the deadlines of runs that wait."""
         waiting: list[str] = []
-        for run in self._app.workflows.list_runs(count=1000, live_only=True):
+        for run in self._app.workflows.list_runs(limit=1000, live_only=True):
             if run.deadline is not None and round(run.deadline * 1000) == next_due:
                 found = self._app.workflows.find(run.id)
                 nodes = found.graph().nodes if found is not None else ()

@@ -266,24 +266,24 @@ class Workflows:
     @blocking(afind)
     def find(self) -> None: ...
 
-    async def alist_runs(self, *, count: int = 100, live_only: bool = False) -> "list[RunStatus]":
+    async def alist_runs(self, *, limit: int = 100, live_only: bool = False) -> "list[RunStatus]":
         """Return the status of live runs, and of those that have ended lately, the newest first.
 
         Runs that are a part of another one, in the place of a job, are not among them.
 
         Args:
-            count: Runs at most. Of more live ones, those that are due next.
+            limit: Runs at most. Of more live ones, those that are due next.
             live_only: Leave out those that have ended.
         """
         redis = await self._app.connections.get_async_driver()
         found: dict[tuple[str, str], None] = {}
         for queue in await redis.perform(queue_calls.list_queues(self._app.keys)):
             keys = self._app.queue(queue)
-            ids = await redis.perform(calls.list_live_runs(keys, count=count))
+            ids = await redis.perform(calls.list_live_runs(keys, count=limit))
             if not live_only:
-                ids += await redis.perform(calls.list_past_runs(keys, count=count))
+                ids += await redis.perform(calls.list_past_runs(keys, count=limit))
             found |= {(queue, run_id): None for run_id in ids}
-        chosen = sorted(found)[: 10 * count]
+        chosen = sorted(found)[: 10 * limit]
         read = [calls.read_run(self._app.queue(queue), run_id, STATUS_FIELDS) for queue, run_id in chosen]
         replies = await redis.perform_all(read) if read else []
         statuses = [
@@ -291,7 +291,7 @@ class Workflows:
             for (queue, run_id), fields in zip(chosen, replies, strict=True)
             if fields
         ]
-        return sorted(statuses, key=lambda status: status.created, reverse=True)[:count]
+        return sorted(statuses, key=lambda status: status.created, reverse=True)[:limit]
 
     @blocking(alist_runs)
     def list_runs(self) -> None: ...

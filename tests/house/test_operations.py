@@ -1,5 +1,6 @@
 """Operations: each is on every surface, and each parameter says what it is."""
 
+import click
 import pytest
 
 from celery5.cli.main import cli
@@ -37,3 +38,27 @@ def test_what_a_command_takes_as_id_is_called_so_in_every_table() -> None:
     assert [
         (name, column.name) for name, column in columns if column.of == "id" and column.name != "id"
     ] == []
+
+
+def test_what_bounds_the_number_of_rows_is_called_limit_on_all_surfaces() -> None:
+    """One name for commands, forms and the JSON API: whoever has learned it of one can use it of all."""
+    other_names = {"count", "most", "number", "last", "top", "rows", "size"}
+    fields = [
+        (name, parameter.name, parameter.help)
+        for name, operation in OPERATIONS.items()
+        for parameter in list_parameters(operation.parameters)
+        if parameter.kind is int
+    ]
+    flags = [
+        (name, "/".join(option.opts).replace("--", ""), option.help or "")
+        for name, command in COMMANDS.items()
+        for option in command.params
+        if isinstance(option, click.Option) and isinstance(option.type, click.types.IntParamType)
+    ]
+    bounds = [
+        (surface, name)
+        for surface, name, help_text in (*fields, *flags)
+        if ("at most" in help_text and not help_text.startswith("Slots")) or name in other_names
+    ]
+    assert len(bounds) >= 18
+    assert [(surface, name) for surface, name in bounds if name != "limit"] == []

@@ -13,7 +13,7 @@ def _to_fields(entries: list[AuditEntry]) -> list[dict[str, object]]:
 
 def _show_next_page(finished: Finished) -> None:
     entries: list[AuditEntry] = finished.result
-    if not finished.wants_json and len(entries) == finished.asked.count:
+    if not finished.wants_json and len(entries) == finished.asked.limit:
         echo(f"for older actions: --before {entries[-1].id}", err=True)
 
 

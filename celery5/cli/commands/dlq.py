@@ -369,7 +369,7 @@ dlq = make_group(
     {
         "read": CommandView(
             run=or_of_records(_read, read_dead_records),
-            parameters={"count": None},
+            parameters={"limit": None},
             defaults={"newest_first": False},
             flags=(
                 click.Option(

@@ -79,7 +79,7 @@ def _warn_without_scheduler(finished: Finished) -> None:
         return
     app = finished.app
     if not app.schedule.schedulers() and DEFAULT_BROKER not in finished.unreachable:
-        start = app.info(most=0).start_advice.format_start("scheduler")
+        start = app.info(limit=0).start_advice.format_start("scheduler")
         echo_hint(f"no Scheduler of {app.name} is running, and nothing fires: {start}", err=True)
     elif "declared" in states:
         echo(

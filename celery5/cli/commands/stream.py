@@ -252,7 +252,9 @@ def _iterate_file(file: Any, name: str) -> Iterator[tuple[str, bytes]]:
 @click.argument("name", metavar="STREAM")
 @PARTITION_FLAG
 @click.option("--from", "start", metavar=PLACE, help="Where to begin; default: with the last records.")
-@click.option("-n", "count", type=click.IntRange(min=1), metavar="COUNT", help="Records at most.")
+@click.option(
+    "--limit", type=click.IntRange(min=1), metavar="N", help="Records at most; default: 10 of the last."
+)
 @click.option("--follow", "-f", is_flag=True, help="Wait for more, until Ctrl-C.")
 @click.option("--json", "wants_json", is_flag=True, help="For programs: it is JSON anyway.")
 @click.pass_obj
@@ -263,7 +265,7 @@ def tail(
     *,
     partition: int | None,
     start: str | None,
-    count: int | None,
+    limit: int | None,
     follow: bool,
     wants_json: bool,
 ) -> None:
@@ -276,9 +278,10 @@ def tail(
 
     app = target.load()
     del wants_json
-    limit = count if start is not None or count is not None else TAIL_COUNT
+    if start is None and limit is None:
+        limit = TAIL_COUNT
     try:
-        for stored in app.streams.read(name, start, partition=partition, count=limit, follow=follow):
+        for stored in app.streams.read(name, start, partition=partition, limit=limit, follow=follow):
             echo(to_json(msgspec.structs.replace(stored, record=mask_value(app, stored.record))))
     except KeyboardInterrupt:
         if not follow:

@@ -196,7 +196,7 @@ def get_replies(result: Any) -> "list[Reply]":
 
 def _explain_no_worker(app: "App") -> str:
     """Return that no worker runs, and how one is started."""
-    start = app.info(most=0).start_advice.format_start("worker")
+    start = app.info(limit=0).start_advice.format_start("worker")
     return as_called(f"no worker of this application is running: {start}")
 
 

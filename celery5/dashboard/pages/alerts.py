@@ -17,7 +17,7 @@ async def load_alerts(request: PageRequest) -> Mapping[str, Any]:
     alerts = await request.read("alert:list")
     return {
         "alerts": sorted(alerts, key=_rank),
-        "history": await request.read_part("the history of alerts", "alert:history", list[Any](), count=50),
+        "history": await request.read_part("the history of alerts", "alert:history", list[Any](), limit=50),
     }
 
 

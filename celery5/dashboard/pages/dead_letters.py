@@ -35,7 +35,7 @@ async def load_group(request: PageRequest) -> Mapping[str, Any]:
     """Return the dead jobs that failed in one way."""
     group = request.path["group"]
     found: DeadJobGroups = await request.read("dlq:groups", group=[group], within=READING_TIME)
-    jobs = await request.read("dlq:read", group=[group], count=SHOWN, after=request.query.get("after"))
+    jobs = await request.read("dlq:read", group=[group], limit=SHOWN, after=request.query.get("after"))
     last = jobs[-1] if len(jobs) == SHOWN else None
     return {
         "group": found.groups[0] if found.groups else None,
@@ -63,7 +63,7 @@ def _to_lists(chosen: Mapping[str, Any]) -> dict[str, Any]:
 async def load_dead(request: PageRequest) -> Mapping[str, Any]:
     """Return dead jobs, the newest first."""
     chosen: dict[str, Any] = request.choose(*FILTERS)
-    jobs = await request.read("dlq:read", **_to_lists(chosen), count=SHOWN, after=request.query.get("after"))
+    jobs = await request.read("dlq:read", **_to_lists(chosen), limit=SHOWN, after=request.query.get("after"))
     last = jobs[-1] if len(jobs) == SHOWN else None
     return {"jobs": jobs, "chosen": chosen, "after": f"{last.queue}:{last.entry}" if last else ""}
 

@@ -8,7 +8,7 @@ from celery5.dashboard.page import Page, PageRequest
 
 async def load_events(request: PageRequest) -> Mapping[str, Any]:
     """Return the events, and what waits for a Router."""
-    return {"events": await request.read("event:list"), "state": await request.read("info:show", most=0)}
+    return {"events": await request.read("event:list"), "state": await request.read("info:show", limit=0)}
 
 
 async def load_event(request: PageRequest) -> Mapping[str, Any]:

@@ -38,10 +38,10 @@ async def load_settings(request: PageRequest) -> Mapping[str, Any]:
 
 async def load_audit(request: PageRequest) -> Mapping[str, Any]:
     """Return the last actions, or those before one of them."""
-    chosen = request.choose("action", "who", "since", "count")
-    words = {"count": "100", **chosen, **request.choose("before")}
+    chosen = request.choose("action", "who", "since", "limit")
+    words = {"limit": "100", **chosen, **request.choose("before")}
     entries = await request.read("audit:list", **words)
-    has_more = len(entries) == int(words["count"])
+    has_more = len(entries) == int(words["limit"])
     return {"entries": entries, "chosen": chosen, "before": entries[-1].id if has_more else ""}
 
 

@@ -16,7 +16,7 @@ async def load_workers(request: PageRequest) -> Mapping[str, Any]:
         "lost": overview.lost,
         "lost_left_out": overview.left_out.lost,
         "at": overview.at,
-        "state": await request.read("info:show", most=0),
+        "state": await request.read("info:show", limit=0),
     }
 
 

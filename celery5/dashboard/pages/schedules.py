@@ -9,7 +9,7 @@ from celery5.dashboard.page import Page, PageRequest
 async def load_schedules(request: PageRequest) -> Mapping[str, Any]:
     """Return the schedules, the next one first, and whether a Scheduler runs."""
     schedules = await request.read("schedule:list")
-    state = await request.read("info:show", most=0)
+    state = await request.read("info:show", limit=0)
     return {
         "schedules": sorted(
             schedules, key=lambda schedule: (schedule.next is None, schedule.next or 0.0, schedule.name)

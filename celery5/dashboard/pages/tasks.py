@@ -107,7 +107,7 @@ async def load_task(request: PageRequest) -> Mapping[str, Any]:
         "window": overview.task_window,
         "points": sum_task(name, histories),
         "limit": next((limit for limit in limits if limit.task == name), None),
-        "dead": await request.read_part("dead jobs", "dlq:read", list[Any](), task=[pattern], count=5),
+        "dead": await request.read_part("dead jobs", "dlq:read", list[Any](), task=[pattern], limit=5),
         "starts": overview.starts,
         "held_on": sum(name in worker.breakers for worker in overview.workers),
     }

@@ -27,7 +27,7 @@ FAILURES_READ = 500
 async def load_runs(request: PageRequest) -> Mapping[str, Any]:
     """Return live runs, and those that have ended lately; how many of them are in each state."""
     chosen = request.choose("live", "state", "name")
-    runs = await request.read("workflow:list", live=chosen.get("live"), count=RUNS_READ)
+    runs = await request.read("workflow:list", live=chosen.get("live"), limit=RUNS_READ)
     named = [run for run in runs if chosen.get("name", "") in run.name or chosen.get("name", "") in run.id]
     shown = [run for run in named if chosen.get("state", run.state.value) == run.state.value]
     return {

@@ -47,7 +47,7 @@ def test_the_trail_is_read_page_by_page(app: App, redis_client: "redis.Redis") -
             app.dlq.purge()
     whole = app.audit.list()
     pages, before = list[list[AuditEntry]](), ""
-    while page := app.audit.list(count=3, before=before):
+    while page := app.audit.list(limit=3, before=before):
         pages.append(page)
         before = page[-1].id
     assert [len(page) for page in pages] == [3, 3, 1]
@@ -208,7 +208,7 @@ def test_nobody_washes_out_what_others_have_done(app: App, monkeypatch: pytest.M
     # Those who have less than their share displace the oldest entry, and an index that was lost harms nobody.
     app.connections.get_blocking_driver().perform(Call(("DEL", app.keys.audit_entries), int))
     fill(app, *((f"dlq:later-{number}", "anna") for number in range(6)))
-    assert [entry.action for entry in app.audit.list(count=6)] == [f"dlq:later-{n}" for n in range(5, -1, -1)]
+    assert [entry.action for entry in app.audit.list(limit=6)] == [f"dlq:later-{n}" for n in range(5, -1, -1)]
     assert len(app.audit.list()) == 20
 
 
@@ -224,13 +224,13 @@ def fill(app: App, *entries: tuple[str, str]) -> None:
 
 def test_entries_are_read_by_action_noun_person_and_time(app: App) -> None:
     fill(app, ("dlq:replay", "anna@web"), ("dlq:purge", "bob@web"), ("worker:reload", "anna@db"))
-    cut = app.audit.list(count=1)[0].at
+    cut = app.audit.list(limit=1)[0].at
     assert [entry.action for entry in app.audit.list(action="dlq")] == ["dlq:purge", "dlq:replay"]
     assert [entry.who for entry in app.audit.list(action="dlq:replay")] == ["anna@web"]
     assert [entry.action for entry in app.audit.list(who="anna")] == ["worker:reload", "dlq:replay"]
     assert [entry.action for entry in app.audit.list(who="anna@db")] == ["worker:reload"]
     assert app.audit.list(who="ann") == []
-    assert len(app.audit.list(count=2)) == 2
+    assert len(app.audit.list(limit=2)) == 2
     assert app.audit.list(since=cut + 60) == []
     assert len(app.audit.list(since=cut - 60)) == 3
     assert len(app.audit.list(since=datetime.fromtimestamp(cut, UTC) - timedelta(minutes=1))) == 3
@@ -238,8 +238,8 @@ def test_entries_are_read_by_action_noun_person_and_time(app: App) -> None:
 
 def test_rare_ones_are_found_behind_many_others(app: App) -> None:
     fill(app, ("queue:purge", "anna@web"), *[("task:revoke", "bob@web")] * 1100)
-    assert [entry.who for entry in app.audit.list(action="queue", count=5)] == ["anna@web"]
-    assert len(app.audit.list(count=2000)) == 1101
+    assert [entry.who for entry in app.audit.list(action="queue", limit=5)] == ["anna@web"]
+    assert len(app.audit.list(limit=2000)) == 1101
 
 
 def test_the_trail_is_capped_and_expires(
@@ -262,7 +262,7 @@ def test_what_another_program_has_written_is_shown(app: App, redis_client: "redi
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"count": 0}, "count is 0: give 1 or more"),
+        ({"limit": 0}, "limit is 0: give 1 or more"),
         ({"action": "dlq:reply"}, "no action 'dlq:reply'; did you mean 'dlq:replay'?"),
         ({"since": datetime(2026, 1, 1)}, "give a datetime with a zone"),
         ({"since": -1}, "since is -1"),

@@ -237,7 +237,7 @@ async def test_the_audit_trail_goes_on_on_the_next_page(app: App) -> None:
     for number in range(5):
         await app.alerts.asilence("no-workers", seconds=60, why=f"test {number}")
     async with browsing(app, role="viewer") as client:
-        address, found = f"/{app.name}/audit?count=2&action=alert", list[str]()
+        address, found = f"/{app.name}/audit?limit=2&action=alert", list[str]()
         for _ in range(3):
             answer = await client.get(address)
             found += re.findall(r"why=test (\d)", read_text(answer.text))

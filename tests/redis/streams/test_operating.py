@@ -96,12 +96,12 @@ async def test_records_are_read_from_the_end_from_a_place_or_of_a_partition(app:
     orders = orders_of(app)
     times = list(range(1_000_000, 1_000_100))
     sent = await orders.asend(*make_orders(100), times=times)
-    assert [stored.record["amount"] for stored in await read_all(app, count=5)] == [95, 96, 97, 98, 99]
+    assert [stored.record["amount"] for stored in await read_all(app, limit=5)] == [95, 96, 97, 98, 99]
     assert [s.record["amount"] for s in await read_all(app, "1000090-0")] == list(range(90, 100))
-    assert [s.record["amount"] for s in await read_all(app, "earliest", count=3)] == [0, 1, 2]
+    assert [s.record["amount"] for s in await read_all(app, "earliest", limit=3)] == [0, 1, 2]
     assert await read_all(app, "latest") == []
     partition, record_id = sent[50]
-    found = await read_all(app, record_id, partition=partition, count=1)
+    found = await read_all(app, record_id, partition=partition, limit=1)
     assert [(record.id, record.record["amount"]) for record in found] == [(record_id, 50)]
     assert {record.partition for record in await read_all(app, "earliest", partition=partition)} == {
         partition
@@ -114,7 +114,7 @@ async def test_native_fields_have_their_types_where_the_class_is_known(app: App,
     await readings.asend(reading)
     (stored,) = await read_all(app, "earliest")
     assert stored.record == {"name": "a", "at": 1, "value": 2.5, "is_valid": True, "raw": "/w=="}
-    (stored,) = await read_all(app, count=1)
+    (stored,) = await read_all(app, limit=1)
     assert readings.codec.parse(msgspec.json.encode(stored.record)) == reading
     other = App(app_name, broker=app.settings.broker)
     (stored,) = await read_all(other, "earliest")
@@ -128,7 +128,7 @@ async def test_a_stream_that_is_followed_yields_what_comes_later(app: App) -> No
     seen = list[int]()
 
     async def follow() -> None:
-        async for stored in app.streams.aread("orders", count=2, follow=True):
+        async for stored in app.streams.aread("orders", limit=2, follow=True):
             seen.append(stored.record["amount"])
 
     async with trio.open_nursery() as nursery:
@@ -150,7 +150,7 @@ async def test_what_cannot_be_read_is_told_in_a_line(app: App) -> None:
         await read_all(app, "earliest", partition=4)
     with pytest.raises(Misconfigured, match="start is 'yesterday'"):
         await read_all(app, "yesterday")
-    with pytest.raises(Misconfigured, match="give a count"):
+    with pytest.raises(Misconfigured, match="give a limit"):
         await read_all(app)
 
 
@@ -334,7 +334,7 @@ async def test_records_in_an_encoding_of_ones_own_are_shown_as_they_are_and_dead
         {"k": 1},
         {"k": 2},
     ]
-    assert [stored.record async for stored in app.streams.aread("numbers", count=1)] == [{"k": 2}]
+    assert [stored.record async for stored in app.streams.aread("numbers", limit=1)] == [{"k": 2}]
     async with working(app):
         await until_async(all_dead)
     assert [dead.record async for dead in dead_records.aread("numbers", "refuse")] == [{"k": 1}, {"k": 2}]

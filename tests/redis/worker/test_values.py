@@ -250,7 +250,7 @@ async def test_records_and_state_of_streams_take_subclasses_and_refuse_what_woul
         await documents.asend({"x": float64(1), "n": [SafeString("s")]})
         await until(lambda: bool(seen))
     assert seen == [(Reading(name="a", value=1.5), {"value": 1.5})]
-    (stored,) = [record async for record in app.streams.aread("native", count=1)]
+    (stored,) = [record async for record in app.streams.aread("native", limit=1)]
     assert stored.record == {"name": "a", "value": 2.5}
     logins = app.stream("logins", Login)
     with pytest.raises(BadRecord, match="password"):

@@ -199,7 +199,7 @@ def test_people_and_programs_read_who_did_what(desk: Desk) -> None:
     assert abs(told["at"] - time.time()) < 60
     assert (told["who"], told["action"], told["target"]) == ("anna", "task:resume", "shop.add")
     assert (told["filter"], told["count"], told["outcome"], told["job"]) == ({}, 1, "done", "")
-    assert json.loads(desk("audit", "list", "--json", "--count", "1"))[0]["action"] == "task:resume"
+    assert json.loads(desk("audit", "list", "--json", "--limit", "1"))[0]["action"] == "task:resume"
     assert "no actions" in desk("audit", "list", "--action", "dlq")
 
 

@@ -81,7 +81,7 @@ def test_records_are_sent_from_arguments_stdin_and_files(shop: Desk) -> None:
     )
     places = [json.loads(line) for line in done.stdout.splitlines()]
     assert [sorted(place) for place in places] == [["id", "partition"]] * 2
-    assert [stored["record"] for stored in tail(shop, "-n", 2)] == [
+    assert [stored["record"] for stored in tail(shop, "--limit", 2)] == [
         {"order_id": 3, "amount": 7},
         {"order_id": 3, "amount": 8},
     ]
@@ -269,7 +269,7 @@ def test_dead_records_are_read_replayed_and_purged(shop: Desk) -> None:
         shop("dlq", "replay", *of_bill, "--message", "-3", "--dry-run") == "1 dead record would be replayed\n"
     )
     assert shop("dlq", "replay", *of_bill, "--message", "-3") == "1 dead record replayed\n"
-    assert [record["record"]["amount"] for record in tail(shop, "-n", 1)] == [-3]
+    assert [record["record"]["amount"] for record in tail(shop, "--limit", 1)] == [-3]
     assert json.loads(shop("dlq", "replay", *of_bill, "--json", "--id", dead[0]["entry"]))["matched"] <= 1
     assert "add --yes" in run(shop, "dlq", "purge", *of_bill).error
     assert shop("dlq", "purge", *of_bill, "--older-than", "1h", "--yes") == "0 dead records purged\n"

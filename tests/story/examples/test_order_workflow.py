@@ -34,7 +34,7 @@ def get_ledger(number: int) -> list[str]:
 
 def count_ended(app: App) -> int:
     """Return how many orders have come to their end."""
-    return sum(run.ended is not None for run in app.workflows.list_runs(count=1000))
+    return sum(run.ended is not None for run in app.workflows.list_runs(limit=1000))
 
 
 def wait_for_ended(count: int) -> None:
@@ -72,7 +72,7 @@ def test_orders_are_shipped_or_refunded_although_every_process_is_killed_in_turn
         decide(range(40, ORDERS))
         example.kill_controller()
         wait_for_ended(ORDERS + 10)
-    states = {run.id: run.state for run in app.workflows.list_runs(count=1000)}
+    states = {run.id: run.state for run in app.workflows.list_runs(limit=1000)}
     for number in range(ORDERS + 10):
         is_late, is_shipped = number >= ORDERS, number < ORDERS and number % 2 == 0
         done = get_ledger(number)

@@ -90,7 +90,7 @@ READS = [
     Call("dlq", lambda app: app.dlq, "count"),
     Call("dlq", lambda app: app.dlq, "groups"),
     Call("streams", lambda app: app.streams, "info"),
-    Call("streams", lambda app: app.streams, "read", ("orders",), {"count": 5}),
+    Call("streams", lambda app: app.streams, "read", ("orders",), {"limit": 5}),
     Call("streams", lambda app: app.streams.dead_records, "read", ("orders", "books")),
     Call("streams", lambda app: app.streams["orders"], "send", ({"id": 1},)),
     Call("events", lambda app: app.events, "state"),
