@@ -1,6 +1,7 @@
 """Run all checks of `celery5 doctor`, each by itself and with a time limit."""
 
 import os
+import ssl
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -12,7 +13,7 @@ from msgspec.structs import replace
 from celery5.broker.keys import Keys
 from celery5.doctor.broker_checks import BrokerChecks
 from celery5.doctor.host_checks import HostChecks
-from celery5.errors import CeleryError
+from celery5.errors import BrokerUnavailable, CeleryError
 from celery5.protocol.health.broker_diagnosis import Finding
 from celery5.protocol.masking import get_error_text
 from celery5.protocol.observability.storage import describe_filling
@@ -159,13 +160,24 @@ def _run_within(check: DoctorCheck, limit: float) -> Finding:
     return Finding(check.name, "fail", f"no answer within {limit:g} s", "see why it hangs")
 
 
+def _choose_remedy(error: CeleryError) -> str:
+    """Return what to do about the error that ended a check."""
+    cause = (
+        error.__cause__ or error.__context__
+    )  # the driver hides the operating system's error, whose text it has
+    is_refused = isinstance(cause, OSError) and not isinstance(cause, TimeoutError | ssl.SSLError)
+    if type(error) is BrokerUnavailable and is_refused:  # nothing listens there, or the host is not known
+        return "start it, or set CELERY5_BROKER; celery5 docs brokers"
+    return "see celery5 docs doctor"
+
+
 def _run_safely(check: DoctorCheck) -> Finding:
     try:
         return check.run()
     except _SkippedCheck:
         return Finding(check.name, "warn", "", skipped=(check.name,))
     except CeleryError as error:
-        return Finding(check.name, "fail", get_error_text(error), "see celery5 docs doctor")
+        return Finding(check.name, "fail", get_error_text(error), _choose_remedy(error))
     except Exception as error:  # a defect of one check must not end the others
         why = f"the check itself failed: {type(error).__name__}: {error}"
         return Finding(check.name, "fail", why, "please report it")

@@ -3,6 +3,7 @@
 import importlib
 import sys
 import traceback
+from pkgutil import iter_modules
 from types import ModuleType
 from typing import Any
 
@@ -19,6 +20,10 @@ from celery5.tasks.task import Task
 
 class CannotLoad(Misconfigured):
     """The value of `-A` is no application. The message says what it is, and what to write instead."""
+
+
+class MisspeltTarget(CannotLoad):
+    """There is an application, or a module, of a similar name. The message says which, and needs no further advice."""
 
 
 def load_app(target: str) -> App:
@@ -66,9 +71,11 @@ def _import(name: str, folder: str) -> ModuleType:
             ) from error
         parent, _, last = name.rpartition(".")
         if isinstance(getattr(sys.modules.get(parent), last, None), App):
-            raise CannotLoad(
+            raise MisspeltTarget(
                 f"no module {name!r}, but module {parent!r} has that application: -A {parent}:{last}"
             ) from None
+        if suggestion := _suggest_module(error.name, folder):
+            raise MisspeltTarget(f"no module {error.name!r}; {suggestion}") from None
         raise CannotLoad(f"no module {name!r}: {_describe_search(name, error.name, folder)}") from None
     except (Exception, SystemExit) as error:
         _raise_if_not_in_code(error)
@@ -88,13 +95,27 @@ def _describe_search(name: str, missing: str, folder: str) -> str:
     return f"{describe_import_path(folder)}; run celery5 in the folder that has {file}"
 
 
+def _suggest_module(missing: str, folder: str) -> str:
+    """Return `did you mean 'shop'?` for a module or package where `missing` was looked for first; '' for none.
+
+    That is the current folder, or the package that it names. Installed modules are not looked at: too many have names
+    that are similar by chance.
+    """
+    parent, dot, last = missing.rpartition(".")
+    places = [*getattr(sys.modules.get(parent), "__path__", ())] if parent else [folder]
+    similar = find_similar(last, [module.name for module in iter_modules(places)])
+    return f"did you mean {parent + dot + similar!r}?" if similar else ""
+
+
 def _get_attribute(module: ModuleType, attribute: str) -> App:
     value: object = module
     for part in attribute.split("."):
         if not hasattr(value, part):
             similar = find_similar(part, vars(module))
-            hint = f"did you mean {module.__name__}:{similar}?" if similar else _list_applications(module)
-            raise CannotLoad(f"module {module.__name__!r} has no {attribute!r}; {hint}")
+            wrong = f"module {module.__name__!r} has no {attribute!r}"
+            if similar:
+                raise MisspeltTarget(f"{wrong}; did you mean {module.__name__}:{similar}?")
+            raise CannotLoad(f"{wrong}; {_list_applications(module)}")
         value = getattr(value, part)
     if not isinstance(value, App):
         raise CannotLoad(

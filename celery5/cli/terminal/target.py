@@ -27,7 +27,7 @@ class Target(NamedTuple):
         """
         # A probe of a container needs no application and must import as little as possible.
         with without_garbage_collection():
-            from celery5.cli.terminal.loading import CannotLoad, app_without_code, load_app
+            from celery5.cli.terminal.loading import CannotLoad, MisspeltTarget, app_without_code, load_app
 
         needs_code = needs_code or serves
         if self.app_name and needs_code:
@@ -44,7 +44,7 @@ class Target(NamedTuple):
             with without_garbage_collection():
                 app = app_without_code(self.app_name) if self.app_name else load_app(self.name)
         except CannotLoad as error:
-            if needs_code:
+            if needs_code or isinstance(error, MisspeltTarget):
                 raise
             raise CannotLoad(f"{error}; {_WITHOUT_CODE}") from error
         if not serves:

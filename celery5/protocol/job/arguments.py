@@ -519,9 +519,11 @@ class Parameters:
                 msgspec.convert(make_plain(value), wire_type, dec_hook=from_json)
         except FAULTS as error:
             text = get_error_text(error)
+            instead = _suggest_for_argument(value)
+            why = "" if instead or _TYPES.fullmatch(text) else f" ({text})"
             raise BadArguments(
                 f"{self._task}: parameter {name!r} takes {_shown(expected)}, got {type(value).__name__}"
-                f"{'' if _TYPES.fullmatch(text) else f' ({text})'}"
+                f"{why}{instead and f': {instead}'}"
             ) from None
 
     def _known(self, what: str, annotation: Any) -> Any:
@@ -549,6 +551,12 @@ class Parameters:
                 f"task {self._task}: {what} has no JSON form: {_shown(bare)} {_INSTEAD}{instead and f'; {instead}'}"
             )
         return annotation
+
+
+def _suggest_for_argument(value: object) -> str:
+    """Return as `suggest_instead`, for a value, or for the first item of a list of them."""
+    first = value[0] if isinstance(value, list | tuple) and value else value
+    return suggest_instead(cast("object", type(first)))
 
 
 _INSTEAD = "is neither a dataclass nor another type that JSON can carry (see celery5 docs types)"

@@ -441,6 +441,22 @@ def test_this_python_and_its_libraries_will_do() -> None:
     assert host.check_libraries().state in ("ok", "warn")  # a warning where it runs from a checkout
 
 
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("redis://127.0.0.1:1/0", "Connection refused"),
+        ("unix:///no/such/socket", "No such file or directory"),
+    ],
+)
+def test_a_broker_that_refuses_the_connection_is_to_be_started_or_named(
+    app_name: str, url: str, why: str
+) -> None:
+    with closing(App(app_name, broker=url)) as app:
+        (server,) = [finding for finding in run_checks(get_checks(app)) if finding.check == "server"]
+    assert server.summary.endswith(f"cannot be reached: {why}")
+    assert server.remedy == "start it, or set CELERY5_BROKER; celery5 docs brokers"
+
+
 def test_what_an_unreachable_broker_left_out_is_named_once_with_one_remedy(
     own_server: EmbeddedServer, app_name: str
 ) -> None:

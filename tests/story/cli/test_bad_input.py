@@ -60,6 +60,26 @@ def test_a_module_that_is_not_there(tmp_path: Path) -> None:
     assert ended.out == ""
 
 
+@pytest.mark.parametrize(
+    ("target", "file", "error"),
+    [
+        ("harbor", "harbour.py", "no module 'harbor'; did you mean 'harbour'?"),
+        ("harbor:app", "harbour/__init__.py", "no module 'harbor'; did you mean 'harbour'?"),
+        ("harbour.task", "harbour/tasks.py", "no module 'harbour.task'; did you mean 'harbour.tasks'?"),
+        ("harbor.tasks", "harbour/tasks.py", "no module 'harbor'; did you mean 'harbour'?"),
+    ],
+)
+def test_a_misspelt_module_of_the_folder_is_corrected_in_one_line(
+    tmp_path: Path, target: str, file: str, error: str
+) -> None:
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).parent.joinpath("__init__.py").write_text("")
+    (tmp_path / file).write_text("")
+    (tmp_path / "billing.py").write_text("")
+    ended = celery5("-A", target, "queue", "list", cwd=tmp_path)
+    assert (ended.code, ended.err, ended.out) == (2, f"Error: {error}\n", "")
+
+
 def test_something_that_is_no_app(plain_shop: Path) -> None:
     ended = celery5("-A", "shop:add", "worker", "start", cwd=plain_shop)
     assert ended.code == 2

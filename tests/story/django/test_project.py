@@ -574,11 +574,17 @@ SEND_ROWS = """
 from celery5 import Misconfigured, task
 from celery5.errors import BadArguments
 from orders.models import Order
-from orders.tasks import ship
+from orders.tasks import pay, pay_all, ship
 
 for value in (Order(pk=1), Order.objects.all(), object()):
     try:
         ship.delay(value)
+    except BadArguments as error:
+        print(error)
+
+for task_of_keys, value in ((pay, Order(pk=1)), (pay_all, Order.objects.all()), (pay_all, [Order(pk=1)])):
+    try:
+        task_of_keys.delay(value)
     except BadArguments as error:
         print(error)
 
@@ -593,8 +599,12 @@ except Misconfigured as error:
 
 def test_error_for_a_row_as_an_argument_names_what_to_pass(project: Project) -> None:
     project.write("orders/models.py", "from django.db import models\nclass Order(models.Model): pass\n")
-    project.write("orders/tasks.py", "from celery5 import task\n@task\ndef ship(order): ...\n")
-    row, rows, other, declared = project.run(SEND_ROWS).splitlines()
+    project.write(
+        "orders/tasks.py",
+        "from celery5 import task\n@task\ndef ship(order): ...\n"
+        "@task\ndef pay(order_id: int): ...\n@task\ndef pay_all(order_ids: list[int]): ...\n",
+    )
+    row, rows, other, key, keys, listed, declared = project.run(SEND_ROWS).splitlines()
     assert row.endswith("Order has no JSON form: use its pk")
     assert rows.endswith(
         "QuerySet has no JSON form: use the pks of its rows: list(rows.values_list('pk', flat=True))"
@@ -602,6 +612,11 @@ def test_error_for_a_row_as_an_argument_names_what_to_pass(project: Project) -> 
     assert other.endswith(
         "object has no JSON form: use a dataclass, or numbers, text, lists and dicts (celery5 docs types)"
     )
+    assert key.endswith("parameter 'order_id' takes int, got Order: use its pk")
+    assert keys.endswith(
+        "'order_ids' takes list[int], got QuerySet: use the pks of its rows: list(rows.values_list('pk', flat=True))"
+    )
+    assert listed.endswith("'order_ids' takes list[int], got list: use its pk")
     assert declared.endswith("that JSON can carry (see celery5 docs types); use its pk")
 
 
