@@ -62,3 +62,18 @@ def test_what_bounds_the_number_of_rows_is_called_limit_on_all_surfaces() -> Non
     ]
     assert len(bounds) >= 18
     assert [(surface, name) for surface, name in bounds if name != "limit"] == []
+
+
+def test_each_process_has_the_flags_of_the_log_from_one_definition() -> None:
+    starts = {name: command for name, command in COMMANDS.items() if name.endswith(" start")}
+    flags = {
+        name: [
+            (option.name, option.help, getattr(option.type, "choices", None))
+            for option in command.params
+            if isinstance(option, click.Option) and (option.name or "").startswith("log_")
+        ]
+        for name, command in starts.items()
+    }
+    assert {"controller start", "dashboard start", "publisher start", "worker start"} <= starts.keys()
+    assert [option[0] for option in flags["worker start"]] == ["log_format", "log_level"]
+    assert {name for name, options in flags.items() if options != flags["worker start"]} == set()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from celery5.broker.servers.kept_folder import check_owned
-from celery5.cli.terminal.flags import broker_flag
+from celery5.cli.terminal.flags import broker_flag, log_flags
 from celery5.cli.terminal.output import CommandGroup, echo
 from celery5.cli.terminal.target import Target
 from celery5.errors import Misconfigured
@@ -87,6 +87,7 @@ def dashboard() -> None:
     help="The address that browsers have for it; with https:// cookies are sent by TLS only.",
 )
 @broker_flag
+@log_flags
 @click.pass_obj
 def start(
     target: Target,
@@ -104,7 +105,7 @@ def start(
     hosts: Sequence[str],
     proxy_secret_header: str,
     public_url: str,
-    broker: str | None,
+    **settings: str | None,
 ) -> int:
     """Serve the dashboard until stopped, and print its address.
 
@@ -137,8 +138,7 @@ def start(
         secret=os.environ.get("CELERY5_DASHBOARD_SECRET") or None,
     )
     apps = [target.load(), *(Target(name).load() for name in others)]
-    if broker:
-        apps[0].configure(broker=broker)
+    apps[0].configure(**settings)  # of a flag that was not given it is None, which changes nothing
     return serve(apps, options)
 
 

@@ -20,7 +20,10 @@ def systemd() -> None:
 @click.option(
     "--yes", is_flag=True, help="Replace files that differ without asking: those of an older version, say."
 )
-def install(folder: Path | None, *, yes: bool) -> None:
+@click.option(
+    "--dry-run", is_flag=True, help="Print each unit and where it would be written, and write nothing."
+)
+def install(folder: Path | None, *, yes: bool, dry_run: bool) -> None:
     """Copy the units to FOLDER, by default those of your user, ~/.config/systemd/user.
 
     /etc/systemd/system is the folder of the system's units. Options of your own belong into drop-ins (systemctl edit),
@@ -32,6 +35,14 @@ def install(folder: Path | None, *, yes: bool) -> None:
     differing = [
         name for name, unit in units.items() if (target / name).exists() and _differs(target / name, unit)
     ]
+    if dry_run:
+        for name, unit in units.items():
+            is_there = (target / name).exists()
+            change = (
+                "would be replaced" if name in differing else "is there already" if is_there else "is new"
+            )
+            echo(f"# {target / name} {change}\n{unit.decode()}")
+        return
     if differing and not yes:
         click.confirm(f"Replace {', '.join(differing)} in {target}?", abort=True, err=True)
     try:

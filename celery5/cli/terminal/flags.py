@@ -144,6 +144,18 @@ _OF_JOBS: Sequence[Callable[[Any], Any]] = (
         help="How long running jobs may go on after a stop.",
     ),
 )
+_OF_LOG: Sequence[Callable[[Any], Any]] = (
+    click.option(
+        "--log-format",
+        type=click.Choice(["auto", "json", "console", "journal"]),
+        help="auto, the default: the systemd journal if stderr is it, console on a terminal, else JSON lines.",
+    ),
+    click.option(
+        "--log-level",
+        type=click.Choice(["debug", "info", "warning", "error"]),
+        help="The lowest level that is logged; default: info.",
+    ),
+)
 _FLAGS: Sequence[Callable[[Any], Any]] = (
     click.option(
         "--config",
@@ -167,16 +179,7 @@ _FLAGS: Sequence[Callable[[Any], Any]] = (
         "--status-port", type=int, metavar="N", help="Answer /livez, /readyz and /metrics on this port."
     ),
     click.option("--status-host", metavar="ADDRESS", help="Where that port is opened; default: 127.0.0.1."),
-    click.option(
-        "--log-format",
-        type=click.Choice(["auto", "json", "console", "journal"]),
-        help="auto, the default: the systemd journal if stderr is it, console on a terminal, else JSON lines.",
-    ),
-    click.option(
-        "--log-level",
-        type=click.Choice(["debug", "info", "warning", "error"]),
-        help="The lowest level that is logged; default: info.",
-    ),
+    *_OF_LOG,
 )
 
 
@@ -188,6 +191,11 @@ def serving_flags(command: F) -> F:
 def auxiliary_process_flags(command: F) -> F:
     """Add the flags of a process that runs no jobs: `scheduler start` and `router start`."""
     return _add_flags((broker_flag, *_FLAGS), command)
+
+
+def log_flags(command: F) -> F:
+    """Add the flags of the log, for a process that has none of the others: `dashboard start`."""
+    return _add_flags(_OF_LOG, command)
 
 
 def processes_flag(kind: str) -> Callable[[F], F]:

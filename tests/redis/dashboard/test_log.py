@@ -64,6 +64,17 @@ def tokens(tmp_path: Path) -> Path:
     return file
 
 
+def test_flags_choose_the_form_and_the_level_of_the_log_of_a_dashboard(staff: Staff) -> None:
+    plain = staff.launch([*START, "--log-format", "console", "--log-level", "info"])
+    wait_until(lambda: "dashboard:started" in plain.output.read_text() or plain.process.poll() is not None)
+    assert (plain.process.poll(), plain.lines("dashboard:started")) == (None, [])  # it is no JSON
+    quiet = staff.launch([*START, "--log-level", "warning"])
+    wait_until(lambda: "dashboard: http" in quiet.output.read_text() or quiet.process.poll() is not None)
+    quiet.process.send_signal(signal.SIGTERM)
+    assert quiet.process.wait(20) == 0
+    assert "dashboard:st" not in quiet.output.read_text()  # it has neither started nor stopped for the log
+
+
 def test_a_dashboard_logs_its_start_actions_refusals_errors_and_stop(staff: Staff, tokens: Path) -> None:
     dashboard, app = start(staff, "--tokens", str(tokens)), staff.app.name
     (started,) = dashboard.lines("dashboard:started")

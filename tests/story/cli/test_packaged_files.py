@@ -228,6 +228,21 @@ def test_units_are_copied_to_the_folder_of_the_user(tmp_path: Path) -> None:
     assert "systemctl --user daemon-reload" in ended.err
 
 
+def test_a_dry_run_prints_the_units_and_their_places_and_writes_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "units"
+    printed = celery5("systemd", "install", "units", "--dry-run", cwd=tmp_path)
+    expected = "".join(f"# units/{name} is new\n{UNITS[name]}\n" for name in sorted(UNITS))
+    assert (printed.code, printed.out, printed.err, folder.exists()) == (0, expected, "", False)
+    folder.mkdir()
+    first, second, *_ = sorted(UNITS)
+    (folder / first).write_text(UNITS[first])
+    (folder / second).write_text("[Unit]\n")
+    printed = celery5("systemd", "install", "units", "--dry-run", cwd=tmp_path)
+    assert f"# units/{first} is there already\n" in printed.out
+    assert f"# units/{second} would be replaced\n" in printed.out
+    assert read(folder) == {first: UNITS[first], second: "[Unit]\n"}
+
+
 def test_units_that_differ_are_replaced_only_with_yes(tmp_path: Path) -> None:
     folder = tmp_path / "units"
     assert celery5("systemd", "install", "units", cwd=tmp_path).code == 0
