@@ -43,6 +43,17 @@ def collapse_whitespace(text: str) -> str:
     return " ".join(text.split())
 
 
+def cut_middle(text: str, length: int) -> str:
+    """Return a text in at most this many characters, with `...` for what is left out.
+
+    Its end is kept, as what to do comes last.
+    """
+    if len(text) <= length:
+        return text
+    at_end = (length - 3) * 3 // 8
+    return f"{text[: length - 3 - at_end]}...{text[len(text) - at_end :]}"
+
+
 def get_error_text(error: object, max_length: int | None = None) -> str:
     """Return the text of an error, or of the reason for one, on one line of at most this many characters. Never raises.
 

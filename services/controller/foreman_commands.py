@@ -118,6 +118,7 @@ class ForemanCommands:
                 "the old description stays: another [broker] needs a Controller that is started again"
             )
         settings = _find_changed_settings(self._foreman.cluster, cluster)
+        change = self._foreman.cluster_state.begin_change()
         canaries = self._foreman.start_canaries(cluster)
         if not canaries:
             self._foreman.apply_description(cluster)
@@ -130,7 +131,7 @@ class ForemanCommands:
         self._log.event("cluster:reloaded", **found)
         if self._configuration is not None:
             await self._foreman.reload_members(name for name in after if before.get(name) == after[name])
-        return found
+        return {**found, "change": change}
 
     async def _members(self, _parameters: NoParameters) -> object:
         cluster_state, now = self._foreman.cluster_state, trio.current_time()
@@ -162,19 +163,22 @@ class ForemanCommands:
             raise CommandRefused(
                 f"no member {unknown_names[0]!r} here; there are: {', '.join(sorted(members))}"
             )
+        change = self._foreman.cluster_state.begin_change()
         if names is None and (canaries := self._foreman.start_canaries()):
-            return {"canaries": canaries}
-        return {"restarted": self._foreman.restart(names) if self._leads.is_leader else ()}
+            return {"canaries": canaries, "change": change}
+        restarted = self._foreman.restart(names) if self._leads.is_leader else ()
+        return {"restarted": restarted, "change": change}
 
     async def _scale(self, parameters: ScaleParameters) -> object:
         wanted = parameters.target
         if self._autoscale is not None:
             wanted = min(max(wanted, self._autoscale.minimum), self._autoscale.maximum)
+        change = self._foreman.cluster_state.begin_change()
         scale = self._foreman.set_worker_count(wanted)
         if scale != self._scaled:  # Schedulers repeat the command from time to time
             self._scaled = scale
             self._log.event("cluster:scaled", workers=wanted)
-        return {"workers": wanted, "groups": scale}
+        return {"workers": wanted, "groups": scale, "change": change}
 
 
 def _find_changed_settings(before: Cluster, after: Cluster) -> list[str]:
@@ -219,5 +223,6 @@ def _format_member(name: str, state: MemberState, now: float, pid: int | None) -
         "status": state.status,
         "status_age": round(max(0.0, now - state.status_at), 3) if state.status else None,
         "trouble": state.problem,
+        "given_up_in": state.given_up_in,
         "code": state.code,
     }

@@ -163,7 +163,7 @@ class Leadership:
         if news is LeadershipChange.ACQUIRED:
             self._log.event("leadership:acquired", epoch=record.epoch)
         elif news is LeadershipChange.NEW_LEADER:
-            self._log.event("leadership:changed", leader=record.leader, epoch=record.epoch)
+            self._log.event("leadership:changed", leader=record.leader, epoch=record.epoch, role="standby")
         self._set_state(state)
 
     def _set_state(self, state: LeadershipState) -> None:

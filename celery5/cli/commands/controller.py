@@ -275,14 +275,19 @@ def _list_live_controllers(app: "App") -> list[str]:
 def _wait_until_up(finished: Finished, seconds: float) -> Counter[str]:
     """Wait until every member is as it should be; return how many have loaded which file, where they say so.
 
-    Of a command that names members only those count. A change can be taken back only if it has a canary: what a
-    Controller says of one otherwise is about an earlier command.
+    Of a command that names members only those count.
 
-    Raises ClusterCommandFailed if a member is given up, if the change is taken back, or at the timeout.
+    Raises ClusterCommandFailed if the change has failed, see `judge_change`, or at the timeout.
     """
+    from celery5.protocol.cluster.change_progress import judge_change
+
     deadline, pending = time.monotonic() + seconds, ""
     named = getattr(finished.asked, "members", None)
-    has_canaries = any(reply.ok and "canaries" in reply.answer for reply in get_replies(finished.result))
+    begun = [reply.answer for reply in get_replies(finished.result) if reply.ok]
+    has_canaries = any("canaries" in answer for answer in begun)
+    change = next(
+        (answer["change"] for answer in begun if "change" in answer and not answer.get("stands_by")), None
+    )
     while time.monotonic() < deadline:
         try:
             answers = _ask_members(finished.app, finished.asked)
@@ -290,14 +295,17 @@ def _wait_until_up(finished: Finished, seconds: float) -> Counter[str]:
             answers = []
         for answer in answers:
             if answer["leads"]:
-                members = [member for member in answer["members"] if named is None or member["name"] in named]
-                if any(member["phase"] == "given up" for member in members):
-                    raise ClusterCommandFailed(answer["line"])
-                pending = ", ".join(name for name in answer["pending"] if named is None or name in named)
-                if not pending:
-                    if has_canaries and (taken_back := answer.get("taken_back")):
-                        raise ClusterCommandFailed(f"the change was taken back: {taken_back}")
-                    return Counter(file for member in members if (file := member.get("code", "")))
+                progress = judge_change(answer, named=named, change=change, has_canaries=has_canaries)
+                if progress.failure:
+                    raise ClusterCommandFailed(progress.failure)
+                if progress.is_done:
+                    members = answer["members"]
+                    return Counter(
+                        member["code"]
+                        for member in members
+                        if member.get("code") and (named is None or member["name"] in named)
+                    )
+                pending = ", ".join(progress.pending)
         time.sleep(0.2)
     raise ClusterCommandFailed(
         f"the command was sent, and is not done after {seconds:g} s: {pending or 'no Controller says so'}"
@@ -324,7 +332,7 @@ def _format_changes(answer: Mapping[str, Any]) -> str:
     changes = [
         f"{PROGRESS_WORDS.get(change, change)}: {', '.join(names)}"
         for change, names in answer.items()
-        if names
+        if names and change != "change"  # its number is for programs
     ]
     return "; ".join(changes) or "nothing has changed"
 

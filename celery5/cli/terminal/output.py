@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import click
 
-from celery5.protocol.masking import escape_json, escape_text
+from celery5.protocol.masking import cut_middle, escape_json, escape_text
 
 _ENDS = re.compile(r"[\r\n\t]+")
 _COMMAND = re.compile(r"(?<![\w./-])(?<!\.py )(?<!django-admin )celery5 (?=([a-z][a-z0-9-]*)\b)")
@@ -117,7 +117,7 @@ def format_table(rows: Sequence[Mapping[str, object]], *, empty: str, long: str 
         widths[index] = max(len(long), min(widths[index], widths[index] + left))
     elif sys.stdout.isatty():  # programs that read a table search it for words
         widths = fit_widths(titles, widths, get_terminal_width())
-        shown = [list(map(_cut_middle, row, widths)) for row in shown]
+        shown = [list(map(cut_middle, row, widths)) for row in shown]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in (titles, *shown))
 
 
@@ -195,14 +195,6 @@ def format_cell(value: object) -> str:
 def _format_whole(value: object) -> str:
     """Return a value on one line."""
     return to_one_line(value) if isinstance(value, str) else escape_text(to_json(value))
-
-
-def _cut_middle(text: str, width: int) -> str:
-    """Return a text in at most this many characters. Its end is kept, as what to do comes last."""
-    if len(text) <= width:
-        return text
-    at_end = (width - 3) * KEPT_AT_END // MAX_CELL_WIDTH
-    return f"{text[: width - 3 - at_end]}...{text[len(text) - at_end :]}"
 
 
 def to_one_line(text: str) -> str:

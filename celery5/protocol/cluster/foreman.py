@@ -7,6 +7,7 @@ takes too long.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from math import inf
 
 from celery5.errors import EXIT_ALREADY_IN_USE
@@ -74,12 +75,18 @@ class ClusterState:
         self._spares: Mapping[tuple[Kind, str], Sequence[Member]] = {}
         self._decided_at = -inf
         self._to_restart: set[str] = set()
+        self._change = 0
         self.draining = False
 
     @property
     def members(self) -> Mapping[str, MemberState]:
         """Return the members by name."""
         return self._states
+
+    def begin_change(self) -> int:
+        """Return the number of a change that begins: a member that was given up in a former one says nothing of it."""
+        self._change += 1
+        return self._change
 
     def set_desired(self, cluster: Cluster, members: Iterable[Member], spares: Iterable[Member] = ()) -> None:
         """Set the members that should run.
@@ -160,7 +167,8 @@ class ClusterState:
     def find_restarting_groups(self, members: Iterable[Member] | None = None) -> set[str]:
         """Return the groups of Workers that work, or start for the first time, and whose members a change restarts.
 
-        A group whose members die at their start has nothing to lose by a new version.
+        A group whose members die at their start has nothing to lose by a new version. Nor has one whose processes
+        run the wanted version already: that is how a change goes back that ended with the first member of a group.
 
         Args:
             members: those that are wanted after the change; None: it restarts all.
@@ -173,7 +181,7 @@ class ClusterState:
             and state.is_wanted
             and state.phase.is_running
             and not state.failures
-            and (wanted is None or (name in wanted and self._differs(wanted[name])))
+            and (wanted is None or (name in wanted and state.started_as != wanted[name]))
         }
 
     def start_canaries(self, canaries: Iterable[Member]) -> None:
@@ -297,7 +305,7 @@ class ClusterState:
         ] + [now]
         state.failures = max(state.failures, len(state.recent_deaths))
         if len(state.recent_deaths) >= self._cluster.restart_limit:
-            state.phase = Phase.GIVEN_UP
+            state.phase, state.given_up_in = Phase.GIVEN_UP, self._change
             state.end_reason = (
                 f"it has died {format_count(len(state.recent_deaths), 'time')} within "
                 f"{self._cluster.restart_period:g} s: {why}"
@@ -544,12 +552,14 @@ class ClusterState:
 
     @property
     def problem(self) -> str:
-        """Return the problem of the members, in one line; '' when there is none."""
-        problem_by_name = {state.member.name: state.problem for state in self._wanted() if state.problem}
-        kept_names = [
-            state.member.name for state in self.retained if state.waits_for & problem_by_name.keys()
-        ]
-        problems = [f"{name}: {why}" for name, why in problem_by_name.items()]
+        """Return the problem of the members, in one line, each reason once; '' when there is none."""
+        names_by_problem = defaultdict[str, list[str]](list)
+        for state in self._wanted():
+            if state.problem:
+                names_by_problem[state.problem].append(state.member.name)
+        failing = frozenset(chain.from_iterable(names_by_problem.values()))
+        kept_names = [state.member.name for state in self.retained if state.waits_for & failing]
+        problems = [f"{', '.join(names)}: {why}" for why, names in names_by_problem.items()]
         if kept_names:
             problems.append(
                 f"{', '.join(kept_names)}: not wanted any more, and kept until the changed members are up"

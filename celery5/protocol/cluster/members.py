@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from celery5.protocol.masking import collapse_whitespace
+from celery5.protocol.masking import collapse_whitespace, cut_middle
 
 Kind = Literal["worker", "router", "scheduler", "publisher"]
 State = Literal["starting", "up", "stopping"]
@@ -134,7 +134,7 @@ def format_end_reason(how: str, reason: str) -> str:
 
 def _one_line(text: str) -> str:
     printable = "".join(char if char.isprintable() else " " for char in text)
-    return collapse_whitespace(printable)[:MAX_REASON_LENGTH]
+    return cut_middle(collapse_whitespace(printable), MAX_REASON_LENGTH)
 
 
 class Phase(Enum):
@@ -248,6 +248,8 @@ class MemberState(msgspec.Struct):
     # What it reports of itself, and when it did.
     status: str = ""
     status_at: float = 0.0
+    # The number of the change in which it was given up.
+    given_up_in: int = 0
     # The file of the application's module that it has loaded; "" when that is not known.
     code: str = ""
     # Of its process, or of the last one: the whole name in Redis, "" when that is not known, and whether it was up.

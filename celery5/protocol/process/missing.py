@@ -11,6 +11,7 @@ import msgspec
 
 from celery5.protocol.counts import format_count
 from celery5.protocol.durations import format_duration
+from celery5.protocol.masking import cut_middle
 
 REPORT_PERIOD = 5.0
 """Seconds between two reports of a Controller."""
@@ -21,7 +22,7 @@ MAX_NAMED = 20
 MAX_RETRIED = 5
 """Members that a command names."""
 SHOWN_REASON = 200
-"""Characters of a reason that are shown."""
+"""Characters of a reason that are shown, with its end, which says what to do."""
 
 MissingCondition = Literal["given up", "down", "none"]
 """Given up; down, and started again; or nobody does what this kind of process does."""
@@ -52,7 +53,7 @@ class MissingMember(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def reason(self) -> str:
         """Return how it ended last, in short, and what stands still."""
-        return "; ".join(filter(None, (self.why[:SHOWN_REASON], self.effect)))
+        return "; ".join(filter(None, (cut_middle(self.why, SHOWN_REASON), self.effect)))
 
     def describe(self, now: float) -> str:
         """Return it in a line: `scheduler-default-1 is given up, and has been down for 5 min: ...`."""
@@ -156,7 +157,8 @@ BY_HAND = StartAdvice()
 
 def make_start_advice(controllers: Sequence[str], report: MembersReport | None) -> StartAdvice:
     """Return the advice where these Controllers live, the leading one of which says this."""
-    return StartAdvice(bool(controllers) or report is not None, report)
+    # The report of a Controller outlives it by some seconds.
+    return StartAdvice(bool(controllers), report if controllers else None)
 
 
 def list_missing(advice: StartAdvice, *, idle_schedules: int) -> tuple[MissingMember, ...]:

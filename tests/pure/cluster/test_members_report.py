@@ -3,15 +3,18 @@
 import pytest
 
 from celery5.protocol.cluster.description import parse_cluster
-from celery5.protocol.cluster.members import Beat, Ended, Ready
+from celery5.protocol.cluster.members import Beat, Ended, Ready, format_failure_status
 from celery5.protocol.cluster.members_report import MISSING_AFTER, make_report
 from celery5.protocol.process.missing import (
     BY_HAND,
+    SHOWN_REASON,
     GroupReport,
     MembersReport,
+    MissingMember,
     StartAdvice,
     list_missing,
     list_missing_lines,
+    make_start_advice,
 )
 from tests.pure.cluster.test_foreman import Clock
 
@@ -104,6 +107,22 @@ def test_additional_member_that_is_given_up_is_missing_and_its_group_is_whole() 
     found = report(clock)
     assert [member.name for member in found.missing] == ["scheduler-default-2"]
     assert [(group.declared, group.missing) for group in found.groups] == [(1, 0), (2, 0)]
+
+
+def test_a_long_reason_keeps_its_end_and_shows_where_it_is_cut() -> None:
+    why = f"it has died 3 times: {'/srv/release/settings.py ' * 20}: set the setting keys"
+    member = MissingMember(kind="worker", name="worker-mail-1", condition="given up", why=why, remedy="")
+    assert len(member.reason) <= SHOWN_REASON
+    assert "..." in member.reason
+    assert member.reason.endswith(": set the setting keys")
+    status = format_failure_status("no room " * 100 + "set keys")
+    assert "..." in status
+    assert status.endswith("set keys")
+
+
+def test_a_report_that_outlives_its_controller_is_no_controller() -> None:
+    assert make_start_advice((), GROUPS).format_start("router") == "celery5 router start"
+    assert make_start_advice(("one",), GROUPS).is_controlled
 
 
 def test_schedules_without_a_scheduler_are_said_once() -> None:

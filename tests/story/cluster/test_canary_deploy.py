@@ -169,3 +169,38 @@ def test_a_reload_runs_the_version_of_pythonpath_where_the_current_folder_has_th
         files = [line["code"] for line in controller.logged("worker:started")]
         assert files == [str(tmp_path / "shop.py"), *[code] * (len(files) - 1)]
     app.close()
+
+
+MENDED = """
+restart_limit = 2
+canary = 5
+canary_attempts = 5
+[environment]
+PYTHONPATH = "{folder}"
+[workers.default]
+[workers.main]
+count = 2
+queues = ["main"]
+"""
+
+
+def test_a_reload_waits_for_members_that_were_given_up_before_it(
+    tmp_path: Path, app_name: str, url: str
+) -> None:
+    broken = "import os\nif 'worker-main' in open('/proc/self/cmdline').read():\n    import prices\n"
+    for version, first in (("v1", ""), ("v2", broken), ("v3", "")):
+        (tmp_path / version).mkdir()
+        code = VERSION.format(name=app_name, url=url, line="pass")
+        (tmp_path / version / "shop.py").write_text(first + code)
+    v1, v2, v3 = (MENDED.format(folder=tmp_path / version) for version in ("v1", "v2", "v3"))
+    description = tmp_path / "cluster.toml"
+    with Controlling(tmp_path, v1, env={"PYTHONPATH": str(tmp_path / "v1")}).up() as controller:
+        for later in (v1, v3):
+            description.write_text(v2.replace("canary = 5", "canary = 0"))
+            bad = controller.tell("reload", "--wait", "100")
+            assert (bad.code, bad.error.count("prices")) == (1, 1), bad
+            assert controller.members()["worker-main-1"]["phase"] == "given up"
+            description.write_text(later)
+            good = controller.tell("reload", "--wait", "100")
+            assert (good.code, good.out.splitlines()[-1]) == (0, "done"), good
+            assert {member["phase"] for member in controller.members().values()} == {"up"}

@@ -97,7 +97,8 @@ def test_when_the_leader_is_killed_the_other_one_takes_over_under_load(pair: Pai
     one, two = pair.all["one"], pair.all["two"]
     pair.led_by("one")
     assert two.pids() == {}
-    assert two.logged("leadership:changed")
+    (stands_by,) = two.logged("leadership:changed")
+    assert stands_by["role"] == "standby"
     assert pair.leader() == "one"
     assert "stands by: one:" in two.tell("status").out
     (first,) = one.pids().values()

@@ -123,7 +123,7 @@ async def test_a_restart_that_loads_bad_code_ends_with_the_canary(autojump_clock
     async with house.open():
         stage.disk = "bad"
         restart = house.commands().handlers["restart"]
-        assert await restart({}) == {"canaries": (CANARY,)}
+        assert await restart({}) == {"canaries": (CANARY,), "change": 1}
         await trio.sleep(10)
         assert {name: stage.code[name] for name in stage.there if name.startswith("worker")} == {
             "worker-default-1": "good",
@@ -143,7 +143,8 @@ async def test_members_that_are_named_are_restarted_without_a_canary(autojump_cl
     house, stage = open_house()
     async with house.open():
         restart = house.commands().handlers["restart"]
-        assert await restart({"members": ["worker-default-1"]}) == {"restarted": ("worker-default-1",)}
+        answer = await restart({"members": ["worker-default-1"]})
+        assert answer == {"restarted": ("worker-default-1",), "change": 1}
         await trio.sleep(3)
         assert stage.did.count(("start", "worker-default-1")) == 2
         assert CANARY not in dict(stage.did)
@@ -200,7 +201,7 @@ async def test_a_reload_during_the_start_has_the_canary_of_the_new_description(
         autojump_clock.autojump_threshold = (
             math.inf
         )  # the description is read in a thread, which no jump waits for
-        assert await reload({}) == {"canaries": (CANARY,)}
+        assert await reload({}) == {"canaries": (CANARY,), "change": 1}
         autojump_clock.autojump_threshold = 0
         await trio.sleep(30)
         assert house.foreman.rollback_reason

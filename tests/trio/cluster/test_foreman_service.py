@@ -299,11 +299,13 @@ async def test_the_gate_opens_when_all_are_up(autojump_clock: MockClock) -> None
 async def test_it_scales_within_the_limits_of_the_autoscaler(autojump_clock: MockClock) -> None:
     async with House().open() as house:
         scale = house.commands(scaled=True).handlers["scale"]
-        assert await scale({"workers": 2, "of": 3}) == {"workers": 3, "groups": {"worker-default": 3}}
+        answer = await scale({"workers": 2, "of": 3})
+        assert answer == {"workers": 3, "groups": {"worker-default": 3}, "change": 1}
         await trio.sleep(1)
         assert len(house.stage.there) == 4
-        assert await scale({"workers": 100}) == {"workers": 4, "groups": {"worker-default": 4}}
-        assert await scale({"workers": 0}) == {"workers": 1, "groups": {"worker-default": 1}}
+        for workers, limited, change in ((100, 4, 2), (0, 1, 3)):
+            answer = await scale({"workers": workers})
+            assert answer == {"workers": limited, "groups": {"worker-default": limited}, "change": change}
         await trio.sleep(3)
         assert sorted(house.stage.there) == ["scheduler-default-1", "worker-default-1"]
         for wrong in ("2", -1, None, True, 1.5):
@@ -315,7 +317,7 @@ async def test_a_scale_outlives_another_description() -> None:
     async with House().open() as house:
         commands = house.commands(lambda: parse_cluster({"workers": {"default": {"count": 2}}}))
         await commands.handlers["scale"]({"workers": 3})
-        nothing: dict[str, list[str]] = {"started": [], "restarted": [], "settings": []}
+        nothing: dict[str, object] = {"started": [], "restarted": [], "settings": [], "change": 2}
         assert await commands.reload() == {**nothing, "stopped": ["scheduler-default-1"]}
         with trio.fail_after(10):
             while len(house.stage.there) != 3 or "scheduler-default-1" in house.stage.there:

@@ -27,12 +27,17 @@ async def test_a_reload_lists_who_is_restarted_and_nobody_who_goes_on() -> None:
         "stopped": [],
         "restarted": ["worker-default-1"],
         "settings": [],
+        "change": 1,
     }
     assert await commands.reload() == first
-    nothing: dict[str, list[str]] = {"started": [], "stopped": [], "restarted": [], "settings": []}
-    assert await commands.reload() == nothing, "what the reload before has changed is not changed again"
+    nothing: dict[str, object] = {"started": [], "stopped": [], "restarted": [], "settings": []}
+    assert await commands.reload() == {**nothing, "change": 2}, (
+        "what the reload before has changed is not changed again"
+    )
     third = await commands.reload()
-    assert third == {**nothing, "started": ["worker-default-2"]}, "the other one runs as it is to be again"
+    assert third == {**nothing, "started": ["worker-default-2"], "change": 3}, (
+        "the other one runs as it is to be again"
+    )
 
 
 async def test_a_reload_names_what_else_has_changed() -> None:
@@ -44,7 +49,8 @@ async def test_a_reload_names_what_else_has_changed() -> None:
 async def test_who_stands_by_restarts_nobody_and_says_so() -> None:
     lead = Lead(has_valid_lease=False, is_leader=False, status_line="stands by: b leads")
     async with House(lead=lead, cluster=described()).open() as house:
-        assert await house.commands(lambda: described(concurrency=7)).reload() == {"stands_by": True}
+        reload = house.commands(lambda: described(concurrency=7)).reload
+        assert await reload() == {"stands_by": True, "change": 1}
 
 
 async def test_a_member_is_shown_with_the_code_that_it_has_loaded(autojump_clock: MockClock) -> None:
