@@ -3,9 +3,12 @@
 import time
 from typing import TYPE_CHECKING
 
+import click
+
 from celery5.cli.commands.job_details import format_job_details, format_seconds
 from celery5.cli.commands.limit import format_rule_limit, format_suspension
 from celery5.cli.terminal.filters import warn_of_unknown_tasks
+from celery5.cli.terminal.flags import Duration
 from celery5.cli.terminal.operation_commands import CommandView, Finished, Started, make_group, perform
 from celery5.cli.terminal.output import echo, format_fields, format_table, format_time, to_json
 from celery5.errors import CeleryError
@@ -110,6 +113,24 @@ def _show_next_page(finished: Finished) -> None:
         )
 
 
+def _show_sent(finished: Finished) -> None:
+    """Print the id of the job; with --wait its result. Raises TaskFailed, ResultTimeout and what else `get` raises."""
+    from celery5.observability.shown_values import mask_value
+
+    app, job_id, seconds = finished.app, finished.result.value["id"], finished.flags["wait"]
+    if seconds is None:
+        echo(to_json(finished.result.value) if finished.wants_json else job_id)
+        return
+    job = app.result(job_id, queue=finished.asked.queue, task=app.tasks[finished.asked.task])
+    try:
+        value = mask_value(app, job.get(seconds))
+    except CeleryError:
+        if finished.wants_json:
+            echo(to_json({"id": job_id, "state": job.status().value, "result": None}))
+        raise
+    echo(to_json({"id": job_id, "state": "SUCCESS", "result": value} if finished.wants_json else value))
+
+
 def _show_duplicate(finished: Finished) -> None:
     if not finished.result.count:
         echo("nothing was sent: the job with this id already has the key", err=True)
@@ -161,10 +182,21 @@ task = make_group(
         ),
         "list": CommandView(empty="no tasks are declared", needs_code=True),
         "send": CommandView(
-            text=lambda changed: changed.value["id"],
+            show=_show_sent,
             after=_show_duplicate,
             needs_code=True,
-            help="Send a job of TASK. Prints the job's id.",
+            flags=(
+                click.Option(
+                    ["--wait"],
+                    is_flag=False,
+                    flag_value=30.0,
+                    type=Duration(min=0, max=90 * 86400),
+                    metavar="[SECONDS]",
+                    help="Wait so long for the job's result, 30 unless given, and print that. Write it behind TASK.",
+                ),
+            ),
+            help="Send a job of TASK. Prints the job's id, or with --wait its result. Exits with 1 when the job has "
+            "failed, or has not ended in time.",
         ),
         "revoke": CommandView(
             show=_show_revoked,

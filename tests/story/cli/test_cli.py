@@ -295,6 +295,23 @@ def test_a_job_is_sent_by_hand(desk: Desk) -> None:
         assert error in ended.error
 
 
+def test_a_job_is_sent_and_its_result_waited_for(desk: Desk) -> None:
+    with commands.Serving("-A", "shop", "worker", "start", cwd=desk.folder).ready():
+        assert desk("task", "send", "shop.multiply", "--args", "[2, 3]", "--wait") == "6\n"
+        told = json.loads(desk("task", "send", "shop.add", "--args", "[2, 3]", "--wait", "20s", "--json"))
+        assert told == {"id": told["id"], "state": "SUCCESS", "result": 5}
+        for words, out in (
+            ((), ""),
+            (("--json",), r'\{"id":"[^"]+","state":"DEAD","result":null\}\n'),
+        ):
+            failed = celery5("-A", "shop", "task", "send", "shop.hopeless", "--wait", *words, cwd=desk.folder)
+            assert (failed.code, len(failed.err.splitlines())) == (1, 1)
+            assert "ValueError: never" in failed.error
+            assert re.fullmatch(out, failed.out)
+    late = celery5("-A", "shop", "task", "send", "shop.whose", "--wait", "0.1", cwd=desk.folder)
+    assert (late.code, late.out, len(late.err.splitlines())) == (1, "", 1)
+
+
 def test_a_queue_is_purged_when_that_is_confirmed(desk: Desk) -> None:
     shop = sys.modules["shop"]
     waiting = shop.app.send_many([shop.multiply.s(1, 2)] * 3)
