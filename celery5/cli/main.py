@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from itertools import pairwise
 
 import click
 
@@ -210,6 +211,11 @@ def cli(context: click.Context, target: str, app_name: str) -> None:
         context.exit(EXIT_USAGE)
 
 
+def _find_member_name(words: Sequence[str]) -> str:
+    """Return the name of the member of a cluster that these words start; "" if they give none."""
+    return next((name for flag, name in pairwise(words) if flag == "--name"), "")
+
+
 def _report_failure(error: str) -> None:
     """Report the error that ends this process to the Controller or systemd that started it, if any."""
     if "NOTIFY_SOCKET" in os.environ:
@@ -242,10 +248,14 @@ def main(
     INVOCATION.set(Invocation(shown_program or program, (), has_application, list_all_commands))
     if os.getpid() == 1:
         import_module("celery5.processes.lifecycle.first_process").stand_above()
+    member = ""
     if CHILD in os.environ:
         import_module("celery5.cli.terminal.flags").end_with_parent()
+        member = _find_member_name(sys.argv[1:] if arguments is None else arguments)
     code = run_reporting_errors(
-        lambda: cli.main(arguments, prog_name=program, standalone_mode=False), on_failure=_report_failure
+        lambda: cli.main(arguments, prog_name=program, standalone_mode=False),
+        on_failure=_report_failure,
+        member=member,
     )
     if threading.active_count() > 1:  # daemons, too: the interpreter waits for an executor's threads
         timer = threading.Timer(THREADS_LIMIT, os._exit, (code,))

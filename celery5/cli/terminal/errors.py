@@ -77,11 +77,15 @@ _USAGE_ERRORS = (Misconfigured, BadBrokerURL, UnknownTask, BadArguments)
 
 
 def run_reporting_errors(
-    command: Callable[[], Any], on_failure: Callable[[str], object] = lambda _why: None
+    command: Callable[[], Any],
+    on_failure: Callable[[str], object] = lambda _why: None,
+    *,
+    member: str = "",
 ) -> int:
     """Run `command` and return the exit code.
 
     `on_failure` is called with the error in one line before the process ends with it. Raises unexpected errors.
+    The line of a `member` of a cluster begins with its name: all members write to the stderr of their Controller.
     """
     try:
         code = command()
@@ -95,7 +99,7 @@ def run_reporting_errors(
         if _is_unwritable(error):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         line, code = explanation
-        echo_hint(line, err=True)
+        echo_hint(f"{member}: {line}" if member else line, err=True)
     return code if isinstance(code, int) else 0
 
 

@@ -249,6 +249,9 @@ def test_a_member_that_is_given_up_names_the_step_or_error_that_ended_it(
         "worker-fine-1": pids["worker-fine-1"],
     }
     assert f" {pids['worker-fine-1']} " in status.out
+    lines = controller.err.splitlines()
+    assert any(line.startswith("worker-import-1: Error: module 'shop' fails") for line in lines)
+    assert not any(line.startswith("Error: ") for line in lines), "nobody knows which member that is"
     assert "\x1b" not in status.out + status.err
 
 
