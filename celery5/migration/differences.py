@@ -1,6 +1,7 @@
 """Find code that runs with celery5 as it is, but does something else than with Celery: people have to decide."""
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from celery5.migration.job_ids import find_uuid_ids
 from celery5.migration.leftovers import find_leftovers
 from celery5.migration.project.index import ProjectIndex, find_task_decorator, get_dotted
 from celery5.migration.settings.names import normalize
+from celery5.migration.tasks.effects_before_sending import find_effects_before_sending
 
 _SENDING = ("delay", "adelay", "delay_on_commit", "apply_async", "apply_async_on_commit", "send_task")
 _TIME_LIMITS = {"time_limit", "soft_time_limit", "task_time_limit", "task_soft_time_limit"}
@@ -22,8 +24,11 @@ _APPS = {"App", "Celery"}
 _TAKING_SETTINGS = {"App", "Celery", "configure", "update"}
 _BACKLOG = (
     "delay does not raise while Redis is down, where Celery's does: the process keeps the job in memory, and loses it "
-    "if it ends; {} raises (celery5 docs durability)"
+    "if it ends; {} raises. In a task of a worker delay raises, and the attempt runs again later, unless backlog is "
+    "set (celery5 docs durability)"
 )
+_KEEPING = re.compile(r"(?i)backlog[\"'\]]*\s*[:=]\s*[\"']?(?!0\b)\w")
+"""A setting `backlog` by which the tasks of a worker keep what they cannot send."""
 _LIMITS = (
     "time limits of def tasks raise in the thread of the job, between two steps of Python: time.sleep or a query is "
     "not interrupted, while Celery interrupts or kills its process; boxed=True runs the job in a process that is "
@@ -40,15 +45,18 @@ def find_differences(files: Sequence[SourceFile], index: ProjectIndex) -> Mappin
     found: dict[str, list[CeleryUse]] = defaultdict(list)
     if not index.tasks:
         return found
-    has_backlog = False
+    has_backlog = keeps_unsent = False
+    effects: list[tuple[str, CeleryUse]] = []
     places: list[_Place] = []
     for file in files:
         has_backlog |= "CELERY5_BACKLOG" in file.text
+        keeps_unsent |= "CELERY5_BACKLOG" in file.text and bool(_KEEPING.search(file.text))
         if file.tree is None or not any(mark in file.text.lower() for mark in _MARKS):
             continue
         for name, node in _iterate_settings(file.tree):
             setting = normalize(name)
             has_backlog |= setting == "backlog"
+            keeps_unsent |= setting == "backlog" and bool(_KEEPING.search(file.text))
             if setting in _TIME_LIMITS:
                 found[file.name].append(CeleryUse(node.lineno, "decide", "time limit", _LIMITS))
             elif setting in _PER_CHILD:
@@ -56,7 +64,8 @@ def find_differences(files: Sequence[SourceFile], index: ProjectIndex) -> Mappin
         found[file.name] += _find_limited_defs(file.tree)
         found[file.name] += find_unannotated(file, file.tree, index)
         places += _find_places(file, file.tree)
-    for name, use in (*find_uuid_ids(files), *find_leftovers(files)):
+        effects += ((file.name, use) for use in find_effects_before_sending(file.tree))
+    for name, use in (*find_uuid_ids(files), *find_leftovers(files), *(() if keeps_unsent else effects)):
         found[name].append(use)
     if places and not has_backlog and any(index.names[name] for name in _SENDING):
         place = min(places, key=lambda place: place.rank)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from celery5.migration.files.findings import CeleryUse
 from celery5.migration.rewrite import migrate_project
 
 TASKS = 'from celery import Celery\n\napp = Celery("shop")\n\n\n@app.task\ndef add(a_id, b_id=1): ...\n\n\n'
@@ -170,3 +171,86 @@ def test_comparison_with_a_state_has_the_states_of_celery5_as_advice(tmp_path: P
     (report,) = migrate_project(tmp_path).report.files
     (advice,) = [use.advice for use in report.findings if use.name == f"result.{read}"]
     assert all(state in advice for state in ('"EXECUTING"', '"SENT"', '"SCHEDULED"', '"DEAD"'))
+
+
+IMPORT = "from celery import chain, chord\n"
+TASK = "@app.task\ndef assign(order_id):\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "line"),
+    [
+        ("order.save()\nadd.delay(1)", 2),
+        ("charge(order_id)\nadd.apply_async((1,))", 2),
+        ("charge(order_id)\nadd.delay_on_commit(1)", 2),
+        ("charge(order_id)\nadd.si(1).delay()", 2),
+        ("charge(order_id)\nchain(add.s(1), add.s())()", 2),
+        ("charge(order_id)\n(add.s(1) | add.s()).apply_async()", 2),
+        ("flow = chord([add.s(1)], add.s())\ncharge(order_id)\nflow()", 3),
+        ("charge(order_id)\napp.send_task('tasks.add', (1,))", 2),
+        ("charge(order_id)\ntransaction.on_commit(lambda: add.delay(1))", 2),
+        ("with transaction.atomic():\n    order.save()\n    transaction.on_commit(partial(add.delay, 1))", 3),
+        ("with transaction.atomic():\n    add.delay_on_commit(1)\n    order.save()", 2),
+        ("with transaction.atomic():\n    order.save()\nadd.delay(1)", 3),
+        ("def later():\n    add.delay(1)\norder.save()\ntransaction.on_commit(later)", 4),
+        ("if order_id:\n    charge(1)\nelse:\n    return\nadd.delay(1)", 5),
+        ("try:\n    charge(1)\nexcept OSError:\n    add.delay(1)", 4),
+        ("for one in range(3):\n    charge(one)\n    add.delay(one)", 3),
+        ("add.delay(charge(1))", 1),
+        ("add.delay(1)\nadd.delay(2)", 2),
+        ("cache.set('a', 1)\nadd.delay(2)", 2),
+    ],
+)
+def test_task_that_sends_after_an_effect_is_to_decide(tmp_path: Path, body: str, line: int) -> None:
+    text = TASK + "".join(f"    {part}\n" for part in body.split("\n"))
+    found = find_sendings(tmp_path, f"{IMPORT}{text}")
+    assert [use.name for use in found] == ["sending after an effect in assign"]
+    assert "let the second run send again, or set backlog" in found[0].advice
+    assert found[0].line == line + TASKS.count("\n") + 3
+    (report,) = migrate_project(tmp_path).report.files
+    again = find_sendings(tmp_path, report.text.removeprefix(TASKS), head="")
+    assert [use.name for use in again] == ["sending after an effect in assign"]
+    settled = text.split("\n")
+    settled[line + 1] += "  # celery5: decided"
+    assert not find_sendings(tmp_path, IMPORT + "\n".join(settled))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "add.delay(1)\ncharge(order_id)",
+        "order = Order.objects.filter(a=1).first()\nlogger.info('%s', order.pk)\nadd.delay(order.pk)",
+        "with transaction.atomic():\n    order.save()\n    add.delay(1)",
+        "with transaction.atomic():\n    lines = list(order.lines.all())\n    add.delay_on_commit(len(lines))",
+        "if not order_id:\n    charge(1)\n    return\nadd.delay(1)",
+        "if order_id:\n    charge(1)\nelse:\n    add.delay(1)",
+        "for one in range(3):\n    add.delay(one)\n    charge(one)",
+        "Thread(target=charge).start()",
+        "charge(order_id)",
+    ],
+)
+def test_task_that_sends_first_has_no_note_on_sending_again(tmp_path: Path, body: str) -> None:
+    assert not find_sendings(tmp_path, TASK + "".join(f"    {part}\n" for part in body.split("\n")))
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_listed"),
+    [
+        ("INSTALLED_APPS = []\nCELERY5 = {'backlog': 100}\n", False),
+        ("INSTALLED_APPS = []\nCELERY5['backlog'] = 100\n", False),
+        ("INSTALLED_APPS = []\nCELERY5 = {'backlog': 0}\n", True),
+        ("INSTALLED_APPS = []\n", True),
+    ],
+)
+def test_setting_of_a_backlog_ends_the_notes_on_sending_again(
+    tmp_path: Path, settings: str, is_listed: bool
+) -> None:
+    (tmp_path / "settings.py").write_text(settings)
+    assert bool(find_sendings(tmp_path, f"{TASK}    charge(1)\n    add.delay(1)\n")) == is_listed
+
+
+def find_sendings(folder: Path, text: str, *, head: str = TASKS) -> list[CeleryUse]:
+    """Return the findings on sending after an effect in a module of tasks."""
+    (folder / "tasks.py").write_text(head + text)
+    files = [file for file in migrate_project(folder).report.files if file.path == "tasks.py"]
+    return [use for file in files for use in file.of_kind("decide") if use.name.startswith("sending after")]
