@@ -48,6 +48,8 @@ _ENDINGS = (
 )
 """Endings that are removed before words are compared, with the fewest letters that must be left. A word loses one
 ending of the first group, then one of the second."""
+_IRREGULAR = {"lost": "lose", "loss": "lose", "losses": "lose", "losing": "lose"}
+"""Forms of a word that its endings do not show."""
 _SHORTEST_PREFIX = 3
 _IN_PAGE, _IN_HEADING, _IN_LEAD, _IN_TEXT, _ELSEWHERE = 5.0, 4.0, 2.5, 1.0, 0.3
 """The weight of a word in the name or title of a page, in a heading, in the first paragraph of a page (which says what
@@ -61,6 +63,10 @@ _DEFINED = 8.0
 _KINDS = {"docs/guide/": 1.0, "docs/tour": 0.9, "docs/reference/": 0.7}
 """The weight of pages by their paths: pages for users before those on the internals."""
 _OTHER_KIND = 0.5
+_RECORDS = ("docs/reference/parity", "docs/decisions/", "docs/internals", "docs/faults")
+"""Pages on how celery5 was made. They go behind those for users, and behind users' pages that lack one word more."""
+_LISTED = ("docs/index", "docs/tour", "docs/guide/index", "docs/guide/", "docs/reference/", "docs/")
+"""The order of the list of all pages, in which those of `_RECORDS` are the last."""
 
 
 class Section(NamedTuple):
@@ -106,7 +112,7 @@ def docs(page: tuple[str, ...]) -> None:
     sections = search(pages, words)
     missing = sections[0].missing if sections else ()
     if sections and not (missing and len(page) == 1):  # one word may be a misspelt page, such as dead-leters
-        if missing:
+        if all(section.missing for section in sections):
             echo(f"no section has all of these words; without {join_names(missing)}:", err=True)
         echo(format_table([_make_row(section, words) for section in sections], empty=""))
     else:
@@ -116,12 +122,21 @@ def docs(page: tuple[str, ...]) -> None:
 
 
 def _list_pages() -> dict[str, str]:
-    """Return the text of each page, by its path."""
+    """Return the text of each page, by its path, in the order in which they are listed."""
     folder = Path(str(files("celery5"))) / "docs"
     return {
-        f"docs/{path.relative_to(folder).as_posix()}": path.read_text(encoding="utf-8")
-        for path in sorted(folder.glob("**/*.md"))
+        name: (folder / name.removeprefix("docs/")).read_text(encoding="utf-8")
+        for name in sorted(
+            (f"docs/{path.relative_to(folder).as_posix()}" for path in folder.glob("**/*.md")),
+            key=_place_in_list,
+        )
     }
+
+
+def _place_in_list(path: str) -> tuple[bool, int, str]:
+    """Return what pages are listed by: those for users first, each folder by name."""
+    folder = next(number for number, start in enumerate(_LISTED) if path.startswith(start))
+    return path.startswith(_RECORDS), folder, path
 
 
 def search(pages: Mapping[str, str], words: str) -> list[Found]:
@@ -145,8 +160,14 @@ def search(pages: Mapping[str, str], words: str) -> list[Found]:
         if score:
             score *= place.weigh_kind() * place.weigh_phrase(phrase) * place.weigh_definition(words)
             found.append(Found(place.section, missing, score))
-    found.sort(key=lambda candidate: (len(candidate.missing), -candidate.score))
+    found.sort(key=_rank)
     return _choose(found)
+
+
+def _rank(found: Found) -> tuple[int, bool, float]:
+    """Return what sections are sorted by: how many words are missing, records behind pages for users, the score."""
+    is_record = found.section.page.startswith(_RECORDS)
+    return len(found.missing) + is_record, is_record, -found.score
 
 
 def _choose(found: Sequence[Found]) -> list[Found]:
@@ -221,6 +242,8 @@ def _count_words(text: str) -> Mapping[str, int]:
 @cache
 def _stem(word: str) -> str:
     """Return a word without the endings that differ between its forms: `retries`, `retry`, `retrying` are one."""
+    if word in _IRREGULAR:
+        return _IRREGULAR[word]
     for endings in _ENDINGS:
         fitting = (
             end for end, left in endings.items() if word.endswith(end) and len(word) - len(end) >= left

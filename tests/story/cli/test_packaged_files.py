@@ -9,6 +9,7 @@ from tests.house.docs_search import TASKS, find_missed, read_words
 from tests.house.sources import HERE
 from tests.story.cli.commands import celery5
 
+RECORDS = ("docs/reference/parity", "docs/decisions/", "docs/internals", "docs/faults")
 UNITS = {unit.name: unit.read_text() for unit in (HERE / "systemd").iterdir()}
 
 
@@ -36,6 +37,15 @@ def test_all_pages_are_listed_with_their_titles(tmp_path: Path) -> None:
     lines = celery5("docs", cwd=tmp_path).out.splitlines()
     assert len(lines) == 1 + len(list((HERE / "docs").rglob("*.md")))
     assert "docs/guide/tasks.md" in [line.split()[0] for line in lines if line.endswith("  Tasks")]
+
+
+def test_pages_for_users_are_listed_before_reference_and_records(tmp_path: Path) -> None:
+    pages = [line.split()[0] for line in celery5("docs", cwd=tmp_path).out.splitlines()[1:]]
+    assert pages[:3] == ["docs/index.md", "docs/tour.md", "docs/guide/index.md"]
+    kinds = [
+        3 if page.startswith(RECORDS) else 2 if page.startswith("docs/reference/") else 1 for page in pages
+    ]
+    assert kinds == sorted(kinds)
 
 
 def test_an_unknown_page_is_answered_with_a_similar_one(tmp_path: Path) -> None:
@@ -140,9 +150,24 @@ OPERATORS = [
     ("purge", "guide/dead-letters"),
     ("duplicates", "guide/idempotency"),
     ("on call", "guide/on-call"),
+    ("upgrade with no loss", "guide/upgrading"),
+    ("upgrade without losing jobs", "guide/upgrading"),
+    ("redis unreachable in a task", "guide/django guide/durability"),
+    ("redis full in a view", "guide/django guide/failures"),
+    ("exactly once", "guide/streams"),
+    ("rolling upgrade", "guide/upgrading"),
+    ("rename a task", "guide/evolving"),
 ]
 """What operators type, and the pages of which one must be in the first two rows."""
-FIRST = ("HELD", "redis password", "rotate password", "slow job", "on call", "PENDING")
+FIRST = (
+    "HELD",
+    "redis password",
+    "rotate password",
+    "slow job",
+    "on call",
+    "PENDING",
+    "upgrade with no loss",
+)
 """Those whose page must be in the first row."""
 
 
@@ -150,7 +175,16 @@ FIRST = ("HELD", "redis password", "rotate password", "slow job", "on call", "PE
 def test_a_question_of_an_operator_finds_its_page_in_two_rows(words: str, names: str) -> None:
     wanted = {f"docs/{name}.md" for name in names.split()}
     rows = 1 if words in FIRST else 2
-    assert wanted & {found.section.page for found in search(PAGES, words)[:rows]}
+    pages = [found.section.page for found in search(PAGES, words)]
+    assert wanted & {*pages[:rows]}
+    assert pages == sorted(pages, key=lambda page: page.startswith(RECORDS)), "pages for users go first"
+
+
+def test_a_record_with_all_words_goes_behind_a_guide_that_lacks_one() -> None:
+    record, guide = "docs/reference/parity.md", "docs/guide/upgrading.md"
+    pages = {record: "# Parity\n\nA mandated upgrade.\n", guide: "# Upgrading\n\nText.\n"}
+    assert [found.section.page for found in search(pages, "mandated upgrade")] == [guide, record]
+    assert [found.section.page for found in search(pages, "mandated")] == [record]
 
 
 @pytest.mark.parametrize(("words", "names"), QUESTIONS)
