@@ -57,19 +57,12 @@ async def test_sending_in_a_task_raises_while_redis_is_down_unless_backlog_is_se
     working = await start(nursery, app)
     job = await assign.adelay(7)
     await until(lambda: bool(status))
-    if backlog is None:
-        await until(lambda: bool(raised))
-    else:
-        await until(lambda: app.backlog.size == 1)
+    await until(lambda: bool(raised) if backlog is None else app.backlog.size == 1)
     proxy.accept()
     assert await job.aget(timeout=30) == (
         "already assigned" if len(runs) > 1 and returns_early else "assigned"
     )
     await until(lambda: len(invoices) == expected["invoices"])
-    assert {
-        "runs": runs,
-        "writes": len(status),
-        "raised": len(raised),
-        "invoices": len(invoices),
-    } == expected
+    counts = {"writes": len(status), "raised": len(raised), "invoices": len(invoices)}
+    assert {"runs": runs, **counts} == expected
     await working.stop()
