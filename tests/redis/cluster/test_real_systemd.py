@@ -76,7 +76,7 @@ def test_a_controller_under_systemd(machine: Machine) -> None:
     before = shown(machine, "MainPID", WORKER)
     machine.run(f"kill -9 {before}")
     machine.until(f'test "$(systemctl show -P MainPID {WORKER})" != {before} && systemctl is-active {WORKER}')
-    assert " put back" in machine.run(f"journalctl -u {WORKER}")
+    assert "worker:died" in machine.run(f"journalctl -u {WORKER}")
 
     # The Controller dies: its members go on, and the next one takes them over.
     pids = [shown(machine, "MainPID", MEMBER.format(unit)) for unit in units]

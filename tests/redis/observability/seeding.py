@@ -51,6 +51,8 @@ def seed_history(
         minutes: What ended in each minute.
         now: The time, in seconds since 1970.
     """
+    stream = app.queue(queue).stream
+    client.xdel(stream, client.xadd(stream, {"job": ""}))  # a queue that never had a job is not shown
     waiting: dict[str, list[int]] = {MINUTES.name: [], HOURS.name: []}
     state: dict[str, bytes] = {}
     hours: dict[int, dict[int, Measurements]] = {}
