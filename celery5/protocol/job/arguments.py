@@ -555,8 +555,8 @@ class Parameters:
 
 def _suggest_for_argument(value: object) -> str:
     """Return as `suggest_instead`, for a value, or for the first item of a list of them."""
-    first = value[0] if isinstance(value, list | tuple) and value else value
-    return suggest_instead(cast("object", type(first)))
+    items = cast("Sequence[object]", value) if isinstance(value, list | tuple) else ()
+    return suggest_instead(cast("object", type(items[0] if items else cast("object", value))))
 
 
 _INSTEAD = "is neither a dataclass nor another type that JSON can carry (see celery5 docs types)"
