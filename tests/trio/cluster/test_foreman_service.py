@@ -363,7 +363,8 @@ async def test_it_tells_how_members_are_and_restarts_those_that_are_named(autoju
         assert (told["whole"], told["line"]) == (True, "3 of 3 members up")
         assert told["members"][1]["status"] == "worker-default-1 is well"
         assert await handlers["restart"]({"members": ["worker-default-2"]}) == {
-            "restarted": ("worker-default-2",)
+            "restarted": ("worker-default-2",),
+            "change": 1,
         }
         await trio.sleep(2)
         assert [name for what, name in house.stage.did if what == "stop"] == ["worker-default-2"]
