@@ -31,7 +31,7 @@ SHOWN: dict[str, list[Row]] = {
     "dlq:read": [
         {"queue": [QUEUE]},
         {"queue": [QUEUE], "newest_first": True},
-        {"queue": [QUEUE], "task": ["fail"], "count": 3},
+        {"queue": [QUEUE], "task": ["fail"], "limit": 3},
         {"queue": [QUEUE], "ids": ["fail-1"]},
         {},
     ],
