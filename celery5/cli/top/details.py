@@ -143,7 +143,7 @@ def _describe_task(
 
 
 def _describe_worker(worker: WorkerOverview, jobs: Sequence[ActiveJob] | None, note: str) -> list[Line]:
-    is_well = worker.health in ("ok", "no report yet")
+    is_well = not worker.needs_attention
     lines = [
         _title(f"worker {worker.name}"),
         _field("health", worker.health, "" if is_well else "bad"),

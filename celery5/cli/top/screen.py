@@ -193,7 +193,7 @@ def _draw_totals(overview: Overview) -> Line:
 def _draw_attention(overview: Overview, alerts: str) -> Line:
     queues = sum(queue.verdict.needs_attention for queue in overview.queues)
     tasks = sum(task.needs_attention for task in overview.tasks)
-    workers = sum(worker.health not in ("ok", "no report yet") for worker in overview.workers)
+    workers = sum(worker.needs_attention for worker in overview.workers)
     lost = select_unrepaired(overview.lost)
     workers += sum(process.kind == "worker" for process in lost)
     others = sum(process.kind != "worker" for process in lost)

@@ -253,8 +253,7 @@ def _make_lost_row(lost: LostWorker) -> Row:
 
 
 def _make_worker_row(worker: WorkerOverview) -> Row:
-    is_new = worker.health == "no report yet"
-    style: Style = "dim" if worker.health == "ok" or is_new else "bad"
+    style: Style = "bad" if worker.needs_attention else "dim"
     memory = "" if worker.memory is None else format_mib(worker.memory)
     cells = (
         _text(worker.name),

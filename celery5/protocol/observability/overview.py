@@ -201,6 +201,11 @@ class WorkerOverview(msgspec.Struct, frozen=True, kw_only=True):
     standing: ProcessCondition = "working"
 
     @property
+    def needs_attention(self) -> bool:
+        """Whether a person should look at it: neither while it works well nor before its first report."""
+        return self.health not in ("ok", NO_REPORT_YET)
+
+    @property
     def slots_text(self) -> str:
         """How many slots of each kind are taken, in words; '' when its last report did not say."""
         return format_slots(self.slots_by_kind)
@@ -612,7 +617,7 @@ def judge_worker(
     if is_full:
         return REFUSES_WRITES
     if not has_reported:
-        return "no report yet"
+        return NO_REPORT_YET
     if not is_ready:
         return "not ready"
     if breakers:
@@ -640,6 +645,8 @@ IS_BACK = "another process works in its place"
 """What is said of a lost process that has a successor."""
 IS_REPAIRED = "repaired"
 """What is said of a loss that nobody needs to look at any more."""
+NO_REPORT_YET = "no report yet"
+"""What is said of the health of a worker that has just started: it needs no person."""
 REFUSES_WRITES = "Redis is full, and refuses writes"
 """What is said of the health of a process whose server is full: it can settle no job, and makes no report."""
 LATE_LOOP = 1.0

@@ -15,8 +15,9 @@ import redis
 import trio
 
 from celery5 import App
+from celery5.broker.calls import leases as lease_calls
 from celery5.broker.calls import queues as queue_calls
-from celery5.protocol.observability.overview import IS_BACK, LostWorker, select_unrepaired
+from celery5.protocol.observability.overview import IS_BACK, NO_REPORT_YET, LostWorker, select_unrepaired
 from tests.redis.commands.staff import Employee, Staff
 from tests.redis.observability.surfaces import TARGET, Surfaces, get
 from tests.redis.observability.surfaces_app import SETTINGS, declare
@@ -328,6 +329,16 @@ async def test_lost_worker_that_is_back_and_held_no_jobs_is_counted_in_one_line(
     assert "nothing needs attention" in await surfaces.run("top", "--once")
     assert "lost in the last hour" not in str(await surfaces.ask("doctor:run"))
     assert "till" in await surfaces.run("worker", "list", "--timeout", "1")
+
+
+async def test_worker_that_has_made_no_report_yet_needs_no_person(frail: App) -> None:
+    await frail.aperform(queue_calls.register_queue(frail.keys, QUEUE))
+    await frail.aperform(lease_calls.join_queue(frail.queue(QUEUE), "till:new", lease=60))
+    (worker,) = (await frail.metrics.aworkers()).workers
+    assert (worker.health, worker.needs_attention) == (NO_REPORT_YET, False)
+    surfaces = Surfaces(frail)
+    assert f"Worker till : {NO_REPORT_YET}" not in await surfaces.look("")
+    assert "nothing needs attention" in await surfaces.run("top", "--once")
 
 
 async def test_how_a_process_stands_is_one_word_in_json_and_health_says_more(
