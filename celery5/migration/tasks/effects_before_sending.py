@@ -68,8 +68,8 @@ class _TaskBody:
 
     def __init__(self, function: Function) -> None:
         self._function = function
-        self._has_acted = False  # an effect that stays when the attempt ends with an error
-        self._has_written = False  # a write in the open transaction, which an error takes back
+        self._has_acted: bool = False  # an effect that stays when the attempt ends with an error
+        self._has_written: bool = False  # a write in the open transaction, which an error takes back
         self._depth = 0  # of open transactions
         self._lines: list[int] = []  # where a job is sent after an effect
         self._on_commit: list[int] = []  # where a job is sent when the open transaction is committed
