@@ -170,6 +170,7 @@ async def _state_of_app(
     elif queue is None or get_queue_of_shard(queue) == queue:  # else of one shard alone
         states = merge_queue_states(states)
     judged = await _judge_queues(app, redis, states, paused)
+    advice = make_start_advice(controllers, members_report)
     return AppState(
         app.name,
         _leave_out_only_named(judged) if queue is None else judged,
@@ -182,8 +183,8 @@ async def _state_of_app(
         len(known_queues) - len(queue_names) if queue is None else 0,
         dict(zip(LEASED_PROCESS_KINDS, lost, strict=True)),
         recycling,
-        members_report,
-        list_missing(make_start_advice(controllers, members_report), idle_schedules=idle_schedules),
+        advice.report,
+        list_missing(advice, idle_schedules=idle_schedules),
     )
 
 

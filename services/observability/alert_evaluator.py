@@ -240,7 +240,8 @@ class AlertEvaluator:
         ]
         report, schedulers, controllers = await self._redis.perform_all(reads)
         idle = 0 if schedulers else await count_active_schedules(self._keys, self._redis)
-        return report, list_missing(make_start_advice(controllers, report), idle_schedules=idle)
+        advice = make_start_advice(controllers, report)
+        return advice.report, list_missing(advice, idle_schedules=idle)
 
     async def _measure_queues(
         self, redis: AsyncDriver, names: Sequence[str], paused: Collection[str]

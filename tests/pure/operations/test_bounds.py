@@ -35,10 +35,16 @@ BOUNDED = [operation for operation in OPERATIONS.values() if list(list_wrong_val
 of_each_operation = pytest.mark.parametrize("operation", BOUNDED, ids=lambda operation: operation.name)
 
 
+WITHOUT_BOUND = {("dlq:read", "limit")}
+"""Flags that a command has in place of the parameter, without its bound: `dlq read` reads page after page."""
+
+
 def get_option(operation: Operation, parameter: Parameter) -> click.Parameter:
     """Return the flag or argument of a command; where that is written by hand, what follows from the operation."""
     command, made = COMMANDS.get(operation.name.replace(":", " ")), make_command(operation, CommandView())
     is_made = command is not None and getattr(command.callback, "__module__", "") == make_command.__module__
+    if (operation.name, parameter.name) in WITHOUT_BOUND:
+        is_made = False
     options: list[click.Parameter] = [*(command.params if command and is_made else ()), *made.params]
     return next(option for option in options if option.name == parameter.name)
 

@@ -49,6 +49,7 @@ async def report(app: App, *groups: GroupReport) -> None:
     )  # fmt: skip
     missing = (gone,) if any(group.missing for group in groups) else ()
     redis = await app.connections.get_async_driver()
+    await redis.perform(calls.renew_presence(app.keys, "controller", "web1:1", lease=60))
     await redis.perform(calls.store_members_report(app.keys, MembersReport(groups=groups, missing=missing)))
 
 
