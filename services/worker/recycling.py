@@ -173,6 +173,8 @@ class Recycling:
         """Wait for the turn and for the next process. Jobs run meanwhile: return the reason, computed again."""
         reason = self._get_reason()
         await self._take_turn()
+        if self._is_dismissed:
+            return _DISMISSED
         reason = self._get_reason() or reason
         if self._successor is not None:
             await self._start_successor(self._successor, reason)
@@ -245,9 +247,12 @@ class Recycling:
             await self._end_turn()
 
     async def _take_turn(self) -> None:
-        """Wait until no other worker is being recycled, for TURN_TIMEOUT at most."""
+        """Wait until no other worker is recycled, or until this one is needed no more; for TURN_TIMEOUT at most."""
         with trio.move_on_after(TURN_TIMEOUT):
-            while (wait := await self._request_turn()) > 0:  # noqa: ASYNC110  it is Redis that changes
+            while (wait := await self._request_turn()) > 0:
+                if self._restart_mode.is_spare and await self._read_permit():
+                    self._is_dismissed = self._is_replaced = True
+                    return
                 await trio.sleep(min(wait, RETRY_INTERVAL))
 
     async def _request_turn(self) -> float:

@@ -27,6 +27,7 @@ class Redis:
     def __init__(self) -> None:
         self.permit: bytes | None = None
         self.is_reachable = True
+        self.turn_left = 0  # ms for which another worker has the turn
 
     async def perform(self, call: Call[Any]) -> Any:
         await trio.lowlevel.checkpoint()
@@ -35,7 +36,7 @@ class Redis:
         if call.words[0] == "GET":
             return call.decode(self.permit)
         is_lease = call.script is not None and call.script.name == "acquire_lease"
-        return call.decode([0, 0] if is_lease else 1)
+        return call.decode([self.turn_left, 0] if is_lease else 1)
 
 
 class Reader:
@@ -50,10 +51,10 @@ class Reader:
 class Worker:
     """A worker that is over its limit of memory after its first job."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_spare: bool = False) -> None:
         self.redis, self.reader, self.stop = Redis(), Reader(), trio.Event()
         self.tally = JobTally()
-        self.restart_mode = RestartMode(is_requested=True, asks_controller=True)
+        self.restart_mode = RestartMode(is_requested=True, asks_controller=True, is_spare=is_spare)
         self.status = ProcessStatus()
         self.begun_at = 0.0
         self.recycling = Recycling(
@@ -112,4 +113,17 @@ async def test_worker_waits_as_long_as_its_controller_answers_or_redis_is_away(
         worker.redis.is_reachable, worker.redis.permit = True, b"granted"
         await worker.stop.wait()
         assert "; recycling: it takes 1.0 MiB" in worker.status.format_summary()
+        nursery.cancel_scope.cancel()
+
+
+async def test_spare_at_its_limit_that_is_needed_no_more_waits_for_no_turn(autojump_clock: MockClock) -> None:
+    spare = Worker(is_spare=True)
+    spare.redis.turn_left = 30_000
+    async with trio.open_nursery() as nursery:
+        await spare.begin(nursery)
+        await trio.sleep(5)
+        assert not spare.reader.stopped_at
+        spare.redis.permit, permitted_at = b"granted", trio.current_time()
+        await spare.stop.wait()
+        assert spare.reader.stopped_at - permitted_at < 2
         nursery.cancel_scope.cancel()
