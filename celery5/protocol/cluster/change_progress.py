@@ -1,6 +1,6 @@
 """Decide whether a change of a cluster is done, goes on or has failed, from what the leading Controller says."""
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -42,6 +42,10 @@ def judge_change(
     if any(change is None or member.get("given_up_in", change) >= change for member in given_up):
         return ChangeProgress(failure=answer["line"])
     if pending := tuple(name for name in answer["pending"] if named is None or name in named):
+        blocking = () if named is None else _find_blocking(answer["members"], named, pending)
+        if blocking:
+            why = f"{', '.join(blocking)} must be up before others of the group are restarted"
+            return ChangeProgress(failure=f"{answer['line']}; {why}: {format_retry(*blocking, *pending)}")
         return ChangeProgress(pending=pending)
     if has_canaries and (taken_back := answer.get("taken_back")):
         return ChangeProgress(failure=f"the change was taken back: {taken_back}")
@@ -51,3 +55,17 @@ def judge_change(
             failure=f"{answer['line']}; given up before, and not tried by this change: {retry}"
         )
     return ChangeProgress(is_done=True)
+
+
+def _find_blocking(
+    members: Sequence[Mapping[str, Any]], named: Container[str], pending: Container[str]
+) -> tuple[str, ...]:
+    """Return the given-up members that are not tried again, and so hold up the restart of others of their group."""
+    groups = {(member["kind"], member["group"]) for member in members if member["name"] in pending}
+    return tuple(
+        member["name"]
+        for member in members
+        if member["phase"] == "given up"
+        and member["name"] not in named
+        and (member["kind"], member["group"]) in groups
+    )

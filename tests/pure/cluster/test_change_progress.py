@@ -16,11 +16,21 @@ LINE = "1 of 2 members up; worker-a-1: given up: ended with 2"
 def answer(*given_up_in: int, pending: tuple[str, ...] = (), taken_back: str = "") -> dict[str, Any]:
     """What the leading Controller answers: these members were given up in these changes, and another one is up."""
     members = [
-        {"name": f"worker-a-{place}", "phase": "given up", "given_up_in": change}
+        {
+            "kind": "worker",
+            "group": "a",
+            "name": f"worker-a-{place}",
+            "phase": "given up",
+            "given_up_in": change,
+        }
         for place, change in enumerate(given_up_in, 1)
     ]
     return {
-        "members": [*members, {"name": "worker-b-1", "phase": "up", "given_up_in": 0}],
+        "members": [
+            *members,
+            {"kind": "worker", "group": "b", "name": "worker-b-1", "phase": "up", "given_up_in": 0},
+            {"kind": "worker", "group": "a", "name": "worker-a-9", "phase": "up", "given_up_in": 0},
+        ],
         "line": LINE,
         "pending": pending,
         "taken_back": taken_back,
@@ -55,6 +65,18 @@ def test_member_given_up_before_and_not_tried_again_is_a_failure_with_its_remedy
 
 def test_only_members_that_the_command_names_count() -> None:
     assert judge(answer(5, pending=("worker-c-1",)), named=("worker-b-1",)).is_done
+
+
+def test_member_that_was_given_up_and_is_not_named_holds_up_only_its_own_group() -> None:
+    held_up = judge(answer(4, pending=("worker-a-9",)), named=("worker-a-9",))
+    assert held_up.failure.startswith(f"{LINE}; worker-a-1 must be up before ")
+    assert held_up.failure.endswith("celery5 controller restart worker-a-1 worker-a-9")
+    for pending, named in (
+        (("worker-b-1",), ("worker-b-1",)),
+        (("worker-a-9",), ("worker-a-1", "worker-a-9")),
+        (("worker-a-9",), None),
+    ):
+        assert judge(answer(4, pending=pending), named=named) == ChangeProgress(pending=pending)
 
 
 def test_only_a_change_with_canaries_can_be_taken_back() -> None:

@@ -11,6 +11,7 @@ import trio
 from celery5 import App
 from celery5.broker.calls import cluster as calls
 from celery5.observability import member_missing
+from celery5.protocol.observability import alerting
 from celery5.protocol.process.missing import (
     REPORT_TTL,
     GroupReport,
@@ -27,6 +28,7 @@ from tests.redis.worker.workers import until_async, working
 from tests.story.cli.commands import Ended, celery5
 
 NAME = "scheduler-default-1"
+CONTROLLER = "web1:4711"
 WHY = "it has died 10 times within 300 s: ended with 1: ModuleNotFoundError: No module named 'prices'"
 REMEDY = format_retry(NAME)
 LINE = f"{NAME} is given up, and has been down for "
@@ -49,7 +51,7 @@ async def report(app: App, *groups: GroupReport) -> None:
     )  # fmt: skip
     missing = (gone,) if any(group.missing for group in groups) else ()
     redis = await app.connections.get_async_driver()
-    await redis.perform(calls.renew_presence(app.keys, "controller", "web1:1", lease=60))
+    await redis.perform(calls.renew_presence(app.keys, "controller", CONTROLLER, lease=60))
     await redis.perform(calls.store_members_report(app.keys, MembersReport(groups=groups, missing=missing)))
 
 
@@ -171,6 +173,28 @@ async def test_alert_of_a_missing_member_ends_when_it_works_again(shop: App) -> 
             await report(shop, GroupReport(kind="scheduler", name="default", declared=1))
             return await get_statuses(shop) == {}
 
+        await until_async(ends)
+
+
+async def test_report_that_outlives_its_controller_counts_nowhere(
+    shop: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alerting, "KEPT_UNMEASURED", 0.2)
+    shop.configure(**QUICK)
+    declare(shop, member_missing())
+    await report(shop, SCHEDULER)
+    assert (await shop.ainfo()).cluster is not None
+    async with working(shop, queues=["crm"]):
+
+        async def fires() -> bool:
+            return bool(await get_statuses(shop))
+
+        async def ends() -> bool:
+            return await get_statuses(shop) == {}
+
+        await until_async(fires)
+        await shop.aperform(calls.end_presence(shop.keys, "controller", CONTROLLER))
+        assert (await shop.ainfo()).cluster is None
         await until_async(ends)
 
 
