@@ -196,6 +196,7 @@ async def test_report_that_outlives_its_controller_counts_nowhere(
         await shop.aperform(calls.end_presence(shop.keys, "controller", CONTROLLER))
         assert (await shop.ainfo()).cluster is None
         await until_async(ends)
+        assert await shop.aperform(calls.read_members_report(shop.keys)) is not None
 
 
 async def test_report_of_a_controller_that_is_gone_expires(shop: App, redis_client: "redis.Redis") -> None:
