@@ -1,6 +1,7 @@
 """Fixtures: a faulty proxy in front of the server, and connections through it."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Protocol
 
 import pytest
@@ -12,6 +13,7 @@ from celery5.broker.endpoint import Endpoint
 from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.broker.timing import Timing
 from tests.faults.connections.proxy import FaultyProxy
+from tests.redis.commands.staff import Staff, staffed
 
 # Everything happens ten times as fast as in production, in the same proportions.
 BRISK = Timing(
@@ -32,6 +34,13 @@ class OpenLink(Protocol):
     async def __call__(
         self, timing: Timing = ..., *, url: str = ..., watch: Callable[[LinkEvent], None] = ...
     ) -> TrioRedis: ...
+
+
+@pytest.fixture
+def staff(url: str, app_name: str, tmp_path: Path) -> Iterator[Staff]:
+    """Worker processes over the shared server; all of them end with the test."""
+    with staffed(url, app_name, tmp_path) as staff:
+        yield staff
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 
 from celery5 import examples
 from tests.faults.cluster.clustered import LIMIT, Clustered, Load
-from tests.redis.commands.staff import Staff, staffed, wait_until
+from tests.redis.commands.staff import Staff, wait_until
 
 pytestmark = pytest.mark.timeout(600)
 """Seconds: a test here is a dozen processes, some of them started again and again."""
@@ -34,13 +34,6 @@ ONE = WORKERS[0]
 EXAMPLE = Path(examples.__file__).parent / "cluster" / "cluster.toml"
 
 Starts = Callable[..., Clustered]
-
-
-@pytest.fixture
-def staff(url: str, app_name: str, tmp_path: Path) -> Iterator[Staff]:
-    """Who starts processes for one application over the shared server, and keeps its history."""
-    with staffed(url, app_name, tmp_path) as one:
-        yield one
 
 
 @pytest.fixture

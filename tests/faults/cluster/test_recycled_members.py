@@ -10,7 +10,7 @@ import pytest
 from celery5 import AsyncResult, gather
 from celery5.protocol.process.recycling import RESTART_EXIT_CODE
 from tests.faults.cluster.clustered import LIMIT, Clustered, Load
-from tests.redis.commands.staff import Staff, staffed, wait_until
+from tests.redis.commands.staff import Staff, wait_until
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -25,13 +25,6 @@ LONG = 7.0
 """Seconds of some jobs. A worker that is recycled waits for them, so it takes no jobs for a longer time than this."""
 ORDER_MARGIN = 0.5
 """Seconds by which a process may log its start late: others may see it earlier."""
-
-
-@pytest.fixture
-def staff(url: str, app_name: str, tmp_path: Path) -> Iterator[Staff]:
-    """Starts processes of one application on the shared server, and keeps its history."""
-    with staffed(url, app_name, tmp_path) as staff:
-        yield staff
 
 
 @pytest.fixture

@@ -9,19 +9,12 @@ import pytest
 
 from celery5 import AsyncResult
 from tests.faults.cluster.clustered import LIMIT, Clustered
-from tests.redis.commands.staff import Staff, staffed, wait_until
+from tests.redis.commands.staff import Staff, wait_until
 
 pytestmark = pytest.mark.timeout(600)
 
 ONE, SPARE = "worker-default-1", "worker-default-2"
 JOBS = 10
-
-
-@pytest.fixture
-def staff(url: str, app_name: str, tmp_path: Path) -> Iterator[Staff]:
-    """Starts processes of one application on the shared server, and keeps its history."""
-    with staffed(url, app_name, tmp_path) as staff:
-        yield staff
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import gzip
 import json
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,14 +12,7 @@ from celery5 import App
 from celery5.broker.calls import streams as calls
 from celery5.streams import Stream
 from tests.faults.streams.archiving import RECORDS, declare_readings
-from tests.redis.commands.staff import Employee, Staff, staffed, wait_until
-
-
-@pytest.fixture
-def staff(url: str, app_name: str, tmp_path: Path) -> Iterator[Staff]:
-    """Worker processes over the shared server."""
-    with staffed(url, app_name, tmp_path) as staff:
-        yield staff
+from tests.redis.commands.staff import Employee, Staff, wait_until
 
 
 def start(staff: Staff, name: str) -> Employee:

@@ -3,24 +3,16 @@
 import signal
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from tests.faults.streams.parking import Step, declare_steps
-from tests.redis.commands.staff import Employee, Staff, staffed, wait_until
+from tests.redis.commands.staff import Employee, Staff, wait_until
 
 CUSTOMERS = 12
 ROUNDS = 60
-
-
-@pytest.fixture
-def staff(url: str, app_name: str, tmp_path: Path) -> Iterator[Staff]:
-    """Worker processes over the shared server."""
-    with staffed(url, app_name, tmp_path) as staff:
-        yield staff
 
 
 def start(staff: Staff, name: str) -> Employee:

@@ -35,13 +35,6 @@ TARGET = ("-m", "celery5", "-A", "tests.faults.streams.application:app")
 
 
 @pytest.fixture
-def staff(url: str, app_name: str, tmp_path: Path) -> Iterator[Staff]:
-    """Worker processes over the shared server."""
-    with staffed(url, app_name, tmp_path) as staff:
-        yield staff
-
-
-@pytest.fixture
 def own_staff(own_server: EmbeddedServer, app_name: str, tmp_path: Path) -> Iterator[Staff]:
     """Worker processes over a server of the test's own."""
     with staffed(own_server.url, app_name, tmp_path) as staff:
