@@ -84,7 +84,7 @@ def main() -> None:
         with log.open("wb") as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", "celery5", "-A", "shop", "dashboard", "start", "--port", "0"],
-                cwd=folder, env=environ, stderr=output,
+                cwd=folder, env=environ, stdout=subprocess.DEVNULL, stderr=output,
             )  # fmt: skip
         try:
             with simulate_workers(server.url, options) as rolled_up:

@@ -40,6 +40,15 @@ def test_a_rollup_of_many_workers_keeps_up_and_does_not_grow() -> None:
     assert max(figures["longest calls above 1 ms, ms"].values(), default=0) < 100
 
 
+def test_the_dashboard_of_a_small_cluster_is_measured_too() -> None:
+    figures = run(
+        "dashboard.py", "--queued", "200", "--dead", "20", "--tabs", "2", "--seconds", "3", timeout=120
+    )
+    assert figures["looks"] > 0
+    assert figures["commands that walk all keys"] == 0
+    assert figures["scans a look at the storage"] <= MAX_SCANS  # a sample of the keys, however many there are
+
+
 @pytest.mark.skipif("CELERY5_SCALE" not in os.environ, reason="takes minutes: nox -s scale")
 @pytest.mark.timeout(1800)
 def test_dashboard_of_10000_workers_and_100000_dead_jobs_does_not_grow() -> None:
