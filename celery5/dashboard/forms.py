@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 from celery5.operations.operation import Operation
 from celery5.operations.parameters import Parameter, Widget, list_parameters
+from celery5.protocol.durations import format_shortest
+from celery5.protocol.text_values import DURATION
 
 FEW_FIELDS = 4
 """Fields of a form that are all seen at once."""
@@ -12,7 +14,7 @@ KINDS: Mapping[Widget, tuple[str, str]] = {
     "text": ("text", ""),
     "time": ("text", "such as 2026-12-24T18:00:00+01:00"),
     "number": ("number", ""),
-    "duration": ("number", "in seconds"),
+    "duration": ("text", DURATION.examples),
     "checkbox": ("checkbox", ""),
     "select": ("select", ""),
     "lines": ("textarea", "one on each line"),
@@ -60,6 +62,8 @@ def _make_field(parameter: Parameter, value: str | None) -> FormField:
     if value is None:
         default = parameter.default
         value = "" if default in (None, False) or kind == "textarea" else str(default)
+        if value and parameter.widget == "duration":
+            value = format_shortest(float(value))
     return FormField(
         name=parameter.name,
         label=parameter.label,

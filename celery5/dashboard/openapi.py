@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from celery5.operations.operation import Operation
+from celery5.operations.parameters import list_parameters
 from celery5.operations.table import OPERATIONS
 
 REFERENCE = "#/components/schemas/{name}"
@@ -42,6 +43,8 @@ def make_openapi(root: str = "", operations: Mapping[str, Operation] = OPERATION
         types, schema_hook=_describe_other, ref_template=REFERENCE
     )
     pairs = list(zip(schemas[::2], schemas[1::2], strict=True))
+    for operation, (parameters, _) in zip(operations.values(), pairs, strict=True):
+        _accept_texts(operation, _get_component(components, parameters))
     document: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {
@@ -83,12 +86,27 @@ def _describe(
     if operation.is_change:
         described["requestBody"] = {"content": {"application/json": {"schema": parameters}}, "required": True}
         return described
-    schema = components[parameters["$ref"].rpartition("/")[2]]
+    schema = _get_component(components, parameters)
     described["parameters"] += [
         {"name": name, "in": "query", "required": name in schema.get("required", ()), "schema": part}
         for name, part in schema["properties"].items()
     ]
     return described
+
+
+def _get_component(components: Mapping[str, Any], reference: Mapping[str, Any]) -> dict[str, Any]:
+    schema: dict[str, Any] = components[reference["$ref"].rpartition("/")[2]]
+    return schema
+
+
+def _accept_texts(operation: Operation, schema: Mapping[str, Any]) -> None:
+    """Have the schema of an operation's parameters say that a duration may be a text, as `Operation.make` takes it."""
+    for parameter in list_parameters(operation.parameters):
+        if parameter.widget == "duration":
+            described = schema["properties"][parameter.name]
+            for part in described.get("anyOf", [described]):
+                if part["type"] == "number":
+                    part["type"] = ["number", "string"]
 
 
 def _describe_problem(text: str) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import msgspec
 
 from celery5.errors import CeleryError, Misconfigured
 from celery5.operations.columns import ResultColumn, list_columns
-from celery5.operations.parameters import list_parameters
+from celery5.operations.parameters import list_parameters, read_texts
 from celery5.similar_names import join_names, suggest_known
 
 if TYPE_CHECKING:
@@ -293,9 +293,12 @@ class Operation:
         return self.make(given, is_text=is_text)
 
     def make(self, values: Mapping[str, Any], *, is_text: bool = False) -> Any:
-        """Return the parameters with these values. Raises Misconfigured for one that is wrong, or beyond its bound."""
+        """Return the parameters with these values. Raises Misconfigured for one that is wrong, or beyond its bound.
+
+        A duration or a time may be a text, whoever gives it.
+        """
         try:
-            return msgspec.convert(values, self.parameters, strict=not is_text)
+            return msgspec.convert(read_texts(self.parameters, values), self.parameters, strict=not is_text)
         except msgspec.ValidationError as error:
             raise Misconfigured(f"{self.name}: {_name_field(str(error))}") from None
 

@@ -1,7 +1,8 @@
 """Describe the parameters of operations: what forms, commands and the JSON API show of each, and how it is given."""
 
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import NoneType, UnionType
@@ -9,6 +10,10 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgspec
 from msgspec import Meta
+
+from celery5.errors import Misconfigured
+from celery5.protocol.durations import format_range
+from celery5.protocol.text_values import parse_seconds, parse_time
 
 Widget = Literal["text", "number", "duration", "time", "checkbox", "select", "lines", "json"]
 """How a parameter is given: `lines` are several texts, one on each line of a form."""
@@ -38,8 +43,13 @@ def about(
 
 
 def as_duration(*, at_least: float = 0, at_most: float) -> Meta:
-    """Return the annotation of a time span in seconds."""
-    return Meta(ge=at_least, le=at_most, extra={"widget": "duration"})
+    """Return the annotation of a time span in seconds, which may also be given as a text such as `15m`."""
+    return Meta(
+        ge=at_least,
+        le=at_most,
+        extra={"widget": "duration"},
+        extra_json_schema={"examples": ["15m", 900]},
+    )
 
 
 Text = Annotated[str, Meta(min_length=1, max_length=500)]
@@ -100,6 +110,32 @@ class Parameter:
 def list_parameters(parameters: type[msgspec.Struct]) -> list[Parameter]:
     """Return the parameters of an operation, in the order of their fields."""
     return [_describe(field) for field in msgspec.structs.fields(parameters)]
+
+
+def read_texts(parameters: type[msgspec.Struct], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of parameters, with durations and times that are texts as numbers and times.
+
+    Commands, forms, addresses and the JSON API have them read here. Raises Misconfigured, which names the parameter,
+    also for a duration beyond its bounds.
+    """
+    read = dict(values)
+    for parameter in list_parameters(parameters):
+        given = read.get(parameter.name)
+        parse = _READERS.get(parameter.widget)
+        if parse is None or given is None:
+            continue
+        least, most = parameter.least or 0.0, math.inf if parameter.most is None else parameter.most
+        try:
+            value = read[parameter.name] = parse(given) if isinstance(given, str) else given
+            if isinstance(value, int | float) and not least <= value <= most:
+                raise Misconfigured(f"{given} is not in the range {format_range(least, most)}")
+        except Misconfigured as error:
+            raise Misconfigured(f"`{parameter.name}`: {error}") from None
+    return read
+
+
+_READERS: Mapping[Widget, Callable[[str], object]] = {"duration": parse_seconds, "time": parse_time}
+"""What reads a text as the value of a parameter."""
 
 
 def _describe(field: Any) -> Parameter:

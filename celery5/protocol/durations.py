@@ -1,5 +1,7 @@
 """Show durations, and how long ago something was, to people."""
 
+import math
+
 
 def format_duration(seconds: float) -> str:
     """Return a duration as text: `85 ms`, `12 s`, `2 h 5 min`, `3 d 2 h`."""
@@ -14,6 +16,19 @@ def format_duration(seconds: float) -> str:
     if hours < 48:
         return f"{hours} h {minutes} min"
     return "{} d {} h".format(*divmod(hours, 24))
+
+
+def format_shortest(seconds: float) -> str:
+    """Return a duration as settings, flags and parameters take it, in the largest unit without a fraction: `1h`."""
+    units = {86400: "d", 3600: "h", 60: "m"}
+    size = next((size for size in units if seconds and seconds % size == 0), 1)
+    return f"{seconds / size:g}{units.get(size, '')}"
+
+
+def format_range(least: float, most: float) -> str:
+    """Return the bounds of a duration, for help and errors: `1m<=x<=90d`; a bound that is infinite is left out."""
+    upper = "" if math.isinf(most) else f"<={format_shortest(most)}"
+    return f"{format_shortest(least)}<=x{upper}"
 
 
 def format_age(moment: float, now: float) -> str:

@@ -6,8 +6,10 @@ value is written in one way everywhere, and has one error: `'soon' is not a dura
 
 import functools
 import json
+import math
 import re
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import msgspec
@@ -156,6 +158,29 @@ RANGE = TextKind("a range", "2, 2..8 or 2..", _read_range)
 HOST_AND_PORT = TextKind("HOST:PORT", "127.0.0.1:7070 or [::1]:7070", _read_host_and_port)
 NAMES = TextKind("a list of names", "one,other", _read_names)
 """Names between commas, each once. A text that names nothing is an error."""
+
+
+def parse_seconds(text: str) -> float:
+    """Return the seconds of a duration, or of a number in any notation, as settings and flags take it: `15m`, `1e3`.
+
+    Raises Misconfigured, also for a number that is not finite.
+    """
+    value = DURATION.parse_unit(text)
+    try:
+        seconds = float(value)
+    except ValueError:
+        raise DURATION.make_error(text) from None
+    if not math.isfinite(seconds):
+        raise DURATION.make_error(text)
+    return seconds
+
+
+def parse_time(text: str) -> datetime:
+    """Return a time that is written as in ISO 8601. Raises Misconfigured."""
+    try:
+        return datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise Misconfigured(f"{text!r} is not a time: write one like 2026-12-24T18:00:00+01:00") from None
 
 
 def parse_assignments(text: str, hint: str, *, nameless: bool = False) -> dict[str, str]:

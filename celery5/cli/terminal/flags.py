@@ -14,7 +14,8 @@ import click
 
 from celery5.errors import Misconfigured
 from celery5.lazy_modules import without_garbage_collection
-from celery5.protocol.text_values import DURATION
+from celery5.protocol.durations import format_range
+from celery5.protocol.text_values import parse_seconds
 
 if TYPE_CHECKING:
     from celery5.app import App
@@ -33,30 +34,19 @@ class Duration(click.FloatRange):
         written = value
         if isinstance(value, str):
             try:
-                value = DURATION.parse_unit(value)
-                if isinstance(value, str) and not math.isfinite(float(value)):
-                    raise DURATION.make_error(value)
+                value = parse_seconds(value)
             except Misconfigured as error:
                 self.fail(str(error), param, ctx)
-            except ValueError:
-                self.fail(str(DURATION.make_error(value)), param, ctx)
         try:
             return super().convert(cast("Any", value), param, ctx)
         except click.BadParameter:
             self.fail(f"{written} is not in the range {self._describe_range()}", param, ctx)
 
     def _describe_range(self) -> str:
-        """Return the bounds with the largest units that leave no fractions, for help and errors: `1<=x<=90d`."""
+        """Return the bounds, for help and errors."""
         if self.min is None or self.max is None:
             return super()._describe_range() if self.min != self.max else ""
-        return f"{format_shortest(self.min)}<=x<={format_shortest(self.max)}"
-
-
-def format_shortest(seconds: float) -> str:
-    """Return a time span as a flag takes it, with the largest unit that leaves no fraction: `1h`."""
-    units = {86400: "d", 3600: "h", 60: "m"}
-    size = next((size for size in units if seconds and seconds % size == 0), 1)
-    return f"{seconds / size:g}{units.get(size, '')}"
+        return format_range(self.min, self.max)
 
 
 class BoundedText(click.types.StringParamType):

@@ -4,7 +4,6 @@ import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_origin
 
@@ -12,7 +11,7 @@ import click
 import msgspec
 
 from celery5.cli.terminal.errors import EXIT_FAILED, skip_unreachable
-from celery5.cli.terminal.flags import BoundedText, Duration, format_shortest
+from celery5.cli.terminal.flags import BoundedText, Duration
 from celery5.cli.terminal.output import (
     CommandGroup,
     echo,
@@ -27,7 +26,7 @@ from celery5.errors import BrokerError, Misconfigured
 from celery5.operations.columns import ResultColumn
 from celery5.operations.operation import DRY_RUN, Changed, NotFound, Operation
 from celery5.operations.parameters import Parameter, list_parameters
-from celery5.protocol.durations import format_duration
+from celery5.protocol.durations import format_duration, format_shortest
 from celery5.protocol.text_values import parse_json, parse_json_array, parse_json_object
 
 if TYPE_CHECKING:
@@ -166,7 +165,8 @@ def make_command(operation: Operation, view: CommandView) -> click.Command:
         flags = {flag.name: values[flag.name] for flag in view.flags if flag.name}
         given = {parameter.name: _parse(parameter, values[parameter.name]) for parameter in parameters}
         given = {name: value for name, value in given.items() if value is not None}
-        asked = operation.make(view.prepare(given, flags) if view.prepare else given)
+        with _naming_flags(parameters):
+            asked = operation.make(view.prepare(given, flags) if view.prepare else given)
         with _reaching(app, view, asked, wants_json=wants_json) as errors, _naming_flags(parameters):
             must_ask = asks and not (values["yes"] or given.get("dry_run"))
             if view.run is not None:
@@ -396,8 +396,6 @@ def _parse(parameter: Parameter, value: Any) -> Any:
             return list(value) or None
         case "json" if isinstance(value, str):
             return _parse_json(get_origin(parameter.kind), value, flag)
-        case "time" if isinstance(value, str):
-            return _parse_time(value, flag)
         case "select" if value is not None:
             return msgspec.convert(value, parameter.kind, strict=False)
         case _:
@@ -408,10 +406,3 @@ def _parse_json(kind: Any, text: str, flag: str) -> object:
     if kind is list:
         return parse_json_array(text, flag)
     return parse_json_object(text, flag) if kind is dict else parse_json(text, flag)
-
-
-def _parse_time(text: str, flag: str) -> datetime:
-    try:
-        return datetime.fromisoformat(text)
-    except ValueError:
-        raise Misconfigured(f"{flag} {text!r} is no time: give one like 2026-12-24T18:00:00+01:00") from None

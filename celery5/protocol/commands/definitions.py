@@ -201,7 +201,10 @@ _FACTOR_SECONDS = Annotated[
 
 _FOR_SECONDS = Annotated[
     _FACTOR_SECONDS | None,
-    Meta(description="For how long, in seconds; default: until the worker ends.", extra={"metavar": "N"}),
+    Meta(
+        description="For how long: 90 (seconds), 15m, 1h; default: until the worker ends.",
+        extra={"metavar": "SPAN", "widget": "duration"},
+    ),
 ]
 
 
@@ -435,14 +438,14 @@ PREFETCH = CommandDefinition(
     help="Read `factor` times as far ahead as usual, for `seconds` or until the worker ends.",
     parameters=PrefetchParameters,
     is_routine=True,  # not idempotent: without `seconds` it holds for as long as the worker lives
-    cli_usage="worker prefetch [FACTOR] [--seconds N]",
+    cli_usage="worker prefetch [FACTOR] [--seconds SPAN]",
 )
 CONCURRENCY = CommandDefinition(
     name="concurrency",
     help="Allow `factor` times as many I/O-bound jobs at once as usual, for `seconds` or until the worker ends.",
     parameters=ConcurrencyParameters,
     is_routine=True,  # not idempotent, as `prefetch`
-    cli_usage="worker concurrency [FACTOR] [--seconds N]",
+    cli_usage="worker concurrency [FACTOR] [--seconds SPAN]",
 )
 PREFER = CommandDefinition(
     name="prefer",

@@ -134,7 +134,7 @@ async def test_answers_fit_their_description(app: App) -> None:
     [
         ({"url": "queue/lists"}, 404, "there is no operation 'queue:lists'; did you mean 'queue:list'?"),
         ({"url": "metrics/history?queu=a"}, 400, "metrics:history has no parameter 'queu'"),
-        ({"url": "metrics/history?since=soon"}, 400, "metrics:history: since: expected `float`"),
+        ({"url": "metrics/history?since=soon"}, 400, "`since`: 'soon' is not a duration: write 30s, 15m"),
         ({"url": "queue/show"}, 400, "queue:show: give queue"),
         ({"url": "queue/show?queue=nothing"}, 404, "no queue 'nothing' here"),
         ({"url": "queue/purge"}, 400, "queue:purge changes something: use POST"),

@@ -82,7 +82,7 @@ def test_declared_schedules_are_shown_before_a_scheduler_takes_them_up(desk: Des
         (("add", "n", "shop.nothing", "--every", "1"), "shop.nothing"),
         (("add", "n", "shop.add", "--cron", "often", "--args", "[1, 2]"), "is no line of a crontab"),
         (("add", "n", "shop.add", "--cron", "99 * * * *", "--args", "[1, 2]"), "99"),
-        (("add", "n", "shop.add", "--at", "tomorrow", "--args", "[1, 2]"), "is no time"),
+        (("add", "n", "shop.add", "--at", "tomorrow", "--args", "[1, 2]"), "is not a time"),
         (
             ("add", "n", "shop.add", "--at", "2030-01-01T00:00:00", "--args", "[1, 2]"),
             "such as 2030-01-01T00:00:00+00:00",
