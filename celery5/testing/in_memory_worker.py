@@ -1,14 +1,16 @@
 """Run the jobs of an application in the test, without a server: `celery5.testing.in_memory`."""
 
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from inspect import signature
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
+
+import trio
 
 from celery5.app import App
 from celery5.broker.colour import run_in_thread
@@ -41,6 +43,7 @@ from celery5.testing.sent_messages import (
 
 DELIVERY_TASK = "celery5.workflows.deliver:"
 """The prefix of the names of celery5's own tasks, which deliver events to the runs that wait for them."""
+TEST_ENDED = "the test has ended before this job began"
 
 if TYPE_CHECKING:
     from celery5.testing.memory_server.server import MemoryServer
@@ -83,6 +86,9 @@ class InMemoryWorker(SentMessages):
         self._read_queues = set[str]()
         self._sent_queues = set[str]()
         self._running = threading.Lock()
+        # Set while `run` is at work, and at the end: until then a job that the worker has taken does not begin.
+        self._may_begin = threading.Event()
+        self._has_ended = False
         self._clock: VirtualClock = stack.enter_context(set_clock(app, server.url, None, self._wait_for_call))
 
     @property
@@ -189,11 +195,13 @@ class InMemoryWorker(SentMessages):
             first = len(self.ran)
             self._errors.clear()
             self._start()
+            self._may_begin.set()
             self._server.release()
             try:
                 pass_time()
             finally:
                 self._server.hold()
+                self._may_begin.clear()
             if self._errors and raise_errors:
                 raise self._take_error()
             return self.ran[first:]
@@ -214,7 +222,13 @@ class InMemoryWorker(SentMessages):
     def _start_worker(self, options: ServeOptions, **companions: bool) -> None:
         serve = partial(run_in_background, self._app, options, **companions)
         self._stack.enter_context(in_thread(serve, "worker", self._calls.fail))
-        self._stack.callback(self._calls.close)
+        self._stack.callback(self._end)
+
+    def _end(self) -> None:
+        """Begin no more jobs: those that wait for it end with an error."""
+        self._has_ended = True
+        self._may_begin.set()
+        self._calls.close()
 
     def _wait_for_call(self, timeout: float) -> None:
         """Make the next call of a worker. A queue that only a call has named gets a worker of its own first."""
@@ -264,7 +278,13 @@ class InMemoryWorker(SentMessages):
         return ran
 
     def note_call(self, call: FunctionCall) -> None:
-        """Note what a task is called with. Called by the worker, but not for boxed tasks."""
+        """Note what a task is called with. Called by the worker, but not for boxed tasks.
+
+        Raises:
+            RuntimeError: The test has ended.
+        """
+        if self._has_ended:
+            raise RuntimeError(TEST_ENDED)
         task = self._app.tasks.get(call.job.task) if call.job is not None else None
         for ran in self.ran:
             if task is not None and call.job is not None and ran.id == call.job.id:
@@ -293,9 +313,11 @@ class InMemoryWorker(SentMessages):
         """Return what watches the jobs of the application."""
         return _JobWatch(self)
 
-    @contextmanager
-    def watch_job(self, job: IncomingJob) -> Generator[None, None, None]:
-        """Watch a job while it runs. Called by the worker."""
+    @asynccontextmanager
+    async def watch_job(self, job: IncomingJob) -> AsyncGenerator[None, None]:
+        """Watch a job while it runs, which it begins when the test calls `run`. Called by the worker."""
+        if not self._may_begin.is_set():  # it was let through at a limit, between two calls of `run`
+            await trio.to_thread.run_sync(self._may_begin.wait, abandon_on_cancel=True)
         ran = self._note_begun(job)
         yield
         self.note_ended(job, ran)
@@ -382,7 +404,7 @@ class CallQueue:
         self._is_closed = True
         while not self._calls.empty():
             call = self._calls.get()
-            call.error = RuntimeError("the test has ended before this job began")
+            call.error = RuntimeError(TEST_ENDED)
             call.done.set()
 
 

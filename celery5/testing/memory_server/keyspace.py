@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 from celery5.testing.memory_server.replies import CommandError
 from celery5.testing.memory_server.sorted_set import SortedSet
-from celery5.testing.memory_server.stream import StreamLog
+from celery5.testing.memory_server.stream import EntryId, StreamLog
 
 T = TypeVar("T")
 
@@ -24,11 +24,13 @@ class Keyspace:
     """All keys of one database.
 
     Attributes:
-        is_held: Whether groups of consumers get no new entries of streams.
+        is_held: Whether groups of consumers get no new entries of streams, but in the script that adds them.
+        added: The entries that the running script has added, by key; None outside of a script.
     """
 
     def __init__(self, *, is_held: bool = False) -> None:
         self.is_held = is_held
+        self.added: set[tuple[bytes, EntryId]] | None = None
         self._values: dict[bytes, Any] = {}
         self._ends: dict[bytes, int] = {}
 

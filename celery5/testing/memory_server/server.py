@@ -89,7 +89,11 @@ class MemoryServer:
         self._thread = threading.Thread(target=self._run, name="celery5 memory server", daemon=True)
 
     def hold(self) -> None:
-        """Give new entries of streams to no group, so that no worker begins a job, until `release`."""
+        """Give new entries of streams to no group, so that no worker takes a job from a queue, until `release`.
+
+        A script that adds an entry and reads it gets it all the same: nobody would read it later. So a worker that is
+        told of a limit that was raised takes jobs that have waited at it.
+        """
         self._is_held = True
         for keys in self._databases.values():
             keys.is_held = True
@@ -306,11 +310,14 @@ class MemoryServer:
         return self._evalsha(session, [self._scripts.load(args[0]), *args[1:]])
 
     def _evalsha(self, session: MemorySession, args: list[bytes]) -> Any:
-        count = parse_integer(args[1])
+        count, keys = parse_integer(args[1]), self._get_keys(session)
+        keys.added = set()
         try:
             return self._scripts.run(args[0], args[2 : 2 + count], args[2 + count :])
         except UnknownScript:
             raise CommandError(NO_SCRIPT) from None
+        finally:
+            keys.added = None
 
     def _script(self, session: MemorySession, args: list[bytes]) -> Any:
         subcommand = args[0].upper()

@@ -1,5 +1,6 @@
 """Commands on streams and their groups of consumers."""
 
+from itertools import takewhile
 from typing import Any
 
 from celery5.testing.memory_server.command_table import SYNTAX_ERROR, CommandWords, command, parse_integer
@@ -79,6 +80,8 @@ def _xadd(keys: Keyspace, args: list[bytes]) -> Any:
     entry_id = _make_id(word, _get(keys, args[0]))
     stream = keys.get_or_create(args[0], StreamLog)
     stream.add(entry_id, fields)
+    if keys.added is not None:
+        keys.added.add((args[0], entry_id))
     if trim:
         trim.apply(stream)
     return format_id(entry_id)
@@ -298,7 +301,10 @@ class StreamRead:
             for _, entry in held:
                 entry.delivered, entry.count = now, entry.count + 1
             return [_entry(stream, entry_id) for entry_id, _ in held]
-        ids = [] if keys.is_held else stream.list_ids(_next(group.last_id), LAST)[: self._count]
+        ids = stream.list_ids(_next(group.last_id), LAST)[: self._count]
+        if keys.is_held:  # a script that has added an entry for this consumer relies on reading it
+            added = keys.added or ()
+            ids = list(takewhile(lambda entry_id: (key, entry_id) in added, ids))
         for entry_id in ids:
             group.last_id = entry_id
             if group.entries_read is not None:

@@ -415,6 +415,30 @@ def test_a_held_server_gives_groups_nothing_new_until_it_is_released() -> None:
         assert reader.receive() == [[b"s", [[b"1-0", [b"f", b"v"]]]]]
 
 
+def test_a_script_reads_what_it_adds_from_a_held_server_but_nothing_else() -> None:
+    script = """
+        local id = redis.call('XADD', KEYS[1], '*', 'f', ARGV[1])
+        local read = redis.call('XREADGROUP', 'GROUP', 'g', 'me', 'STREAMS', KEYS[1], '>')
+        return {id, read and read[1][2] or {}}
+    """
+    with MemoryServer() as server:
+        link = dial(Endpoint.from_url(server.url), Timing(), resp=2, name="test")
+
+        def ask(*words: str) -> Any:
+            link.send(pack_commands([words]))
+            return link.receive()
+
+        ask("XGROUP", "CREATE", "s", "g", "0", "MKSTREAM")
+        server.hold()
+        entry_id, read = ask("EVAL", script, "1", "s", "own")
+        assert read == [[entry_id, [b"f", b"own"]]]
+        ask("XADD", "s", "*", "f", "waits")
+        assert ask("EVAL", script, "1", "s", "behind it")[1] == []
+        server.release()
+        (_, entries), *_ = ask("XREADGROUP", "GROUP", "g", "me", "STREAMS", "s", ">")
+        assert [fields[1] for _, fields in entries] == [b"waits", b"behind it"]
+
+
 def test_it_knows_the_commands_of_connections_and_refuses_others(both: Both) -> None:
     assert set(MemoryServer.COMMANDS) > {b"HELLO", b"EVALSHA", b"CLIENT", b"INFO"}
     both.check("NOSUCH")

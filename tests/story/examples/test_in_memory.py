@@ -12,6 +12,7 @@ import trio
 
 from celery5 import App, Event, every, group
 from celery5.errors import BrokerReplied, Misconfigured, ResultTimeout, RunWaits, TaskFailed, WorkflowFailed
+from celery5.protocol.job.states import JobState
 from celery5.tasks import CurrentJob
 from celery5.testing import InMemoryWorker, in_memory, recorded
 from celery5.testing.memory_server.command_table import COMMANDS
@@ -324,6 +325,35 @@ def test_jobs_of_a_suspended_task_stay_until_it_is_resumed(bank: Bank, jobs: InM
     bank.app.limits.resume(bank.note.name)
     jobs.run()
     assert bank.notes == ["held"]
+
+
+def resume_and_wait_until_taken(bank: Bank, jobs: InMemoryWorker) -> None:
+    """Have the worker take two jobs of a suspended task, between two calls of `run`."""
+    bank.app.limits.suspend(bank.note.name)
+    results = [bank.note.delay("held"), bank.on_asyncio.delay("no limit"), bank.note.delay("held too")]
+    jobs.run()
+    bank.notes.clear()
+    jobs.ran.clear()
+    bank.app.limits.resume(bank.note.name)
+    deadline = time.monotonic() + 30
+    while [results[n].status() for n in (0, 2)] != [JobState.EXECUTING] * 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert [results[n].status() for n in (0, 2)] == [JobState.EXECUTING] * 2
+
+
+def test_jobs_that_a_limit_lets_through_between_two_runs_begin_in_the_next(
+    bank: Bank, jobs: InMemoryWorker
+) -> None:
+    resume_and_wait_until_taken(bank, jobs)
+    assert (bank.notes, jobs.ran) == ([], [])
+    assert len(jobs.run()) == 2
+    assert sorted(bank.notes) == ["held", "held too"]
+
+
+def test_jobs_that_were_let_through_do_not_begin_when_the_test_ends(bank: Bank) -> None:
+    with in_memory(bank.app) as bank.jobs:
+        resume_and_wait_until_taken(bank, bank.jobs)
+    assert bank.notes == []
 
 
 def test_assertions_say_what_was_sent_and_what_ran_instead(bank: Bank, jobs: InMemoryWorker) -> None:
