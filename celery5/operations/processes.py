@@ -35,6 +35,7 @@ from celery5.protocol.commands.definitions import (
     describe_unknown_worker,
     get_inbox_name,
 )
+from celery5.similar_names import suggest_known
 
 if TYPE_CHECKING:
     from celery5.app import App
@@ -211,14 +212,18 @@ async def _describe_unknown(app: "App", names: list[str]) -> dict[str, str]:
 async def _find_recipients(app: "App", to: list[str], noun: "ProcessNoun") -> list[str] | None:
     from celery5.broker.calls import cluster
 
-    if to or noun == "worker":
+    if noun == "worker":
         return to or None
     names = await app.aperform(cluster.list_live_processes(app.keys, "controller"))
+    live = sorted({get_inbox_name(name) for name in names})
     if not names:
         raise NotFound(
             f"no Controller of application {app.name!r} is running; celery5 controller start starts one"
         )
-    return sorted({get_inbox_name(name) for name in names})
+    for name in to:
+        if name not in names and name not in live:
+            raise NotFound(f"no Controller {name!r} is running; {suggest_known(name, live)}")
+    return to or live
 
 
 def _make_operation(definition: CommandDefinition[Any], noun: "ProcessNoun") -> Operation:

@@ -15,7 +15,7 @@ from celery5.cli.commands.dead_records import (
     replay_dead_records,
 )
 from celery5.cli.terminal.errors import ReachedBrokers, interrupted_by_sigterm, skip_unreachable
-from celery5.cli.terminal.filters import warn_of_unknown_sinks, warn_of_unknown_tasks
+from celery5.cli.terminal.filters import refuse_unknown_sinks, refuse_unknown_tasks
 from celery5.cli.terminal.operation_commands import (
     CommandView,
     Finished,
@@ -86,7 +86,7 @@ def _read(started: Started) -> None:
             rows = [make_row(READ.shown_columns, job) for job in page]
             echo(format_table(rows, empty=_describe_none(choice)))
         if not page.last:
-            _warn_of_unknown_names(app, choice)
+            _refuse_unknown_names(app, choice)
         if page.has_more:
             echo(f"only the first {limit}; the next ones: --after {format_cell(page.last)}", err=True)
         _raise_for_unknown(unknown)
@@ -172,16 +172,16 @@ def _make_group_row(group: "DeadJobGroup") -> dict[str, object]:
 
 
 def _explain_count(finished: Finished) -> None:
-    """Warn of names that the code does not have when nothing was counted. Raises IncompleteOperation for ids."""
+    """Refuse names that the code does not have when nothing was counted. Raises IncompleteOperation for ids."""
     choice: DeadJobFilter = finished.asked.to_filter()
     if not finished.result:
-        _warn_of_unknown_names(finished.app, choice)
+        _refuse_unknown_names(finished.app, choice)
     _raise_for_unknown(_find_unknown_ids(finished.app, choice))
 
 
 def _explain_groups(finished: Finished) -> None:
     if not finished.result.groups:
-        _warn_of_unknown_names(finished.app, finished.asked.to_filter())
+        _refuse_unknown_names(finished.app, finished.asked.to_filter())
 
 
 # Replaying and purging
@@ -254,7 +254,7 @@ class _Change:
         self._unknown = _find_unknown_ids(app, self._choice)
         if not self._counts:
             echo(to_json(self._get_summary()) if self._wants_json else _describe_none(self._choice))
-            _warn_of_unknown_names(app, self._choice)
+            _refuse_unknown_names(app, self._choice)
             _raise_for_unknown(self._unknown)
             return False
         if not self._wants_json:
@@ -341,10 +341,10 @@ def _find_unknown_ids(app: "App", choice: "DeadJobFilter") -> list[str]:
     return [job_id for job_id in dict.fromkeys(ids) if job_id not in existing]
 
 
-def _warn_of_unknown_names(app: "App", choice: "DeadJobFilter") -> None:
-    """Warn of selected tasks and sinks that the code does not have."""
-    warn_of_unknown_tasks(app, choice.get("task") or ())
-    warn_of_unknown_sinks(app, choice.get("sink") or ())
+def _refuse_unknown_names(app: "App", choice: "DeadJobFilter") -> None:
+    """Raise UnknownTask or NotFound for a selected task or sink that the code does not have."""
+    refuse_unknown_tasks(app, choice.get("task") or ())
+    refuse_unknown_sinks(app, choice.get("sink") or ())
 
 
 def _raise_for_unknown(unknown: list[str]) -> None:

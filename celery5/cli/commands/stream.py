@@ -15,11 +15,12 @@ from celery5.cli.terminal.errors import interrupted_by_sigterm
 from celery5.cli.terminal.operation_commands import CommandView, make_group
 from celery5.cli.terminal.output import echo, format_cell, format_fields, format_table, format_time, to_json
 from celery5.cli.terminal.target import Target
-from celery5.errors import BadRecord, CeleryError, Misconfigured
+from celery5.errors import BadRecord, CeleryError, Misconfigured, UnknownName
 from celery5.operations.operation import Changed
 from celery5.operations.streams import PLACE, STREAM_OPERATIONS, Reset
 from celery5.protocol.counts import format_count
 from celery5.protocol.durations import format_duration
+from celery5.similar_names import suggest_known
 
 if TYPE_CHECKING:
     from celery5.streams.lags import GroupLag, StreamState
@@ -357,8 +358,8 @@ def _find_group(states: "list[StreamState]", group: str) -> "GroupLag":
     for found in state.groups:
         if found.group == group:
             return found
-    names = ", ".join(found.group for found in state.groups)
-    raise Misconfigured(f"stream {state.stream} has no group {group!r}; it has {names or 'none'}")
+    names = [found.group for found in state.groups]
+    raise UnknownName(f"stream {state.stream} has no group {group!r}; {suggest_known(group, names)}")
 
 
 def make_rows(states: "list[StreamState]") -> list[dict[str, object]]:

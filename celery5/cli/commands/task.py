@@ -7,7 +7,7 @@ import click
 
 from celery5.cli.commands.job_details import format_job_details, format_seconds
 from celery5.cli.commands.limit import format_rule_limit, format_suspension
-from celery5.cli.terminal.filters import warn_of_unknown_tasks
+from celery5.cli.terminal.filters import refuse_unknown_tasks
 from celery5.cli.terminal.flags import Duration
 from celery5.cli.terminal.operation_commands import CommandView, Finished, Started, make_group, perform
 from celery5.cli.terminal.output import echo, format_fields, format_table, format_time, to_json
@@ -95,13 +95,16 @@ def _describe_delay(page: "JobPage") -> str:
     return f"the history may be {format_seconds(page.behind)} behind: what has just ended may be missing"
 
 
-def _show_next_page(finished: Finished) -> None:
-    """Print what was not looked at, and where the next page begins."""
+def _end_search(finished: Finished) -> None:
+    """Print what was not looked at, and where the next page begins. Raises UnknownTask where nothing is found."""
     page: JobPage = finished.result
-    if finished.wants_json:
-        return
+    if not finished.wants_json:
+        _show_next_page(page)
     if not page.jobs and finished.asked.task:
-        warn_of_unknown_tasks(finished.app, [finished.asked.task])
+        refuse_unknown_tasks(finished.app, [finished.asked.task])
+
+
+def _show_next_page(page: "JobPage") -> None:
     if page.not_looked_at:
         echo(f"not looked at: {page.not_looked_at}", err=True)
     if page.jobs and page.behind and page.cursor is None:
@@ -175,12 +178,12 @@ task = make_group(
         ),
         "search": CommandView(
             text=_format_page,
-            after=_show_next_page,
+            after=_end_search,
             parameters={"at": None},
             help="Find jobs that wait, run, are dead or have ended. "
             "Of successes only the slowest and samples are kept. Slow jobs: --longer-than 5s, --sort ran.",
         ),
-        "list": CommandView(empty="no tasks are declared", needs_code=True),
+        "list": CommandView(empty="no such task is declared", needs_code=True),
         "send": CommandView(
             show=_show_sent,
             after=_show_duplicate,

@@ -1,7 +1,8 @@
 """Report errors: the one that ended a command, as one line and an exit code, and the brokers that are unreachable.
 
-Exit codes: 0 success; 1 failure; 2 wrong usage or configuration; 73 another process has what is for one only;
-130 interrupted. An error that celery5 raises on purpose shows no traceback; an unexpected one always does.
+Exit codes: 0 success; 1 failure, also for a name that nothing has; 2 wrong usage or configuration; 73 another process
+has what is for one only; 130 interrupted. An error that celery5 raises on purpose shows no traceback; an unexpected
+one always does.
 
 While some brokers are unreachable, the result lacks what those have: a line on stderr, a field for programs and the
 exit code report that.
@@ -27,7 +28,7 @@ from celery5.errors import (
     BrokerError,
     CeleryError,
     Misconfigured,
-    UnknownTask,
+    UnknownName,
 )
 from celery5.protocol.masking import collapse_whitespace, describe_error, get_error_text
 
@@ -73,7 +74,7 @@ CLICK_WORDS = {
     " is not a valid integer": " is not a whole number",
 }
 """Words of click's errors that name a type of its code, longer ones first, and what is said instead."""
-_USAGE_ERRORS = (Misconfigured, BadBrokerURL, UnknownTask, BadArguments)
+_USAGE_ERRORS = (Misconfigured, BadBrokerURL, BadArguments)
 
 
 def run_reporting_errors(
@@ -118,7 +119,8 @@ def explain_error(error: BaseException) -> tuple[str, int] | None:
         if isinstance(leaf, AlreadyInUse):
             return f"Error: {collapse_whitespace(str(leaf))}", EXIT_ALREADY_IN_USE
         if isinstance(leaf, CeleryError):
-            code = EXIT_USAGE if isinstance(leaf, _USAGE_ERRORS) else EXIT_FAILED
+            is_usage = isinstance(leaf, _USAGE_ERRORS) and not isinstance(leaf, UnknownName)
+            code = EXIT_USAGE if is_usage else EXIT_FAILED
             return f"Error: {collapse_whitespace(str(leaf))}", code
     for leaf in leaves:
         if isinstance(leaf, click.ClickException):

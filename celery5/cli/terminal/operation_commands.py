@@ -260,7 +260,7 @@ def _end(view: CommandView, finished: Finished) -> None:
     if view.after is not None:
         view.after(finished)
     if isinstance(result, Changed) and result.failure:
-        echo(to_one_line(result.failure), err=True)
+        echo(f"Error: {to_one_line(result.failure)}", err=True)
         click.get_current_context().exit(EXIT_FAILED)
 
 

@@ -95,7 +95,7 @@ def test_a_silenced_alert_passes_a_check_until_the_silence_is_ended(
     assert desk("alert", "unsilence", "no-workers") == "no-workers: not silenced any more\n"
     assert celery5("-A", "shop", "alert", "list", "--check", cwd=desk.folder).code == 1
     ended = celery5("-A", "shop", "alert", "unsilence", "no-workers", cwd=desk.folder)
-    assert (ended.code, ended.err) == (1, "no-workers was not silenced\n")
+    assert (ended.code, ended.err) == (1, "Error: no-workers was not silenced\n")
 
 
 def test_the_history_and_the_rules_are_shown(desk: Desk, redis_client: "redis.Redis") -> None:

@@ -129,16 +129,16 @@ def test_a_queue_that_does_not_exist_is_told_from_one_without_dead_jobs(desk: De
 
 
 def test_a_sink_that_does_not_exist_is_told_from_one_without_dead_documents(desk: Desk) -> None:
-    told = "Warning: no sink is named bda; "
+    told = "Error: no sink 'bda' here; "
     for words in (("read",), ("count",), ("replay",), ("purge", "--yes")):
         ended = celery5("-A", "shop", "dlq", *words, "--sink", "bda", cwd=desk.folder)
-        assert (ended.code, ended.out, ended.err) == (0, "no dead jobs\n", f"{told}no task has a sink\n")
+        assert (ended.code, ended.out, ended.err) == (1, "no dead jobs\n", f"{told}known: none\n")
     desk.folder.joinpath("books.py").write_text(
         "import shop\nfrom celery5.results import FileSink\napp = shop.app\n"
         "@app.task(sinks=[FileSink('bdb.jsonl', name='bdb')])\ndef book() -> int: return 1\n"
     )
     ended = celery5("-A", "books", "dlq", "count", "--sink", "bda", cwd=desk.folder)
-    assert (ended.out, ended.err) == ("no dead jobs\n", f"{told}the sinks are bdb\n")
+    assert (ended.out, ended.err) == ("no dead jobs\n", f"{told}did you mean 'bdb'?\n")
     assert celery5("-A", "books", "dlq", "count", "--sink", "bdb", cwd=desk.folder).err == ""
 
 

@@ -57,17 +57,17 @@ def test_limit_of_a_removed_task_may_be_removed(desk: Desk) -> None:
     code = desk.folder / "shop.py"
     code.write_text(code.read_text().replace("def multiply", "def times"))
     assert "shop.multiply" in desk("task", "limits")
-    assert "no task 'shop.multiply'" in refused(desk, "suspend", "shop.multiply")
+    assert "no task 'shop.multiply'" in refused(desk, "suspend", "shop.multiply", code=1)
     assert desk("task", "resume", "shop.multiply") == "shop.multiply: resumed\n"
     assert desk("task", "limit", "shop.multiply", "none") == "shop.multiply: its own limit again\n"
     assert desk("task", "limits") == "no task has a limit, and none is suspended\n"
-    assert "no task 'shop.multiply'" in refused(desk, "resume", "shop.multiply")
+    assert "no task 'shop.multiply'" in refused(desk, "resume", "shop.multiply", code=1)
 
 
-def refused(desk: Desk, *words: str) -> str:
-    """The one line that the command gives for words that make no sense."""
+def refused(desk: Desk, *words: str, code: int = 2) -> str:
+    """The one line that the command gives for words that make no sense, or for a name that nothing has."""
     ended = celery5("-A", "shop", "task", *words, cwd=desk.folder)
-    assert (ended.code, ended.out) == (2, "")
+    assert (ended.code, ended.out) == (code, "")
     return ended.error
 
 
