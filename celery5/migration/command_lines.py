@@ -78,11 +78,14 @@ _FLAG = re.compile(r"^\s+--?[A-Za-z]")
 _ITEM = re.compile(r"(?i)^\s*(?:-\s+|args:|cmd:?\s)")
 _ENDING = re.compile(r"\b(?:pkill|killall|pgrep|pidof)\b|\bps\s+\w+\s*\|")
 _END = "{begin} worker shutdown stops workers, and {begin} worker list shows them: their processes are called celery5"
-_OPTIONS = re.compile(r"^\s*(?:export\s+)?(CELERY_BIN|CELERY_APP|CELERY(?:D|BEAT)_\w+)=")
+_OPTIONS = re.compile(
+    r"^\s*(?:export\s+|ENV\s+|-\s+)?[\"']?(CELERY_BIN|CELERY_APP|CELERY_RESULT_BACKEND|CELERY(?:D|BEAT)_\w+)[\"']?\s*[=:]"
+)
 _OF_SCRIPTS = (
     "leave it out, and the script that reads it: celery5 docs systemd has units for systemd, and options are flags of "
     "celery5 worker start"
 )
+_OF_RESULTS = "leave it out when no code reads it any more: results are in Redis, beside the jobs"
 _DOCUMENTS = re.compile(r"(?i)\.(md|rst|txt)$")
 _PLAIN_TEXT = re.compile(r"(?:-A|--app)\b")
 """What marks a command line in a text for people. The words `celery worker` without it are prose."""
@@ -94,13 +97,12 @@ def find_command_lines(file: SourceFile, index: ProjectIndex) -> Iterator[Celery
     is_text = _DOCUMENTS.search(file.name) and not file.path.name.lower().startswith(("crontab", "procfile"))
     for number, line in enumerate(lines, 1):
         option = _OPTIONS.match(line)
-        if option and len(line) <= MAX_LINE and option[1] not in _KEPT_VARIABLES:
-            yield CeleryUse(number, "by hand", option[1], _OF_SCRIPTS)
+        if option and len(line) <= MAX_LINE:
+            yield CeleryUse(
+                number, "by hand", option[1], _OF_RESULTS if "RESULT" in option[1] else _OF_SCRIPTS
+            )
         elif _is_candidate(line) and not (is_text and not _PLAIN_TEXT.search(line)):
             yield from _find_in_line(number, _join(lines, number - 1), index)
-
-
-_KEPT_VARIABLES = {"CELERY_BROKER_URL", "CELERY_RESULT_BACKEND"}
 
 
 def find_commands_in_code(tree: ast.Module, index: ProjectIndex) -> Iterator[CeleryUse]:

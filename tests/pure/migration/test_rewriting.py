@@ -624,6 +624,22 @@ SCRIPTS = [
         "worker start --processes 4",
     ),
     ("celeryd", 'CELERYD_OPTS="--time-limit=300"\n', "leave it out, and the script"),
+    (
+        ".env.example",
+        "CELERY_RESULT_BACKEND=redis://redis:6379/0\n",
+        "leave it out when no code reads it any more",
+    ),
+    (
+        "compose.yml",
+        "      CELERY_RESULT_BACKEND: redis://redis:6379/0\n",
+        "leave it out when no code reads it",
+    ),
+    (
+        "compose.yml",
+        '      - "CELERY_RESULT_BACKEND=redis://redis/0"\n',
+        "leave it out when no code reads it",
+    ),
+    ("Dockerfile", "ENV CELERY_RESULT_BACKEND=redis://redis:6379/0\n", "leave it out when no code reads it"),
     ("Makefile", 'stop:\n\tpkill -f "celery worker"\n', "worker shutdown stops workers"),
 ]
 
