@@ -106,11 +106,20 @@ def _change_chain(context: FileContext, call: ast.Call) -> None:
     if starred:
         _check_starred(context, call)
         return
-    text = _wrapped(context, steps[0])
-    for step in steps[1:]:
-        text += f" {'>>' if _is_immutable(context, step) else '|'} {_wrapped(context, step)}"
-    context.replace(call, f"({text})")
+    others = [
+        f"{'>>' if _is_immutable(context, step) else '|'} {_wrapped(context, step)}" for step in steps[1:]
+    ]
+    context.replace(call, _lay_out(context, call, [_wrapped(context, steps[0]), *others]))
     context.changed(call, "chain with si", "a >> b, which passes no value")
+
+
+def _lay_out(context: FileContext, call: ast.Call, parts: list[str]) -> str:
+    """Return the parts of a chain in parentheses: on one line, or on a line each where the call has several."""
+    if call.lineno == call.end_lineno:
+        return f"({' '.join(parts)})"
+    indentation = context.source.indentation_at(context.source.start_of(call))
+    lines = "".join(f"{indentation}    {part}\n" for part in parts)
+    return f"(\n{lines}{indentation})"
 
 
 _NO_VALUE_ADVICE = "a.s(1) >> b.s(2): a step that takes no value comes after >>"

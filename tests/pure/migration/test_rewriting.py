@@ -74,6 +74,10 @@ CALLS = [
     ("chain(add.s(1), add.s(2))()", "chain(add.s(1), add.partial(2)).start()"),
     ("chain(add.s(1), total.s()).delay()", "chain(add.s(1), total.s()).start()"),
     ("chain(add.s(1), add.si(2), total.s()).apply_async()", "(add.s(1) >> add.s(2) | total.s()).start()"),
+    (
+        "chain(\n    add.s(1),\n    add.si(2),\n    total.s(),\n).apply_async()",
+        "(\n    add.s(1)\n    >> add.s(2)\n    | total.s()\n).start()",
+    ),
     ("(add.si(1) | add.si(2))()", "(add.s(1) >> add.s(2)).start()"),
     ("chain([add.s(1), total.s()])", "chain(*[add.s(1), total.s()])"),
     (
