@@ -86,7 +86,9 @@ def test_the_description_of_the_api_has_both() -> None:
             name = reference.rpartition("/")[2]
             schema = document["components"]["schemas"][name]["properties"][parameter.name]
         else:
-            schema = next(one for one in path["get"]["parameters"] if one["name"] == parameter.name)["schema"]
+            schema = next(entry for entry in path["get"]["parameters"] if entry["name"] == parameter.name)[
+                "schema"
+            ]
         kinds = [part["type"] for part in schema.get("anyOf", [schema])]
         assert ["number", "string"] in kinds, (operation.name, parameter.name)
 
