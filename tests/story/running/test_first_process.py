@@ -154,8 +154,11 @@ def test_each_process_ends_orphans_and_stops_in_order_at_the_first_sigterm(
 ) -> None:
     (desk.folder / "cluster.toml").write_text(MEMBERS)
     container = run(*words).wait_ready(sign)
-    subprocess.run(["nsenter", "-t", str(container.first), "-p", "sh", "-c", ORPHANS], check=True)
-    assert container.find_orphans()
+    long = ORPHANS.replace("sleep 1", "sleep 60")
+    subprocess.run(["nsenter", "-t", str(container.first), "-p", "sh", "-c", long], check=True)
+    until(lambda: len(container.find_orphans()) == 3, within=10)
+    for orphan in container.find_orphans():
+        os.kill(orphan, signal.SIGKILL)
     until(lambda: not container.find_orphans(), within=10)
     os.kill(container.first, signal.SIGTERM)
     assert container.end() == 0, container.text
