@@ -4,27 +4,30 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from celery5.cli.commands.worker import get_replies, make_timeout_flag
 from celery5.cli.terminal.flags import Duration, broker_flag, configure, queue_names, serving_flags
 from celery5.cli.terminal.operation_commands import CommandView, Finished, make_group, perform
-from celery5.cli.terminal.output import echo, format_table, to_json, to_one_line
+from celery5.cli.terminal.output import as_called, echo, format_table, to_json, to_one_line
 from celery5.cli.terminal.target import Target
 from celery5.errors import BrokerUnavailable, CeleryError, Misconfigured
 from celery5.operations.processes import PROCESS_OPERATIONS
 from celery5.protocol.commands.definitions import get_inbox_name
 from celery5.protocol.counts import format_count
-from celery5.protocol.durations import format_age, format_duration
+from celery5.protocol.durations import format_age, format_duration, format_shortest
+from celery5.similar_names import join_names
 
 if TYPE_CHECKING:
     from celery5.app import App
     from celery5.commands.control import Reply
+    from celery5.protocol.cluster.change_progress import MemberVersions
 
 OWN_FLAGS = frozenset({"name", "burst", "status_port", "status_host", "config"})
 """Flags of the Controller's own process, which its members do not get."""
@@ -102,19 +105,73 @@ def _show_stop(finished: Finished) -> None:
 def _show_changes(finished: Finished) -> None:
     """Print what Controllers have begun, and wait until it is done. Raises ClusterCommandFailed."""
     replies, wait = get_replies(finished.result), finished.flags["wait"]
-    if finished.wants_json:
-        echo(to_json([_to_json_fields(reply) for reply in replies]))
-    else:
+    fields = [_to_json_fields(reply) for reply in replies]
+    if finished.wants_json and not (wait and all(reply.ok for reply in replies)):
+        echo(to_json(fields))
+    elif not finished.wants_json:
         for reply in replies:
             if reply.ok:
                 echo(f"{to_one_line(reply.worker)}  {to_one_line(_format_changes(reply.answer))}")
     _raise_for_failures(replies)
-    if wait:
-        code = _wait_until_up(finished, wait)
-        if not finished.wants_json:
-            for file, count in sorted(code.items()):
-                echo(f"code: {to_one_line(file)} ({format_count(count, 'member')})")
-            echo("done")
+    if not wait:
+        return
+    outcome = _wait_until_up(finished, wait)
+    if finished.wants_json:
+        echo(to_json([{**controller, "outcome": outcome} for controller in fields]))
+    else:
+        for line in _format_outcome(outcome):
+            echo(to_one_line(line))
+    if outcome.failure:
+        raise ClusterCommandFailed(outcome.failure)
+
+
+class ChangeOutcome(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How a change has ended that was waited for."""
+
+    is_done: bool
+    # Why it has failed, or is not done; "" when it is done.
+    failure: str = ""
+    # When it is done: how many members have loaded which file, where they say so.
+    code: Mapping[str, int] = {}
+    # When it is not: which version the members run; None where no Controller says so.
+    versions: "MemberVersions | None" = None
+    # What a person does to go back.
+    to_go_back: str = ""
+
+
+_VERSION_WORDS = {
+    "new": "the new version runs in",
+    "old": "the old version runs in",
+    "in_transition": "starting or stopping",
+    "not_running": "not running",
+    "unchanged": "not changed",
+}
+"""What stands before the members of each kind."""
+
+
+def _format_outcome(outcome: ChangeOutcome) -> list[str]:
+    """Return how a change has ended, in lines for people."""
+    if outcome.is_done:
+        code = [
+            f"code: {file} ({format_count(count, 'member')})" for file, count in sorted(outcome.code.items())
+        ]
+        return [*code, "done"]
+    versions = {} if outcome.versions is None else msgspec.structs.asdict(outcome.versions)
+    lines = [
+        f"{words}: {join_names(versions[kind])}"
+        for kind, words in _VERSION_WORDS.items()
+        if versions.get(kind)
+    ]
+    return [*lines, f"to go back: {outcome.to_go_back}"] if outcome.to_go_back else lines
+
+
+def _describe_way_back(verb: str, wait: float, *, taken_back: bool) -> str:
+    """Return what a person does to have the old version again."""
+    former = "the former code" if verb == "restart" else "the former cluster description"
+    if taken_back:
+        return f"no member runs the new version; put {former} back, or mend the new version, before the next {verb}"
+    again = as_called(f"celery5 controller {verb} --wait {format_shortest(wait)}")
+    return f"put {former} back, then {again}"
 
 
 def _make_view(show: Callable[[Finished], object], **options: Any) -> CommandView:
@@ -272,16 +329,14 @@ def _list_live_controllers(app: "App") -> list[str]:
     return [get_inbox_name(name) for name in app.perform(cluster.list_live_processes(app.keys, "controller"))]
 
 
-def _wait_until_up(finished: Finished, seconds: float) -> Counter[str]:
-    """Wait until every member is as it should be; return how many have loaded which file, where they say so.
+def _wait_until_up(finished: Finished, seconds: float) -> ChangeOutcome:
+    """Wait until every member is as it should be, the change has failed, see `judge_change`, or the time is over.
 
     Of a command that names members only those count.
-
-    Raises ClusterCommandFailed if the change has failed, see `judge_change`, or at the timeout.
     """
-    from celery5.protocol.cluster.change_progress import judge_change
+    from celery5.protocol.cluster.change_progress import ChangeProgress, judge_change
 
-    deadline, pending = time.monotonic() + seconds, ""
+    deadline, progress, last = time.monotonic() + seconds, ChangeProgress(), None
     named = getattr(finished.asked, "members", None)
     begun = [reply.answer for reply in get_replies(finished.result) if reply.ok]
     has_canaries = any("canaries" in answer for answer in begun)
@@ -296,20 +351,53 @@ def _wait_until_up(finished: Finished, seconds: float) -> Counter[str]:
         for answer in answers:
             if answer["leads"]:
                 progress = judge_change(answer, named=named, change=change, has_canaries=has_canaries)
+                last = answer
                 if progress.failure:
-                    raise ClusterCommandFailed(progress.failure)
+                    return _describe_failure(finished, progress.failure, last, taken_back=progress.taken_back)
                 if progress.is_done:
-                    members = answer["members"]
-                    return Counter(
-                        member["code"]
-                        for member in members
-                        if member.get("code") and (named is None or member["name"] in named)
-                    )
-                pending = ", ".join(progress.pending)
+                    return ChangeOutcome(is_done=True, code=_count_code(answer["members"], named))
         time.sleep(0.2)
-    raise ClusterCommandFailed(
-        f"the command was sent, and is not done after {seconds:g} s: {pending or 'no Controller says so'}"
+    pending = ", ".join(progress.pending) or "no Controller says so"
+    failure = f"the command was sent, and is not done after {seconds:g} s: {pending}"
+    return _describe_failure(finished, failure, last, taken_back=False)
+
+
+def _count_code(members: Sequence[Mapping[str, Any]], named: Container[str] | None) -> Counter[str]:
+    """Return how many members have loaded which file, where they say so."""
+    return Counter(
+        member["code"]
+        for member in members
+        if member.get("code") and (named is None or member["name"] in named)
     )
+
+
+def _describe_failure(
+    finished: Finished, failure: str, answer: Mapping[str, Any] | None, *, taken_back: bool
+) -> ChangeOutcome:
+    """Return how a change has ended that has failed or is not done.
+
+    Args:
+        finished: The command.
+        failure: Why.
+        answer: What the leading Controller has said last of its members; None for nothing.
+        taken_back: Whether the change was taken back.
+    """
+    from celery5.protocol.cluster.change_progress import list_versions
+
+    verb = click.get_current_context().info_name or ""
+    if verb == "scale":  # it has no versions
+        return ChangeOutcome(is_done=False, failure=failure)
+    begun = [reply.answer for reply in get_replies(finished.result) if reply.ok]
+    canaries = {name for made in begun for name in made.get("canaries", ())}
+    # When the canaries have passed, any member may be restarted: the answer to the command is older.
+    changed = {name for made in begun for kind in ("started", "restarted") for name in made.get(kind, ())}
+    versions = None
+    if answer is not None:
+        versions = list_versions(
+            answer, changed=None if canaries else changed, canaries=canaries, taken_back=taken_back
+        )
+    way_back = _describe_way_back(verb, finished.flags["wait"], taken_back=taken_back)
+    return ChangeOutcome(is_done=False, failure=failure, versions=versions, to_go_back=way_back)
 
 
 def _ask_members(app: "App", asked: Any) -> list[Mapping[str, Any]]:

@@ -14,7 +14,49 @@ class ChangeProgress(msgspec.Struct, frozen=True):
     is_done: bool = False
     # Why it has failed, for people; "" if it has not.
     failure: str = ""
+    taken_back: bool = False
     pending: tuple[str, ...] = ()
+
+
+class MemberVersions(msgspec.Struct, frozen=True):
+    """Which members run the new version and which the old one, when a change has failed or is not done."""
+
+    new: tuple[str, ...] = ()
+    old: tuple[str, ...] = ()
+    # They start or stop.
+    in_transition: tuple[str, ...] = ()
+    # They are down, or given up.
+    not_running: tuple[str, ...] = ()
+    # The change has nothing to do with them.
+    unchanged: tuple[str, ...] = ()
+
+
+def list_versions(
+    answer: Mapping[str, Any], *, changed: Container[str] | None, canaries: Container[str], taken_back: bool
+) -> MemberVersions:
+    """Return which version each member runs.
+
+    Args:
+        answer: What the leading Controller answers to the command `members`.
+        changed: The members that the change starts or restarts; None: any of them.
+        canaries: The members that only try the change, which are left out.
+        taken_back: Whether the change was taken back: no member but those has begun it.
+    """
+    found: dict[str, list[str]] = {}
+    for member in answer["members"]:
+        name, phase = member["name"], member["phase"]
+        if name in canaries:
+            continue
+        if phase in ("given up", "down"):
+            kind = "not_running"
+        elif phase in ("starting", "stopping"):
+            kind = "in_transition"
+        elif taken_back or name in answer["pending"] or not member.get("wanted", True):
+            kind = "old"
+        else:
+            kind = "new" if changed is None or name in changed else "unchanged"
+        found.setdefault(kind, []).append(name)
+    return MemberVersions(**{kind: tuple(names) for kind, names in found.items()})
 
 
 def judge_change(
@@ -48,7 +90,7 @@ def judge_change(
             return ChangeProgress(failure=f"{answer['line']}; {why}: {format_retry(*blocking, *pending)}")
         return ChangeProgress(pending=pending)
     if has_canaries and (taken_back := answer.get("taken_back")):
-        return ChangeProgress(failure=f"the change was taken back: {taken_back}")
+        return ChangeProgress(failure=f"the change was taken back: {taken_back}", taken_back=True)
     if given_up:
         retry = format_retry(*[member["name"] for member in given_up])
         return ChangeProgress(

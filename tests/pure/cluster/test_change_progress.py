@@ -4,7 +4,12 @@ from typing import Any
 
 import pytest
 
-from celery5.protocol.cluster.change_progress import ChangeProgress, judge_change
+from celery5.protocol.cluster.change_progress import (
+    ChangeProgress,
+    MemberVersions,
+    judge_change,
+    list_versions,
+)
 from celery5.protocol.cluster.description import build_members
 from celery5.protocol.cluster.members import Ended, Phase, Ready, Start
 from tests.pure.cluster.test_foreman import Clock, names
@@ -116,3 +121,36 @@ def test_a_reason_of_several_members_is_said_once() -> None:
     assert clock.phase("worker-default-2") is Phase.GIVEN_UP
     assert clock.crew.problem.count("ended with 2") == 1
     assert clock.crew.problem.startswith("worker-default-1, worker-default-2: given up: ")
+
+
+MEMBERS = {
+    "new": "up",
+    "waits": "up",
+    "apart": "up",
+    "dying": "stopping",
+    "born": "starting",
+    "dead": "given up",
+    "lost": "down",
+    "extra": "recycling",
+    "canary": "up",
+}
+"""Members by name, with their phases."""
+
+
+@pytest.mark.parametrize(
+    ("changed", "taken_back", "versions"),
+    [
+        ({"new", "waits"}, False, {"new": ("new",), "old": ("waits", "extra"), "unchanged": ("apart",)}),
+        (None, False, {"new": ("new", "apart"), "old": ("waits", "extra")}),
+        (None, True, {"old": ("new", "waits", "apart", "extra")}),
+    ],
+    ids=["named", "any", "taken back"],
+)
+def test_each_member_is_listed_by_the_version_that_it_runs(
+    changed: set[str] | None, taken_back: bool, versions: dict[str, tuple[str, ...]]
+) -> None:
+    members = [{"name": name, "phase": phase, "wanted": name != "extra"} for name, phase in MEMBERS.items()]
+    told = {"members": members, "pending": ["waits", "born", "canary"]}
+    found = list_versions(told, changed=changed, canaries={"canary"}, taken_back=taken_back)
+    others = {"in_transition": ("dying", "born"), "not_running": ("dead", "lost")}
+    assert found == MemberVersions(**versions, **others)

@@ -77,6 +77,10 @@ def test_a_bad_version_is_taken_back_after_one_worker_and_no_job_is_lost(
             reload = controller.tell("reload", "--wait", "100")
             assert (reload.code, reload.out.count(CANARY)) == (1, 1)
             assert f"the change was taken back: {CANARY}: " in reload.error
+            assert "the old version runs in: worker-default-1\n" in reload.out
+            assert (
+                "to go back: no member runs the new version; put the former cluster description" in reload.out
+            )
             assert controller.pids() == before
             assert "1 of 1 member up; the last change was taken back" in controller.tell("status").out
             restart = controller.tell("restart", WORKER, "--wait", "100")

@@ -1,5 +1,6 @@
 """Controller: a cluster of real processes stands up, stays up and says so."""
 
+import json
 import os
 import signal
 import socket
@@ -149,6 +150,39 @@ def test_waiting_for_a_restart_ends_when_it_is_done_or_refused(desk: Desk) -> No
         broken = controller.tell("reload", "--wait", "300")
         assert broken.code == 1
         assert "given up" in broken.error
+
+
+def test_a_failed_change_says_which_version_runs_where_and_how_to_go_back(desk: Desk) -> None:
+    good = "restart_limit = 2\n[workers.default]\ncount = 2\n[workers.other]\nqueues = ['slow']\n"
+    bad = good.replace("count = 2", "count = 2\nenvironment = { PYTHONHOME = '/nowhere' }")
+    again = "put the former cluster description back, then celery5 -A shop controller reload --wait 5m"
+    with Controlling(desk.folder, good).up() as controller:
+        before = controller.pids()
+        (desk.folder / "cluster.toml").write_text(bad)
+        broken = controller.tell("reload", "--wait", "300")
+        assert (broken.code, broken.out.splitlines()[1:]) == (
+            1,
+            [
+                "the old version runs in: worker-default-2",
+                "not running: worker-default-1",
+                "not changed: worker-other-1",
+                f"to go back: {again}",
+            ],
+        )
+        assert controller.pids()["worker-default-2"] == before["worker-default-2"]
+        late = controller.tell("restart", "worker-other-1", "--wait", "0.001", "--json")
+        (told,) = json.loads(late.out)
+        assert (late.code, told["outcome"]["is_done"]) == (1, False)
+        assert told["outcome"]["failure"] in late.error
+        broken = controller.tell("reload", "--wait", "1", "--json")  # what was given up holds up the others
+        (told,) = json.loads(broken.out)
+        assert told["outcome"]["to_go_back"] == again.replace("5m", "1")
+        assert told["outcome"]["versions"]["not_running"] == ["worker-default-1"]
+        (desk.folder / "cluster.toml").write_text(good)
+        mended = controller.tell("reload", "--wait", "300", "--json")
+        (told,) = json.loads(mended.out)
+        assert (mended.code, told["outcome"]["is_done"]) == (0, True)
+        assert list(told["outcome"]["code"].values()) == [3]
 
 
 def test_a_reload_that_shrinks_and_breaks_a_group_ends_one_member_only_and_says_so(desk: Desk) -> None:
