@@ -244,8 +244,8 @@ def test_lines_of_a_sidecar_have_the_form_that_is_set(staff: Staff) -> None:
     wait_until(lambda: " worker:started " in worker.output.read_text())
     worker.signal(signal.SIGKILL)
     worker.wait()
-    wait_until(lambda: "worker:died" in worker.output.read_text())
-    *_, line = worker.output.read_text().splitlines()
+    wait_until(lambda: re.search("worker:died.*\n", worker.output.read_text()) is not None)
+    (line,) = [line for line in worker.output.read_text().splitlines() if "worker:died" in line]
     name = r"\S+:\d+:\w+"
     when = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}Z"
     assert re.fullmatch(
