@@ -2,14 +2,15 @@
 
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import UTC, datetime
+from itertools import zip_longest
 from typing import NamedTuple
 
 import click
 
-from celery5.protocol.masking import cut_middle, escape_json, escape_text
+from celery5.protocol.masking import escape_json, escape_text
 
 _ENDS = re.compile(r"[\r\n\t]+")
 _COMMAND = re.compile(r"(?<![\w./-])(?<!\.py )(?<!django-admin )celery5 (?=([a-z][a-z0-9-]*)\b)")
@@ -20,10 +21,14 @@ MAX_CELL_WIDTH = 240
 """Characters of a long value that a cell shows."""
 KEPT_AT_END = 90
 """Those of them that are its end."""
+LONGEST_WORD = 30
+"""Characters of a word that is left out rather than cut."""
 MAX_TABLE_WIDTH = 120
 """The width of a table with a long column where there is no terminal."""
-SHORTEST_CELL = 24
-"""The width down to which a column is cut so that a table fits on the terminal."""
+SHORTEST_CELL = 20
+"""The width down to which a column with longer texts is made narrower, so that a table fits on the terminal."""
+SHORT_CELL, LONG_CELL = 12, 40
+"""Characters of a cell up to which it is not wrapped, such as `19 min ago`, and from which on it is a text."""
 ID_COLUMNS = frozenset(
     {
         *(
@@ -40,10 +45,30 @@ ID_COLUMNS = frozenset(
             "group",
         ),
         *("processor", "queue", "queues", "name", "worker", "router", "scheduler", "controller", "publisher"),
-        *("process", "lost"),
+        *("process", "lost", "member"),
     }
 )
-"""The columns, by their titles, that hold what a person copies into the next command: they are never cut."""
+"""The columns, by their titles, that hold what a person copies into the next command: no word of them is cut."""
+KEPT_COLUMNS = frozenset(
+    {
+        *(
+            "id",
+            "entry",
+            "job",
+            "run",
+            "state",
+            "status",
+            "is",
+            "condition",
+            "error",
+            "reason",
+            "why",
+            "alert",
+        ),
+        *("description", "backlog", "value", "what", "outcome", "action", "next"),
+    }
+)
+"""The columns, by their titles, that are left out last where a table does not fit on the terminal."""
 
 
 WHOLE_SENTENCE = 10_000
@@ -92,13 +117,15 @@ def format_fields(fields: Mapping[str, object]) -> str:
 def format_table(rows: Sequence[Mapping[str, object]], *, empty: str, long: str = "") -> str:
     """Return rows as a table with the names of their fields above; `empty` without rows.
 
-    On a terminal, columns other than ID_COLUMNS are cut where that makes the table fit.
+    On a terminal it is as wide as that: cells are wrapped between words, and where that is not enough, the least
+    important columns are left out, which a line below says. Programs that read a table search it for words, so
+    without a terminal each row is one line.
 
     Args:
         rows: The cells of each row, by the titles of their columns.
         empty: What to return without rows.
-        long: A column that is only as wide as fits on the terminal: in a row with a longer value the others follow
-            that. With it nothing is cut to fit.
+        long: A column that, without a terminal, is only as wide as fits on MAX_TABLE_WIDTH: in a row with a longer
+            value the others follow that.
     """
     if not rows:
         return empty
@@ -111,14 +138,101 @@ def format_table(rows: Sequence[Mapping[str, object]], *, empty: str, long: str 
         for row in rows
     ]
     widths = [max(len(title), *(len(row[column]) for row in shown)) for column, title in enumerate(titles)]
+    if sys.stdout.isatty():
+        return _format_to_fit(titles, shown, get_terminal_width())
     if long:
         index = titles.index(long)
         left = get_terminal_width() - sum(widths) - 2 * (len(widths) - 1)
         widths[index] = max(len(long), min(widths[index], widths[index] + left))
-    elif sys.stdout.isatty():  # programs that read a table search it for words
-        widths = fit_widths(titles, widths, get_terminal_width())
-        shown = [list(map(cut_middle, row, widths)) for row in shown]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in (titles, *shown))
+
+
+def _format_to_fit(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
+    """Return a table of at most this width, unless even its least columns are wider."""
+    columns = list(map(_measure, titles, zip(*rows, strict=True)))
+    left_out = set(choose_left_out(columns, width))
+    kept = [index for index in range(len(columns)) if index not in left_out]
+    spare = {place: columns[index].natural - columns[index].least for place, index in enumerate(kept)}
+    widths = [columns[index].natural for index in kept]
+    widths = shrink_widest(widths, spare, max(0, sum(widths) + 2 * (len(widths) - 1) - width))
+    lines = [
+        line
+        for row in (titles, *rows)
+        for line in _wrap_row([row[index] for index in kept], widths, [columns[index] for index in kept])
+    ]
+    if left_out:
+        names = ", ".join(titles[index] for index in sorted(left_out))
+        lines += _wrap(f"not shown for lack of width: {names}; --json has all", width, breaks_words=False)
+    return "\n".join(lines)
+
+
+class TableColumn(NamedTuple):
+    """A column of a table on a terminal."""
+
+    title: str
+    # Its width where there is room, and the width that its longest words need.
+    natural: int
+    least: int
+    # Whether a cell of it says anything: none is only '' or 0.
+    says_something: bool = True
+
+
+def _measure(title: str, cells: Sequence[str]) -> TableColumn:
+    """Return a column as wide as needed: short cells stay whole, and a text does not become a column of words."""
+    words = [word for cell in cells for word in cell.split()]
+    longest, widest = max(map(len, words), default=0), max(map(len, cells))
+    if widest <= SHORT_CELL:
+        least = widest
+    elif title in ID_COLUMNS:
+        least = longest
+    else:
+        least = SHORTEST_CELL if widest > LONG_CELL else min(longest, SHORTEST_CELL)
+    return TableColumn(
+        title,
+        max(len(title), widest),
+        max(least, *map(len, title.split())),
+        any(word != "0" for word in words),
+    )
+
+
+def choose_left_out(columns: Sequence[TableColumn], width: int) -> list[int]:
+    """Return the places of the columns to leave out of a table of this width, the least important first.
+
+    First those that say nothing, then numbers, times and details, then names other than that of the row, then what
+    KEPT_COLUMNS has; of each, those on the right first. The first column is always shown.
+    """
+
+    def rank(index: int) -> tuple[int, int]:
+        column = columns[index]
+        is_kept, is_id = column.title in KEPT_COLUMNS, column.title in ID_COLUMNS
+        return (0 if not column.says_something else 3 if is_kept else 2 if is_id else 1, -index)
+
+    left_out: list[int] = []
+    needed = sum(column.least for column in columns) + 2 * (len(columns) - 1)
+    for index in sorted(range(1, len(columns)), key=rank):
+        if needed <= width:
+            break
+        left_out.append(index)
+        needed -= columns[index].least + 2
+    return left_out
+
+
+def _wrap_row(cells: Sequence[str], widths: Sequence[int], columns: Sequence[TableColumn]) -> Iterator[str]:
+    """Yield the lines of a row whose cells are wrapped to these widths."""
+    wrapped = [
+        _wrap(cell, width, breaks_words=column.title not in ID_COLUMNS)
+        for cell, width, column in zip(cells, widths, columns, strict=True)
+    ]
+    for parts in zip_longest(*wrapped, fillvalue=""):
+        yield "  ".join(map(str.ljust, parts, widths)).rstrip()
+
+
+def _wrap(text: str, width: int, *, breaks_words: bool) -> list[str]:
+    if len(text) <= width:
+        return [text]
+    import textwrap  # a probe does without it
+
+    return textwrap.wrap(text, width, break_long_words=breaks_words, break_on_hyphens=False)
 
 
 def get_terminal_width() -> int:
@@ -126,22 +240,6 @@ def get_terminal_width() -> int:
     import shutil  # a probe does without it
 
     return shutil.get_terminal_size((MAX_TABLE_WIDTH, 0)).columns
-
-
-def fit_widths(titles: Sequence[str], natural: Sequence[int], width: int) -> list[int]:
-    """Return the widths of columns, two spaces apart, in a table of at most this width.
-
-    The widest columns are cut first, down to SHORTEST_CELL, and ID_COLUMNS never. Where the table would still be too
-    wide, nothing is cut: the terminal breaks its lines in any case, and whole texts are worth more.
-    """
-    widths = list(natural)
-    excess = sum(widths) + 2 * (len(widths) - 1) - width
-    spare = {
-        column: widths[column] - max(SHORTEST_CELL, len(title))
-        for column, title in enumerate(titles)
-        if title not in ID_COLUMNS and widths[column] > max(SHORTEST_CELL, len(title))
-    }
-    return shrink_widest(widths, spare, excess) if sum(spare.values()) >= excess else widths
 
 
 def shrink_widest(widths: Sequence[int], spare: Mapping[int, int], excess: int) -> list[int]:
@@ -188,8 +286,11 @@ def format_cell(value: object) -> str:
     text = _format_whole(value)
     if len(text) <= MAX_CELL_WIDTH:
         return text
-    cut = f"... ({len(text)} characters) ..."
-    return text[: MAX_CELL_WIDTH - KEPT_AT_END] + cut + text[-KEPT_AT_END:]
+    begin, end = text[: MAX_CELL_WIDTH - KEPT_AT_END], text[-KEPT_AT_END:]
+    # Between words, where there are any: half a name in an error is taken for a whole one.
+    begin = begin[: begin.find(" ", len(begin) - LONGEST_WORD)] if " " in begin[-LONGEST_WORD:] else begin
+    end = end[end.index(" ") + 1 :] if " " in end[:LONGEST_WORD] else end
+    return f"{begin}... ({len(text)} characters) ...{end}"
 
 
 def _format_whole(value: object) -> str:
