@@ -394,7 +394,7 @@ def test_at_80_columns_no_name_that_is_copied_is_cut(desk: Desk, redis_client: "
         desk.app.perform(queues.register_queue(desk.app.keys, queue))
     lines = show_on_terminal(desk, "info")
     assert any(line.startswith(worker) and f"  {names[2]}," in line for line in lines)
-    assert max(map(len, lines)) <= 80
+    assert max(map(len, lines[1:])) <= 80
     for queue in names:
         assert any(line.startswith(f"{queue} ") for line in lines)
     job = "1" * 260
