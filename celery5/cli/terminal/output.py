@@ -69,6 +69,8 @@ KEPT_COLUMNS = frozenset(
     }
 )
 """The columns, by their titles, that are left out last where a table does not fit on the terminal."""
+SHOWN_COLUMNS = frozenset({"id", "job", "run"})
+"""The columns, by their titles, that are never left out: what the next command is about."""
 
 
 WHOLE_SENTENCE = 10_000
@@ -199,7 +201,7 @@ def choose_left_out(columns: Sequence[TableColumn], width: int) -> list[int]:
     """Return the places of the columns to leave out of a table of this width, the least important first.
 
     First those that say nothing, then numbers, times and details, then names other than that of the row, then what
-    KEPT_COLUMNS has; of each, those on the right first. The first column is always shown.
+    KEPT_COLUMNS has; of each, those on the right first. The first column and SHOWN_COLUMNS are always shown.
     """
 
     def rank(index: int) -> tuple[int, int]:
@@ -209,7 +211,8 @@ def choose_left_out(columns: Sequence[TableColumn], width: int) -> list[int]:
 
     left_out: list[int] = []
     needed = sum(column.least for column in columns) + 2 * (len(columns) - 1)
-    for index in sorted(range(1, len(columns)), key=rank):
+    droppable = [index for index in range(1, len(columns)) if columns[index].title not in SHOWN_COLUMNS]
+    for index in sorted(droppable, key=rank):
         if needed <= width:
             break
         left_out.append(index)
