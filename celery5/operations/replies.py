@@ -41,7 +41,12 @@ def summarize_replies(done: str, replies: "Sequence[Reply]", *, keep_answers: bo
     from celery5.commands.control import find_failures
 
     found = find_failures(replies)
-    failures = [f"{reply.worker}: {reply.why}" for reply in found]
+    failed: dict[
+        str, list[str]
+    ] = {}  # one reason of several is stated once: a full Redis takes 300 characters
+    for reply in found:
+        failed.setdefault(reply.why, []).append(reply.worker)
+    failures = [f"{join_names(names, 5)}: {why}" for why, names in failed.items()]
     count = sum(reply.ok for reply in replies)
     concerned = count + len(found)
     return Changed(

@@ -1,5 +1,6 @@
 """Start workers, list them, send them commands, and show what each of them answers."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -26,7 +27,7 @@ from celery5.operations.operation import Changed
 from celery5.operations.processes import PROCESS_OPERATIONS, check_recipients
 from celery5.protocol.commands.definitions import RUN_TASK, STACK
 from celery5.protocol.durations import format_age, format_duration
-from celery5.protocol.observability.overview import IS_REPAIRED, describe_loss
+from celery5.protocol.observability.overview import IS_REPAIRED, NO_REPORT_YET, describe_loss
 from celery5.protocol.process.recycling import format_mib
 from celery5.protocol.scaling.budget import is_full_task_name
 from celery5.protocol.scaling.resource_budget import read_use, show_use
@@ -335,7 +336,7 @@ def list_workers(target: Target, /, *, wants_json: bool, timeout: float) -> None
         found = app.metrics.workers()
         by_name = {worker.name: worker for worker in found.workers}
         rows = [
-            _row(reply, by_name.get(reply.worker), wants_json=wants_json)
+            make_worker_row(reply, by_name.get(reply.worker), wants_json=wants_json)
             for reply in replies
             if _is_worker(reply)
         ]
@@ -376,13 +377,15 @@ def _make_lost_row(lost: "LostWorker", *, wants_json: bool) -> dict[str, object]
     }
 
 
-def _row(reply: "Reply", seen: "WorkerOverview | None", *, wants_json: bool) -> dict[str, object]:
+def make_worker_row(reply: "Reply", seen: "WorkerOverview | None", *, wants_json: bool) -> dict[str, object]:
     """Return the row of a worker from its answer, and from what is known of it without asking."""
     stats: dict[str, Any] = reply.answer if reply.ok else {}
     max_jobs = stats.get("max_jobs")
     state = ("recycling" if stats.get("recycling") else "working") if reply.ok else str(reply.reason)
     if seen is not None and seen.standing == "silent":
         state = "silent"
+    elif seen is not None and seen.health == NO_REPORT_YET and reply.reason == "no-answer":
+        state = "starting"  # it has never reported: it has its lease, and does not read its inbox yet
     health = state if seen is None or state not in ("working", "silent") else seen.health
     reported = None if seen is None else seen.reported
     if wants_json:
@@ -433,11 +436,16 @@ def format_replies(replies: "list[Reply]", command: str) -> str:
 
 
 def _format_lines(replies: "list[Reply]") -> str:
-    """Return a line for each worker: its name, whether it did the command, and its answer."""
+    """Return a line for each worker: its name, whether it did the command, and its answer.
+
+    Where several failed for the same reason, that is stated once, below.
+    """
     width = max(len(format_cell(reply.worker)) for reply in replies)
+    counts = Counter(reply.why for reply in replies if not reply.ok)
+    shared = {why: f"({number})" for number, why in enumerate((w for w in counts if counts[w] > 1), 1)}
     lines = [
         f"{format_cell(reply.worker):{width}}  {'ok' if reply.ok else format_cell(reply.reason)}  "
-        f"{clean_lines(to_json(reply.answer)) if reply.ok else format_cell(reply.why)}"
+        f"{clean_lines(to_json(reply.answer)) if reply.ok else shared.get(reply.why) or format_cell(reply.why)}"
         for reply in replies
     ]
-    return "\n".join(lines)
+    return "\n".join([*lines, *(f"{mark} {format_cell(why)}" for why, mark in shared.items())])

@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 import click
 
 from celery5.cli.terminal.output import echo, format_table
-from celery5.similar_names import did_you_mean, join_names
+from celery5.similar_names import did_you_mean, find_similar, join_names
 
 MAX_SECTIONS = 8
 """The most sections that a search prints."""
@@ -50,6 +51,8 @@ _ENDINGS = (
 ending of the first group, then one of the second."""
 _IRREGULAR = {"lost": "lose", "loss": "lose", "losses": "lose", "losing": "lose"}
 """Forms of a word that its endings do not show."""
+_MISSPELT = 0.8
+"""The least similarity of a word that is taken for another one."""
 _SHORTEST_PREFIX = 3
 _IN_PAGE, _IN_HEADING, _IN_LEAD, _IN_TEXT, _ELSEWHERE = 5.0, 4.0, 2.5, 1.0, 0.3
 """The weight of a word in the name or title of a page, in a heading, in the first paragraph of a page (which says what
@@ -58,6 +61,8 @@ _OFTEN = 3.0
 """The most weight of a word that a text has often."""
 _PHRASE = 1.5
 """The factor for a section in which the words stand side by side."""
+_PAIR = 1.2
+"""The factor for a section in which two of them do."""
 _DEFINED = 8.0
 """The factor for a section with a table whose first column has the query, if that is in capitals, as states are."""
 _KINDS = {"docs/guide/": 1.0, "docs/tour": 0.9, "docs/reference/": 0.7}
@@ -109,6 +114,9 @@ def docs(page: tuple[str, ...]) -> None:
     if found:
         echo(pages[min(found, key=lambda path: not path.startswith("docs/guide/"))])
         return
+    names = [path.removesuffix(".md").rpartition("/")[2] for path in pages]
+    if not (len(page) == 1 and find_similar(wanted, names, cutoff=_MISSPELT)):  # such as dead-leters
+        words = _correct(pages, words)
     sections = search(pages, words)
     missing = sections[0].missing if sections else ()
     if sections and not (missing and len(page) == 1):  # one word may be a misspelt page, such as dead-leters
@@ -116,9 +124,19 @@ def docs(page: tuple[str, ...]) -> None:
             echo(f"no section has all of these words; without {join_names(missing)}:", err=True)
         echo(format_table([_make_row(section, words) for section in sections], empty=""))
     else:
-        names = [path.removesuffix(".md").rpartition("/")[2] for path in pages]
         similar = did_you_mean(wanted.rpartition("/")[2], names, otherwise="celery5 docs alone lists all")
         raise click.UsageError(f"no page {words!r}; {similar}")
+
+
+def _correct(pages: Mapping[str, str], words: str) -> str:
+    """Return a query with the most similar word in place of one that no page has, and say so."""
+    known = _count_words("\n".join(pages.values()))
+    corrected = words
+    for word in _split_query(words):
+        if not _count(known, word) and (similar := find_similar(word, known, cutoff=_MISSPELT)):
+            echo(f"no page has {word}; searched for {similar}", err=True)
+            corrected = re.sub(rf"(?i)(?<![a-z0-9]){word}(?![a-z0-9])", similar, corrected)
+    return corrected
 
 
 def _list_pages() -> dict[str, str]:
@@ -149,19 +167,26 @@ def search(pages: Mapping[str, str], words: str) -> list[Found]:
     places = [_Place(section, of_pages[section.page]) for section in sections]
     counts = {word: sum(place.weigh(word) > 0 for place in places) for word in wanted}
     rarity = {word: math.log(1 + len(places) / count) for word, count in counts.items() if count}
-    phrase = re.compile(
-        r"[ _-]".join(rf"{re.escape(word)}\w*" for word in re.split(r"[\s_-]+", words.lower()))
-    )
+    in_query = re.split(r"[\s_-]+", words.lower())
+    phrase = _compile_phrases([in_query])
+    pair = _compile_phrases([both for both in pairwise(in_query) if {*both} <= {*wanted}] or [in_query])
     found: list[Found] = []
     for place in places:
         weights = {word: place.weigh(word) for word in wanted}
         missing = tuple(word for word in wanted if not weights[word])
         score = sum(weight * rarity[word] for word, weight in weights.items() if weight)
         if score:
-            score *= place.weigh_kind() * place.weigh_phrase(phrase) * place.weigh_definition(words)
+            score *= place.weigh_kind() * place.weigh_phrase(phrase, pair) * place.weigh_definition(words)
             found.append(Found(place.section, missing, score))
     found.sort(key=_rank)
     return _choose(found)
+
+
+def _compile_phrases(phrases: Sequence[Sequence[str]]) -> re.Pattern[str]:
+    """Return what finds words that stand side by side, in any form."""
+    return re.compile(
+        "|".join(r"[ _-]".join(rf"{re.escape(word)}\w*" for word in words) for words in phrases)
+    )
 
 
 def _rank(found: Found) -> tuple[int, bool, float]:
@@ -213,10 +238,12 @@ class _Place:
         cell = rf"(?m)^\| (?:`[^`|]+`, )*`{re.escape(words.strip())}`[ ,]"
         return _DEFINED if words.isupper() and re.search(cell, self.section.text) else 1.0
 
-    def weigh_phrase(self, phrase: re.Pattern[str]) -> float:
-        """Return the factor for words that stand side by side."""
-        in_heading = phrase.search(" ".join(self.section.titles).lower())
-        return _PHRASE**2 if in_heading else _PHRASE if phrase.search(self.section.text.lower()) else 1.0
+    def weigh_phrase(self, phrase: re.Pattern[str], pair: re.Pattern[str]) -> float:
+        """Return the factor for words that stand side by side: all of the query, or two of them."""
+        if phrase.search(" ".join(self.section.titles).lower()):
+            return _PHRASE**2
+        text = self.section.text.lower()
+        return _PHRASE if phrase.search(text) else _PAIR if pair.search(text) else 1.0
 
 
 def _count(words: Mapping[str, int], wanted: str) -> int:

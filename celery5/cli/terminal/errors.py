@@ -168,6 +168,9 @@ def _get_hint(error: click.ClickException) -> str:
         if hint:
             return f"; {hint}"
     if isinstance(error, click.UsageError) and error.ctx is not None:
+        flags = {flag for parameter in error.ctx.command.params for flag in parameter.opts}
+        if flags >= {"--args", "--kwargs"} and "extra argument" in error.message:
+            return "; arguments of the task are given by --args '[2, 3]', or by name: --kwargs '{\"n\": 2}'"
         return f"; try '{error.ctx.command_path} --help'"
     return ""
 

@@ -15,6 +15,7 @@ from celery5.cli.terminal.flags import BoundedText, Duration
 from celery5.cli.terminal.output import (
     CommandGroup,
     echo,
+    echo_hint,
     format_fields,
     format_table,
     format_time,
@@ -252,7 +253,7 @@ def _show(operation: Operation, view: CommandView, finished: Finished) -> None:
     elif finished.wants_json:
         echo(to_json(_get_value(view, result)))
     elif not (isinstance(result, Changed) and result.failure and not result.count):
-        echo(_format(operation, view, finished))
+        echo_hint(_format(operation, view, finished))
 
 
 def _end(view: CommandView, finished: Finished) -> None:
@@ -260,7 +261,7 @@ def _end(view: CommandView, finished: Finished) -> None:
     if view.after is not None:
         view.after(finished)
     if isinstance(result, Changed) and result.failure:
-        echo(f"Error: {to_one_line(result.failure)}", err=True)
+        echo_hint(f"Error: {to_one_line(result.failure)}", err=True)
         click.get_current_context().exit(EXIT_FAILED)
 
 

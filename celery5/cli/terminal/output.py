@@ -302,8 +302,11 @@ def _format_whole(value: object) -> str:
 
 
 def to_one_line(text: str) -> str:
-    """Return text from outside for use in a line of output: on one line, without control characters."""
-    return escape_text(" ".join(_ENDS.split(text)))
+    """Return text from outside for use in a line of output: on one line, without control characters.
+
+    Commands in it are shown as the user would call them: much of what processes say ends with what to do.
+    """
+    return as_called(escape_text(" ".join(_ENDS.split(text))))
 
 
 def clean_lines(text: str) -> str:

@@ -16,7 +16,7 @@ from celery5.protocol.bounded_decoding import decode_msgpack
 from celery5.protocol.job.history import CUT, JobOrder, JobRecord
 from celery5.protocol.job.states import JobState
 from celery5.protocol.shards import get_queue_of_shard
-from celery5.similar_names import did_you_mean
+from celery5.similar_names import find_similar
 
 Moment = float | datetime
 """Seconds since 1970, or a datetime with a zone."""
@@ -219,14 +219,26 @@ def check_limit(limit: object) -> int:
     return limit
 
 
+OTHER_STATE_WORDS = {
+    **dict.fromkeys(("RUNNING", "RUN", "STARTED", "ACTIVE", "PROCESSING"), "EXECUTING"),
+    **dict.fromkeys(("PENDING", "WAITING", "QUEUED", "READY", "RECEIVED"), "SENT"),
+    **dict.fromkeys(("FAILED", "FAILURE", "ERROR", "DEAD-LETTER"), "DEAD"),
+    **dict.fromkeys(("SUCCEEDED", "SUCCESSFUL", "DONE", "COMPLETED", "FINISHED", "OK"), "SUCCESS"),
+    **dict.fromkeys(("CANCELLED", "CANCELED", "ABORTED"), "REVOKED"),
+    **dict.fromkeys(("DELAYED", "ETA", "DEFERRED"), "SCHEDULED"),
+}
+"""What others call states, and the state that is meant."""
+
+
 def _read_state(state: str) -> JobState | None:
     if not state:
         return None
     name = str(state).upper()
     known = [known_state.value for known_state in JobState if known_state is not JobState.UNKNOWN]
     if name not in known:
-        hint = did_you_mean(name, known, otherwise=f"states are {', '.join(known)}")
-        raise Misconfigured(f"no state {state!r}; {hint}")
+        meant = OTHER_STATE_WORDS.get(name) or find_similar(name, known)
+        hint = f"did you mean {meant!r}? The states" if meant else "the states"
+        raise Misconfigured(f"no state {state!r}; {hint} are {', '.join(known)}")
     return JobState(name)
 
 

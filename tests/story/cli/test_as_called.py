@@ -6,7 +6,14 @@ from typing import Any
 import pytest
 
 import celery5.cli.main as command_line
-from celery5.cli.terminal.output import INVOCATION, Invocation, as_called
+from celery5.cli.terminal.output import (
+    INVOCATION,
+    Invocation,
+    as_called,
+    format_cell,
+    format_table,
+    to_one_line,
+)
 
 DJANGO: dict[str, Any] = {"program": "manage.py celery5", "shown_program": "python manage.py celery5"}
 ADDED: dict[str, Any] = {**DJANGO, "has_application": True}
@@ -54,3 +61,12 @@ def test_an_error_shows_its_command_as_the_user_called_it(capsys: pytest.Capture
     with pytest.raises(SystemExit, match="2"):
         command_line.main(["-A", "no.such", "docs", "nosuchpage"], **ADDED)
     assert "python manage.py celery5 docs alone lists all" in capsys.readouterr().err
+
+
+def test_what_processes_say_shows_commands_as_the_user_called_them() -> None:
+    INVOCATION.set(Invocation("python manage.py celery5", list_commands=lambda: ("queue",)))
+    why = "Redis is full: `celery5 queue storage` shows what fills it"
+    shown = why.replace("celery5 queue", "python manage.py celery5 queue")
+    assert (to_one_line(why), format_cell(why)) == (shown, shown)
+    assert to_one_line(shown) == shown
+    assert format_table([{"queue": "default", "why": why}], empty="").endswith(shown)

@@ -124,6 +124,30 @@ def test_usage_error_names_the_argument_and_its_value_in_plain_words(
     assert ended.error.endswith("?" if error.endswith("?") else "--help'")
 
 
+STATES = "SENT, SCHEDULED, HELD, EXECUTING, RETRY, SUCCESS, DEAD, REJECTED, REVOKED, EXPIRED"
+ARGUMENTS = "arguments of the task are given by --args '[2, 3]', or by name: --kwargs '{\"n\": 2}'"
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (
+            "task search --state running",
+            f"no state 'running'; did you mean 'EXECUTING'? The states are {STATES}",
+        ),
+        ("task search --state FAILURE", f"no state 'FAILURE'; did you mean 'DEAD'? The states are {STATES}"),
+        ("task search --state dedd", f"no state 'dedd'; did you mean 'DEAD'? The states are {STATES}"),
+        ("task search --state zzz", f"no state 'zzz'; the states are {STATES}"),
+        ("task send shop.add n=1", f"Got unexpected extra argument (n=1); {ARGUMENTS}"),
+        ("worker run shop.add 1 --to one", f"Got unexpected extra argument (1); {ARGUMENTS}"),
+        ("schedule add nightly shop.add n=1", f"Got unexpected extra argument (n=1); {ARGUMENTS}"),
+    ],
+)
+def test_a_wrong_word_is_told_with_what_to_write(plain_shop: Path, words: str, error: str) -> None:
+    ended = celery5("-A", "shop", *words.split(), cwd=plain_shop)
+    assert (ended.code, ended.error) == (2, f"Error: {error}")
+
+
 def test_a_setting_out_of_bounds(plain_shop: Path) -> None:
     ended = start(plain_shop, "--concurrency", 0)
     assert ended.code == 2

@@ -126,6 +126,7 @@ OPERATORS = [
     ("redis down", "guide/on-call guide/durability"),
     ("systemd django", "guide/systemd guide/django"),
     ("one worker for one queue", "guide/workers"),
+    ("import error deploy", "guide/controller guide/upgrading"),
     ("change password", "guide/trust"),
     ("redis password", "guide/trust"),
     ("rotate password", "guide/trust"),
@@ -160,6 +161,8 @@ OPERATORS = [
 ]
 """What operators type, and the pages of which one must be in the first two rows."""
 FIRST = (
+    "one worker for one queue",
+    "import error deploy",
     "HELD",
     "redis password",
     "rotate password",
@@ -243,9 +246,21 @@ def test_a_part_of_a_name_is_found_and_small_words_do_not_count() -> None:
 
 
 def test_where_nothing_has_all_words_the_sections_with_most_are_shown(tmp_path: Path) -> None:
-    ended = celery5("docs", "limti", "per", "customer", cwd=tmp_path)
-    assert (ended.code, ended.err) == (0, "no section has all of these words; without limti:\n")
+    ended = celery5("docs", "zqwxj", "per", "customer", cwd=tmp_path)
+    assert (ended.code, ended.err) == (0, "no section has all of these words; without zqwxj:\n")
     assert "customer" in ended.out
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"), [("visbility", "visibility"), ("visbility timeout", "visibility timeout")]
+)
+def test_a_misspelt_word_finds_what_the_right_one_finds(words: str, meant: str, tmp_path: Path) -> None:
+    found, wanted = (
+        celery5("docs", *words.split(), cwd=tmp_path),
+        celery5("docs", *meant.split(), cwd=tmp_path),
+    )
+    assert (found.code, found.out) == (0, wanted.out)
+    assert found.err.startswith("no page has visbility; searched for visibility\n")
 
 
 def test_the_heading_of_a_section_is_shown_with_those_above_it(tmp_path: Path) -> None:
