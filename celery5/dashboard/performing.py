@@ -28,7 +28,7 @@ from celery5.errors import (
 )
 from celery5.operations.operation import Effect, NotFound, Operation
 from celery5.operations.table import OPERATIONS
-from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
+from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error, get_outage_text
 from celery5.similar_names import did_you_mean
 
 READ_ONCE = 1.0
@@ -83,7 +83,7 @@ def describe_problem(error: Exception, request: HTTPConnection) -> Problem:
         case Misconfigured() | BadArguments() | CommandRefused():
             return Problem(400, str(error))
         case BrokerUnavailable():
-            return Problem(503, _shorten_outage(str(error)))
+            return Problem(503, get_outage_text(str(error)))
         case TimeoutError():
             return Problem(504, f"this took longer than {TIME_LIMIT:g} s and was given up")
         case CeleryError():
@@ -92,12 +92,6 @@ def describe_problem(error: Exception, request: HTTPConnection) -> Problem:
             request.scope.setdefault("state", {})["unexpected"] = error
             why = describe_error(error, MAX_ERROR_LENGTH)
             return Problem(500, f"something that is read is not as it should be ({why}): the log has more")
-
-
-def _shorten_outage(text: str) -> str:
-    """Return why a broker cannot be reached, without what its circuit breaker says of that."""
-    cause = text.rpartition("(circuit breaker open): ")[2]
-    return cause if "cannot be reached" in cause else f"the broker cannot be reached: {cause}"
 
 
 @dataclass(slots=True)

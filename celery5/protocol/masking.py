@@ -54,6 +54,14 @@ def cut_middle(text: str, length: int) -> str:
     return f"{text[: length - 3 - at_end]}...{text[len(text) - at_end :]}"
 
 
+def get_outage_text(text: str) -> str:
+    """Return why a broker cannot be reached, without what its circuit breaker says of that: it is the same outage."""
+    breaker, is_open, cause = text.rpartition("(circuit breaker open): ")
+    if not is_open or cause.startswith("broker "):
+        return cause
+    return f"{breaker.partition(' is not tried')[0]} cannot be reached: {cause}"
+
+
 def get_error_text(error: object, max_length: int | None = None) -> str:
     """Return the text of an error, or of the reason for one, on one line of at most this many characters. Never raises.
 

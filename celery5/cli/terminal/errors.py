@@ -26,11 +26,12 @@ from celery5.errors import (
     BadArguments,
     BadBrokerURL,
     BrokerError,
+    BrokerUnavailable,
     CeleryError,
     Misconfigured,
     UnknownName,
 )
-from celery5.protocol.masking import collapse_whitespace, describe_error, get_error_text
+from celery5.protocol.masking import collapse_whitespace, describe_error, get_error_text, get_outage_text
 
 if TYPE_CHECKING:
     from celery5.app import App
@@ -121,7 +122,8 @@ def explain_error(error: BaseException) -> tuple[str, int] | None:
         if isinstance(leaf, CeleryError):
             is_usage = isinstance(leaf, _USAGE_ERRORS) and not isinstance(leaf, UnknownName)
             code = EXIT_USAGE if is_usage else EXIT_FAILED
-            return f"Error: {collapse_whitespace(str(leaf))}", code
+            text = get_outage_text(str(leaf)) if isinstance(leaf, BrokerUnavailable) else str(leaf)
+            return f"Error: {collapse_whitespace(text)}", code
     for leaf in leaves:
         if isinstance(leaf, click.ClickException):
             return f"Error: {_explain_usage(leaf)}", leaf.exit_code
@@ -189,7 +191,8 @@ class ReachedBrokers(NamedTuple):
     def unreachable(self) -> list[dict[str, str]]:
         """Return the field `unreachable` for programs."""
         return [
-            {"broker": name, "error": get_error_text(error)} for name, error in self.relevant_errors.items()
+            {"broker": name, "error": get_outage_text(get_error_text(error))}
+            for name, error in self.relevant_errors.items()
         ]
 
 

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -38,7 +38,7 @@ class Duration(click.FloatRange):
             except Misconfigured as error:
                 self.fail(str(error), param, ctx)
         try:
-            return super().convert(cast("Any", value), param, ctx)
+            return super().convert(value, param, ctx)
         except click.BadParameter:
             self.fail(f"{written} is not in the range {self._describe_range()}", param, ctx)
 

@@ -75,7 +75,7 @@ def test_each_list_fits_a_terminal_of_80_100_and_160_columns(
     busy: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = next(iter(busy.app.dlq.read())).id if busy.app.dlq.count() else ""
-    too_wide = []
+    too_wide: list[tuple[str, int, str]] = []
     for words in LISTS:
         for columns in (80, 100, 160):
             shown = show(monkeypatch, words, columns)
