@@ -380,6 +380,10 @@ class Keys(msgspec.Struct, frozen=True):
         """ZSET    the Schedulers that live, by the end of their lease in ms."""
         return f"celery5:{{{self.app}}}:living:{kind}"
 
+    def repaired_losses(self, kind: str) -> Expiring:
+        """ZSET    the Schedulers that were lost and whose loss is repaired, by when, with a time to live."""
+        return f"celery5:{{{self.app}}}:repaired:{kind}"
+
     @property
     def leader(self) -> Expiring:
         """HASH    the Controller that leads, with a time to live."""
@@ -602,7 +606,7 @@ class Keys(msgspec.Struct, frozen=True):
             worker_deaths=f"{tag}:dead:deaths",  # HASH    how many workers died with jobs of each task, and when
             job_deaths_prefix=f"{tag}:dead:job:",
             lost_workers=f"{tag}:dead:lost",  # ZSET    workers that were lost in the last hour, by when, in ms
-            lost_work=f"{tag}:dead:lost-work",  # HASH    what they had begun, and what became of it
+            lost_work=f"{tag}:dead:lost-work",  # HASH    what they had begun, what became of it, when it was repaired
             leases=f"{tag}:leases",  # ZSET    live workers, by the end of their lease in ms
             consumers_checked=f"{tag}:leases:checked",  # STRING  nothing, after a worker has looked for strays
             idle_leases=f"{tag}:leases:idle",  # ZSET    leases of workers that hold no job

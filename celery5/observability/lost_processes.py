@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import msgspec
 
+from celery5.broker.calls.cluster import LostLease
 from celery5.broker.calls.queues import QueueState
 from celery5.protocol.commands.definitions import get_inbox_name
 from celery5.protocol.observability.overview import LostWorker, judge_repair, merge_lost
@@ -13,7 +14,7 @@ from celery5.protocol.process.standing import LOST_SHOWN, has_successor, make_lo
 def list_lost(
     queues: Iterable[QueueState],
     events: QueueState,
-    over: Mapping[str, Mapping[str, float]],
+    over: Mapping[str, Mapping[str, LostLease]],
     live: Mapping[str, Collection[str]],
     *,
     brokers: Collection[str],
@@ -24,7 +25,7 @@ def list_lost(
     Args:
         queues: The queues of which processes are looked for.
         events: The queue of events, whose workers are Routers.
-        over: For each kind of other processes how many seconds ago those were lost that were.
+        over: For each kind of other processes those that were lost.
         live: The whole names of live processes beside workers and Routers, by kind.
         brokers: The names of all brokers.
         now: The time, in seconds since 1970.
@@ -44,18 +45,19 @@ def list_lost(
         if worker not in working
         for name in (get_process_name(worker, brokers),)
     ]
-    for kind, seconds_by_name in over.items():
+    for kind, leases in over.items():
         live_names = {get_process_name(name, brokers) for name in live.get(kind, ())}
         found += [
             LostWorker(
                 worker=process,
                 name=get_process_name(process, brokers),
                 kind=kind,
-                at=now - seconds,
-                health=make_lost(seconds).text,
+                at=now - lease.seconds,
+                health=make_lost(lease.seconds).text,
                 is_back=has_successor(get_process_name(process, brokers), live_names),
+                repaired_at=None if lease.repaired is None else now - lease.repaired,
             )
-            for process, seconds in seconds_by_name.items()
+            for process, lease in leases.items()
         ]
     return sorted(map(judge_repair, found), key=lambda process: -process.at)
 
@@ -83,6 +85,7 @@ def _list_lost_of(queue: QueueState, kind: str, now: float) -> Iterator[LostWork
             dead_left=min(record.dead, queue.dead),
             jobs=record.jobs,
             tasks=record.tasks,
+            repaired_at=record.repaired_at,
         )
     for worker in queue.workers:
         if worker.lapsed is not None and (worker.lapsed <= LOST_SHOWN or worker.running):

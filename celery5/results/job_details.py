@@ -77,8 +77,8 @@ class AppState(msgspec.Struct, frozen=True):
     leader: str = ""
     # How many more queues there are.
     left_out: int = 0
-    # The Schedulers, Controllers and publishers that were lost in the last hour, by kind, and how many seconds ago.
-    lost: dict[str, dict[str, float]] = {}
+    # The Schedulers, Controllers and publishers that were lost in the last hour, by kind.
+    lost: dict[str, dict[str, cluster.LostLease]] = {}
     # The worker that is being recycled, by the name that its next process has, too; "" for none.
     recycling: str = ""
     # What the leading Controller says of its members; None if none leads.

@@ -2,18 +2,27 @@
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from celery5.broker.call import Call, Script, decode_text, merge_name_tuples, parse_int, script_call, to_ms
+from celery5.broker.call import (
+    Call,
+    Script,
+    decode_text,
+    merge_name_tuples,
+    parse_int,
+    parse_seconds,
+    script_call,
+    to_ms,
+)
 from celery5.broker.keys import Keys
 from celery5.protocol.cluster.leadership import LeaderRecord
 from celery5.protocol.cluster.members import MemberEnd
 from celery5.protocol.process.missing import REPORT_TTL, MembersReport
 from celery5.protocol.process.standing import LOST_SHOWN
 
-RENEW_PRESENCE = Script.load("cluster/renew_presence", "clock")
+RENEW_PRESENCE = Script.load("cluster/renew_presence", "clock", "successor")
 LIST_PRESENCE = Script.load("cluster/list_presence", "clock")
 LIST_LOST = Script.load("cluster/list_lost", "clock")
 
@@ -22,7 +31,7 @@ def renew_presence(keys: Keys, kind: str, name: str, *, lease: float) -> Call[tu
     """Renew the presence of the process `name` for `lease` seconds. Return all of its kind that live."""
     return script_call(
         RENEW_PRESENCE,
-        (keys.live_processes(kind),),
+        (keys.live_processes(kind), keys.repaired_losses(kind)),
         (name, to_ms(lease)),
         _names,
         repeatable=True,
@@ -34,7 +43,7 @@ def end_presence(keys: Keys, kind: str, name: str) -> Call[tuple[str, ...]]:
     """End the presence of the process `name`. Return those of its kind that live."""
     return script_call(
         RENEW_PRESENCE,
-        (keys.live_processes(kind),),
+        (keys.live_processes(kind), keys.repaired_losses(kind)),
         (name, 0),
         _names,
         repeatable=True,
@@ -160,17 +169,30 @@ def _counted(raw: bytes | None) -> int:
     return number if 0 <= number < 2**53 else 0
 
 
-def list_lost_processes(keys: Keys, kind: str) -> Call[dict[str, float]]:
-    """Return the processes of a kind that were lost in the last hour, and how many seconds ago."""
-    return script_call(LIST_LOST, (keys.live_processes(kind),), (), _lost, repeatable=True, merge=_merge_lost)
+class LostLease(NamedTuple):
+    """A lease that a process has not renewed: it was lost."""
+
+    # Seconds for which it is over.
+    seconds: float
+    # Seconds for which another process works, or worked, in its place; None: none has since.
+    repaired: float | None = None
 
 
-def _merge_lost(found: Sequence[dict[str, float]]) -> dict[str, float]:
-    return {name: over for reply in found for name, over in reply.items()}
+def list_lost_processes(keys: Keys, kind: str) -> Call[dict[str, LostLease]]:
+    """Return the processes of a kind that were lost in the last hour."""
+    named = (keys.live_processes(kind), keys.repaired_losses(kind))
+    return script_call(LIST_LOST, named, (), _lost, repeatable=True, merge=_merge_lost)
 
 
-def _lost(raw: Any) -> dict[str, float]:
-    return {decode_text(name): parse_int(over) / 1000 for name, over in raw}
+def _merge_lost(found: Sequence[dict[str, LostLease]]) -> dict[str, LostLease]:
+    return {name: lease for reply in found for name, lease in reply.items()}
+
+
+def _lost(raw: Any) -> dict[str, LostLease]:
+    return {
+        decode_text(name): LostLease(parse_int(over) / 1000, parse_seconds(parse_int(repaired)))
+        for name, over, repaired in raw
+    }
 
 
 def note_member_end(keys: Keys, end: MemberEnd) -> Call[object]:

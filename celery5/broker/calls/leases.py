@@ -12,9 +12,11 @@ from celery5.protocol.job.foreign import CodeVersion
 from celery5.protocol.job.messages import SIZE_MARGIN
 from celery5.protocol.process.standing import pack_silence
 
-JOIN = Script.load("cluster/join")
+JOIN = Script.load("cluster/join", "clock", "successor")
 RENEW_LEASE = Script.load("cluster/renew_lease", "clock", "lane")
-RECOVER = Script.load("job/recover", "clock", "lane", "ending", "time_sent", "member", "admission", "causes")
+RECOVER = Script.load(
+    "job/recover", "clock", "successor", "lane", "ending", "time_sent", "member", "admission", "causes"
+)
 LEAVE = Script.load("cluster/leave", "lane")
 ANNOUNCE_CODE = Script.load("cluster/announce_code", "clock", "foreign")
 MAX_CAUSE = 1000
@@ -70,7 +72,7 @@ class RecoveryResult(msgspec.Struct, frozen=True):
 
 def join_queue(keys: QueueKeys, worker: str, *, lease: float) -> Call[int]:
     """Join a queue with a lease of this many seconds."""
-    named = (keys.leases, *keys.streams)
+    named = (keys.leases, keys.lost_work, *keys.streams)
     return script_call(JOIN, named, (GROUP, worker, to_ms(lease)), int, repeatable=True)
 
 

@@ -14,7 +14,12 @@ from celery5.protocol.observability.queue_depth import TaskDeaths
 from celery5.protocol.observability.queue_flow import QueueFlow
 from celery5.protocol.observability.rollup import MINUTE
 from celery5.protocol.process.missing import MissingMember
-from celery5.protocol.process.standing import LostJob, ProcessCondition, ProcessStanding
+from celery5.protocol.process.standing import (
+    LostJob,
+    ProcessCondition,
+    ProcessStanding,
+    get_repair_time,
+)
 from celery5.protocol.scaling.resource_budget import ResourceUse
 from celery5.protocol.scaling.slot_use import SlotUse, format_slots
 from celery5.similar_names import join_names
@@ -238,8 +243,10 @@ class LostWorker(msgspec.Struct, frozen=True, kw_only=True):
     tasks: tuple[str, ...] = ()
     # Whether another process works in its place.
     is_back: bool = False
-    # Whether nobody needs to look at it any more: another process works in its place, and of its jobs none is held or
-    # dead. `judge_repair` decides it.
+    # When another process of its name has joined since, in seconds since 1970; None: none has. It stays when that ends.
+    repaired_at: float | None = None
+    # Whether nobody needs to look at it any more: another process works, or has worked, in its place, and of its jobs
+    # none is held or dead. `judge_repair` decides it.
     is_repaired: bool = False
     # What its Controller knows of its end, and has done then; '' when there is none.
     controller: str = ""
@@ -261,7 +268,7 @@ class WorkersOverview(NamedTuple):
 
 def judge_repair(lost: LostWorker) -> LostWorker:
     """Return what is known of a lost process, with whether its loss is repaired."""
-    is_repaired = lost.is_back and not (lost.held or lost.dead_left)
+    is_repaired = (lost.is_back or lost.repaired_at is not None) and not (lost.held or lost.dead_left)
     return msgspec.structs.replace(lost, is_repaired=is_repaired)
 
 
@@ -638,6 +645,7 @@ def merge_lost(process: LostWorker, other: LostWorker) -> LostWorker:
         dead_left=process.dead_left + other.dead_left,
         jobs=(*process.jobs, *other.jobs),
         tasks=tuple(dict.fromkeys((*process.tasks, *other.tasks))),
+        repaired_at=get_repair_time(process.repaired_at, other.repaired_at),
     )
 
 

@@ -168,6 +168,13 @@ class LostRecord(msgspec.Struct, frozen=True, kw_only=True):
     # Some of the jobs that it had begun, and the tasks of all of them, up to a hundred.
     jobs: tuple[LostJob, ...] = ()
     tasks: tuple[str, ...] = ()
+    # When another process of its name has joined since, in seconds since 1970; None: none has.
+    repaired_at: float | None = None
+
+
+def get_repair_time(*times: float | None) -> float | None:
+    """Return when a loss was repaired that is noted in several places: once it is, it stays so for all."""
+    return min((time for time in times if time is not None), default=None)
 
 
 def merge_lost_records(records: Iterable[LostRecord]) -> tuple[LostRecord, ...]:
@@ -186,19 +193,22 @@ def merge_lost_records(records: Iterable[LostRecord]) -> tuple[LostRecord, ...]:
                 dead=other.dead + record.dead,
                 jobs=(*other.jobs, *record.jobs),
                 tasks=tuple(dict.fromkeys((*other.tasks, *record.tasks))),
+                repaired_at=get_repair_time(other.repaired_at, record.repaired_at),
             )
         )
     return tuple(merged.values())
 
 
 class _LostWork(msgspec.Struct, frozen=True):
-    """What `recover.lua` has packed."""
+    """What `recover.lua` has packed, and `join.lua` when it was repaired: an older process packs no such time."""
 
     why: str = ""
     put_back: int = 0
     dead: int = 0
     jobs: tuple[dict[str, str], ...] = ()
     tasks: dict[str, bool] = {}
+    # In ms.
+    repaired_at: float | None = None
 
 
 def read_lost(queue: str, worker: str, at: float, packed: bytes) -> LostRecord:
@@ -218,4 +228,5 @@ def read_lost(queue: str, worker: str, at: float, packed: bytes) -> LostRecord:
         dead=work.dead,
         jobs=jobs,
         tasks=tuple(work.tasks),
+        repaired_at=None if work.repaired_at is None else work.repaired_at / 1000,
     )

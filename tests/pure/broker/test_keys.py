@@ -92,6 +92,7 @@ def made_for_processes() -> dict[str, str]:
     """Those about processes and how many there are to be."""
     return {
         "live_processes": SHOP.live_processes("<kind>"),
+        "repaired_losses": SHOP.repaired_losses("<kind>"),
         "leader": SHOP.leader,
         "member_end": SHOP.member_end("<member>"),
         "members_report": SHOP.members_report,

@@ -1,5 +1,6 @@
 """A worker whose jobs are put back, though it has not left, was lost: that is noted for an hour, with what it held."""
 
+import json
 from typing import Any, cast
 
 import pytest
@@ -142,3 +143,62 @@ def test_two_hundred_lost_workers_are_noted_at_most_and_none_for_longer_than_an_
     assert queue.client.hlen(queue.keys.lost_work) == queue.client.zcard(queue.keys.lost_workers) == 56
     for key in (queue.keys.lost_workers, queue.keys.lost_work):
         assert 0 < queue.client.ttl(key) <= 3600
+
+
+def lose(queue: Queue, worker: str) -> None:
+    """Let a worker join, and recover it."""
+    queue.join(worker)
+    assert queue.recover(worker).worker == worker
+
+
+def get_repairs(queue: Queue) -> dict[str, bool]:
+    """Whether each loss is noted as repaired."""
+    return {record.worker: record.repaired_at is not None for record in get_state(queue).lost}
+
+
+def test_loss_is_repaired_for_ever_once_a_worker_of_its_name_joins(queue: Queue) -> None:
+    lose(queue, "till:a")
+    lose(queue, "desk:a")
+    queue.join("tills:a")  # another name, though it begins so
+    assert get_repairs(queue) == {"till:a": False, "desk:a": False}
+    queue.join("till:b")
+    (since,) = [record.repaired_at for record in get_state(queue).lost if record.worker == "till:a"]
+    assert get_repairs(queue) == {"till:a": True, "desk:a": False}
+    queue(leases.leave_queue(queue.keys, "till:b"))
+    queue.join("till:c")
+    assert get_repairs(queue) == {"till:a": True, "desk:a": False}
+    assert [record.repaired_at for record in get_state(queue).lost if record.worker == "till:a"] == [since]
+    queue.recover("till:c")  # a loss of its own
+    assert get_repairs(queue) == {"till:a": True, "desk:a": False, "till:c": False}
+    assert 0 < cast("Any", queue.client.pttl(queue.keys.lost_work)) <= 3_600_000
+
+
+def test_loss_noted_after_its_successor_has_joined_is_repaired(queue: Queue) -> None:
+    queue.join("till:a")
+    queue.join("till:b")
+    queue.recover("till:a")
+    queue(leases.leave_queue(queue.keys, "till:b"))
+    assert get_repairs(queue) == {"till:a": True}
+
+
+def test_losses_are_read_beside_processes_of_an_older_version(queue: Queue) -> None:
+    lose(queue, "till:a")
+    note = json.loads(cast("Any", queue.client.hget(queue.keys.lost_work, "till:a")))
+    assert "repaired_at" not in note, "it is what an older worker notes"
+    queue.client.zadd(queue.keys.leases, {"till:b": 2**41})  # as an older worker joins: nothing is noted
+    assert get_repairs(queue) == {"till:a": False}
+    queue.client.zrem(queue.keys.leases, "till:b")
+    queue.join("till:c")
+    note = json.loads(cast("Any", queue.client.hget(queue.keys.lost_work, "till:a")))
+    assert note.pop("repaired_at") > 10**12
+    assert note == {"put_back": 0, "dead": 0, "why": "", "tasks": {}}, "an older reader finds what it knows"
+
+
+@pytest.mark.parametrize("note", [b"{", b"[]", b"null", b"7"])
+def test_worker_joins_though_the_note_of_a_loss_cannot_be_read(queue: Queue, note: bytes) -> None:
+    lose(queue, "till:a")
+    queue.client.hset(queue.keys.lost_work, "till:a", note)
+    queue.join("till:b")
+    assert [worker.name for worker in get_state(queue).workers] == ["till:b"]
+    queue.client.set(queue.keys.lost_work, "spoilt", ex=60)
+    queue.join("till:c")

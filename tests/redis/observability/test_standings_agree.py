@@ -17,6 +17,7 @@ import trio
 from celery5 import App
 from celery5.broker.calls import leases as lease_calls
 from celery5.broker.calls import queues as queue_calls
+from celery5.broker.keys import EVENTS
 from celery5.protocol.observability.overview import IS_BACK, NO_REPORT_YET, LostWorker, select_unrepaired
 from tests.redis.commands.staff import Employee, Staff
 from tests.redis.observability.surfaces import TARGET, Surfaces, get
@@ -329,6 +330,68 @@ async def test_lost_worker_that_is_back_and_held_no_jobs_is_counted_in_one_line(
     assert "nothing needs attention" in await surfaces.run("top", "--once")
     assert "lost in the last hour" not in str(await surfaces.ask("doctor:run"))
     assert "till" in await surfaces.run("worker", "list", "--timeout", "1")
+
+
+async def check_repaired(surfaces: Surfaces, name: str) -> None:
+    """Every surface says of the one loss that it is repaired, or nothing."""
+    assert "1, repaired" in await surfaces.run("info")
+    top = await surfaces.ask("top:show")
+    assert [process["is_repaired"] for process in top["lost"]] == [True]
+    assert top["totals"]["lost"] == 0
+    assert [process["is_repaired"] for process in (await surfaces.run_json("info"))["lost"]] == [True]
+    assert "lost in the last hour" not in str(await surfaces.ask("doctor:run"))
+    assert "not repaired" not in await surfaces.look("")
+    rows = await surfaces.run_json("worker", "list", "--timeout", "1")
+    assert [row["state"] for row in rows if row["worker"] == name] == ["repaired"]
+
+
+@pytest.mark.parametrize("kind", ["worker", "router", "scheduler"])
+async def test_repaired_loss_stays_repaired_when_its_successor_leaves(
+    frail: App, staff: Staff, redis_client: "redis.Redis", kind: str
+) -> None:
+    words = (kind, "start", "--name", "till", *(("--queues", QUEUE) if kind == "worker" else ()))
+
+    async def has_live(count: int) -> bool:
+        state = await frail.ainfo()
+        live = {"worker": state.workers, "router": state.routers, "scheduler": state.schedulers}[kind]
+        return sum("till:" in str(process) for process in live) == count
+
+    async def has_losses(*are_repaired: bool) -> bool:
+        return [process.is_repaired for process in (await frail.metrics.aworkers()).lost] == list(
+            are_repaired
+        )
+
+    async def has_noted(key: str) -> bool:
+        return redis_client.zcard(key) == 1
+
+    first = await start(staff, *words)
+    await until_async(lambda: has_live(1))
+    first.signal(signal.SIGKILL)
+    assert not (await until_lost(frail)).is_repaired
+    second = await start(staff, *words)
+    await until_async(lambda: has_live(1))
+    await until_async(lambda: has_losses(True))
+    if kind != "scheduler":
+        key = frail.keys.for_queue(QUEUE if kind == "worker" else EVENTS).lost_workers
+        await until_async(lambda: has_noted(key))
+    second.signal(signal.SIGTERM)
+    assert await trio.to_thread.run_sync(second.wait) == 0
+    await until_async(lambda: has_live(0))
+
+    # Nothing of that name is up, as in a deploy.
+    queues = ("crm", QUEUE) if kind == "worker" else ("crm",)
+    surfaces = await show(frail, staff, *queues, reads=["crm"], alert_worker_lost=600, alert_worker_deaths=1)
+    lost = [(process.worker, process.is_repaired) for process in (await frail.metrics.aworkers()).lost]
+    assert [is_repaired for _, is_repaired in lost] == [True], (lost, second.output.read_text()[-3000:])
+    assert [state.name for state in await frail.alerts.alist() if state.status != "inactive"] == []
+    await check_repaired(surfaces, "till")
+
+    # The next death of that name is another loss.
+    third = await start(staff, *words)
+    await until_async(lambda: has_live(1))
+    third.signal(signal.SIGKILL)
+    await until_async(lambda: has_losses(False, True))
+    assert (await surfaces.look_again().ask("top:show"))["totals"]["lost"] == 1
 
 
 async def test_worker_that_has_made_no_report_yet_needs_no_person(frail: App) -> None:

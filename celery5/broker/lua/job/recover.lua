@@ -35,7 +35,7 @@
 -- copy of a job that was revoked or has ended is deleted. Beside the dead-letter queue stand `:deaths`, a hash of how many
 -- workers died with jobs of each task, how many of its jobs were given up for it, and when it was last; and `:job:<id>`, a
 -- list of the workers that a job took down; and for an hour `:lost`, a sorted set of the workers that were lost, by when in ms,
--- and `:lost-work`, a hash of what each had begun: of two hundred workers at most.
+-- and `:lost-work`, a hash of what each had begun, and since when its loss is repaired: of two hundred workers at most.
 local jobs, leases, dead, unique = KEYS[2], KEYS[3], KEYS[4], KEYS[6]
 local streams = {[''] = KEYS[1], h = KEYS[11], l = KEYS[12], g = KEYS[13]}
 local at, freed = use_keys {slots = KEYS[8], taken = KEYS[9], prefix = KEYS[10]}, {}
@@ -155,10 +155,16 @@ local function forget_lost()
     redis.call('HDEL', dead .. ':lost-work', unpack(old))
   end
 end
+-- Return now if the loss is repaired already, since another worker of its name has joined; join.lua notes it of one that joins later.
+local function read_repair()
+  for _, other in ipairs(redis.call('ZRANGEBYSCORE', leases, '(' .. string.format('%.0f', now), '+inf')) do -- bound: the workers of the queue
+    if other ~= name and inbox_of(other) == inbox_of(name) then return now end
+  end
+end
 -- Note that the worker was lost, and add to what is noted of it.
 local function write_lost(put_back, dead_lettered)
   local known = read_lost_work()
-  local work = known or {put_back = 0, dead = 0, why = ARGV[12]}
+  local work = known or {put_back = 0, dead = 0, why = ARGV[12], repaired_at = read_repair()}
   work.tasks = work.tasks or {}
   local size = 0
   for _ in pairs(work.tasks) do size = size + 1 end -- bound: a hundred
