@@ -128,6 +128,16 @@ class QueueMembership:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Join, stay until cancelled, leave."""
+        try:
+            await self._join()
+            task_status.started()
+            await trio.sleep_forever()
+        except trio.Cancelled:  # also while it joins: Redis may have run the call, and it would count as lost
+            with trio.move_on_after(LEAVE_TIMEOUT, shield=True):
+                await self._leave()
+            raise
+
+    async def _join(self) -> None:
         joins = [leases.join_queue(keys, self._worker, lease=self._lease.seconds) for keys in self._consumed]
         await self._redis.perform_all(joins)
         announced = await self._register_queues()
@@ -136,12 +146,6 @@ class QueueMembership:
                 [events_calls.declare_recipients(keys, self._recipients) for keys in self._consumed]
             )
         await self._warn_of_misspelt(announced)
-        task_status.started()
-        try:
-            await trio.sleep_forever()
-        finally:
-            with trio.move_on_after(LEAVE_TIMEOUT, shield=True):
-                await self._leave()
 
     async def _register_queues(self) -> Sequence[int]:
         """Register the queues, and return of each whether it is new: 0 when Redis refuses it, since its memory is full.
@@ -275,14 +279,15 @@ class EventsMembership:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Join, stay until cancelled, leave."""
-        await self._redis.perform_all(
-            [leases.join_queue(keys, self._worker, lease=self._lease.seconds) for keys in self._consumed]
-        )
-        task_status.started()
         try:
+            await self._redis.perform_all(
+                [leases.join_queue(keys, self._worker, lease=self._lease.seconds) for keys in self._consumed]
+            )
+            task_status.started()
             await trio.sleep_forever()
-        finally:
+        except trio.Cancelled:  # also while it joins: Redis may have run the call, and it would count as lost
             with trio.move_on_after(0 if self._incarnation_end.has_failed else LEAVE_TIMEOUT, shield=True):
                 await leave_queues(
                     self._redis, self._consumed, lease=self._lease, worker=self._worker, log=self._log
                 )
+            raise
