@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 MiB = 2**20
 SLEEP = 0.1
 """Seconds of one sleep of a check of the event loop."""
+RECHECK_PERIOD = 4.0
+"""Seconds, at most, after which a worker asks Redis again that did not answer: it is ready soon after an outage."""
 SLEEPS = 10
 """Sleeps of one check: whatever blocks the loop in that second is seen."""
 
@@ -46,7 +48,8 @@ SLEEPS = 10
 class BrokerPing(HealthCheck):
     """Check that Redis answers within `limit` seconds: degraded from 80 % of them, unhealthy after them.
 
-    It is unhealthy, too, while its memory is full, so that it refuses writes.
+    It is unhealthy, too, while its memory is full, so that it refuses writes. While it is not healthy, it is checked
+    every four seconds.
     """
 
     def __init__(
@@ -55,6 +58,11 @@ class BrokerPing(HealthCheck):
         more.setdefault("timeout", max(2 * limit, 1.0))
         super().__init__(name, period=period, **more)
         self._limit = _check_positive(limit, name)
+
+    @property
+    def recheck_period(self) -> float | None:
+        """Return the seconds after which Redis is asked again while it does not answer, or is full."""
+        return RECHECK_PERIOD if self.period > RECHECK_PERIOD else None
 
     async def run_check(self, function: CheckFunction | None, context: CheckContext) -> object:
         """Send one ping, and ask how full memory is."""

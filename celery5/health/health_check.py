@@ -137,6 +137,11 @@ class HealthCheck:
         return self.stale_after * self.period if has_period else math.inf
 
     @property
+    def recheck_period(self) -> float | None:
+        """Return the seconds after which it is run again while it is in a bad state; None: at its next period."""
+        return None
+
+    @property
     def is_polled(self) -> bool:
         """Return whether there is something to run at each period."""
         return bool(self.functions) or type(self).run_check is not HealthCheck.run_check

@@ -6,6 +6,7 @@ alive or the inbox is off; and a local check without functions always, which no 
 """
 
 import math
+import random
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -78,6 +79,7 @@ class HealthMonitor:
         self._seen_at: dict[str, float] = {}
         self._due: dict[str, float] = {}
         self._due_changed: dict[str, trio.Event] = {name: trio.Event() for name in self._checks}
+        self._bad: dict[str, trio.Event] = {name: trio.Event() for name in self._checks}
         self._running: set[str] = set()
         self._logged_errors: dict[tuple[str, int], set[str]] = {}
         self._unstored: dict[str, CheckReading] = {}
@@ -163,6 +165,8 @@ class HealthMonitor:
                 for check in self._checks.values():
                     if check.is_polled or check.scope != "local":
                         nursery.start_soon(self._keep_checking, check)
+                    if check.recheck_period is not None and check.scope == "local":
+                        nursery.start_soon(self._recheck_while_bad, check, check.recheck_period)
         finally:
             for check in self._checks.values():
                 check.detach(self.record_report)
@@ -176,6 +180,25 @@ class HealthMonitor:
                     state = check.get_state_after(block)
                     if state != check.good_state:
                         self._record(check, state, block.why)
+
+    async def _recheck_while_bad(self, check: HealthCheck, period: float) -> None:
+        """Run a check more often while it is in a bad state, so that its recovery is seen soon.
+
+        That it still is in the same state is not recorded: circuit breakers count the runs of its own period.
+        """
+        while True:
+            await self._bad[check.name].wait()
+            # Many workers whose Redis is back do not ask it together.
+            await trio.sleep(period * random.uniform(0.5, 1.0))
+            reading = self._readings[check.name]
+            if reading.is_good:
+                self._bad[check.name] = trio.Event()
+            elif check.name not in self._running:
+                self._running.add(check.name)
+                try:
+                    await self._run_functions(check, known_state=reading.state)
+                finally:
+                    self._running.discard(check.name)
 
     async def run_check(self, check: HealthCheck) -> None:
         """Run a check, unless it runs already. A shared one is run by one worker for all that share it."""
@@ -224,8 +247,11 @@ class HealthMonitor:
         self._due[check.name] = until
         self._due_changed[check.name].set()
 
-    async def _run_functions(self, check: HealthCheck) -> None:
-        """Run all functions of the check; the worst state counts. One that fails is ignored, and logged once."""
+    async def _run_functions(self, check: HealthCheck, *, known_state: str = "") -> None:
+        """Run all functions of the check; the worst state counts. One that fails is ignored, and logged once.
+
+        The state is recorded unless it is `known_state`.
+        """
         states: list[str] = []
         functions: Sequence[CheckFunction | None] = check.functions or [None]
         for index, function in enumerate(functions):
@@ -242,7 +268,7 @@ class HealthMonitor:
                 why = f"{get_type_name(error)}: {get_error_text(error, MAX_ERROR_LENGTH)}"
             self._log_failure(check, index, why)
         state = get_worst_state(states, check.states)
-        if state is not None:
+        if state is not None and state != known_state:
             self._record(check, state, "" if state == check.good_state else check.why)
 
     def _log_failure(self, check: HealthCheck, index: int, why: str) -> None:
@@ -284,6 +310,8 @@ class HealthMonitor:
         before = self._readings.get(check.name)
         self._readings[check.name] = reading
         self._seen_at[check.name] = trio.current_time()
+        if not reading.is_good:
+            self._bad[check.name].set()
         check.record_state(reading.state)
         state_before = UNKNOWN_STATE if before is None else before.state
         if state_before != reading.state and not (before is None and reading.is_good):

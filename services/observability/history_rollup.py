@@ -1,5 +1,6 @@
 """Roll the reports of all processes up into the history of the application, one process at a time."""
 
+import random
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -14,6 +15,7 @@ from celery5.broker.calls.observability import Change, RollupTurn, StateChange
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys, QueueKeys
 from celery5.broker.routing.broker_router import run_all_async
+from celery5.broker.transient_errors import is_transient
 from celery5.errors import BrokerError
 from celery5.logs.log import Log
 from celery5.observability.storage import read_broker_memory
@@ -59,6 +61,8 @@ FIRST_PAGE = 20
 """Reports that are read first, before it is known how large they are."""
 MAX_TRIMS = 100
 """Calls in which old reports are deleted before the rest waits for the next interval."""
+RETRY_INTERVAL = 2.0
+"""Seconds, on average, between two tries while Redis is unreachable or full. Each is drawn at random."""
 RECENT = 15.0
 """Seconds for which reports stay readable that were rolled up."""
 INDEX = "index"
@@ -146,7 +150,9 @@ class HistoryRollup:
         try:
             await trio.sleep(self._interval)
             while True:
-                await self._try_to_roll_up()
+                if not await self._try_to_roll_up():
+                    await trio.sleep(RETRY_INTERVAL * random.uniform(0.5, 1.5))
+                    continue
                 # A turn that is not renewed lasts for as long.
                 interval = self._interval * (TURN_FACTOR if self._is_others_turn else 1)
                 await trio.sleep_until(get_next_tick(trio.current_time(), interval))
@@ -155,7 +161,8 @@ class HistoryRollup:
                 with last_try(self._log, "metrics:rollup-interrupted"):
                     await self._redis.perform(calls.claim_rollup(self._keys, self._worker, seconds=0))
 
-    async def _try_to_roll_up(self) -> None:
+    async def _try_to_roll_up(self) -> bool:
+        """Return False if an outage has interrupted it: alerts wait for it, so it is tried again soon."""
         self._is_others_turn = False
         try:
             turn = await self._redis.perform(
@@ -169,6 +176,7 @@ class HistoryRollup:
         except BrokerError as error:
             self._forget()
             self._outages.record_error(error)
+            return not is_transient(error)
         except Exception as error:  # history is never worth a worker
             self._forget()
             if not self._has_failed:
@@ -178,6 +186,7 @@ class HistoryRollup:
         else:
             self._outages.record_recovery()
             self._has_failed = False
+        return True
 
     async def _roll_up(self, turn: RollupTurn) -> None:
         """Add all reports that wait, close the minutes that are over, and save."""

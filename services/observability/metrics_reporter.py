@@ -1,9 +1,12 @@
 """Send the metrics that have changed to Redis and to outlets, every 15 seconds, and the records of ended jobs.
 
+A report that Redis has not taken is sent again every two seconds, so it comes soon after an outage.
+
 Records are sent in one call each second, if there are any, so that people find a job that has just run. Records that do
 not fit into this call wait for the next report.
 """
 
+import random
 import time
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
@@ -14,6 +17,7 @@ from celery5.broker.calls import job_history
 from celery5.broker.calls import observability as calls
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys
+from celery5.broker.transient_errors import is_transient
 from celery5.errors import BrokerError
 from celery5.health.circuit_breaker import CircuitBreaker
 from celery5.logs.log import Log
@@ -30,6 +34,9 @@ SEND_TIMEOUT = 5.0
 """Seconds that one report may take, to Redis or to an outlet."""
 LAST_TIMEOUT = 2.0
 """Seconds that the last report may take, while the process stops."""
+RETRY_INTERVAL = 2.0
+"""Seconds, on average, between two tries to store a report while Redis is unreachable or full. Each is drawn at random,
+so that many processes do not report together when it is back."""
 EARLY_INTERVAL = 1.0
 """Seconds between two calls with records of ended jobs."""
 MAX_BATCHES = 60
@@ -96,6 +103,10 @@ class MetricsReporter:
         self._history_limit = history_limit
         self._log = log
         self._failing: set[str] = set()
+        # Whether the last report was not stored for a reason that passes by itself.
+        self._is_interrupted = False
+        # Whether the process was ready when the last report was made; None before the first.
+        self._was_ready: bool | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Report until cancelled."""
@@ -105,13 +116,28 @@ class MetricsReporter:
         try:
             await self._send_early(trio.current_time() + self._interval)
             while True:
-                await self._report()
+                is_stored = await self._report_in_interval()
                 await self._send_history()
-                await self._send_early(get_next_tick(trio.current_time(), self._interval))
+                if is_stored:
+                    await self._send_early(get_next_tick(trio.current_time(), self._interval))
         finally:
             with trio.move_on_after(LAST_TIMEOUT, shield=True):
                 await self._report()
                 await self._send_history()
+
+    async def _report_in_interval(self) -> bool:
+        """Report. Try again while Redis is unreachable or full, until the next report is due.
+
+        Return whether there is nothing more to do before that.
+        """
+        next_at = get_next_tick(trio.current_time(), self._interval)
+        while True:
+            await self._report()
+            if not self._is_interrupted:
+                return True
+            await trio.sleep(RETRY_INTERVAL * random.uniform(0.5, 1.5))
+            if trio.current_time() >= next_at:
+                return False
 
     async def _report(self) -> None:
         """Send one report; two if the one before had not arrived."""
@@ -120,8 +146,10 @@ class MetricsReporter:
         for _ in range(2):
             is_new = not maker.has_pending
             try:
+                self._was_ready = status.get_readiness().ok
                 report = maker.make(status.metric_families(), kind=self._kind, origin=status.get_origin())
             except Exception as error:  # of a part that is asked for its metrics
+                self._is_interrupted = False
                 self._note("measuring", error)
                 return
             if is_new:
@@ -142,8 +170,10 @@ class MetricsReporter:
                 await self._redis.perform(call)
         except (BrokerError, trio.TooSlowError) as error:
             self._note("redis", error)
+            self._is_interrupted = isinstance(error, trio.TooSlowError) or is_transient(error)
             return False
         self._failing.discard("redis")
+        self._is_interrupted = False
         return True
 
     async def _send_history(self) -> None:
@@ -154,13 +184,15 @@ class MetricsReporter:
         await self._send_batches(MAX_BATCHES)
 
     async def _send_early(self, report_at: float) -> None:
-        """Wait until the next report is due. Send records of ended jobs meanwhile, unless Redis has refused some."""
-        while (
-            self._history_limit
-            and (next_at := get_next_tick(trio.current_time(), EARLY_INTERVAL)) + EARLY_INTERVAL <= report_at
-        ):
+        """Wait until the next report is due, or the process has become ready or is ready no more.
+
+        Send records of ended jobs meanwhile, unless Redis has refused some.
+        """
+        while (next_at := get_next_tick(trio.current_time(), EARLY_INTERVAL)) + EARLY_INTERVAL <= report_at:
             await trio.sleep_until(next_at)
-            if "history" not in self._failing:
+            if self._was_ready not in (None, self._process_status.get_readiness().ok):
+                return
+            if self._history_limit and "history" not in self._failing:
                 self._process_status.ended_jobs.collect_early()
                 await self._send_batches(1)
         await trio.sleep_until(report_at)

@@ -117,6 +117,8 @@ def test_the_lease_says_that_a_sidecar_renews_it_until_the_worker_does(queue: Qu
     queue.join("w")
     for silent_for in (None, 0.0, 3.9, 95.0, 4093.0, 1e6, None):
         assert queue(leases.renew_lease(queue.keys, "w", lease=30, silent_for=silent_for)).alive
+        if silent_for is None:
+            queue.client.zincrby(queue.keys.leases, -1000, "w")  # a second ago
         (worker,) = get_state(queue).workers
         assert worker.is_blocked == (silent_for is not None)
         expected = None if silent_for is None else min(int(silent_for), 4094)
@@ -143,6 +145,24 @@ def test_two_hundred_lost_workers_are_noted_at_most_and_none_for_longer_than_an_
     assert queue.client.hlen(queue.keys.lost_work) == queue.client.zcard(queue.keys.lost_workers) == 56
     for key in (queue.keys.lost_workers, queue.keys.lost_work):
         assert 0 < queue.client.ttl(key) <= 3600
+
+
+@pytest.mark.parametrize(
+    ("ago", "silent_for", "is_idle", "is_blocked"),
+    [(0, 8.5, False, False), (0, 0.5, False, False), (9, 8.5, False, True), (0, 8.5, True, True)],
+)
+def test_late_call_of_a_sidecar_says_nothing_of_a_worker_that_renewed_since(
+    queue: Queue, ago: int, silent_for: float, is_idle: bool, is_blocked: bool
+) -> None:
+    # A server that was frozen runs the heartbeat of the worker, and then the call of its sidecar.
+    queue.join("w")
+    idle_lease = 90.0 if is_idle else None  # of an idle worker nobody can see when it was renewed
+    queue(leases.renew_lease(queue.keys, "w", lease=30, idle_lease=idle_lease))
+    queue.client.zincrby(queue.keys.leases, -ago * 1000, "w")
+    assert queue(leases.renew_lease(queue.keys, "w", lease=30, silent_for=silent_for)).alive
+    (worker,) = get_state(queue).workers
+    assert worker.is_blocked == is_blocked
+    assert worker.lease > 29
 
 
 def lose(queue: Queue, worker: str) -> None:

@@ -15,6 +15,7 @@ from celery5.broker.call import Call
 from celery5.broker.keys import Keys
 from celery5.errors import CommandRefused
 from celery5.health import HealthCheck
+from celery5.health.checks import BrokerPing
 from celery5.health.event_loop import LoopBlocks
 from celery5.logs.log import Log
 from celery5.protocol.commands.definitions import CHECK_EXPIRED, HEALTH
@@ -91,6 +92,47 @@ async def test_it_looks_at_once_and_each_time_the_period_lapses(autojump_clock: 
     async with looking(HealthCheck("a", look, period=7)):
         await trio.sleep(22)
     assert seen == [0, 7, 14, 21]
+
+
+class Hasty(HealthCheck):
+    """A check that is run again soon while it is in a bad state."""
+
+    @property
+    def recheck_period(self) -> float | None:
+        return 4.0
+
+
+async def test_recovery_of_a_check_is_seen_long_before_its_next_period(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded: list[str] = []
+
+    def record(_self: object, _check: HealthCheck, state: str, _why: str = "") -> None:
+        recorded.append(state)
+
+    monkeypatch.setattr(CircuitBreakers, "record_check", record)
+    calls: list[float] = []
+    began = trio.current_time()
+
+    async def look() -> str:
+        calls.append(trio.current_time() - began)
+        return "unhealthy" if calls[-1] < 40 else "healthy"
+
+    check = Hasty("broker", look, period=30)
+    async with looking(check):
+        await trio.sleep(45)
+        assert check.state == "healthy"
+        assert any(40 <= at <= 44 for at in calls)
+        count = len(calls)
+        await trio.sleep(14)
+        assert len(calls) == count, "a good one is run at its periods alone"
+    assert recorded == ["unhealthy", "unhealthy", "healthy"], "breakers count its periods, and changes"
+
+
+def test_broker_is_asked_again_soon_unless_it_is_asked_as_often() -> None:
+    assert BrokerPing().recheck_period == 4.0
+    assert BrokerPing(period=3).recheck_period is None
+    assert HealthCheck("a").recheck_period is None
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,12 @@ local now = now_ms()
 local mine = redis.call('ZSCORE', leases, ARGV[1])
 -- 0: it has left (leave.lua). Below: it is being recovered.
 if not mine or tonumber(mine) <= 0 then return {0, 0, -1, -1, '', {}, now, 0, 0, 0, 0, 0} end
+-- The call of a sidecar may run late, since the server was frozen. If the worker has renewed its lease meanwhile, it is not silent.
+local length = tonumber(ARGV[2])
+local silent_for = math.floor(length % 1 * 4096 + 0.5) - 1
+local renewed_at = tonumber(mine) - math.floor(length)
+-- Silence is told in whole seconds, rounded down.
+local is_refuted = silent_for >= 0 and tonumber(mine) % 1 == 0 and renewed_at > now - math.max(silent_for, 1) * 1000
 redis.call('ZREM', leases, '') -- removes nothing: Redis does it when its memory is full, and so what follows, too
 local idle, idle_lease = leases .. ':idle', tonumber(ARGV[4])
 if idle_lease > 0 then
@@ -29,8 +35,10 @@ if idle_lease > 0 then
   redis.pcall('ZADD', idle, now + idle_lease, ARGV[1])
   redis.call('PEXPIRE', idle, idle_lease)
 else
-  redis.call('ZADD', leases, string.format('%.4f', now + ARGV[2]), ARGV[1])
-  redis.pcall('ZREM', idle, ARGV[1])
+  -- The lease of an idle worker is longer, so it does not say when it was renewed.
+  local was_idle = redis.pcall('ZREM', idle, ARGV[1]) == 1
+  if is_refuted and not was_idle then length = math.floor(length) end
+  redis.call('ZADD', leases, string.format('%.4f', now + length), ARGV[1])
 end
 -- It expires in an outage of Redis, or when its clock is set: leases of live workers have ended then.
 local since = redis.pcall('GET', leases .. ':steady')
