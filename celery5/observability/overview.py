@@ -71,6 +71,7 @@ from celery5.protocol.observability.rollup import (
 from celery5.protocol.observability.storage import describe_filling
 from celery5.protocol.process.standing import (
     MAX_LOST,
+    ReportFlow,
     count_unnamed_lost,
     judge_standing,
 )
@@ -152,6 +153,7 @@ class WorkerReader:
         self._app = app
         self._processes: dict[str, ProcessNews] = {}
         self._last_report: str = ""
+        self._report_flow = ReportFlow()
 
     async def read(self, state: AppState | None = None) -> WorkersOverview:
         """Return them, of a state that was read just now or else is read. Raises BrokerError when no broker can be
@@ -181,7 +183,7 @@ class WorkerReader:
 
     async def read_reports(self, redis: AsyncDriver, now: float) -> None:
         """Read the reports that have come since the last overview, and forget processes that are silent."""
-        processes = dict(self._processes)
+        processes, times = dict(self._processes), list[float]()
         seen, looked_at, newest, before = set[str](), 0, "", ""
         while looked_at < MAX_REPORTS:
             page = await redis.perform(
@@ -190,6 +192,7 @@ class WorkerReader:
                 )
             )
             for stored in page:  # the newest first
+                times.append(stored.at)
                 report = unpack_gauges(stored.packed)
                 if report is not None and report.process not in seen:
                     seen.add(report.process)
@@ -201,6 +204,7 @@ class WorkerReader:
             if len(page) < REPORTS_AT_ONCE or page[-1].at < now - self._get_stale_after():
                 break  # each process has reported since
         self._last_report = newest or self._last_report
+        self._report_flow = self._report_flow.add(times, self._app.settings.metrics_interval)
         self._processes = {
             name: news for name, news in processes.items() if news.at > now - self._get_stale_after() * 4
         }
@@ -230,6 +234,7 @@ class WorkerReader:
                 now,
                 settings.lease,
                 settings.metrics_interval,
+                self._report_flow,
                 is_full=is_full,
             )
             for name, on_queues in found.items()
@@ -552,6 +557,7 @@ def _make_worker(
     now: float,
     lease: float,
     interval: float,
+    flow: ReportFlow,
     *,
     is_full: bool,
 ) -> WorkerOverview:
@@ -561,7 +567,7 @@ def _make_worker(
     standing = judge_standing(
         lease_left=latest.lease,
         lease=lease,
-        reported=reported,
+        reported=None if news is None else flow.measure_silence(news.at, now, interval),
         interval=0.0 if is_full else interval,
         silent_for=latest.silent_for,
     )

@@ -24,6 +24,10 @@ SHORTEST_SILENCE = 2.0
 """Seconds without a renewal that are none yet, however short the lease is."""
 LATE_REPORT = 5.0
 """Seconds by which a report may be late, beside half of the time between two."""
+OUTAGE_MARGIN = 1.0
+"""Seconds beside an interval in which no process reports: then Redis took no reports."""
+OUTAGE_INTERVALS = 5
+"""Intervals without a report of any process after which they are named: processes report soon after an outage."""
 HAS_LEFT, IS_RECOVERED = 0.0, -1.0
 """What a lease is in Redis instead of a time: of a worker that has left, and, or less, of one that is recovered."""
 SILENCE_PARTS = 4096
@@ -142,6 +146,41 @@ def make_lost(seconds: float) -> ProcessStanding:
 def get_report_limit(interval: float) -> float:
     """Return the seconds without a report after which a process is silent."""
     return interval * 1.5 + LATE_REPORT
+
+
+class ReportFlow(msgspec.Struct, frozen=True):
+    """When reports of any process came. If none did for longer than an interval, Redis took none: it was away, or full.
+
+    All times are of the clock of Redis, in seconds since 1970.
+    """
+
+    # The last one; None: none has come.
+    newest: float | None = None
+    # The first one after the last time in which none came; None: that is not known.
+    resumed: float | None = None
+
+    def add(self, times: Iterable[float], interval: float) -> "ReportFlow":
+        """Return the flow after reports have come at these times; each process makes one in `interval` seconds."""
+        newest, resumed = self.newest, self.resumed
+        for at in sorted(times):
+            if newest is not None and at - newest > interval + OUTAGE_MARGIN:
+                resumed = at
+            newest = at if newest is None else max(newest, at)
+        return ReportFlow(newest, resumed)
+
+    def measure_silence(self, reported: float, now: float, interval: float) -> float:
+        """Return for how long a process has made no report that others have made: an outage is nobody's silence.
+
+        Args:
+            reported: When it made its last report.
+            now: The time.
+            interval: Seconds between two reports of a process.
+        """
+        newest = reported if self.newest is None else max(self.newest, reported)
+        if interval + OUTAGE_MARGIN < now - newest <= interval * OUTAGE_INTERVALS:
+            return 0.0  # nobody has reported since: Redis has just come back
+        since = reported if self.resumed is None else max(reported, min(self.resumed, now))
+        return max(0.0, now - since)
 
 
 class LostJob(msgspec.Struct, frozen=True):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery5.protocol.process.standing import judge_standing, read_lost
+from celery5.protocol.process.standing import ReportFlow, judge_standing, read_lost
 
 USUAL: dict[str, Any] = {"lease_left": 9.0, "lease": 10.0, "reported": 4.0, "interval": 15.0}
 
@@ -47,6 +47,29 @@ def test_standing_follows_from_lease_reports_and_goodbye(
     standing = judge_standing(**{**USUAL, **state})
     assert (standing.condition, standing.text) == (condition, text)
     assert standing.needs_attention == (condition in ("silent", "lost"))
+
+
+@pytest.mark.parametrize(
+    ("times", "reported", "silence"),
+    [
+        ([70, 74, 85, 89, 100], 70, 30),  # others have reported
+        ([70, 74], 70, 0),  # nobody has, since Redis was away
+        ([10, 24], 10, 90),  # nobody has for long
+        ([70, 74, 98], 70, 2),  # Redis was away until the first report after it
+        ([40, 44, 68, 83, 98], 40, 32),  # it was away long ago
+        ([70, 74, 98], 98, 2),
+        ([], 70, 0),
+    ],
+)
+def test_outage_in_which_nobody_reports_is_no_silence_of_a_process(
+    times: list[float], reported: float, silence: float
+) -> None:
+    at_once = ReportFlow().add(times, 15.0)
+    assert at_once.measure_silence(reported, 100.0, 15.0) == silence
+    flow = ReportFlow()
+    for time in times:  # as one who looks all the time reads them
+        flow = flow.add([time], 15.0)
+    assert flow == at_once
 
 
 @given(
