@@ -63,6 +63,8 @@ MAX_TRIMS = 100
 """Calls in which old reports are deleted before the rest waits for the next interval."""
 RETRY_INTERVAL = 2.0
 """Seconds, on average, between two tries while Redis is unreachable or full. Each is drawn at random."""
+RECOVERY_GRACE = 3.0
+"""Seconds after an outage in which other processes renew their leases first: without them they would count as lost."""
 RECENT = 15.0
 """Seconds for which reports stay readable that were rolled up."""
 INDEX = "index"
@@ -124,7 +126,7 @@ class HistoryRollup:
         self._look_interval = max(SHORTEST_WINDOW, min(LOOK_INTERVAL, metrics_interval))
         self._log = log
         self._outages = OutageLog(log, "metrics:rollup-interrupted")
-        self._has_failed = self._is_others_turn = False
+        self._has_failed = self._is_others_turn = self._is_interrupted = False
         self._pause_at = 0.0
         self._send, self.counted = trio.open_memory_channel[CountedCluster](1)
         self._forget()
@@ -165,9 +167,10 @@ class HistoryRollup:
         """Return False if an outage has interrupted it: alerts wait for it, so it is tried again soon."""
         self._is_others_turn = False
         try:
-            turn = await self._redis.perform(
-                calls.claim_rollup(self._keys, self._worker, seconds=TURN_FACTOR * self._interval)
-            )
+            turn = await self._claim_turn()
+            if turn.is_own and self._is_interrupted:
+                await trio.sleep(RECOVERY_GRACE)
+                turn = await self._claim_turn()
             self._is_others_turn = not turn.is_own
             if turn.is_own:
                 await self._roll_up(turn)
@@ -176,7 +179,8 @@ class HistoryRollup:
         except BrokerError as error:
             self._forget()
             self._outages.record_error(error)
-            return not is_transient(error)
+            self._is_interrupted = is_transient(error)
+            return not self._is_interrupted
         except Exception as error:  # history is never worth a worker
             self._forget()
             if not self._has_failed:
@@ -185,8 +189,12 @@ class HistoryRollup:
                 self._log.event("metrics:rollup-failed", "error", why=why)
         else:
             self._outages.record_recovery()
-            self._has_failed = False
+            self._has_failed = self._is_interrupted = False
         return True
+
+    async def _claim_turn(self) -> RollupTurn:
+        seconds = TURN_FACTOR * self._interval
+        return await self._redis.perform(calls.claim_rollup(self._keys, self._worker, seconds=seconds))
 
     async def _roll_up(self, turn: RollupTurn) -> None:
         """Add all reports that wait, close the minutes that are over, and save."""

@@ -100,6 +100,31 @@ async def test_what_an_outage_has_interrupted_goes_on_soon_after_it(
     assert len(redis.served[name]) == count, "then it keeps its interval"
 
 
+async def test_alerts_are_evaluated_after_processes_could_renew_their_leases(
+    autojump_clock: MockClock, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(REPLIES, "claim_rollup", RollupTurn(is_own=True, cursor="", now=0.0))
+    rolled_up = list[float]()
+
+    async def roll_up(_self: object, _turn: RollupTurn) -> None:
+        rolled_up.append(trio.current_time())
+
+    monkeypatch.setattr(HistoryRollup, "_roll_up", roll_up)
+    redis = Redis()
+    redis.error = BrokerUnavailable("away")
+    began = trio.current_time()
+    await nursery.start(make_rollup(redis).run)
+    await trio.sleep(INTERVAL + 30)
+    redis.error = None
+    back_at = trio.current_time()
+    await trio.sleep(7)
+    (at,) = rolled_up
+    first = next(time for time in redis.served["claim_rollup"] if time >= back_at - began)
+    assert at - began == first + 3
+    await trio.sleep(INTERVAL)
+    assert len(rolled_up) == 2, "without an outage it does not wait"
+
+
 class Lamp:
     """A part of a process that says whether it is ready."""
 
