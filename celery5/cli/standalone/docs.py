@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import click
 
-from celery5.cli.terminal.output import echo, format_table
+from celery5.cli.terminal.output import echo, format_table, to_json
 from celery5.similar_names import did_you_mean, find_similar, join_names
 
 MAX_SECTIONS = 8
@@ -93,7 +93,8 @@ class Found(NamedTuple):
 
 @click.command()
 @click.argument("page", required=False, nargs=-1)
-def docs(page: tuple[str, ...]) -> None:
+@click.option("--json", "wants_json", is_flag=True, help="For programs.")
+def docs(page: tuple[str, ...], *, wants_json: bool) -> None:
     """Print PAGE of the documentation of this version, such as tasks; without PAGE list all.
 
     The end of a path is enough, `tasks` for example; pages of the guide go first. Errors name pages by this command.
@@ -102,17 +103,14 @@ def docs(page: tuple[str, ...]) -> None:
     """
     pages = _list_pages()
     if not page:
-        echo(
-            format_table(
-                [{"page": path, "title": _read_title(text)} for path, text in pages.items()], empty=""
-            )
-        )
+        _echo_rows([{"page": path, "title": _read_title(text)} for path, text in pages.items()], wants_json)
         return
     words = " ".join(page)
     wanted = words.removesuffix(".md")
     found = [path for path in pages if f"/{path.removesuffix('.md')}".endswith(f"/{wanted}")]
     if found:
-        echo(pages[min(found, key=lambda path: not path.startswith("docs/guide/"))])
+        path = min(found, key=lambda path: not path.startswith("docs/guide/"))
+        echo(to_json({"page": path, "text": pages[path]}) if wants_json else pages[path])
         return
     names = [path.removesuffix(".md").rpartition("/")[2] for path in pages]
     if not (len(page) == 1 and find_similar(wanted, names, cutoff=_MISSPELT)):  # such as dead-leters
@@ -122,10 +120,14 @@ def docs(page: tuple[str, ...]) -> None:
     if sections and not (missing and len(page) == 1):  # one word may be a misspelt page, such as dead-leters
         if all(section.missing for section in sections):
             echo(f"no section has all of these words; without {join_names(missing)}:", err=True)
-        echo(format_table([_make_row(section, words) for section in sections], empty=""))
+        _echo_rows([_make_row(section, words) for section in sections], wants_json)
     else:
         similar = did_you_mean(wanted.rpartition("/")[2], names, otherwise="celery5 docs alone lists all")
         raise click.UsageError(f"no page {words!r}; {similar}")
+
+
+def _echo_rows(rows: Sequence[Mapping[str, object]], wants_json: bool) -> None:
+    echo(to_json(rows) if wants_json else format_table(rows, empty=""))
 
 
 def _correct(pages: Mapping[str, str], words: str) -> str:

@@ -1,5 +1,6 @@
 """Commands that print or copy files of the package: pages of the documentation, and units for systemd."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -249,6 +250,15 @@ def test_where_nothing_has_all_words_the_sections_with_most_are_shown(tmp_path: 
     ended = celery5("docs", "zqwxj", "per", "customer", cwd=tmp_path)
     assert (ended.code, ended.err) == (0, "no section has all of these words; without zqwxj:\n")
     assert "customer" in ended.out
+
+
+def test_pages_rows_and_a_page_are_json_for_programs(tmp_path: Path) -> None:
+    pages = json.loads(celery5("docs", "--json", cwd=tmp_path).out)
+    assert {"page": "docs/guide/tasks.md", "title": "Tasks"} in pages
+    rows = json.loads(celery5("docs", "limit", "per", "customer", "--json", cwd=tmp_path).out)
+    assert list(rows[0]) == ["page", "section", "line"]
+    page = json.loads(celery5("docs", "types", "--json", cwd=tmp_path).out)
+    assert page == {"page": "docs/guide/types.md", "text": (HERE / "docs/guide/types.md").read_text()}
 
 
 @pytest.mark.parametrize(
