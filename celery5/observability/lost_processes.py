@@ -82,7 +82,7 @@ def _list_lost_of(queue: QueueState, kind: str, now: float) -> Iterator[LostWork
             why=record.why,
             put_back=record.put_back,
             dead=record.dead,
-            dead_left=min(record.dead, queue.dead),
+            dead_left=min(record.dead, queue.dead) if record.has_dead_left else 0,
             jobs=record.jobs,
             tasks=record.tasks,
             repaired_at=record.repaired_at,

@@ -375,6 +375,13 @@ def _worker_states(workers: Iterable[Any]) -> tuple[WorkerState, ...]:
     return tuple(sorted((_worker_state(*worker) for worker in workers), key=lambda worker: worker.name))
 
 
+def _lost_records(queue: str, raw: Any) -> tuple[LostRecord, ...]:
+    return tuple(
+        read_lost(queue, decode_text(name), float(at) / 1000, work, has_dead_left=has_dead_left != 0)
+        for name, at, work, has_dead_left in raw
+    )
+
+
 def _queue_state(queue: str, raw: Any) -> QueueState:
     (
         (normal, high, low, handed),
@@ -418,7 +425,7 @@ def _queue_state(queue: str, raw: Any) -> QueueState:
         flow=reading.flow,
         idle=reading.idle,
         **_count_deaths(deaths),
-        lost=tuple(read_lost(queue, decode_text(name), float(at) / 1000, work) for name, at, work in lost),
+        lost=_lost_records(queue, lost),
         lost_count=lost_count,
         lacking=lacking,
         unknown=unknown,

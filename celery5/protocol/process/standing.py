@@ -204,6 +204,8 @@ class LostRecord(msgspec.Struct, frozen=True, kw_only=True):
     # Jobs of it that were put back, and that became dead letters.
     put_back: int = 0
     dead: int = 0
+    # Whether some of those dead letters may be there still.
+    has_dead_left: bool = True
     # Some of the jobs that it had begun, and the tasks of all of them, up to a hundred.
     jobs: tuple[LostJob, ...] = ()
     tasks: tuple[str, ...] = ()
@@ -230,6 +232,7 @@ def merge_lost_records(records: Iterable[LostRecord]) -> tuple[LostRecord, ...]:
                 why=other.why or record.why,
                 put_back=other.put_back + record.put_back,
                 dead=other.dead + record.dead,
+                has_dead_left=other.has_dead_left or record.has_dead_left,
                 jobs=(*other.jobs, *record.jobs),
                 tasks=tuple(dict.fromkeys((*other.tasks, *record.tasks))),
                 repaired_at=get_repair_time(other.repaired_at, record.repaired_at),
@@ -250,7 +253,7 @@ class _LostWork(msgspec.Struct, frozen=True):
     repaired_at: float | None = None
 
 
-def read_lost(queue: str, worker: str, at: float, packed: bytes) -> LostRecord:
+def read_lost(queue: str, worker: str, at: float, packed: bytes, *, has_dead_left: bool = True) -> LostRecord:
     """Return what is noted of a lost worker on a queue; what cannot be read is left out."""
     try:
         work = msgspec.json.decode(packed, type=_LostWork)
@@ -265,6 +268,7 @@ def read_lost(queue: str, worker: str, at: float, packed: bytes) -> LostRecord:
         why=work.why,
         put_back=work.put_back,
         dead=work.dead,
+        has_dead_left=has_dead_left,
         jobs=jobs,
         tasks=tuple(work.tasks),
         repaired_at=None if work.repaired_at is None else work.repaired_at / 1000,

@@ -165,6 +165,30 @@ def test_late_call_of_a_sidecar_says_nothing_of_a_worker_that_renewed_since(
     assert worker.lease > 29
 
 
+def test_dead_letters_of_others_are_none_of_a_lost_worker(queue: Queue) -> None:
+    queue.publish("a", "b")
+    queue.join("w")
+    queue.read("w")
+    assert queue.recover("w", deliveries=0).dead_lettered == 2
+    first, last = (entry for entry, _ in cast("Any", queue.client.xrange(queue.keys.dead)))
+
+    def is_left() -> bool:
+        return get_state(queue).lost[0].has_dead_left
+
+    assert is_left()
+    queue.client.xdel(queue.keys.dead, first)
+    assert is_left()
+    queue.client.xdel(queue.keys.dead, last)
+    queue.client.hdel(queue.keys.jobs, "a", "b")
+    queue.client.xadd(queue.keys.dead, {"job": "{}"})  # it is of another job
+    assert get_state(queue).dead == 1
+    assert not is_left()
+    note = json.loads(cast("Any", queue.client.hget(queue.keys.lost_work, "w")))
+    del note["first_dead"], note["last_dead"]
+    queue.client.hset(queue.keys.lost_work, "w", json.dumps(note))
+    assert is_left(), "an older worker does not note which they are"
+
+
 def lose(queue: Queue, worker: str) -> None:
     """Let a worker join, and recover it."""
     queue.join(worker)

@@ -142,6 +142,8 @@ local function read_deaths(id)
 end
 -- Note what became of a job that the lost worker had begun.
 local lost_jobs = {}
+-- The first and the last dead letter that this portion makes.
+local first_dead, last_dead
 local function note_fate(id, task, fate)
   if #lost_jobs < 10 then lost_jobs[#lost_jobs + 1] = {id = id, task = task, fate = fate} end
 end
@@ -172,6 +174,7 @@ local function write_lost(put_back, dead_lettered)
     if size < 100 then work.tasks[named], size = true, size + 1 end
   end
   work.put_back, work.dead = work.put_back + put_back, work.dead + dead_lettered
+  work.first_dead, work.last_dead = work.first_dead or first_dead, last_dead or work.last_dead
   if lost_jobs[1] then
     work.jobs = work.jobs or {}
     for _, job in ipairs(lost_jobs) do -- bound: ten
@@ -224,6 +227,7 @@ local function undo(one, lane)
     -- What the id of the group is made of: `parse_cause` of protocol/job/error_text.py reads it.
     local cause = task .. '\0' .. 'WorkerDied' .. '\0' .. ARGV[13]
     local dead_entry = add_dead(dead, message, words, cause)
+    first_dead, last_dead = first_dead or dead_entry, dead_entry
     if id ~= '' and (here or place == '') then
       redis.call('HSET', jobs, id, 'X' .. dead_entry)
       end_job(id, lock, words, 'DEAD', task)

@@ -20,7 +20,8 @@
 -- Last, the age in ms of the oldest job of the backlog (-1 when there is none), how many of those that wait for their time are
 -- overdue, the backlog: the jobs that no worker has and whose time has come, and what its flow is measured by.
 -- Then what KEYS 8 has.
--- Then how many workers were lost, and of the last two hundred the name, when in ms since 1970, and what it had begun, packed.
+-- Then how many workers were lost, and of the last two hundred the name, when in ms since 1970, what it had begun, packed, and
+-- 0 if none of its dead letters is left, 1 if some are, -1 if that is not known.
 -- Last, each task with jobs that wait for a worker with what they take, and how many do: those of the lists of foreign jobs
 -- (lib/foreign.lua) with a signature that says so, by a `!` at its end. And each task with jobs that wait for a worker
 -- whose code has it, and how many do: those of the list of no signature. And each task with jobs that wait for a worker whose
@@ -54,8 +55,16 @@ for name, count in pairs(held) do -- bound: the workers of the queue; jobs of no
 end
 local since, until_now, lost = '(' .. string.format('%.0f', now - 3600000), string.format('%.0f', now), {}
 local found = redis.call('ZRANGE', KEYS[9], until_now, since, 'BYSCORE', 'REV', 'LIMIT', 0, 200, 'WITHSCORES')
+-- An older worker notes no ids of its dead letters.
+local function has_dead_left(packed)
+  if not string.find(packed, '"last_dead"', 1, true) then return -1 end
+  local is_read, work = pcall(cjson.decode, packed)
+  local entries = is_read and redis.pcall('XRANGE', dead, tostring(work.first_dead), tostring(work.last_dead), 'COUNT', 1)
+  return entries and not entries.err and #entries or -1
+end
 for n = 1, #found, 2 do -- bound: two hundred, which is how many are noted
-  lost[#lost + 1] = {found[n], found[n + 1], redis.call('HGET', KEYS[10], found[n]) or ''}
+  local packed = redis.call('HGET', KEYS[10], found[n]) or ''
+  lost[#lost + 1] = {found[n], found[n + 1], packed, has_dead_left(packed)}
 end
 local lacking, unknown, unfit, foreign = {}, {}, {}, redis.call('HGETALL', KEYS[7] .. ':foreign')
 for n = 1, #foreign, 2 do -- bound: the tasks of the application
