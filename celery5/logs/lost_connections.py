@@ -1,14 +1,15 @@
 """Log an outage of a broker with one line when it begins, and one when it is over.
 
 A process has several connections to each broker, and an outage ends all of them. What happens to each connection is
-logged at level debug. So are errors of services, if `explains` returns that the outage is their cause. A server whose
+logged at level debug. So are errors of services, if `explains` returns that the outage is their cause. A server that
+refuses new connections, such as one whose password has changed, is an error, logged once in the outage. A server whose
 memory is full, so that it refuses writes, is handled in the same way.
 """
 
 import time
 from collections.abc import Callable
 
-from celery5.errors import BrokerReplied, BrokerUnavailable
+from celery5.errors import BrokerDenied, BrokerReplied, BrokerUnavailable
 from celery5.protocol.health.server_memory import OUT_OF_MEMORY
 
 
@@ -38,6 +39,8 @@ class LostConnections:
         # When each server that is full refused the first write.
         self._full: dict[str, float] = {}
         self._refusals: dict[str, str] = {}
+        # Brokers of which an error was logged since they were reachable.
+        self._escalated: set[str] = set()
 
     def record_loss(self, where: str, why: str, *, failed: int, requeued: int) -> None:
         """Record that a connection to the broker at `where` was lost."""
@@ -59,10 +62,12 @@ class LostConnections:
         """Record that a connection was made. `is_return`: it was lost before."""
         outage = self._outages.get(where)
         if outage is None:
+            self._escalated.discard(where)
             return
         outage.down -= is_return
         if outage.down <= 0:
             del self._outages[where]
+            self._escalated.discard(where)
             self._write(
                 "broker:reconnected",
                 "info",
@@ -72,6 +77,18 @@ class LostConnections:
                 failed=outage.failed,
                 requeued=outage.requeued,
             )
+
+    def record_refused_connection(self, where: str, why: str) -> None:
+        """Record that the broker at `where` refuses a lost connection until a person has corrected something."""
+        if where in self._outages and self.escalate(where):
+            hint = "it goes on by itself when that is corrected, in Redis or in its settings: see celery5 docs trust"
+            self._write("broker:refused", "error", where=where, why=why, hint=hint)
+
+    def escalate(self, where: str) -> bool:
+        """Return whether an error about the broker at `where` is the first one since it was reachable."""
+        is_first = where not in self._escalated
+        self._escalated.add(where)
+        return is_first
 
     def record_refusal(self, where: str, why: str) -> None:
         """Record that the broker at `where` has refused a write because its memory is full."""
@@ -100,4 +117,9 @@ class LostConnections:
         """Return whether an outage that is logged is the cause of an error."""
         if isinstance(error, BrokerReplied):
             return error.code == OUT_OF_MEMORY and any(where in str(error) for where in self._full)
-        return isinstance(error, BrokerUnavailable) and any(where in str(error) for where in self._outages)
+        explained = set(self._outages)
+        if isinstance(error, BrokerDenied):
+            explained &= self._escalated
+        elif not isinstance(error, BrokerUnavailable):
+            return False
+        return any(where in str(error) for where in explained)

@@ -233,17 +233,17 @@ _LINK_EVENTS: dict[type, tuple[str, Level]] = {
     BreakerClosed: ("redis:breaker-closed", "debug"),
 }
 """The names and levels of link events in the log. Events that follow from an outage are at level debug instead."""
-_HIDDEN_FIELDS = ("broker", "is_error", "is_return")
+_HIDDEN_FIELDS = ("broker", "is_error", "is_refused", "is_return")
 """Fields of link events that decide what is logged, and are not logged themselves."""
 
 
 class ConnectionLog:
     """Logs what happens to the connections of a process: each outage of a broker once, each connection at debug.
 
-    A server that is full is logged like an outage.
+    A server that is full, or refuses connections, is logged likewise.
 
-    Above debug are also the first connection to a broker, with the version of its server, and the first breaker that
-    opens before any connection was made, which is no outage.
+    Above debug are also the first connection to a broker, with the version of its server, the first breaker that opens
+    before any connection was made, which is no outage, and the first one in an outage that opens too often.
     """
 
     def __init__(self, *, log: Log) -> None:
@@ -253,32 +253,43 @@ class ConnectionLog:
 
     def __call__(self, event: LinkEvent) -> None:
         """Log one event."""
-        outages, is_news = self._log.lost_connections, True
+        outages = self._log.lost_connections
+        match event:
+            case LinkEnded():
+                outages.record_end(event.where)
+            case ServerFull():
+                outages.record_refusal(event.where, event.reason)
+            case ServerWritable():
+                outages.record_write(event.where)
+            case _:
+                self._log_event(event, is_news=self._record_change(event))
+
+    def _record_change(self, event: LinkEvent) -> bool:
+        """Record what happens to a connection. Return whether it is logged above debug, if its level is."""
+        outages = self._log.lost_connections
         match event:
             case LinkConnected(broker=broker):
-                is_news = broker not in self._connected
+                is_first = broker not in self._connected
                 self._connected.add(broker)
                 self._unreached.discard(broker)
                 outages.record_connection(broker, is_return=event.is_return)
+                return is_first
             case LinkLost():
                 outages.record_loss(event.where, event.reason, failed=event.failed, requeued=event.requeued)
-            case LinkEnded():
-                outages.record_end(event.where)
-                return
-            case ServerFull():
-                outages.record_refusal(event.where, event.reason)
-                return
-            case ServerWritable():
-                outages.record_write(event.where)
-                return
+            case LinkConnectFailed(is_refused=True):
+                outages.record_refused_connection(event.where, event.reason)
             case BreakerOpened():
-                is_news = not (event.where in self._unreached or outages.is_lost(event.where))
+                is_first = not (event.where in self._unreached or outages.is_lost(event.where))
                 self._unreached.add(event.where)
+                return is_first
             case _:
                 pass
+        return True
+
+    def _log_event(self, event: LinkEvent, *, is_news: bool) -> None:
         name, level = _LINK_EVENTS[type(event)]
         event_fields = msgspec.structs.asdict(event)
-        if event_fields.get("is_error"):
+        if event_fields.get("is_error") and self._log.lost_connections.escalate(event.where):
             level, is_news = "error", True
         for hidden in _HIDDEN_FIELDS:
             event_fields.pop(hidden, None)

@@ -31,6 +31,7 @@ from celery5.broker.connection.transport import Connect, Transport, connect
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.timing import Timing
 from celery5.broker.topologies import ClusterFound
+from celery5.broker.transient_errors import is_connection_refused
 from celery5.broker.translate import translate_error
 from celery5.errors import BrokerError, BrokerUnavailable, CircuitOpen
 from celery5.protocol.health.breaker import Breaker, BreakerPolicy, BreakerState
@@ -52,12 +53,14 @@ class LinkConnected(msgspec.Struct, frozen=True):
 
 
 class LinkConnectFailed(msgspec.Struct, frozen=True):
-    """An attempt to connect failed; the next one comes after `pause` seconds."""
+    """An attempt to connect failed; the next one comes after `pause` seconds. `is_refused`: a person must correct
+    something before it can succeed."""
 
     link: str
     where: str
     reason: str
     pause: float
+    is_refused: bool = False
 
 
 class LinkLost(msgspec.Struct, frozen=True):
@@ -383,7 +386,8 @@ class Link:
                     self.fail(earlier if cut_short and earlier is not None else error)
                     return
                 earlier = error
-                self._watch(LinkConnectFailed(self.name, self.where, str(error), pause))
+                is_refused = is_connection_refused(error)
+                self._watch(LinkConnectFailed(self.name, self.where, str(error), pause, is_refused))
                 attempt += 1
                 await trio.sleep(pause)
                 continue

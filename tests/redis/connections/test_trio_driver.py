@@ -14,7 +14,8 @@ from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.broker.timing import Timing
-from celery5.errors import BadBrokerURL, BrokerDenied, BrokerReplied, BrokerUnavailable
+from celery5.broker.transient_errors import is_connection_refused
+from celery5.errors import BadBrokerURL, BrokerDenied, BrokerError, BrokerReplied, BrokerUnavailable
 from tests.faults.connections.proxy import FaultyProxy
 from tests.faults.worker.calls import get, raw
 
@@ -29,7 +30,7 @@ async def opened(nursery: trio.Nursery, url: str) -> TrioRedis:
     return redis
 
 
-async def refused(url: str, *, within: float = QUICK.first_connect) -> Exception:
+async def refused(url: str, *, within: float = QUICK.first_connect) -> BrokerError:
     """The error with which a connection to `url` ends."""
     with pytest.raises((BrokerDenied, BrokerUnavailable, BrokerReplied, BadBrokerURL)) as caught:
         await TrioRedis(
@@ -167,9 +168,12 @@ async def echo(redis: TrioRedis, n: int) -> None:
 
 async def test_tls_options_decide_what_is_checked(tls: TLS, nursery: trio.Nursery) -> None:
     mine = f"&ssl_certfile={tls.certificate}"
-    assert "certificate verify failed" in str(await refused(tls.url(mine, host="127.0.0.1"), within=1))
-    assert "certificate verify failed" in str(await refused(f"rediss://localhost:{tls.port}/0", within=1))
+    for url in (tls.url(mine, host="127.0.0.1"), f"rediss://localhost:{tls.port}/0"):
+        error = await refused(url, within=1)
+        assert "certificate verify failed" in str(error)
+        assert is_connection_refused(error)
     assert "cut off" in str(await refused(tls.url(), within=1))
+    assert not is_connection_refused(await refused("rediss://localhost:1/0", within=1))
     assert "No such file" in str(await refused(f"rediss://localhost:{tls.port}/0?ssl_ca_certs=/none.pem"))
     await opened(nursery, tls.url(f"{mine}&ssl_check_hostname=no", host="127.0.0.1"))
     await opened(nursery, f"rediss://127.0.0.1:{tls.port}/0?ssl_cert_reqs=none{mine}")

@@ -9,9 +9,11 @@ from trio.testing import MockClock
 
 from celery5.broker.call import Call
 from celery5.broker.calls.jobs import PromotedJobs
+from celery5.broker.connection.link import BreakerOpened, LinkConnected, LinkConnectFailed, LinkLost
 from celery5.broker.keys import Keys
-from celery5.errors import BrokerReplied, BrokerUnavailable
+from celery5.errors import BrokerDenied, BrokerReplied, BrokerUnavailable
 from celery5.logs.log import Log
+from celery5.processes.process_parts import ConnectionLog
 from celery5.services.process.broker_outages import OutageLog
 from celery5.services.process.lease import Lease
 from celery5.services.process.wake_ups import WakeUps
@@ -124,6 +126,64 @@ async def test_server_that_is_full_explains_only_the_writes_that_it_refuses() ->
     assert not lost.explains(BrokerUnavailable("broker redis://a cannot be reached"))
     lost.record_write("redis://a")
     assert not lost.explains(refused)
+
+
+@pytest.mark.parametrize("is_lost_first", [True, False])
+@pytest.mark.parametrize(
+    ("is_refused", "is_error", "expected"),
+    [
+        (False, False, []),
+        (False, True, [("redis:breaker-opened", "error")]),
+        (True, False, [("broker:refused", "error")]),
+        (True, True, [("broker:refused", "error")]),
+    ],
+)
+async def test_outage_has_one_error_for_all_connections_that_fail(
+    *, is_lost_first: bool, is_refused: bool, is_error: bool, expected: list[tuple[str, str]]
+) -> None:
+    """Before the first connection the process ends with the error of that, and logs its breaker alone."""
+    log = ConnectionLog(log=Log(worker="one", app="shop"))
+    where, links = "redis://a", ("control", "reads", "push")
+    if not is_lost_first:
+        expected = [("redis:breaker-opened", "error" if is_error else "warning")]
+    with Lines() as lines:
+        for _ in range(2):
+            for link in links if is_lost_first else ():
+                log(LinkLost(link, where, "it was cut off", 0, 0))
+            for link in links * 2:
+                log(LinkConnectFailed(link, where, "why", 0.1, is_refused))
+                log(BreakerOpened(link, where, "why", 0.1, is_error))
+            for link in links:
+                log(LinkConnected(link, where, "redis", "8", 1, where, is_return=is_lost_first))
+    shown = [
+        (name, line["level"])
+        for name in ("broker:disconnected", "broker:refused", "redis:breaker-opened", "broker:reconnected")
+        for line in lines.of(name)
+        if line["level"] != "debug"
+    ]
+    around = is_lost_first * 2
+    assert shown == [
+        *[("broker:disconnected", "warning")] * around,
+        *expected * 2,
+        *[("broker:reconnected", "info")] * around,
+    ]
+
+
+async def test_refused_login_explains_the_errors_of_services_from_then_on() -> None:
+    lost = Log(worker="one", app="shop").lost_connections
+    denied = BrokerDenied("broker redis://a refuses this user or password")
+    lost.record_refused_connection("redis://a", "why")
+    assert not lost.explains(denied), "no connection is lost"
+    lost.record_loss("redis://a", "it was cut off", failed=0, requeued=0)
+    assert not lost.explains(denied)
+    with Lines() as lines:
+        lost.record_refused_connection("redis://a", "why")
+        lost.record_refused_connection("redis://a", "why")
+    assert [line["why"] for line in lines.of("broker:refused")] == ["why"]
+    assert lost.explains(denied)
+    assert not lost.explains(BrokerDenied("broker redis://b refuses this user or password"))
+    lost.record_connection("redis://a", is_return=True)
+    assert not lost.explains(denied)
 
 
 async def test_outage_ends_when_each_lost_connection_is_back_or_closed() -> None:
