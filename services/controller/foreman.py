@@ -7,7 +7,7 @@ routers, workers, publishers.
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import trio
 from msgspec.structs import replace
@@ -107,6 +107,7 @@ class Foreman:
 
     Args:
         member_defaults: what all members get.
+        capacity: the setting of that name: Workers with a capacity end before their successors start.
         redis: while it is unreachable members cannot start, and their deaths do not count.
         on_status: called with the state of the cluster, in one line, whenever that changes.
     """
@@ -121,6 +122,7 @@ class Foreman:
         redis: BrokerConnectivity,
         member_environment: Mapping[str, str],
         grace_period: float,
+        capacity: str | Mapping[str, Any] = "",
         log: Log,
         on_status: Callable[[str], object],
     ) -> None:
@@ -131,6 +133,7 @@ class Foreman:
         self._redis = redis
         self._member_environment = member_environment
         self._grace_period = grace_period
+        self._has_capacity = bool(capacity)
         self._log = log
         self._on_status = on_status
         self._send_end, self.member_ends = trio.open_memory_channel[MemberEnd](MAX_ENDS)
@@ -179,7 +182,11 @@ class Foreman:
         known = {group.key for group in cluster.groups}
         self._scale = {key: count for key, count in self._scale.items() if key in known}
         spares = build_spares(
-            cluster, self._scale, environment=self._member_environment, grace=self._grace_period
+            cluster,
+            self._scale,
+            environment=self._member_environment,
+            grace=self._grace_period,
+            has_capacity=self._has_capacity,
         )
         self.cluster_state.set_desired(cluster, self._members(self._scale), spares)
         self._changed.set()

@@ -102,6 +102,8 @@ _NAME = re.compile(r"[A-Za-z0-9_.]+(?:-[A-Za-z0-9_.]+)*")
 ENVIRONMENT_KEY = "environment"
 WORKER_GROUP_VARIABLE = "CELERY5_WORKER_GROUP"
 """The setting `worker_group` in the environment of a member."""
+CAPACITY_VARIABLE = "CELERY5_CAPACITY"
+"""The setting `capacity` there."""
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True):
@@ -180,19 +182,36 @@ SPARES = 2
 
 
 def build_spares(
-    cluster: Cluster, scale: Mapping[str, int], *, environment: Mapping[str, str], grace: float
+    cluster: Cluster,
+    scale: Mapping[str, int],
+    *,
+    environment: Mapping[str, str],
+    grace: float,
+    has_capacity: bool = False,
 ) -> tuple[Member, ...]:
     """Return the members that a group may have in addition for a while, on each of its hosts.
 
-    Their numbers follow those of the members that should run. See `build_members` for the parameters.
+    Their numbers follow those of the members that should run. A group of Workers with a capacity may have none: two
+    processes must not have the same GPU. See `build_members` for the other parameters.
+
+    Args:
+        has_capacity: Whether the setting `capacity` has a value where the description has none.
     """
     return tuple(
         _member(cluster, group, host, number, dict(environment), grace)
         for group in cluster.groups
+        if not _has_capacity(cluster, group, environment, default=has_capacity)
         for place, host in enumerate(group.hosts or ("",))
         for count in [_count_on_host(group, place, scale.get(group.key, group.total))]
         for number in range(count + 1, count + 1 + SPARES)
     )
+
+
+def _has_capacity(cluster: Cluster, group: Group, environment: Mapping[str, str], *, default: bool) -> bool:
+    """Return whether the members of a group are Workers with a capacity, as far as the description says."""
+    variables = {**environment, **cluster.environment, **group.environment}
+    stated = group.flags.get("capacity", variables.get(CAPACITY_VARIABLE))
+    return group.kind == "worker" and (default if stated is None else bool(stated))
 
 
 def build_canaries(

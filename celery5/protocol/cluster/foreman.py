@@ -91,13 +91,14 @@ class ClusterState:
     def set_desired(self, cluster: Cluster, members: Iterable[Member], spares: Iterable[Member] = ()) -> None:
         """Set the members that should run.
 
-        Members that differ from how they were started are restarted, one of a group at a time. One of the `spares` runs
-        in place of a group's only member meanwhile; and in place of any worker that is recycled. Members that are no
-        longer wanted stop when the changed ones are up: should those fail, they stay. A member that was given up is
-        tried again when it has changed.
+        Members that differ from how they were started are restarted, one of a group at a time. One of the `spares` of
+        their group runs beside them meanwhile, and tries the new version first; and one runs in place of any worker
+        that is recycled. Members that are no longer wanted stop when the changed ones are up: should those fail, they
+        stay. A member that was given up is tried again when it has changed.
         """
         self._cluster = cluster
         wanted = {member.name: member for member in members}
+        spares = list(spares)
         new = [member for name, member in wanted.items() if name not in self._states or self._differs(member)]
         by_group = defaultdict[tuple[Kind, str], list[Member]](list)
         for spare in spares:
@@ -106,7 +107,9 @@ class ClusterState:
         for name, state in self._states.items():
             state.is_spare = state.is_spare and name not in wanted
             state.is_successor = state.is_successor and state.is_spare
-            state.is_wanted = name in wanted or ((state.is_canary or state.is_successor) and state.is_wanted)
+            has_purpose = state.is_canary or state.is_successor or self._is_trying(state, spares)
+            state.is_wanted = name in wanted or (has_purpose and state.is_wanted)
+            state.has_passed = False
         for name, member in wanted.items():
             state = self._states.setdefault(name, MemberState(member))
             if state.member != member:
@@ -115,6 +118,10 @@ class ClusterState:
         for state in self._states.values():
             before = {member.name for member in new if _follows(member, state)} | state.waits_for
             state.waits_for = frozenset() if state.is_wanted else frozenset(before & wanted.keys())
+
+    def _is_trying(self, state: MemberState, spares: Sequence[Member]) -> bool:
+        """Return whether a spare runs what is wanted now: it has passed as a canary, or only the scale changes."""
+        return state.has_passed or (state.is_spare and state.phase.is_running and state.member in spares)
 
     def adopt(self, running: Mapping[str, State], now: float) -> None:
         """Take over members that run already, as if started with this description; unwanted ones will stop."""
@@ -198,7 +205,7 @@ class ClusterState:
         """Stop the canaries: at once, or when they have `passed` and the change that follows is complete."""
         for state in self._states.values():
             if state.is_canary and state.is_wanted:
-                state.is_wanted, state.is_canary = passed, not passed
+                state.is_wanted, state.is_canary, state.has_passed = passed, not passed, passed
 
     @property
     def pending_names(self) -> tuple[str, ...]:
@@ -408,7 +415,8 @@ class ClusterState:
         """Stop the next member of a group that must be restarted.
 
         One that still starts is the next, and waits only for those that run the new version: it may never be up. All
-        others wait until the whole group is up. So a new version that cannot run ends with its first member.
+        others wait until the whole group is up, with a spare that has tried the new version beside them, if the group
+        may have one. So a new version that cannot run ends no member that works.
         """
         states = [state for state in self._wanted() if state.group == group]
         stale = [state for state in states if self._is_stale(state)]
@@ -417,8 +425,9 @@ class ClusterState:
             return _request_stop(idle[0], now)
         if any(state.phase is not Phase.UP for state in states):
             return []
-        spare = self._find_free_spare(stale[0])
-        if len(states) == 1 and group[0] in OVERLAPPING_KINDS and spare is not None:
+        is_tried = any(state.is_spare and not state.is_successor for state in states)
+        spare = None if is_tried else self._find_free_spare(stale[0])
+        if group[0] in OVERLAPPING_KINDS and spare is not None:
             self._states[spare.name] = MemberState(spare, is_spare=True)
             return []
         return _request_stop(stale[0], now)

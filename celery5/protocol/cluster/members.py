@@ -211,10 +211,12 @@ class MemberState(msgspec.Struct):
     # The member as it should be.
     member: Member
     is_wanted: bool = True
-    # Runs in place of the only member of a group while that is restarted.
+    # Runs beside the members of its group while they are restarted, and has tried the new version before them.
     is_spare: bool = False
     # Runs as the only one of its version until others may follow, or stops at once since they may not.
     is_canary: bool = False
+    # It was a canary, and the change that it has tried follows: it stays as the spare.
+    has_passed: bool = False
     # A spare that was started before another member is recycled. It ends when its jobs have ended.
     is_successor: bool = False
     # The member that is recycled when this successor is up; "" if that is not known.

@@ -84,6 +84,13 @@ class Clock:
         assert self.crew.is_complete
         return self
 
+    def try_beside(self, name: str) -> "Clock":
+        """Have the additional member up that tries a new version before the others."""
+        assert names(self.tick(), Start) == [name]
+        assert self.tick() == [], "the others wait for it"
+        self.say(Ready(name))
+        return self
+
     def phase(self, name: str) -> Phase:
         return self.crew.members[name].phase
 
@@ -191,7 +198,7 @@ def test_recycling_member_that_is_asked_to_stop_or_dies_is_not_recycled(code: in
     assert state.is_recycling
     if code == 0:
         clock.crew.restart([name])
-        clock.tick()
+        clock.try_beside("worker-default-3").tick()
         assert state.shown_phase == "stopping"
     clock.say(Ended(name, "it ended", code))
     assert (state.shown_phase, state.recycle_reason) == ("down", "")
@@ -335,6 +342,7 @@ def test_member_that_is_ending_is_not_asked_again_to_end() -> None:
 def test_they_are_restarted_one_of_a_group_at_a_time() -> None:
     clock = Clock().up()
     clock.crew.restart(["worker-default-1", "worker-default-2"])
+    clock.try_beside("worker-default-3")
     for name in ("worker-default-1", "worker-default-2"):
         assert clock.tick() == [Stop(name)]
         assert clock.tick() == []
@@ -342,6 +350,8 @@ def test_they_are_restarted_one_of_a_group_at_a_time() -> None:
         assert names(clock.tick(), Start) == [name]
         assert clock.tick() == [], "the next one waits until this one is up"
         clock.say(Ready(name))
+    assert clock.tick() == [Stop("worker-default-3")]
+    clock.say(Ended("worker-default-3", "ended with 0", 0))
     assert clock.tick() == []
     assert clock.crew.is_complete
 
@@ -374,6 +384,7 @@ def test_a_publisher_is_never_replaced_by_two() -> None:
 def test_only_what_has_changed_is_restarted() -> None:
     clock = Clock(parse_cluster({"workers": {"a": {"count": 1}, "b": {"count": 2}}})).up()
     clock.want(parse_cluster({"workers": {"a": {"count": 1}, "b": {"count": 2, "queues": ["x"]}}}))
+    clock.try_beside("worker-b-3")
     assert clock.tick() == [Stop("worker-b-1")]
 
 
@@ -433,7 +444,7 @@ def test_member_of_an_unreachable_host_is_left_alone() -> None:
 def test_restarted_member_is_asked_again_to_end() -> None:
     clock, name = Clock().up(), "worker-default-1"
     clock.crew.restart([name])
-    assert Stop(name) in clock.tick(1)
+    assert Stop(name) in clock.try_beside("worker-default-3").tick(1)
     clock.crew.release(list(clock.crew.members))  # another Controller leads, and has ended it
     clock.crew.adopt({member: "up" for member in clock.crew.members if member != name}, clock.now)
     assert [action.member.name for action in clock.tick(1) if isinstance(action, Start)] == [name]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from celery5.protocol.cluster.description import Cluster, parse_cluster
+from celery5.protocol.cluster.description import Cluster, build_members, build_spares, parse_cluster
 from celery5.protocol.cluster.members import Beat, Ended, Kill, Phase, Ready, Start, Stop
 from tests.pure.cluster.test_foreman import Clock, names
 
@@ -19,9 +19,10 @@ def replaced(clock: Clock, name: str) -> None:
     clock.say(Ready(name))
 
 
-def cannot_live(clock: Clock, name: str) -> None:
-    """It ends as it was asked to, and its successors die, until nobody tries any more."""
-    clock.say(Ended(name, "ended with 0", 0))
+def cannot_live(clock: Clock, name: str, *, beside: bool = False) -> None:
+    """It ends as it was asked to, or runs `beside` others, and its successors die, until nobody tries any more."""
+    if not beside:
+        clock.say(Ended(name, "ended with 0", 0))
     for _ in range(3):
         assert names(clock.tick(), Start) == [name]
         clock.say(Ended(name, "ended with 1", 1))
@@ -29,14 +30,48 @@ def cannot_live(clock: Clock, name: str) -> None:
     assert clock.phase(name) is Phase.GIVEN_UP
 
 
-def test_a_new_version_that_cannot_live_ends_with_the_first_member() -> None:
-    clock = Clock(described(3)).up()
-    clock.want(described(3, queues=["other"]))
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("change", ["reload", "restart", "restart of one"])
+def test_a_new_version_that_cannot_live_ends_no_member_that_works(count: int, change: str) -> None:
+    clock = Clock(described(count)).up()
+    members = list(clock.crew.members)
+    if change == "reload":
+        clock.want(described(count, queues=["other"]))
+    else:
+        clock.crew.restart(None if change == "restart" else members[-1:])
+    cannot_live(clock, f"worker-default-{count + 1}", beside=True)
+    assert {clock.phase(name) for name in members} == {Phase.UP}
+    assert names(clock.done, Stop) == []
+    clock.want(described(count))
+    clock.crew.restart()
+    assert names(clock.tick(), Start) == [f"worker-default-{count + 1}"], "a mended version is tried likewise"
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_at_a_reload_as_many_members_as_wanted_are_up_at_any_time(count: int) -> None:
+    clock = Clock(described(count)).up()
+    clock.want(described(count, queues=["other"]))
+    for _ in range(20):
+        clock.tick(1.0)
+        assert sum(state.phase is Phase.UP for state in clock.crew.members.values()) >= count
+        for name, state in list(clock.crew.members.items()):
+            if state.phase is Phase.STOPPING:
+                clock.say(Ended(name, "ended with 0", 0))
+            elif state.phase is Phase.STARTING:
+                clock.say(Ready(name))
+            else:
+                clock.say(Beat(name))
+    assert clock.crew.is_complete
+    assert len(clock.crew.members) == count
+
+
+def test_repeated_command_to_scale_keeps_the_one_that_tries_a_version() -> None:
+    new = described(2, queues=["other"])
+    clock = Clock(described(2)).up()
+    clock.want(new)
+    clock.try_beside("worker-default-3")
+    clock.want(new, {"worker-default": 2})
     assert clock.tick() == [Stop("worker-default-1")]
-    cannot_live(clock, "worker-default-1")
-    assert [clock.phase(f"worker-default-{n}") for n in (2, 3)] == [Phase.UP] * 2
-    clock.want(described(3))
-    assert names(clock.tick(), Start) == ["worker-default-1"], "the old description is the way back"
 
 
 def test_a_bad_version_ends_with_the_first_member_while_all_still_start() -> None:
@@ -63,7 +98,7 @@ def test_a_reload_restarts_members_that_hang_at_their_start_one_by_one() -> None
 def test_fewer_and_changed_members_come_up_one_by_one_before_the_surplus_goes() -> None:
     clock = Clock(described()).up()
     clock.want(described(2, queues=["other"]))
-    assert clock.tick() == [Stop("worker-default-1")]
+    assert clock.tick() == [Stop("worker-default-1")], "those that go stand in"
     replaced(clock, "worker-default-1")
     assert clock.tick() == [Stop("worker-default-2")]
     replaced(clock, "worker-default-2")
@@ -91,7 +126,7 @@ def test_what_is_still_to_be_done_is_known_until_it_is() -> None:
     assert clock.crew.pending_names == ()
     clock.crew.restart(workers[:1])
     assert list(clock.crew.pending_names) == workers[:1]
-    clock.tick()
+    clock.try_beside(workers[2]).tick()
     cannot_live(clock, workers[0])
     assert clock.crew.pending_names == (), "nothing more is done for it"
 
@@ -201,3 +236,27 @@ def test_deaths_and_restarts_in_order_are_counted_apart() -> None:
     replaced(clock, "worker-default-1")
     post = clock.crew.members["worker-default-1"]
     assert (post.death_count, post.restart_count) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("group", "has_capacity", "is_beside"),
+    [
+        ({}, False, True),
+        ({}, True, False),
+        ({"capacity": "gpu=1"}, False, False),
+        ({"environment": {"CELERY5_CAPACITY": "gpu=1"}}, False, False),
+        ({"environment": {"CELERY5_CAPACITY": ""}}, True, True),
+    ],
+)
+def test_workers_with_a_capacity_end_before_the_next_one_starts(
+    group: dict[str, object], *, has_capacity: bool, is_beside: bool
+) -> None:
+    cluster = parse_cluster({"workers": {"default": group}, "routers": {"default": {}}})
+    clock = Clock(cluster).up()
+    spares = build_spares(cluster, {}, environment={}, grace=30, has_capacity=has_capacity)
+    clock.crew.set_desired(cluster, build_members(cluster), spares)
+    clock.crew.restart()
+    actions = clock.tick()
+    assert (names(actions, Stop) == []) is is_beside
+    assert ("worker-default-2" in names(actions, Start)) is is_beside
+    assert "router-default-2" in names(actions, Start)

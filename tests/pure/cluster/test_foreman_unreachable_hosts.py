@@ -11,6 +11,8 @@ def test_member_that_cannot_be_asked_is_killed_only_at_shutdown(*, draining: boo
     clock, name = Clock().up(), "worker-default-1"
     others = [member for member in clock.crew.members if member != name]
     clock.crew.restart([name])
+    clock.try_beside("worker-default-3")
+    others.append("worker-default-3")
     if draining:
         clock.crew.drain()
     found: list[Action] = []

@@ -366,8 +366,10 @@ async def test_it_tells_how_members_are_and_restarts_those_that_are_named(autoju
             "restarted": ("worker-default-2",),
             "change": 1,
         }
-        await trio.sleep(2)
-        assert [name for what, name in house.stage.did if what == "stop"] == ["worker-default-2"]
+        await trio.sleep(4)
+        assert [name for what, name in house.stage.did if what == "stop"] == [
+            *("worker-default-2", "worker-default-3")
+        ]
         for names in (["nobody"], [], "worker-default-1"):
             with pytest.raises(CommandRefused):
                 await handlers["restart"]({"members": names})
@@ -433,7 +435,7 @@ async def test_the_end_of_a_successor_that_was_never_up_is_not_that_of_the_one_b
     async with House().open() as house:
 
         async def read_ends() -> list[MemberEnd]:
-            await trio.sleep(0.2)  # before the platform's first heartbeat, at 1 s
+            await trio.sleep(0.1)  # before the platform's first heartbeat, at 1 s
             found.clear()
             with suppress(trio.WouldBlock):
                 while True:
@@ -452,7 +454,9 @@ async def test_the_end_of_a_successor_that_was_never_up_is_not_that_of_the_one_b
         assert (last.how, last.worker) == (first.how, first.worker)
         assert last.then == "started again"
         house.foreman.restart([name])
-        await trio.sleep(0.2)
+        await trio.sleep(0.05)
+        house.stage.heard(Ready("worker-default-3"))
+        await trio.sleep(0.05)
         house.stage.end(name, 1)
         assert await read_ends() == [], "it was never up, and the one before has ended in order"
 
