@@ -9,8 +9,10 @@ import os
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import click
 
@@ -19,6 +21,9 @@ from celery5.cli.terminal.errors import EXIT_USAGE, run_reporting_errors
 from celery5.cli.terminal.output import INVOCATION, WHOLE_SENTENCE, Invocation, echo
 from celery5.cli.terminal.target import Target
 from celery5.lazy_modules import without_garbage_collection
+
+if TYPE_CHECKING:
+    from celery5.logs.printed_lines import MemberOutput
 
 COMMANDS: Mapping[str, str] = {
     "acl": "Print the ACL of Redis for ROLE: what its scripts and commands need, and nothing else.",
@@ -211,13 +216,23 @@ def cli(context: click.Context, target: str, app_name: str) -> None:
         context.exit(EXIT_USAGE)
 
 
-def _find_member_name(words: Sequence[str]) -> str:
-    """Return the name of the member of a cluster that these words start; "" if they give none."""
-    return next((name for flag, name in pairwise(words) if flag == "--name"), "")
+def _name_output(words: Sequence[str]) -> "MemberOutput | None":
+    """Have each line that this process prints name it, if these words start a member of a Controller."""
+    name = next((name for flag, name in pairwise(words) if flag == "--name"), "")
+    if not (name and "NOTIFY_SOCKET" in os.environ):
+        return None
+    from celery5.logs.printed_lines import MemberOutput
+
+    return MemberOutput(name, words, os.environ)
 
 
-def _report_failure(error: str) -> None:
-    """Report the error that ends this process to the Controller or systemd that started it, if any."""
+def _report_failure(error: str, *, output: "MemberOutput | None") -> bool:
+    """Report the error that ends this process to the Controller or systemd that started it, if any.
+
+    Return whether it is in the log then: a Controller logs why its member has ended.
+    """
+    if output is not None:
+        output.note_failure(error)
     if "NOTIFY_SOCKET" in os.environ:
         from celery5.protocol.cluster.members import format_failure_status
         from celery5.services.process.systemd_notify import notify_with_retry, read_notify_settings
@@ -225,6 +240,7 @@ def _report_failure(error: str) -> None:
         notify_with_retry(
             read_notify_settings(os.environ, os.getpid())["address"], f"STATUS={format_failure_status(error)}"
         )
+    return output is not None
 
 
 def main(
@@ -248,14 +264,13 @@ def main(
     INVOCATION.set(Invocation(shown_program or program, (), has_application, list_all_commands))
     if os.getpid() == 1:
         import_module("celery5.processes.lifecycle.first_process").stand_above()
-    member = ""
+    output = None
     if CHILD in os.environ:
         import_module("celery5.cli.terminal.flags").end_with_parent()
-        member = _find_member_name(sys.argv[1:] if arguments is None else arguments)
+        output = _name_output(sys.argv[1:] if arguments is None else arguments)
     code = run_reporting_errors(
         lambda: cli.main(arguments, prog_name=program, standalone_mode=False),
-        on_failure=_report_failure,
-        member=member,
+        on_failure=partial(_report_failure, output=output),
     )
     if threading.active_count() > 1:  # daemons, too: the interpreter waits for an executor's threads
         timer = threading.Timer(THREADS_LIMIT, os._exit, (code,))

@@ -162,10 +162,14 @@ class WholeLines:
             whole, newline, rest = part, "\n", ""
         self._parts.text = rest
         if newline:
-            self._stream.write(whole + newline)
-            if getattr(self._stream, "line_buffering", False):
-                self._stream.flush()
+            self.write_whole(whole + newline)
         return len(text)
+
+    def write_whole(self, text: str, /) -> None:
+        """Write lines that have ended."""
+        self._stream.write(text)
+        if getattr(self._stream, "line_buffering", False):
+            self._stream.flush()
 
     def flush(self) -> None:
         """Write what is whole. A line that has not ended waits for its end."""

@@ -2,7 +2,6 @@
 
 import os
 import socket
-import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 
@@ -10,6 +9,7 @@ from celery5.app import App
 from celery5.logs.destination import RuntimeEnvironment, check_detectors, make_destination
 from celery5.logs.lines import whole_lines
 from celery5.logs.log import LogWriter
+from celery5.logs.printed_lines import get_streams
 from celery5.logs.stdlib_log import captured_logging
 
 
@@ -21,7 +21,7 @@ def open_log(app: App, *, name: str = "") -> Generator[LogWriter, None, None]:
     """
     form, level = app.settings.log_format, app.settings.log_level
     process = name or f"{socket.gethostname()}:{os.getpid()}"
-    around = RuntimeEnvironment(os.environ, sys.stdout, sys.stderr, process=process)
+    around = RuntimeEnvironment(os.environ, *get_streams(form), process=process)
     with (
         LogWriter(make_destination(form, around, check_detectors(app.log_detectors)), level=level) as journal,
         captured_logging(journal, level) as follow,

@@ -13,7 +13,7 @@ import trio
 from msgspec.structs import replace
 
 from celery5.errors import PlatformError
-from celery5.logs.log import Log
+from celery5.logs.log import Level, Log
 from celery5.platform import Platform
 from celery5.protocol.cluster.canary import CanaryWatch
 from celery5.protocol.cluster.description import (
@@ -138,6 +138,8 @@ class Foreman:
         self._on_status = on_status
         self._send_end, self.member_ends = trio.open_memory_channel[MemberEnd](MAX_ENDS)
         self._send_permit, self.permits = trio.open_memory_channel[Permit](MAX_PERMITS)
+        # How the last start of each member failed, until it is up again.
+        self._failed_starts: dict[str, str] = {}
         # The last end of each member that was out of order, until it is up again.
         self._ends: dict[str, MemberEnd] = {}
         self._is_acting = False
@@ -418,23 +420,27 @@ class Foreman:
                     raise PlatformError(_NOT_OURS)
                 await self._perform(action)
             except PlatformError as error:
-                is_logged = False
+                is_logged, is_news = False, True
                 if isinstance(action, Start):
                     self.cluster_state.mark_start_failed(
                         name, str(error), trio.current_time(), is_excused=self._excused
                     )
                     is_logged = self._log_failed_successor(name)
+                    is_news = self._note_failed_start(name, str(error))
                     self._changed.set()
                 elif isinstance(action, Stop):
                     self.cluster_state.mark_stop_failed(name, trio.current_time())
                 if not is_logged:
-                    self._log.event("member:action-failed", "warning", name=name, why=str(error))
+                    self._log.event(
+                        "member:action-failed", "warning" if is_news else "debug", name=name, why=str(error)
+                    )
 
     async def _perform(self, action: Action) -> None:
         match action:
             case Start(member):
-                self._log.event("member:start-requested", name=member.name, host=member.host)
                 state = self.cluster_state.members.get(member.name)
+                level: Level = "debug" if state is not None and state.failures else "info"
+                self._log.event("member:start-requested", level, name=member.name, host=member.host)
                 environment = {
                     **member.environment,
                     **self._leads.get_epoch_environment(),
@@ -488,6 +494,8 @@ class Foreman:
             self._send_end.send_nowait(end)
 
     def _log_change(self, event: MemberEvent, phase: Phase, *, is_expected: bool) -> None:
+        if phase in (Phase.GIVEN_UP, Phase.UP):
+            self._failed_starts.pop(event.name, None)
         if phase is Phase.GIVEN_UP:
             how = self.cluster_state.members[event.name].end_reason
             kept = [
@@ -503,17 +511,34 @@ class Foreman:
                 **details,
             )
         elif isinstance(event, Ended):
-            state = self.cluster_state.members[event.name]
-            is_expected = self._log_failed_successor(event.name) or is_expected or state.is_recycling
-            self._log.event(
-                "member:ended",
-                "info" if is_expected else "warning",
-                name=event.name,
-                how=state.end_reason if event.code == RESTART_EXIT_CODE else event.how,
-                code=event.code,
-            )
+            self._log_end(event, is_expected=is_expected)
         elif phase is Phase.UP:
             self._log.event("member:started", name=event.name)
+
+    def _log_end(self, event: Ended, *, is_expected: bool) -> None:
+        """Log how a member has ended. A start that fails as the one before did is logged at debug."""
+        state = self.cluster_state.members[event.name]
+        is_expected = self._log_failed_successor(event.name) or is_expected or state.is_recycling
+        level: Level = "info" if is_expected else "warning"
+        details: dict[str, float] = {}
+        if state.phase is Phase.DOWN and state.failures:
+            next_try = max(0.0, state.restart_at - trio.current_time())
+            details = {"failures": state.failures, "next_try": round(next_try, 1)}
+            if not state.has_been_up and not self._note_failed_start(event.name, event.how):
+                level = "debug"
+        self._log.event(
+            "member:ended",
+            level,
+            name=event.name,
+            how=state.end_reason if event.code == RESTART_EXIT_CODE else event.how,
+            code=event.code,
+            **details,
+        )
+
+    def _note_failed_start(self, name: str, how: str) -> bool:
+        """Note how a start has failed. Return whether the one before has not failed in the same way."""
+        before, self._failed_starts[name] = self._failed_starts.get(name), how
+        return how != before
 
     def _log_failed_successor(self, name: str) -> bool:
         """Return whether this is a successor that has failed to start, and was dropped; log the first one in a row."""

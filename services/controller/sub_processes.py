@@ -21,6 +21,7 @@ from celery5.errors import PlatformError
 from celery5.platform import Platform
 from celery5.protocol.cluster.description import Cluster
 from celery5.protocol.cluster.members import (
+    LAST_FAILURE_VARIABLE,
     PARENT_VARIABLE,
     Beat,
     Ended,
@@ -77,6 +78,8 @@ class SubProcesses(Platform):
         self._watch = cluster.hung_after
         self._app = app
         self._children: dict[str, _Child] = {}
+        # The error that ended the last start of a member, until it is up.
+        self._failures: dict[str, str] = {}
         self._folder = ""
         self._count = 0
         self._nursery: trio.Nursery | None = None
@@ -147,6 +150,8 @@ class SubProcesses(Platform):
         """Start the process from this thread: the kernel ends a child when the thread ends that started it."""
         surroundings = {name: value for name, value in os.environ.items() if name not in EXCLUDED_VARIABLES}
         watched = {"WATCHDOG_USEC": str(int(self._watch * 1e6))} if self._watch else {}
+        failure = self._failures.get(member.name)
+        failed = {LAST_FAILURE_VARIABLE: failure} if failure else {}
         return subprocess.Popen(
             [sys.executable, "-m", "celery5", *member.arguments],
             stdin=subprocess.DEVNULL,
@@ -155,6 +160,7 @@ class SubProcesses(Platform):
                 **member.environment,
                 "NOTIFY_SOCKET": path,
                 **watched,
+                **failed,
                 PARENT_VARIABLE: str(os.getpid()),
             },
             process_group=0,  # Ctrl-C reaches it by way of this process, once
@@ -177,6 +183,7 @@ class SubProcesses(Platform):
                 nursery.cancel_scope.cancel()
             self._read_notifications(child, child.notify_socket)
         del self._children[child.member.name]
+        self._failures[child.member.name] = child.reason if child.state == "starting" else ""
         with suppress(OSError):
             os.unlink(child.path)
         code = child.process.returncode

@@ -39,7 +39,7 @@ COMPUTED = {
 """What stands for `{}` in names that the code puts together."""
 LEVEL_FIELD = "is_error"
 """A field of an event about a connection: where it is true, the level is error."""
-HIDDEN_FIELDS = {"broker", "is_error", "is_return"}
+HIDDEN_FIELDS = {"broker", "is_error", "is_refused", "is_return"}
 """Fields of events about connections that are not logged."""
 WRAPPER_FIELDS = {
     "celery5/tasks/sections.py": ("job", "task", "attempt", "trace", "section", "error"),

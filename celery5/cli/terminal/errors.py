@@ -80,14 +80,12 @@ _USAGE_ERRORS = (Misconfigured, BadBrokerURL, BadArguments)
 
 def run_reporting_errors(
     command: Callable[[], Any],
-    on_failure: Callable[[str], object] = lambda _why: None,
-    *,
-    member: str = "",
+    on_failure: Callable[[str], bool] = lambda _why: False,
 ) -> int:
-    """Run `command` and return the exit code.
+    """Run `command` and return the exit code. Raises unexpected errors.
 
-    `on_failure` is called with the error in one line before the process ends with it. Raises unexpected errors.
-    The line of a `member` of a cluster begins with its name: all members write to the stderr of their Controller.
+    `on_failure` is called with the error in one line before the process ends with it. It returns whether somebody else
+    shows that line.
     """
     try:
         code = command()
@@ -97,11 +95,12 @@ def run_reporting_errors(
             if not isinstance(error, SystemExit):
                 on_failure(describe_error(next(_iterate_leaves(error))))
             raise
-        on_failure(explanation[0].removeprefix("Error: "))
+        line, code = explanation
+        is_shown = on_failure(line.removeprefix("Error: "))
         if _is_unwritable(error):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        line, code = explanation
-        echo_hint(f"{member}: {line}" if member else line, err=True)
+        if not is_shown:
+            echo_hint(line, err=True)
     return code if isinstance(code, int) else 0
 
 

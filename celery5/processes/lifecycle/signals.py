@@ -16,6 +16,8 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any, Self
 
+from celery5.logs.printed_lines import format_printed
+
 _WATCHED = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -166,7 +168,7 @@ class Interruption:
                 if self._last_things is not None:
                     self._last_things()
             if select.select([], [2], [], 0)[1]:  # a terminal that is held up must not hold us up
-                os.write(2, f"{why}: exiting at once\n".encode())
+                os.write(2, format_printed(f"{why}: exiting at once").encode())
         finally:
             os._exit(128 + number)
 

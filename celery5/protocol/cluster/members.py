@@ -20,6 +20,9 @@ State = Literal["starting", "up", "stopping"]
 
 PARENT_VARIABLE = "CELERY5_PARENT"
 """The environment variable with the id of the process that a member must not outlive."""
+LAST_FAILURE_VARIABLE = "CELERY5_LAST_FAILURE"
+"""That with the error which ended the last start of a member, if that failed: the same traceback is not written again.
+"""
 FAILURE_PREFIX = "failed: "
 """The prefix of the last status of a member that ends with an error; the error follows."""
 MAX_REASON_LENGTH = 300
@@ -117,9 +120,14 @@ class Unknown(msgspec.Struct, frozen=True):
 MemberEvent = Ready | Ended | Beat | Stopping | Unknown
 
 
+def format_failure(error: str) -> str:
+    """Return the error with which a member ends, as one line of bounded length."""
+    return _one_line(error)
+
+
 def format_failure_status(error: str) -> str:
-    """Return the status that a member reports when it is about to end with this error: one line of bounded length."""
-    return FAILURE_PREFIX + _one_line(error)
+    """Return the status that a member reports when it is about to end with this error."""
+    return FAILURE_PREFIX + format_failure(error)
 
 
 def parse_failure_reason(status: str) -> str:

@@ -105,6 +105,11 @@ class Serving:
         return self._err.read_text()
 
     @property
+    def out(self) -> str:
+        """What it has written to stdout."""
+        return self._out.read_text()
+
+    @property
     def messages(self) -> list[dict[str, Any]]:
         """What it has logged: the whole lines so far."""
         return [json.loads(line) for line in self._out.read_text().splitlines(True) if line.endswith("\n")]

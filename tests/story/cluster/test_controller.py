@@ -283,10 +283,73 @@ def test_a_member_that_is_given_up_names_the_step_or_error_that_ended_it(
         "worker-fine-1": pids["worker-fine-1"],
     }
     assert f" {pids['worker-fine-1']} " in status.out
-    lines = controller.err.splitlines()
-    assert any(line.startswith("worker-import-1: Error: module 'shop' fails") for line in lines)
-    assert not any(line.startswith("Error: ") for line in lines), "nobody knows which member that is"
     assert "\x1b" not in status.out + status.err
+
+
+def test_a_start_that_fails_again_and_again_is_logged_once_with_its_reason(
+    desk: Desk, url: str, app_name: str
+) -> None:
+    (desk.folder / "shop.py").write_text(BROKEN.format(name=app_name, url=url))
+    broken = BROKEN_CLUSTER.replace("restart_limit = 2", "restart_limit = 4")
+    wrong = "[workers.host]\nbroker = 'redis://no-such-host.invalid/0'\n"
+    with Controlling(desk.folder, broken + wrong, "--log-level", "debug") as controller:
+        names = [*REASONS, "worker-host-1"]
+        until(lambda: len(controller.logged("member:abandoned")) == len(names))
+    for name in names:
+        ends = controller.of(name, "ended")
+        assert [(line["level"], line["failures"]) for line in ends] == [
+            *(("warning", 1), ("debug", 2), ("debug", 3))
+        ]
+        assert all(0 <= line["next_try"] < 10 for line in ends)
+        starts = [line["level"] for line in controller.of(name, "start-requested")]
+        assert starts == ["info", "debug", "debug", "debug"]
+    (ended, *_) = controller.of("worker-import-1", "ended")
+    assert f"ImportError: no module of mine ({desk.folder}/shop.py:" in ended["how"]
+    (crashed,) = [json.loads(line) for line in controller.err.splitlines()]
+    assert (crashed["message_type"], crashed["level"]) == ("celery5:process:crashed", "error")
+    assert (crashed["worker"], crashed["why"]) == ("worker-crash-1", REASONS["worker-crash-1"])
+    assert crashed["traceback"].endswith("ZeroDivisionError: division by zero\n")
+
+
+PRINTING = """
+import sys
+from celery5 import App
+
+print("imported")
+app = App({name!r}, broker={url!r}, grace_period=5)
+
+
+@app.task
+def speak(text: str) -> None:
+    print(text, end="")
+    print(" on\\ntwo lines")
+    sys.stderr.write("to stderr: " + text + "\\n")
+"""
+
+
+@pytest.mark.parametrize("form", ["json", "console"])
+def test_each_line_that_a_member_prints_names_it(desk: Desk, url: str, app_name: str, form: str) -> None:
+    (desk.folder / "shop.py").write_text(PRINTING.format(name=app_name, url=url))
+    surroundings = {"CELERY5_LOG_FORMAT": form}
+
+    @desk.app.task(name="shop.speak")
+    def speak(text: str) -> None: ...
+
+    with Controlling(desk.folder, "[workers.default]\n", env=surroundings) as controller:
+        assert speak.delay("héllo").get(timeout=LIMIT) is None
+        controller.tell("stop")
+    out, err = controller.out, controller.err
+    if form == "console":
+        assert "worker-default-1: imported\nworker-default-1: héllo on\nworker-default-1: two lines\n" in out
+        assert "worker-default-1: to stderr: héllo\n" in err
+        return
+    found = [json.loads(line) for line in (out + err).splitlines() if "process:printed" in line]
+    assert [(line["worker"], line["stream"], line["line"]) for line in found] == [
+        ("worker-default-1", "stdout", "imported"),
+        ("worker-default-1", "stdout", "héllo on"),
+        ("worker-default-1", "stdout", "two lines"),
+        ("worker-default-1", "stderr", "to stderr: héllo"),
+    ]
 
 
 def test_a_second_signal_ends_all_at_once(desk: Desk) -> None:
