@@ -2,22 +2,25 @@
 
 A process has several connections to each broker, and an outage ends all of them. What happens to each connection is
 logged at level debug. So are errors of services, if `explains` returns that the outage is their cause. A server that
-refuses new connections, such as one whose password has changed, is an error, logged once in the outage. A server whose
-memory is full, so that it refuses writes, is handled in the same way.
+refuses new connections, such as one whose password has changed, is an error, logged once in the outage. A server that
+refuses calls, such as one whose memory is full or which takes no writes, is handled in the same way.
 """
 
 import time
 from collections.abc import Callable
 
-from celery5.errors import BrokerDenied, BrokerReplied, BrokerUnavailable
+from celery5.errors import BrokerDenied, BrokerUnavailable
 from celery5.protocol.health.server_memory import OUT_OF_MEMORY
+from celery5.protocol.health.server_refusals import READ_ONLY, REFUSALS, get_refusal_code
 
 
 class _Outage:
     """One outage: when it began, and which connections and calls it has affected."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_explained: bool) -> None:
         self.began = time.monotonic()
+        # Whether another line says why connections are lost.
+        self.is_explained = is_explained
         # Connections that are lost now, and how often one was lost in all.
         self.down = 0
         self.lost = 0
@@ -36,17 +39,19 @@ class LostConnections:
     def __init__(self, write: Callable[..., None]) -> None:
         self._write = write
         self._outages: dict[str, _Outage] = {}
-        # When each server that is full refused the first write.
-        self._full: dict[str, float] = {}
-        self._refusals: dict[str, str] = {}
+        # When each server refused the first call, and why it refused the last one, for each kind of refusal.
+        self._refusing: dict[tuple[str, str], float] = {}
+        self._refusals: dict[tuple[str, str], str] = {}
         # Brokers of which an error was logged since they were reachable.
         self._escalated: set[str] = set()
 
     def record_loss(self, where: str, why: str, *, failed: int, requeued: int) -> None:
         """Record that a connection to the broker at `where` was lost."""
         if where not in self._outages:
-            self._outages[where] = _Outage()
-            self._write("broker:disconnected", "warning", where=where, why=why)
+            is_explained = (where, READ_ONLY) in self._refusing  # each refused write ends a connection
+            self._outages[where] = _Outage(is_explained=is_explained)
+            level = "debug" if is_explained else "warning"
+            self._write("broker:disconnected", level, where=where, why=why)
         outage = self._outages[where]
         outage.down += 1
         outage.lost += 1
@@ -70,7 +75,7 @@ class LostConnections:
             self._escalated.discard(where)
             self._write(
                 "broker:reconnected",
-                "info",
+                "debug" if outage.is_explained else "info",
                 where=where,
                 after=round(time.monotonic() - outage.began, 1),
                 connections=outage.lost,
@@ -90,24 +95,32 @@ class LostConnections:
         self._escalated.add(where)
         return is_first
 
-    def record_refusal(self, where: str, why: str) -> None:
-        """Record that the broker at `where` has refused a write because its memory is full."""
-        self._refusals[where] = why
-        if where not in self._full:
-            self._full[where] = time.monotonic()
-            hint = "queues drain, and what adds work is refused: see celery5 docs failures"
-            self._write("broker:full", "error", where=where, why=why, hint=hint)
+    def record_refusal(self, where: str, why: str, code: str) -> None:
+        """Record that the broker at `where` has refused a call for the reason of this code."""
+        self._refusals[where, code] = why
+        if (where, code) not in self._refusing:
+            self._refusing[where, code] = time.monotonic()
+            hint = REFUSALS[code].hint
+            if code == OUT_OF_MEMORY:
+                self._write("broker:full", "error", where=where, why=why, hint=hint)
+            else:
+                self._write("broker:refused", REFUSALS[code].level, where=where, why=why, hint=hint)
 
-    def record_write(self, where: str) -> None:
-        """Record that the broker at `where` accepts writes again."""
-        self._refusals.pop(where, None)
-        began = self._full.pop(where, None)
+    def record_acceptance(self, where: str, code: str, *, is_end: bool = False) -> None:
+        """Record that the broker at `where` accepts such calls again; `is_end`: nobody would notice any more."""
+        self._refusals.pop((where, code), None)
+        began = self._refusing.pop((where, code), None)
         if began is not None:
-            self._write("broker:writable", "info", where=where, after=round(time.monotonic() - began, 1))
+            level = "debug" if is_end else "info"
+            seconds = round(time.monotonic() - began, 1)
+            if code == OUT_OF_MEMORY:
+                self._write("broker:writable", level, where=where, after=seconds)
+            else:
+                self._write("broker:accepted", level, where=where, after=seconds)
 
     def get_refusals(self) -> dict[str, str]:
         """Return why each server that is full refuses writes, by its address. Any thread may call this."""
-        return self._refusals.copy()
+        return {where: why for (where, code), why in self._refusals.copy().items() if code == OUT_OF_MEMORY}
 
     def is_lost(self, where: str) -> bool:
         """Return whether a connection to this broker is lost now."""
@@ -115,8 +128,9 @@ class LostConnections:
 
     def explains(self, error: BaseException) -> bool:
         """Return whether an outage that is logged is the cause of an error."""
-        if isinstance(error, BrokerReplied):
-            return error.code == OUT_OF_MEMORY and any(where in str(error) for where in self._full)
+        code = get_refusal_code(error)
+        if any(where in str(error) for where, refused in self._refusing if refused == code):
+            return True
         explained = set(self._outages)
         if isinstance(error, BrokerDenied):
             explained &= self._escalated

@@ -20,13 +20,13 @@ from celery5.broker.calls import jobs
 from celery5.broker.connection.link import (
     BreakerClosed,
     BreakerOpened,
+    CallsAccepted,
+    CallsRefused,
     LinkConnected,
     LinkConnectFailed,
     LinkEnded,
     LinkEvent,
     LinkLost,
-    ServerFull,
-    ServerWritable,
 )
 from celery5.broker.connection.push import PushRedis
 from celery5.broker.driver import AsyncDriver
@@ -240,7 +240,7 @@ _HIDDEN_FIELDS = ("broker", "is_error", "is_refused", "is_return")
 class ConnectionLog:
     """Logs what happens to the connections of a process: each outage of a broker once, each connection at debug.
 
-    A server that is full, or refuses connections, is logged likewise.
+    A server that refuses calls or connections is logged likewise.
 
     Above debug are also the first connection to a broker, with the version of its server, the first breaker that opens
     before any connection was made, which is no outage, and the first one in an outage that opens too often.
@@ -257,10 +257,10 @@ class ConnectionLog:
         match event:
             case LinkEnded():
                 outages.record_end(event.where)
-            case ServerFull():
-                outages.record_refusal(event.where, event.reason)
-            case ServerWritable():
-                outages.record_write(event.where)
+            case CallsRefused():
+                outages.record_refusal(event.where, event.reason, event.code)
+            case CallsAccepted():
+                outages.record_acceptance(event.where, event.code, is_end=event.is_end)
             case _:
                 self._log_event(event, is_news=self._record_change(event))
 

@@ -357,7 +357,12 @@ class ResultPublisher:
                 if not is_transient(error):
                     raise
                 if not waited:
-                    self._log.event("results:refused", "error", count=len(batch), why=str(error))
+                    self._log.event(
+                        "results:refused",
+                        "debug" if self._log.lost_connections.explains(error) else "error",
+                        count=len(batch),
+                        why=str(error),
+                    )
                 waited, sent = True, sent or error.maybe_done
                 await trio.sleep(10 * SHORT_RETRY_INTERVAL)
         if owned < 0:

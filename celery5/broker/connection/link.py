@@ -101,17 +101,20 @@ class BreakerClosed(msgspec.Struct, frozen=True):
     where: str
 
 
-class ServerFull(msgspec.Struct, frozen=True):
-    """The server has refused a write since its memory is full."""
+class CallsRefused(msgspec.Struct, frozen=True):
+    """The server has refused a call which it takes at other times; `code` is in REFUSALS."""
 
     where: str
     reason: str
+    code: str
 
 
-class ServerWritable(msgspec.Struct, frozen=True):
-    """A server that was full has taken a write of the kind that it had refused."""
+class CallsAccepted(msgspec.Struct, frozen=True):
+    """The server has taken a call of the kind that it had refused. `is_end`: the connection that would notice ends."""
 
     where: str
+    code: str
+    is_end: bool = False
 
 
 LinkEvent = (
@@ -121,8 +124,8 @@ LinkEvent = (
     | LinkEnded
     | BreakerOpened
     | BreakerClosed
-    | ServerFull
-    | ServerWritable
+    | CallsRefused
+    | CallsAccepted
 )
 
 
@@ -537,7 +540,7 @@ class Link:
             maybe_done=maybe_done,
         )
 
-    def report(self, event: ServerFull | ServerWritable) -> None:
+    def report(self, event: CallsRefused | CallsAccepted) -> None:
         """Pass on what a driver has read from replies."""
         self._watch(event)
 

@@ -17,13 +17,12 @@ from celery5.broker.connection.exchange import (
 from celery5.broker.connection.link import (
     Link,
     LinkEvent,
-    ServerFull,
-    ServerWritable,
     SingleConnection,
     ignore_event,
 )
 from celery5.broker.connection.pipeline import PendingRequest
 from celery5.broker.connection.transport import Connect, connect
+from celery5.broker.drivers.refused_calls import RefusedCalls
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.timing import Timing
 from celery5.broker.translate import (
@@ -57,11 +56,6 @@ _REFUSED: Final = {
 _REFUSED_SUBCOMMANDS: Final = {"REPLY", "TRACKING"}
 
 
-def _get_kind(call: Call[Any]) -> Any:
-    """Return the script or the command of a call: a server that is full refuses some of them, and runs others."""
-    return call.words[0] if call.script is None else call.script.name
-
-
 class TrioRedis(SingleConnection):
     """One connection on which all tasks of a process perform their calls at the same time.
 
@@ -90,8 +84,14 @@ class TrioRedis(SingleConnection):
         self._reply_within = timing.reply
         # Commands that were checked and are harmless: most calls only cost a look-up in this set.
         self._allowed: set[Any] = set()
-        # Scripts and commands that a full server has refused. Empty again when it accepts one of them.
-        self._refused: set[Any] = set()
+        self._refused = RefusedCalls(self._where, link.report)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Keep connected until cancelled: see SingleConnection."""
+        try:
+            await super().run(task_status=task_status)
+        finally:
+            self._refused.end()
 
     async def perform(self, call: Call[T]) -> T:
         """Perform one call and return its decoded reply.
@@ -124,8 +124,8 @@ class TrioRedis(SingleConnection):
                 reply = await self._handle_error_reply(call, reply, maybe_done=request.sent_before)
             except BrokerError as error:
                 raise await self._describe(error) from None
-        if self._refused:
-            self._record_accepted(call)
+        if self._refused.kinds:
+            self._refused.record_accepted(call)
         try:  # inline, not by read_reply: the hot path
             return call.decode(reply)
         except Exception as error:
@@ -187,8 +187,8 @@ class TrioRedis(SingleConnection):
                 except BrokerError as error:
                     replies[index] = error
                     failure = failure or error
-            elif self._refused:
-                self._record_accepted(calls[index])
+            elif self._refused.kinds:
+                self._refused.record_accepted(calls[index])
         return replies, None if failure is None else await self._describe(failure)
 
     async def _handle_error_reply(self, call: Call[Any], first: ReplyError, *, maybe_done: bool) -> Any:
@@ -211,8 +211,7 @@ class TrioRedis(SingleConnection):
             error = translate_reply(str(reply), where=self._where, script=call.script)
             if isinstance(error, BrokerReadOnly):
                 self._link.reconnect(str(error))
-            if is_memory_refusal(error):
-                self._refused.add(_get_kind(call))
+            self._refused.record_refused(call, error)
             raise error
         except BrokerError as failure:
             if maybe_done:
@@ -230,14 +229,8 @@ class TrioRedis(SingleConnection):
             described = error
         else:
             described = describe_memory_refusal(error, request.reply)
-        self._link.report(ServerFull(self._where, str(described)))
+        self._refused.record_full(described)
         return described
-
-    def _record_accepted(self, call: Call[Any]) -> None:
-        """Record that the server has run a call. It is not full if it had refused calls of this kind."""
-        if _get_kind(call) in self._refused:
-            self._refused.clear()
-            self._link.report(ServerWritable(self._where))
 
     def _check(self, call: Call[Any], *, alone: bool = True) -> None:
         word = call.words[0]

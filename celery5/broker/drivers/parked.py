@@ -18,6 +18,7 @@ from celery5.broker.connection.link import Link, LinkEvent, SingleConnection, ig
 from celery5.broker.connection.pipeline import PendingRequest
 from celery5.broker.connection.transport import Connect, connect
 from celery5.broker.drivers.on_trio import TrioRedis
+from celery5.broker.drivers.refused_calls import RefusedCalls
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.timing import Timing
 from celery5.broker.translate import translate_reply
@@ -61,12 +62,16 @@ class ParkedRedis(SingleConnection):
         super().__init__(link)
         self._control = control
         self._turn = trio.Lock()
+        self._refused = RefusedCalls(self._where, link.report)
         self._leaving: PendingRequest | None = None
         self._unblock_requested = trio.Event()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep connected until cancelled; as `TrioRedis.run`."""
-        await self._run_beside(self._release, task_status)
+        try:
+            await self._run_beside(self._release, task_status)
+        finally:
+            self._refused.end()
 
     async def perform(self, call: Call[T], on_reply: Callable[[T], None] | None = None) -> T:
         """Perform one call, blocking or not, and return its decoded reply; others wait for their turn.
@@ -104,11 +109,17 @@ class ParkedRedis(SingleConnection):
         if request.error is not None:
             raise request.error
         if type(request.reply) is ReplyError:
-            error = translate_reply(str(request.reply), where=self._where, script=call.script)
-            if isinstance(error, BrokerReadOnly):
-                self._link.reconnect(str(error))
-            raise error
+            raise self._handle_error_reply(call, request.reply)
+        if self._refused.kinds:
+            self._refused.record_accepted(call)
         return decoded[0] if decoded else read_reply(call, request.reply, where=self._where)
+
+    def _handle_error_reply(self, call: Call[Any], reply: ReplyError) -> BrokerError:
+        error = translate_reply(str(reply), where=self._where, script=call.script)
+        self._refused.record_refused(call, error)
+        if isinstance(error, BrokerReadOnly):
+            self._link.reconnect(str(error))
+        return error
 
     async def _read(
         self, call: Call[Any], data: bytes, on_raw_reply: Callable[[Any], None]

@@ -7,7 +7,7 @@ import redis
 import trio
 
 from celery5.broker.call import Call
-from celery5.broker.connection.link import LinkEvent, ServerFull, ServerWritable
+from celery5.broker.connection.link import CallsAccepted, CallsRefused, LinkEvent
 from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.servers.embedded import EmbeddedServer
@@ -26,7 +26,7 @@ async def test_full_server_is_writable_only_when_it_takes_what_it_has_refused(
     await nursery.start(driver.run)
 
     def reported() -> list[type]:
-        return [type(event) for event in events if isinstance(event, ServerFull | ServerWritable)]
+        return [type(event) for event in events if isinstance(event, CallsRefused | CallsAccepted)]
 
     async def refuse(*calls: Call[Any]) -> None:
         with pytest.raises(BrokerReplied) as refused:
@@ -36,17 +36,17 @@ async def test_full_server_is_writable_only_when_it_takes_what_it_has_refused(
     with redis.Redis.from_url(own_server.url) as client:
         client.config_set("maxmemory", 1)
         await refuse(WRITE)
-        assert reported() == [ServerFull]
+        assert reported() == [CallsRefused]
         await driver.perform(READ)
         await driver.perform_all([READ, FREE])
-        assert reported() == [ServerFull], "a full server reads and deletes, too"
+        assert reported() == [CallsRefused], "a full server reads and deletes, too"
         client.config_set("maxmemory", 0)
         await driver.perform_all([READ, WRITE])
-        assert reported() == [ServerFull, ServerWritable]
+        assert reported() == [CallsRefused, CallsAccepted]
         await driver.perform(WRITE)
-        assert reported() == [ServerFull, ServerWritable]
+        assert reported() == [CallsRefused, CallsAccepted]
         client.config_set("maxmemory", 1)
         await refuse(READ, WRITE)
         client.config_set("maxmemory", 0)
         await driver.perform(WRITE)
-        assert reported() == [ServerFull, ServerWritable] * 2
+        assert reported() == [CallsRefused, CallsAccepted] * 2

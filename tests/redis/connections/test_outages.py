@@ -292,3 +292,63 @@ def test_full_server_is_two_lines_above_debug_in_each_process(
     ]
     assert shown[0]["why"].startswith("Redis is full: ")
     assert 0 <= shown[1]["after"] < 60
+
+
+TROUBLES: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
+    "permission": (
+        "error",
+        ("ACL", "SETUSER", "default", "-@scripting", "-xreadgroup"),
+        ("ACL", "SETUSER", "default", "+@all"),
+    ),
+    "replicas": ("error", ("CONFIG", "SET", REFUSES, "1"), ("CONFIG", "SET", REFUSES, "0")),
+    "read-only": ("warning", ("REPLICAOF", "127.0.0.1", "1"), ("REPLICAOF", "NO", "ONE")),
+}
+
+
+@pytest.mark.parametrize("kind", ["worker", "router", "scheduler"])
+@pytest.mark.parametrize("trouble", sorted(TROUBLES))
+def test_refused_calls_are_one_line_and_its_end_in_each_process(
+    own_staff: Staff, own_server: EmbeddedServer, kind: str, trouble: str
+) -> None:
+    level, begin, end = TROUBLES[trouble]
+    command = [sys.executable, "-m", "celery5", *_TARGET, kind, "start"]
+    process = own_staff.launch(command, log_level="debug", metrics_interval=0.2, lease=6.0)
+    wait_until(lambda: bool(process.lines(f"{kind}:started")))
+    if kind == "worker":  # with a job that ends meanwhile
+        send(own_staff, "nap", 1.0)
+        wait_until(lambda: bool(own_staff.notes("begin")))
+    with redis.Redis.from_url(own_server.url) as client:
+        admin: Any = client
+        admin.execute_command(*begin)
+        failed = "presence:renew-failed" if kind == "scheduler" else "heartbeat:missed"
+        wait_until(lambda: bool(process.lines(failed)))
+        wait_until(lambda: bool(process.lines("metrics:report-failed")))
+        wait_until(lambda: bool(process.lines("metrics:rollup-interrupted")))
+        if kind == "worker":
+            wait_until(lambda: bool(process.lines("consumer:interrupted")))
+        admin.execute_command(*end)
+        wait_until(lambda: bool(process.lines("broker:accepted")))
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 0
+    lines = [json.loads(line) for line in process.output.read_text().splitlines() if line[:1] == "{"]
+    shown = [
+        (line["message_type"].removeprefix("celery5:"), line["level"])
+        for line in lines
+        if line.get("level", "debug") != "debug" and line.get("process") != "sidecar"
+    ]
+    of_broker = [
+        found
+        for found in shown
+        if found[0].startswith(("broker:", "heartbeat:", "presence:", "metrics:", "results:", "flow:"))
+    ]
+    # A server that becomes a replica closes all connections first, and ends blocked reads.
+    around = {"broker:disconnected", "broker:reconnected"} if trouble == "read-only" else set[str]()
+    assert [found for found in of_broker if found[0] not in around] == [
+        ("broker:refused", level),
+        ("broker:accepted", "info"),
+    ]
+    assert len([found for found in of_broker if found[0] in around]) <= 2
+    if trouble != "read-only":
+        assert not [name for name, _ in shown if name.endswith((":interrupted", ":resumed"))]
+    (refused,) = process.lines("broker:refused")
+    assert "this process goes on by itself then" in refused["hint"]

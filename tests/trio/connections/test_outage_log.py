@@ -119,12 +119,12 @@ async def test_server_that_is_full_explains_only_the_writes_that_it_refuses() ->
     lost = Log(worker="one", app="shop").lost_connections
     refused = BrokerReplied("broker redis://a takes no writes", code="OOM")
     assert not lost.explains(refused)
-    lost.record_refusal("redis://a", "Redis is full")
+    lost.record_refusal("redis://a", "Redis is full", "OOM")
     assert lost.explains(refused)
     assert not lost.explains(BrokerReplied("broker redis://b takes no writes", code="OOM"))
     assert not lost.explains(BrokerReplied("broker redis://a: no such key", code="WRONGTYPE"))
     assert not lost.explains(BrokerUnavailable("broker redis://a cannot be reached"))
-    lost.record_write("redis://a")
+    lost.record_acceptance("redis://a", "OOM")
     assert not lost.explains(refused)
 
 
