@@ -223,7 +223,9 @@ def _name_output(words: Sequence[str]) -> "MemberOutput | None":
         return None
     from celery5.logs.printed_lines import MemberOutput
 
-    return MemberOutput(name, words, os.environ)
+    output = MemberOutput(name, words, os.environ)
+    output.start()
+    return output
 
 
 def _report_failure(error: str, *, output: "MemberOutput | None") -> bool:

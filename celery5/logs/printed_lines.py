@@ -88,12 +88,15 @@ class MemberOutput:
         self._last_failure: str = environ.pop(LAST_FAILURE_VARIABLE, "")
         self._why = ""
         is_json = _writes_json(words, environ)
+        self._stdout = PrintedLines(sys.stdout, name="stdout", member=name, is_json=is_json)
         self._stderr = PrintedLines(sys.stderr, name="stderr", member=name, is_json=is_json)
-        stdout = PrintedLines(sys.stdout, name="stdout", member=name, is_json=is_json)
-        sys.stdout, sys.stderr = cast("TextIO", stdout), cast("TextIO", self._stderr)
-        atexit.register(self._stderr.end_line)
-        atexit.register(stdout.end_line)
+
+    def start(self) -> None:
+        """Carry what is printed from now on, until the process ends."""
+        sys.stdout, sys.stderr = cast("TextIO", self._stdout), cast("TextIO", self._stderr)
         sys.excepthook = self._write_crash
+        atexit.register(self._stdout.end_line)
+        atexit.register(self._stderr.end_line)
 
     def note_failure(self, why: str) -> None:
         """Note the error with which this process ends, in one line: its Controller logs it."""
