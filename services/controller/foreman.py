@@ -122,7 +122,7 @@ class Foreman:
         redis: BrokerConnectivity,
         member_environment: Mapping[str, str],
         grace_period: float,
-        capacity: str | Mapping[str, Any] = "",
+        capacity: str | Mapping[str, Any],
         log: Log,
         on_status: Callable[[str], object],
     ) -> None:

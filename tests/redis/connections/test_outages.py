@@ -123,7 +123,7 @@ def test_a_worker_without_a_lease_begins_again_only_when_the_server_takes_writes
     worker = own_staff.start(lease=0.6)
     with redis.Redis.from_url(own_server.url) as client:
         client.config_set(REFUSES, "1")
-        wait_until(lambda: bool(worker.lines("heartbeat:missed")))
+        wait_until(lambda: bool(worker.lines("broker:refused")))
         client.config_set(REFUSES, "0")
         client.zremrangebyrank(own_staff.app.queue("default").leases, 0, -1)  # it counts as dead
         wait_until(lambda: bool(worker.lines("worker:restarted")))
@@ -155,7 +155,7 @@ def test_a_worker_waits_while_the_server_refuses_to_write(
     with redis.Redis.from_url(own_server.url) as client:
         client.config_set(REFUSES, "1")
         try:
-            wait_until(lambda: all(worker.lines("heartbeat:missed") for worker in workers))
+            wait_until(lambda: all(worker.lines("broker:refused") for worker in workers))
             time.sleep(0.6)
         finally:
             client.config_set(REFUSES, "0")

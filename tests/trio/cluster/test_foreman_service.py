@@ -155,6 +155,7 @@ class House:
             redis=self.line,
             member_environment={"CELERY5_APP": "shop"},
             grace_period=5.0,
+            capacity="",
             log=self.log,
             on_status=self.told.append,
         )
