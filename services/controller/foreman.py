@@ -439,7 +439,7 @@ class Foreman:
         match action:
             case Start(member):
                 state = self.cluster_state.members.get(member.name)
-                level: Level = "debug" if state is not None and state.failures else "info"
+                level: Level = "debug" if member.name in self._failed_starts else "info"
                 self._log.event("member:start-requested", level, name=member.name, host=member.host)
                 environment = {
                     **member.environment,

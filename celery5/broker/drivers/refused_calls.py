@@ -1,16 +1,13 @@
 """Notice when a server refuses calls that it takes at other times, and when it takes them again."""
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 from celery5.broker.call import Call
 from celery5.broker.connection.link import CallsAccepted, CallsRefused
 from celery5.errors import BrokerError
 from celery5.protocol.health.server_memory import OUT_OF_MEMORY
-from celery5.protocol.health.server_refusals import DENIED, get_refusal_code
-
-MAX_REFUSED_KINDS: Final = 100
-"""Kinds of refused calls that are remembered for each reason. One that is accepted ends the refusal."""
+from celery5.protocol.health.server_refusals import get_refusal_code
 
 
 class RefusedCalls:
@@ -27,9 +24,7 @@ class RefusedCalls:
         code = get_refusal_code(error)
         if not code:
             return
-        kinds = self.kinds.setdefault(code, set())
-        if len(kinds) < MAX_REFUSED_KINDS:
-            kinds.add(_get_kind(call, code))
+        self.kinds.setdefault(code, set()).add(_get_kind(call))
         if code != OUT_OF_MEMORY:  # how full it is must be read first
             self._report(CallsRefused(self._where, str(error), code))
 
@@ -39,7 +34,7 @@ class RefusedCalls:
 
     def record_accepted(self, call: Call[Any]) -> None:
         """Record that the server has run a call. It refuses none any more for which it had refused this kind."""
-        for code in [code for code, kinds in self.kinds.items() if _get_kind(call, code) in kinds]:
+        for code in [code for code, kinds in self.kinds.items() if _get_kind(call) in kinds]:
             del self.kinds[code]
             self._report(CallsAccepted(self._where, code))
 
@@ -50,12 +45,6 @@ class RefusedCalls:
         self.kinds.clear()
 
 
-def _get_kind(call: Call[Any], code: str) -> Any:
-    """Return the script or the command of a call: a server that refuses some of them may run others.
-
-    A permission depends on the keys, too.
-    """
-    name = call.words[0] if call.script is None else call.script.name
-    if code != DENIED:
-        return name
-    return (name, *(word for word in map(str, call.words[1:]) if word.startswith("celery5:")))
+def _get_kind(call: Call[Any]) -> Any:
+    """Return the script or the command of a call: a server that refuses some of them may run others."""
+    return call.words[0] if call.script is None else call.script.name

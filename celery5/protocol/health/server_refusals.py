@@ -1,14 +1,17 @@
-"""The one definition of how a process logs that a server refuses calls which it takes at other times."""
+"""The one definition of how a process logs that a server refuses calls which it takes at other times.
+
+A missing permission is not among them: it concerns some keys or commands, and the line of the service that lacks it
+says what does not work.
+"""
 
 from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
 
-from celery5.errors import BrokerDenied, BrokerLoading, BrokerReadOnly, BrokerReplied
+from celery5.errors import BrokerLoading, BrokerReadOnly, BrokerReplied
 from celery5.protocol.health.server_memory import OUT_OF_MEMORY
 
-DENIED = "NOPERM"
 READ_ONLY = "READONLY"
 LOADING = "LOADING"
 
@@ -23,7 +26,6 @@ class ServerRefusal(msgspec.Struct, frozen=True):
 _BY_ITSELF = "this process goes on by itself then"
 REFUSALS: Mapping[str, ServerRefusal] = {
     OUT_OF_MEMORY: ServerRefusal("queues drain, and what adds work is refused: see celery5 docs failures"),
-    DENIED: ServerRefusal(f"extend the user's ACL as `celery5 acl` says: {_BY_ITSELF}"),
     "MISCONF": ServerRefusal(f"Redis cannot write to its disk: free space, and see its log; {_BY_ITSELF}"),
     "NOREPLICAS": ServerRefusal(
         f"start the replicas of Redis, or lower its min-replicas-to-write: {_BY_ITSELF}"
@@ -40,8 +42,6 @@ REFUSALS: Mapping[str, ServerRefusal] = {
 def get_refusal_code(error: BaseException) -> str:
     """Return the code in REFUSALS of an error with which a server has refused a call; '' for other errors."""
     match error:
-        case BrokerDenied():
-            return DENIED
         case BrokerReadOnly():
             return READ_ONLY
         case BrokerLoading():

@@ -295,11 +295,6 @@ def test_full_server_is_two_lines_above_debug_in_each_process(
 
 
 TROUBLES: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
-    "permission": (
-        "error",
-        ("ACL", "SETUSER", "default", "-@scripting", "-xreadgroup"),
-        ("ACL", "SETUSER", "default", "+@all"),
-    ),
     "replicas": ("error", ("CONFIG", "SET", REFUSES, "1"), ("CONFIG", "SET", REFUSES, "0")),
     "read-only": ("warning", ("REPLICAOF", "127.0.0.1", "1"), ("REPLICAOF", "NO", "ONE")),
 }
