@@ -54,8 +54,10 @@ class AlertState(msgspec.Struct, frozen=True, kw_only=True):
     severity: Severity
     # The threshold.
     above: float
-    # What was measured last; None for nothing that is too high.
+    # What was measured last; None for nothing that is too high. With which value it fired; None for never, and where an
+    # earlier version has not kept it.
     value: float | None = None
+    fired_value: float | None = None
     # Since when it is too high, and when it fired, in seconds since 1970; None for never.
     since: float | None = None
     fired_at: float | None = None
@@ -274,6 +276,7 @@ def _judge_memory(
         severity=rule.severity,
         above=rule.condition.above,
         value=reading.value if is_high else None,
+        fired_value=before.fired_value if before is not None and is_high else None,
         since=before.since if before is not None and is_high else None,
         fired_at=before.fired_at if before is not None and is_high else None,
         description=reading.description if is_high else "",
@@ -341,6 +344,7 @@ def _make_state(instance: AlertInstance, live: Mapping[str, AlertSilence], now: 
         severity=instance.severity,
         above=instance.above,
         value=instance.value,
+        fired_value=instance.fired_value,
         since=instance.since,
         fired_at=instance.fired_at,
         description=instance.description,

@@ -526,7 +526,9 @@ def _read_queue(
 ) -> AlertReading:
     depth = queue.depth
     if condition.measure == "oldest":
-        oldest = depth.oldest or 0.0
+        if depth.oldest is None:
+            return AlertReading(0.0, f"no job waits on queue {name}")
+        oldest = depth.oldest
         words = f"the oldest job of queue {name} has waited {format_duration(int(oldest))}"
         held = f"; {depth.held} of {depth.backlog} are held: {queue.held_by}" if queue.held_by else ""
         pace = _describe_pace(queue)
@@ -542,7 +544,8 @@ def _read_queue(
     base = _find_base(samples, measured.at - condition.within)
     added = max(0, depth.dead - (depth.dead if base is None else base.dead.get(name, 0)))
     letters = format_count(added, "new dead letter")
-    return AlertReading(added, f"queue {name} has {letters} in {format_duration(condition.within)}")
+    within = format_duration(condition.within)
+    return AlertReading(added, f"queue {name} has {letters} in {within}, and {depth.dead:,} in all")
 
 
 def _describe_pace(queue: MeasuredQueue) -> str:
@@ -567,10 +570,11 @@ def _read_failures(
     if count.ended < before.ended:  # the totals have begun again
         before = TaskCount()
     failed, ended = max(0.0, count.failed - before.failed), count.ended - before.ended
-    share = failed / ended if ended and ended >= condition.least else 0.0
-    return AlertReading(
-        share, f"{failed:.0f} of {format_count(round(ended), 'attempt')} of task {task} failed ({share:.0%})"
-    )
+    words = f"{failed:.0f} of {format_count(round(ended), 'attempt')} of task {task} failed"
+    if not ended or ended < condition.least:
+        return AlertReading(0.0, f"{words}: with fewer than {condition.least or 1} they do not count")
+    share = failed / ended
+    return AlertReading(share, f"{words} ({share:.0%})")
 
 
 def _read_stopping(condition: AlertCondition, name: str, queue: MeasuredQueue, at: float) -> AlertReading:
@@ -616,8 +620,14 @@ def _read_all_deaths(
             begin = measured.at - condition.within
             is_open = deaths.last >= begin and are_deaths_open(task, measured.lost, begin)
             since = base.count_deaths_since(task, measured.queues) if base is not None else 0
+            counted = max(1, since) if is_open else 0
             words = describe_deaths(deaths, measured.at, f"jobs of task {task}")
-            yield f"task {task}", AlertReading(max(1, since) if is_open else 0, words)
+            within = format_duration(condition.within)
+            if not is_open:
+                words += f"; {IS_REPAIRED}" if deaths.last >= begin else f"; none in the last {within}"
+            elif counted != deaths.workers:
+                words += f"; {counted:,} of them in the last {within}"
+            yield f"task {task}", AlertReading(counted, words)
 
 
 def _read_lost(condition: AlertCondition, measured: MeasuredCluster) -> Iterator[tuple[str, AlertReading]]:
@@ -639,7 +649,10 @@ def _read_lost(condition: AlertCondition, measured: MeasuredCluster) -> Iterator
             continue
         newest = (open_losses or found)[0]
         words = f"{newest.kind} {newest.worker} was {make_lost(measured.at - newest.at).text}"
-        words += f"; {IS_REPAIRED}" if newest.is_repaired else ""
+        if newest.is_repaired:
+            words += f"; {IS_REPAIRED}"
+        elif newest.at < begin:
+            words += f": not in the last {format_duration(condition.within)}"
         yield subject, AlertReading(float(bool(open_losses)), words)
     if len(losses) > MAX_LOST_SUBJECTS:
         further = format_count(others, "further process was", "further processes were")

@@ -9,6 +9,7 @@ Source: the words are those of Prometheus (`for`, `keep_firing_for`, pending, fi
 """
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -44,6 +45,18 @@ LATE_INTERVALS = 4
 """The same in intervals: when the process that evaluates is killed, another one does it two intervals later."""
 MAX_INSTANCES = 1000
 """Alerts that are pending or firing at once; further ones wait until there is room."""
+
+NOT_MEASURED = f"; not measured since, so it stays for up to {format_duration(KEPT_UNMEASURED)}"
+"""What is said of an alert of which nothing is measured now."""
+_COUNTED_AS: Mapping[Measure, tuple[str, str]] = {
+    "no-workers": ("job", "jobs"),
+    "dead-letters": ("new dead letter", "new dead letters"),
+    "worker-deaths": ("dead worker", "dead workers"),
+    "worker-lost": ("lost process", "lost processes"),
+    "member-missing": ("missing member", "missing members"),
+    "not-undone": ("run", "runs"),
+}
+"""What measures count that are neither times nor shares."""
 
 AlertKey = tuple[str, str]
 """The name of a rule and the subject: `("oldest-job", "queue mail")`."""
@@ -99,8 +112,9 @@ class AlertInstance(msgspec.Struct, frozen=True, kw_only=True):
     description: str
     # When it was measured last.
     measured_at: float
-    # When it fired; None while it is pending.
+    # When it fired, and the value with which it did; None while it is pending.
     fired_at: float | None = None
+    fired_value: float | None = None
     # Since when the value is low again.
     low_since: float | None = None
     # Whether a notification was sent that it fires.
@@ -235,12 +249,39 @@ def is_silent(name: str, silenced: Mapping[str, float], now: float) -> bool:
 def _keep_unmeasured(
     instance: AlertInstance | None, now: float
 ) -> tuple[AlertInstance | None, list[AlertTransition]]:
-    if instance is None or now - instance.measured_at <= KEPT_UNMEASURED:
-        return instance, []
+    if instance is None:
+        return None, []
+    if now - instance.measured_at <= KEPT_UNMEASURED:
+        words = instance.description.removesuffix(NOT_MEASURED) + NOT_MEASURED
+        return msgspec.structs.replace(instance, description=words), []
     if instance.fired_at is None:
         return None, []
     gone = msgspec.structs.replace(instance, description="it is not measured any more")
     return None, [_make_transition("resolved", gone, now, is_silenced=not instance.is_notified)]
+
+
+def _describe_held(rule: AlertRule, reading: AlertReading, fired_value: float | None, until: str) -> str:
+    """Return in words why an alert fires whose value alone would not make it fire.
+
+    Args:
+        rule: Its rule.
+        reading: What was measured now.
+        fired_value: The value with which it fired; None where an earlier version has not kept it.
+        until: When it resolves, in words.
+    """
+    fired = None if fired_value is None else format_value(rule.condition.measure, fired_value)
+    return f"{reading.description}; {f'it fired at {fired}, and ' if fired else ''}resolves {until}"
+
+
+def format_value(measure: Measure, value: float) -> str:
+    """Return a value with its unit: `12 new dead letters`, `5 min`, `26 %`."""
+    match measure:
+        case "failures" | "memory":
+            return f"{value * 100:.4g} %"
+        case "oldest" | "stream-lag" | "loop-lag":
+            return format_duration(value)
+        case _:
+            return format_count(math.floor(value), *_COUNTED_AS[measure])
 
 
 def _decide(
@@ -264,21 +305,27 @@ def _decide(
         description=reading.description,
         measured_at=now,
         fired_at=None if before is None else before.fired_at,
+        fired_value=None if before is None else before.fired_value,
         is_notified=before is not None and before.is_notified,
     )
     if instance.fired_at is None:
         if now - instance.since < rule.for_:
             return instance, []
-        fired = msgspec.structs.replace(instance, fired_at=now, is_notified=not is_silenced)
+        fired = msgspec.structs.replace(
+            instance, fired_at=now, fired_value=reading.value, is_notified=not is_silenced
+        )
         return fired, [_make_transition("fired", fired, now, is_silenced=is_silenced)]
     if reading.value <= rule.condition.resolves_at:
         low_since = now if before is None or before.low_since is None else before.low_since
         if now - low_since >= rule.keep_firing_for:
             return None, [_make_transition("resolved", instance, now, is_silenced=not instance.is_notified)]
-        until = (
-            f"{reading.description}; resolves when that has lasted {format_duration(rule.keep_firing_for)}"
-        )
-        return msgspec.structs.replace(instance, low_since=low_since, description=until), []
+        until = f"when that has lasted {format_duration(rule.keep_firing_for)}"
+        words = _describe_held(rule, reading, instance.fired_value, until)
+        return msgspec.structs.replace(instance, low_since=low_since, description=words), []
+    if reading.value <= rule.condition.above:
+        until = f"at {format_value(rule.condition.measure, rule.condition.resolves_at)} or less"
+        words = _describe_held(rule, reading, instance.fired_value, until)
+        instance = msgspec.structs.replace(instance, description=words)
     if not instance.is_notified and not is_silenced:  # the silence is over, and it still fires
         noted = msgspec.structs.replace(instance, is_notified=True)
         return noted, [_make_transition("fired", noted, now, is_silenced=False)]

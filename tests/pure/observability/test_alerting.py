@@ -115,7 +115,9 @@ def test_a_firing_alert_whose_value_is_low_says_when_it_resolves() -> None:
         history.measure(now, value)
     assert history.instances[0].description == "in words"
     assert history.measure(70, 0) == "firing"
-    assert history.instances[0].description == "in words; resolves when that has lasted 30 s"
+    assert history.instances[0].description == (
+        "in words; it fired at 3 min, and resolves when that has lasted 30 s"
+    )
     assert history.measure(80, 200) == "firing"
     assert history.instances[0].description == "in words"
     history.measure(90, 0)
