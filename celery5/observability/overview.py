@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from celery5.application import Application
 from celery5.broker.calls import cluster as cluster_calls
 from celery5.broker.calls import dead_letters as dead_letter_calls
+from celery5.broker.calls import job_history as history_calls
 from celery5.broker.calls import observability as calls
 from celery5.broker.calls import queues as queue_calls
 from celery5.broker.calls import scheduling as scheduling_calls
@@ -31,6 +32,7 @@ from celery5.protocol.commands.definitions import get_inbox_name
 from celery5.protocol.health.server_memory import ServerMemory
 from celery5.protocol.job.dead_letters import DeadJob, make_dead_job
 from celery5.protocol.job.failure_groups import sum_causes
+from celery5.protocol.job.history import JobRecord, unpack_record
 from celery5.protocol.masking import get_error_text
 from celery5.protocol.observability.overview import (
     DueSchedule,
@@ -53,6 +55,7 @@ from celery5.protocol.observability.overview import (
 from celery5.protocol.observability.queue_depth import sum_deaths
 from celery5.protocol.observability.recent import (
     RecentHistory,
+    find_error,
     find_first_minute,
     find_open_failures,
     make_task_overviews,
@@ -101,6 +104,10 @@ DEAD_READ = 5
 """Dead letters that are read of each."""
 DEAD_KEPT = 30.0
 """Seconds for which they count, unless the number of dead letters changes."""
+ATTEMPTS_READ = 300
+"""Failed attempts that are read in one trip for the last errors of tasks that have no such dead letter."""
+MAX_ATTEMPTS_READ = 900
+"""The most of them, the newest."""
 FILLED_KEPT = 30.0
 """Seconds for which it counts what fills a server that is almost full."""
 MAX_DUE = 10
@@ -143,6 +150,14 @@ class DeadNews(NamedTuple):
     # When they were read, and how many dead letters there were.
     at: float
     dead: int
+    errors: Mapping[str, LastError]
+
+
+class AttemptNews(NamedTuple):
+    """The last errors of tasks among the newest failed attempts."""
+
+    # When they were read.
+    at: float
     errors: Mapping[str, LastError]
 
 
@@ -295,6 +310,7 @@ class OverviewReader:
         self._onsets = FailureOnsetReader(app.keys)
         self._workers = WorkerReader(app)
         self._dead: dict[str, DeadNews] = {}
+        self._attempts = AttemptNews(0.0, {})
         # What fills each server that is almost full, and when that was read.
         self._filled_by: dict[str, str] = {}
         self._filled_at = 0.0
@@ -322,6 +338,10 @@ class OverviewReader:
                 histories, earlier = {}, {}
             lost = await self._workers.read_lost(redis, state, now)
             errors = await self._read_last_errors(redis, state, now)
+            tasks = make_task_overviews(
+                histories, errors, now, earlier, {queue.queue: queue.dead for queue in state.queues.values()}
+            )
+            tasks = await self._add_attempt_errors(redis, tasks, now)
             schedules = await self._read_schedules(redis, now)
             memory = await self._read_memory(get_driver, now)
         return self._assemble(
@@ -330,18 +350,7 @@ class OverviewReader:
             now,
             since=now - since,
             lost=lost,
-            tasks=add_deaths(
-                make_task_overviews(
-                    histories,
-                    errors,
-                    now,
-                    earlier,
-                    {queue.queue: queue.dead for queue in state.queues.values()},
-                ),
-                sum_deaths(state.queues),
-                lost,
-                now,
-            ),
+            tasks=add_deaths(tasks, sum_deaths(state.queues), lost, now),
             schedules=schedules,
             memory=memory,
             unreachable=tuple(
@@ -452,6 +461,61 @@ class OverviewReader:
             queue=job.queue,
             job=job.id,
             group=job.group,
+        )
+
+    async def _add_attempt_errors(
+        self, redis: AsyncDriver, tasks: list[TaskOverview], now: float
+    ) -> list[TaskOverview]:
+        """Add the error of the newest failed attempt to tasks that fail without a dead letter that shows theirs.
+
+        Their attempts are retried, their dead jobs were purged or replayed, or those of other tasks are newer.
+        """
+        missing = frozenset(
+            task.name for task in tasks if task.failing_since is not None and task.last_error is None
+        )
+        is_known = all(find_error(self._attempts.errors, task) is not None for task in missing)
+        if missing and not (is_known and self._attempts.at > now - DEAD_KEPT):
+            with suppress(*UNREACHABLE):
+                self._attempts = AttemptNews(now, await self._read_attempts(redis, missing, now))
+        errors = self._attempts.errors
+        return [
+            replace(task, last_error=find_error(errors, task.name)) if task.name in missing else task
+            for task in tasks
+        ]
+
+    async def _read_attempts(
+        self, redis: AsyncDriver, missing: frozenset[str], now: float
+    ) -> dict[str, LastError]:
+        """Return the error of the newest failed attempt of each task, until all that are missing are found."""
+        found: dict[str, LastError] = {}
+        before, looked_at = "+", 0
+        while looked_at < MAX_ATTEMPTS_READ and any(find_error(found, task) is None for task in missing):
+            page = await redis.perform(
+                history_calls.read_history(
+                    self._app.keys.failed_jobs,
+                    before=before,
+                    since_ms=int((now - MAX_SINCE) * 1000),
+                    count=ATTEMPTS_READ,
+                )
+            )
+            for entry in page:  # the newest first
+                record = unpack_record(entry.packed)
+                if record is not None and record.error_type and record.task not in found:
+                    found[record.task] = self._make_attempt_error(record)
+                await sleep(0)  # many records take time
+            looked_at += len(page)
+            if len(page) < ATTEMPTS_READ:
+                break
+            before = f"({page[-1].id}"
+        return found
+
+    def _make_attempt_error(self, record: JobRecord) -> LastError:
+        return LastError(
+            type=record.error_type,
+            message=mask_text(self._app, record.error_message)[:MAX_MESSAGE],
+            at=record.ended,
+            queue=record.queue,
+            job=record.id,
         )
 
     async def _add_onsets(self, redis: AsyncDriver, kept: dict[str, DeadNews]) -> dict[str, DeadNews]:
@@ -571,23 +635,19 @@ def _make_worker(
         interval=0.0 if is_full else interval,
         silent_for=latest.silent_for,
     )
-    running = sum(state.running for state in states)
     if news is None:
         health = judge_worker(standing, has_reported=False, is_full=is_full)
-        return WorkerOverview(
-            name=name, queues=queues, running=running, health=health, standing=standing.condition
-        )
+        return WorkerOverview(name=name, queues=queues, health=health, standing=standing.condition)
     return WorkerOverview(
         name=name,
         queues=queues,
-        running=running,
         health=judge_worker(
             standing, is_ready=news.is_ready, is_full=is_full, lag=news.lag, breakers=news.breakers
         ),
         standing=standing.condition,
         host=news.host,
         uptime=now - news.started if news.started else None,
-        slots_used=news.running,
+        running=news.running,
         slots=news.slots,
         slots_by_kind=news.slots_by_kind,
         ended=news.ended,

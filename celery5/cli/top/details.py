@@ -129,8 +129,8 @@ def _describe_task(
     if task.deaths:
         deaths = TaskDeaths(task.deaths, task.poisoned, task.last_death or 0.0)
         lines.append(_field("workers", describe_deaths(deaths, overview.at), "bad" if task.kills else ""))
-    if task.last_error is not None:
-        lines.append(_field("last error", task.last_error.describe(overview.at)))
+    if error := task.last_error.describe(overview.at) if task.last_error else task.unknown_error:
+        lines.append(_field("last error", error))
     lines += [_field("run", _percentiles(task.run)), _field("wait", _percentiles(task.wait)), ()]
     if histories is None or failures is None:
         return [*lines, _plain("reading the history", "dim")]

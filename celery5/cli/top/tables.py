@@ -188,7 +188,7 @@ def _make_task_row(task: TaskOverview, now: float, *, kills: bool) -> Row:
     share = task.failed_share
     since = None if task.failing_since is None else max(0.0, now - task.failing_since)
     error = task.last_error
-    text = "" if error is None else error.describe(now)
+    text = task.unknown_error if error is None else error.describe(now)
     cells = (
         _text(task.name),
         *(
@@ -259,7 +259,7 @@ def _make_worker_row(worker: WorkerOverview) -> Row:
         _text(worker.name),
         _text(worker.host or ""),
         _span(worker.uptime),
-        Cell(worker.slots_text, "", float(worker.slots_used or 0)),
+        Cell(worker.slots_text, "", float(worker.running or 0)),
         _count(worker.ended),
         Cell(
             "" if worker.lag is None else format_duration(worker.lag),

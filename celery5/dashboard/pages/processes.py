@@ -5,6 +5,7 @@ from typing import Any
 
 from celery5.dashboard.page import Page, PageRequest
 from celery5.operations.operation import NotFound
+from celery5.protocol.observability.overview import update_worker
 
 
 async def load_workers(request: PageRequest) -> Mapping[str, Any]:
@@ -21,7 +22,10 @@ async def load_workers(request: PageRequest) -> Mapping[str, Any]:
 
 
 async def load_worker(request: PageRequest) -> Mapping[str, Any]:
-    """Return what a worker answers: what it runs, its numbers, its checks and breakers."""
+    """Return what a worker answers: what it runs, its numbers, its checks and breakers.
+
+    Its figures are those of its answer, as what it runs is; those of its last report while it does not answer.
+    """
     name = request.path["worker"]
     overview = await request.read("top:show")
     commands = ["active", "health", *(["stack"] if request.wants("stack") else [])]
@@ -30,9 +34,10 @@ async def load_worker(request: PageRequest) -> Mapping[str, Any]:
     if stats.ok:  # a frozen worker is asked, and waited for, once
         read = await request.read_together(*(f"worker:{command}" for command in commands), to=[name])
         replies = {command: reply[0] for command, reply in zip(commands, read, strict=True)}
+    worker = next((worker for worker in overview.workers if worker.name == name), None)
     return {
         "name": name,
-        "worker": next((worker for worker in overview.workers if worker.name == name), None),
+        "worker": update_worker(worker, stats.answer) if worker and stats.ok else worker,
         "lost": [process for process in overview.lost if name in (process.name, process.worker)],
         "at": overview.at,
         "stats": stats,

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -20,8 +20,8 @@ from celery5.protocol.process.standing import (
     ProcessStanding,
     get_repair_time,
 )
-from celery5.protocol.scaling.resource_budget import ResourceUse
-from celery5.protocol.scaling.slot_use import SlotUse, format_slots
+from celery5.protocol.scaling.resource_budget import ResourceUse, read_use
+from celery5.protocol.scaling.slot_use import SlotUse, format_slots, read_slots
 from celery5.similar_names import join_names
 
 RATE_MINUTES = 1
@@ -46,6 +46,8 @@ FAILS_LATELY = 10 * MINUTE
 """Seconds: a task whose last failure is older does not fail now."""
 KILLS_LATELY = 3600.0
 """Seconds after the last worker that a task took down in which a person should look at it."""
+UNKNOWN_ERROR = "not known: none of the newest failed attempts is its own"
+"""What is said of the last error of a task that fails, while no dead job and no attempt in the history shows it."""
 NO_WORK = "it held no jobs"
 LOST_JOBS_NAMED = 3
 """Jobs of a lost worker that a line names."""
@@ -80,7 +82,7 @@ class TaskMinute(NamedTuple):
 
 
 class LastError(msgspec.Struct, frozen=True, kw_only=True):
-    """The last error of a task, as far as it is known."""
+    """The last error of a task, as far as it is known: of its newest dead job, or else of its newest failed attempt."""
 
     type: str
     message: str
@@ -88,8 +90,9 @@ class LastError(msgspec.Struct, frozen=True, kw_only=True):
     at: float
     queue: str
     job: str
-    # The id of its cause, as groups of dead jobs have it, and when the first job died of it; None: not known. The task
-    # may have failed before, of another cause.
+    # The id of its cause, as groups of dead jobs have it, and when the first job died of it. The task may have failed
+    # before, of another cause. None: not known, as after dead jobs of the task were purged or replayed, which may have
+    # been of this cause; and of an attempt that was retried.
     group: str = ""
     first: float | None = None
 
@@ -99,10 +102,14 @@ class LastError(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.type}: {self.message}" if self.message else self.type
 
     def describe(self, now: float) -> str:
-        """Return it in words, with when the first job died of its cause: `first 5 min ago: ValueError: no`."""
-        return (
-            self.text if self.first is None else f"first {format_age(min(self.first, now), now)}: {self.text}"
-        )
+        """Return it in words, with when it was, and when the first job died of its cause.
+
+        `4 s ago, first 5 min ago: ValueError: no`.
+        """
+        times = [format_age(min(self.at, now), now)]
+        if self.first is not None:
+            times.append(f"first {format_age(min(self.first, now), now)}")
+        return f"{', '.join(times)}: {self.text}"
 
 
 class QueueOverview(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,26 +174,33 @@ class TaskOverview(msgspec.Struct, frozen=True, kw_only=True):
     kills: str = ""
 
     @property
+    def unknown_error(self) -> str:
+        """What is said in place of its last error while it fails and that is not known; '' otherwise."""
+        return UNKNOWN_ERROR if self.failing_since is not None and self.last_error is None else ""
+
+    @property
     def needs_attention(self) -> bool:
         """Whether a person should look at it: it fails, or takes workers down."""
         return self.failing_since is not None or bool(self.kills)
 
 
 class WorkerOverview(msgspec.Struct, frozen=True, kw_only=True):
-    """How one worker does. What its last report did not say is None."""
+    """How one worker does. All of its figures are those of its last report; what that did not say is None.
+
+    None is measured later than the others: so no two of them disagree. `app.info()` has how many jobs of each queue it
+    has now.
+    """
 
     # The name of its inbox.
     name: str
     queues: tuple[str, ...]
-    # Jobs that it has.
-    running: int
     # What a person should know of its health: `ok`, or what is wrong.
     health: str
     host: str | None = None
     # Seconds since its process started.
     uptime: float | None = None
     # Jobs that run, and the slots of all kinds together, those included of which it has no tasks.
-    slots_used: int | None = None
+    running: int | None = None
     slots: int | None = None
     # The slots of each kind that it has tasks of; empty when its last report did not say.
     slots_by_kind: dict[str, SlotUse] = {}
@@ -200,7 +214,7 @@ class WorkerOverview(msgspec.Struct, frozen=True, kw_only=True):
     breakers: tuple[str, ...] = ()
     # What it has for jobs that take resources, and what is taken, by name.
     resources: dict[str, ResourceUse] = {}
-    # Seconds since its last report.
+    # Seconds since its last report: how old the figures are.
     reported: float | None = None
     # Whether it is `working` or `silent`.
     standing: ProcessCondition = "working"
@@ -214,6 +228,45 @@ class WorkerOverview(msgspec.Struct, frozen=True, kw_only=True):
     def slots_text(self) -> str:
         """How many slots of each kind are taken, in words; '' when its last report did not say."""
         return format_slots(self.slots_by_kind)
+
+
+class WorkerAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The figures of a worker in its answer to the command `stats`."""
+
+    uptime: float | None = None
+    running: int | None = None
+    # Attempts that ended since it started, by their state.
+    jobs: dict[str, int] = {}
+    loop_lag: float | None = None
+    memory: int | None = None
+    # As `read_slots` and `read_use` take them.
+    slots: Any = None
+    resources: Any = None
+
+
+def update_worker(worker: WorkerOverview, answer: object) -> WorkerOverview:
+    """Return a worker with the figures of its answer to `stats` instead of those of its last report.
+
+    All are replaced, so that they are of one time; none where the answer cannot be read.
+    """
+    try:
+        figures = msgspec.convert(answer, WorkerAnswer)
+    except msgspec.ValidationError:  # an earlier version, or a later one
+        return worker
+    slots = read_slots(figures.slots)
+    reported_kinds = worker.slots_by_kind or slots
+    return msgspec.structs.replace(
+        worker,
+        uptime=figures.uptime,
+        running=figures.running,
+        slots=sum(use.current for use in slots.values()),
+        # Of the kinds that it has tasks of: an answer has the others, too.
+        slots_by_kind={kind: use for kind, use in slots.items() if kind in reported_kinds},
+        ended=sum(figures.jobs.values()),
+        lag=figures.loop_lag,
+        memory=figures.memory,
+        resources=read_use(figures.resources),
+    )
 
 
 class LostWorker(msgspec.Struct, frozen=True, kw_only=True):

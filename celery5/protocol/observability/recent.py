@@ -117,6 +117,14 @@ class _Task:
         is_known = min(self.minutes, default=onset.at + 1) <= onset.at
         return is_known and failed == made_dead and all(dead.get(queue) == 0 for queue in self.queues)
 
+    def has_lost_dead(self, onset: FailureOnset, dead: Mapping[str, int]) -> bool:
+        """Return whether dead jobs of it were purged or replayed since it fails: more died than its queues have.
+
+        When the first one died of a cause is counted among the dead jobs that are there, so nobody knows it then.
+        """
+        made_dead = sum(by_state.get("DEAD", 0) for at, by_state in self.minutes.items() if at >= onset.at)
+        return self.queues <= dead.keys() and made_dead > sum(dead[queue] for queue in self.queues)
+
     def make_overview(
         self,
         name: str,
@@ -135,6 +143,8 @@ class _Task:
         minutes = self.list_minutes()
         onset = find_onset([*earlier, *minutes])
         fails = onset is not None and fails_now(onset, now) and not self.is_resolved(onset, dead)
+        if onset is not None and error is not None and self.has_lost_dead(onset, dead):
+            error = msgspec.structs.replace(error, first=None)
         return TaskOverview(
             name=name,
             queues=tuple(sorted(self.queues)),
@@ -197,7 +207,7 @@ def make_task_overviews(
     first = find_first_minute(histories, now)
     overviews = [
         task.make_overview(
-            name, _find_error(errors, name), first, now, (earlier or {}).get(name, ()), dead or {}
+            name, find_error(errors, name), first, now, (earlier or {}).get(name, ()), dead or {}
         )
         for name, task in tasks.items()
         if task.minutes
@@ -205,7 +215,7 @@ def make_task_overviews(
     return sorted(overviews, key=lambda task: (task.failing_since is None, -task.ended, task.name))
 
 
-def _find_error(errors: Mapping[str, LastError], task: str) -> LastError | None:
+def find_error(errors: Mapping[str, LastError], task: str) -> LastError | None:
     """Return the last error of a task; for unknown tasks together, the newest error of any of them."""
     if task != UNKNOWN_TASK:
         return errors.get(task)

@@ -91,6 +91,26 @@ def test_a_task_fails_since_its_last_error_was_first_seen_where_that_began_it(
     assert shown.failing_since == since
 
 
+@pytest.mark.parametrize(
+    ("dead", "first", "since"),
+    [
+        ({"mail": 3}, MINUTE + 55.0, MINUTE + 55),
+        ({"mail": 9, "other": 0}, MINUTE + 55.0, MINUTE + 55),  # with older ones, or those of other tasks
+        ({"mail": 2}, None, MINUTE),  # one was purged or replayed: it may have been of this cause
+        ({"mail": 2, "other": 9}, None, MINUTE),
+        ({}, MINUTE + 55.0, MINUTE + 55),  # its broker is unreachable
+    ],
+)
+def test_nobody_knows_when_a_cause_began_whose_dead_jobs_may_have_left(
+    dead: dict[str, int], first: float | None, since: int
+) -> None:
+    history = RecentHistory([RecentPoint(MINUTE, {("pay", "DEAD"): 3, ("pay", "SUCCESS"): 1}, None)], {})
+    errors = {"pay": make_error("OSError", MINUTE + 70.0, MINUTE + 55.0)}
+    (shown,) = make_task_overviews({"mail": history}, errors, MINUTE + 90.0, dead=dead)
+    assert shown.last_error is not None
+    assert (shown.last_error.first, shown.failing_since) == (first, since)
+
+
 def make_error(kind: str, at: float, first: float | None = None) -> LastError:
     """The last error of a task."""
     return LastError(type=kind, message="of a test", at=at, queue="mail", job="1", first=first)

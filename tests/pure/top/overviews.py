@@ -69,7 +69,6 @@ def make_worker(name: str, health: str = "ok") -> WorkerOverview:
         health=health,
         host="web",
         uptime=7200.0,
-        slots_used=2,
         slots=100,
         slots_by_kind={"trio": SlotUse(2, 4, 100)},
         ended=12345,
