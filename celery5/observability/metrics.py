@@ -24,7 +24,7 @@ from celery5.protocol.observability.families import (
     make_counter,
     make_gauge,
 )
-from celery5.protocol.observability.overview import Overview, WorkersOverview
+from celery5.protocol.observability.overview import Overview, ReportingProcess, WorkersOverview
 from celery5.protocol.observability.report import Measurements, Series, get_labels
 from celery5.protocol.observability.rollup import (
     CLUSTER,
@@ -91,6 +91,14 @@ class HistoryPoint(msgspec.Struct, frozen=True, kw_only=True):
     runs: float = 0
     # Whether its time is over. While it is not, its numbers still grow: charts leave it out, for it would be a fall.
     is_over: bool = True
+
+
+class QueueSummary(HistoryPoint, frozen=True, kw_only=True):
+    """What was measured of a queue in some time until now."""
+
+    # The live workers that read it, each with how old its last report is, and whether that is stale: what it has
+    # measured since is missing here.
+    processes: tuple[ReportingProcess, ...] = ()
 
 
 def select_over(points: Iterable[HistoryPoint]) -> list[HistoryPoint]:
@@ -199,8 +207,8 @@ class Metrics:
                 break
         return found
 
-    async def asummary(self, queue: str = "", *, since: float = HOUR) -> dict[str, HistoryPoint]:
-        """Return what was measured in all of some time until now, by queue.
+    async def asummary(self, queue: str = "", *, since: float = HOUR) -> dict[str, QueueSummary]:
+        """Return what was measured in all of some time until now, by queue, and how old the reports of its workers are.
 
         It begins on the full hour, since percentiles of minutes that are packed cannot be merged.
 
@@ -214,14 +222,18 @@ class Metrics:
         names = [queue] if queue else await self._list_queues()
         now = time.time()
         begin = int(now - since) // HOUR * HOUR
-        summaries: dict[str, HistoryPoint] = {}
+        summaries: dict[str, QueueSummary] = {}
+        processes = await self._workers.read_processes()
         for start in range(0, len(names), QUEUES_AT_ONCE):
             part = names[start : start + QUEUES_AT_ONCE]
             stored = await self._read_points(part, HOURS, begin, now)
             for name in part:
                 total = sum_points(point for at, point in stored.pop(name).unpack() if at >= begin)
                 if total != Measurements():
-                    summaries[name] = _make_point(begin, int(now) - begin, total)
+                    summaries[name] = QueueSummary(
+                        **_get_fields(_make_point(begin, int(now) - begin, total)),
+                        processes=tuple(process for process in processes if name in process.queues),
+                    )
         if queue and not summaries:
             await self._refuse_unknown(queue)
         return summaries
@@ -281,6 +293,19 @@ class Metrics:
 
     @blocking(aworkers)
     def workers(self) -> None: ...
+
+    async def aprocesses(self) -> tuple[ReportingProcess, ...]:
+        """Return all live processes, and those that have reported in the last minutes, with how old each report is.
+
+        What was measured, as `summary` and `overview` show it, has what these processes have reported.
+
+        Raises:
+            BrokerError: No broker can be reached, or not the one that has the reports.
+        """
+        return tuple(await self._workers.read_processes())
+
+    @blocking(aprocesses)
+    def processes(self) -> None: ...
 
     async def amemory(self) -> tuple[ServerMemory, ...]:
         """Return how full the memory of the server of each broker is.
@@ -403,6 +428,10 @@ def _make_point(at: int, seconds: int, point: Measurements, *, is_over: bool = T
         is_over=is_over,
         **gauges,
     )
+
+
+def _get_fields(point: HistoryPoint) -> dict[str, Any]:
+    return {name: getattr(point, name) for name in point.__struct_fields__}
 
 
 def _percentiles(sketch: Sketch) -> dict[str, float] | None:

@@ -42,6 +42,7 @@ from celery5.protocol.observability.overview import (
     Overview,
     OverviewTotals,
     QueueOverview,
+    ReportingProcess,
     TaskOverview,
     UnreachableBroker,
     WorkerOverview,
@@ -76,6 +77,7 @@ from celery5.protocol.process.standing import (
     MAX_LOST,
     ReportFlow,
     count_unnamed_lost,
+    get_report_limit,
     judge_standing,
 )
 from celery5.protocol.scaling.resource_budget import ResourceUse
@@ -122,6 +124,8 @@ class ProcessNews(NamedTuple):
     # When it came, by the clock of Redis.
     at: float
     host: str
+    # `worker`, `router`, `scheduler`, `controller` or `publisher`.
+    kind: str
     # Its full name, and the name of its inbox; '' if it has not reported them.
     incarnation: str
     name: str
@@ -190,6 +194,52 @@ class WorkerReader:
             tuple(lost),
             count_unnamed_lost(state.list_lost_counts()),
         )
+
+    async def read_processes(self) -> list[ReportingProcess]:
+        """Return all live processes, and those that have reported lately, with the age of the last report of each."""
+        redis = await self._app.connections.get_async_driver()
+        with skip_unreachable():
+            state = await read_app_state(self._app, redis, None, most=MAX_QUEUES)
+            now = await redis.perform(SERVER_TIME)
+            await self.read_reports(redis, now)
+        return self._list_processes(state, now)
+
+    def _list_processes(self, state: AppState, now: float) -> list[ReportingProcess]:
+        by_kind: dict[str, Sequence[str]] = {
+            "worker": state.workers,
+            "router": state.routers,
+            "scheduler": state.schedulers,
+            "controller": state.controllers,
+            "publisher": state.publishers,
+        }
+        live = {(kind, self._get_name(name)): name for kind, of_kind in by_kind.items() for name in of_kind}
+        queues: defaultdict[str, list[str]] = defaultdict(list)
+        for queue in state.queues.values():
+            for worker in queue.workers:
+                if worker.alive:
+                    queues[worker.name].append(queue.queue)
+        # Of a process that has started again under its name, the last incarnation counts.
+        by_start = sorted(self._processes.values(), key=lambda news: (news.started, news.at))
+        found = {(news.kind, news.name): news for news in by_start}
+        interval = self._app.settings.metrics_interval
+        processes: list[ReportingProcess] = []
+        for kind, name in sorted({*live, *found}):
+            news, whole_name = found.get((kind, name)), live.get((kind, name))
+            is_its_own = self._app.brokers.is_multi_broker or whole_name is None
+            if news is not None and not is_its_own and news.incarnation != whole_name:
+                news = None
+            age = None if news is None else max(0.0, now - news.at)
+            is_stale = whole_name is not None and age is not None and age > get_report_limit(interval)
+            process = ReportingProcess(
+                name=name,
+                kind=kind,
+                queues=tuple(queues[whole_name]) if whole_name in queues else (),
+                reported=age,
+                is_live=whole_name is not None,
+                is_stale=is_stale,
+            )
+            processes.append(process)
+        return processes
 
     @property
     def starts(self) -> list[tuple[str, float]]:
@@ -648,6 +698,7 @@ def _make_worker(
         host=news.host,
         uptime=now - news.started if news.started else None,
         running=news.running,
+        slots_used=news.running,
         slots=news.slots,
         slots_by_kind=news.slots_by_kind,
         ended=news.ended,
@@ -665,6 +716,7 @@ def _read_news(at: float, report: MetricsReport) -> ProcessNews:
     return ProcessNews(
         at=at,
         host=report.process.rsplit(":", 2)[0],
+        kind=report.kind,
         incarnation=origin.name,
         name=get_inbox_name(origin.name),
         started=origin.started,

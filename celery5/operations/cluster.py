@@ -16,7 +16,7 @@ from celery5.protocol.observability.rollup import HOUR
 if TYPE_CHECKING:
     from celery5.app import App
     from celery5.config.settings import SettingOrigin
-    from celery5.observability.metrics import HistoryPoint
+    from celery5.observability.metrics import QueueSummary
     from celery5.results.job_details import AppState
 
 
@@ -102,8 +102,8 @@ class SummaryFilter(msgspec.Struct, frozen=True):
     since: Annotated[Seconds, about("How far back, on the full hour.", metavar="SPAN")] = float(HOUR)
 
 
-async def summarize_metrics(app: "App", asked: SummaryFilter) -> "dict[str, HistoryPoint]":
-    """Show how the jobs of each task ended, ran and waited, by queue."""
+async def summarize_metrics(app: "App", asked: SummaryFilter) -> "dict[str, QueueSummary]":
+    """Show how the jobs of each task ended, ran and waited, by queue, and how old the report of each process is."""
     return await app.metrics.asummary(asked.queue, since=asked.since)
 
 

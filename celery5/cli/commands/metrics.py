@@ -16,6 +16,7 @@ from celery5.protocol.observability.overview import format_share
 
 if TYPE_CHECKING:
     from celery5.observability.metrics import HistoryPoint, TaskNumbers
+    from celery5.protocol.observability.overview import ReportingProcess
 
 
 @click.group(cls=CommandGroup, no_args_is_help=False)
@@ -36,13 +37,28 @@ def metrics() -> None:
 @click.option("--json", "wants_json", is_flag=True, help="For programs.")
 @click.pass_obj
 def show(target: Target, queue: str, *, since: float, wants_json: bool) -> None:
-    """Show how the jobs of each task ended, ran and waited, on QUEUE or on all queues."""
-    summaries = target.load().metrics.summary(queue, since=since)
+    """Show how the jobs of each task ended, ran and waited, on QUEUE or on all queues.
+
+    Below, it says how old the last report of each process is, and which is stale.
+    """
+    app = target.load()
+    summaries = app.metrics.summary(queue, since=since)
     if wants_json:
         echo(to_json([{"queue": name, **_get_fields(summary)} for name, summary in summaries.items()]))
         return
     rows = [_make_row(name, task) for name, summary in summaries.items() for task in summary.tasks]
     echo(format_table(rows, empty="no jobs have ended in that time, as far as metrics are stored"))
+    if processes := app.metrics.processes():
+        echo("\n" + format_table([_make_process_row(process) for process in processes], empty=""))
+
+
+def _make_process_row(process: "ReportingProcess") -> dict[str, object]:
+    return {
+        "process": process.name,
+        "kind": process.kind,
+        "last report": "" if process.reported is None else f"{process.reported:.0f} s ago",
+        "state": process.state,
+    }
 
 
 def _get_fields(summary: "HistoryPoint") -> dict[str, object]:

@@ -201,6 +201,7 @@ class WorkerOverview(msgspec.Struct, frozen=True, kw_only=True):
     uptime: float | None = None
     # Jobs that run, and the slots of all kinds together, those included of which it has no tasks.
     running: int | None = None
+    slots_used: int | None = None  # the same: a job that runs takes a slot
     slots: int | None = None
     # The slots of each kind that it has tasks of; empty when its last report did not say.
     slots_by_kind: dict[str, SlotUse] = {}
@@ -259,6 +260,7 @@ def update_worker(worker: WorkerOverview, answer: object) -> WorkerOverview:
         worker,
         uptime=figures.uptime,
         running=figures.running,
+        slots_used=figures.running,
         slots=sum(use.current for use in slots.values()),
         # Of the kinds that it has tasks of: an answer has the others, too.
         slots_by_kind={kind: use for kind, use in slots.items() if kind in reported_kinds},
@@ -308,6 +310,31 @@ class LostWorker(msgspec.Struct, frozen=True, kw_only=True):
     def work(self) -> str:
         """What it held, and what became of that, in words."""
         return describe_lost_work(self)
+
+
+class ReportingProcess(msgspec.Struct, frozen=True, kw_only=True):
+    """A process that reports its metrics, and how old its last report is."""
+
+    # The name of its inbox.
+    name: str
+    # `worker`, `router`, `scheduler`, `controller` or `publisher`.
+    kind: str
+    # The queues that a live worker reads.
+    queues: tuple[str, ...] = ()
+    # Seconds since its last report, which is how old its figures are; None: it has made none lately.
+    reported: float | None
+    is_live: bool
+    # Whether it is live and its report is overdue: it has measured what nobody has seen.
+    is_stale: bool
+
+    @property
+    def state(self) -> str:
+        """What its figures are, in words; '' for those of a live process that reports."""
+        if not self.is_live:
+            return "not live: these are its last figures"
+        if self.reported is None:
+            return NO_REPORT_YET
+        return "stale: its next report is overdue" if self.is_stale else ""
 
 
 class WorkersOverview(NamedTuple):

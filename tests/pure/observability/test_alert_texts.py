@@ -218,8 +218,8 @@ def test_an_alert_between_its_thresholds_says_at_what_it_resolves() -> None:
 def test_a_count_that_is_held_is_never_said_to_be_one_that_resolves() -> None:
     rule = make_rule(STORIES["worker-deaths"])
     alerts = evaluate(rule, (), STORIES["worker-deaths"].high, AT)
-    died = {"deaths": {"crash": 4}, "last_deaths": {"crash": AT - 5}}
-    (alert,) = evaluate(rule, alerts, queue(**died), AT + 15)
+    died = queue(deaths={"crash": 4}, last_deaths={"crash": AT - 5})
+    (alert,) = evaluate(rule, alerts, died, AT + 15)
     assert alert.value == 1
     assert alert.description.endswith("resolves at 0 dead workers or less")
 

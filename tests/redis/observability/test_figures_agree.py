@@ -1,15 +1,24 @@
 """The figures and texts of one row are of one age, and a task that fails has its last error everywhere."""
 
+import json
 import re
 from collections.abc import Iterator
 from contextlib import closing
+from typing import Any
 
 import pytest
+import redis
 import trio
+from click.testing import CliRunner
 
 from celery5 import App, RetryPolicy
+from celery5.broker.calls import leases as lease_calls
+from celery5.broker.calls import observability as report_calls
+from celery5.broker.calls import queues as queue_calls
+from celery5.cli.commands.metrics import metrics
 from celery5.observability.overview import DEAD_READ
 from celery5.protocol.observability.overview import Overview, WorkerOverview
+from celery5.protocol.observability.report import Measurements, MetricsReport, ReportOrigin
 from tests.redis.dashboard.client import looking_at
 from tests.redis.observability.surfaces import Surfaces
 from tests.redis.worker.workers import until_async, working
@@ -143,3 +152,68 @@ async def test_the_page_of_a_worker_has_the_figures_of_its_answer_not_of_its_rep
             page = await client.look("workers/one")
             assert re.search(r"Figures as it answers now .*Running 4 Slots .*trio 4 of", page), page
             may_end.set()
+
+
+async def test_metrics_say_how_old_the_report_of_each_process_is_and_which_is_stale(
+    url: str, app_name: str, redis_client: "redis.Redis"
+) -> None:
+    with closing(App(app_name, broker=url, metrics_interval=0.1)) as app:
+
+        @app.task(name="pay", queue=QUEUE)
+        async def pay() -> None: ...
+
+        driver = await app.connections.get_async_driver()
+        await driver.perform(queue_calls.register_queue(app.keys, QUEUE))
+        for name in ("late:1", "new:1"):
+            await driver.perform(lease_calls.join_queue(app.queue(QUEUE), name, lease=600))
+        for name in ("late:1", "gone:1"):
+            report = MetricsReport(
+                f"host:{name}", "worker", 1, Measurements({}, {}), origin=ReportOrigin(name, 1.0)
+            )
+            await driver.perform(report_calls.send_report(app.keys, report.process, 1, report.pack()))
+        async with working(app, name="one", queues=[QUEUE]), looking_at(app) as client:
+            await app.tasks["pay"].adelay()
+            shown: list[dict[str, tuple[bool, bool, bool]]] = []
+
+            async def is_stale() -> bool:
+                asked = (await client.ask("metrics:show")).get(QUEUE, {"processes": []})
+                printed = json.loads(await trio.to_thread.run_sync(run_metrics, app, "--json"))
+                shown[:] = [pick_reports(asked), *map(pick_reports, printed)]
+                return [found.get("late") for found in shown] == [(True, True, True)] * 2
+
+            await until_async(is_stale)
+            text = await trio.to_thread.run_sync(run_metrics, app)
+        expected = {"late": (True, True, True), "new": (False, True, False), "one": (True, True, False)}
+        assert shown == [expected, expected]
+        lines = {line.split()[0]: " ".join(line.split()) for line in text.splitlines() if "worker" in line}
+        assert re.fullmatch(r"late worker \d+ s ago stale: its next report is overdue", lines["late"]), text
+        assert re.fullmatch(r"gone worker \d+ s ago not live: these are its last figures", lines["gone"]), (
+            text
+        )
+        assert re.fullmatch(r"one worker \d s ago", lines["one"]), text
+        assert lines["new"] == "new worker no report yet", text
+        redis_client.delete(app.queue(QUEUE).leases)
+
+
+def run_metrics(app: App, *options: str) -> str:
+    """What the command prints."""
+    return CliRunner().invoke(metrics, ["show", *options], obj=Loaded(app)).output
+
+
+def pick_reports(summary: dict[str, Any]) -> dict[str, tuple[bool, bool, bool]]:
+    """Of each process of a queue whether it has reported, lives, and its report is stale."""
+    return {
+        row["name"]: (row["reported"] is not None, row["is_live"], row["is_stale"])
+        for row in summary["processes"]
+    }
+
+
+class Loaded:
+    """The target of a command that has this application."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    def load(self) -> App:
+        """Return the application."""
+        return self._app
