@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     )
     from celery5.observability.alerts import Alerts, AlertState
     from celery5.observability.job_search import JobPage, Jobs
-    from celery5.observability.metrics import HistoryPoint, Metrics, TaskNumbers
+    from celery5.observability.metrics import HistoryPoint, Metrics, QueueSummary, TaskNumbers
     from celery5.observability.opentelemetry import OpenTelemetryMiddleware
     from celery5.observability.outlets import MetricsOutlet, StatsDOutlet
     from celery5.observability.sentry import SentryMiddleware
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         ProcessStarts,
         QueueOverview,
         QueueVerdict,
+        ReportingProcess,
         TaskOverview,
         UnreachableBroker,
         WorkerOverview,
@@ -105,9 +106,11 @@ __all__ = [
     "QueueFlow",
     "QueueOverview",
     "QueueStorage",
+    "QueueSummary",
     "QueueVerdict",
     "Rejected",
     "Released",
+    "ReportingProcess",
     "Retrying",
     "Revoked",
     "SendingBatch",
@@ -174,7 +177,9 @@ if not TYPE_CHECKING:
             "QueueFlow": "celery5.protocol.observability.queue_flow",
             "QueueOverview": "celery5.protocol.observability.overview",
             "QueueStorage": "celery5.protocol.observability.storage",
+            "QueueSummary": "celery5.observability.metrics",
             "QueueVerdict": "celery5.protocol.observability.overview",
+            "ReportingProcess": "celery5.protocol.observability.overview",
             "Rejected": "celery5.middleware.outcomes",
             "Released": "celery5.middleware.outcomes",
             "Retrying": "celery5.middleware.outcomes",

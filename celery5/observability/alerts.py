@@ -58,6 +58,8 @@ class AlertState(msgspec.Struct, frozen=True, kw_only=True):
     # earlier version has not kept it.
     value: float | None = None
     fired_value: float | None = None
+    # When that was measured, and so how old the description is; None for nothing that is too high.
+    measured_at: float | None = None
     # Since when it is too high, and when it fired, in seconds since 1970; None for never.
     since: float | None = None
     fired_at: float | None = None
@@ -277,6 +279,7 @@ def _judge_memory(
         above=rule.condition.above,
         value=reading.value if is_high else None,
         fired_value=before.fired_value if before is not None and is_high else None,
+        measured_at=time.time() if is_high else None,
         since=before.since if before is not None and is_high else None,
         fired_at=before.fired_at if before is not None and is_high else None,
         description=reading.description if is_high else "",
@@ -345,6 +348,7 @@ def _make_state(instance: AlertInstance, live: Mapping[str, AlertSilence], now: 
         above=instance.above,
         value=instance.value,
         fired_value=instance.fired_value,
+        measured_at=instance.measured_at,
         since=instance.since,
         fired_at=instance.fired_at,
         description=instance.description,

@@ -1,5 +1,6 @@
 """Read the overview of an application: its queues, tasks and workers as one value, in a few trips."""
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -55,6 +56,7 @@ from celery5.protocol.observability.overview import (
 )
 from celery5.protocol.observability.queue_depth import sum_deaths
 from celery5.protocol.observability.recent import (
+    DeadCount,
     RecentHistory,
     find_error,
     find_first_minute,
@@ -233,7 +235,7 @@ class WorkerReader:
             process = ReportingProcess(
                 name=name,
                 kind=kind,
-                queues=tuple(queues[whole_name]) if whole_name in queues else (),
+                queues=() if whole_name is None else tuple(queues[whole_name]),
                 reported=age,
                 is_live=whole_name is not None,
                 is_stale=is_stale,
@@ -388,9 +390,7 @@ class OverviewReader:
                 histories, earlier = {}, {}
             lost = await self._workers.read_lost(redis, state, now)
             errors = await self._read_last_errors(redis, state, now)
-            tasks = make_task_overviews(
-                histories, errors, now, earlier, {queue.queue: queue.dead for queue in state.queues.values()}
-            )
+            tasks = make_task_overviews(histories, errors, now, earlier, _count_dead(state, now))
             tasks = await self._add_attempt_errors(redis, tasks, now)
             schedules = await self._read_schedules(redis, now)
             memory = await self._read_memory(get_driver, now)
@@ -640,6 +640,13 @@ class OverviewReader:
             if schedule is not None and schedule.is_active and schedule.next is not None
         ]
         return tuple(sorted(due, key=lambda schedule: (schedule.at, schedule.name))[:MAX_DUE])
+
+
+def _count_dead(state: AppState, now: float) -> dict[str, DeadCount]:
+    return {
+        queue.queue: DeadCount(queue.dead, math.inf if queue.oldest_dead is None else now - queue.oldest_dead)
+        for queue in state.queues.values()
+    }
 
 
 def _make_queue(queue: QueueState) -> QueueOverview:

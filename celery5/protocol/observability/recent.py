@@ -88,6 +88,14 @@ def add_up_durations(parts: Iterable[Durations]) -> dict[tuple[DurationKind, str
     return dict(total)
 
 
+class DeadCount(NamedTuple):
+    """The dead letters of a queue: how many there are, and when the oldest came, in seconds since 1970."""
+
+    letters: int
+    # Infinite where there is none.
+    oldest: float
+
+
 class _Task:
     """What was measured of one task, on all of its queues together."""
 
@@ -106,7 +114,7 @@ class _Task:
         """Return its minutes, the oldest first."""
         return [make_task_minute(at, by_state) for at, by_state in sorted(self.minutes.items())]
 
-    def is_resolved(self, onset: FailureOnset, dead: Mapping[str, int]) -> bool:
+    def is_resolved(self, onset: FailureOnset, dead: Mapping[str, DeadCount]) -> bool:
         """Return whether nothing is left to do: each failure became a dead letter, and its queues have none now.
 
         The dead letters were replayed or purged. A retried attempt leaves none, so it counts until the task succeeds.
@@ -115,15 +123,30 @@ class _Task:
         failed = count_attempts(_add_up(since)).failed
         made_dead = sum(by_state.get("DEAD", 0) for by_state in since)
         is_known = min(self.minutes, default=onset.at + 1) <= onset.at
-        return is_known and failed == made_dead and all(dead.get(queue) == 0 for queue in self.queues)
+        return (
+            is_known
+            and failed == made_dead
+            and all(queue in dead and not dead[queue].letters for queue in self.queues)
+        )
 
-    def has_lost_dead(self, onset: FailureOnset, dead: Mapping[str, int]) -> bool:
-        """Return whether dead jobs of it were purged or replayed since it fails: more died than its queues have.
+    def has_lost_dead(self, onset: FailureOnset, dead: Mapping[str, DeadCount]) -> bool:
+        """Return whether dead jobs of it were purged or replayed since it fails.
 
-        When the first one died of a cause is counted among the dead jobs that are there, so nobody knows it then.
+        More died than its queues have now, or some died before the oldest one that is there. When the first job died of
+        a cause is counted among those that are there, so nobody knows it then.
         """
-        made_dead = sum(by_state.get("DEAD", 0) for at, by_state in self.minutes.items() if at >= onset.at)
-        return self.queues <= dead.keys() and made_dead > sum(dead[queue] for queue in self.queues)
+        made_dead = {
+            at: by_state["DEAD"]
+            for at, by_state in self.minutes.items()
+            if at >= onset.at and by_state.get("DEAD")
+        }
+        if not made_dead or not self.queues <= dead.keys():
+            return False
+        oldest = min(dead[queue].oldest for queue in self.queues)
+        return (
+            sum(made_dead.values()) > sum(dead[queue].letters for queue in self.queues)
+            or min(made_dead) + MINUTE <= oldest
+        )
 
     def make_overview(
         self,
@@ -132,7 +155,7 @@ class _Task:
         first: int,
         now: float,
         earlier: Sequence[TaskMinute],
-        dead: Mapping[str, int],
+        dead: Mapping[str, DeadCount],
     ) -> TaskOverview:
         """Return what the overview says of it. Rates are measured from the minute `first` on, at the earliest."""
         attempts = count_attempts(_add_up(self.minutes.values()))
@@ -192,7 +215,7 @@ def make_task_overviews(
     errors: Mapping[str, LastError],
     now: float,
     earlier: Mapping[str, Sequence[TaskMinute]] | None = None,
-    dead: Mapping[str, int] | None = None,
+    dead: Mapping[str, DeadCount] | None = None,
 ) -> list[TaskOverview]:
     """Return what the overview says of tasks: first those that fail, then the busiest.
 
@@ -201,7 +224,7 @@ def make_task_overviews(
         errors: The last error of each task.
         now: The time.
         earlier: What came before, of the tasks that fail since their first minute.
-        dead: How many dead letters each queue has, as far as that is known.
+        dead: The dead letters of each queue, as far as they are known.
     """
     tasks = _read_tasks(histories)
     first = find_first_minute(histories, now)

@@ -1,5 +1,7 @@
 """How many attempts of a task ended and failed is the same in the overview, the history, charts and alerts."""
 
+import math
+
 import pytest
 
 from celery5.cli.top.details import count_of
@@ -8,7 +10,7 @@ from celery5.observability.metrics import HistoryPoint, TaskNumbers
 from celery5.protocol.observability.alert_rules import TaskCount, count_tasks
 from celery5.protocol.observability.job_tally import RETRY_REQUESTED, UNKNOWN_TASK
 from celery5.protocol.observability.overview import LastError
-from celery5.protocol.observability.recent import RecentHistory, RecentPoint, make_task_overviews
+from celery5.protocol.observability.recent import DeadCount, RecentHistory, RecentPoint, make_task_overviews
 from celery5.protocol.observability.report import Measurements, make_series
 from celery5.protocol.observability.rollup import MetricsGroup, count_attempts
 
@@ -67,7 +69,7 @@ def test_a_task_fails_only_while_something_is_left_to_be_done(
         "shop.old": make_error("UnknownTask", 1.0),
         "shop.new": make_error("UnknownTask", 2.0),
     }
-    (shown,) = make_task_overviews({"mail": history}, errors, MINUTE + 60.0, dead=dead)
+    (shown,) = make_task_overviews({"mail": history}, errors, MINUTE + 60.0, dead=count_dead(dead))
     assert (shown.failing_since is not None, shown.needs_attention) == (fails, fails)
     assert shown.last_error == errors["shop.new"], "it names the last task that nobody knows"
 
@@ -87,28 +89,40 @@ def test_a_task_fails_since_its_last_error_was_first_seen_where_that_began_it(
 ) -> None:
     history = RecentHistory([RecentPoint(MINUTE, {("pay", "DEAD"): 3}, None)], {})
     errors = {"pay": make_error("OSError", MINUTE + 70.0, first)}
-    (shown,) = make_task_overviews({"mail": history}, errors, MINUTE + 90.0, dead={"mail": 3})
+    (shown,) = make_task_overviews({"mail": history}, errors, MINUTE + 90.0, dead=count_dead({"mail": 3}))
     assert shown.failing_since == since
 
 
 @pytest.mark.parametrize(
-    ("dead", "first", "since"),
+    ("dead", "oldest", "first", "since"),
     [
-        ({"mail": 3}, MINUTE + 55.0, MINUTE + 55),
-        ({"mail": 9, "other": 0}, MINUTE + 55.0, MINUTE + 55),  # with older ones, or those of other tasks
-        ({"mail": 2}, None, MINUTE),  # one was purged or replayed: it may have been of this cause
-        ({"mail": 2, "other": 9}, None, MINUTE),
-        ({}, MINUTE + 55.0, MINUTE + 55),  # its broker is unreachable
+        ({"mail": 3}, 0.0, MINUTE + 55.0, MINUTE + 55),
+        (
+            {"mail": 9, "other": 0},
+            0.0,
+            MINUTE + 55.0,
+            MINUTE + 55,
+        ),  # with older ones, or those of other tasks
+        ({"mail": 2}, 0.0, None, MINUTE),  # one was purged or replayed: it may have been of this cause
+        ({"mail": 2, "other": 9}, 0.0, None, MINUTE),
+        ({"mail": 9}, MINUTE + 59.0, MINUTE + 55.0, MINUTE + 55),
+        ({"mail": 9}, MINUTE + 60.0, None, MINUTE),  # all were purged or replayed, and others came
+        ({}, 0.0, MINUTE + 55.0, MINUTE + 55),  # its broker is unreachable
     ],
 )
 def test_nobody_knows_when_a_cause_began_whose_dead_jobs_may_have_left(
-    dead: dict[str, int], first: float | None, since: int
+    dead: dict[str, int], oldest: float, first: float | None, since: int
 ) -> None:
     history = RecentHistory([RecentPoint(MINUTE, {("pay", "DEAD"): 3, ("pay", "SUCCESS"): 1}, None)], {})
     errors = {"pay": make_error("OSError", MINUTE + 70.0, MINUTE + 55.0)}
-    (shown,) = make_task_overviews({"mail": history}, errors, MINUTE + 90.0, dead=dead)
+    (shown,) = make_task_overviews({"mail": history}, errors, MINUTE + 90.0, dead=count_dead(dead, oldest))
     assert shown.last_error is not None
     assert (shown.last_error.first, shown.failing_since) == (first, since)
+
+
+def count_dead(counts: dict[str, int], oldest: float = 0.0) -> dict[str, DeadCount]:
+    """The dead letters of some queues, of which the oldest came then."""
+    return {queue: DeadCount(count, oldest if count else math.inf) for queue, count in counts.items()}
 
 
 def make_error(kind: str, at: float, first: float | None = None) -> LastError:
