@@ -47,6 +47,15 @@ def find_own_alerts(alerts: Sequence[AlertState], overview: Overview) -> list[Al
     return sorted(own, key=lambda alert: (alert.severity != "critical", alert.name, alert.subject))
 
 
+def name_firing(alerts: Sequence[AlertState]) -> dict[str, str]:
+    """Return which rules fire, by what for, the critical ones first: a line on that may be there for another reason."""
+    names: dict[str, list[str]] = {}
+    for alert in sorted(alerts, key=lambda alert: (alert.severity != "critical", alert.name)):
+        if alert.fires:
+            names.setdefault(alert.subject, []).append(alert.name)
+    return {subject: ", ".join(found) for subject, found in names.items()}
+
+
 class OpenBreakers(NamedTuple):
     """The circuit breakers of one thing that are open."""
 
@@ -94,7 +103,7 @@ async def load_overview(request: PageRequest) -> Mapping[str, Any]:
         "alerts": find_own_alerts(alerts, overview),
         "unjudged": describe_unjudged(alerts),
         "undelivered": [alert for alert in alerts if alert.undelivered],
-        "firing": {alert.subject: alert.severity for alert in alerts if alert.fires},
+        "firing": name_firing(alerts),
         "breakers": count_breakers(overview),
         "lost": select_unrepaired(overview.lost)[:SHOWN_LOST],
         "repaired": describe_repaired(overview.lost),

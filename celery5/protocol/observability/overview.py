@@ -492,9 +492,14 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def task_window(self) -> str:
-        """Over which time the rates of tasks were measured: `12:03 to 12:04 UTC`."""
+        """Over which time the rates of tasks were measured: `12:03 to 12:04 UTC`.
+
+        With seconds while the first minute is under way.
+        """
+        is_whole = self.rates_until % MINUTE == 0
         since, until = (
-            f"{datetime.fromtimestamp(at, UTC):%H:%M}" for at in (self.rates_since, self.rates_until)
+            datetime.fromtimestamp(at, UTC).strftime("%H:%M" if is_whole else "%H:%M:%S")
+            for at in (self.rates_since, self.rates_until)
         )
         return f"{since} to {until} UTC"
 

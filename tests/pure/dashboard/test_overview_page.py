@@ -3,8 +3,9 @@
 from typing import Any
 
 import msgspec
+import pytest
 
-from celery5.dashboard.pages.overview import count_breakers, describe_healthy, find_own_alerts
+from celery5.dashboard.pages.overview import count_breakers, describe_healthy, find_own_alerts, name_firing
 from celery5.observability.alerts import AlertState
 from celery5.protocol.health.breaker import describe_held
 from celery5.protocol.observability.overview import (
@@ -56,6 +57,26 @@ def test_an_alert_on_what_has_a_line_of_its_own_is_not_told_twice() -> None:
     ]
     own = find_own_alerts(alerts, make_overview(queues=(queue,), tasks=(task,)))
     assert [alert.name for alert in own] == ["loop-lag", "dead-letters"]
+
+
+def test_a_line_names_each_rule_that_fires_for_what_it_is_about() -> None:
+    alerts = [
+        make_alert("dead-letters", "queue mail"),
+        make_alert("no-workers", "queue mail", severity="critical"),
+        make_alert("failure-rate", "task pay"),
+        make_alert("oldest-job", "queue mail", status="silenced"),
+    ]
+    assert name_firing(alerts) == {"queue mail": "no-workers, dead-letters", "task pay": "failure-rate"}
+
+
+@pytest.mark.parametrize(
+    ("since", "until", "window"),
+    [(120, 180, "00:02 to 00:03 UTC"), (120, 158.4, "00:02:00 to 00:02:38 UTC")],
+)
+def test_the_window_of_rates_is_never_from_a_minute_to_itself(
+    since: float, until: float, window: str
+) -> None:
+    assert make_overview(rates_since=since, rates_until=until).task_window == window
 
 
 def test_breakers_are_counted_over_all_workers() -> None:

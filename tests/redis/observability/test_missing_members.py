@@ -167,7 +167,7 @@ async def test_alert_of_a_missing_member_ends_when_it_works_again(shop: App) -> 
         assert REMEDY in state.description
         page = await Surfaces(shop).look("")
         assert page.count(LINE.split()[0]) == 2, "the alert is a badge on the line of the member"
-        assert "alert: warning" in page
+        assert "alert: tested" in page
 
         async def ends() -> bool:
             await report(shop, GroupReport(kind="scheduler", name="default", declared=1))

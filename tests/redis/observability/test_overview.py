@@ -294,6 +294,6 @@ class _Loaded:
 async def test_each_headline_figure_says_its_time_and_both_rates_have_the_same_one(app: App) -> None:
     async with looking_at(app) as client:
         page = await client.look("")
-    window = r"(\d\d:\d\d to \d\d:\d\d UTC)"
+    window = r"(\d\d:\d\d(?::\d\d)? to \d\d:\d\d(?::\d\d)? UTC)"
     figures = rf"Ended per second, {window} \d+ Failed per second, \1 \d+ Backlog now \d+ Running now \d+ Dead now \d+"
     assert re.search(figures, page), page
