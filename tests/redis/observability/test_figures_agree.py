@@ -12,10 +12,12 @@ import trio
 from click.testing import CliRunner
 
 from celery5 import App, RetryPolicy
+from celery5.broker.calls import alerts as alert_calls
 from celery5.broker.calls import leases as lease_calls
 from celery5.broker.calls import observability as report_calls
 from celery5.broker.calls import queues as queue_calls
 from celery5.cli.commands.metrics import metrics
+from celery5.observability import dead_letters
 from celery5.observability.overview import DEAD_READ
 from celery5.protocol.observability.overview import Overview, WorkerOverview
 from celery5.protocol.observability.report import Measurements, MetricsReport, ReportOrigin
@@ -89,6 +91,41 @@ async def test_dead_jobs_of_one_task_do_not_hide_the_last_error_of_another(faili
         texts = {task.name: task.last_error.text for task in seen.tasks if task.last_error}
         assert texts == {"flaky": "OSError: no route", "loud": "ValueError: no money"}
         await check_texts(Surfaces(failing), "loud", "ValueError: no money")
+
+
+async def test_a_firing_alert_says_with_what_it_fired_and_when_it_was_measured(failing: App) -> None:
+    failing.alert("many-dead", dead_letters(above=2), for_=0.0, keep_firing_for=600.0)
+    async with working(failing, queues=[QUEUE]), looking_at(failing) as client:
+
+        async def read(value: int) -> dict[str, Any]:
+            found: list[dict[str, Any]] = []
+
+            async def is_measured() -> bool:
+                rows = await client.ask("alert:list")
+                found[:] = [row for row in rows if row["name"] == "many-dead" and row["value"] == value]
+                return bool(found)
+
+            await until_async(is_measured)
+            return found[0]
+
+        async def has_been_measured() -> bool:  # what was dead before is not new
+            return (await failing.aperform(alert_calls.read_alerts(failing.keys))).evaluated is not None
+
+        await until_async(has_been_measured)
+        await failing.asend_many([failing.tasks["loud"].s() for _ in range(3)])
+        fired = await read(3)
+        words = f"queue {QUEUE} has 3 new dead letters in 10 min, and 3 in all"
+        assert (fired["status"], fired["description"], fired["fired_value"]) == ("firing", words, 3)
+        await failing.dlq.apurge()
+        held = await read(0)
+        assert held["description"] == (
+            f"queue {QUEUE} has 0 new dead letters in 10 min, and 0 in all; "
+            "it fired at 3 new dead letters, and resolves when that has lasted 10 min"
+        )
+        assert held["measured_at"] > fired["measured_at"] >= fired["fired_at"]
+        for path in ("", "alerts"):
+            page = await client.look(path)
+            assert re.search(r"has lasted 10 min \(measured (just now|\d+ m?s ago) ?\)", page), page
 
 
 async def test_all_figures_of_a_worker_are_of_its_last_report_or_of_its_answer(
