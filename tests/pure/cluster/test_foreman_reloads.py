@@ -68,9 +68,11 @@ def test_at_a_reload_as_many_members_as_wanted_are_up_at_any_time(count: int) ->
 def test_repeated_command_to_scale_keeps_the_one_that_tries_a_version() -> None:
     new = described(2, queues=["other"])
     clock = Clock(described(2)).up()
-    clock.want(new)
+    spares = build_spares(new, {}, environment={}, grace=30)
+    assert len(spares) == 2, "another one could be started"
+    clock.crew.set_desired(new, build_members(new), spares)
     clock.try_beside("worker-default-3")
-    clock.want(new, {"worker-default": 2})
+    clock.crew.set_desired(new, build_members(new), spares)
     assert clock.tick() == [Stop("worker-default-1")]
 
 

@@ -128,6 +128,24 @@ async def test_server_that_is_full_explains_only_the_writes_that_it_refuses() ->
     assert not lost.explains(refused)
 
 
+@pytest.mark.parametrize("is_end", [False, True])
+@pytest.mark.parametrize(("code", "level"), [("MISCONF", "error"), ("LOADING", "warning")])
+async def test_refusal_is_one_line_and_another_one_when_it_is_over(
+    *, code: str, level: str, is_end: bool
+) -> None:
+    """A connection that ends would not see the end of the refusal, so what follows is logged again."""
+    lost = Log(worker="one", app="shop").lost_connections
+    with Lines() as lines:
+        for _ in range(2):
+            lost.record_refusal("redis://a", "why", code)
+            lost.record_refusal("redis://a", "why", code)
+            lost.record_acceptance("redis://a", code, is_end=is_end)
+            lost.record_acceptance("redis://a", code, is_end=is_end)
+    assert [line["level"] for line in lines.of("broker:refused")] == [level] * 2
+    assert [line["level"] for line in lines.of("broker:accepted")] == ["debug" if is_end else "info"] * 2
+    assert lost.get_refusals() == {}
+
+
 @pytest.mark.parametrize("is_lost_first", [True, False])
 @pytest.mark.parametrize(
     ("is_refused", "is_error", "expected"),
