@@ -107,7 +107,7 @@ NO_ACTIONS = {
     "Events": "add group_subscriptions list_queues make_event send state versions waiting",
     "Jobs": "search story",
     "Limits": "list rule",
-    "Metrics": "add_outlet history memory overview storage summary totals workers",
+    "Metrics": "add_outlet history memory overview processes storage summary totals workers",
     "ParkedKeyRegistry": "read",
     "Schedules": "check_configured list list_declared schedulers show",
     "Stream": "append encode find_partition make_append send send_many subscribe subscribe_check",
