@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.story.cli.commands import COMMAND, LIMIT, environment
 
-MODULES_OF_A_WORKER = 392
+MODULES_OF_A_WORKER = 395
 """The most modules of celery5 that a worker with plain tasks has loaded when its first job runs."""
 MODULES_OF_HELP = 95
 """The most that `celery5 --help` loads."""
