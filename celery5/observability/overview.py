@@ -24,6 +24,7 @@ from celery5.broker.routing.unreachable import UNREACHABLE, skip_unreachable
 from celery5.errors import Misconfigured
 from celery5.observability.failure_onsets import FailureOnsetReader
 from celery5.observability.lost_processes import get_process_name, list_lost
+from celery5.observability.queue_pauses import QueuePauseReader
 from celery5.observability.recent_history import RecentHistoryReader
 from celery5.observability.shown_values import mask_text
 from celery5.observability.storage import GetDriver, read_broker_memory, read_memory, read_storage
@@ -43,6 +44,7 @@ from celery5.protocol.observability.overview import (
     Overview,
     OverviewTotals,
     QueueOverview,
+    QueuePause,
     ReportingProcess,
     TaskOverview,
     UnreachableBroker,
@@ -361,6 +363,7 @@ class OverviewReader:
         self._history = RecentHistoryReader(app.keys)
         self._onsets = FailureOnsetReader(app.keys)
         self._workers = WorkerReader(app)
+        self._pauses = QueuePauseReader(app.keys)
         self._dead: dict[str, DeadNews] = {}
         self._attempts = AttemptNews(0.0, {})
         # What fills each server that is almost full, and when that was read.
@@ -393,6 +396,7 @@ class OverviewReader:
             tasks = make_task_overviews(histories, errors, now, earlier, _count_dead(state, now))
             tasks = await self._add_attempt_errors(redis, tasks, now)
             schedules = await self._read_schedules(redis, now)
+            pauses = await self._read_pauses(redis, state)
             memory = await self._read_memory(get_driver, now)
         return self._assemble(
             state,
@@ -402,6 +406,7 @@ class OverviewReader:
             lost=lost,
             tasks=add_deaths(tasks, sum_deaths(state.queues), lost, now),
             schedules=schedules,
+            pauses=pauses,
             memory=memory,
             unreachable=tuple(
                 UnreachableBroker(broker, get_error_text(error)) for broker, error in unreachable.items()
@@ -418,10 +423,11 @@ class OverviewReader:
         lost: Sequence[LostWorker],
         tasks: Sequence[TaskOverview],
         schedules: tuple[DueSchedule, ...],
+        pauses: Mapping[str, QueuePause],
         memory: tuple[ServerMemory, ...],
         unreachable: tuple[UnreachableBroker, ...],
     ) -> Overview:
-        queues = [_make_queue(queue) for queue in state.queues.values()]
+        queues = [_make_queue(queue, pauses.get(queue.queue)) for queue in state.queues.values()]
         is_full = any(server.is_full for server in memory if server.broker == DEFAULT_BROKER)
         workers = self._workers.list_workers(state, now, is_full=is_full)
         workers.sort(key=lambda worker: (worker.health == "ok", worker.name))
@@ -616,6 +622,13 @@ class OverviewReader:
             for memory in memories
         )
 
+    async def _read_pauses(self, redis: AsyncDriver, state: AppState) -> Mapping[str, QueuePause]:
+        """Return who paused the queues that are paused; the default broker has the audit trail."""
+        paused = {queue.queue for queue in state.queues.values() if queue.paused}
+        with suppress(*UNREACHABLE):
+            return await self._pauses.read(redis, paused)
+        return {}
+
     async def _read_schedules(self, redis: AsyncDriver, now: float) -> tuple[DueSchedule, ...]:
         """Return the schedules that fire next."""
         keys, limit = self._app.keys, self._app.settings.message_limit
@@ -649,7 +662,7 @@ def _count_dead(state: AppState, now: float) -> dict[str, DeadCount]:
     }
 
 
-def _make_queue(queue: QueueState) -> QueueOverview:
+def _make_queue(queue: QueueState, pause: QueuePause | None) -> QueueOverview:
     return QueueOverview(
         name=queue.queue,
         backlog=queue.backlog,
@@ -668,6 +681,7 @@ def _make_queue(queue: QueueState) -> QueueOverview:
         flow=queue.flow,
         idle=queue.idle,
         verdict=queue.verdict,
+        pause=pause,
     )
 
 

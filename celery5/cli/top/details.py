@@ -84,6 +84,7 @@ def _describe_queue(
     lines = [
         _title(f"queue {queue.name}"),
         _field("verdict", queue.verdict.text, "bad" if queue.verdict.needs_attention else "bold"),
+        *([_field("paused", queue.pause.describe(overview.at))] if queue.pause is not None else []),
         _field("backlog", f"{queue.backlog:,}{_since(queue.oldest)}"),
         _field("waiting", f"{queue.waiting:,} for a worker"),
         _field("running", f"{queue.running:,}"),

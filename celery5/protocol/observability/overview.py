@@ -112,6 +112,18 @@ class LastError(msgspec.Struct, frozen=True, kw_only=True):
         return f"{', '.join(times)}: {self.text}"
 
 
+class QueuePause(msgspec.Struct, frozen=True):
+    """Who paused a queue for all workers, and when."""
+
+    who: str
+    # In seconds since 1970, by the clock of Redis.
+    at: float
+
+    def describe(self, now: float) -> str:
+        """Return it in words: `4 min ago by ada@web1`."""
+        return f"{format_age(min(self.at, now), now)} by {self.who}"
+
+
 class QueueOverview(msgspec.Struct, frozen=True, kw_only=True):
     """How one queue stands."""
 
@@ -141,6 +153,8 @@ class QueueOverview(msgspec.Struct, frozen=True, kw_only=True):
     lacks: str = ""
     # Which tasks have jobs here that wait for a worker whose code has them, in words; '' for none.
     awaits: str = ""
+    # Who paused it, and when; None: it is not paused, or the audit trail does not know.
+    pause: QueuePause | None = None
 
 
 class TaskOverview(msgspec.Struct, frozen=True, kw_only=True):
@@ -542,8 +556,8 @@ def judge_queue(
         held_by: What holds jobs of the backlog that wait at limits, in words; '' when none is held.
     """
     why = f": {held_by}" if held_by else ""
-    if is_paused:
-        return QueueVerdict("paused", "paused")
+    if is_paused:  # on purpose, which may be forgotten: jobs wait for the person who paused it
+        return QueueVerdict("paused", "paused", needs_attention=backlog > 0)
     if not workers and backlog + upcoming:
         return QueueVerdict("unserved", "nobody works on it", needs_attention=True)
     if not backlog:

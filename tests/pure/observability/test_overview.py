@@ -26,6 +26,12 @@ def verdict(flow: QueueFlow | None = None, **state: Any) -> str:
     return judge_queue(**{**usual, **state}, flow=flow).text
 
 
+@pytest.mark.parametrize("backlog", [0, 1])
+def test_a_paused_queue_needs_a_person_while_jobs_wait(backlog: int) -> None:
+    judged = judge_queue(backlog=backlog, upcoming=3, oldest=None, workers=1, is_paused=True, flow=None)
+    assert (judged.text, judged.needs_attention) == ("paused", backlog > 0)
+
+
 @pytest.mark.parametrize(
     ("flow", "state", "text"),
     [

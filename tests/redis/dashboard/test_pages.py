@@ -123,6 +123,28 @@ async def test_a_queue_is_paused_and_resumed_by_its_button(app: App) -> None:
     assert not (await app.ainfo()).queues["money"].paused
 
 
+async def test_first_page_lists_a_paused_queue_on_which_jobs_wait(app: App) -> None:
+    declare(app)
+    async with working(app, queues=("money",)), browsing(app, role="operator") as client:
+        with app.audit.acting_as("ada@desk"):
+            await app.control.asend("pause-queue", {"queue": "money"})
+        with app.audit.acting_as("bob@desk"):  # it was paused already
+            await app.control.asend("pause-queue", {"queue": "money"})
+        await app.tasks["pay"].adelay(1)
+        text = read_text((await client.get(f"/{app.name}")).text)
+        listed = r"Needs a person .*Queue money : paused since [\d:]+ UTC, .* by ada@desk; backlog 1, the oldest waits"
+        assert re.search(listed, text), text
+        page = read_text((await client.get(f"/{app.name}/queues/money")).text)
+        assert re.search(r"paused since [\d:]+ UTC, .* by ada@desk", page), page
+        await press(client, app, "queue:resume", {"queue": "money"})
+        await press(client, app, "queue:pause", {"queue": "money"})
+        (money,) = [queue for queue in (await app.metrics.aoverview()).queues if queue.name == "money"]
+        assert money.pause is not None
+        assert "ada" not in money.pause.who
+        await app.aempty("money")
+        assert "Queue money" not in read_text((await client.get(f"/{app.name}")).text)
+
+
 async def test_a_viewer_has_no_buttons(app: App) -> None:
     declare(app)
     await app.tasks["pay"].adelay(1)

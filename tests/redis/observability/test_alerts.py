@@ -69,6 +69,21 @@ async def test_the_age_of_the_oldest_job_fires_and_resolves_when_it_runs(app: Ap
             await wait_for(app, ("fired", "queue lonely"), ("resolved", "queue lonely"))
 
 
+async def test_an_old_job_on_a_paused_queue_fires_and_says_that_it_is_paused(app: App) -> None:
+    app.configure(**QUICK)
+    declare(app, oldest(above=0.5))
+
+    @app.task(name="work")
+    async def work() -> None: ...
+
+    async with working(app, queues=["default"]):
+        await app.control.asend("pause-queue", {"queue": "default"})
+        await work.adelay()
+        await wait_for(app, ("fired", "queue default"))
+        (fired,) = await app.alerts.ahistory()
+        assert fired.description.endswith("; paused")
+
+
 async def test_a_task_that_fails_too_often_fires_and_resolves_when_it_succeeds(app: App) -> None:
     app.configure(**QUICK)
     declare(app, failures(above=0.5, below=0.4, within=2, least=10))
