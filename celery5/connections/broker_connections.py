@@ -109,8 +109,10 @@ class Connections:
 
     async def _get_driver_of_loop(self) -> AsyncDriver:
         from celery5.broker import ambient
+        from celery5.broker.reply_limit import LimitedDriver, get_reply_limit
 
-        return await ambient.get_driver(self.endpoint)
+        driver, limit = await ambient.get_driver(self.endpoint), get_reply_limit()
+        return driver if limit is None else LimitedDriver(driver, limit, self.endpoint.masked_url)
 
     async def get_async_result_waiter(self) -> AsyncResultWaiter:
         """Return the waiter for results of the running event loop; in plain Python one that blocks.

@@ -11,6 +11,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from celery5.app import App
+from celery5.broker.reply_limit import limit_replies
 from celery5.dashboard.access import Authenticator, ProxyHeaders
 from celery5.dashboard.api import JsonApi
 from celery5.dashboard.guard import Guard
@@ -20,6 +21,9 @@ from celery5.dashboard.sessions import Sessions
 from celery5.dashboard.site import Site
 from celery5.dashboard.static import StaticFiles
 from celery5.errors import Misconfigured
+
+REPLY_LIMIT = 2.0
+"""Seconds for which a request waits for an answer of Redis; then the page says that there is none."""
 
 OnError = Callable[[str, Exception], object]
 OnRefusal = Callable[[str, str], object]
@@ -97,7 +101,8 @@ class Dashboard:
             await send(message)
 
         try:
-            await self._guarded(scope, receive, note)
+            with limit_replies(REPLY_LIMIT):
+                await self._guarded(scope, receive, note)
             if (unexpected := scope.get("state", {}).get("unexpected")) is not None:
                 raise unexpected
         except Exception as error:

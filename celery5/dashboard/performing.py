@@ -12,6 +12,8 @@ import msgspec
 from starlette.requests import HTTPConnection
 
 from celery5.app import App
+from celery5.broker.calls.jobs import PING
+from celery5.broker.reply_limit import limit_replies
 from celery5.dashboard.access import User
 from celery5.dashboard.dead_letter_index import DeadLetterIndex
 from celery5.dashboard.formats import encode_json
@@ -106,6 +108,9 @@ class _SharedRead:
     # Bytes of the value, as JSON.
     size: int = 0
     read_at: float = math.inf
+    # Why the last look failed, and when: whoever waited for it is told the same, and does not wait once more.
+    failure: BrokerUnavailable | None = None
+    failed_at: float = -1e9
 
 
 def _check_role(operation: Operation, user: User, *, by: Operation | None = None) -> None:
@@ -113,6 +118,19 @@ def _check_role(operation: Operation, user: User, *, by: Operation | None = None
     if not operation.effect.allows(user.role):
         what = operation.name if by is None else f"{by.name} of a {operation.name}"
         raise Forbidden(f"{what} is for {operation.role}s; the role of {user.name} is {user.role}")
+
+
+async def _require_answer(app: App) -> None:
+    """Raise BrokerUnavailable if no broker of an application answers: then a change has not begun."""
+    unanswered: BrokerUnavailable | None = None
+    for name in app.brokers.names:
+        try:
+            await (await app.brokers.get(name).get_async_driver()).perform(PING)
+            return
+        except BrokerUnavailable as error:
+            unanswered = unanswered or error
+    assert unanswered is not None
+    raise unanswered
 
 
 class Performer:
@@ -175,7 +193,9 @@ class Performer:
                 continued = await operation.find_continued(app, parameters)
                 _check_role(OPERATIONS[continued], user, by=operation)
             if operation.is_change:
-                with app.audit.acting_as(user.name, source="dashboard"):
+                await _require_answer(app)
+                # A change that was sent is not given up soon: nobody would know whether it was done.
+                with limit_replies(None), app.audit.acting_as(user.name, source="dashboard"):
                     return await self._call(app, operation, parameters)
             value = await self._read(app, operation, parameters)
         return value if Effect.SEE_CONFIDENTIAL.allows(user.role) else withhold(value, operation.result)
@@ -187,13 +207,18 @@ class Performer:
         self._forget_old_reads()
         if shared.lock.locked() and anyio.current_time() < shared.usable_until:
             return shared.value
+        asked_at = anyio.current_time()
         async with shared.lock:
             began = anyio.current_time()
+            if shared.failure is not None and shared.failed_at > asked_at:
+                raise BrokerUnavailable(str(shared.failure))
             if began >= shared.until:
                 try:
                     shared.value = await self._call(app, operation, parameters)
-                except BaseException:
+                except BaseException as error:
                     shared.usable_until = began  # no old result is shown during an outage
+                    shared.failure = error if isinstance(error, BrokerUnavailable) else None
+                    shared.failed_at = anyio.current_time()
                     raise
                 shared.size = len(encode_json(shared.value))
                 shared.read_at = ended = anyio.current_time()

@@ -505,7 +505,7 @@ class Link:
             self.connected = False
             await transport.aclose()
         failed, kept = self.pipeline.disconnect(self._reason)
-        self._is_lost = True
+        self._is_lost, self._last_failure = True, self._reason
         self._watch(LinkLost(self.name, self.where, self._reason, failed, kept))
 
     async def _until_broken(self, work: Callable[..., Awaitable[None]], *args: object) -> None:
