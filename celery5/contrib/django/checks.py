@@ -16,7 +16,7 @@ from django.core import checks
 
 from celery5.config.include import explain_load_error
 from celery5.config.unincluded import parse_file
-from celery5.contrib.django.application import find_task_specs, get_app
+from celery5.contrib.django.application import IS_CHECKED, find_task_specs, get_app
 from celery5.contrib.django.project_settings import get_project_package, read_project_settings
 from celery5.errors import CeleryError
 
@@ -57,11 +57,15 @@ def check_application(**_options: Any) -> list[checks.CheckMessage]:
             )
         ]
     unincluded = [checks.Warning(text, id="celery5.W005") for text in list_unincluded()]
+    # The wiring of boot steps asks for the address of the broker, also before the tests of a project.
+    is_checked = IS_CHECKED.set(True)
     try:
         check_usable(app.settings, app.name, app.settings.broker)
         foreground.check(app)
     except CeleryError as error:
         return [checks.Error(str(error), id="celery5.E001"), *unincluded]
+    finally:
+        IS_CHECKED.reset(is_checked)
     found = list_warnings(app.settings, app.configuration, list(app.tasks), os.environ)
     return [*(checks.Warning(text, id="celery5.W004") for text in found), *unincluded]
 

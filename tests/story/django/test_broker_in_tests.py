@@ -63,6 +63,41 @@ def test_what_a_test_sends_outside_of_the_testing_kit_is_refused_in_one_line(tmp
     assert ended.code == 0, ended.err
 
 
+PARTS = """
+from celery5 import App, BootStep
+
+async def open_session() -> None: ...
+
+async def serve() -> None: ...
+
+app = App("shop", bootsteps=[BootStep("session", open_session)], services=[serve])
+"""
+CHECKED = (
+    TESTS
+    + """
+    def test_check(self):
+        from django.core.management import call_command
+
+        with in_memory(get_app()) as jobs:
+            call_command("check")
+            charge.delay(2)
+            assert len(jobs.run()) == 1
+        REFUSED
+"""
+)
+
+
+def test_the_check_before_the_tests_may_wire_boot_steps_and_services(tmp_path: Path) -> None:
+    project = Project(tmp_path, CELERY5_BROKER="")
+    project.configure('"orders"', '"broker": "redis://127.0.0.1:1/0", "backlog": 0')
+    project.write("shop/celery5.py", PARTS)
+    project.write("orders/tasks.py", TASKS)
+    project.write("orders/tests.py", CHECKED.replace("REFUSED", REFUSED.strip()))
+    ended = project.manage("test", "orders")
+    assert ended.code == 0, ended.err
+    assert "Ran 2 tests" in ended.err
+
+
 def test_worker_of_a_test_may_have_the_broker_of_the_settings_on_purpose(server: EmbeddedServer) -> None:
     app = App(f"chosen-{new_id()}", broker=server.url)
 
