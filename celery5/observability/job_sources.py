@@ -4,7 +4,7 @@ Each read is one or two short trips to Redis. No key is scanned for, and no plac
 for the history, which has its own end.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -363,9 +363,10 @@ class LimitedJobSource(SearchSource):
             )
             ids = [job_id for job_id, _ in part]
             places = await self._redis.perform(job_calls.get_places(self._keys, ids)) if ids else []
+            unlimited = await self._redis.perform(calls.list_unlimited(self._keys)) if ids else set[str]()
             after = following if following != "0" else "end"
             found = [
-                self._make_limited(f"{cursor or '0'} {number}", message, place)
+                self._make_limited(f"{cursor or '0'} {number}", message, place, unlimited)
                 for number, ((_, message), place) in enumerate(zip(part, places, strict=True), 1)
                 if place.startswith(_LIMITED) and number > int(skipped or 0)
             ]
@@ -377,8 +378,10 @@ class LimitedJobSource(SearchSource):
                 return ()
         return (FoundJob(cursor, None, None, 0),)
 
-    def _make_limited(self, place: str, message: bytes, where: bytes) -> FoundJob:
-        limit = format_limit(where.decode(errors="replace"))
+    def _make_limited(self, place: str, message: bytes, where: bytes, unlimited: Collection[str]) -> FoundJob:
+        text = where.decode(errors="replace")
+        # A job of a task without a limit waits there for a worker with a slot.
+        limit = "" if text.split(" ", 2)[1] in unlimited else format_limit(text)
         return self._make_live(place, message, JobState.HELD, limit=limit)
 
     async def describe_rest(self, *, is_at_end: bool) -> Sequence[str]:
@@ -450,7 +453,6 @@ class OneJobSource(SearchSource):
         if not inspection.place:
             return (FoundJob("end", None, None, 0),)
         state = get_state(inspection.place, has_worker=bool(inspection.worker))
-        limit = format_limit(inspection.place) if inspection.place.startswith(Place.LIMITED) else ""
         if state is JobState.DEAD:
             found = self._make_dead(inspection.place[1:], inspection.message, inspection.document)
             return (found._replace(place="end"),)
@@ -463,7 +465,7 @@ class OneJobSource(SearchSource):
                 worker=inspection.worker,
                 due=inspection.due or 0.0,
                 deliveries=inspection.deliveries,
-                limit=limit,
+                limit=inspection.limit,
                 ran=inspection.held_for if state is JobState.EXECUTING else None,
             ),
         )

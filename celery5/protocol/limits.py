@@ -177,14 +177,12 @@ class AdmissionRule(msgspec.Struct, frozen=True):
     @property
     def is_empty(self) -> bool:
         """Return whether nothing is limited: jobs wait only for a worker that has a slot for their kind."""
-        return not (
-            self.max_running is not None
-            or self.rate
-            or self.kind_rate
-            or self.keyed
-            or self.fair
-            or self.suspended
-        )
+        return not (self.has_limit or self.suspended)
+
+    @property
+    def has_limit(self) -> bool:
+        """Return whether its jobs have slots of a limit. Those of a task that is only suspended have none."""
+        return bool(self.max_running is not None or self.rate or self.kind_rate or self.keyed or self.fair)
 
     @property
     def needs_start(self) -> bool:

@@ -153,6 +153,11 @@ def count_limited(keys: QueueKeys) -> Call[int]:
     return Call(("HLEN", keys.limited_counts), int, repeatable=True)
 
 
+def list_unlimited(keys: QueueKeys) -> Call[set[str]]:
+    """Return the tasks, as places have them, whose jobs wait for nothing but a worker with a slot."""
+    return Call(("SMEMBERS", f"{keys.waiting_list_prefix}unlimited"), _texts, repeatable=True)
+
+
 def count_stream(stream: str) -> Call[int]:
     """Return how many entries a stream has."""
     return Call(("XLEN", stream), int, repeatable=True)
@@ -183,6 +188,10 @@ def _waiting(raw: Any) -> list[WaitingEntry]:
         deaths = fields.get(b"deliveries", b"")
         entries.append(WaitingEntry(decode_text(entry_id), fields.get(b"job", b""), read_whole(deaths)))
     return entries
+
+
+def _texts(raw: Any) -> set[str]:
+    return {decode_text(item) for item in raw or ()}
 
 
 def _held(raw: Any) -> list[HeldEntry]:

@@ -496,7 +496,7 @@ def _delivered(keys: QueueKeys, raw: Any) -> list[Entry] | None:
 
 
 def _inspection(raw: Any) -> JobInspection:
-    place, document, message, worker, held, due, deliveries, now, before, progress, deaths = raw
+    place, document, message, worker, held, due, deliveries, now, before, progress, deaths, unlimited = raw
     held_for = parse_seconds(held)
     return JobInspection(
         place=place.decode(errors="replace"),
@@ -510,4 +510,5 @@ def _inspection(raw: Any) -> JobInspection:
         jobs_ahead=None if before < 0 else before,
         progress=_progress(progress) if progress else None,
         deaths=read_deaths(deaths),
+        is_unlimited=unlimited == 1,
     )

@@ -96,7 +96,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     arguments: Mapping[str, Any] = {}
     # The run of a workflow that it belongs to.
     run: str = ""
-    # The limit in which it had a slot, or for which it waits.
+    # The task whose limit it had a slot of, or waits for; '' where it has no limit.
     limit: str = ""
     # Its traceparent.
     trace: str = ""
@@ -285,7 +285,8 @@ def make_attempt_record(
         waited=round(waited, 6) if (has_run or is_foreign) and waited is not None else None,
         ran=round(max(delivery.finished - delivery.started, 0.0), 6) if has_run else None,
         reason=_tidy(str(reason), MAX_MESSAGE),
-        limit=delivery.rule.task if delivery.rule is not None else "",
+        # While all slots are taken, jobs without a limit wait in lists, too, and come from there with an empty rule.
+        limit=delivery.rule.task if delivery.rule is not None and delivery.rule.has_limit else "",
         kept=kept,
         **{**fields, **_read_failure(failure)},
     )

@@ -118,8 +118,16 @@ class JobInspection(msgspec.Struct, frozen=True, kw_only=True):
     deaths: tuple[WorkerDeath, ...] = ()
     # How many jobs are ahead of it in its waiting list; None when it is in none.
     jobs_ahead: int | None = None
+    # Whether it is in one though its task has no limit: it waits for a worker with a slot.
+    is_unlimited: bool = False
     # What a worker has stored of it.
     progress: Progress | None = None
+
+    @property
+    def limit(self) -> str:
+        """The limit at which it waits; '' for none."""
+        is_at_limit = self.place.startswith(Place.LIMITED) and not self.is_unlimited
+        return format_limit(self.place) if is_at_limit else ""
 
 
 def make_job_details(
@@ -149,8 +157,8 @@ def make_job_details(
         deaths=found.deaths,
         revoked=letter == Place.REVOKED or state is JobState.REVOKED,
         dead_entry=place[1:] if letter == Place.DEAD else "",
-        limit=format_limit(place) if letter == Place.LIMITED else "",
-        jobs_ahead=found.jobs_ahead if letter == Place.LIMITED else None,
+        limit=found.limit,
+        jobs_ahead=found.jobs_ahead if found.limit else None,
         progress=progress if progress and worker and progress.worker == worker else None,
     )
     if command is not None:

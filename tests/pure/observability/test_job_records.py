@@ -13,6 +13,7 @@ from msgspec import Raw, json
 
 from celery5 import App
 from celery5.errors import Misconfigured
+from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.job.history import (
     CUT,
     MAX_PACKED,
@@ -21,14 +22,18 @@ from celery5.protocol.job.history import (
     CallShape,
     JobRecord,
     format_arguments,
+    make_attempt_record,
     pack_record,
     read_arguments,
     shorten_arguments,
     unpack_record,
 )
+from celery5.protocol.job.messages import Command
 from celery5.protocol.job.search import SearchPosition, make_job_query, read_cursor
 from celery5.protocol.job.states import JobState
 from celery5.protocol.job.story import JobInspection, add_attempts, make_job_details
+from celery5.protocol.job.verdict import Complete
+from celery5.protocol.limits import AdmissionRule, Rate
 from celery5.protocol.observability import ended_jobs
 from celery5.protocol.observability.ended_jobs import BATCH, EndedJobs, SuccessWatch
 
@@ -301,3 +306,23 @@ def test_a_record_is_packed_whatever_its_fields_hold() -> None:
     assert unpacked is not None
     assert unpacked.id == "a\\udc80"
     assert unpacked.arguments["n"] == str(2**70)
+
+
+@pytest.mark.parametrize(
+    ("rule", "limit"),
+    [
+        (AdmissionRule("shop.pay", max_running=2), "shop.pay"),
+        (AdmissionRule("shop.pay", kind="io", kind_rate=Rate("3/s")), "shop.pay"),
+        (AdmissionRule("shop.pay"), ""),  # as of a job that waited for a slot of its saturated kind
+        (AdmissionRule("shop.pay", suspended=True), ""),
+        (None, ""),
+    ],
+)
+def test_an_attempt_of_a_task_without_a_limit_names_none(rule: AdmissionRule | None, limit: str) -> None:
+    delivery = Delivery(
+        "till", b"1800000000000-0g", b"", command=Command(v=1, id="a", task="shop.pay"), rule=rule
+    )
+    delivery.start(1_800_000_001.0)
+    delivery.finish(1_800_000_002.0)
+    made = make_attempt_record(delivery, Complete(b"1"), NO_SHAPE, worker="w", waited=1.0, kept="sample")
+    assert made.limit == limit

@@ -17,6 +17,8 @@ import trio
 from celery5 import App, JobState, agather, gather
 from celery5.broker.calls import queues
 from celery5.broker.servers.embedded import EmbeddedServer
+from celery5.dashboard.pages.jobs import tell_story
+from celery5.protocol.job.history import JobRecord
 from celery5.protocol.scaling.prefetch import BATCH, HORIZON, MAX_AHEAD
 from celery5.scaling import Budget
 from celery5.services.worker.capacity import MAX_AWAITING
@@ -441,3 +443,28 @@ async def test_jobs_that_wait_for_their_kind_count_as_waiting_with_their_age(flo
 
 async def has_waiting(app: App, count: int) -> bool:
     return (await app.aperform(queues.get_queue_depth(app.queue("default")))).waiting == count
+
+
+async def test_a_job_that_waits_for_a_slot_of_its_kind_is_shown_at_no_limit(url: str, app_name: str) -> None:
+    flood = Flood(url, app_name)
+    app = flood.app
+    await app.asend_many([app.tasks["slow.trio"].s() for _ in range(200)])
+    async with working(app):
+
+        async def find_listed() -> list[JobRecord]:
+            page = await app.jobs.asearch(state="HELD")
+            return list(page.jobs)
+
+        async def are_listed() -> bool:
+            return bool(await find_listed())
+
+        await until_async(are_listed)
+        (listed, *_) = await find_listed()
+        found = await app.afind(listed.id)
+        (alone,) = (await app.jobs.asearch(id=listed.id)).jobs
+        assert found is not None
+        assert found.state is JobState.HELD
+        assert (listed.limit, alone.limit, found.limit, found.jobs_ahead) == ("", "", "", None)
+        (line,) = [line.text for line in tell_story(found, time.time()) if "waits" in line.text]
+        assert line == f"waits on queue {listed.queue} for a worker"
+        flood.go.set()

@@ -14,9 +14,10 @@
 -- Returns its place (as in the hash, or ''), its document, its message, the worker that has it (each may be ''), for how
 -- many ms that has had it, when it is due in ms since 1970 (-1 each when that is not so), how many workers died with
 -- it, the time in ms since 1970, how many are ahead of it in its waiting list (-1 when it is in none), the fields of its
--- progress while a worker has it (none where another worker has stored it), and the last workers that it took down. A dead job's document is found in the dead-letter queue when it has expired.
+-- progress while a worker has it (none where another worker has stored it), the last workers that it took down, and whether it
+-- waits in its list for nothing but a worker with a slot: its task has no limit. A dead job's document is found in the dead-letter queue when it has expired.
 local deaths = redis.call('LRANGE', KEYS[9], 0, -1)
-local results = {'', redis.call('GET', KEYS[3]) or '', '', '', -1, -1, 0, now_ms(), -1, {}, deaths}
+local results = {'', redis.call('GET', KEYS[3]) or '', '', '', -1, -1, 0, now_ms(), -1, {}, deaths, 0}
 local place = redis.call('HGET', KEYS[2], ARGV[2])
 if not place then return results end
 local kind, entry, lane = string.match(place, '^(.)([%d-]*)(%a?)')
@@ -42,6 +43,9 @@ elseif kind == 'G' then
   results[3] = redis.call('HGET', KEYS[5], ARGV[2]) or ''
   local list = string.match(place, '^G%d* (.*)$')
   results[9] = redis.call('ZRANK', KEYS[7] .. 'line ' .. list, ARGV[2]) or -1
+  for _, task in ipairs(redis.call('SMEMBERS', KEYS[7] .. 'unlimited')) do -- bound: the tasks of the queue
+    if task == string.match(list, '^[^ ]*') then results[12] = 1 end
+  end
 else
   results[3] = redis.call('HGET', KEYS[5], ARGV[2]) or ''
   results[6] = math.floor(tonumber(redis.call('ZSCORE', KEYS[4], ARGV[2]) or -1))
