@@ -608,7 +608,8 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
         "worker_ready": 'Middleware.process_started, or a boot step with requires=["consumer"]',
         "worker_shutting_down": "undo of a boot step",
         "worker_shutdown": "Middleware.process_stopped",
-        "worker_process_init": "a boot step, App(bootsteps=[BootStep(name, start)]), of each worker process",
+        "worker_process_init": "a boot step, App(bootsteps=[BootStep(name, start)]), of each worker process; its "
+        "threads share what it opens, where each child of Celery's had its own",
         "worker_process_shutdown": "undo of a boot step, or Middleware.process_stopped",
         "worker_before_create_process": "nothing: there are no pools",
         "heartbeat_sent": "nothing: the worker renews its lease itself",

@@ -36,6 +36,10 @@ async def show_job(app: "App", asked: OneJob) -> JobDetails:
     details = await app.jobs.astory(asked.id, queue=asked.queue)
     if details is None and (member := parse_member_id(asked.id)):
         raise NotFound(f"job {asked.id} belongs to run {member.run}, which keeps what became of it")
+    if details is None and asked.id in app.tasks:
+        raise NotFound(
+            f"{asked.id!r} is a task, not the id of a job: celery5 task search --task {asked.id} finds its jobs"
+        )
     if details is None:
         where = "on any queue" if asked.queue is None else f"on queue {asked.queue!r}"
         raise NotFound(

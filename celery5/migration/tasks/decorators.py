@@ -21,7 +21,7 @@ MAX_WIDTH = 98
 _ERRBACK = (
     "on_failure=, which replaces link_error, calls it with one argument: failures: list[StepFailure] (from "
     "celery5.workflows import StepFailure), each with id, task, type and message of the error, state and reason; the "
-    "traceback is in the dead letter: celery5 dlq read"
+    "traceback is in the dead letter: celery5 dlq read. Further arguments are bound: on_failure=task.partial(1)"
 )
 
 

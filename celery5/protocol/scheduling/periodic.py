@@ -315,7 +315,7 @@ def change_trigger(
         Misconfigured: Code or a configuration declares it and would change it back, or it would never fire.
     """
     if schedule.origin != "runtime":
-        where = "code" if schedule.origin == "code" else "a configuration"
+        where = "code" if schedule.origin == "code" else "the setting `schedules`"
         raise Misconfigured(
             f"schedule {schedule.name!r} is declared in {where}: change it there and restart the Schedulers"
         )

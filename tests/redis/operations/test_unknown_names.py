@@ -3,11 +3,12 @@
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 from starlette.requests import HTTPConnection
 
 from celery5 import App, every
 from celery5.dashboard.performing import describe_problem
-from celery5.operations.operation import DRY_RUN, Changed, Operation
+from celery5.operations.operation import DRY_RUN, Changed, NotFound, Operation
 from celery5.operations.parameters import list_parameters
 from celery5.operations.table import OPERATIONS
 from tests.redis.worker.workers import working
@@ -75,6 +76,17 @@ async def test_each_operation_refuses_an_unknown_name_with_a_similar_one(app: Ap
                     wrong[name] = problem
     assert wrong == {}
     assert looked_at >= 14
+
+
+async def test_a_task_in_the_place_of_a_job_is_told_apart_from_an_unknown_id(app: App) -> None:
+    declare(app)
+    show = OPERATIONS["task:show"]
+    for wrong, said in (
+        ("shop.pay", "'shop.pay' is a task, not the id of a job"),
+        ("nope", "it was never sent"),
+    ):
+        with pytest.raises(NotFound, match=said):
+            await show.perform(app, show.parse({"id": wrong}, is_text=False))
 
 
 async def test_each_operation_says_of_a_dry_run_what_would_be_done(app: App) -> None:
