@@ -43,6 +43,8 @@ class JobLine(msgspec.Struct, gc=False, omit_defaults=True):
     run: str = ""
 
 
+PROCESS = "celery5:process"
+"""The type of the eliot action that lasts as long as a process."""
 MAX_PART = 64 * 1024
 """Characters of a line that has not ended that wait for its end."""
 _ENCODER = msgspec.json.Encoder(enc_hook=str)
@@ -140,7 +142,7 @@ def _is_same_file(one: TextIO, other: TextIO) -> bool:
 
 def _is_process_end(message: Message) -> bool:
     """Return whether a message is the end of the action of a whole process."""
-    return len(message.get("task_level", ())) == 1 and "action_status" in message
+    return message.get("action_type") == PROCESS and message.get("action_status") != "started"
 
 
 class WholeLines:
@@ -231,9 +233,22 @@ def to_message(line: Message | JobLine) -> Message:
     return message
 
 
-def make_dropped_message(count: int) -> Message:
+def describe_action(message: Message) -> Message:
+    """Return a message with `message_type` and `level`, which eliot does not give the start and the end of an action.
+
+    That a process has failed is an error; that any other action has failed is a warning.
+    """
+    status, level = message.get("action_status"), "info"
+    if status == "failed":
+        level = "error" if _is_process_end(message) else "warning"
+    kind = f"{message.get('action_type')}:{status}" if status else "eliot"
+    return {"message_type": kind, "level": level, **message}
+
+
+def make_dropped_message(count: int, worker: str) -> Message:
     """Return the message that this many others were lost."""
     return {
+        "worker": worker,
         "message_type": "celery5:log:dropped",
         "count": count,
         "timestamp": time.time(),
@@ -243,7 +258,7 @@ def make_dropped_message(count: int) -> Message:
 
 def make_unprintable_message(message: Message, error: BaseException) -> Message:
     """Return what is left of a message with a value that cannot be formatted: the names of its fields."""
-    kept = {name: message.get(name) for name in ("timestamp", "task_uuid", "task_level", "level")}
+    kept = {name: message.get(name) for name in ("worker", "timestamp", "task_uuid", "task_level", "level")}
     return {
         **kept,
         "message_type": "celery5:log:format-failed",

@@ -17,7 +17,15 @@ import msgspec
 
 from celery5.logs.eliot_context import JobActions, JobContext, end_action, find_listeners, is_place
 from celery5.logs.fence import FENCE, pass_cancellation
-from celery5.logs.lines import JobLine, LineWriter, Message, make_dropped_message, to_message
+from celery5.logs.lines import (
+    PROCESS,
+    JobLine,
+    LineWriter,
+    Message,
+    describe_action,
+    make_dropped_message,
+    to_message,
+)
 from celery5.logs.lost_connections import LostConnections
 from celery5.protocol.masking import escape_text
 from celery5.protocol.workflows.member_ids import get_run_id
@@ -73,6 +81,7 @@ class LogWriter:
         line_format: The form of the lines on a stream.
         level: Messages below this level are dropped.
         capacity: The most messages in the buffer.
+        process: The name in lines that come before the process has another one.
     """
 
     def __init__(
@@ -82,6 +91,7 @@ class LogWriter:
         line_format: Literal["json", "console"] = "json",
         level: Level = "info",
         capacity: int = 20_000,
+        process: str = "",
     ) -> None:
         target = sys.stdout if destination is None else destination
         self._destination = (
@@ -109,6 +119,10 @@ class LogWriter:
         self._has_warned = False
         self._unwritten: deque[Message] = deque()
         self._retry_services = 0
+        self._process = process
+        # The name of each part of this process that has a log of its own, by the id of its action: the first one began
+        # first, and is what the process is.
+        self._workers: dict[str, str] = {}
 
     @property
     def unreported_losses(self) -> int:
@@ -130,6 +144,19 @@ class LogWriter:
         self._level, self._min_rank = level, _RANK[level]
         for listener in self._level_listeners:
             listener(level)
+
+    def set_worker(self, task_uuid: str, worker: str) -> None:
+        """Use this name in lines of this action that have none, and in all others if the action was the first."""
+        self._workers[task_uuid] = worker
+
+    def forget_worker(self, task_uuid: str) -> None:
+        """Forget the name of an action that has ended. The last one stays for lines that follow."""
+        if len(self._workers) > 1:
+            self._workers.pop(task_uuid, None)
+
+    def _find_worker(self, message: Message) -> str:
+        workers = self._workers.copy()  # jobs log in threads
+        return workers.get(message.get("task_uuid", "")) or next(iter(workers.values()), self._process)
 
     def on_level_change(self, listener: Callable[[Level], None]) -> None:
         """Call `listener` with each level that is set from now on."""
@@ -156,10 +183,13 @@ class LogWriter:
         if message.get("message_type") == _PROBE:
             self._probed = message
             return
-        if _RANK.get(message.get("level", "info"), 20) < self._min_rank:
+        if "level" not in message or "message_type" not in message:
+            message = describe_action(message)
+        if _RANK.get(message["level"], 20) < self._min_rank:
             return
         if "worker" not in message:
-            message = _add_context(message)
+            # What user code logs through eliot has its job or partition, as all other lines have it.
+            message = {"worker": self._find_worker(message), **get_log_fields(), **message}
         if len(self._buffer) >= self._capacity:
             self.count_lost(1)
         else:
@@ -261,7 +291,9 @@ class LogWriter:
                 unreported, self._unreported = self._unreported, 0
             try:
                 done = self._destination.write(
-                    [*messages, make_dropped_message(unreported)] if unreported else messages
+                    [*messages, make_dropped_message(unreported, self._find_worker({}))]
+                    if unreported
+                    else messages
                 )
             except BaseException as error:  # the destination may be the user's own
                 with self._counting:
@@ -317,13 +349,15 @@ class Log:
         self.writer = writer
         self.lost_connections: LostConnections = LostConnections(self.event)
         self._worker = worker
-        self._action = eliot.start_action(action_type=f"celery5:{kind}", worker=worker, app=app)
+        self._action = eliot.start_action(action_type=PROCESS, process=kind, worker=worker, app=app)
         self._write = self._action.log
         # Jobs are written on a branch of the action that is reserved for them: counting along it costs a third of
         # the action's own bookkeeping.
         self._uuid, _, branch = self._action.serialize_task_id().decode().partition("@")
         self._branch = [int(part) for part in branch.split("/") if part]
         self._jobs = 0
+        if writer is not None:
+            writer.set_worker(self._uuid, worker)
         self._write_to_eliot = eliot.Logger().write
         self._job_actions = JobActions(self._action, worker)
         # Whether each job has an action from its beginning: something else listens to eliot.
@@ -337,6 +371,8 @@ class Log:
     def set_worker(self, worker: str) -> None:
         """Use this name of the worker from now on: each incarnation has another."""
         self._worker = worker
+        if self.writer is not None:
+            self.writer.set_worker(self._uuid, worker)
 
     def event(self, name: str, level: Level = "info", /, **fields: Any) -> None:
         """Log an event of the process, as `celery5:<name>`."""
@@ -463,6 +499,8 @@ class Log:
         while isinstance(first, BaseExceptionGroup):
             first = cast("BaseExceptionGroup[BaseException]", first).exceptions[0]
         self._action.finish(first)
+        if self.writer is not None:
+            self.writer.forget_worker(self._uuid)
 
 
 class NullLog(Log):
@@ -500,9 +538,3 @@ def get_eliot_context() -> str:
     if action is None:
         return ""
     return action.get_place() if isinstance(action, JobContext) else action.serialize_task_id().decode()
-
-
-def _add_context(message: Message) -> Message:
-    """Return a message that user code logs through eliot with its job or partition, as all other lines have it."""
-    fields = get_log_fields()
-    return {**fields, **message} if fields else message

@@ -23,7 +23,9 @@ def open_log(app: App, *, name: str = "") -> Generator[LogWriter, None, None]:
     process = name or f"{socket.gethostname()}:{os.getpid()}"
     around = RuntimeEnvironment(os.environ, *get_streams(form), process=process)
     with (
-        LogWriter(make_destination(form, around, check_detectors(app.log_detectors)), level=level) as journal,
+        LogWriter(
+            make_destination(form, around, check_detectors(app.log_detectors)), level=level, process=process
+        ) as journal,
         captured_logging(journal, level) as follow,
         whole_lines(),
     ):

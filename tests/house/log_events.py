@@ -68,6 +68,17 @@ class LoggedEvent:
         return ", ".join([*named, *([MORE] if MORE in self.fields else [])])
 
 
+ACTION_LINES = {
+    name: LoggedEvent(name, {level}, set(fields))
+    for name, level, fields in (
+        ("process:started", "info", ("app", "process")),
+        ("process:succeeded", "info", ()),
+        ("process:failed", "error", ("exception", "reason")),
+    )
+}
+"""The lines in which eliot says that the action of a process begins and ends."""
+
+
 def find_sources(root: Path) -> Iterator[tuple[str, tuple[ast.AST, ...]]]:
     """Yield the nodes of each module of the code, by its path.
 
@@ -100,6 +111,8 @@ def collect_events(root: Path) -> dict[str, LoggedEvent]:
                 job.fields |= {
                     MORE if kwonlyarg.arg == "extra" else kwonlyarg.arg for kwonlyarg in node.args.kwonlyargs
                 }
+            elif isinstance(node, ast.FunctionDef) and node.name == "describe_action":
+                events |= ACTION_LINES
             elif isinstance(node, ast.Tuple) and len(node.elts) == 2:
                 for name in _list_names(node.elts[0]):
                     events[name] = events.get(name) or LoggedEvent(name)

@@ -12,6 +12,7 @@ import gc
 import os
 import select
 import signal
+import socket
 import sys
 import warnings
 from collections.abc import Generator, Mapping, Sequence
@@ -277,6 +278,7 @@ def _open_pidfd(pid: int) -> int:
 
 def _become_sidecar(app: App, shared: _Shared, worker: int, pidfd: int, read_fd: int) -> NoReturn:
     code, memory, files = 1, shared.memory, shared.files
+    process = f"{socket.gethostname()}:{worker}"
     log: SidecarLog | None = None
     try:
         os.setsid()
@@ -286,14 +288,14 @@ def _become_sidecar(app: App, shared: _Shared, worker: int, pidfd: int, read_fd:
             # No object of the worker's is ever finalised here: it might close a file whose number is ours now.
             gc.disable()
             _close_other_files(read_fd, pidfd, *((files.stacks, files.stops) if files else ()))
-            log = SidecarLog(app)
+            log = SidecarLog(app, process)
             freeze = (
                 FreezeWatch(worker, pidfd, shared.memories, files, shared.stop_times, log) if files else None
             )
             _Watch(app, memory, worker, pidfd, read_fd, log, freeze).stand_by()
         code = 0
     except BaseException as error:  # there is nobody above
-        log = log or SidecarLog(app)
+        log = log or SidecarLog(app, process)
         log.event("sidecar:failed", "error", pid=worker, why=repr(error), hint=_NO_SIDECAR)
     finally:
         with suppress(BaseException):

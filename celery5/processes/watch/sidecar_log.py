@@ -30,13 +30,14 @@ class SidecarLog:
 
     Args:
         app: The application, whose settings say the form and the level.
+        process: The name in its lines until the worker has one.
     """
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: App, process: str = "") -> None:
         self.lost_connections: LostConnections = LostConnections(self._log_outage)
-        self.worker: str = ""
+        self.worker: str = process
         """The name of the worker, once it has one."""
-        self._writer = LogWriter(_LateDestination(app), level=app.settings.log_level)
+        self._writer = LogWriter(_LateDestination(app), level=app.settings.log_level, process=process)
         self._is_open = False
         self._uuid = str(uuid4())
         self._lines = 0

@@ -35,7 +35,7 @@ def message(**fields: Any) -> dict[str, Any]:
 def written(stream: io.StringIO) -> list[dict[str, Any]]:
     """The messages on a stream, eliot's own action messages left out."""
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
-    return [line for line in lines if "message_type" in line]
+    return [line for line in lines if "action_type" not in line]
 
 
 class Gate(io.StringIO):
@@ -59,17 +59,18 @@ def test_every_message_is_one_json_line_inside_the_process_action() -> None:
     stream = io.StringIO()
     with LogWriter(stream) as journal:
         journal._buffer.clear()  # what eliot had kept for the first who would listen
-        log = Log(worker="w1", app="shop")
+        log = Log(worker="w1", app="shop", writer=journal)
         log.event("worker:started", queues=["a"])
         log.log_job("error", job="j1", state="DEAD", error="ValueError: no")
         log.finish()
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
-    assert [line.get("message_type", line.get("action_status")) for line in lines] == [
-        "started",
-        "celery5:worker:started",
-        "celery5:job",
-        "succeeded",
+    assert [(line["message_type"], line["level"]) for line in lines] == [
+        ("celery5:process:started", "info"),
+        ("celery5:worker:started", "info"),
+        ("celery5:job", "error"),
+        ("celery5:process:succeeded", "info"),
     ]
+    assert {line["worker"] for line in lines} == {"w1"}
     assert len({line["task_uuid"] for line in lines}) == 1
     assert (lines[0]["worker"], lines[0]["app"]) == ("w1", "shop")
     assert (lines[2]["level"], lines[2]["job"], lines[2]["state"]) == ("error", "j1", "DEAD")

@@ -16,7 +16,7 @@ from celery5.logs.log import Level, Log, LogWriter
 def written(stream: io.StringIO) -> list[dict[str, Any]]:
     """The messages on a stream, eliot's own action messages left out."""
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
-    return [line for line in lines if "message_type" in line]
+    return [line for line in lines if "action_type" not in line]
 
 
 ENDED: dict[str, Any] = {

@@ -63,6 +63,7 @@ def test_a_record_has_its_level_its_logger_its_text_and_its_job() -> None:
     first, second = log_lines
     assert abs(first.pop("timestamp") - time.time()) < 60
     assert first == {
+        "worker": "",
         "message_type": "celery5:log",
         "level": "info",
         "logger": "shop.tasks",

@@ -84,7 +84,8 @@ def test_journal_has_role_and_action_of_each_line(
     assert (ready["_PID"], ready["_TRANSPORT"]) == (str(one.process.pid), "journal")
     of_its_action = journal.entries(f"CELERY5_TASK_UUID={ready['CELERY5_TASK_UUID']}")
     (first,) = [line for line in of_its_action if line["CELERY5_TASK_LEVEL"] == "/1"]
-    assert (first["CELERY5_ACTION_TYPE"], first["CELERY5_APP"]) == (f"celery5:{role}", staff.app.name)
+    assert first["CELERY5_EVENT"] == "celery5:process:started"
+    assert (first["CELERY5_PROCESS"], first["CELERY5_APP"]) == (role, staff.app.name)
     levels = [line["CELERY5_TASK_LEVEL"] for line in of_its_action]
     assert len(levels) == len(set(levels)) > 1
     one.signal(signal.SIGTERM)

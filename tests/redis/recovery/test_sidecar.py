@@ -246,7 +246,7 @@ def test_lines_of_a_sidecar_have_the_form_that_is_set(staff: Staff) -> None:
     worker.wait()
     wait_until(lambda: re.search("worker:died.*\n", worker.output.read_text()) is not None)
     (line,) = [line for line in worker.output.read_text().splitlines() if "worker:died" in line]
-    name = r"\S+:\d+:\w+"
+    name = r"\S+:\d+:[\w-]+"
     when = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}Z"
     assert re.fullmatch(
         rf"{when} warning {name} worker:died +process=sidecar  pid=\d+  requeued=0  dead_lettered=0", line
