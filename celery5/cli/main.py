@@ -205,7 +205,7 @@ def cli(context: click.Context, target: str, app_name: str) -> None:
             "-A loads the application's code, --app-name does without it: give only one of them"
         )
     without_code = bool(app_name) and (not target or source("app_name") is by_flag)
-    context.obj = Target("", app_name) if without_code else Target(target)
+    context.obj = Target("", app_name, target) if without_code else Target(target, "", app_name)
     named = ("--app-name", app_name) if without_code else ("-A", target)
     by_flags = by_flag in (source("target"), source("app_name")) and not INVOCATION.get().has_application
     INVOCATION.set(

@@ -16,7 +16,15 @@ from celery5.cli.commands.queue import format_flow, format_missing, format_unrea
 from celery5.cli.commands.stream import make_rows, make_summaries
 from celery5.cli.terminal.errors import EXIT_FAILED, ReachedBrokers, skip_unreachable
 from celery5.cli.terminal.flags import Duration
-from celery5.cli.terminal.output import as_called, echo, format_fields, format_table, to_json, to_one_line
+from celery5.cli.terminal.output import (
+    INVOCATION,
+    as_called,
+    echo,
+    format_fields,
+    format_table,
+    to_json,
+    to_one_line,
+)
 from celery5.cli.terminal.target import Target
 from celery5.cli.terminal.unknown_application import warn_of_unknown_application
 from celery5.errors import BrokerError, Misconfigured
@@ -306,20 +314,14 @@ def doctor(target: Target, *, wants_json: bool, limit: float) -> int:
 
     A line for each: ok, warn or fail, and what to do. Exits with 1 when one fails.
     """
-    from celery5.config.settings import InvalidSettings
     from celery5.doctor.examination import get_checks, get_host_checks, run_checks
-    from celery5.protocol.health.broker_diagnosis import Finding
 
-    findings: list[Finding] = []
-    try:
-        checks = get_checks(target.load(serves=True))
-    except (Misconfigured, BrokerError) as error:
-        if not target.name:
-            raise
-        why = get_error_text(error)
-        check = "settings" if isinstance(error, InvalidSettings) else "application"
-        findings.append(Finding(check, "fail", why, "correct it: all else needs the application"))
+    app, code = _examine_code(target)
+    findings = [] if code is None else [replace(code, remedy=as_called(code.remedy))]
+    if app is None:
         checks = get_host_checks()
+    else:
+        checks = [check for check in get_checks(app) if not findings or check.name != findings[0].check]
     for finding in findings:
         _show_finding(finding, wants_json)
     for checked in run_checks(checks, limit=limit):
@@ -332,6 +334,55 @@ def doctor(target: Target, *, wants_json: bool, limit: float) -> int:
         counts = Counter(finding.state for finding in findings)
         echo(f"\n{counts['ok']} ok, {counts['warn']} warn, {counts['fail']} fail")
     return EXIT_FAILED if any(finding.state == "fail" for finding in findings) else 0
+
+
+def _examine_code(target: Target) -> "tuple[App | None, Finding | None]":
+    """Return the application, without its code where that cannot be loaded, and what was found about its code.
+
+    None for the application: not even its name is known. None for the finding: its code is loaded.
+    """
+    from celery5.protocol.health.broker_diagnosis import Finding
+
+    if not target.app_name:
+        try:
+            return target.load(serves=True), None
+        except (Misconfigured, BrokerError) as error:
+            if not target.name:
+                raise
+            return _find_without_code(error, target.other)
+    app = target.load()
+    try:
+        if target.other:
+            Target(target.other).load(serves=True)
+    except (Misconfigured, BrokerError) as error:
+        return app, _describe_failed_code(error, is_known=True)
+    return app, Finding("application", "ok", f"{app.name}, without its code, as --app-name says")
+
+
+def _find_without_code(error: Exception, app_name: str) -> "tuple[App | None, Finding]":
+    """Return the application whose code cannot be loaded, as far as it is known, and the finding on that."""
+    from celery5.cli.terminal.loading import CannotLoad
+
+    app = error.app if isinstance(error, CannotLoad) else None
+    if app is None and app_name and isinstance(error, CannotLoad):
+        app = Target("", app_name).load()
+    return app, _describe_failed_code(error, is_known=app is not None)
+
+
+def _describe_failed_code(error: Exception, *, is_known: bool) -> "Finding":
+    """Return the finding on code that cannot be loaded. `is_known`: the application can be examined without it."""
+    from celery5.config.settings import InvalidSettings
+    from celery5.protocol.health.broker_diagnosis import Finding
+
+    if isinstance(error, InvalidSettings):
+        return Finding(
+            "settings", "fail", get_error_text(error), "correct it: all else needs the application"
+        )
+    remedy = "correct it: until then no process can start or be reloaded"
+    if not is_known:
+        program = INVOCATION.get().program
+        remedy += f"; {program} --app-name NAME doctor looks at Redis and all else meanwhile"
+    return Finding("application", "fail", get_error_text(error), remedy)
 
 
 def _show_finding(finding: "Finding", wants_json: bool) -> None:

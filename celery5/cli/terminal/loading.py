@@ -3,6 +3,7 @@
 import importlib
 import sys
 import traceback
+from contextlib import suppress
 from pkgutil import iter_modules
 from types import ModuleType
 from typing import Any
@@ -19,7 +20,12 @@ from celery5.tasks.task import Task
 
 
 class CannotLoad(Misconfigured):
-    """The value of `-A` is no application. The message says what it is, and what to write instead."""
+    """The value of `-A` is no application. The message says what it is, and what to write instead.
+
+    `app` is the application when only its tasks cannot be loaded.
+    """
+
+    app: App | None = None
 
 
 class MisspeltTarget(CannotLoad):
@@ -48,17 +54,27 @@ def load_app(target: str) -> App:
         app.load()
     except Misconfigured as error:
         _raise_if_not_in_code(error)
-        raise CannotLoad(
+        cannot_load = CannotLoad(
             f"application {app.name!r} cannot load its tasks: {explain_load_error(error)}"
-        ) from error
+        )
+        cannot_load.app = app
+        raise cannot_load from error
     return app
 
 
 def app_without_code(name: str) -> App:
-    """Return an application of this name that declares nothing, with the settings of the environment and of the
-    configuration that `CELERY5_CONFIG` names: enough to look at what is in Redis. Raises Misconfigured."""
+    """Return an application of this name that declares nothing, with the settings of the environment, and of the
+    configuration that `CELERY5_CONFIG` names or that a Django project has in its settings: enough to look at what is in
+    Redis. Raises Misconfigured."""
     add_current_folder()  # a configuration may be a module in it
-    return App(name)
+    app = App(name)
+    if app.config is None:
+        with suppress(Misconfigured):  # a project that cannot be set up: the environment may have the broker
+            set_up_django()
+        of_django = _find_application_of_django()
+        if of_django is not None and of_django.config is not None:
+            app.use_config(of_django.config)
+    return app
 
 
 def _import(name: str, folder: str) -> ModuleType:

@@ -11,10 +11,14 @@ if TYPE_CHECKING:
 
 
 class Target(NamedTuple):
-    """The values of `-A` or `CELERY5_APP`, and of `--app-name` or `CELERY5_APP_NAME`; '' for none."""
+    """The values of `-A` or `CELERY5_APP`, or of `--app-name` or `CELERY5_APP_NAME`; '' for none.
+
+    At most one of `name` and `app_name` is set. `other` is the value that does not count, since both are given.
+    """
 
     name: str
     app_name: str = ""
+    other: str = ""
 
     def load(self, *, serves: bool = False, needs_code: bool = False) -> "App":
         """Return the application. Raises Misconfigured when none was named, CannotLoad when there is no such

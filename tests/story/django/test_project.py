@@ -143,6 +143,19 @@ def test_an_import_error_inside_of_a_tasks_module_is_told(project: Project) -> N
     assert "orders/tasks.py:1" in ended.error
 
 
+def test_doctor_examines_the_broker_of_the_settings_while_a_tasks_module_fails(
+    project: Project, url: str
+) -> None:
+    project.write("orders/tasks.py", "import no_such_library\n")
+    project.configure('"orders"', f'"broker": {url!r}')
+    for words in ((), ("--app-name", "shop")):
+        ended = project.manage("celery5", *words, "doctor")
+        assert "ok    server " in ended.out, ended
+    failing = project.manage("celery5", "doctor").out
+    assert "fail  application " in failing
+    assert "orders/tasks.py:1" in failing
+
+
 def test_import_error_during_django_setup_names_its_file_and_line(project: Project) -> None:
     project.write("orders/models.py", "\nimport no_such_library\n")
     ended = project.celery5("-A", "shop", "config", "check")

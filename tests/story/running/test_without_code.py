@@ -132,7 +132,7 @@ NEEDS_CODE = [
         "controller start",
         "config show",
     ),
-    *("worker run shop.add --to w", "schedule add sum shop.add --every 5", "event send E", "doctor"),
+    *("worker run shop.add --to w", "schedule add sum shop.add --every 5", "event send E"),
     *("task limit shop.add 5", "task suspend shop.add", "task resume shop.add", "config check"),
 ]
 
@@ -172,3 +172,66 @@ def test_code_that_does_not_import_gets_one_line_that_suggests_the_name(desk: De
 
 def test_every_command_says_that_there_is_such_a_flag() -> None:
     assert "--app-name NAME" in cli.get_help(click.Context(cli))
+
+
+READ_ONLY = (
+    *(
+        "info",
+        "doctor",
+        "queue list",
+        "queue show default",
+        "worker list",
+        "dlq groups",
+        "dlq count",
+        "alert list",
+    ),
+    *("schedule list", "workflow list", "stream list", "metrics show", "audit list"),
+    *("task search", "bulk list", "health", "controller status"),
+)
+"""Commands that only look, and need a name and a broker."""
+
+
+@pytest.mark.parametrize("words", READ_ONLY)
+def test_command_that_only_looks_needs_no_code(desk: Desk, here: Here, words: str) -> None:
+    desk.app.signature("shop.add", 2, 3).delay()
+    ended = here(*words.split())
+    assert "application's code" not in ended.err
+    assert ended.code != EXIT_USAGE, ended.err
+
+
+def examine(here: Here, *by: str) -> dict[str, dict[str, Any]]:
+    """Return the findings of doctor, by their checks."""
+    return {finding["check"]: finding for finding in json.loads(here("doctor", "--json", by=by).out)}
+
+
+def test_doctor_examines_redis_and_names_the_error_of_code_that_fails(
+    desk: Desk, here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("broken.py").write_text("import math\n\nmath.no_such_thing\n")
+    by_name = ("--app-name", desk.app.name)
+    assert examine(here, *by_name)["application"]["state"] == "ok"
+    monkeypatch.setenv("CELERY5_APP", "broken")
+    monkeypatch.setenv("CELERY5_APP_NAME", desk.app.name)
+    for by in (by_name, ("-A", "broken"), ()):
+        found = examine(here, *by)
+        assert found["server"]["state"] == "ok"
+        assert {"queues", "workers", "dead jobs", "alerts"} & set(found) >= {"workers", "dead jobs", "alerts"}
+        assert found["application"]["state"] == "fail"
+        assert "module 'broken' fails while it is imported" in found["application"]["summary"]
+        assert "broken.py:3)" in found["application"]["summary"]
+        assert "--app-name" not in found["application"]["remedy"]
+    monkeypatch.delenv("CELERY5_APP_NAME")
+    found = examine(here, "-A", "broken")
+    assert "server" not in found
+    assert "celery5 --app-name NAME doctor looks at Redis" in found["application"]["remedy"]
+
+
+def test_doctor_examines_an_application_of_which_a_module_of_tasks_fails(desk: Desk, here: Here) -> None:
+    Path("halves.py").write_text(
+        f"from celery5 import App\napp = App({desk.app.name!r}, include=['broken_half'])\n"
+    )
+    Path("broken_half.py").write_text("import no_such_module\n")
+    found = examine(here, "-A", "halves")
+    assert found["server"]["state"] == "ok"
+    assert "broken_half.py:1)" in found["application"]["summary"]
+    assert found["application"]["state"] == "fail"
