@@ -167,13 +167,14 @@ class RedisClock:
         self._ahead = reply.at / 1000 - time.time()
 
     def measure_wait(self, delivery: Delivery) -> float:
-        """Return the seconds between the entry of a job on its stream and its start; never less than 0.
+        """Return the seconds between the time from which a job could have run and its start; never less than 0.
 
-        The entry is made when the job may run: a countdown or the delay of a retry is over then, and a limit has
-        admitted it.
+        That is the time of its entry, when a countdown or the delay of a retry is over. Where something else has held
+        it until the entry, such as a limit, the entry says since when.
         """
         try:
-            entered = int(delivery.entry[:13])  # ms; it has 13 digits until the year 2286
+            # In ms. The time of an entry has 13 digits until the year 2286.
+            entered = delivery.since or int(delivery.entry[:13])
         except ValueError:  # it was put there by hand
             return 0.0
         wait = delivery.started + self._ahead - entered / 1000

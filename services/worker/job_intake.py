@@ -158,6 +158,8 @@ class JobIntake:
 
 def _make_delivery(entry: Entry, now: float) -> Delivery:
     delivery = Delivery(entry.queue, entry.id, entry.message, entry.deliveries, read=now, lane=entry.lane)
+    if entry.since:
+        delivery.set_since(entry.since)
     if entry.is_foreign:
         delivery.set_foreign()
     return delivery

@@ -57,6 +57,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     deliveries: int = 0  # how many workers died with it
     lane: str = ""
     is_foreign: bool = False  # it was kept for workers with other code, and has no slot of a limit
+    since: int = 0  # since when it could have run, in ms since 1970; 0: since the time of the entry
 
 
 class LocatedJob(msgspec.Struct, frozen=True):
@@ -272,6 +273,7 @@ def parse_entry(keys: QueueKeys, entry: bytes, flat: list[bytes] | None) -> Entr
         max(0, parse_int(fields.get(b"deliveries"))),
         lane,
         b"foreign" in fields,
+        max(0, parse_int(fields.get(b"since"))),
     )
 
 

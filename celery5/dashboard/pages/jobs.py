@@ -132,9 +132,11 @@ def _tell_attempt(attempt: JobRecord, traceback: str) -> Iterator[StoryLine]:
         yield StoryLine(attempt.ended, "revoked while it waited", "warn")
         return
     if attempt.ran is not None:
-        waited = "" if attempt.waited is None else f" after {format_duration(attempt.waited)} on the queue"
-        limit = f", within the limit of {attempt.limit}" if attempt.limit else ""
-        yield StoryLine(attempt.ended - attempt.ran, f"{name} began on {attempt.worker}{waited}{limit}")
+        limit = f" and at the limit of {attempt.limit}" if attempt.limit else ""
+        waited = (
+            "" if attempt.waited is None else f" after {format_duration(attempt.waited)} on the queue{limit}"
+        )
+        yield StoryLine(attempt.ended - attempt.ran, f"{name} began on {attempt.worker}{waited}")
     ran = "" if attempt.ran is None else f" after {format_duration(attempt.ran)}"
     if attempt.reason in FOREIGN_REASONS:
         ran = " without having run"

@@ -93,6 +93,7 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
     verdict: Verdict | None = None  # decided before the job is handled as ended, where middleware sees it
     is_foreign: bool = False  # it was kept for workers with other code: on the lane `handed`, without a slot
     assigned: AssignedResources | None = None  # what it has of the worker's capacity; None: it takes nothing
+    since: int = 0  # since when it could have run, in ms since 1970; 0: since the time of its entry
 
     @property
     def sent(self) -> float:
@@ -119,6 +120,10 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
     def set_command(self, command: Command) -> None:
         """Set the decoded message."""
         self.command = command
+
+    def set_since(self, since: int) -> None:
+        """Note since when it could have run, by the clock of Redis: before the time of its entry."""
+        self.since = since
 
     def set_foreign(self) -> None:
         """Note that it was kept for workers with other code."""
@@ -173,6 +178,7 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
     def begin_attempt(self, message: bytes, at: float) -> None:
         """Begin the next attempt in this worker, with this message."""
         self.message, self.command, self.read, self.verdict = message, read_command(message), at, None
+        self.since = int(at * 1000)  # the entry is as old as the first attempt
 
 
 class Settlement(NamedTuple):

@@ -83,8 +83,8 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     # When it may start: a scheduled job, or one that waits for its next attempt.
     due: float = 0.0
     ended: float = 0.0
-    # Seconds that it waited on its queue after it could have run, and that it ran; None when it has not run. A job that
-    # a worker has runs since that took it.
+    # Seconds that it waited after it could have run, on its queue and at its limit, and that it ran; None when it has
+    # not run. A job that a worker has runs since that took it.
     waited: float | None = None
     ran: float | None = None
     # The error of the attempt; of a job that lives that of the attempt before.

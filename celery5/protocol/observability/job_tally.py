@@ -111,7 +111,7 @@ class JobTally:
             ),
             make_histogram(
                 "celery5_job_wait_seconds",
-                "Seconds that attempts waited on their queue after they could have run.",
+                "Seconds that attempts waited on their queue and at limits after they could have run.",
                 *[(tally.wait_times, labels, None) for labels, tally in tallies if tally.wait_times.counts],
             ),
         ]

@@ -1,6 +1,7 @@
 """What a worker measures of its jobs: how they ended, how long they ran, and how long they waited by Redis' clock."""
 
 import time
+from typing import Literal
 
 import pytest
 import redis
@@ -14,7 +15,7 @@ from celery5.protocol.observability.job_tally import UNKNOWN_TASK, JobTally
 from celery5.protocol.observability.report import MetricsReport
 from celery5.services.health.vitals import ProcessStatus
 from celery5.tasks import CurrentJob
-from tests.redis.worker.workers import Lines, until, working
+from tests.redis.worker.workers import Lines, until, until_async, working
 
 
 async def tally_of(app: App, count: int) -> JobTally:
@@ -48,6 +49,39 @@ async def test_a_countdown_is_no_waiting(app: App) -> None:
     await later.options(countdown=2).adelay()
     tally = await tally_of(app, 1)
     assert 0 <= tally.tallies["default", "later"].wait_times.total < 2
+
+
+@pytest.mark.parametrize("priority", ["high", "normal", "low"])
+@pytest.mark.parametrize("fair_key", [None, "number"])
+async def test_a_job_has_waited_at_its_limit_too(
+    app: App, fair_key: str | None, priority: Literal["high", "normal", "low"]
+) -> None:
+    async def is_held() -> bool:
+        return (await app.ainfo()).queues["default"].held == 1
+
+    @app.task(name="berth", limit=1, fair_key=fair_key)
+    async def berth(number: int) -> None:
+        if number == 1:
+            await until_async(is_held)
+            over = time.monotonic() + 0.5
+            await until(lambda: time.monotonic() > over)
+
+    await berth.options(priority="high").adelay(1)
+    await berth.options(priority=priority).adelay(2)
+    sent = time.monotonic()
+    tally = await tally_of(app, 2)
+    assert 0.5 <= tally.tallies["default", "berth"].wait_times.total < 2 * (time.monotonic() - sent) + 1
+
+
+async def test_a_job_that_nobody_moved_in_time_has_waited_since_its_time(app: App) -> None:
+    @app.task(name="later")
+    async def later() -> None: ...
+
+    await later.options(countdown=0.01).adelay()
+    over = time.monotonic() + 1.5
+    await until(lambda: time.monotonic() > over)
+    tally = await tally_of(app, 1)
+    assert 1.4 < tally.tallies["default", "later"].wait_times.total < 60
 
 
 @pytest.mark.parametrize("has_error", [False, True])

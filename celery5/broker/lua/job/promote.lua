@@ -13,12 +13,14 @@
 -- advance.lua: a run of a workflow that is due is noted for it, on lists that are named after `jobs`. The place of a held job says
 -- how many workers died with it before (H, then the number): that goes back with it. The letter of its lane comes
 -- last in its place, if it is not the normal one. A job that waits at a limit is due when it expires.
+local LATE = 1000 -- ms
 local due, waiting, jobs = KEYS[1], KEYS[2], KEYS[4]
 local at = use_keys {due = due, held = KEYS[7], prefix = KEYS[8]}
 local streams = {[''] = KEYS[3], h = KEYS[5], l = KEYS[6]}
 local now = now_ms()
-local ids, held = redis.call('ZRANGEBYSCORE', due, '-inf', now, 'LIMIT', 0, ARGV[1]), {}
-for _, id in ipairs(ids) do -- bound: ARGV 1
+local found, held = redis.call('ZRANGEBYSCORE', due, '-inf', now, 'WITHSCORES', 'LIMIT', 0, ARGV[1]), {}
+for n = 1, #found, 2 do -- bound: ARGV 1
+  local id = found[n]
   local command, place = redis.call('HGET', waiting, id), redis.call('HGET', jobs, id) or ''
   local list = string.match(place, '^G%d* (.*)$')
   if list then
@@ -34,7 +36,11 @@ for _, id in ipairs(ids) do -- bound: ARGV 1
     local stream, entry = streams[lane], nil
     -- No worker reads a lane before its first job.
     if lane ~= '' and redis.call('EXISTS', stream) == 0 then redis.call('PUBLISH', ARGV[2], 'lane') end
-    if deaths then
+    -- Its entry tells since when it could have run, unless no worker moved it then.
+    local since = not list and now - found[n + 1] > LATE and string.format('%.0f', found[n + 1])
+    if since then
+      entry = redis.call('XADD', stream, '*', 'job', command, 'deliveries', deaths or 0, 'since', since)
+    elseif deaths then
       entry = redis.call('XADD', stream, '*', 'job', command, 'deliveries', deaths)
     else
       entry = redis.call('XADD', stream, '*', 'job', command)
@@ -55,4 +61,4 @@ end
 local first = redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')
 local first_run = redis.call('ZRANGE', runs, 0, 0, 'WITHSCORES')
 local next_due = math.min(tonumber(first[2] or math.huge), tonumber(first_run[2] or math.huge))
-return {#ids, next_due == math.huge and -1 or math.max(0, math.ceil(next_due - now)), redis.call('LLEN', records)}
+return {#found / 2, next_due == math.huge and -1 or math.max(0, math.ceil(next_due - now)), redis.call('LLEN', records)}

@@ -288,7 +288,7 @@ end
 -- whether others are left in the list.
 local function admit_first(at, rule, fair, token, worker, is_open)
   local list = at.prefix .. 'line ' .. rule.task .. ' ' .. fair .. ' ' .. token
-  local id = redis.call('ZPOPMIN', list)[1]
+  local id, score = unpack(redis.call('ZPOPMIN', list))
   if not id then return false, false end
   local place, message = redis.call('HGET', at.jobs, id) or '', redis.call('HGET', at.waiting, id)
   local deaths = string.match(place, '^G(%d*) ')
@@ -304,11 +304,12 @@ local function admit_first(at, rule, fair, token, worker, is_open)
   end
   -- Nearly all messages have no `expires`; then the job is not in `due`.
   if string.find(message, 'expires', 1, true) or string.find(message, '\\u', 1, true) then expires_no_more(at, id) end
-  local entry
+  -- Since when it could have run, but for its limit, in ms since 1970: the score without the priority.
+  local since, entry = string.format('%.0f', math.floor(score % 2e15 / 1000)), nil
   if tonumber(deaths) then
-    entry = redis.call('XADD', at.handed, '*', 'job', message, 'deliveries', deaths)
+    entry = redis.call('XADD', at.handed, '*', 'job', message, 'deliveries', deaths, 'since', since)
   else
-    entry = redis.call('XADD', at.handed, '*', 'job', message)
+    entry = redis.call('XADD', at.handed, '*', 'job', message, 'since', since)
   end
   later(at, 'HDEL', at.waiting, id)
   later(at, 'HSET', at.jobs, id, 'S' .. entry .. 'g')
